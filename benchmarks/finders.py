@@ -2,9 +2,10 @@
 
     PYTHONPATH=benchmarks python benchmarks/finders.py [--quick] [--write]
 
-Exits with 1 when an estimate is more than 10 % off, or when 8 workers are not what is found for data of which each sample waits
-10 ms. (How much faster an epoch over such data gets with 8 workers than with 2 is measured, and held to 4 times, by
-`scripts/bench claims`; between two batches 4 is the most there is.) --write puts the tables into docs/finders.md.
+Exits with 1 when an estimate is more than 10 % off, or when 8 workers are not what is found for data of which each
+sample waits 10 ms. (How much faster an epoch over such data gets with 8 workers than with 2 is measured, and held to 4
+times, by `scripts/bench claims`; between two batches 4 is the most there is.) --write puts the tables into
+docs/finders.md.
 """
 
 from __future__ import annotations
@@ -65,7 +66,11 @@ def memory() -> tuple[list[list[str]], bool]:
         model, batch, optimizer = trainings.MODELS[name]()
         begin = time.perf_counter()
         estimate = estimate_memory(
-            model, batch, optimizer=optimizer, precision="bf16" if how == "bf16" else "fp32", checkpointing=how == "checkpointed"
+            model,
+            batch,
+            optimizer=optimizer,
+            precision="bf16" if how == "bf16" else "fp32",
+            checkpointing=how == "checkpointed",
         )
         took = time.perf_counter() - begin
         off = estimate.total_bytes / measured[case] - 1

@@ -1,11 +1,12 @@
-"""What a live page costs, and how late it is: WebSocket messages and bytes while a job trains, and the time from sending a point
-to the frame in which Chromium has painted it.
+"""What a live page costs, and how late it is: WebSocket messages and bytes while a job trains, and the time from
+sending a point to the frame in which Chromium has painted it.
 
     PYTHONPATH=benchmarks python benchmarks/live.py [--seconds 30] [--quick] [--write]
 
-The subscription is that of the run page: bands over ranks of every series of the run. The latency is measured on a real page,
-with the clock of this machine on both ends: from before the POST of one row of twelve series until after the first frame in which
-the chart of the loss shows its step. Rows come at intervals that no tick of the server or the page divides.
+The subscription is that of the run page: bands over ranks of every series of the run. The latency is measured on a real
+page, with the clock of this machine on both ends: from before the POST of one row of twelve series until after the
+first frame in which the chart of the loss shows its step. Rows come at intervals that no tick of the server or the page
+divides.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def latencies(server: ServerProcess, count: int) -> list[float]:
         run = http.get(f"{server.url}/api/v1/runs", params={"name": "latency"}).json()["runs"][0]["run"]
         page.goto(f"{server.url}/run/{run}")
         page.wait_for_function("() => document.getElementById('feed')?.classList.contains('live')")
-        page.wait_for_function("() => Number(document.querySelector('.chart[data-name=\"loss\"] .plot')?.dataset.points) >= 2")
+        page.wait_for_function(
+            "() => Number(document.querySelector('.chart[data-name=\"loss\"] .plot')?.dataset.points) >= 2"
+        )
         page.evaluate(WATCH)
         rows = zip(range(31, 41 + count), itertools.cycle(PAUSES_S), strict=False)
         took = [_one(page, send, step, pause) for step, pause in rows]
@@ -100,7 +103,9 @@ PAUSES_S = (0.13, 0.31, 0.57, 0.19, 0.43)
 def _one(page: Page, send: Callable[[int], float], step: int, pause: float) -> float:
     page.wait_for_timeout(1000 * pause)
     begun = send(step)
-    painted = page.wait_for_function("(step) => window.painted[step]", arg=step, timeout=30_000, polling=50).json_value()
+    painted = page.wait_for_function(
+        "(step) => window.painted[step]", arg=step, timeout=30_000, polling=50
+    ).json_value()
     return float(painted) / 1000 - begun
 
 
@@ -111,7 +116,10 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     seconds = options.seconds or (8.0 if options.quick else 30.0)
-    with tempfile.TemporaryDirectory(prefix="perfagent-live-") as folder, server_process(Path(folder) / "server") as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="perfagent-live-") as folder,
+        server_process(Path(folder) / "server") as server,
+    ):
         variables = job_environment(Path(folder), PERFAGENT_SERVER=server.url, PERFAGENT_RUN_ID="live")
         job = subprocess.Popen([sys.executable, str(JOB), "1000000", "0"], env=variables, stdout=subprocess.DEVNULL)
         try:

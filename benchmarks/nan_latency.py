@@ -14,7 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # the server process and the receiver are the tests' own
+# the server process and the receiver are the tests' own
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 import standardwebhooks
 import tables
@@ -34,7 +35,12 @@ def measure(runs: int, folder: Path) -> list[float]:
             run = f"nan-{number}"
             variables = job_environment(folder, PERFAGENT_SERVER=server.url, PERFAGENT_RUN_ID=run)
             job = subprocess.run(
-                [sys.executable, str(JOB), "40", "3"], env=variables, capture_output=True, text=True, timeout=120, check=True
+                [sys.executable, str(JOB), "40", "3"],
+                env=variables,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=True,
             )
             began = float(next(line for line in job.stdout.splitlines() if line.startswith("NAN ")).split()[1])
 

@@ -1,4 +1,5 @@
-"""Tables of docs/benchmarks.md: each is written between two comments by the script that measured it, and by nothing else."""
+"""Tables of docs/benchmarks.md: each is written between two comments by the script that measured it, and by nothing
+else."""
 
 from __future__ import annotations
 
@@ -15,11 +16,14 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 
 
 def replace(section: str, text: str, page: Path = PAGE) -> None:
-    """Puts text between `<!-- section:begin -->` and `<!-- section:end -->`. Raises ValueError for a section the page has not."""
+    """Puts text between `<!-- section:begin -->` and `<!-- section:end -->`. Raises ValueError for a section the page
+    has not."""
     whole = page.read_text("utf-8")
     pattern = re.compile(rf"(<!-- {re.escape(section)}:begin -->\n).*?(<!-- {re.escape(section)}:end -->)", re.DOTALL)
     if not pattern.search(whole):
-        raise ValueError(f"{page} has no section {section!r}: it needs <!-- {section}:begin --> and <!-- {section}:end -->")
+        raise ValueError(
+            f"{page} has no section {section!r}: it needs <!-- {section}:begin --> and <!-- {section}:end -->"
+        )
     page.write_text(pattern.sub(lambda match: f"{match[1]}{text.strip()}\n{match[2]}", whole), "utf-8")
 
 

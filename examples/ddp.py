@@ -1,6 +1,6 @@
 """perfagent's loop over DistributedDataParallel: gradients travel once a window, in buckets, compressed if you like.
 
-    torchrun --nproc-per-node 2 examples/ddp.py --steps 100
+torchrun --nproc-per-node 2 examples/ddp.py --steps 100
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """perfagent with the Trainer of Hugging Face transformers: one line before `train()`, no callback.
 
-    pip install transformers accelerate
-    python examples/huggingface.py --steps 100
+pip install transformers accelerate
+python examples/huggingface.py --steps 100
 """
 
 import argparse

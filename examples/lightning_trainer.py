@@ -1,7 +1,7 @@
 """perfagent with Lightning's Trainer: one line before `fit()`, no callback and no logger.
 
-    pip install lightning
-    python examples/lightning_trainer.py --steps 100
+pip install lightning
+python examples/lightning_trainer.py --steps 100
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """perfagent's training loop: mixed precision, accumulation, clipping, a schedule, checkpoints and an exact resume.
 
-    python examples/loop.py --steps 200 --checkpoints /tmp/perfagent-loop       # start it again: it goes on where it was
+python examples/loop.py --steps 200 --checkpoints /tmp/perfagent-loop       # start it again: it goes on where it was
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A training that breaks: one value of one batch is NaN. `perfagent show nan` then names the step and the input.
 
-    python examples/nan.py          # with `perfagent up` running
+python examples/nan.py          # with `perfagent up` running
 """
 
 import torch

@@ -1,8 +1,8 @@
 """A webhook receiver that verifies perfagent's signatures, with nothing but the standard library.
 
-    PERFAGENT_WEBHOOK_ALLOW=127.0.0.1:9000 perfagent up          # a receiver on this machine must be allowed by name
-    perfagent channels add webhook http://127.0.0.1:9000/        # prints the secret
-    python examples/receive_webhook.py whsec_... [PORT]
+PERFAGENT_WEBHOOK_ALLOW=127.0.0.1:9000 perfagent up          # a receiver on this machine must be allowed by name
+perfagent channels add webhook http://127.0.0.1:9000/        # prints the secret
+python examples/receive_webhook.py whsec_... [PORT]
 """
 
 import base64

@@ -1,6 +1,6 @@
 """perfagent in a job of several processes; all ranks together are one run.
 
-    torchrun --nproc-per-node 2 examples/torchrun.py --steps 200
+torchrun --nproc-per-node 2 examples/torchrun.py --steps 200
 """
 
 import argparse

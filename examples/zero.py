@@ -3,8 +3,8 @@
     pip install deepspeed
     torchrun --nproc-per-node 2 examples/zero.py --stage 2 --steps 100
 
-Stage 1 divides the optimizer's state over the ranks, 2 gradients too, 3 parameters too. An optimizer of torch's own needs no
-compiler. On a machine without a GPU DeepSpeed wants DS_ACCELERATOR=cpu.
+Stage 1 divides the optimizer's state over the ranks, 2 gradients too, 3 parameters too. An optimizer of torch's own
+needs no compiler. On a machine without a GPU DeepSpeed wants DS_ACCELERATOR=cpu.
 """
 
 import argparse

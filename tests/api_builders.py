@@ -89,7 +89,9 @@ def frame(
     rows = max((len(column) for column in values.values()), default=0)
     steps = list(range(first_step, first_step + rows))
     times = [1_700_000_000.0 + step for step in steps]
-    groups = [Group(step=steps, time=times, monotonic=times, values={name: list(column) for name, column in values.items()})]
+    groups = [
+        Group(step=steps, time=times, monotonic=times, values={name: list(column) for name, column in values.items()})
+    ]
     return Frame(
         project=project, run=run, source=source or f"{run}-{attempt}-{rank}", attempt=attempt, rank=rank, seq=seq,
         groups=groups if rows else [], events=list(events), name=name,

@@ -48,8 +48,8 @@ def until(
 
 @functools.cache
 def web() -> httpx.Client:
-    """Asks servers under test. `httpx.get` reads the machine's certificates for each request: 60 ms of CPU, and tests poll. No
-    connection stays open: servers are stopped and killed here."""
+    """Asks servers under test. `httpx.get` reads the machine's certificates for each request: 60 ms of CPU, and tests
+    poll. No connection stays open: servers are stopped and killed here."""
     return httpx.Client(trust_env=False, timeout=30.0, limits=httpx.Limits(max_keepalive_connections=0))
 
 
@@ -218,7 +218,8 @@ class Delivery:
 
 
 class Receiver:
-    """A local webhook receiver. answer(n) is the status for the n-th request, counted from 1; 200 unless told otherwise."""
+    """A local webhook receiver. answer(n) is the status for the n-th request, counted from 1; 200 unless told
+    otherwise."""
 
     def __init__(self, answer: Callable[[int], int] = lambda _: 200) -> None:
         self.deliveries: list[Delivery] = []
@@ -268,7 +269,8 @@ class Receiver:
 
 
 class RecordingSender:
-    """Stands where the agent's sender stands and keeps what the training thread handed over. Nothing is sent, no thread runs."""
+    """Stands where the agent's sender stands and keeps what the training thread handed over. Nothing is sent, no thread
+    runs."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         from perfagent.agent_config import AgentConfig

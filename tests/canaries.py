@@ -1,5 +1,5 @@
-"""What secrets look like, and what only looks like one. None of these was ever valid; parts are joined here so that no scanner
-stumbles over them."""
+"""What secrets look like, and what only looks like one. None of these was ever valid; parts are joined here so that no
+scanner stumbles over them."""
 
 from __future__ import annotations
 
@@ -206,7 +206,10 @@ IN_TEXT = [
     ("pip install git+https://{}@github.com/team/repo", "shorttoken"),
     ("SharedAccessSignature=sv=2022&ss=b&sig={}", "Zm9vYmFyYmF6%3D"),
     ("https://cos.example.com/x?q-ak=1&q-signature={}", HEX40),
-    ("Command '['python', 'train.py', '--api-key', '{}', '--lr', '1']' returned non-zero exit status 1.", "plainwordplainword"),
+    (
+        "Command '['python', 'train.py', '--api-key', '{}', '--lr', '1']' returned non-zero exit status 1.",
+        "plainwordplainword",
+    ),
 ]
 """(what it stands in, the secret)."""
 

@@ -1,4 +1,5 @@
-"""The `perfagent` command as a test runs it: in this process, which is fast, or in a pseudo-terminal, as a person does."""
+"""The `perfagent` command as a test runs it: in this process, which is fast, or in a pseudo-terminal, as a person
+does."""
 
 from __future__ import annotations
 
@@ -57,14 +58,22 @@ class Screenful:
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.sent)
 
 
-def in_terminal(words: Sequence[str], environment: Mapping[str, str], *, rich: bool = True, **terminal: Any) -> Screenful:
+def in_terminal(
+    words: Sequence[str], environment: Mapping[str, str], *, rich: bool = True, **terminal: Any
+) -> Screenful:
     """The command in a pseudo-terminal. rich: whether it is installed."""
     start = ["-m", "perfagent"] if rich else ["-c", WITHOUT_RICH]
     return python_in_terminal([*start, *words], environment, **terminal)
 
 
 def python_in_terminal(
-    words: Sequence[str], environment: Mapping[str, str], *, columns: int = 80, rows: int = 50, typed: str = "", asks: str = ""
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    columns: int = 80,
+    rows: int = 50,
+    typed: str = "",
+    asks: str = "",
 ) -> Screenful:
     """A process of its own, on a terminal of that size. typed: the answer to what ends with `asks`."""
     master, slave = pty.openpty()

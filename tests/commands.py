@@ -1,6 +1,7 @@
 """The `perfagent` command, as a process of its own or in this one, which saves each the second that its imports take.
 
-For what a command does the one in this process is as good: `perfagent.cli.main` is all that the installed program calls.
+For what a command does the one in this process is as good: `perfagent.cli.main` is all that the installed program
+calls.
 """
 
 from __future__ import annotations

@@ -12,14 +12,25 @@ from pathlib import Path
 import pytest
 from builders import Receiver, ServerProcess, server_process
 
-LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell that starts us in the background ignores it, for all our children
+LAUNCHERS = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+# a shell that starts us in the background ignores it, for all our children
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _child_freezes() -> None:
-    """The worker of a DataLoader must not collect what earlier tests left in this process: compiled kernels, event loops and
-    thread pools cannot be taken down in a fork (a segmentation fault in the collector, once in 3372 tests)."""
+    """The worker of a DataLoader must not collect what earlier tests left in this process: compiled kernels, event
+    loops and thread pools cannot be taken down in a fork (a segmentation fault in the collector, once in 3372
+    tests)."""
     gc.freeze()
     gc.enable()
 
@@ -57,20 +68,22 @@ def _address(config: pytest.Config, word: str) -> tuple[Path, str]:
 
 def optimizers_alive() -> list[object]:
     torch = sys.modules.get("torch")
-    return [] if torch is None else [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
+    return (
+        [] if torch is None else [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
+    )
 
 
 def pytest_collection_finish() -> None:
-    """An optimizer made while tests are collected, as a parameter of one, lives through all of them, and in each of their
-    trainings it is a candidate for the one whose steps count."""
+    """An optimizer made while tests are collected, as a parameter of one, lives through all of them, and in each of
+    their trainings it is a candidate for the one whose steps count."""
     if alive := optimizers_alive():
         raise pytest.UsageError(f"made while tests were collected: {alive}; make it inside of the test")
     freeze_what_is_left()
 
 
 def freeze_what_is_left() -> None:
-    """Half a million objects of imported modules would be looked through by each collection, and by each attach() that looks for
-    the model and the optimizer: a fifth of the CPU time of all tests in one process."""
+    """Half a million objects of imported modules would be looked through by each collection, and by each attach() that
+    looks for the model and the optimizer: a fifth of the CPU time of all tests in one process."""
     gc.collect()
     gc.freeze()
 
@@ -94,7 +107,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(os.environ):
         if name in LAUNCHERS or (name.startswith(PREFIXES) and not name.startswith("PERFAGENT_TEST_")):
             monkeypatch.delenv(name)
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it in this process once its compiler is imported
+    # torch sets it in this process once its compiler is imported
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 

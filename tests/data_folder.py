@@ -1,6 +1,8 @@
-"""A server's data folder with its tables made: a copy of one that was made once, for a tenth of the time of the migrations.
+"""A server's data folder with its tables made: a copy of one that was made once, for a tenth of the time of the
+migrations.
 
-For tests of what a server does, not of its first start: tests/server/store/test_database.py and every `perfagent up` make theirs.
+For tests of what a server does, not of its first start: tests/server/store/test_database.py and every `perfagent up`
+make theirs.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ class Bench:
         ident = f"{name}-{attempt}-{rank}"
         self.seq[ident] = self.seq.get(ident, 0) + 1
         times = [now + 0.1 * step for step in steps]
-        groups = [Group(list(steps), times, times, {key: list(column) for key, column in values.items()})] if steps else []
+        groups = (
+            [Group(list(steps), times, times, {key: list(column) for key, column in values.items()})] if steps else []
+        )
         made = Frame(
             project="p",
             run=name,

@@ -1,7 +1,7 @@
 """A library that stands where pynvml stands: the real structures, constants and errors, devices of our own making.
 
-Functions have the signatures of the real ones; a test compares them. Everything that the library does not define here is
-pynvml's own, so that a name that does not exist there does not exist here either.
+Functions have the signatures of the real ones; a test compares them. Everything that the library does not define here
+is pynvml's own, so that a name that does not exist there does not exist here either.
 """
 
 # ruff: noqa: N802, N803, N815 - the library's own names
@@ -29,9 +29,10 @@ class Running:
 
 @dataclass(eq=False)
 class FakeGpu:
-    """One board. Values are in NVML's own units (mW, mJ, KiB). memory: used by processes, and all there is; reserved: what the
-    driver keeps for itself, which the first version of the question counts as used. unsupported: functions that this device
-    refuses; lost: every call fails as if the device had fallen off the bus; hanging: every call waits for `release`."""
+    """One board. Values are in NVML's own units (mW, mJ, KiB). memory: used by processes, and all there is; reserved:
+    what the driver keeps for itself, which the first version of the question counts as used. unsupported: functions
+    that this device refuses; lost: every call fails as if the device had fallen off the bus; hanging: every call waits
+    for `release`."""
 
     uuid: str = "GPU-11111111-2222-3333-4444-555555555555"
     name: str = "NVIDIA H200"
@@ -72,7 +73,8 @@ class FakeSlice:
 
 
 class FakeNvml:
-    """`FakeNvml(FakeGpu(), FakeGpu(uuid=...))`. calls: how often each function was called; events: Xid errors to come."""
+    """`FakeNvml(FakeGpu(), FakeGpu(uuid=...))`. calls: how often each function was called; events: Xid errors to
+    come."""
 
     def __init__(self, *gpus: FakeGpu) -> None:
         self.gpus = list(gpus)

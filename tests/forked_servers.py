@@ -2,8 +2,8 @@
 
 For tests of what a server does. tests/server/api/test_commands.py has one that starts as people start it.
 
-As a program: a line of JSON in: {"arguments": [...], "environment": {...}, "log": ...}; a process that runs this command, and its
-process id out. When it ends, its exit code is in the file LOG.exit-PID. Ends at the end of its input.
+As a program: a line of JSON in: {"arguments": [...], "environment": {...}, "log": ...}; a process that runs this
+command, and its process id out. When it ends, its exit code is in the file LOG.exit-PID. Ends at the end of its input.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def fork(arguments: list[str], environment: dict[str, str], log: Path) -> Forked
     parent = _parent()
     assert parent.stdin is not None
     assert parent.stdout is not None
-    print(json.dumps({"arguments": arguments, "environment": environment, "log": str(log)}), file=parent.stdin, flush=True)
+    print(
+        json.dumps({"arguments": arguments, "environment": environment, "log": str(log)}), file=parent.stdin, flush=True
+    )
     pid = int(parent.stdout.readline())
     return Forked(pid, _code_file(log, pid))
 
@@ -76,7 +78,12 @@ def _code_file(log: Path, pid: int) -> Path:
 def _parent() -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PERFAGENT_")}
     parent = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0, env=environment
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+        env=environment,
     )
     atexit.register(_end, parent)
     return parent

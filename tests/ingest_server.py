@@ -1,4 +1,5 @@
-"""A small real HTTP server that takes frames as ours does (ledger included), or answers from a script, slowly, or not at all."""
+"""A small real HTTP server that takes frames as ours does (ledger included), or answers from a script, slowly, or not
+at all."""
 
 from __future__ import annotations
 
@@ -31,9 +32,12 @@ class Scripted:
 
 
 class IngestServer:
-    """`with IngestServer() as server:` listens on a port of its own. script: answers to give first; `rule` decides per frame."""
+    """`with IngestServer() as server:` listens on a port of its own. script: answers to give first; `rule` decides per
+    frame."""
 
-    def __init__(self, *script: Scripted, port: int = 0, rule: Callable[[Frame], Scripted | None] | None = None) -> None:
+    def __init__(
+        self, *script: Scripted, port: int = 0, rule: Callable[[Frame], Scripted | None] | None = None
+    ) -> None:
         self.script, self.rule = list(script), rule
         self.frames: list[Frame] = []
         self.stored: dict[tuple[str, int], Frame] = {}
@@ -123,7 +127,9 @@ class IngestServer:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -146,7 +152,9 @@ class IngestServer:
     def samples(self, name: str) -> list[float]:
         """All values of a series in the order of their frames; a sampler's series may have several at one step."""
         frames = sorted(self.stored.values(), key=lambda frame: (frame.source, frame.seq))
-        return [value for frame in frames for group in frame.groups if name in group.values for value in group.column(name)]
+        return [
+            value for frame in frames for group in frame.groups if name in group.values for value in group.column(name)
+        ]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         frames = sorted(self.stored.values(), key=lambda frame: (frame.source, frame.seq))

@@ -19,10 +19,14 @@ START = 1_700_000_000.0
 
 
 def read_curve(path: Path) -> dict[str, list[float]]:
-    """Columns of a CSV with step, loss and others; an empty cell is NaN in `step`'s place only where the column is empty."""
+    """Columns of a CSV with step, loss and others; an empty cell is NaN in `step`'s place only where the column is
+    empty."""
     with path.open() as file:
         rows = list(csv.DictReader(file))
-    columns: dict[str, list[float]] = {"step": [float(row["step"]) for row in rows], "loss": [float(row["loss"]) for row in rows]}
+    columns: dict[str, list[float]] = {
+        "step": [float(row["step"]) for row in rows],
+        "loss": [float(row["loss"]) for row in rows],
+    }
     for name, into in (("lr", "lr"), ("grad_norm", "grad/norm")):
         if all(row.get(name) for row in rows):
             columns[into] = [float(row[name]) for row in rows]
@@ -43,7 +47,9 @@ def frame(
 ) -> Stored:
     """One frame of one rank: the columns belong to `steps`."""
     times = [START + step_s * step for step in steps]
-    groups = [Group(list(steps), times, times, {name: list(values) for name, values in series.items()})] if steps else []  # type: ignore[arg-type,dict-item]
+    groups = (
+        [Group(list(steps), times, times, {name: list(values) for name, values in series.items()})] if steps else []
+    )  # type: ignore[arg-type,dict-item]
     at = received if received is not None else (times[-1] if times else START)
     return Stored(ident, run, attempt, rank, f"s{attempt}-{rank}", ident, at, groups, list(events))
 

@@ -2,10 +2,10 @@
 
 For tests of what a script does, not of how it starts: what a script finds imported here, it would have imported itself.
 
-As a program: a line of JSON in: {"arguments": [script, ...], "environments": [{...}, ...], "folder": ..., "pipes": false}, a
-process for each environment; what process N says goes to out-N.txt and err-N.txt in the folder. A line of JSON out: their exit
-codes. With pipes the first are named pipes, in-N.txt is one too, and their process ids come out first. Ends at the end of its
-input.
+As a program: a line of JSON in: {"arguments": [script, ...], "environments": [{...}, ...], "folder": ..., "pipes":
+false}, a process for each environment; what process N says goes to out-N.txt and err-N.txt in the folder. A line of
+JSON out: their exit codes. With pipes the first are named pipes, in-N.txt is one too, and their process ids come out
+first. Ends at the end of its input.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ class Ended:
     stderr: str
 
 
-def run(arguments: list[str], folder: Path, environments: list[dict[str, str]], timeout_s: float = 150.0) -> list[Ended]:
-    """A process for each environment, all at once, to their ends. folder: where they work, and where their output is kept.
+def run(
+    arguments: list[str], folder: Path, environments: list[dict[str, str]], timeout_s: float = 150.0
+) -> list[Ended]:
+    """A process for each environment, all at once, to their ends. folder: where they work, and where their output is
+    kept.
 
     What must be set before an interpreter starts is not: PYTHONHASHSEED and the like; OMP_NUM_THREADS is 1.
     Raises AssertionError with their output, and the stacks of their threads, when they do not end in time.
@@ -49,7 +52,11 @@ def run(arguments: list[str], folder: Path, environments: list[dict[str, str]], 
     job = _job()
     assert job.stdin is not None
     assert job.stdout is not None
-    print(json.dumps({"arguments": arguments, "environments": environments, "folder": str(folder)}), file=job.stdin, flush=True)
+    print(
+        json.dumps({"arguments": arguments, "environments": environments, "folder": str(folder)}),
+        file=job.stdin,
+        flush=True,
+    )
     ready, _, _ = select.select([job.stdout], [], [], timeout_s)
     if not ready:
         os.killpg(job.pid, signal.SIGUSR1)
@@ -143,8 +150,8 @@ def _close(*pipes: IO[str]) -> None:
 
 @functools.cache
 def _job() -> subprocess.Popen[str]:
-    """The process that forks, one for all tests of this one. Its threads are one, as torchrun has it: two ranks of two threads
-    wait for each other's."""
+    """The process that forks, one for all tests of this one. Its threads are one, as torchrun has it: two ranks of two
+    threads wait for each other's."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PERFAGENT_")}
     job = subprocess.Popen(
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0,
@@ -180,8 +187,8 @@ def start(job: dict[str, Any], number: int) -> int:
     faulthandler.register(signal.SIGUSR1)
     sys.argv = job["arguments"]
     sys.path[:1] = [str(Path(sys.argv[0]).parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    # As those of a script are, its names are kept until the interpreter ends: a process group that goes earlier may wait for one
-    # that another rank has still to leave.
+    # As those of a script are, its names are kept until the interpreter ends: a process group that goes earlier may
+    # wait for one that another rank has still to leave.
     _names.append(runpy.run_path(sys.argv[0], run_name="__main__"))
     sys.exit()
 

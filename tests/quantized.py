@@ -10,8 +10,8 @@ __all__ = ["InEightBits"]
 
 
 class InEightBits(torch.Tensor):
-    """As torchao's: it says float32, has no storage of its own, and holds codes and scales, which are ordinary numbers. Nothing
-    can be computed with it here."""
+    """As torchao's: it says float32, has no storage of its own, and holds codes and scales, which are ordinary numbers.
+    Nothing can be computed with it here."""
 
     codes: torch.Tensor
     scales: torch.Tensor

@@ -1,7 +1,7 @@
 """perfagent: a training-job monitor. `perfagent.attach(model)` in a training script, and the rest shows by itself.
 
-Importing this package imports nothing heavy and starts nothing; each public name is resolved when it is first used. `config` and
-`run` are those of the current run, for scripts that say `import perfagent as wandb`.
+Importing this package imports nothing heavy and starts nothing; each public name is resolved when it is first used.
+`config` and `run` are those of the current run, for scripts that say `import perfagent as wandb`.
 """
 
 from __future__ import annotations
@@ -206,7 +206,9 @@ def __dir__() -> list[str]:
 def _config_of_the_current_run() -> Any:
     current: Run | None = getattr(sys.modules[__name__], "run", None)
     if current is None:
-        raise AttributeError("perfagent.config is that of the current run, and there is none: call attach() or init() first")
+        raise AttributeError(
+            "perfagent.config is that of the current run, and there is none: call attach() or init() first"
+        )
     return current.config
 
 

@@ -1,7 +1,8 @@
 """The agent's settings: one typed value, made once per run from arguments and environment, and passed in.
 
 `AgentConfig.from_env()` is the only function of the agent that reads settings from `os.environ` (ranks come from a
-launcher's variables, which are read in identity). An argument wins over the environment, the environment over the default.
+launcher's variables, which are read in identity). An argument wins over the environment, the environment over the
+default.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from perfagent.errors import ConfigError, ResourceError
 from perfagent.naming import identity_problem
 
 __all__ = ["AgentConfig"]
-
 
 
 def _default_state_dir() -> Path:
@@ -41,7 +41,9 @@ def _homeless_state_dir() -> Path:
     except OSError:  # no temporary folder either: the spool is kept in memory, and a warning says so
         return Path("/tmp") / own  # noqa: S108
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ResourceError(f"{folder} is not a folder of yours alone: remove it, or set XDG_STATE_HOME (or HOME) to one that is")
+        raise ResourceError(
+            f"{folder} is not a folder of yours alone: remove it, or set XDG_STATE_HOME (or HOME) to one that is"
+        )
     return folder
 
 
@@ -66,16 +68,18 @@ class AgentConfig:
     disabled: bool = False
     """Everything is a silent no-op. PERFAGENT_DISABLED=1."""
     tune_malloc: bool = True
-    """Raise two thresholds of glibc's allocator, unless the user has set it himself (host_allocator.py). PERFAGENT_MALLOC=0."""
+    """Raise two thresholds of glibc's allocator, unless the user has set it himself (host_allocator.py).
+    PERFAGENT_MALLOC=0."""
     state_dir: Path = field(default_factory=_default_state_dir)
-    """Root of the spool (folders 0700, files 0600). $XDG_STATE_HOME/perfagent; without a home, perfagent-UID in the temporary
-    folder."""
+    """Root of the spool (folders 0700, files 0600). $XDG_STATE_HOME/perfagent; without a home, perfagent-UID in the
+    temporary folder."""
     overhead_budget_pct: float = 0.5
     """Share of the step time that the agent may take; the governor stretches sampling periods to stay below it."""
     flush_s: float = 1.0
     """How often the sender sends in steady state, seconds."""
     spool_tick_s: float = 0.15
-    """How often the sender writes what it has to the spool, seconds. With the time that takes, SIGKILL loses at most 200 ms."""
+    """How often the sender writes what it has to the spool, seconds. With the time that takes, SIGKILL loses at most
+    200 ms."""
     sample_s: float = 1.0
     """How often samples of host and device are reported, seconds."""
     max_spool_bytes: int = 512 * 2**20
@@ -102,7 +106,14 @@ class AgentConfig:
             raise ConfigError(f"tune_malloc must be True or False, not {self.tune_malloc!r:.80}")
         if not isinstance(self.capture_logs, bool):
             raise ConfigError(f"capture_logs must be True or False, not {self.capture_logs!r:.80}")
-        for name in ("overhead_budget_pct", "flush_s", "spool_tick_s", "sample_s", "max_spool_bytes", "max_memory_bytes"):
+        for name in (
+            "overhead_budget_pct",
+            "flush_s",
+            "spool_tick_s",
+            "sample_s",
+            "max_spool_bytes",
+            "max_memory_bytes",
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                 raise ConfigError(f"{name} must be a number above 0, not {value!r:.80}")
@@ -114,10 +125,13 @@ class AgentConfig:
 
     @classmethod
     def from_env(cls, **overrides: Any) -> AgentConfig:
-        """Settings from the environment; an override that is not None wins. Raises ConfigError for what cannot be used."""
+        """Settings from the environment; an override that is not None wins. Raises ConfigError for what cannot be
+        used."""
         unknown = set(overrides) - {item.name for item in fields(cls)}
         if unknown:
-            raise ConfigError(f"unknown setting {sorted(unknown)}; known are {sorted(item.name for item in fields(cls))}")
+            raise ConfigError(
+                f"unknown setting {sorted(unknown)}; known are {sorted(item.name for item in fields(cls))}"
+            )
         values: dict[str, Any] = {}
         for name, variable in _VARIABLES.items():
             text = os.environ.get(variable, "")
@@ -187,7 +201,9 @@ def _check_server(server: str) -> None:
     if port == 0:
         raise ConfigError(f"server must be {like}, with a port of 1 to 65535, not {given}")
     if "?" in server or "#" in server:
-        raise ConfigError(f"server must be {like}, without a query (?) or fragment (#), not {given}: take what is behind away")
+        raise ConfigError(
+            f"server must be {like}, without a query (?) or fragment (#), not {given}: take what is behind away"
+        )
     if not server.isprintable() or " " in server or not address.path.isascii():
         raise ConfigError(f"server must be {like}, without spaces, and with a path of ASCII characters, not {given}")
 

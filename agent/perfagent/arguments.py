@@ -35,13 +35,16 @@ def check_texts(**texts: tuple[Any, int]) -> None:
 
 def check_start_step(start_step: Any) -> None:
     if start_step is not None and (isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0):
-        raise ConfigError(f"start_step must be a whole number from 0 on (the first step to come), not {start_step!r:.80}")
+        raise ConfigError(
+            f"start_step must be a whole number from 0 on (the first step to come), not {start_step!r:.80}"
+        )
 
 
 def as_dict(config: Any) -> dict[str, Any]:
     if config is None:
         return {}
-    if type(config).__module__.startswith("omegaconf."):  # as it is written: `???`, or a variable that is not set, would raise
+    # as it is written: `???`, or a variable that is not set, would raise
+    if type(config).__module__.startswith("omegaconf."):
         config = sys.modules["omegaconf"].OmegaConf.to_container(config, resolve=False)
     if isinstance(config, Mapping):
         return {str(key): value for key, value in config.items()}

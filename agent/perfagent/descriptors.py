@@ -36,7 +36,8 @@ class Descriptor:
 
     @property
     def is_deleted(self) -> bool | None:
-        """Whether the file was deleted meanwhile: what is written to it is lost with this process. None where it is not ours."""
+        """Whether the file was deleted meanwhile: what is written to it is lost with this process. None where it is not
+        ours."""
         try:
             found = os.fstat(self.fd)
         except OSError:
@@ -61,7 +62,8 @@ def opened(path: str | Path, flags: int) -> Descriptor:
 
 
 def above_streams(fd: int) -> int:
-    """The same with a number that no standard stream has; the old one is closed where there is another. Raises OSError."""
+    """The same with a number that no standard stream has; the old one is closed where there is another. Raises
+    OSError."""
     if fd >= _FIRST:
         return fd
     try:

@@ -14,8 +14,8 @@ __all__ = ["cause", "out_of_memory", "text_of"]
 _NO_MEMORY = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "_status_alloc_failed", "bad_alloc",
 )  # fmt: skip
-"""In the words of torch's allocators, of the libraries (cuBLAS, cuDNN, cuSOLVER, ...) that allocate for themselves, of the C
-library, whose reason torch quotes where a file could not be mapped, and of C++."""
+"""In the words of torch's allocators, of the libraries (cuBLAS, cuDNN, cuSOLVER, ...) that allocate for themselves, of
+the C library, whose reason torch quotes where a file could not be mapped, and of C++."""
 
 _CARRIED = "Original Traceback (most recent call last):"
 
@@ -33,8 +33,8 @@ def cause(error: BaseException) -> tuple[str, str, str, str]:
 
 
 def _first_words(message: str) -> str:
-    """The first line; of an error that torch carries over from a loader's worker, which only says where it was caught, also the
-    last one, which says what it was."""
+    """The first line; of an error that torch carries over from a loader's worker, which only says where it was caught,
+    also the last one, which says what it was."""
     first, *rest = message.splitlines()
     return f"{first} {rest[-1]}" if _CARRIED in rest else first
 
@@ -48,7 +48,8 @@ def text_of(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the exception itself says that memory ran out: CUDA's own type, Python's, or the words of what allocates."""
+    """Whether the exception itself says that memory ran out: CUDA's own type, Python's, or the words of what
+    allocates."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"OutOfMemoryError", "MemoryError"}:
         return True
@@ -71,7 +72,8 @@ def _memory_ran_out(error: BaseException | None) -> bool:
 
 
 def _traceback(error: BaseException, limit: int = 50) -> str:
-    """The traceback as text, like Python's own but by hand: the traceback module imports more when it meets certain frames."""
+    """The traceback as text, like Python's own but by hand: the traceback module imports more when it meets certain
+    frames."""
     parts: list[str] = []
     chain: list[BaseException] = []
     link: BaseException | None = error

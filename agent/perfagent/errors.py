@@ -30,8 +30,8 @@ class ConfigError(PerfagentError, ValueError):
 
 
 class ResourceError(ConfigError):
-    """The value is an allowed one, and what it names cannot be used here or now: a port is taken, a file is damaged, a folder may
-    not be written, a package is missing."""
+    """The value is an allowed one, and what it names cannot be used here or now: a port is taken, a file is damaged, a
+    folder may not be written, a package is missing."""
 
     exit_code = 1
 

@@ -1,13 +1,14 @@
 """Finds out which status the process leaves with: the argument of sys.exit, exit() or quit(), which Python keeps
 nowhere.
 
-A SystemExit that nobody catches is let go of by the interpreter itself, when no Python code runs any more; one that somebody
-caught is let go of in the midst of that code. So the exception carries a mark, and where the mark ends shows which it was:
+A SystemExit that nobody catches is let go of by the interpreter itself, when no Python code runs any more; one that
+somebody caught is let go of in the midst of that code. So the exception carries a mark, and where the mark ends shows
+which it was:
 what the script does meanwhile (a log in `finally`, a handler of atexit) does not matter.
 
-Who catches an exception and leaves with a status that means failure (Hydra, click, many a `main`) leaves because of it. What
-runs in the handler may be another attempt, with its own reason to leave: the handler must be near, and a nearby one that calls
-something else is believed all but that memory ran out.
+Who catches an exception and leaves with a status that means failure (Hydra, click, many a `main`) leaves because of it.
+What runs in the handler may be another attempt, with its own reason to leave: the handler must be near, and a nearby
+one that calls something else is believed all but that memory ran out.
 
 Not seen: `raise SystemExit(n)`, for nothing of ours takes part in it.
 """
@@ -37,9 +38,9 @@ _OWN = (__name__, "_sitebuiltins")
 class Leaving:
     """Watches the ways to leave; `status` is what the process leaves with.
 
-    progress: changes when the training goes on. It decides where the exception is still held when the process ends (`saved =
-    error`, a cycle), so that its mark shows nothing. on_failure: is called with the function that leaves with a status that means
-    failure, while its variables are still there, and with the exception that it is handling.
+    progress: changes when the training goes on. It decides where the exception is still held when the process ends
+    (`saved = error`, a cycle), so that its mark shows nothing. on_failure: is called with the function that leaves with
+    a status that means failure, while its variables are still there, and with the exception that it is handling.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class Leaving:
                 original(*arguments, **named)
             except SystemExit as error:
                 if threading.current_thread() is threading.main_thread():  # another thread's ends that thread
-                    with contextlib.suppress(Exception):  # whose exception it is: somebody may have patched sys.exit before us
+                    # whose exception it is: somebody may have patched sys.exit before us
+                    with contextlib.suppress(Exception):
                         self._mark(error)
                         if _tells_of_failure(error.code):
                             context, at_once = handled(error)
@@ -99,8 +101,9 @@ class Leaving:
 
 
 def handled(error: SystemExit) -> tuple[BaseException | None, bool]:
-    """The exception in whose handler it was raised, and whether the handler itself left; none that is itself a way to leave, as
-    SystemExit and click's Exit are: `except Exception: raise typer.Exit(1)` leaves because of what is behind it."""
+    """The exception in whose handler it was raised, and whether the handler itself left; none that is itself a way to
+    leave, as SystemExit and click's Exit are: `except Exception: raise typer.Exit(1)` leaves because of what is behind
+    it."""
     link: BaseException = error
     at_once = True
     for _ in range(_LONGEST_CHAIN):
@@ -127,7 +130,8 @@ def _distance(error: BaseException, context: BaseException | None) -> int | None
     while trace is not None:
         frames.append(trace.tb_frame)
         trace = trace.tb_next
-    outer = frames[0].f_back if frames else None  # one that is in the midst of being raised has no more than its innermost
+    # one that is in the midst of being raised has no more than its innermost
+    outer = frames[0].f_back if frames else None
     while outer is not None and len(frames) < _NEAR:
         frames.insert(0, outer)
         outer = outer.f_back

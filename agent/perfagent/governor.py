@@ -68,7 +68,11 @@ class Governor:
         if elapsed < _WINDOW_S:
             return None
         self._time_steps(completed)
-        own, passes, threads = (own_ns - self._own_ns) / 1e9, (pass_ns - self._pass_ns) / 1e9, threads_s - self._threads_s
+        own, passes, threads = (
+            (own_ns - self._own_ns) / 1e9,
+            (pass_ns - self._pass_ns) / 1e9,
+            threads_s - self._threads_s,
+        )
         self._own_ns, self._pass_ns, self._threads_s, self._started = own_ns, pass_ns, threads_s, self.clock()
         fixed = max(0.0, own + threads - passes) / elapsed  # part of the passes' cost is an estimate
         self._left = max(self._budget - fixed, _LEAST_SHARE * self._budget)

@@ -1,14 +1,14 @@
 """Keeps glibc from giving the memory of every training step back to the kernel.
 
-A step allocates and frees some MiB at the top of the heap. glibc returns the top to the kernel whenever it is larger than its
-trim threshold, and the next step takes a page fault for every 4 KiB of it. Whether that happens depends on which small object
-lies above, so any change of the heap can start it, `attach` included: 1,200 faults and up to 3 ms more in a CPU step of 5 ms
-(benchmarks/overhead/heap.py). The two thresholds below are the largest that glibc's own adjustment can reach, so the process
-keeps no memory that glibc might not have kept by itself.
+A step allocates and frees some MiB at the top of the heap. glibc returns the top to the kernel whenever it is larger
+than its trim threshold, and the next step takes a page fault for every 4 KiB of it. Whether that happens depends on
+which small object lies above, so any change of the heap can start it, `attach` included: 1,200 faults and up to 3 ms
+more in a CPU step of 5 ms (benchmarks/overhead/heap.py). The two thresholds below are the largest that glibc's own
+adjustment can reach, so the process keeps no memory that glibc might not have kept by itself.
 
-Set in this process by mallopt(3), never through the environment, which every child would inherit. There is no way back: glibc
-reports neither its thresholds nor whether it still adjusts them, so they stay after the run. Whoever has set the allocator
-himself keeps his settings.
+Set in this process by mallopt(3), never through the environment, which every child would inherit. There is no way back:
+glibc reports neither its thresholds nor whether it still adjusts them, so they stay after the run. Whoever has set the
+allocator himself keeps his settings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _VARIABLES = (
     "MALLOC_TOP_PAD_",
     "MALLOC_TRIM_THRESHOLD_",
 )
-"""All that glibc reads (mallopt(3)). Fewer arenas are no threshold, but who limits them wants less memory kept, not more."""
+"""All that glibc reads (mallopt(3)). Fewer arenas are no threshold, but who limits them wants less memory kept, not
+more."""
 _REPLACED = ("malloc", "calloc", "realloc", "free")
 """What every other allocator must define to take glibc's place."""
 _DLADDR_SYMBOL = 1  # RTLD_DL_SYMENT
@@ -44,7 +45,8 @@ _tuned = False
 
 
 def tune(wanted: bool) -> str:
-    """Sets the thresholds, once in a process, and returns what was done for the run's configuration. wanted: `tune_malloc`."""
+    """Sets the thresholds, once in a process, and returns what was done for the run's configuration. wanted:
+    `tune_malloc`."""
     global _tuned
     if _tuned:
         return _DONE
@@ -89,11 +91,13 @@ def _set_thresholds() -> str | None:
 
 
 def _other_allocator(process: Any) -> str | None:
-    """The file that takes the place of glibc's malloc: preloaded (jemalloc, tcmalloc, mimalloc) or linked into the program."""
+    """The file that takes the place of glibc's malloc: preloaded (jemalloc, tcmalloc, mimalloc) or linked into the
+    program."""
     libc, _ = _definition(process, "gnu_get_libc_version")
     for name in _REPLACED:
         file, defined = _definition(process, name)
-        # A program that is not position-independent has an entry of its own for a function of a library; it defines nothing.
+        # A program that is not position-independent has an entry of its own for a function of a library; it defines
+        # nothing.
         if file != libc and defined:
             return os.path.basename(file) or "another library"  # noqa: PTH119 - a text, which may be no path
     return None

@@ -17,8 +17,8 @@ VARIABLE = "PERFAGENT_RUN_LAUNCH"
 
 @dataclass(kw_only=True)
 class LaunchOptions:
-    """pid: of the process that was launched (exec keeps it); its children are none of our business, except the workers of a
-    launcher. python_path: PYTHONPATH as it was before. watched: a watcher waits for the end of this process."""
+    """pid: of the process that was launched (exec keeps it); its children are none of our business, except the workers
+    of a launcher. python_path: PYTHONPATH as it was before. watched: a watcher waits for the end of this process."""
 
     pid: int
     python_path: str | None = None
@@ -30,7 +30,8 @@ class LaunchOptions:
     record: str | None = None
     run_id: str | None = None
     drawn_id: str | None = None
-    """A run id that was drawn beforehand, so that watcher and trainer agree on it; one that the user gives later wins."""
+    """A run id that was drawn beforehand, so that watcher and trainer agree on it; one that the user gives later
+    wins."""
 
     def for_session(self) -> dict[str, Any]:
         """Arguments of session.start_from_launcher: what was given, nothing for what was not."""
@@ -52,8 +53,8 @@ current: LaunchOptions | None = None
 
 
 def parents_run() -> str | None:
-    """The run id of the launched process that spawned this one; None without one. A spawned process that joins a process group
-    is a rank of that run."""
+    """The run id of the launched process that spawned this one; None without one. A spawned process that joins a
+    process group is a rank of that run."""
     text = getattr(sys.modules.get("perfagent.launch.children"), "told", None)
     told = read(text) if text else None
     return (told.run_id or told.drawn_id) if told is not None else None

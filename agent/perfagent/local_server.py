@@ -21,7 +21,8 @@ ADMIN_TOKEN_FILE = "admin-token"  # noqa: S105 - a file's name
 
 
 def data_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where the server keeps its data unless an option says otherwise: PERFAGENT_DATA, else $XDG_DATA_HOME/perfagent."""
+    """Where the server keeps its data unless an option says otherwise: PERFAGENT_DATA, else
+    $XDG_DATA_HOME/perfagent."""
     environ = os.environ if environ is None else environ
     if environ.get("PERFAGENT_DATA"):
         return Path(environ["PERFAGENT_DATA"]).expanduser()
@@ -47,7 +48,8 @@ class LocalServer:
         return self._read(ADDRESS_FILE)
 
     def token_for(self, server: str) -> str | None:
-        """The admin token, where `server` is this machine's: it must not be sent to whatever address an option names."""
+        """The admin token, where `server` is this machine's: it must not be sent to whatever address an option
+        names."""
         return self._read(ADMIN_TOKEN_FILE) if is_own_address(server) or server == self._written() else None
 
     def is_at(self, server: str) -> bool:

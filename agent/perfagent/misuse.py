@@ -1,5 +1,5 @@
-"""What a run says of calls that it cannot take as they are meant: each kind once, with what was given, what is allowed and what
-to do. None of it raises: a slip in a loop must not end a training."""
+"""What a run says of calls that it cannot take as they are meant: each kind once, with what was given, what is allowed
+and what to do. None of it raises: a slip in a loop must not end a training."""
 
 from __future__ import annotations
 

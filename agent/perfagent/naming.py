@@ -18,7 +18,12 @@ _KERNELS = ("ipykernel_launcher", "colab_kernel_launcher")
 def identity_problem(kind: str, value: str) -> str | None:
     """Why this cannot be a project, run or source (`kind`); None if it can."""
     length = _LENGTHS[kind]
-    if 0 < len(value) <= length and value.isprintable() and not value.isspace() and (kind != "run" or _fits_an_address(value)):
+    if (
+        0 < len(value) <= length
+        and value.isprintable()
+        and not value.isspace()
+        and (kind != "run" or _fits_an_address(value))
+    ):
         return None
     if not value.strip():
         return f"{kind} is {'blank' if value else 'empty'}; 1 to {length} characters are allowed"
@@ -40,7 +45,8 @@ def draw_id() -> str:
 
 
 def default_name(run: str, started: str | None = None) -> str | None:
-    """`train-2yee`: the script, or the notebook where Jupyter names it, and the head of the run's own id. None at a prompt.
+    """`train-2yee`: the script, or the notebook where Jupyter names it, and the head of the run's own id. None at a
+    prompt.
 
     started: the script, where this process is not yet the one that runs it.
     """

@@ -132,7 +132,9 @@ def _check_version(version: str) -> None:
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
     if not TESTED[0] <= numbers < TESTED[1]:
         low, high = (".".join(map(str, bound)) for bound in TESTED)
-        logger.warning("perfagent is tested with torch >=%s,<%s; with torch %s some signals may be missing", low, high, version)
+        logger.warning(
+            "perfagent is tested with torch >=%s,<%s; with torch %s some signals may be missing", low, high, version
+        )
 
 
 def when_torch_is_imported(done: Callable[[], None]) -> None:

@@ -134,7 +134,8 @@ class Run:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Run:
-        """There is one run, however many copies a script makes of what it keeps it in (averages of weights, Lightning's)."""
+        """There is one run, however many copies a script makes of what it keeps it in (averages of weights,
+        Lightning's)."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -156,8 +157,8 @@ class Run:
     def log(self, metrics: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
         """Records numbers under names. Without a step they belong to the step in progress.
 
-        A value on a GPU is not waited for; what is no number is left out and counted. commit: False where the next call is of
-        the same step, in a process that never steps an optimizer, where else each call is a step of its own.
+        A value on a GPU is not waited for; what is no number is left out and counted. commit: False where the next call
+        is of the same step, in a process that never steps an optimizer, where else each call is a step of its own.
         """
         p = self._progress
         if p.off:
@@ -218,17 +219,23 @@ class Run:
         given = getattr(level, "value", level)  # wandb's levels are members of an enum
         severity = LEVELS.get(given.lower()) if isinstance(given, str) else None
         if severity is None:  # a slip
-            said = f"perfagent: alert() takes the level info, warning or critical, not {level!r:.80}; it is a warning now"
+            said = (
+                f"perfagent: alert() takes the level info, warning or critical, not {level!r:.80}; it is a warning now"
+            )
             self._sender.tell("level", logging.WARNING, said)
             severity = "warning"
         self._sender.event(
-            "alert", {"title": _text(title, 200), "text": _text(text, 4000), "level": severity}, step=self._progress.logged_at()
+            "alert",
+            {"title": _text(title, 200), "text": _text(text, 4000), "level": severity},
+            step=self._progress.logged_at(),
         )
 
     def phase(self, name: str) -> Span:
         """Times a part of the loop: `with run.phase("checkpoint"): ...`. Its time is `phase/NAME_s`, not `other`."""
         if not isinstance(name, str) or not name or len(name) > 64:
-            raise ConfigError(f"a phase needs a name of 1 to 64 characters such as 'checkpoint' or 'eval', not {name!r:.80}")
+            raise ConfigError(
+                f"a phase needs a name of 1 to 64 characters such as 'checkpoint' or 'eval', not {name!r:.80}"
+            )
         return Span(self._progress, name if name.isidentifier() else self._misuse.phase_name(name))
 
     def batches(self, iterable: Iterable[Item]) -> Iterator[Item]:
@@ -236,15 +243,15 @@ class Run:
         return timed(self._progress, iterable)
 
     def verdict(self) -> Finding | None:
-        """What the server says about this run now; None when there is no server and, with a warning, when it does not answer
-        within 2 s, does not know the run yet, or the key may not read."""
+        """What the server says about this run now; None when there is no server and, with a warning, when it does not
+        answer within 2 s, does not know the run yet, or the key may not read."""
         if self._sender.disabled or self.settings.record is not None or not self.id:
             return None
         return verdict.ask(self.id, self.settings, self._sender.tell)
 
     def finish(self, status: str | int | None = None, *, exit_code: int | None = None) -> None:
-        """Ends the run and delivers what is left, in at most 1.5 s. status: finished (default), failed, ..., or an exit code.
-        exit_code: the same, under the name that other trackers have for it."""
+        """Ends the run and delivers what is left, in at most 1.5 s. status: finished (default), failed, ..., or an exit
+        code. exit_code: the same, under the name that other trackers have for it."""
         status, reason = exit_code if status is None else status, ""
         if isinstance(status, int):
             ending = "failed" if status else "finished"
@@ -273,13 +280,19 @@ class Run:
         if self.settings.disabled:
             return Shown(name, "disabled", None, None, None)
         running = "running" if self._progress.last is not None or self._sender.logged[0] else "starting"
-        how = "forked child" if self.inherited else self._sender.final or ("given up" if self._sender.disabled else running)
+        how = (
+            "forked child"
+            if self.inherited
+            else self._sender.final or ("given up" if self._sender.disabled else running)
+        )
         return Shown(name, how, self._progress.logged_at() or None, self._sender.newest_loss, place)
 
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             self.finish()
         else:
@@ -321,7 +334,8 @@ class Run:
         self._sender.event("state", {"state": "starting", "start_step": start_step})
 
     def _goes_on_at(self, step: int) -> None:
-        """A trainer resumes from its own checkpoint: its next step has this number. The script's own `start_step` wins."""
+        """A trainer resumes from its own checkpoint: its next step has this number. The script's own `start_step`
+        wins."""
         if not self._ended and self.start_step in (None, step):  # another rank may have sent the same number
             self.start_at(step)
 
@@ -391,7 +405,8 @@ class Run:
             self._sender.tell("mirror", logging.WARNING, said)
 
     def tune_malloc(self, wanted: bool) -> None:
-        """At the start; under `perfagent run` when the script attaches, which may want none of it, or after the first step."""
+        """At the start; under `perfagent run` when the script attaches, which may want none of it, or after the first
+        step."""
         self.settings = replace(self.settings, tune_malloc=wanted)
         if not self._sender.disabled:
             self._context.malloc = host_allocator.tune(wanted)
@@ -448,7 +463,13 @@ class Run:
         self.config.update(config)
         self.tags.extend(tag for tag in tags if tag not in self.tags)
         if config or tags or project or name or group or notes:
-            told = {"name": self.name, "config": self.config, "tags": self.tags, "group": self.group, "notes": self.notes}
+            told = {
+                "name": self.name,
+                "config": self.config,
+                "tags": self.tags,
+                "group": self.group,
+                "notes": self.notes,
+            }
             told["state"] = "running" if self._progress.last else "starting"
             self._sender.event("state", {key: value for key, value in told.items() if value is not None})
         if model is not None:
@@ -464,7 +485,9 @@ class Run:
 
     def _first_step(self, optimizer: Any) -> None:
         torch = sys.modules["torch"]
-        self._sender.event("state", {"state": "running", "torch": str(torch.__version__)}, step=self._progress.completed)
+        self._sender.event(
+            "state", {"state": "running", "torch": str(torch.__version__)}, step=self._progress.completed
+        )
         if torch.cuda.is_initialized():
             self._cuda_device = device = cuda_device_of(optimizer, torch.cuda.current_device())
             self._progress.stream = torch.cuda.current_stream(device).cuda_stream
@@ -544,7 +567,13 @@ class Run:
     def _explicit_loss(self, step: int, value: Any) -> None:
         """The user's own loss stands for its step; a number that is still on its way cannot be compared with ours."""
         p = self._progress
-        number = value if type(value) is float else float(value) if type(value) is int and abs(value) < 1e300 else float("nan")
+        number = (
+            value
+            if type(value) is float
+            else float(value)
+            if type(value) is int and abs(value) < 1e300
+            else float("nan")
+        )
         if step == p.completed + 1 or (p.last is not None and p.last.step == step):
             p.user_losses[step] = number
         else:
@@ -556,14 +585,15 @@ class Run:
             self._misuse.too_late(call, self.called)
 
     def at_exit(self, status: Any, because: Cause | None = None) -> None:
-        """The process ends by itself. status: what sys.exit was told. because: the exception that was being handled then. (As
-        `_at_exit` in session.py.)"""
+        """The process ends by itself. status: what sys.exit was told. because: the exception that was being handled
+        then. (As `_at_exit` in session.py.)"""
         if self._ending is not None and not self.inherited:
             self._close(*self._ending)  # Ctrl-C may have come into the end
         if self._ended or self.inherited or self._sender.disabled:
             return
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        if error is not None and error is not self._last_value and not hasattr(sys, "ps1"):  # at a prompt the next line mends it
+        # at a prompt the next line mends it
+        if error is not None and error is not self._last_value and not hasattr(sys, "ps1"):
             self.fail(error)
         elif status in (None, 0, False):
             self._end("finished")

@@ -10,7 +10,8 @@ __all__ = ["RunConfig"]
 
 
 class RunConfig(dict[str, Any]):
-    """What the user passed as configuration. `config["lr"]` and `config.lr` are the same entry; both may be read and set."""
+    """What the user passed as configuration. `config["lr"]` and `config.lr` are the same entry; both may be read and
+    set."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -23,8 +24,10 @@ class RunConfig(dict[str, Any]):
         self[name] = value
 
     def update(self, *given: Any, allow_val_change: Any = None, **more: Any) -> None:  # noqa: ARG002 - of wandb; always allowed
-        """As of a dict; a dataclass or a namespace is taken as well. allow_val_change: accepted for the sake of scripts that pass
-        it to another tracker, and always true."""
+        """As of a dict; a dataclass or a namespace is taken as well. allow_val_change: accepted for the sake of scripts
+        that pass it to another tracker, and always true."""
         for source in given:
-            super().update(source if isinstance(source, (dict, list, tuple)) or hasattr(source, "keys") else as_dict(source))
+            super().update(
+                source if isinstance(source, (dict, list, tuple)) or hasattr(source, "keys") else as_dict(source)
+            )
         super().update(more)

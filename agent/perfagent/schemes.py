@@ -1,4 +1,5 @@
-"""Explains an address with https:// where plain HTTP is spoken, or the other way round, in the same words everywhere."""
+"""Explains an address with https:// where plain HTTP is spoken, or the other way round, in the same words
+everywhere."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ REFUSAL = ": what listens there speaks TLS, give its address with https://"
 def wrong_scheme(address: str, error: Exception, *, hung_up: bool) -> str:
     """In words, when the error looks as if the scheme were the mistake; else "".
 
-    address: as given. hung_up: whether the other side closed the connection instead of answering, and never answered before.
+    address: as given. hung_up: whether the other side closed the connection instead of answering, and never answered
+    before.
     """
     given, _, rest = address.partition("://")
     if given == "https" and any(reason in str(error) for reason in _NOT_TLS):
@@ -27,5 +29,6 @@ def wrong_scheme(address: str, error: Exception, *, hung_up: bool) -> str:
 
 
 def refuses_plain_http(body: bytes) -> bool:
-    """Whether this is the page, in the words of nginx, Apache, Go and Caddy, that answers a request without TLS (status 400)."""
+    """Whether this is the page, in the words of nginx, Apache, Go and Caddy, that answers a request without TLS (status
+    400)."""
     return b"HTTPS" in body[:4096]

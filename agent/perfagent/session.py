@@ -31,7 +31,8 @@ __all__ = ["Run", "alert", "attach", "current", "finish", "init", "log", "start_
 _current: Run | None = None
 _launched: Run | None = None
 _named = False
-"""Whether the script gave the launched run a name or project: another one begins another run then, as in plain Python."""
+"""Whether the script gave the launched run a name or project: another one begins another run then, as in plain
+Python."""
 _resumed: tuple[str | None, int] | None = None
 _job: int | None = None
 """Of Hydra's, the newest one that attached."""
@@ -43,10 +44,11 @@ _inert: str | None = None
 """Why no run may begin now."""
 _watched = False
 _watched_worker = 0
-"""The process of multiprocessing that is watched: forked children inherit what their parent watched, and not its end."""
+"""The process of multiprocessing that is watched: forked children inherit what their parent watched, and not its
+end."""
 
 
-# ---- the documented functions -----------------------------------------------------------------------------------------------
+# ---- the documented functions ----------------------------------------------------------------------------------------
 
 
 @checked
@@ -70,14 +72,14 @@ def attach(
 ) -> Run:
     """Monitors the training in this process from here on, and returns the run.
 
-    model, optimizer: what is trained; found by themselves when not given. config: a dict, dataclass or namespace; `run.config`
-    may be added to later. notes: text for people, shown with the run, where they may change it. record: a
-    folder to record into, without a server; where a run is current and this or server means another place, that run ends and
-    one begins there. tensorboard: a folder for event files of TensorBoard besides. start_step: the number of the first step to
-    come, when training is resumed. tune_malloc: False leaves glibc's allocator as it is; else two of its thresholds are raised,
-    so that a step on the CPU keeps its memory. capture_logs: False leaves out what the script logs by other loggers (W&B,
-    TensorBoard, a trainer's own).
-    Raises ConfigError for an argument that cannot be used; never for trouble of its own, such as a server that is away.
+    model, optimizer: what is trained; found by themselves when not given. config: a dict, dataclass or namespace;
+    `run.config` may be added to later. notes: text for people, shown with the run, where they may change it. record: a
+    folder to record into, without a server; where a run is current and this or server means another place, that run
+    ends and one begins there. tensorboard: a folder for event files of TensorBoard besides. start_step: the number of
+    the first step to come, when training is resumed. tune_malloc: False leaves glibc's allocator as it is; else two of
+    its thresholds are raised, so that a step on the CPU keeps its memory. capture_logs: False leaves out what the
+    script logs by other loggers (W&B, TensorBoard, a trainer's own). Raises ConfigError for an argument that cannot be
+    used; never for trouble of its own, such as a server that is away.
     """
     global _current, _named, _resumed
     check_model(model)
@@ -238,7 +240,8 @@ def start_from_launcher(**options: Any) -> Run:
 
 
 def _is_imported_by_a_worker() -> bool:
-    """Whether multiprocessing, which starts workers by `spawn`, is importing the script anew in one: it holds no training."""
+    """Whether multiprocessing, which starts workers by `spawn`, is importing the script anew in one: it holds no
+    training."""
     processes = sys.modules.get("multiprocessing.process")
     return processes is not None and getattr(processes.current_process(), "_inheriting", False)
 
@@ -250,8 +253,8 @@ def silent(config: dict[str, Any], tags: list[str]) -> Run:
 
 
 def _is_hydras_next_job(run_id: str | None) -> bool:
-    """Whether this is another of the jobs that Hydra's --multirun does in one process, each a training of its own, than the one
-    that attached before. Where an id was given they are all that run."""
+    """Whether this is another of the jobs that Hydra's --multirun does in one process, each a training of its own, than
+    the one that attached before. Where an id was given they are all that run."""
     global _job
     before = _job
     hydra = sys.modules.get("hydra.core.hydra_config")
@@ -265,7 +268,8 @@ def _is_hydras_next_job(run_id: str | None) -> bool:
 
 
 def _elsewhere(run: Run, server: str | None, record: str | os.PathLike[str] | None) -> bool:
-    """Whether these mean another place than the one where the run's data go: a folder, or a server where there is none."""
+    """Whether these mean another place than the one where the run's data go: a folder, or a server where there is
+    none."""
     said = AgentConfig.from_env(server=server, record=record)
     return (said.record or said.server) != (run.settings.record or run.settings.server)
 
@@ -286,7 +290,8 @@ def _is_disabled() -> bool:
 
 
 def _say_that_it_ends(run: Run, *, expected: bool) -> None:
-    """The first run ends because another begins; expected: each of Hydra's jobs is a run of its own, as its user wants it."""
+    """The first run ends because another begins; expected: each of Hydra's jobs is a run of its own, as its user wants
+    it."""
     logger.log(
         logging.INFO if expected else logging.WARNING,
         "perfagent: a second attach() or init(), which names another run, project or place, ends the run %s here as finished and "
@@ -305,7 +310,8 @@ def _tell_inherited() -> None:
 
 
 def _tell_green_threads() -> None:
-    """gevent and eventlet replace what starts a thread: the agent's share one with the training then, and work when it rests."""
+    """gevent and eventlet replace what starts a thread: the agent's share one with the training then, and work when it
+    rests."""
     threading: Any = sys.modules.get("threading")
     library = str(getattr(getattr(threading, "_start_new_thread", None), "__module__", "")).partition(".")[0]
     if library in ("gevent", "eventlet"):
@@ -317,7 +323,7 @@ def _tell_green_threads() -> None:
         )
 
 
-# ---- forks and the end of the process --------------------------------------------------------------------------------------
+# ---- forks and the end of the process --------------------------------------------------------------------------------
 
 
 def _watch_process() -> None:
@@ -331,7 +337,8 @@ def _watch_process() -> None:
 
 
 def _watch_worker() -> None:
-    """A process of multiprocessing leaves by os._exit, past atexit, but runs its own finalizers: ours as the last of them."""
+    """A process of multiprocessing leaves by os._exit, past atexit, but runs its own finalizers: ours as the last of
+    them."""
     global _watched_worker
     processes = sys.modules.get("multiprocessing.process")
     if processes is None or processes.parent_process() is None or _watched_worker == os.getpid():
@@ -361,6 +368,7 @@ def _forked() -> None:
 
 def _at_exit() -> None:
     """No import, no new thread, no eval here: after Ctrl-C any of these turns exit code 130 into 1."""
-    with contextlib.suppress(KeyboardInterrupt):  # again, while the last of the run is delivered: then it stays in the spool
+    # again, while the last of the run is delivered: then it stays in the spool
+    with contextlib.suppress(KeyboardInterrupt):
         if _current is not None:
             _current.at_exit(_leaving.status, _leaving.because)

@@ -18,9 +18,9 @@ _READS_ITS_OWN = frozenset(("locals", "vars", "dir", "eval", "exec"))
 def variables_of(frame: FrameType) -> Iterator[list[tuple[str, Any]]]:
     """The local variables of a function that is being executed.
 
-    Up to Python 3.12 a function's `f_locals` is a dict that stays with the frame and keeps every object in it alive until the
-    function returns, so it is emptied again (as numexpr does). It is also what `locals()` hands out: a function that uses that
-    name, or whose dict somebody holds, is left alone.
+    Up to Python 3.12 a function's `f_locals` is a dict that stays with the frame and keeps every object in it alive
+    until the function returns, so it is emptied again (as numexpr does). It is also what `locals()` hands out: a
+    function that uses that name, or whose dict somebody holds, is left alone.
     """
     code = frame.f_code
     if not code.co_flags & _OPTIMIZED:

@@ -1,7 +1,7 @@
 """Names of environment variables: which ones perfagent reads, and which one was probably meant.
 
-Values are read elsewhere (`AgentConfig.from_env`, the server's `Settings.from_env`); here only their names are looked at, so that
-PERFAGENT_DISABELD=1 is not passed over in silence.
+Values are read elsewhere (`AgentConfig.from_env`, the server's `Settings.from_env`); here only their names are looked
+at, so that PERFAGENT_DISABELD=1 is not passed over in silence.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ TIMEOUT_S = 2.0
 
 
 def ask(run: str, settings: AgentConfig, tell: Callable[[str, int, str], None]) -> Finding | None:
-    """None when the server does not answer in time, the key may not read or there is no verdict yet: with a warning through
-    `tell`. Raises nothing."""
+    """None when the server does not answer in time, the key may not read or there is no verdict yet: with a warning
+    through `tell`. Raises nothing."""
     import httpx  # not with the training: few ask
     import msgspec
 
@@ -27,14 +27,19 @@ def ask(run: str, settings: AgentConfig, tell: Callable[[str, int, str], None]) 
 
     headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
     try:
-        with httpx.Client(timeout=TIMEOUT_S, trust_env=not is_on_this_machine(settings.server), headers=headers) as client:
+        with httpx.Client(
+            timeout=TIMEOUT_S, trust_env=not is_on_this_machine(settings.server), headers=headers
+        ) as client:
             answer = client.get(f"{settings.server}/api/v1/runs/{run}/verdict")
         if answer.status_code == 200:
             return msgspec.json.decode(answer.content, type=Finding)
         topic, why = f"verdict {answer.status_code}", _why(answer.status_code, run, settings)
     except (httpx.HTTPError, msgspec.MsgspecError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        topic, why = "verdict away", f"server {settings.server} gave none within {TIMEOUT_S:g} s ({reason}); is it running?"
+        topic, why = (
+            "verdict away",
+            f"server {settings.server} gave none within {TIMEOUT_S:g} s ({reason}); is it running?",
+        )
     tell(topic, logging.WARNING, f"perfagent: no verdict here: {why}")
     return None
 

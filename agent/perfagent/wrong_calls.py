@@ -1,6 +1,8 @@
-"""What a script gets for a call of ours that cannot work: an error of one sentence and a traceback that ends at its own line.
+"""What a script gets for a call of ours that cannot work: an error of one sentence and a traceback that ends at its own
+line.
 
-Scripts come from other trackers: for the names of their options and functions the error says what perfagent has instead.
+Scripts come from other trackers: for the names of their options and functions the error says what perfagent has
+instead.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
     PYTHONPATH=benchmarks python benchmarks/checkpoint/measure.py [--quick] [--mib N] [--folder DIR] [--write]
 
-One state (a model and the two moments of AdamW) is saved in turn in each way. torch.save alone does not sync, sum or rename:
-it is here to say what the disk takes. Exits with 1 if an asynchronous save does not block the training at least 3 times less.
+One state (a model and the two moments of AdamW) is saved in turn in each way. torch.save alone does not sync, sum or
+rename:
+it is here to say what the disk takes. Exits with 1 if an asynchronous save does not block the training at least 3 times
+less.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     PYTHONPATH=benchmarks python benchmarks/claims/measure.py [--quick] [--device cpu|cuda] [--only NAME ...] [--write]
     PYTHONPATH=benchmarks python benchmarks/claims/measure.py --render          only the page, from figures measured before
 
-The figures of the last run on each kind of device are kept beside this file (cpu.json, cuda.json), so that a run on a GPU fills
-its column and leaves the other. Quick runs are not written. Fails when what perfagent promises is missed.
+The figures of the last run on each kind of device are kept beside this file (cpu.json, cuda.json), so that a run on a
+GPU fills its column and leaves the other. Quick runs are not written. Fails when what perfagent promises is missed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ def run(name: str, device: str | None, *, quick: bool) -> dict[str, Any]:
     """The report of one benchmark. Ends with its error if it fails."""
     command = [sys.executable, "-m", "perfagent", "bench", name, "--json", *(["--quick"] if quick else [])]
     done = subprocess.run(
-        [*command, *(["--device", device] if device else [])], stdout=subprocess.PIPE, text=True, timeout=900, check=False
+        [*command, *(["--device", device] if device else [])],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=900,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
@@ -122,7 +126,11 @@ def main() -> int:
     for name in () if options.render else options.only or BENCHMARKS:
         print(f"  {name}", file=sys.stderr, flush=True)
         report = run(name, options.device, quick=options.quick)
-        print(json.dumps([{key: claim[key] for key in ("id", "here", "compared")} for claim in report["claims"]], indent=1))
+        print(
+            json.dumps(
+                [{key: claim[key] for key in ("id", "here", "compared")} for claim in report["claims"]], indent=1
+            )
+        )
         missed += [] if options.quick else broken(report)
         if options.write and not options.quick:
             keep(report["device"], kept(report["device"]) | {name: report})

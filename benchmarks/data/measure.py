@@ -2,8 +2,8 @@
 
     PYTHONPATH=benchmarks python benchmarks/data/measure.py [--quick] [--write]
 
-Exits with 1 when packing fills less than 99 % or takes a second for 50,000 lengths, or when a loader that takes 50 ms a batch is
-shown with a data wait that is off by more than 5 %.
+Exits with 1 when packing fills less than 99 % or takes a second for 50,000 lengths, or when a loader that takes 50 ms a
+batch is shown with a data wait that is off by more than 5 %.
 """
 
 from __future__ import annotations
@@ -78,11 +78,17 @@ def fills(lengths: list[int]) -> list[tuple[str, float, float]]:
         rows.append((name, share, took))
     took, packed = timed(lambda: pack(lengths, CAPACITY))
     rows.append(
-        (f"pack, {len(packed):,} rows (at least {-(-total // CAPACITY):,} are needed)", fill(packed, lengths, CAPACITY), took)
+        (
+            f"pack, {len(packed):,} rows (at least {-(-total // CAPACITY):,} are needed)",
+            fill(packed, lengths, CAPACITY),
+            took,
+        )
     )
     for window in (500, 2000):
         took, packed = timed(
-            lambda window=window: [*pack_stream(range(len(lengths)), CAPACITY, length=lengths.__getitem__, window=window)]
+            lambda window=window: [
+                *pack_stream(range(len(lengths)), CAPACITY, length=lengths.__getitem__, window=window)
+            ]
         )
         rows.append((f"pack_stream, window of {window}", fill(packed, lengths, CAPACITY), took))
     return rows
@@ -176,7 +182,9 @@ def main() -> int:
         batches = 20 if options.quick else 100
         waits = {
             "the DataLoader": data_wait(batches, folder / "plain", iter),
-            "a Prefetcher on the CPU": data_wait(batches, folder / "ahead", lambda loader: iter(Prefetcher(loader, "cpu"))),
+            "a Prefetcher on the CPU": data_wait(
+                batches, folder / "ahead", lambda loader: iter(Prefetcher(loader, "cpu"))
+            ),
         }
         figures = reading(folder, 100 if options.quick else 400)
 
@@ -203,8 +211,12 @@ def main() -> int:
     if options.write:
         tables.replace("data", text)
     packed = next(row for row in rows if row[0].startswith("pack,"))
-    missed = [what for what, bad in (("filled under 99 %", packed[1] < 0.99), ("took a second", packed[2] >= 1.0)) if bad]
-    missed += [f"data wait through {through}" for through, wait in waits.items() if abs(wait / WAIT_S - 1) * 100 > MOST_OFF_PCT]
+    missed = [
+        what for what, bad in (("filled under 99 %", packed[1] < 0.99), ("took a second", packed[2] >= 1.0)) if bad
+    ]
+    missed += [
+        f"data wait through {through}" for through, wait in waits.items() if abs(wait / WAIT_S - 1) * 100 > MOST_OFF_PCT
+    ]
     for one in missed:
         print(f"missed: {one}", file=sys.stderr)
     return 1 if missed else 0

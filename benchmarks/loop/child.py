@@ -1,7 +1,7 @@
 """One library in one fresh process: blocks of steps by hand and through it, in turn; prints one line `RESULT {json}`.
 
-Both train the same small model on the same batches with the same operations: what differs is who calls them. The clock is the CPU
-of the training thread, which holds on a busy machine.
+Both train the same small model on the same batches with the same operations: what differs is who calls them. The clock
+is the CPU of the training thread, which holds on a busy machine.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ def main() -> None:
     for name, case in CASES.items():
         seen = [*blocks(by_hand(case), LIBRARIES[options.through](case), options.rounds)]
         result[f"{name}: by hand"] = statistics.median(hand for hand, _ in seen)
-        result[name] = statistics.median(through - hand for hand, through in seen)  # neighbors share what the machine is doing
+        # neighbors share what the machine is doing
+        result[name] = statistics.median(through - hand for hand, through in seen)
     print("RESULT " + json.dumps(result), flush=True)
     os._exit(0)
 

@@ -47,10 +47,16 @@ def main() -> int:
 
     cases = [name for name in figures["Fabric"][0] if not name.endswith(": by hand")]
     costs = {
-        library: {case: statistics.median(one[case] for one in results) for case in cases} for library, results in figures.items()
+        library: {case: statistics.median(one[case] for one in results) for case in cases}
+        for library, results in figures.items()
     }
-    hand = {case: statistics.median(one[f"{case}: by hand"] for results in figures.values() for one in results) for case in cases}
-    rows = [[case, tables.figure(hand[case]), *(f"+{costs[library][case]:.1f}" for library in LIBRARIES)] for case in cases]
+    hand = {
+        case: statistics.median(one[f"{case}: by hand"] for results in figures.values() for one in results)
+        for case in cases
+    }
+    rows = [
+        [case, tables.figure(hand[case]), *(f"+{costs[library][case]:.1f}" for library in LIBRARIES)] for case in cases
+    ]
     text = "\n".join(
         [
             f"{tables.machine('torch', 'lightning', 'accelerate')}. CPU µs of the training thread for a micro-step, data loading "
@@ -64,7 +70,11 @@ def main() -> int:
     if options.write:
         tables.replace("loop", text)
     ours = costs["perfagent.loop"]
-    missed = [case for case in cases if ours[case] > MOST_US or ours[case] >= min(costs[other][case] for other in LIBRARIES[1:])]
+    missed = [
+        case
+        for case in cases
+        if ours[case] > MOST_US or ours[case] >= min(costs[other][case] for other in LIBRARIES[1:])
+    ]
     for case in missed:
         print(f"missed: {case}: {ours[case]:.1f} µs", file=sys.stderr)
     return 1 if missed else 0

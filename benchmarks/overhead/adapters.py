@@ -1,4 +1,5 @@
-"""One adapter per tracker: load (the import), start, log, finish. Each runs in a process and a virtual environment of its own."""
+"""One adapter per tracker: load (the import), start, log, finish. Each runs in a process and a virtual environment of
+its own."""
 
 from __future__ import annotations
 
@@ -51,8 +52,9 @@ class PerfagentAttach(PerfagentLog):
 class Floor(Adapter):
     """The least that anything in Python does which a SIGKILL costs 200 ms and which shows values by the second.
 
-    Rows go through a deque; a thread appends those of each 150 ms to a file as they are, and sends those of a second to a socket
-    as JSON. Nothing is timed, looked at, redacted, acknowledged or sent again, and nothing of the host is read.
+    Rows go through a deque; a thread appends those of each 150 ms to a file as they are, and sends those of a second to
+    a socket as JSON. Nothing is timed, looked at, redacted, acknowledged or sent again, and nothing of the host is
+    read.
     """
 
     TICK_S, TICKS_A_SEND = 0.15, 7
@@ -64,7 +66,13 @@ class Floor(Adapter):
         import threading
         from collections import deque
 
-        self.encode, self.note, self.socket, self.threading, self.rows = json.dumps, marshal.dumps, socket, threading, deque()
+        self.encode, self.note, self.socket, self.threading, self.rows = (
+            json.dumps,
+            marshal.dumps,
+            socket,
+            threading,
+            deque(),
+        )
 
     def start(self, folder: Path, workload: Workload) -> None:
         self.file = os.open(folder / "rows", os.O_CREAT | os.O_WRONLY | os.O_APPEND)

@@ -1,11 +1,12 @@
-"""What a call of another logger costs more because its scalars appear in the run: the patch around a body that does nothing.
+"""What a call of another logger costs more because its scalars appear in the run: the patch around a body that does
+nothing.
 
     PYTHONPATH=benchmarks python benchmarks/overhead/captured.py [--rounds N]
 
-Blocks with and without a run in turn, least of many, as in isolated.py: `..._us` is what a call costs more. Of TensorBoard's
-writer a number and a tensor, of the Trainer what it logs of a step, of W&B's `Run._log` ten scalars where it is installed. Runs
-in the project's own environment, which has these libraries. `background_us` is what the agent's threads take for one of these
-calls.
+Blocks with and without a run in turn, least of many, as in isolated.py: `..._us` is what a call costs more. Of
+TensorBoard's writer a number and a tensor, of the Trainer what it logs of a step, of W&B's `Run._log` ten scalars where
+it is installed. Runs in the project's own environment, which has these libraries. `background_us` is what the agent's
+threads take for one of these calls.
 """
 
 from __future__ import annotations

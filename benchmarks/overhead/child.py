@@ -1,7 +1,7 @@
 """One tracker in one fresh process: trains, logs 10 scalars in every step, prints one line `RESULT {json}`.
 
-Clocks: `thread_time` is the CPU of the training thread alone; `process_time` that of all threads; child processes are read
-from the system. All three hold on a busy machine, wall time does not.
+Clocks: `thread_time` is the CPU of the training thread alone; `process_time` that of all threads; child processes are
+read from the system. All three hold on a busy machine, wall time does not.
 """
 
 from __future__ import annotations
@@ -55,7 +55,12 @@ def main() -> None:
     rss, threads = me.memory_info().rss, me.num_threads()
 
     # --- what it costs to begin: until the calls return, and what its threads and processes do just after
-    thread_0, process_0, children_0, wall_0 = time.thread_time(), time.process_time(), children_cpu_s(me), time.perf_counter()
+    thread_0, process_0, children_0, wall_0 = (
+        time.thread_time(),
+        time.process_time(),
+        children_cpu_s(me),
+        time.perf_counter(),
+    )
     adapter.load()
     adapter.start(folder, workload)
     setup_thread_s, setup_wall_s = time.thread_time() - thread_0, time.perf_counter() - wall_0
@@ -67,7 +72,12 @@ def main() -> None:
     calls_wall: list[float] = []
     calls_cpu: list[float] = []
     train_cpu_s = 0.0
-    thread_0, process_0, children_0, wall_0 = time.thread_time(), time.process_time(), children_cpu_s(me), time.perf_counter()
+    thread_0, process_0, children_0, wall_0 = (
+        time.thread_time(),
+        time.process_time(),
+        children_cpu_s(me),
+        time.perf_counter(),
+    )
     for step in range(options.steps):
         begin = time.thread_time()
         loss = float(workload.step().detach())

@@ -1,6 +1,7 @@
 """One virtual environment per tracker, so that none changes another's versions; torch is stored once and shared.
 
-torch and what it needs are linked into a folder that each environment sees through a `.pth` file, after its own packages:
+torch and what it needs are linked into a folder that each environment sees through a `.pth` file, after its own
+packages:
 a tracker finds torch there and nothing else of ours.
 """
 

@@ -2,12 +2,12 @@
 
     PYTHONPATH=benchmarks python benchmarks/overhead/gradients.py [--quick] [--rounds N] [--write]
 
-A transformer of 306 parameter tensors. Every case runs in a process and a virtual environment of its own (environments.py);
-inside it, blocks of steps with the measurement and without it take turns. Told is CPU of the training thread, which holds on a
-busy machine, and of all other threads and child processes: of wandb the difference between the blocks; of perfagent, whose
-passes are lost in the noise of steps thirty times as long, what its passes themselves took. Then a step with and one without
-are run once more under a counter of ATen operations: on a GPU each is at least one kernel launch, and each host read (`.item()`,
-`float()`, `bool()` of a tensor) is a wait for the device.
+A transformer of 306 parameter tensors. Every case runs in a process and a virtual environment of its own
+(environments.py); inside it, blocks of steps with the measurement and without it take turns. Told is CPU of the
+training thread, which holds on a busy machine, and of all other threads and child processes: of wandb the difference
+between the blocks; of perfagent, whose passes are lost in the noise of steps thirty times as long, what its passes
+themselves took. Then a step with and one without are run once more under a counter of ATen operations: on a GPU each is
+at least one kernel launch, and each host read (`.item()`, `float()`, `bool()` of a tensor) is a wait for the device.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Perfagent(Case):
         self._own_s = 0.0
 
         class Timed(Health):
-            """What runs on the training thread, under its CPU clock. (Dead units are looked at inside of the model's call.)"""
+            """What runs on the training thread, under its CPU clock. (Dead units are looked at inside of the model's
+            call.)"""
 
             __slots__ = ()
 
@@ -183,7 +184,9 @@ def child(name: str, blocks: int, out: Path) -> None:
     workload = make("deep")
     for _ in range(3):
         workload.step()
-    case: Case = (Perfagent if CASES[name] == "perfagent" else WandbWatch)(name, workload.model, workload.optimizer, out)
+    case: Case = (Perfagent if CASES[name] == "perfagent" else WandbWatch)(
+        name, workload.model, workload.optimizer, out
+    )
     for _ in range(5):
         workload.step()
         case.after_step()
@@ -223,7 +226,8 @@ def child(name: str, blocks: int, out: Path) -> None:
 
 
 def bare_pass(gradients: list[Any]) -> Callable[[], float]:
-    """CPU seconds of one `torch._foreach_norm` over the gradients and one stack: what a pass costs that does nothing else."""
+    """CPU seconds of one `torch._foreach_norm` over the gradients and one stack: what a pass costs that does nothing
+    else."""
     import torch
 
     def seconds() -> float:

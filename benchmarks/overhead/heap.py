@@ -3,15 +3,16 @@
     PYTHONPATH=benchmarks python benchmarks/overhead/heap.py [--quick] [--processes N] [--workloads mlp,deep]
         [--sides "bare;attached"] [--write]
 
-A step allocates and frees memory. glibc may return the freed memory to the kernel. The next step must then get that memory
-again, at the cost of one page fault for every 4 KiB. Whether glibc returns the memory depends on the other objects on the heap,
-so processes of the same script differ. Therefore each side runs in many fresh processes, and the sides take turns.
-Sides: `bare` (no agent), `attached`, and `attached, PERFAGENT_MALLOC=0`, which leaves glibc's thresholds as they are.
+A step allocates and frees memory. glibc may return the freed memory to the kernel. The next step must then get that
+memory again, at the cost of one page fault for every 4 KiB. Whether glibc returns the memory depends on the other
+objects on the heap, so processes of the same script differ. Therefore each side runs in many fresh processes, and the
+sides take turns. Sides: `bare` (no agent), `attached`, and `attached, PERFAGENT_MALLOC=0`, which leaves glibc's
+thresholds as they are.
 
-Measured around each step, on the training thread: CPU time by `thread_time_ns` and minor page faults by `RUSAGE_THREAD`. The
-CPU time of a process is the lower decile of its steps: the quiet moments of a shared machine. Its page faults are exact counts,
-as a mean over its steps. The figures are medians over processes. The exit status is 1 if `attached` misses one of the three
-limits.
+Measured around each step, on the training thread: CPU time by `thread_time_ns` and minor page faults by
+`RUSAGE_THREAD`. The CPU time of a process is the lower decile of its steps: the quiet moments of a shared machine. Its
+page faults are exact counts, as a mean over its steps. The figures are medians over processes. The exit status is 1 if
+`attached` misses one of the three limits.
 """
 
 from __future__ import annotations
@@ -66,13 +67,17 @@ def child(side: str, workload_name: str, steps: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two short processes a side: to see that it works, not to quote")
+    parser.add_argument(
+        "--quick", action="store_true", help="two short processes a side: to see that it works, not to quote"
+    )
     parser.add_argument("--processes", type=int, help="on each side; 12 by default")
     parser.add_argument("--workloads", default=",".join(STEPS))
     parser.add_argument("--sides", default=";".join(SIDES), help="some of them, with ; between")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "perfagent-bench")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--json", type=Path, help="keep the figures of every process here, also of a run that is interrupted")
+    parser.add_argument(
+        "--json", type=Path, help="keep the figures of every process here, also of a run that is interrupted"
+    )
     parser.add_argument("--child", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -104,7 +109,8 @@ Figures = dict[str, dict[str, list[dict[str, float]]]]
 def measured(
     wanted: list[str], sides: list[str], processes: int, folder: Path, *, quick: bool, keep: Path | None = None
 ) -> Figures:
-    """Sides in turn, each beginning as often as the others. keep: a file for the figures so far, written after every round."""
+    """Sides in turn, each beginning as often as the others. keep: a file for the figures so far, written after every
+    round."""
     import environments
     from measure import live_server, run_child
 

@@ -1,8 +1,10 @@
-"""What each hook of `attach` adds where it stands, around a body that does nothing: the hook itself, to a tenth of a microsecond.
+"""What each hook of `attach` adds where it stands, around a body that does nothing: the hook itself, to a tenth of a
+microsecond.
 
-Caches are warm here, which they are not in a training step (timing.py measures that). Four places, each with the agent's hook,
-with nothing, and with a bare clock read: the root model's call, `torch.autograd.backward`, an optimizer's step, a loader's next.
-Blocks in turn, least of many: `..._us` is what the hook adds, `..._stamp_us` what a clock read with an append adds there.
+Caches are warm here, which they are not in a training step (timing.py measures that). Four places, each with the
+agent's hook, with nothing, and with a bare clock read: the root model's call, `torch.autograd.backward`, an optimizer's
+step, a loader's next. Blocks in turn, least of many: `..._us` is what the hook adds, `..._stamp_us` what a clock read
+with an append adds there.
 """
 
 from __future__ import annotations
@@ -129,7 +131,9 @@ def main() -> None:
             take_out()
     torch.autograd.backward = backward
     result = {f"{place}_us": least[place, "agent"] - least[place, "nothing"] for place in places}
-    result |= {f"{place}_stamp_us": least[place, "stamp"] - least[place, "nothing"] for place in places if place != "data"}
+    result |= {
+        f"{place}_stamp_us": least[place, "stamp"] - least[place, "nothing"] for place in places if place != "data"
+    }
     result["sum_us"] = sum(result[f"{place}_us"] for place in places)
     print("RESULT " + json.dumps(result), flush=True)
     os._exit(0)

@@ -1,11 +1,12 @@
 """What monitoring costs the training process, perfagent beside its peers: interleaved rounds, fresh processes, medians.
 
-    PYTHONPATH=benchmarks python benchmarks/overhead/measure.py [--quick] [--workload deep] [--rounds N] [--trackers a,b]
+    PYTHONPATH=benchmarks python benchmarks/overhead/measure.py [--quick] [--workload deep] [--rounds N] [--trackers
+    a,b]
         [--write]
 
---workload: `mlp`, small steps in which every microsecond shows (the default), or `deep`, the steps of a transformer. --write puts
-the table into docs/benchmarks.md, one for each workload. The environments are built once below --folder (a temporary one by
-default).
+--workload: `mlp`, small steps in which every microsecond shows (the default), or `deep`, the steps of a transformer.
+--write puts the table into docs/benchmarks.md, one for each workload. The environments are built once below --folder (a
+temporary one by default).
 """
 
 from __future__ import annotations
@@ -85,13 +86,18 @@ def run_child(
     variables: Mapping[str, str] | None = None,
     timeout_s: float = 300.0,
 ) -> dict[str, float] | None:
-    """The child's figures; None when it failed, with its last words on stderr. variables: of its environment, besides ours."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PERFAGENT_", "WANDB_", "PYTHONPATH"))}
+    """The child's figures; None when it failed, with its last words on stderr. variables: of its environment, besides
+    ours."""
+    inherited = {
+        key: value for key, value in os.environ.items() if not key.startswith(("PERFAGENT_", "WANDB_", "PYTHONPATH"))
+    }
     ours = {"XDG_STATE_HOME": str(state), "PERFAGENT_SERVER": server, "PYTHONPATH": str(HERE)}
     environment_of_child = {**inherited, **ours, **(variables or {})}
     command = [str(environment), str(HERE / script), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment_of_child, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, env=environment_of_child, check=False
+        )
     except subprocess.TimeoutExpired:
         print(f"  {' '.join(arguments)}: not done after {timeout_s:.0f} s", file=sys.stderr)
         return None
@@ -142,11 +148,14 @@ def main() -> int:
                     result = run_child(
                         f"{name}.py",
                         ["--steps", str(2 * steps)] if name == "timing" else [],
-                        environment=Path(sys.executable) if name == "captured" else lean,  # it needs other people's loggers
+                        # it needs other people's loggers
+                        environment=Path(sys.executable) if name == "captured" else lean,
                         server=url,
                         state=state,
                     )
-                    {"timing": timing, "isolated": isolated, "captured": captured}[name].extend([result] if result else [])
+                    {"timing": timing, "isolated": isolated, "captured": captured}[name].extend(
+                        [result] if result else []
+                    )
                     continue
                 before = sum(server.cpu_times()[:2])
                 result = run_child(
@@ -164,7 +173,9 @@ def main() -> int:
     if options.json:
         kept = {"trackers": figures, "timing": timing, "isolated": isolated, "captured": captured}
         options.json.write_text(json.dumps(kept, indent=1), "utf-8")
-    text = report(figures, timing, isolated, captured, server_cpu_s / server_steps * 1e6 if server_steps else None, rounds, steps)
+    text = report(
+        figures, timing, isolated, captured, server_cpu_s / server_steps * 1e6 if server_steps else None, rounds, steps
+    )
     print(text)
     if options.write:
         tables.replace(SECTIONS[options.workload], text)

@@ -1,12 +1,15 @@
 """What `attach` costs the training thread per step, with nothing logged: steps with and without the hooks, in turn.
 
-Short blocks, in turn, and two figures of each: the difference of the medians (`..._us`) and of the lower deciles (`..._low_us`,
-the quiet moments of a shared machine). Gradients are measured as often as the governor allows, as in production. The loops:
+Short blocks, in turn, and two figures of each: the difference of the medians (`..._us`) and of the lower deciles
+(`..._low_us`, the quiet moments of a shared machine). Gradients are measured as often as the governor allows, as in
+production. The loops:
 
 - `hooks`: nothing but one scalar's forward, backward and an optimizer that does nothing, so that the hooks stand out.
 - `loader`: the same with a DataLoader.
-- `auto`: a step with the tensors of the MLP but small ones, as in a real loop: caches are colder and the noise is larger.
-- `floor`: the `hooks` loop with nothing but a clock read at the same places (the optimizer's global hooks, round backward, the
+- `auto`: a step with the tensors of the MLP but small ones, as in a real loop: caches are colder and the noise is
+  larger.
+- `floor`: the `hooks` loop with nothing but a clock read at the same places (the optimizer's global hooks, round
+  backward, the
   root module's forward hooks): what this machine charges for being called there at all.
 """
 
@@ -91,7 +94,9 @@ def block_us(step: Callable[[], object]) -> float:
     return (time.thread_time() - begin) / BLOCK * 1e6
 
 
-def added_us(made: tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], object]], blocks: int) -> tuple[float, float]:
+def added_us(
+    made: tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], object]], blocks: int
+) -> tuple[float, float]:
     """Difference of the medians, and of the lower deciles, of blocks with the hooks in torch and without them."""
     model, optimizer, step = made
     run = perfagent.attach(model, optimizer, project="bench")
@@ -152,7 +157,9 @@ def stamped() -> Callable[[torch.nn.Module], Callable[[], None]]:
     return install
 
 
-def floor_us(made: tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], object]], blocks: int) -> tuple[float, float]:
+def floor_us(
+    made: tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], object]], blocks: int
+) -> tuple[float, float]:
     """The same two differences for bare clock reads."""
     model, _, step = made
     install = stamped()

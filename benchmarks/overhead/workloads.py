@@ -63,8 +63,9 @@ class Workload:
     step: Callable[[], Tensor]
 
 
-# name -> sizes of the model and the batch. `mlp` takes about 6 ms a step on one core; `tiny` has the same tensors, but so small
-# that a few microseconds of hooks show beside it. And two transformers: `deep` of many tensors, `transformer` of large ones.
+# name -> sizes of the model and the batch. `mlp` takes about 6 ms a step on one core; `tiny` has the same tensors, but
+# so small that a few microseconds of hooks show beside it. And two transformers: `deep` of many tensors, `transformer`
+# of large ones.
 WORKLOADS = {"mlp": (32, 704, 16), "tiny": (2, 4, 2)}
 
 

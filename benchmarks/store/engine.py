@@ -2,9 +2,10 @@
 
     python engine.py NAME CASE FOLDER     NAME: rows, rows-full, perfagent, mlflow, trackio; CASE: one of telemetry.CASES
 
-Commands: {"batch": n} stores a batch and answers {"seconds", "points"} (and "compaction": seconds
-within them); {"finish": true} brings everything into its final form and answers {"seconds", "bytes", "points"}; {"query":
-"series"|"latest"} answers {"seconds"}, the median of several tries. Making the batch is not timed, waiting for the commit is.
+Commands: {"batch": n} stores a batch and answers {"seconds", "points"} (and "compaction": seconds within them);
+{"finish": true} brings everything into its final form and answers {"seconds", "bytes", "points"}; {"query":
+"series"|"latest"} answers {"seconds"}, the median of several tries. Making the batch is not timed, waiting for the
+commit is.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Rows:
         return self.path.stat().st_size
 
     def series(self) -> object:
-        first, last = self.connection.execute("SELECT min(step), max(step) FROM points WHERE series=?", [self.asked]).fetchone()
+        first, last = self.connection.execute(
+            "SELECT min(step), max(step) FROM points WHERE series=?", [self.asked]
+        ).fetchone()
         width = max(1, -(-(last - first + 1) // 1000))
         return self.connection.execute(
             f"SELECT step/{width} k, min(value), max(value), avg(value) FROM points WHERE series=? GROUP BY k ORDER BY k",
@@ -71,7 +74,8 @@ class Rows:
 
 
 class Perfagent:
-    """Our store, synchronous=FULL. The compactor looks every 16 batches (in the server: every second); its work is counted."""
+    """Our store, synchronous=FULL. The compactor looks every 16 batches (in the server: every second); its work is
+    counted."""
 
     def __init__(self, folder: Path, case: Case) -> None:
         from types import SimpleNamespace
@@ -84,7 +88,8 @@ class Perfagent:
         self.asked = self.names[min(3, case.names - 1)]
         self.database = open_database(SimpleNamespace(data=folder, database=None), reserve_bytes=1 << 12)
         self.sql = SqlStore(self.database)
-        # Time passes for the compactor only while this store works: it must not think a tail old because others had their turn.
+        # Time passes for the compactor only while this store works: it must not think a tail old because others had
+        # their turn.
         self.now = 1.79e9
         self.compactor = Compactor(self.database, rules_enabled=False, clock=lambda: self.now)
         self.seq = 0
@@ -96,10 +101,13 @@ class Perfagent:
         frames = []
         for piece in pieces:
             columns = {}
-            for name, value in zip(self.names, piece.values, strict=True):  # as the agent does: float32 where it loses nothing
+            # as the agent does: float32 where it loses nothing
+            for name, value in zip(self.names, piece.values, strict=True):
                 narrow = value.astype("<f4")
                 columns[name] = (narrow if (narrow == value).all() else value).tobytes()
-            group = Group(piece.step.astype("<i8").tobytes(), piece.time.tobytes(), (piece.time - 1.79e9).tobytes(), columns)
+            group = Group(
+                piece.step.astype("<i8").tobytes(), piece.time.tobytes(), (piece.time - 1.79e9).tobytes(), columns
+            )
             frames.append(
                 Frame(
                     project="p",
@@ -132,12 +140,16 @@ class Perfagent:
     def points(self) -> int:
         with self.database.read() as connection:
             tables = ("block", "bundle")
-            return sum(int(connection.exec_driver_sql(f"SELECT sum(samples) FROM {name}").scalar() or 0) for name in tables)
+            return sum(
+                int(connection.exec_driver_sql(f"SELECT sum(samples) FROM {name}").scalar() or 0) for name in tables
+            )
 
     def bytes(self) -> int:
         """Pages in use: those that the tail has freed are used again by the next frames."""
         with self.database.read() as connection:
-            pages, free = (connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("page_count", "freelist_count"))
+            pages, free = (
+                connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("page_count", "freelist_count")
+            )
             return int((pages - free) * 4096)
 
     def series(self) -> object:

@@ -2,10 +2,10 @@
 
     PYTHONPATH=benchmarks python benchmarks/store/measure.py [--quick] [--batches N] [--engines a,b] [--write]
 
-Every store has a process (peers: an environment) of its own and gets the same batches; they take turns of 16 batches each, and
-who begins changes from turn to turn. (With turns of one batch each store finds the caches full of the others' data every time,
-which a server with work to do does not; every store, the row table too, gains from turns.) Commits are waited for, compaction
-is counted. The peers are slower by two orders of magnitude and get the first batches only.
+Every store has a process (peers: an environment) of its own and gets the same batches; they take turns of 16 batches
+each, and who begins changes from turn to turn. (With turns of one batch each store finds the caches full of the others'
+data every time, which a server with work to do does not; every store, the row table too, gains from turns.) Commits are
+waited for, compaction is counted. The peers are slower by two orders of magnitude and get the first batches only.
 --write puts the table into docs/benchmarks.md.
 """
 
@@ -65,7 +65,9 @@ class Child:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="80 batches a case instead of 400, two of them for the peers")
+    parser.add_argument(
+        "--quick", action="store_true", help="80 batches a case instead of 400, two of them for the peers"
+    )
     parser.add_argument("--batches", type=int)
     parser.add_argument("--cases", default=",".join(CASES), help="shapes of a batch; see telemetry.py")
     parser.add_argument("--engines", default="rows,rows-full,perfagent,mlflow,trackio")
@@ -86,7 +88,16 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="perfagent-bench-") as folder:
             children = [_start(name, case, str(pythons[name]), Path(folder) / name) for name in names]
             rows = _case(children, case, batches, peer_batches)
-        head = ["store", "samples/s", "to rows", "to rows, by CPU", "CPU s per million", "ack p50 ms", "p99 ms", "bytes/sample"]
+        head = [
+            "store",
+            "samples/s",
+            "to rows",
+            "to rows, by CPU",
+            "CPU s per million",
+            "ack p50 ms",
+            "p99 ms",
+            "bytes/sample",
+        ]
         head += ["series of 1000 ms", "latest of all ms"]
         text = table(head, rows)
         words = CASES[case].words

@@ -1,7 +1,7 @@
 """Telemetry as training jobs send it: 16 ranks, four steps a second, from a fixed seed, in frames of several shapes.
 
-Losses and gradient norms are float32 noise round a curve, utilization and temperature whole numbers, memory changes rarely, the
-learning rate follows its schedule.
+Losses and gradient norms are float32 noise round a curve, utilization and temperature whole numbers, memory changes
+rarely, the learning rate follows its schedule.
 """
 
 from __future__ import annotations

@@ -56,7 +56,9 @@ class _Options:
         return f"{self.server}/api/v1{path}"
 
     def unreachable(self, error: httpx.TransportError) -> ServerUnreachable:
-        if scheme := wrong_scheme(self.server, error, hung_up=isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError))):
+        if scheme := wrong_scheme(
+            self.server, error, hung_up=isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError))
+        ):
             return ServerUnreachable(scheme)
         return ServerUnreachable(
             f"the server {self.server} does not answer ({error or type(error).__name__}): start it with `perfagent up`, "
@@ -81,7 +83,11 @@ def _raise(answer: httpx.Response) -> None:
         raise ApiError(answer.status_code, str(error["code"]), str(error["message"]), error.get("field"))
     except (ValueError, KeyError, TypeError):
         host = answer.request.url.netloc.decode()
-        why = REFUSAL if refuses_plain_http(answer.content) else f", and not as a perfagent server does: is {host} its address?"
+        why = (
+            REFUSAL
+            if refuses_plain_http(answer.content)
+            else f", and not as a perfagent server does: is {host} its address?"
+        )
         problem = ApiError(answer.status_code, "unknown", f"{answer.request.url} answered {answer.status_code}{why}")
         problem.exit_code = 1  # who knows what it is that answers
         raise problem from None
@@ -168,12 +174,16 @@ class Client:
                 raise
         for summary in self.runs(name=run, limit=1):
             return self.run(summary.run)
-        raise ApiError(404, "not_found", f"there is no run with the id or name {run!r}; `perfagent runs` lists them", "run")
+        raise ApiError(
+            404, "not_found", f"there is no run with the id or name {run!r}; `perfagent runs` lists them", "run"
+        )
 
     def run(self, run: str) -> RunDetails:
         return parse(RunDetails, self.request("GET", _run_path(run)))
 
-    def change(self, run: str, *, name: str | None = None, tags: list[str] | None = None, notes: str | None = None) -> RunDetails:
+    def change(
+        self, run: str, *, name: str | None = None, tags: list[str] | None = None, notes: str | None = None
+    ) -> RunDetails:
         """Changes what is given."""
         return parse(RunDetails, self.request("PATCH", _run_path(run), body=_query(name=name, tags=tags, notes=notes)))
 
@@ -192,7 +202,9 @@ class Client:
         names: list[str] = self.request("GET", _run_path(run, "/names"))["names"]
         return names
 
-    def events(self, run: str, *, kind: str | None = None, rank: int | None = None, limit: int = 100) -> list[dict[str, Any]]:
+    def events(
+        self, run: str, *, kind: str | None = None, rank: int | None = None, limit: int = 100
+    ) -> list[dict[str, Any]]:
         """The newest events, oldest of them first; kind="log" is the console."""
         found: list[dict[str, Any]] = self.request(
             "GET", _run_path(run, "/events"), params=_query(kind=kind, rank=rank, limit=limit)
@@ -225,7 +237,9 @@ class Client:
         return _part(Finding, "findings")(self.request("GET", _run_path(run, "/findings")))
 
     def alerts(self, run: str | None = None, *, state: str | None = None, severity: str | None = None) -> list[Alert]:
-        return _part(Alert, "alerts")(self.request("GET", "/alerts", params=_query(run=run, state=state, severity=severity)))
+        return _part(Alert, "alerts")(
+            self.request("GET", "/alerts", params=_query(run=run, state=state, severity=severity))
+        )
 
     def ask(self, run: str, kind: str, *, ranks: list[int] | None = None, **params: Any) -> dict[str, Any]:
         """Asks the run's processes for a "profile", "stacks", other "sampling" or a "flush"; the command as it stands
@@ -296,7 +310,9 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -323,7 +339,9 @@ class _Stream:
             raise
         return self._answer
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._answer is not None:
             self._answer.close()
         if isinstance(error, httpx.TransportError):
@@ -334,7 +352,11 @@ class AsyncClient:
     """The reading half of Client for asyncio programs."""
 
     def __init__(
-        self, server: str | None = None, api_key: str | None = None, *, transport: httpx.AsyncBaseTransport | None = None
+        self,
+        server: str | None = None,
+        api_key: str | None = None,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._options = _Options(server, api_key)
         self.http = httpx.AsyncClient(
@@ -371,7 +393,9 @@ class AsyncClient:
         return parse(RunDetails, await self.request("GET", _run_path(run)))
 
     async def latest(self, run: str) -> dict[str, Latest]:
-        return {name: parse(Latest, item) for name, item in (await self.request("GET", _run_path(run, "/latest"))).items()}
+        return {
+            name: parse(Latest, item) for name, item in (await self.request("GET", _run_path(run, "/latest"))).items()
+        }
 
     async def timing(self, run: str, *, steps: int = 1000) -> Timing:
         return parse(Timing, await self.request("GET", _run_path(run, "/timing"), params={"steps": steps}))
@@ -392,7 +416,9 @@ class AsyncClient:
     async def verdict(self, run: str) -> Finding:
         return parse(Finding, await self.request("GET", _run_path(run, "/verdict")))
 
-    async def alerts(self, run: str | None = None, *, state: str | None = None, severity: str | None = None) -> list[Alert]:
+    async def alerts(
+        self, run: str | None = None, *, state: str | None = None, severity: str | None = None
+    ) -> list[Alert]:
         found = await self.request("GET", "/alerts", params=_query(run=run, state=state, severity=severity))
         return _part(Alert, "alerts")(found)
 
@@ -402,5 +428,7 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.aclose()

@@ -1,4 +1,5 @@
-"""How a command of the client reaches the server and finds the run that it means: the options that all of them share."""
+"""How a command of the client reaches the server and finds the run that it means: the options that all of them
+share."""
 
 from __future__ import annotations
 

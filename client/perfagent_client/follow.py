@@ -62,7 +62,8 @@ def _each_change(client: Client, run: str, show: Callable[[RunDetails], None]) -
 
 
 def _line(client: Client, run: RunDetails) -> str:
-    """A line that says where the run is: `12:01:05  running  step 420  loss 1.2345  42.3 ms a step (newest)  healthy`."""
+    """A line that says where the run is: `12:01:05  running  step 420  loss 1.2345  42.3 ms a step (newest)
+    healthy`."""
     latest, verdict = client.latest(run.run), client.verdict(run.run)
     facts = [time.strftime("%H:%M:%S"), run.state, f"step {run.step:,}"]
     if "loss" in latest:

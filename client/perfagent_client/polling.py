@@ -21,7 +21,8 @@ AWAY_S = 30.0
 
 
 class Patience:
-    """Asks on while a server that has answered once is away, for `away_s`. The first question must be answered at once."""
+    """Asks on while a server that has answered once is away, for `away_s`. The first question must be answered at
+    once."""
 
     def __init__(self, away_s: float = AWAY_S, retry_s: float = 1.0) -> None:
         self._away_s, self._retry_s = away_s, retry_s

@@ -43,5 +43,7 @@ def _saved(told: Mapping[str, Any]) -> str:
         return ""
     if size <= 0:
         return f"; saves {what}"
-    unit, divisor = next((one for one in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if size >= one[1]), ("bytes", 1))
+    unit, divisor = next(
+        (one for one in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if size >= one[1]), ("bytes", 1)
+    )
     return f"; saves {size / divisor:.3g} {unit} ({what})"

@@ -23,7 +23,8 @@ def figure(name: str, value: float) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Whether a value of that name is a part of 1, which is read as a percentage. Never of a name that a script logged."""
+    """Whether a value of that name is a part of 1, which is read as a percentage. Never of a name that a script
+    logged."""
     group, _, rest = name.partition("/")
     if group in ("dead_share", "module_share"):
         return True

@@ -1,7 +1,8 @@
 """The dashboard on the server's own FastAPI app: one ASGI app, one port, nothing from a CDN.
 
 Dash serves the shell and routes between pages. Figures never pass through a Dash callback: the scripts in assets/ fetch
-/api/v1/runs/{run}/series and append what /ws/live sends, so the cost on the page depends neither on points nor on ranks.
+/api/v1/runs/{run}/series and append what /ws/live sends, so the cost on the page depends neither on points nor on
+ranks.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def mount_on(
     run_named: RunNamed = lambda _name: None,
     **_later: Any,
 ) -> Dash:
-    """Entry point `perfagent.dashboard`: what `perfagent up` calls. Options of newer servers are accepted and ignored."""
+    """Entry point `perfagent.dashboard`: what `perfagent up` calls. Options of newer servers are accepted and
+    ignored."""
     return mount(api, _Address(server_url), title=title, known_run=known_run, run_named=run_named)
 
 
@@ -74,10 +76,10 @@ def mount(
     known_run: KnownRun = lambda _run: True,
     run_named: RunNamed = lambda _name: None,
 ) -> Dash:
-    """Puts the pages on `api`, whose own routes must be registered before: every other path is answered with a page, which says
-    that there is nothing and has the status 404. known_run, run_named: may wait for a database. The page of a run's name leads to
-    the newest run of that name; pages of unknown runs are 404 too.
-    The policy the pages need is left in `api.state.dashboard_csp`."""
+    """Puts the pages on `api`, whose own routes must be registered before: every other path is answered with a page,
+    which says that there is nothing and has the status 404. known_run, run_named: may wait for a database. The page of
+    a run's name leads to the newest run of that name; pages of unknown runs are 404 too. The policy the pages need is
+    left in `api.state.dashboard_csp`."""
     app = Dash(
         "perfagent_dashboard",
         server=api,  # type: ignore[arg-type]  # Dash's annotation knows Flask only
@@ -100,12 +102,14 @@ def mount(
     app.backend.websocket_capability = False
     app.layout = layout
     register(app)
-    # Dash 4.4.1 on FastAPI sets itself up only at a request of `/` or `/_dash-*`: a deep link that is the first request after
-    # the start would come without scripts and styles. Its own catch-all, which it adds when the server starts, belongs to the
-    # Dash of the process that came last and answers 200 to everything, so ours stands before it.
+    # Dash 4.4.1 on FastAPI sets itself up only at a request of `/` or `/_dash-*`: a deep link that is the first request
+    # after the start would come without scripts and styles. Its own catch-all, which it adds when the server starts,
+    # belongs to the Dash of the process that came last and answers 200 to everything, so ours stands before it.
     app._setup_server()  # type: ignore[no-untyped-call]
     page = _page(app, known_run, run_named)
-    api.add_api_route("/{path:path}", page, methods=["GET", "HEAD"], include_in_schema=False, response_class=HTMLResponse)
+    api.add_api_route(
+        "/{path:path}", page, methods=["GET", "HEAD"], include_in_schema=False, response_class=HTMLResponse
+    )
     api.state.dashboard_csp = content_security_policy(app)
     return app
 
@@ -150,7 +154,8 @@ def layout() -> Component:
 
 
 def register(app: Dash) -> None:
-    """The router: which page stands at an address. app.callback, never the global one: that belongs to the app built first."""
+    """The router: which page stands at an address. app.callback, never the global one: that belongs to the app built
+    first."""
 
     @app.callback(Output(ids.PAGE, "children"), Input(ids.LOCATION, "pathname"))
     def show(pathname: str | None) -> Component:
@@ -203,7 +208,8 @@ def _page(app: Dash, known_run: KnownRun, run_named: RunNamed) -> Any:
 
 
 def _index(server_url: str, title: str) -> str:
-    """Dash's index template. The data block is not a script to the browser; `<` is escaped so that no text can end it."""
+    """Dash's index template. The data block is not a script to the browser; `<` is escaped so that no text can end
+    it."""
     config = json.dumps(
         {
             "server": server_url,

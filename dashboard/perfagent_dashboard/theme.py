@@ -1,8 +1,9 @@
 """Colours and type, light and dark: the one source for the style sheet (as custom properties) and for the figures.
 
 The eight series colours were found by a search that maximises the smallest CIEDE2000 distance under normal, protanopic,
-deuteranopic and tritanopic vision (Machado 2009, severity 1): at least 17.7 between any two, and at least 3:1 contrast on the
-card. Okabe-Ito reaches 10.9 and 1.32 on white. A state is never shown by colour alone: badges carry a shape and a word.
+deuteranopic and tritanopic vision (Machado 2009, severity 1): at least 17.7 between any two, and at least 3:1 contrast
+on the card. Okabe-Ito reaches 10.9 and 1.32 on white. A state is never shown by colour alone: badges carry a shape and
+a word.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Theme:
     series: tuple[str, ...]
 
     def properties(self) -> dict[str, str]:
-        """CSS custom properties: --card, --band-edge, ..., and --phase-data, --phase-forward ... for the parts of a step."""
+        """CSS custom properties: --card, --band-edge, ..., and --phase-data, --phase-forward ... for the parts of a
+        step."""
         single = (field for field in self.__slots__ if field not in ("name", "series"))
         named = {f"--{field.replace('_', '-')}": str(getattr(self, field)) for field in single}
         return named | {f"--phase-{phase}": phase_color(self, phase) for phase in PHASES}

@@ -1,7 +1,7 @@
 """Every sentence that the pages say, in one place: the script assets receive this table and hold no text of their own.
 
-`{name}` in a text is filled in by `fill()` of assets/10-format.js. Titles and units of metrics are those of the catalogue in
-perfagent.wire.
+`{name}` in a text is filled in by `fill()` of assets/10-format.js. Titles and units of metrics are those of the
+catalogue in perfagent.wire.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     pip install nvidia-dali-cuda120 torch
     python examples/recipes/dali_pipeline.py /folder/with/jpegs --steps 100
 
-Worth it when decoding keeps the CPU's cores busy (`phase/data_s` is long and `host/cpu_pct` near 100) while the GPU has room;
-not when the GPU is the bottleneck already. "mixed" reads on the CPU and decodes on the GPU; without a GPU the same pipeline
-decodes on the CPU.
+Worth it when decoding keeps the CPU's cores busy (`phase/data_s` is long and `host/cpu_pct` near 100) while the GPU has
+room; not when the GPU is the bottleneck already. "mixed" reads on the CPU and decodes on the GPU; without a GPU the
+same pipeline decodes on the CPU.
 """
 
 import argparse
@@ -75,7 +75,9 @@ def main() -> None:
             steps += 1
             if steps == options.steps:
                 break
-    print(f"{steps} steps of {options.batch} images of {SIDE} x {SIDE}, {'decoded on the GPU' if gpu else 'decoded on the CPU'}")
+    print(
+        f"{steps} steps of {options.batch} images of {SIDE} x {SIDE}, {'decoded on the GPU' if gpu else 'decoded on the CPU'}"
+    )
 
 
 if __name__ == "__main__":

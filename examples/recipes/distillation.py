@@ -2,9 +2,9 @@
 
     python examples/recipes/distillation.py --steps 300
 
-The loss is alpha * T^2 * KL(teacher's at temperature T || student's at temperature T) + (1 - alpha) * cross entropy. The
-factor T^2 keeps the two gradients in proportion when T changes; "batchmean" is the KL divergence, "mean" divides it by the
-classes as well. The agent recognizes a teacher by the name of its variable.
+The loss is alpha * T^2 * KL(teacher's at temperature T || student's at temperature T) + (1 - alpha) * cross entropy.
+The factor T^2 keeps the two gradients in proportion when T changes; "batchmean" is the KL divergence, "mean" divides it
+by the classes as well. The agent recognizes a teacher by the name of its variable.
 """
 
 import argparse

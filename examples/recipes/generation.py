@@ -3,10 +3,11 @@
     pip install transformers
     python examples/recipes/generation.py --tokens 32
 
-A static cache has room for `max_cache_len` tokens from the start: shapes never change, so that torch.compile and CUDA graphs
-can be used, at the price of memory for what is not generated. Prompts of one batch are padded on the left, or the model would
-go on after padding. Repetition: the share of distinct words, and TF-IDF similarity of the outputs with each other; fewer than
-half distinct words, or outputs that are all alike, point to a collapsed model or to sampling that is too greedy.
+A static cache has room for `max_cache_len` tokens from the start: shapes never change, so that torch.compile and CUDA
+graphs can be used, at the price of memory for what is not generated. Prompts of one batch are padded on the left, or
+the model would go on after padding. Repetition: the share of distinct words, and TF-IDF similarity of the outputs with
+each other; fewer than half distinct words, or outputs that are all alike, point to a collapsed model or to sampling
+that is too greedy.
 """
 
 import argparse
@@ -50,7 +51,9 @@ def main() -> None:
     prompts = [torch.randint(3, 256, (length,)) for length in range(4, 4 + options.batch)]
     longest = max(map(len, prompts))
     ids = torch.stack([torch.nn.functional.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts])
-    mask = torch.stack([torch.nn.functional.pad(torch.ones_like(prompt), (longest - len(prompt), 0)) for prompt in prompts])
+    mask = torch.stack(
+        [torch.nn.functional.pad(torch.ones_like(prompt), (longest - len(prompt), 0)) for prompt in prompts]
+    )
     settings = {"attention_mask": mask, "max_new_tokens": options.tokens, "do_sample": False}
     growing = model.generate(ids, **settings)
     static = model.generate(ids, **settings, cache_implementation="static")

@@ -4,8 +4,8 @@
     python examples/recipes/lora.py --steps 100
 
 Only the adapters have gradients and moments; the agent tells the trainable share and what that saves in the run's
-configuration, under `techniques`. Rank 8 with alpha 16 is the usual start; raise the rank when the adapted model stays behind
-a fully trained one.
+configuration, under `techniques`. Rank 8 with alpha 16 is the usual start; raise the rank when the adapted model stays
+behind a fully trained one.
 """
 
 import argparse
@@ -57,5 +57,6 @@ print(f"trainable: {share:.2f} % of {everything:,} parameters; loss {loss.item()
 model.eval()
 with torch.no_grad():
     apart = model(input_ids=windows[:4]).logits
-    merged = model.merge_and_unload()(input_ids=windows[:4]).logits  # for inference: adapters added to the weights, no extra cost
+    # for inference: adapters added to the weights, no extra cost
+    merged = model.merge_and_unload()(input_ids=windows[:4]).logits
 print(f"merged and apart differ by {(apart - merged).abs().max().item():.1e}")

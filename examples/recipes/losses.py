@@ -2,9 +2,9 @@
 
     python examples/recipes/losses.py --steps 300
 
-Focal loss (Lin et al. 2017) weighs each sample by (1 - p)^gamma, p being the probability of its class: what is right already
-counts little. gamma = 2 and alpha = 1 are usual; with gamma = 0 it is cross entropy. Tasks are weighed by a learned uncertainty
-each (Kendall et al. 2018), so that no task drowns the others because its numbers are larger.
+Focal loss (Lin et al. 2017) weighs each sample by (1 - p)^gamma, p being the probability of its class: what is right
+already counts little. gamma = 2 and alpha = 1 are usual; with gamma = 0 it is cross entropy. Tasks are weighed by a
+learned uncertainty each (Kendall et al. 2018), so that no task drowns the others because its numbers are larger.
 """
 
 import argparse

@@ -3,10 +3,10 @@
     python examples/recipes/nsight.py --print-command          # the command line for your machine
     nsys profile ... python examples/recipes/nsight.py --steps 100
 
-Names of phases come from NVTX ranges; the steps from cudaProfilerStart and Stop, so that start-up and compiling are not in the
-report. In it: gaps between kernels are the host's (or a .item()), copies that do not overlap want pinned memory, GEMM kernels
-without "tensor" or "s16816" in their names do not use tensor cores, all-reduces should lie beside backward. For a first look
-`perfagent profile RUN` needs no restart. Without a GPU the script trains and marks nothing.
+Names of phases come from NVTX ranges; the steps from cudaProfilerStart and Stop, so that start-up and compiling are not
+in the report. In it: gaps between kernels are the host's (or a .item()), copies that do not overlap want pinned memory,
+GEMM kernels without "tensor" or "s16816" in their names do not use tensor cores, all-reduces should lie beside
+backward. For a first look `perfagent profile RUN` needs no restart. Without a GPU the script trains and marks nothing.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""A model split over two processes, four micro-batches on the way (GPipe, Huang et al. 2019), by torch.distributed.pipelining.
-torch.distributed.pipelining.
+"""A model split over two processes, four micro-batches on the way (GPipe, Huang et al. 2019), by
+torch.distributed.pipelining. torch.distributed.pipelining.
 
     torchrun --nproc-per-node 2 examples/recipes/pipeline_split.py --steps 60
 
-For models that do not fit on one device and whose parts are connected by little: an image encoder on one, a language model on
-the other. With p stages and m micro-batches the devices idle for (p - 1) / (m + p - 1) of the time, here a fifth; more
-micro-batches make it less. Try sharding (FSDP, ZeRO) first: it keeps all devices busy.
+For models that do not fit on one device and whose parts are connected by little: an image encoder on one, a language
+model on the other. With p stages and m micro-batches the devices idle for (p - 1) / (m + p - 1) of the time, here a
+fifth; more micro-batches make it less. Try sharding (FSDP, ZeRO) first: it keeps all devices busy.
 """
 
 import argparse
@@ -27,7 +27,9 @@ def main() -> None:
     dist.init_process_group("nccl" if on_gpu else "gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if ranks != 2:
-        raise SystemExit(f"this example has two stages, and {ranks} processes were started: torchrun --nproc-per-node 2")
+        raise SystemExit(
+            f"this example has two stages, and {ranks} processes were started: torchrun --nproc-per-node 2"
+        )
     device = torch.device(f"cuda:{rank}" if on_gpu else "cpu")
 
     torch.manual_seed(0)

@@ -2,9 +2,9 @@
 
     python examples/recipes/pruning.py --steps 200
 
-`l1_unstructured` takes single weights, the smallest first: the tensors keep their shape, and nothing gets faster or smaller
-without kernels for such weights. `ln_structured` takes whole rows, which can then be cut out. While a mask is on, the model
-keeps the weight and the mask: more memory than before. `prune.remove` makes the zeros permanent.
+`l1_unstructured` takes single weights, the smallest first: the tensors keep their shape, and nothing gets faster or
+smaller without kernels for such weights. `ln_structured` takes whole rows, which can then be cut out. While a mask is
+on, the model keeps the weight and the mask: more memory than before. `prune.remove` makes the zeros permanent.
 """
 
 import argparse
@@ -52,5 +52,7 @@ train(options.steps)
 after = error()
 for module, name in layers:
     prune.remove(module, name)
-zeros = sum((module.weight == 0).sum().item() for module, _ in layers) / sum(module.weight.numel() for module, _ in layers)
+zeros = sum((module.weight == 0).sum().item() for module, _ in layers) / sum(
+    module.weight.numel() for module, _ in layers
+)
 print(f"zeros: {100 * zeros:.1f} %; error {before:.4f} trained, {pruned:.4f} pruned, {after:.4f} trained on")

@@ -3,8 +3,9 @@
     pip install transformers accelerate peft bitsandbytes
     python examples/recipes/quantized_4bit.py --steps 50
 
-The frozen weights are kept as 4-bit normal floats in blocks of 64, whose scales are quantized again; products are computed in
-bf16. It runs on a GPU and, slowly, on a CPU. It saves memory, not time: every product unpacks its weights first.
+The frozen weights are kept as 4-bit normal floats in blocks of 64, whose scales are quantized again; products are
+computed in bf16. It runs on a GPU and, slowly, on a CPU. It saves memory, not time: every product unpacks its weights
+first.
 """
 
 import argparse
@@ -40,10 +41,17 @@ with tempfile.TemporaryDirectory() as folder:  # stands for a model of the hub
     before = sum(p.numel() for name, p in whole.named_parameters() if ".layers." in name and p.dim() == 2) * 2
     whole.save_pretrained(folder)
     four_bits = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_use_double_quant=True
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        bnb_4bit_use_double_quant=True,
     )
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=four_bits, device_map={"": device})
-after = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if ".layers." in name and p.dtype == torch.uint8)
+after = sum(
+    p.numel() * p.element_size()
+    for name, p in model.named_parameters()
+    if ".layers." in name and p.dtype == torch.uint8
+)
 
 model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 model = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=["query_key_value", "dense_h_to_4h"]))

@@ -1,11 +1,12 @@
-"""WebDataset: samples in tar files, read in order from shards that are shuffled, as object storage and spinning disks like it.
+"""WebDataset: samples in tar files, read in order from shards that are shuffled, as object storage and spinning disks
+like it.
 
     pip install webdataset
     python examples/recipes/webdataset_shards.py --steps 100
 
-Shards of some thousand samples (or 100 MB to 1 GB) each; at least as many as ranks times workers, or some of them get nothing.
-An epoch of a stream has no length: `with_epoch` gives every rank the same number of steps, without which a job of several
-ranks hangs.
+Shards of some thousand samples (or 100 MB to 1 GB) each; at least as many as ranks times workers, or some of them get
+nothing. An epoch of a stream has no length: `with_epoch` gives every rank the same number of steps, without which a job
+of several ranks hangs.
 """
 
 import argparse

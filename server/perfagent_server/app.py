@@ -38,7 +38,14 @@ from perfagent_server.routes import (
 )
 from perfagent_server.routes import self as self_
 from perfagent_server.routes.reply import reply
-from perfagent_server.security.edge import BodyLimits, HeadAsGet, HostCheck, OriginCheck, SecurityHeaders, content_security_policy
+from perfagent_server.security.edge import (
+    BodyLimits,
+    HeadAsGet,
+    HostCheck,
+    OriginCheck,
+    SecurityHeaders,
+    content_security_policy,
+)
 from perfagent_server.security.page_gate import PageGate
 from perfagent_server.services import Services, open_services
 from perfagent_server.settings import Settings
@@ -75,7 +82,9 @@ def create_app(settings: Settings, *, dashboard: bool = True, services: Services
     for module in _API:
         # What agents send a thousand times a second has no query.
         checks = [] if module is ingest else [Depends(parameters.only_known)]
-        app.include_router(module.router, prefix="/api/v1", tags=[module.__name__.rpartition(".")[2]], dependencies=checks)
+        app.include_router(
+            module.router, prefix="/api/v1", tags=[module.__name__.rpartition(".")[2]], dependencies=checks
+        )
     app.include_router(health.router, tags=["health"])
     app.include_router(live.router)
     app.include_router(session.pages)
@@ -101,7 +110,8 @@ _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 async def _unknown(request: Request) -> Response:
-    """404, or 405 where only the method is wrong: this route matches everything, so the router cannot tell them apart."""
+    """404, or 405 where only the method is wrong: this route matches everything, so the router cannot tell them
+    apart."""
     path = request.url.path
     below = path.removeprefix("/api/v1")
     allowed: set[str] = set()
@@ -141,7 +151,8 @@ def _documentation() -> APIRouter:
 
 
 def _mount_dashboard(app: FastAPI, settings: Settings) -> bool:
-    """Mounts what is registered as `perfagent.dashboard`. The server runs without it where its libraries are missing."""
+    """Mounts what is registered as `perfagent.dashboard`. The server runs without it where its libraries are
+    missing."""
     for entry in entry_points(group="perfagent.dashboard"):
         try:
             mount_on = entry.load()
@@ -149,14 +160,18 @@ def _mount_dashboard(app: FastAPI, settings: Settings) -> bool:
             logger.info("no dashboard: %s is not installed", error.name)
             continue
         mount_on(
-            app, server_url=settings.url, known_run=lambda run: _known_run(app, run), run_named=lambda name: _run_named(app, name)
+            app,
+            server_url=settings.url,
+            known_run=lambda run: _known_run(app, run),
+            run_named=lambda name: _run_named(app, name),
         )
         return True
     return False
 
 
 def _known_run(app: FastAPI, run: str) -> bool:
-    """Whether there is such a run, as far as the database can tell: while it does not answer, the page itself says so."""
+    """Whether there is such a run, as far as the database can tell: while it does not answer, the page itself says
+    so."""
     services: Services = app.state.services
     try:
         return services.runs.exists(run)

@@ -13,15 +13,19 @@ from typing import NamedTuple
 __all__ = ["TOGETHER_S", "Failure", "first_of", "lost_a_peer"]
 
 TOGETHER_S = 3.0
-"""Such an error and the death behind it are milliseconds apart; what a launcher kills that does not heed SIGTERM ends later."""
+"""Such an error and the death behind it are milliseconds apart; what a launcher kills that does not heed SIGTERM ends
+later."""
 _PEER_GONE = re.compile(
     r"connection was likely closed|ncclRemoteError|communicator was aborted|remote (worker|process|peer) (crash|hang|exit)",
     re.IGNORECASE,
 )
 """What NCCL and torch's store say on a rank when the process at the other end is gone."""
 _CLOSED = re.compile(r"connection (was )?(closed|reset) by (remote )?peer", re.IGNORECASE)
-_OF_RANKS = re.compile(r"pair\.cc|gloo|nccl|c10d|TCPStore|DistBackendError|DistNetworkError|ProcessGroup", re.IGNORECASE)
-"""Where those words are of the connection to another rank (gloo's are in pair.cc): any server's may be reset, a dataset's too."""
+_OF_RANKS = re.compile(
+    r"pair\.cc|gloo|nccl|c10d|TCPStore|DistBackendError|DistNetworkError|ProcessGroup", re.IGNORECASE
+)
+"""Where those words are of the connection to another rank (gloo's are in pair.cc): any server's may be reset, a
+dataset's too."""
 
 
 class Failure(NamedTuple):

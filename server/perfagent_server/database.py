@@ -1,13 +1,13 @@
 """The one database: a pool for reading, and one thread that owns every write.
 
-Writes are jobs. The writer takes all jobs that wait, runs each in its own savepoint inside one transaction, commits once
-(SQLite: WAL, synchronous=FULL, so a commit survives a power cut) and only then resolves their futures. One fsync is thus
-shared by everyone who waited, and no two parts of the server ever fight for SQLite's write lock.
+Writes are jobs. The writer takes all jobs that wait, runs each in its own savepoint inside one transaction, commits
+once (SQLite: WAL, synchronous=FULL, so a commit survives a power cut) and only then resolves their futures. One fsync
+is thus shared by everyone who waited, and no two parts of the server ever fight for SQLite's write lock.
 
-A full disk: SQLite cannot even delete rows then, so the data folder holds a file of zeros whose name says what it is for
-(RESERVE). The writer removes it when a write fails for lack of space, refuses further writes with StorageFull except the
-`essential` ones (deletions, alerts), and creates it again, and accepts again, as soon as there is room. Reading goes on all the
-while.
+A full disk: SQLite cannot even delete rows then, so the data folder holds a file of zeros whose name says what it is
+for (RESERVE). The writer removes it when a write fails for lack of space, refuses further writes with StorageFull
+except the `essential` ones (deletions, alerts), and creates it again, and accepts again, as soon as there is room.
+Reading goes on all the while.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ MAX_WAITING = 20_000  # jobs; far above what a healthy writer ever leaves waitin
 MAX_BATCH = 256  # jobs in one commit: bounds how long the first of them waits for the last
 LOCK_PATIENCE_S = 5.0  # how long a write waits for another program's lock before its caller is asked to come back
 _ADDRESSES = "sqlite:////path/perfagent.db or postgresql+psycopg://user@host/name"
-# The size of the log before a checkpoint (wal_autocheckpoint, 1000 pages) and the largest commit beyond it. Tried and not taken:
-# checkpoints after 4000 pages, or a log of 16 MB (7 % less written, no less CPU); pages of 8 or 16 kB (11 to 25 % more room);
-# checkpoints on a thread of their own (p99 of an acknowledgement 8 to 12 ms instead of 16 with a single name, the mean the same).
+# The size of the log before a checkpoint (wal_autocheckpoint, 1000 pages) and the largest commit beyond it. Tried and
+# not taken: checkpoints after 4000 pages, or a log of 16 MB (7 % less written, no less CPU); pages of 8 or 16 kB (11 to
+# 25 % more room); checkpoints on a thread of their own (p99 of an acknowledgement 8 to 12 ms instead of 16 with a
+# single name, the mean the same).
 LOG_BYTES = 4_500_000
 CHECK_UP_TO_BYTES = 256 * 2**20  # a full quick_check of this much takes about a second; a start must not take minutes
 
@@ -68,7 +69,8 @@ class QueueFull(StorageError):  # noqa: N818 - as above
 
 
 class DatabaseSettings(Protocol):
-    """The part of Settings that is needed here. data: the data folder; database: an SQLAlchemy URL, None for SQLite in `data`."""
+    """The part of Settings that is needed here. data: the data folder; database: an SQLAlchemy URL, None for SQLite in
+    `data`."""
 
     @property
     def data(self) -> Path: ...
@@ -88,11 +90,16 @@ class _Job:
 
 
 class Database:
-    """Made by open_database(). `on_rollback`: called on the writer thread whenever something that a job wrote was undone, so
-    that caches filled inside jobs can forget it."""
+    """Made by open_database(). `on_rollback`: called on the writer thread whenever something that a job wrote was
+    undone, so that caches filled inside jobs can forget it."""
 
     def __init__(
-        self, engine: Engine, *, reserve: Path | None = None, reserve_bytes: int = RESERVE_BYTES, max_waiting: int = MAX_WAITING
+        self,
+        engine: Engine,
+        *,
+        reserve: Path | None = None,
+        reserve_bytes: int = RESERVE_BYTES,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
         self.engine = engine
         self.on_rollback: list[Callable[[], None]] = []
@@ -103,8 +110,8 @@ class Database:
         self._max_waiting = max_waiting
         self._waiting: deque[_Job] = deque()
         self._lock = threading.Lock()  # of _waiting and _closing
-        # A ring for every job. The writer waits here and not on a condition of the lock: with that it wakes only to wait for the
-        # lock, and a write took three times the CPU.
+        # A ring for every job. The writer waits here and not on a condition of the lock: with that it wakes only to
+        # wait for the lock, and a write took three times the CPU.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._closing = False
         self._connection: Connection | None = None
@@ -121,14 +128,17 @@ class Database:
     def submit(self, job: Callable[[Connection], T], *, essential: bool = False) -> Future[T]:
         """Runs the job on the writer thread; the future resolves after COMMIT, or with the job's own exception.
 
-        essential: also while the disk is full, when everything else is refused. Raises QueueFull at once if too much waits.
+        essential: also while the disk is full, when everything else is refused. Raises QueueFull at once if too much
+        waits.
         """
         future: Future[T] = Future()
         with self._lock:
             if self._closing:
                 raise QueueFull("the database is being closed; send again when the server is back")
             if len(self._waiting) >= self._max_waiting:
-                raise QueueFull(f"{len(self._waiting)} writes wait already, {self._max_waiting} are allowed; send again later")
+                raise QueueFull(
+                    f"{len(self._waiting)} writes wait already, {self._max_waiting} are allowed; send again later"
+                )
             self._waiting.append(_Job(job, future, essential, time.monotonic()))
         self._bell.put(None)
         return future
@@ -151,7 +161,7 @@ class Database:
             self._writer.join()
         self.engine.dispose()
 
-    # --- the writer thread -------------------------------------------------------------------------------------------------
+    # --- the writer thread --------------------------------------------------------------------------------------------
 
     def _write_forever(self) -> None:
         try:
@@ -234,7 +244,8 @@ class Database:
             raise
 
     def _drop_connection(self) -> None:
-        """After SQLITE_FULL the transaction is gone already and a ROLLBACK fails: the next batch takes a fresh connection."""
+        """After SQLITE_FULL the transaction is gone already and a ROLLBACK fails: the next batch takes a fresh
+        connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(DBAPIError, sqlite3.Error):
@@ -250,11 +261,13 @@ class Database:
             if now - job.since < LOCK_PATIENCE_S and not self._closing:
                 again.append(job)
             else:
-                _fail(job, QueueFull("another program has kept the database locked for more than 5 s; send again later"))
+                _fail(
+                    job, QueueFull("another program has kept the database locked for more than 5 s; send again later")
+                )
         with self._lock:
             self._waiting.extendleft(reversed(again))
 
-    # --- space -------------------------------------------------------------------------------------------------------------
+    # --- space --------------------------------------------------------------------------------------------------------
 
     def _release_reserve(self) -> None:
         self.full = True
@@ -278,14 +291,19 @@ class Database:
         return True
 
 
-def open_database(settings: DatabaseSettings, *, reserve_bytes: int = RESERVE_BYTES, max_waiting: int = MAX_WAITING) -> Database:
-    """Opens, creates or upgrades the database. Raises ConfigError, with the file and the cure, if it must not be used."""
+def open_database(
+    settings: DatabaseSettings, *, reserve_bytes: int = RESERVE_BYTES, max_waiting: int = MAX_WAITING
+) -> Database:
+    """Opens, creates or upgrades the database. Raises ConfigError, with the file and the cure, if it must not be
+    used."""
     url = database_url(settings)
     if url is not None and url.get_backend_name() != "sqlite":
         try:
             engine = create_engine(url, pool_size=8, max_overflow=56)
         except ModuleNotFoundError as error:
-            raise ResourceError(f"{url!r} needs {error.name}, which is not installed here: pip install {error.name}") from error
+            raise ResourceError(
+                f"{url!r} needs {error.name}, which is not installed here: pip install {error.name}"
+            ) from error
         except ArgumentError as error:
             raise ConfigError(f"the driver of {url!r} is not known; use an address such as {_ADDRESSES}") from error
         _upgrade(engine, repr(url))
@@ -307,7 +325,8 @@ def open_database(settings: DatabaseSettings, *, reserve_bytes: int = RESERVE_BY
 
 
 def database_url(settings: DatabaseSettings) -> URL | None:
-    """Where the database is; None for SQLite in the data folder. Raises ConfigError for what is none, or none of ours."""
+    """Where the database is; None for SQLite in the data folder. Raises ConfigError for what is none, or none of
+    ours."""
     if settings.database is None:
         return None
     try:
@@ -350,8 +369,8 @@ def sqlite_engine(path: Path) -> Engine:
             "cache_size=-65536",
             "mmap_size=268435456",
             "temp_store=MEMORY",
-            # Debian's SQLite fills all that is deleted with zeros, so each frame that is compacted would be written once more.
-            # FAST does so only where it costs no writing.
+            # Debian's SQLite fills all that is deleted with zeros, so each frame that is compacted would be written
+            # once more. FAST does so only where it costs no writing.
             "secure_delete=FAST",
         ):
             connection.execute(f"PRAGMA {pragma}")
@@ -361,7 +380,8 @@ def sqlite_engine(path: Path) -> Engine:
         statement = "BEGIN IMMEDIATE" if connection.get_execution_options().get("perfagent_write") else "BEGIN"
         cursor = connection.connection.cursor()
         try:
-            cursor.execute(statement)  # by the driver: SQLAlchemy's way to it takes 50 µs, and every read and commit comes here
+            # by the driver: SQLAlchemy's way to it takes 50 µs, and every read and commit comes here
+            cursor.execute(statement)
         except sqlite3.OperationalError as error:
             raise OperationalError(statement, None, error) from error
         finally:
@@ -429,12 +449,13 @@ def _upgrade(engine: Engine, where: str) -> None:
 
 
 def _grow_log(engine: Engine, path: Path) -> None:
-    """Gives the write-ahead log the size that it has before a checkpoint, so that no commit, the first ones included, writes into
-    a file that grows: an fsync of such a file waits for the file system's journal as well.
+    """Gives the write-ahead log the size that it has before a checkpoint, so that no commit, the first ones included,
+    writes into a file that grows: an fsync of such a file waits for the file system's journal as well.
 
-    Without it the first thousand pages of commits take a fifth longer. A transaction that is rolled back does it: what does not
-    fit into a small cache is spilled into the log, which keeps its size. (Writing a row and dropping it would grow the database
-    itself by 4.5 MB.) It is only about speed: a full disk or somebody else's lock is left to the writes.
+    Without it the first thousand pages of commits take a fifth longer. A transaction that is rolled back does it: what
+    does not fit into a small cache is spilled into the log, which keeps its size. (Writing a row and dropping it would
+    grow the database itself by 4.5 MB.) It is only about speed: a full disk or somebody else's lock is left to the
+    writes.
     """
     log = path.with_name(f"{path.name}-wal")
     with contextlib.suppress(sqlite3.OperationalError, OSError), engine.connect() as connection:

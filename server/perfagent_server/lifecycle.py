@@ -1,7 +1,8 @@
 """Runs, attempts and sources: who sends, how far they are, and how it ended.
 
-Everything here happens inside the transaction that stores the frames, so that a run's state and its samples never disagree.
-A run's state is computed from the sources of its newest attempt, so it does not depend on the order in which reports arrive:
+Everything here happens inside the transaction that stores the frames, so that a run's state and its samples never
+disagree. A run's state is computed from the sources of its newest attempt, so it does not depend on the order in which
+reports arrive:
 - the earliest failure among the ranks is the run's (a rank that another rank's crash brings down reports later);
 - finished, when every rank that ever reported has finished;
 - lost, when no rank that has not finished is in contact; a frame that was made just now brings it back;
@@ -32,15 +33,27 @@ from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source as sources
 
 __all__ = [
-    "ENDED", "FAILED", "FRESH_S", "JSON_SOURCE", "SET_BY_PEOPLE", "Seen", "Silent", "load_runs", "load_sources", "mark_lost",
-    "record", "set_by_people", "silent_sources",
+    "ENDED",
+    "FAILED",
+    "FRESH_S",
+    "JSON_SOURCE",
+    "SET_BY_PEOPLE",
+    "Seen",
+    "Silent",
+    "load_runs",
+    "load_sources",
+    "mark_lost",
+    "record",
+    "set_by_people",
+    "silent_sources",
 ]
 
 FAILED = ("failed", "oom", "killed", "preempted")
 ENDED = ("finished", *FAILED)
 FRESH_S = 120.0
 JSON_SOURCE = "http-"
-"""How the sources begin that this server keeps for programs without an agent (POST /log): they send when they have something."""
+"""How the sources begin that this server keeps for programs without an agent (POST /log): they send when they have
+something."""
 SET_BY_PEOPLE = "_set_by_people"
 """In a run's `meta`, shown to nobody: what of `name` and `tags` a person has set, which no job changes from then on."""
 _FIRST = struct.Struct("<d")
@@ -72,8 +85,8 @@ _OWN_COLUMN = {
 
 @dataclass(slots=True)
 class Seen:
-    """A frame and what its rows say. step: the last completed step in it; first_step: the first of its rows but those of
-    samplers; None if it holds none."""
+    """A frame and what its rows say. step: the last completed step in it; first_step: the first of its rows but those
+    of samplers; None if it holds none."""
 
     frame: Frame
     step: int | None
@@ -101,7 +114,8 @@ class _RankState(NamedTuple):
     clock_offset_s: float | None
 
     def ended_by_our_clock(self) -> float:
-        """Between the start and the last contact, give or take what clocks may be apart, whatever its own clock said."""
+        """Between the start and the last contact, give or take what clocks may be apart, whatever its own clock
+        said."""
         return max(self.started, min(_our_time(self.ended or 0.0, self.clock_offset_s), self.contact + _SKEW_S))
 
 
@@ -172,8 +186,8 @@ def record(
     starts: Starts,
     now: float,
 ) -> None:
-    """Creates and updates the rows of the runs, attempts and sources of these fresh frames. known_sources, known_runs: from
-    load_sources() and load_runs()."""
+    """Creates and updates the rows of the runs, attempts and sources of these fresh frames. known_sources, known_runs:
+    from load_sources() and load_runs()."""
     if not seen:
         return
     book = _Book(connection, known_runs, known_sources, starts, now)
@@ -240,7 +254,8 @@ class _Book:
         fresh_runs = [self.runs[run] for run in self.changed_runs]
         if fresh_runs:
             _update_run.many(
-                self.connection, [{"_id": run["id"], **{name: run[name] for name in _RUN_COLUMNS}} for run in fresh_runs]
+                self.connection,
+                [{"_id": run["id"], **{name: run[name] for name in _RUN_COLUMNS}} for run in fresh_runs],
             )
         rest = [run for run in self.touched_runs if run not in self.changed_runs]
         if rest:
@@ -249,7 +264,7 @@ class _Book:
                 [{"_id": run, "step": self.runs[run]["step"], "updated": self.runs[run]["updated"]} for run in rest],
             )
 
-    # --- rows --------------------------------------------------------------------------------------------------------------
+    # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _run(self, frame: Frame) -> dict[str, Any]:
         run = self.runs.get(frame.run)
@@ -319,8 +334,8 @@ class _Book:
             run["step"] = max(run["step"], start - 1)
 
     def _began(self, run: dict[str, Any], source: dict[str, Any], frame: Frame) -> None:
-        """A run, an attempt and a source began at the earliest time in their frames, in whatever order those come. (By the time
-        of arrival, a run recorded offline would end before it began.)"""
+        """A run, an attempt and a source began at the earliest time in their frames, in whatever order those come. (By
+        the time of arrival, a run recorded offline would end before it began.)"""
         offset = source["clock_offset_s"]
         if frame.sent is not None and math.isfinite(frame.sent):
             offset = frame.sent - self.now  # a clock may have been set since the source's first frame
@@ -346,7 +361,8 @@ class _Book:
             source["host"] = data["host"][:256]
         if (pid := whole(data.get("pid"))) is not None:
             source["pid"] = pid
-        if state == "starting" or "config" in data:  # the agent says more when a later attach() or init() adds to the run
+        # the agent says more when a later attach() or init() adds to the run
+        if state == "starting" or "config" in data:
             self._describe(run, frame, data)
         if source["state"] in ENDED and not (state in FAILED and source["state"] == "finished"):
             self._changed(source)  # how it ended is known; only a failure after "finished" is news
@@ -358,7 +374,8 @@ class _Book:
         self._changed(source)
 
     def _describe(self, run: dict[str, Any], frame: Frame, data: dict[str, Any]) -> None:
-        """What the user and the agent said about the run at its start; rank 0 says it, others only what is still missing."""
+        """What the user and the agent said about the run at its start; rank 0 says it, others only what is still
+        missing."""
         first = frame.rank == 0
         start = whole(data.get("start_step"))
         if start is not None:
@@ -398,7 +415,8 @@ class _Book:
         _describe_run.many(self.connection, [described])
 
     def _is_fresh(self, frame: Frame, source: dict[str, Any]) -> bool:
-        """Whether the frame was made just now, so that its sender lives, and not drained from a spool that somebody found."""
+        """Whether the frame was made just now, so that its sender lives, and not drained from a spool that somebody
+        found."""
         if frame.sent is None:
             return True
         return self.now - (frame.sent - (source["clock_offset_s"] or 0.0)) < FRESH_S
@@ -430,10 +448,12 @@ class _Book:
 
 
 def mark_lost(connection: Connection, source_ids: Sequence[str]) -> list[str]:
-    """Marks active sources as lost, and with them runs that have no other rank in contact. Answers the runs that changed. Their
-    `updated` stays: it says when the run was last heard."""
+    """Marks active sources as lost, and with them runs that have no other rank in contact. Answers the runs that
+    changed. Their `updated` stays: it says when the run was last heard."""
     active = sources.c.state.in_(("starting", "running", "stuck"))
-    rows = connection.execute(select(sources.c.id, sources.c.run).where(sources.c.id.in_(list(source_ids)), active)).all()
+    rows = connection.execute(
+        select(sources.c.id, sources.c.run).where(sources.c.id.in_(list(source_ids)), active)
+    ).all()
     if not rows:
         return []
     connection.execute(update(sources).where(sources.c.id.in_([row.id for row in rows])).values(state="lost"))
@@ -448,7 +468,8 @@ def mark_lost(connection: Connection, source_ids: Sequence[str]) -> list[str]:
 
 
 def silent_sources(connection: Connection, now: float, after_s: float) -> list[Silent]:
-    """Active sources that send their state by themselves (agents; not plain /log clients) and were last heard `after_s` ago."""
+    """Active sources that send their state by themselves (agents; not plain /log clients) and were last heard `after_s`
+    ago."""
     rows = connection.execute(
         select(sources.c.id, sources.c.run, sources.c.attempt, sources.c.rank, sources.c.contact).where(
             sources.c.state.in_(("starting", "running", "stuck")),
@@ -462,7 +483,8 @@ def silent_sources(connection: Connection, now: float, after_s: float) -> list[S
 def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str, float | None]:
     """State, reason and end (Unix seconds) of a run, from the sources of one attempt."""
     rows = [_RankState(*row) for row in _states_of_attempt.all(connection, {"run": run, "attempt": attempt})]
-    # By the ranks' own clocks: on one host they resolve milliseconds, which our guess of how far a clock is off does not.
+    # By the ranks' own clocks: on one host they resolve milliseconds, which our guess of how far a clock is off does
+    # not.
     failures = [row for row in rows if row.state in FAILED]
     if failures:
         first = failures[first_of([Failure(row.ended or 0.0, row.rank, row.state, row.reason) for row in failures])]
@@ -481,8 +503,8 @@ def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str,
 
 
 def _times(frame: Frame) -> list[float]:
-    """The times in a frame, by its sender's clock: of its events, and of the first row of each group, which is its earliest
-    (all but: to look at every row would take longer than storing them)."""
+    """The times in a frame, by its sender's clock: of its events, and of the first row of each group, which is its
+    earliest (all but: to look at every row would take longer than storing them)."""
     times = [_FIRST.unpack_from(group.time)[0] for group in frame.groups if group.rows]
     for event in frame.events:
         times.append(event.time)
@@ -492,8 +514,8 @@ def _times(frame: Frame) -> list[float]:
 
 
 def _our_time(time: float, clock_offset_s: float | None) -> float:
-    """A sender's time by our clock. A frame holds the time at which it was sent, so that even one that was kept for days shows
-    how far its sender's clock is off."""
+    """A sender's time by our clock. A frame holds the time at which it was sent, so that even one that was kept for
+    days shows how far its sender's clock is off."""
     return time - clock_offset_s if clock_offset_s is not None and abs(clock_offset_s) > _SKEW_S else time
 
 
@@ -506,7 +528,8 @@ def set_by_people(meta: str, fields: Collection[str]) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON text of what a user gave us; what JSON cannot say becomes its text, and what is too large is named, not kept."""
+    """JSON text of what a user gave us; what JSON cannot say becomes its text, and what is too large is named, not
+    kept."""
     try:
         text = to_json(value).decode()
     except (WireError, ValueError, OverflowError, RecursionError):
@@ -515,5 +538,7 @@ def _json(value: Any) -> str:
         except (TypeError, ValueError, RecursionError):
             return "{}" if isinstance(value, dict) else "[]"
     if len(text) > _CONFIG_BYTES:
-        return json.dumps({"dropped": f"{len(text)} bytes; {_CONFIG_BYTES} are kept"}) if isinstance(value, dict) else "[]"
+        return (
+            json.dumps({"dropped": f"{len(text)} bytes; {_CONFIG_BYTES} are kept"}) if isinstance(value, dict) else "[]"
+        )
     return text

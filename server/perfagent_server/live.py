@@ -1,9 +1,10 @@
 """Live updates: sends what was just committed to every page that wants it, at most ten messages a second each.
 
 `publish*` are called by the ingest writer and the rules engine on their own threads: they append to a bounded inbox and
-return; nothing in here can raise into them or make them wait. One task on the event loop turns the inbox into messages ten
-times a second. Pages with the same subscription share the work and the bytes, so that the two hundredth page costs a send
-and no more. A page that reads too slowly loses its queue and gets {"lagged": true}: it then fetches again what it shows.
+return; nothing in here can raise into them or make them wait. One task on the event loop turns the inbox into messages
+ten times a second. Pages with the same subscription share the work and the bytes, so that the two hundredth page costs
+a send and no more. A page that reads too slowly loses its queue and gets {"lagged": true}: it then fetches again what
+it shows.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ _REFUSED = 1008  # a WebSocket's code for "against the policy"
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a page wants. runs, names: empty is all; a name that ends in "*" is a prefix. bands: over ranks instead of samples."""
+    """What a page wants. runs, names: empty is all; a name that ends in "*" is a prefix. bands: over ranks instead of
+    samples."""
 
     runs: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
@@ -159,11 +161,16 @@ class _Band:
             return None
         self.sent_step = limit
         steps, times, values = steps[leaving], times[leaving], values[leaving]
-        return _over_parts(steps, times, values, len(current)) if self.of_parts else _over_ranks(name, steps, times, values)
+        return (
+            _over_parts(steps, times, values, len(current))
+            if self.of_parts
+            else _over_ranks(name, steps, times, values)
+        )
 
 
 def _over_ranks(name: str, steps: Ints, times: Floats, values: Floats) -> dict[str, Any]:
-    """Per step: min and max over ranks, "mean" as the catalogue puts ranks together; NaN where no rank has a finite value."""
+    """Per step: min and max over ranks, "mean" as the catalogue puts ranks together; NaN where no rank has a finite
+    value."""
     order = np.argsort(steps, kind="stable")
     steps, times, values = steps[order], times[order], values[order]
     unique, starts = np.unique(steps, return_index=True)
@@ -223,8 +230,8 @@ class _Topic:
 class Hub:
     """The meeting point of what is committed and who watches.
 
-    summaries: reads the current RunSummary of some runs; called on a worker thread, at most once a second and only while
-    somebody watches. None in tests of the hub alone.
+    summaries: reads the current RunSummary of some runs; called on a worker thread, at most once a second and only
+    while somebody watches. None in tests of the hub alone.
     """
 
     def __init__(
@@ -259,7 +266,7 @@ class Hub:
         """Whether any page shows live updates of this run. On the loop's thread."""
         return any(subscription.wants_run(run) for subscription in self._topics)
 
-    # --- called from other threads: append and return ---------------------------------------------------------------------
+    # --- called from other threads: append and return -----------------------------------------------------------------
 
     def publish(self, stored: list[Stored]) -> None:
         """Frames that were just committed."""
@@ -301,7 +308,7 @@ class Hub:
         except RuntimeError:
             return  # the loop has ended: nobody watches any more
 
-    # --- life -------------------------------------------------------------------------------------------------------------
+    # --- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
@@ -314,10 +321,11 @@ class Hub:
             await asyncio.gather(self._pump_task, return_exceptions=True)
         self._loop = None
 
-    # --- one page ---------------------------------------------------------------------------------------------------------
+    # --- one page -----------------------------------------------------------------------------------------------------
 
     async def serve(self, socket: WebSocket, allowed: Callable[[], bool]) -> None:
-        """Serves an accepted WebSocket until it closes. allowed: whether it may go on; asked now and then, on another thread."""
+        """Serves an accepted WebSocket until it closes. allowed: whether it may go on; asked now and then, on another
+        thread."""
         page = _Page()
         self._pages.add(page)
         self.counters["pages"] = len(self._pages)
@@ -395,19 +403,22 @@ class Hub:
             self.counters["messages"] += 1
             self.counters["bytes"] += len(message)
 
-    # --- the pump ---------------------------------------------------------------------------------------------------------
+    # --- the pump -----------------------------------------------------------------------------------------------------
 
     async def _pump(self) -> None:
         assert self._wake is not None
         while True:
-            waiting = any(band.pieces for topic in self._topics.values() for band in topic.bands.values()) or bool(self._dirty)
+            waiting = any(band.pieces for topic in self._topics.values() for band in topic.bands.values()) or bool(
+                self._dirty
+            )
             if not waiting:  # else steps wait for a slow rank, or runs for their second: look again at this tick
                 await self._wake.wait()
             self._wake.clear()
             try:
                 await self._turn()
             except Exception:
-                # One odd frame must not end live updates for everybody; the page sees the gap as a lag and fetches again.
+                # One odd frame must not end live updates for everybody; the page sees the gap as a lag and fetches
+                # again.
                 self.counters["errors"] += 1
                 log.exception("live updates failed once")
                 self._lag_all()
@@ -442,7 +453,11 @@ class Hub:
                 continue
             for group in stored.groups:
                 names = [name for name in group.values if subscription.wants_name(name)]
-                wholes = [(name, whole) for name in group.values if (whole := whole_of(name)) and subscription.wants_name(whole)]
+                wholes = [
+                    (name, whole)
+                    for name in group.values
+                    if (whole := whole_of(name)) and subscription.wants_name(whole)
+                ]
                 if not (names or wholes) or not group.rows:
                     continue
                 steps, times = np.frombuffer(group.step, "<i8"), np.frombuffer(group.time, "<f8")

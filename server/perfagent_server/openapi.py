@@ -1,4 +1,5 @@
-"""The OpenAPI document, made to say what is true: FastAPI cannot know our error shape nor how we spell a number that is none."""
+"""The OpenAPI document, made to say what is true: FastAPI cannot know our error shape nor how we spell a number that is
+none."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def _correct(made: dict[str, Any]) -> None:
         if name not in asked:
             schemas[name] = _spelled(schema)
     schemas["Error"] = _ERROR
-    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "an API key, or the admin token"}}
+    components["securitySchemes"] = {
+        "key": {"type": "http", "scheme": "bearer", "description": "an API key, or the admin token"}
+    }
 
 
 def _references(node: Any, found: set[str]) -> None:

@@ -1,8 +1,9 @@
 """Commands to runs: stored, handed to each process in the answer to one of its frames, and answered by an event.
 
-A process gets a command once. Should the answer to its frame be lost, the frame comes again under the same number and is given
-the same command; should the process never answer, it is given it again after REPEAT_S. Commands carry ids, and an agent obeys
-each id once, so that both are harmless. Nothing is asked where nobody is left to answer, and nothing after a command has expired.
+A process gets a command once. Should the answer to its frame be lost, the frame comes again under the same number and
+is given the same command; should the process never answer, it is given it again after REPEAT_S. Commands carry ids, and
+an agent obeys each id once, so that both are harmless. Nothing is asked where nobody is left to answer, and nothing
+after a command has expired.
 
 A thousand frames a second pass here and almost none of their runs is asked for anything: what is open is in memory.
 """
@@ -102,8 +103,8 @@ def _value(name: str, parameter: Parameter, value: Any) -> Any:
 
 @dataclass(slots=True, kw_only=True)
 class OrderedSource:
-    """What became of a command in one process. state: handed, accepted, done, refused; message: why it was refused, or a profile
-    cut short."""
+    """What became of a command in one process. state: handed, accepted, done, refused; message: why it was refused, or
+    a profile cut short."""
 
     rank: int
     state: str
@@ -127,8 +128,8 @@ class AskedRank:
 
 @dataclass(slots=True, kw_only=True)
 class Order:
-    """One command. state: waiting (nobody got it yet), handed, accepted, done, refused, expired (no answer in time); of several
-    processes that of the one furthest from done. asked: whom it is for, until it expires."""
+    """One command. state: waiting (nobody got it yet), handed, accepted, done, refused, expired (no answer in time); of
+    several processes that of the one furthest from done. asked: whom it is for, until it expires."""
 
     id: str
     kind: str
@@ -151,7 +152,11 @@ class _Open:
     answered: set[str] = field(default_factory=set)
 
     def is_for(self, frame: Frame, now: float) -> bool:
-        if now >= self.expires or (self.ranks is not None and frame.rank not in self.ranks) or frame.source in self.answered:
+        if (
+            now >= self.expires
+            or (self.ranks is not None and frame.rank not in self.ranks)
+            or frame.source in self.answered
+        ):
             return False
         handed = self.handed.get(frame.source)
         return handed is None or handed[0] == frame.seq or now - handed[1] > REPEAT_S
@@ -188,11 +193,15 @@ class Orders:
         self, run: str, kind: str, params: Mapping[str, Any], *, ranks: Sequence[int] | None = None, who: str, why: str = "",
         also: Callable[[Connection], object] | None = None,
     ) -> Order:  # fmt: skip
-        """Asks a run for something, and waits for the commit. also: written with it. Raises WireError when it cannot be asked."""
+        """Asks a run for something, and waits for the commit. also: written with it. Raises WireError when it cannot be
+        asked."""
         return self._database.write(self._issuing(run, kind, params, ranks, who, why, also))
 
-    def ask(self, run: str, kind: str, *, rule: str, why: str, ranks: Sequence[int] | None = None) -> Future[Order] | None:
-        """What a rule asks for: the same thing of the same run once in RULE_PAUSE_S. Does not wait; None when it is too soon."""
+    def ask(
+        self, run: str, kind: str, *, rule: str, why: str, ranks: Sequence[int] | None = None
+    ) -> Future[Order] | None:
+        """What a rule asks for: the same thing of the same run once in RULE_PAUSE_S. Does not wait; None when it is too
+        soon."""
         now = self._clock()
         with self._lock:
             if now - self._asked.get((run, kind, rule), -math.inf) < RULE_PAUSE_S:
@@ -213,7 +222,9 @@ class Orders:
 
         def job(connection: Connection) -> Order:
             now = self._clock()
-            row = connection.execute(select(runs.c.state, runs.c.world_size, runs.c.attempt).where(runs.c.id == run)).first()
+            row = connection.execute(
+                select(runs.c.state, runs.c.world_size, runs.c.attempt).where(runs.c.id == run)
+            ).first()
             if row is None:
                 raise WireError(f"there is no run {run[:128]!r}")
             if row.state in ENDED:
@@ -227,7 +238,9 @@ class Orders:
             if asked and all(one.problem for one in asked):
                 raise WireError(_nobody(asked, now))
             if len(self._still_open(run, now)) >= MOST_OPEN:
-                raise WireError(f"{MOST_OPEN} commands of this run are open already; wait until they are answered or expire")
+                raise WireError(
+                    f"{MOST_OPEN} commands of this run are open already; wait until they are answered or expire"
+                )
             connection.execute(
                 insert(command).values(
                     id=identity, run=run, kind=kind, params=json.dumps(dict(params)), who=who[:128], why=why[:2000], created=now,
@@ -238,9 +251,13 @@ class Orders:
                 also(connection)
             # Before the commit: an agent that asks a moment too early finds no row and gets it with its next frame.
             with self._lock:
-                self._open.setdefault(run, {})[identity] = _Open(None if ranks is None else frozenset(ranks), now + EXPIRES_S)
+                self._open.setdefault(run, {})[identity] = _Open(
+                    None if ranks is None else frozenset(ranks), now + EXPIRES_S
+                )
             self.counters["issued"] += 1
-            order = _order(connection.execute(select(command).where(command.c.id == identity)).mappings().one(), [], now)
+            order = _order(
+                connection.execute(select(command).where(command.c.id == identity)).mappings().one(), [], now
+            )
             order.asked = [one.shown for one in asked]
             return order
 
@@ -275,17 +292,27 @@ class Orders:
             return [identity for identity, one in opened.items() if one.is_for(frame, now)]
 
     def _hand_out(self, connection: Connection, *, frame: Frame, wanted: Sequence[str]) -> list[dict[str, Any]]:
-        about = connection.execute(select(sources.c.state, sources.c.attempt).where(sources.c.id == frame.source)).first()
+        about = connection.execute(
+            select(sources.c.state, sources.c.attempt).where(sources.c.id == frame.source)
+        ).first()
         newest = connection.execute(select(runs.c.attempt).where(runs.c.id == frame.run)).scalar()
         if about is None or about.state in ENDED or about.attempt != newest:
             return []  # a spool of a process that is gone, sent by somebody else
         now = self._clock()
         handed = []
-        for row in connection.execute(select(command).where(command.c.id.in_(list(wanted))).order_by(command.c.created)).all():
+        for row in connection.execute(
+            select(command).where(command.c.id.in_(list(wanted))).order_by(command.c.created)
+        ).all():
             here = (command_source.c.command == row.id) & (command_source.c.source == frame.source)
             known = connection.execute(select(command_source.c.state).where(here)).first()
             if known is None:
-                values = {"command": row.id, "source": frame.source, "rank": frame.rank, "state": "handed", "message": ""}
+                values = {
+                    "command": row.id,
+                    "source": frame.source,
+                    "rank": frame.rank,
+                    "state": "handed",
+                    "message": "",
+                }
                 connection.execute(insert(command_source).values(**values, seq=frame.seq, handed=now))
             elif known.state == "handed":
                 connection.execute(update(command_source).where(here).values(seq=frame.seq, handed=now))
@@ -331,7 +358,9 @@ class Orders:
                 .order_by(command_source.c.rank)
             ).all()
             newest = connection.execute(select(runs.c.attempt).where(runs.c.id == run)).scalar()
-            processes = _processes(connection, run, newest, self._began) if any(now < row["expires"] for row in rows) else []
+            processes = (
+                _processes(connection, run, newest, self._began) if any(now < row["expires"] for row in rows) else []
+            )
         orders = [_order(row, [one for one in each if one.command == row["id"]], now) for row in rows]
         for row, order in zip(rows, orders, strict=True):
             if now < row["expires"]:
@@ -346,7 +375,9 @@ def _order(row: Mapping[Any, Any], each: Sequence[Any], now: float) -> Order:
     states = {one.state for one in each}
     state = next((one for one in _FURTHEST if one in states), "waiting")
     # one that has accepted is given as long again: a profile waits for its first step
-    if state in ("waiting", "handed", "accepted") and now >= row["expires"] + (EXPIRES_S if state == "accepted" else 0.0):
+    if state in ("waiting", "handed", "accepted") and now >= row["expires"] + (
+        EXPIRES_S if state == "accepted" else 0.0
+    ):
         state = "expired"
     return Order(
         id=row["id"], kind=row["kind"], params=json.loads(row["params"]), who=row["who"], why=row["why"],
@@ -393,7 +424,9 @@ class _Asked:
     def shown(self) -> AskedRank:
         if self.process is None:
             return AskedRank(rank=self.rank, problem=self.problem)
-        return AskedRank(rank=self.rank, state=self.process.state, heard=rfc3339(self.process.contact), problem=self.problem)
+        return AskedRank(
+            rank=self.rank, state=self.process.state, heard=rfc3339(self.process.contact), problem=self.problem
+        )
 
 
 def _processes(connection: Connection, run: str, attempt: int | None, server_began: float) -> list[_Process]:
@@ -402,11 +435,14 @@ def _processes(connection: Connection, run: str, attempt: int | None, server_beg
             sources.c.run == run, sources.c.attempt == attempt
         )
     )
-    return [_Process(row.rank, row.state, row.contact, not row.id.startswith(JSON_SOURCE), server_began) for row in rows]
+    return [
+        _Process(row.rank, row.state, row.contact, not row.id.startswith(JSON_SOURCE), server_began) for row in rows
+    ]
 
 
 def _asked(processes: Sequence[_Process], ranks: Sequence[int] | None, now: float) -> list[_Asked]:
-    """Whom a command is for; ranks: None for all that were heard. A rank that never was may still come, unless all are gone."""
+    """Whom a command is for; ranks: None for all that were heard. A rank that never was may still come, unless all are
+    gone."""
     by_rank: dict[int, list[_Process]] = {}
     for one in processes:
         by_rank.setdefault(one.rank, []).append(one)
@@ -414,7 +450,9 @@ def _asked(processes: Sequence[_Process], ranks: Sequence[int] | None, now: floa
     asked = []
     for rank in sorted(by_rank if ranks is None else set(ranks)):
         # of several (an agent, and a script that logs as well) the one that can answer
-        best = min(by_rank.get(rank, ()), key=lambda one: (bool(one.problem(now)), not one.agent, -one.contact), default=None)
+        best = min(
+            by_rank.get(rank, ()), key=lambda one: (bool(one.problem(now)), not one.agent, -one.contact), default=None
+        )
         asked.append(_Asked(rank, best, gone if best is None else best.problem(now)))
     return asked
 

@@ -49,7 +49,8 @@ class _Sink:
 
 
 def write(chunks: Iterable[list[LogRow]]) -> Iterator[bytes]:
-    """The file in pieces: columns name, rank (int32), step (int64), time and value (float64; NaN is a value, never null)."""
+    """The file in pieces: columns name, rank (int32), step (int64), time and value (float64; NaN is a value, never
+    null)."""
     import pyarrow  # type: ignore[import-untyped,unused-ignore]  # not installed everywhere, and without types
     from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
 

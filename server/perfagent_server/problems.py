@@ -26,15 +26,22 @@ log = logging.getLogger("perfagent.server")
 
 
 CLOSED = ConfigDict(extra="forbid")
-"""`__pydantic_config__` of a body: a field that it does not have is refused by name, for a misspelt one must not be dropped in
-silence."""
+"""`__pydantic_config__` of a body: a field that it does not have is refused by name, for a misspelt one must not be
+dropped in silence."""
 
 
 class ApiError(Exception):
-    """Ends a request with this status. code: one word for programs; message: what was given, what is allowed, what to do."""
+    """Ends a request with this status. code: one word for programs; message: what was given, what is allowed, what to
+    do."""
 
     def __init__(
-        self, status: int, code: str, message: str, field: str | None = None, *, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        code: str,
+        message: str,
+        field: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.field, self.headers = status, code, message, field, headers
@@ -126,8 +133,8 @@ _UNKNOWN_FIELD = "unexpected_keyword_argument"  # pydantic's name for a field th
 
 
 def _invalid(request: Request, errors: Sequence[Any]) -> ApiError:
-    """What is wrong with a request, in our words: FastAPI's own answer repeats the input, which may hold NaN or a lone surrogate
-    and then fails to encode (a 500), and names classes that are nobody's business."""
+    """What is wrong with a request, in our words: FastAPI's own answer repeats the input, which may hold NaN or a lone
+    surrogate and then fails to encode (a 500), and names classes that are nobody's business."""
     # A misspelt name first: that the right one is missing follows from it.
     first = min(errors, key=lambda one: one["type"] != _UNKNOWN_FIELD, default=None)
     if first is None:

@@ -45,7 +45,8 @@ class Runs:
         self, *, project: str | None = None, name: str | None = None, state: str | None = None, tag: str | None = None,
         limit: int = 100, cursor: str | None = None,
     ) -> tuple[list[RunSummary], str | None]:  # fmt: skip
-        """Runs, newest first, and the cursor of the next page. Raises WireError for a cursor that is not one of ours."""
+        """Runs, newest first, and the cursor of the next page. Raises WireError for a cursor that is not one of
+        ours."""
         query = select(run).order_by(run.c.started.desc(), run.c.id.desc()).limit(limit + 1)
         for column, wanted in ((run.c.project, project), (run.c.name, name), (run.c.state, state)):
             if wanted is not None:
@@ -81,7 +82,8 @@ class Runs:
         return [_summary(row, brief=True) for row in rows]
 
     def newest_named(self, project: str, name: str) -> Mapping[str, Any] | None:
-        """id and attempt of the run of a name that was begun last. Not the one with the latest rows: they may hold any time."""
+        """id and attempt of the run of a name that was begun last. Not the one with the latest rows: they may hold any
+        time."""
         query = (
             select(run.c.id, run.c.attempt)
             .where(run.c.project == project, run.c.name == name)
@@ -117,7 +119,13 @@ class Runs:
         return others and state in ("starting", "running", "stuck")
 
     def events(
-        self, identifier: str, *, kind: str | None = None, rank: int | None = None, limit: int = 100, before: int | None = None
+        self,
+        identifier: str,
+        *,
+        kind: str | None = None,
+        rank: int | None = None,
+        limit: int = 100,
+        before: int | None = None,
     ) -> list[EventRow]:
         """The newest events of a run, oldest of them first. before: only those with a smaller id, for paging back."""
         query = select(event).where(event.c.run == identifier).order_by(event.c.id.desc()).limit(limit)
@@ -138,7 +146,9 @@ class Runs:
         ]  # fmt: skip
 
     @staticmethod
-    def change(connection: Connection, identifier: str, *, name: str | None, tags: list[str] | None, notes: str | None) -> None:
+    def change(
+        connection: Connection, identifier: str, *, name: str | None, tags: list[str] | None, notes: str | None
+    ) -> None:
         """Changes what people may change; what is None stays."""
         values: dict[str, Any] = {}
         if name is not None:

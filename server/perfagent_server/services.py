@@ -157,7 +157,9 @@ def _private_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise ResourceError(f"the data folder {folder} cannot be made ({error.strerror}); choose another with --data") from error
+        raise ResourceError(
+            f"the data folder {folder} cannot be made ({error.strerror}); choose another with --data"
+        ) from error
 
 
 async def _services(request: Request) -> Services:  # async: a plain function would cost a hop to a worker thread

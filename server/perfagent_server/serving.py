@@ -15,7 +15,8 @@ from perfagent_server.settings import Settings
 
 __all__ = ["SHUTDOWN_S", "make_server"]
 
-# A stop waits this long for requests in flight; open WebSockets are then cut. With the parts' own stop it stays below 10 s.
+# A stop waits this long for requests in flight; open WebSockets are then cut. With the parts' own stop it stays below
+# 10 s.
 SHUTDOWN_S = 5
 
 
@@ -45,8 +46,8 @@ def make_server(app: FastAPI, settings: Settings, *, log_level: str = "warning")
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Not news: a WebSocket that was refused with a proper answer, which uvicorn 0.54 calls an error after we logged the cause;
-    and the traceback of each request that was cut off at the end, after it said how many there are."""
+    """Not news: a WebSocket that was refused with a proper answer, which uvicorn 0.54 calls an error after we logged
+    the cause; and the traceback of each request that was cut off at the end, after it said how many there are."""
     if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
         return False
     return record.msg != "ASGI callable returned without completing handshake."

@@ -1,6 +1,7 @@
 """The server's settings: one typed value, made once and passed in. The environment is read in one function, here.
 
-Every field is an option of `perfagent up` or an environment variable `PERFAGENT_<FIELD>`, and a row of docs/configuration.md.
+Every field is an option of `perfagent up` or an environment variable `PERFAGENT_<FIELD>`, and a row of
+docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ Auth = Literal["auto", "required"]
 class Settings:
     """host, port: where the server listens. data: folder of the database, the admin token and the key pepper (0700).
 
-    database: SQLAlchemy URL, None for SQLite in `data`. metrics: URL of a separate store for samples, None for the database.
-    folder: a folder of offline recordings that is uploaded at start. auth: "auto" asks for keys unless bound to loopback,
-    "required" always. insecure_no_auth: reading and ingest without a key even on a public address. allowed_hosts: names in
-    the Host header besides loopback and `host`; "*" is any. forwarded_allow_ips: proxies whose X-Forwarded-For is believed.
-    public_url: the address that people use, for links in alerts. webhook_allow: receivers (host:port, host, CIDR) that are
-    allowed although they are loopback or private. admin_token: replaces the token file. max_body_bytes, max_decoded_bytes: of
-    one request, as sent and decoded. read_timeout_s: for a request's head and for its body. keep_alive_s: for an idle
-    connection; above twice the agents' flush interval, so that the server never closes one that is about to be used.
-    samples_days: after so many days full resolution is dropped and cells of 16 steps stay. runs_days: after so many days
-    without a word a run is deleted. None: kept for ever.
+    database: SQLAlchemy URL, None for SQLite in `data`. metrics: URL of a separate store for samples, None for the
+    database. folder: a folder of offline recordings that is uploaded at start. auth: "auto" asks for keys unless bound
+    to loopback, "required" always. insecure_no_auth: reading and ingest without a key even on a public address.
+    allowed_hosts: names in the Host header besides loopback and `host`; "*" is any. forwarded_allow_ips: proxies whose
+    X-Forwarded-For is believed. public_url: the address that people use, for links in alerts. webhook_allow: receivers
+    (host:port, host, CIDR) that are allowed although they are loopback or private. admin_token: replaces the token
+    file. max_body_bytes, max_decoded_bytes: of one request, as sent and decoded. read_timeout_s: for a request's head
+    and for its body. keep_alive_s: for an idle connection; above twice the agents' flush interval, so that the server
+    never closes one that is about to be used. samples_days: after so many days full resolution is dropped and cells of
+    16 steps stay. runs_days: after so many days without a word a run is deleted. None: kept for ever.
     """
 
     host: str = "127.0.0.1"
@@ -72,7 +73,9 @@ class Settings:
         if self.metrics:
             raise ConfigError("a separate store for samples (metrics) is not available in this version; leave it out")
         if self.admin_token is not None and len(self.admin_token) < 16:
-            raise ConfigError("the admin token has fewer than 16 characters; leave PERFAGENT_ADMIN_TOKEN unset to have one made")
+            raise ConfigError(
+                "the admin token has fewer than 16 characters; leave PERFAGENT_ADMIN_TOKEN unset to have one made"
+            )
 
     @property
     def loopback(self) -> bool:

@@ -14,8 +14,8 @@ def rfc3339(seconds: float) -> str: ...
 @overload
 def rfc3339(seconds: None) -> None: ...
 def rfc3339(seconds: float | None) -> str | None:
-    """ "2026-03-01T12:00:00.000Z" of Unix seconds; a clock beyond the years 1 to 9999 is shown as the nearest of them, and one
-    that says NaN as 1970."""
+    """ "2026-03-01T12:00:00.000Z" of Unix seconds; a clock beyond the years 1 to 9999 is shown as the nearest of them,
+    and one that says NaN as 1970."""
     if seconds is None:
         return None
     if math.isnan(seconds):

@@ -1,9 +1,9 @@
 """Computes where the time of a run's newest steps went: percentiles and shares of each phase over a sliding window.
 
-The window is the newest `steps` steps, of which those count that were timed as a whole: a process's first step has phases, but
-began before there was anything to time it from. Ranks are put together step by step as the catalogue says, before percentiles
-are taken.
-Percentiles are interpolated between the two nearest values (type 7 of Hyndman and Fan 1996, numpy's default).
+The window is the newest `steps` steps, of which those count that were timed as a whole: a process's first step has
+phases, but began before there was anything to time it from. Ranks are put together step by step as the catalogue says,
+before percentiles are taken. Percentiles are interpolated between the two nearest values (type 7 of Hyndman and Fan
+1996, numpy's default).
 """
 
 from __future__ import annotations

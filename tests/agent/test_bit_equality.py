@@ -1,4 +1,5 @@
-"""The agent changes nothing that training produces: losses, weights, batch statistics and both random states, bit by bit."""
+"""The agent changes nothing that training produces: losses, weights, batch statistics and both random states, bit by
+bit."""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ def test_help_lists_every_command_with_one_line() -> None:
         (line,) = (line for line in done.stdout.splitlines() if line.split()[:1] == [entry.name])
         assert len(line.split()) > 2
         assert entry.name in cli.SUMMARIES
-    headings = [line.rstrip(":") for line in done.stdout.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    headings = [
+        line.rstrip(":") for line in done.stdout.splitlines() if line.endswith(":") and not line.startswith(" ")
+    ]
     assert headings == list(cli.GROUPS)
 
 
@@ -60,7 +62,9 @@ def test_no_command_and_an_unknown_one_are_wrong_use() -> None:
     assert run("sync", "--frobnicate").returncode == 2
 
 
-def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_extra_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     entry = metadata.EntryPoint("up", "perfagent_server.nothing_here:command", "perfagent.commands")
     monkeypatch.setattr(metadata, "entry_points", lambda group: [entry])
     with pytest.raises(SystemExit) as ended:
@@ -82,7 +86,9 @@ def test_an_error_of_ours_is_one_line_and_its_exit_code_says_whose_it_is(
     def fail(_: object) -> int:
         raise error
 
-    entry = type("Entry", (), {"name": "up", "value": "x:y", "load": lambda self: lambda parser: parser.set_defaults(run=fail)})()
+    entry = type(
+        "Entry", (), {"name": "up", "value": "x:y", "load": lambda self: lambda parser: parser.set_defaults(run=fail)}
+    )()
     monkeypatch.setattr(metadata, "entry_points", lambda group: [entry])
     with pytest.raises(SystemExit) as ended:
         cli.main(["up"])
@@ -98,12 +104,16 @@ def test_a_command_that_trains_says_that_torch_is_missing(
     def fail(_: object) -> int:
         raise ModuleNotFoundError(f"No module named {missing[0]!r}", name=missing[0])
 
-    entry = type("Entry", (), {"name": "up", "value": "x:y", "load": lambda self: lambda parser: parser.set_defaults(run=fail)})()
+    entry = type(
+        "Entry", (), {"name": "up", "value": "x:y", "load": lambda self: lambda parser: parser.set_defaults(run=fail)}
+    )()
     monkeypatch.setattr(metadata, "entry_points", lambda group: [entry])
     with pytest.raises(SystemExit) as ended:
         cli.main(["up"])
     assert ended.value.code == 1
-    assert capsys.readouterr().err == "perfagent up: this command needs torch, which is missing here; pip install torch\n"
+    assert (
+        capsys.readouterr().err == "perfagent up: this command needs torch, which is missing here; pip install torch\n"
+    )
     missing[0] = "of_the_users_script"
     with pytest.raises(ModuleNotFoundError):
         cli.main(["up"])

@@ -1,4 +1,5 @@
-"""Values on their way from a device: how many buffers they hold, who asks for them, and what becomes of them in a fork."""
+"""Values on their way from a device: how many buffers they hold, who asks for them, and what becomes of them in a
+fork."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def test_a_value_that_nobody_reads_no_longer_counts_as_waiting() -> None:
 
 
 def test_a_buffer_that_is_made_while_a_script_validates_serves_its_training_too() -> None:
-    """torch refuses to write to what was made in inference mode; on a GPU each value that came later would have been lost."""
+    """torch refuses to write to what was made in inference mode; on a GPU each value that came later would have been
+    lost."""
     with torch.inference_mode():
         buffer = device._buffer(1, torch.float32, pinned=False)
         buffer.copy_(torch.ones(1))
@@ -46,7 +48,8 @@ def test_a_buffer_that_is_made_while_a_script_validates_serves_its_training_too(
 
 
 def test_pinned_memory_is_made_for_many_small_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each allocation of it waits for the device; a host that runs thirty steps ahead has thirty losses on their way."""
+    """Each allocation of it waits for the device; a host that runs thirty steps ahead has thirty losses on their
+    way."""
     made: list[int] = []
     original = device._buffer
 
@@ -102,7 +105,9 @@ def test_who_asks_events_does_so_on_their_device_and_spoils_no_capture_of_a_grap
     assert said == [(thread, torch.device("cuda", 3)), (thread, 1)]
 
 
-def test_where_cuda_was_not_used_nothing_is_said_to_it(said: list[tuple[int, object]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_cuda_was_not_used_nothing_is_said_to_it(
+    said: list[tuple[int, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(device, "_device", None)
     in_a_thread(1)
     assert said == []

@@ -70,7 +70,10 @@ def test_memory_that_ran_out_is_known_by_the_words_of_what_allocates(text: str) 
 
 def test_other_errors_of_the_same_libraries_are_none() -> None:
     assert not out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"))
-    assert cause(RuntimeError("shapes cannot be multiplied"))[:2] == ("failed", "RuntimeError: shapes cannot be multiplied")
+    assert cause(RuntimeError("shapes cannot be multiplied"))[:2] == (
+        "failed",
+        "RuntimeError: shapes cannot be multiplied",
+    )
 
 
 def test_memory_that_the_kernel_refused_is_known_by_the_number_of_the_error() -> None:

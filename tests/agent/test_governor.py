@@ -85,11 +85,12 @@ def test_how_long_steps_take_is_known_from_one_report_with_a_step_to_the_next():
 
 @pytest.mark.parametrize("longer", [True, False])
 def test_where_steps_become_longer_the_next_look_at_gradients_comes_sooner(record, longer):
-    """Planned at steps of 0.3 ms it is a thousand steps away, and a thousand steps of half a second are eight minutes. A look
-    that costs as much as many such steps is as far away as it was."""
+    """Planned at steps of 0.3 ms it is a thousand steps away, and a thousand steps of half a second are eight minutes.
+    A look that costs as much as many such steps is as far away as it was."""
     model = torch.nn.Linear(4, 2)
     recorded = record(model)
-    recorded.sender.logged, recorded.sender.stepped = (0, 0, 0, 0), (0, 0)  # the collector's counts, by which the cost is told
+    # the collector's counts, by which the cost is told
+    recorded.sender.logged, recorded.sender.stepped = (0, 0, 0, 0), (0, 0)
     optimizer, clock = torch.optim.SGD(model.parameters(), lr=0.1), Clock()
     p = state.current
     clock.now, p.governor.clock = p.governor.clock(), clock
@@ -118,7 +119,9 @@ def test_each_report_is_of_the_time_since_the_one_before():
     for clock.now in (10.0, 20.0, 30.0):
         share = governor.report(own_ns=clock.now * 3e6, pass_ns=clock.now * 2e6, threads_s=clock.now * 1e-3)
         assert share == pytest.approx(0.4)
-        assert governor.period(pass_ns=1_200_000, step_ns=100_000_000) == 4, "0.3 % are left of the budget: 0.3 ms a step"
+        assert governor.period(pass_ns=1_200_000, step_ns=100_000_000) == 4, (
+            "0.3 % are left of the budget: 0.3 ms a step"
+        )
     clock.now = 30.5
     assert governor.report(1e9, 0, 1.0) is None, "too early again"
 

@@ -84,7 +84,11 @@ CASES: dict[str, tuple[str, dict[str, str], str]] = {
     "argument": ("INIT attach", {}, OFF),
     "variable": ("INIT init", {"PERFAGENT_MALLOC": "0"}, OFF),
     "MALLOC_": ("INIT init", {"MALLOC_TRIM_THRESHOLD_": "131072"}, "left alone: MALLOC_TRIM_THRESHOLD_ is set"),
-    "tunables": ("INIT init", {"GLIBC_TUNABLES": "glibc.malloc.top_pad=4096"}, "left alone: GLIBC_TUNABLES sets glibc.malloc"),
+    "tunables": (
+        "INIT init",
+        {"GLIBC_TUNABLES": "glibc.malloc.top_pad=4096"},
+        "left alone: GLIBC_TUNABLES sets glibc.malloc",
+    ),
     "other allocator": ("INIT init", {"LD_PRELOAD": "other"}, "left alone: malloc is that of libother.so"),
     "perfagent run": ("perfagent run TRAIN", {}, TUNED),
     "perfagent run, left by the script": ("perfagent run TRAIN attach", {}, OFF),
@@ -116,12 +120,15 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         launcher = ["-m", "perfagent", "run"] if words.startswith("perfagent run ") else []
         script_name, _, argument = words.removeprefix("perfagent run ").partition(" ")
         record = folder / f"record-{number}"
-        started[case] = record, subprocess.Popen(
-            [sys.executable, *launcher, str(folder / f"{script_name}.py"), argument],
-            env=job_environment(folder, PERFAGENT_RECORD=str(record), **variables),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        started[case] = (
+            record,
+            subprocess.Popen(
+                [sys.executable, *launcher, str(folder / f"{script_name}.py"), argument],
+                env=job_environment(folder, PERFAGENT_RECORD=str(record), **variables),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            ),
         )
     said = {}
     for case, (record, process) in started.items():
@@ -174,10 +181,23 @@ def test_a_later_run_may_raise_them_where_the_first_did_not(answers):
 
 
 def test_every_variable_that_glibc_reads_stops_us_and_no_other_does():
-    manual = ("ARENA_MAX", "ARENA_TEST", "CHECK_", "MMAP_MAX_", "MMAP_THRESHOLD_", "PERTURB_", "TOP_PAD_", "TRIM_THRESHOLD_")
+    manual = (
+        "ARENA_MAX",
+        "ARENA_TEST",
+        "CHECK_",
+        "MMAP_MAX_",
+        "MMAP_THRESHOLD_",
+        "PERTURB_",
+        "TOP_PAD_",
+        "TRIM_THRESHOLD_",
+    )
     for name in manual:
         assert reason_against(True, {f"MALLOC_{name}": "1"}) == f"MALLOC_{name} is set"
-    others = {"MALLOC_OF_MINE": "1", "GLIBC_TUNABLES": "glibc.rtld.nns=4:glibc.cpu.hwcaps=-AVX2", "LD_PRELOAD": "libother.so"}
+    others = {
+        "MALLOC_OF_MINE": "1",
+        "GLIBC_TUNABLES": "glibc.rtld.nns=4:glibc.cpu.hwcaps=-AVX2",
+        "LD_PRELOAD": "libother.so",
+    }
     assert reason_against(True, others) is None
 
 

@@ -1,4 +1,5 @@
-"""What a job's own console says: of calls that cannot be meant so, of a run that ends for another, of what went wrong."""
+"""What a job's own console says: of calls that cannot be meant so, of a run that ends for another, of what went
+wrong."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def test_every_variable_that_is_read_is_a_known_name() -> None:
     for package in ("agent", "server", "client", "dashboard"):
         for path in (root / package).rglob("*.py"):
             for name in re.findall(r"\"(PERFAGENT_[A-Z_]+)\"", path.read_text()):
-                assert name in variables.KNOWN , f"{name} of {path}"
+                assert name in variables.KNOWN, f"{name} of {path}"
     assert variables.misspelt({"PERFAGENT_DISABELD": "1", "PATH": ""}) == [
         "there is no setting PERFAGENT_DISABELD; did you mean PERFAGENT_DISABLED?"
     ]
@@ -130,7 +131,9 @@ def test_every_variable_that_is_read_is_a_known_name() -> None:
         ({"zzz": 1}, r"init\(\) has no argument 'zzz'; it takes project, name, config"),
     ],
 )
-def test_an_option_of_another_tracker_is_answered_with_what_there_is_instead(options: dict[str, object], said: str) -> None:
+def test_an_option_of_another_tracker_is_answered_with_what_there_is_instead(
+    options: dict[str, object], said: str
+) -> None:
     with pytest.raises(TypeError, match=said):
         perfagent.init(**options)  # type: ignore[arg-type]
 
@@ -239,13 +242,20 @@ def test_with_a_server_the_line_has_the_address_of_the_run_and_what_is_undeliver
     assert "unreachable" in away
     assert nan.endswith(f"See {url}/run/job")
     spool = tmp_path / "state" / "perfagent" / "spool"
-    assert re.match(rf"not all of this run has reached server {url}: \d frames? \([\d,]+ KiB\) kept in {spool}/\w+\.", left)
+    assert re.match(
+        rf"not all of this run has reached server {url}: \d frames? \([\d,]+ KiB\) kept in {spool}/\w+\.", left
+    )
     assert "`perfagent sync` sends it" in left
     assert run(tmp_path, TRAINING, "nan", "crash", PERFAGENT_DISABLED="1").stderr.count("perfagent:") == 0
 
 
 def test_a_gradient_that_a_scaler_leaves_out_is_no_alarm() -> None:
-    finding = {"rule": "nonfinite_loss", "since_step": 3, "message": "Nothing was found.", "evidence": {"cause": "unknown"}}
+    finding = {
+        "rule": "nonfinite_loss",
+        "since_step": 3,
+        "message": "Nothing was found.",
+        "evidence": {"cause": "unknown"},
+    }
     skipped = {**finding, "evidence": {"loss": 0.5, "loss_scale": 65536.0, "cause": "gradient"}}
     assert alarm("finding", skipped, 3) is None
     assert alarm("finding", {**skipped, "evidence": {"loss": 0.5}}, 3) == (

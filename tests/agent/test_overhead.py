@@ -1,4 +1,5 @@
-"""`agent/overhead_pct` against an independent measurement: the same loop with and without the agent, by the CPU clocks."""
+"""`agent/overhead_pct` against an independent measurement: the same loop with and without the agent, by the CPU
+clocks."""
 
 from __future__ import annotations
 
@@ -62,8 +63,8 @@ SCRIPT = """
 
 @pytest.mark.long
 def test_the_overhead_that_the_agent_reports_is_what_it_costs(tmp_path):
-    """Within a factor of 2 of what the CPU clocks say, hooks and threads together: where others use the machine, caches are
-    colder than the price list of the hooks assumes. In quiet moments both agree to a few percent."""
+    """Within a factor of 2 of what the CPU clocks say, hooks and threads together: where others use the machine, caches
+    are colder than the price list of the hooks assumes. In quiet moments both agree to a few percent."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
     environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))

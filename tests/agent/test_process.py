@@ -1,4 +1,5 @@
-"""A run in the life of a process: what scripts do with imports, workers, signals, exits and files, in processes of their own."""
+"""A run in the life of a process: what scripts do with imports, workers, signals, exits and files, in processes of
+their own."""
 
 from __future__ import annotations
 
@@ -161,7 +162,12 @@ assert os.waitpid(child, 0)[1] == 0
         pytest.param("statistics.py", ["-m", "perfagent", "run"], marks=pytest.mark.long),
         pytest.param("secrets.py", [], marks=pytest.mark.long),
     ],
-    ids=["secrets under perfagent run", "statistics beside attach", "statistics under perfagent run", "secrets beside attach"],
+    ids=[
+        "secrets under perfagent run",
+        "statistics beside attach",
+        "statistics under perfagent run",
+        "secrets beside attach",
+    ],
 )
 def test_a_file_beside_the_script_may_have_the_name_of_a_module_that_we_could_need(
     tmp_path: Path, name: str, command: list[str]
@@ -298,7 +304,11 @@ def test_the_end_of_a_worker_process_is_told(tmp_path: Path, start: str) -> None
     """
     done = run(tmp_path, body)
     assert done.returncode == 0, done.stderr
-    assert sorted(ends(tmp_path)) == [("failed", "ValueError: no such file"), ("failed", "exit code 3"), ("finished", "")]
+    assert sorted(ends(tmp_path)) == [
+        ("failed", "ValueError: no such file"),
+        ("failed", "exit code 3"),
+        ("finished", ""),
+    ]
     assert len(Recording(tmp_path / "record").series("x")) == 150
 
 
@@ -333,7 +343,9 @@ def test_a_step_that_nobody_can_take_is_refused_by_name_and_the_next_logs_count_
 
 
 def test_a_log_after_the_end_is_left_out_and_that_is_said_once(tmp_path: Path) -> None:
-    done = run(tmp_path, "import perfagent\nrun = perfagent.init()\nrun.finish()\nrun.log({'x': 1})\nrun.log({'x': 2})\n")
+    done = run(
+        tmp_path, "import perfagent\nrun = perfagent.init()\nrun.finish()\nrun.log({'x': 1})\nrun.log({'x': 2})\n"
+    )
     assert done.stderr.count("log() was called after the end of the run") == 1
 
 
@@ -347,12 +359,20 @@ LEAVES = {
     "quit() in a function": ("(lambda: quit(5))()", "failed", "exit code 5"),
     "with any object": ("import numpy; sys.exit(numpy.ones(2))", "failed", "exit code 1: [1. 1.]"),
     "well": ("sys.exit(0)", "finished", ""),
-    "a log in finally": ("try:\n    sys.exit(3)\nfinally:\n    perfagent.log({'x': 2}, step=2)", "failed", "exit code 3"),
+    "a log in finally": (
+        "try:\n    sys.exit(3)\nfinally:\n    perfagent.log({'x': 2}, step=2)",
+        "failed",
+        "exit code 3",
+    ),
     "a log at exit": ("atexit.register(lambda: perfagent.log({'x': 2}, step=2))\nsys.exit(3)", "failed", "exit code 3"),
     "caught": ("try:\n    sys.exit(2)\nexcept SystemExit:\n    pass\nperfagent.log({'x': 2}, step=2)", "finished", ""),
     "caught, and nothing follows": ("try:\n    sys.exit(2)\nexcept SystemExit:\n    pass", "finished", ""),
     "caught and raised again": ("try:\n    sys.exit(2)\nexcept SystemExit:\n    raise", "failed", "exit code 2"),
-    "raised again, held": ("try:\n    sys.exit(2)\nexcept SystemExit as e:\n    held = e\n    raise", "failed", "exit code 2"),
+    "raised again, held": (
+        "try:\n    sys.exit(2)\nexcept SystemExit as e:\n    held = e\n    raise",
+        "failed",
+        "exit code 2",
+    ),
     "caught, then another": ("try:\n    sys.exit(2)\nexcept SystemExit:\n    sys.exit(6)", "failed", "exit code 6"),
     "in another thread": ("t = threading.Thread(target=sys.exit, args=(7,))\nt.start()\nt.join()", "finished", ""),
 }
@@ -361,7 +381,9 @@ LEAVES = {
 @pytest.mark.parametrize("case", LEAVES)
 def test_how_a_process_leaves(tmp_path: Path, case: str) -> None:
     statement, state, reason = LEAVES[case]
-    body = f"import atexit, sys, threading, perfagent\nperfagent.init()\nperfagent.log({{'x': 1}}, step=1)\n{statement}\n"
+    body = (
+        f"import atexit, sys, threading, perfagent\nperfagent.init()\nperfagent.log({{'x': 1}}, step=1)\n{statement}\n"
+    )
     code = run(tmp_path, body).returncode
     assert code == (int(reason.split()[2].rstrip(":")) if reason else 0), "as without us"
     assert ends(tmp_path) == [(state, reason)]
@@ -369,12 +391,27 @@ def test_how_a_process_leaves(tmp_path: Path, case: str) -> None:
 
 CATCHES = {
     "an error": ("raise ValueError('boom')", "sys.exit(1)", "failed", "ValueError: boom (exit code 1)"),
-    "with words": ("raise ValueError('boom')", "sys.exit('gave up')", "failed", "ValueError: boom (exit code 1: gave up)"),
+    "with words": (
+        "raise ValueError('boom')",
+        "sys.exit('gave up')",
+        "failed",
+        "ValueError: boom (exit code 1: gave up)",
+    ),
     "no memory": ("raise MemoryError('too much')", "sys.exit(7)", "oom", "MemoryError: too much (exit code 7)"),
     "in a function": ("raise ValueError('boom')", "leave(4)", "failed", "ValueError: boom (exit code 4)"),
-    "no memory, in a function": ("raise MemoryError('too much')", "leave(7)", "failed", "MemoryError: too much (exit code 7)"),
+    "no memory, in a function": (
+        "raise MemoryError('too much')",
+        "leave(7)",
+        "failed",
+        "MemoryError: too much (exit code 7)",
+    ),
     "another attempt": ("raise MemoryError('too much')", "attempt()", "failed", "exit code 3"),
-    "a way to leave, because of it": ("raise ValueError('boom')", "exits()", "failed", "ValueError: boom (exit code 1)"),
+    "a way to leave, because of it": (
+        "raise ValueError('boom')",
+        "exits()",
+        "failed",
+        "ValueError: boom (exit code 1)",
+    ),
     "and leaves well": ("raise ValueError('boom')", "sys.exit(0)", "finished", ""),
     "a way to leave": ("sys.exit(2)", "sys.exit(6)", "failed", "exit code 6"),
     "and goes on": ("raise ValueError('boom')", "perfagent.log({'x': 2}, step=2)", "failed", "exit code 8"),
@@ -469,7 +506,9 @@ def test_an_exit_that_was_caught_and_kept_is_not_the_end_where_training_goes_on(
 def test_an_error_at_the_prompt_that_was_mended_is_not_the_end(tmp_path: Path) -> None:
     lines = "import perfagent\nrun = perfagent.init()\nrun.log({'x': 1})\n1 / 0\nrun.log({'x': 2})\n"
     environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
-    done = subprocess.run([sys.executable, "-i"], input=lines, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-i"], input=lines, env=environment, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0
     assert ends(tmp_path) == [("finished", "")]
     assert len(Recording(tmp_path / "record").series("x")) == 2
@@ -538,7 +577,8 @@ def test_a_script_that_closes_every_descriptor_keeps_the_files_that_get_their_nu
 
 
 def test_nothing_is_imported_once_a_run_has_started(tmp_path: Path) -> None:
-    """An import of ours beside the training would take the interpreter from its first steps, and stay locked in a fork."""
+    """An import of ours beside the training would take the interpreter from its first steps, and stay locked in a
+    fork."""
     body = """
         import sys, time, torch
         model = torch.nn.Linear(2, 1)

@@ -23,8 +23,15 @@ def no_run_left() -> Iterator[None]:
 
 def test_a_run_tells_its_state_step_newest_loss_and_page() -> None:
     shown = Shown("mine", "running", 12, (11, 0.53125), "http://server:8420/run/mine")
-    assert shown.text() == "<perfagent run 'mine': running, step 12, loss 0.53125 (step 11) at http://server:8420/run/mine>"
-    assert shown._replace(loss=(12, float("nan"))).text().startswith("<perfagent run 'mine': running, step 12, loss nan at ")
+    assert (
+        shown.text()
+        == "<perfagent run 'mine': running, step 12, loss 0.53125 (step 11) at http://server:8420/run/mine>"
+    )
+    assert (
+        shown._replace(loss=(12, float("nan")))
+        .text()
+        .startswith("<perfagent run 'mine': running, step 12, loss nan at ")
+    )
 
 
 def test_a_rank_that_does_not_know_its_run_yet_shows_its_state() -> None:
@@ -51,7 +58,10 @@ def test_a_training_shows_where_it_is(tmp_path: Path) -> None:
         optimizer.step()
     assert repr(run).startswith("<perfagent run 'mine': running, step 3")
     run.finish()
-    assert repr(run) == f"<perfagent run 'mine': finished, step 3, loss {loss.item():.6g}, recorded in {tmp_path / 'record'}>"
+    assert (
+        repr(run)
+        == f"<perfagent run 'mine': finished, step 3, loss {loss.item():.6g}, recorded in {tmp_path / 'record'}>"
+    )
     assert "<a " not in run._repr_html_()
 
 

@@ -178,7 +178,13 @@ def test_log_takes_numbers_of_all_kinds_and_nothing_else_of_them_raises(record):
     numpy = pytest.importorskip("numpy")
     weight = torch.tensor(2.0, requires_grad=True)
     recorded.run.log(
-        {"int": 1, "float": 0.5, "tensor": weight * 2, "half": torch.tensor(0.5, dtype=torch.bfloat16), "one": torch.ones(1)}
+        {
+            "int": 1,
+            "float": 0.5,
+            "tensor": weight * 2,
+            "half": torch.tensor(0.5, dtype=torch.bfloat16),
+            "one": torch.ones(1),
+        }
     )
     recorded.run.log(
         {
@@ -219,7 +225,11 @@ def test_alert_levels_of_other_tools_are_understood(record):
     recorded.run.alert("a", level="WARN")
     recorded.run.alert("b", "text", level="ERROR")
     recorded.run.alert("c", level="info")
-    assert [data["level"] for kind, data, _ in recorded.sender.events if kind == "alert"] == ["warning", "critical", "info"]
+    assert [data["level"] for kind, data, _ in recorded.sender.events if kind == "alert"] == [
+        "warning",
+        "critical",
+        "info",
+    ]
 
 
 def test_the_states_of_a_run(record):
@@ -283,7 +293,12 @@ def run_script(folder: Path, body: str, *arguments: str) -> subprocess.Completed
     script.write_text(textwrap.dedent(body), encoding="utf-8")
     environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"))
     return subprocess.run(
-        [sys.executable, str(script), *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(script), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -301,7 +316,8 @@ def recorded_states(folder: Path) -> list[dict]:
         ("raise ValueError('bad batch')", 1, "failed", "ValueError: bad batch"),
         ("raise MemoryError", 1, "oom", "MemoryError"),
         (
-            # an import or exec of ours after the interrupt would turn 130 into 1 (CPython resets its flag): not so early
+            # an import or exec of ours after the interrupt would turn 130 into 1 (CPython resets its flag): not so
+            # early
             "import os, signal, time; perfagent.session.current()._sender.settled.wait(30); time.sleep(0.1)\n"
             "os.kill(os.getpid(), signal.SIGINT); time.sleep(9)",
             -2,
@@ -322,7 +338,8 @@ def test_the_end_of_a_process_is_told_and_its_exit_code_unchanged(tmp_path, end,
 
 def test_logging_needs_no_torch_and_imports_none(tmp_path):
     done = run_script(
-        tmp_path, "import sys, perfagent\nperfagent.init()\nperfagent.log({'x': 1})\nassert 'torch' not in sys.modules\n"
+        tmp_path,
+        "import sys, perfagent\nperfagent.init()\nperfagent.log({'x': 1})\nassert 'torch' not in sys.modules\n",
     )
     assert done.returncode == 0, done.stderr
 
@@ -422,7 +439,8 @@ def test_each_log_is_a_step_where_parameters_are_updated_by_hand(record):
 
 def test_what_waits_for_an_optimizer_waits_seconds_at_most(record, monkeypatch):
     """And from then on, since there is none, nothing waits."""
-    monkeypatch.setattr(sys.modules["perfagent.run"], "has_optimizer", lambda: False)  # other tests of this process have some
+    # other tests of this process have some
+    monkeypatch.setattr(sys.modules["perfagent.run"], "has_optimizer", lambda: False)
     recorded = record()
     model = nn.Linear(4, 1)
     for number in range(4):
@@ -501,7 +519,9 @@ def test_a_run_in_a_notebook_has_the_notebooks_name(tmp_path, session, name):
     script.write_text("import perfagent\nrun = perfagent.init()\nprint(run.id)\n", encoding="utf-8")
     record = tmp_path / "record"
     environment = job_environment(tmp_path, PERFAGENT_RECORD=str(record), JPY_SESSION_NAME=session)
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
     told = next(event["name"] for event in Recording(record).events("state") if "name" in event)
     assert told == f"{name}-{done.stdout[:4]}"
 

@@ -71,7 +71,9 @@ def test_the_loss_is_the_mean_over_all_items_of_a_window(watched: Any, ahead: bo
     loop = perfagent.loop(model, sgd(model, lr=0.0), grad_accum=2)
     run(loop, data, counts=not ahead, items=(lambda batch: len(batch[0])) if ahead else None)
     with torch.no_grad():
-        means = [float(loss_of(model, (torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])))) for a, b in (data[:2], data[2:])]
+        means = [
+            float(loss_of(model, (torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])))) for a, b in (data[:2], data[2:])
+        ]
     assert recorded.of("loss") == [(1, pytest.approx(means[0], rel=1e-6)), (2, pytest.approx(means[1], rel=1e-6))]
 
 
@@ -83,9 +85,15 @@ def test_the_phases_of_a_step_are_known_without_a_word(watched: Any) -> None:
     steps = recorded.steps()
     assert [step for step, _ in steps] == [1, 2, 3]
     for _, values in steps[1:]:
-        assert {"loss", "lr", "grad/norm", "phase/data_s", "phase/forward_s", "phase/backward_s", "phase/optimizer_s"} <= set(
-            values
-        )
+        assert {
+            "loss",
+            "lr",
+            "grad/norm",
+            "phase/data_s",
+            "phase/forward_s",
+            "phase/backward_s",
+            "phase/optimizer_s",
+        } <= set(values)
 
 
 def test_the_wait_for_any_iterable_is_data_wait(watched: Any) -> None:

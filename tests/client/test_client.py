@@ -98,7 +98,14 @@ def test_an_answer_that_is_not_ours_is_told() -> None:
     with pytest.raises(WireError):
         parse(Latest, [])
     assert parse(Latest, {"value": 1, "step": 1, "time": 1.0, "rank": "all", "later": True}).value == 1.0
-    newer = {"rule": "r", "severity": "fatal", "message": "m", "ranks": [1], "evidence": {"loss": "NaN"}, "cause": "new"}
+    newer = {
+        "rule": "r",
+        "severity": "fatal",
+        "message": "m",
+        "ranks": [1],
+        "evidence": {"loss": "NaN"},
+        "cause": "new",
+    }
     finding = parse(Finding, newer)
     assert (finding.severity, finding.evidence, finding.fix) == ("fatal", {"loss": "NaN"}, "")
     assert [parse(Latest, {"value": text, "step": 1, "time": 1.0, "rank": 0}).value for text in ("Infinity", "-Infinity")] == [
@@ -109,13 +116,18 @@ def test_an_answer_that_is_not_ours_is_told() -> None:
 
 
 def test_a_finding_prints_as_a_sentence_and_shows_in_a_notebook() -> None:
-    found = Finding(rule="data_bound", severity="warning", message="The loader is <slow>.", since_step=1200, fix="Add workers.")
+    found = Finding(
+        rule="data_bound", severity="warning", message="The loader is <slow>.", since_step=1200, fix="Add workers."
+    )
     assert str(found) == "data_bound (warning, since step 1,200): The loader is <slow>.\n  fix: Add workers."
     assert repr(found).startswith("Finding(rule='data_bound'"), "with the evidence, for whoever debugs"
     assert found._repr_html_() == (
         "<p><b>data_bound (warning, since step 1,200)</b>: The loader is &lt;slow&gt;.<br>Fix: Add workers.</p>"
     )
-    assert str(Finding(rule="healthy", severity="info", message="Nothing holds it back.")) == "healthy: Nothing holds it back."
+    assert (
+        str(Finding(rule="healthy", severity="info", message="Nothing holds it back."))
+        == "healthy: Nothing holds it back."
+    )
 
 
 def test_another_program_at_the_address_is_asked_about() -> None:

@@ -130,7 +130,9 @@ def test_show_prints_the_end_of_a_traceback(server: Listening, tmp_path: Path) -
     body = encode(frame({"loss": VALUES}, run="broken", name="broken", events=[event]))
     headers = {"Content-Type": "application/x-msgpack"}
     web().post(f"{server.url}/api/v1/ingest", content=body, headers=headers).raise_for_status()
-    shown = until(lambda: (text := perfagent(server, tmp_path, "show", "broken").stdout) and "process_crash" in text and text)
+    shown = until(
+        lambda: (text := perfagent(server, tmp_path, "show", "broken").stdout) and "process_crash" in text and text
+    )
     assert "    | Traceback ...\n    | ValueError: no\n" in shown
 
 

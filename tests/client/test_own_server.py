@@ -62,7 +62,10 @@ def test_a_folder_on_which_no_server_runs_is_said(tmp_path: Path, capsys: pytest
     for words in (("runs",), ("channels", "list")):
         ended = command(capsys, *words, "--data", str(tmp_path))
         assert ended.code == 1
-        assert f"no server runs on the data folder {tmp_path}; start it with `perfagent up --data {tmp_path}`" in ended.error
+        assert (
+            f"no server runs on the data folder {tmp_path}; start it with `perfagent up --data {tmp_path}`"
+            in ended.error
+        )
 
 
 def test_the_token_of_this_machine_goes_to_no_other(server: ServerProcess, data: str) -> None:
@@ -93,7 +96,7 @@ def test_delete_asks_on_a_terminal(server: ServerProcess, data: str, answer: str
     assert len(server.get("/runs", name="doomed")["runs"]) == left
 
 
-# --------------------------------------------------------------------------------------------------------------- completion
+# --------------------------------------------------------------------------------------------------------------- comple
 
 
 def completions(line: str, *, module: bool = False, **environment: str) -> list[str]:
@@ -105,7 +108,9 @@ def completions(line: str, *, module: bool = False, **environment: str) -> list[
         "COMP_TYPE": "9", "_ARGCOMPLETE_SHELL": "bash",
     }  # fmt: skip
     shell = ["bash", "-c", f'exec "$@" 8>&{answer} 9>/dev/null', "bash", *start]
-    done = subprocess.run(shell, env={**os.environ, **asked, **environment}, pass_fds=[answer], capture_output=True, timeout=60)
+    done = subprocess.run(
+        shell, env={**os.environ, **asked, **environment}, pass_fds=[answer], capture_output=True, timeout=60
+    )
     os.close(answer)
     with os.fdopen(ours) as file:
         words = file.read()

@@ -209,7 +209,10 @@ def test_a_profile_is_not_waited_for_when_its_training_is_gone(job: Job, how: st
             job.lose(0, heard=time.time() - 90)
 
     going = meanwhile(go)
-    says = {"ended": r"the run has ended \(failed\): rank 0: ended", "lost": "the run is lost: rank 0: not heard since"}[how]
+    says = {
+        "ended": r"the run has ended \(failed\): rank 0: ended",
+        "lost": "the run is lost: rank 0: not heard since",
+    }[how]
     with pytest.raises(PerfagentError, match=f"the profile was not taken, {says}"):
         run(root_cause.profile, job)
     going.join()
@@ -221,7 +224,14 @@ def test_a_profile_that_was_cut_short_says_so(job: Job, capsys: Any) -> None:
     def answer() -> None:
         identity = job.asked()["id"]
         job.send(0)
-        summary = {"profile": "ab12", "command": identity, "first_step": 3, "last_step": 4, "duration_s": 0.5, "parts": 0}
+        summary = {
+            "profile": "ab12",
+            "command": identity,
+            "first_step": 3,
+            "last_step": 4,
+            "duration_s": 0.5,
+            "parts": 0,
+        }
         said = "cut short before an evaluation: 2 of 5 steps are in it"
         done = {"command": identity, "kind": "profile", "state": "done", "message": said, "profile": "ab12"}
         job.send(0, Event(kind="profile", time=2.0, step=4, data=summary), Event(kind="command", time=2.0, data=done))

@@ -49,7 +49,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
         subprocess.run([sys.executable, "-c", TRAINING], env=environment, check=True, timeout=150, cwd=folder)
         with Client(running.url) as client:
             run = client.find("nan job").run
-            until(lambda: client.findings(run) and client.findings(run)[0].evidence.get("causes"), why="no cause was found")
+            until(
+                lambda: client.findings(run) and client.findings(run)[0].evidence.get("causes"),
+                why="no cause was found",
+            )
         yield running
 
 
@@ -82,7 +85,11 @@ def test_the_page_of_a_nan_has_its_evidence_and_units(capsys: pytest.CaptureFixt
 
 def test_all_adds_every_layer_and_the_raw_values(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line.split() for line in command(capsys, "show", "nan job", "--all").out.splitlines()]
-    layers = [line[0] for line in lines[lines.index(["LAYERS", "(newest)"]) : lines.index(["RAW", "VALUES", "(newest)"])] if line]
+    layers = [
+        line[0]
+        for line in lines[lines.index(["LAYERS", "(newest)"]) : lines.index(["RAW", "VALUES", "(newest)"])]
+        if line
+    ]
     assert {"0.weight", "8.bias"} <= set(layers)
     assert layers.index("0.weight") < layers.index("2.weight") < layers.index("8.weight")
     raw = {line[0]: line[1:] for line in lines[lines.index(["RAW", "VALUES", "(newest)"]) :] if line}
@@ -92,7 +99,20 @@ def test_all_adds_every_layer_and_the_raw_values(capsys: pytest.CaptureFixture[s
 
 def test_json_keeps_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(command(capsys, "show", "nan job", "--json").out)
-    keys = {"run", "project", "name", "state", "step", "verdict", "findings", "latest", "timing", "alerts", "config", "meta"}
+    keys = {
+        "run",
+        "project",
+        "name",
+        "state",
+        "step",
+        "verdict",
+        "findings",
+        "latest",
+        "timing",
+        "alerts",
+        "config",
+        "meta",
+    }
     assert keys <= shown.keys()
     assert shown["latest"]["loss"] == "NaN" and isinstance(shown["latest"]["accuracy"], float)
     assert shown["verdict"]["evidence"]["causes"][0]["batch"]["tensors"][0]["nonfinite"] == 1
@@ -172,10 +192,12 @@ def test_a_run_that_says_nothing_has_a_page_too() -> None:
 
 
 def replace_run(run: RunDetails) -> RunDetails:
-    return replace(run, run="r2", name="empty", state="starting", step=0, reason="", config={}, meta={}, notes="", world_size=1)
+    return replace(
+        run, run="r2", name="empty", state="starting", step=0, reason="", config={}, meta={}, notes="", world_size=1
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------- --follow
+# ------------------------------------------------------------------------------------------------------------------- --
 
 
 def story(server: Listening, run: str) -> threading.Thread:
@@ -209,7 +231,10 @@ def test_follow_prints_a_line_for_what_is_new_and_ends_with_the_run(
     assert shown.code == 0
     updates = [line for line in shown.out.splitlines() if "  step " in line and "a step (newest)" in line]
     assert len(updates) >= 2
-    assert "running  step" in updates[0] and "finished  step 6  loss 0.166667  20 ms a step (newest)  healthy" in updates[-1]
+    assert (
+        "running  step" in updates[0]
+        and "finished  step 6  loss 0.166667  20 ms a step (newest)  healthy" in updates[-1]
+    )
     assert "finished, step 6" in shown.out, "the page at the end"
 
 

@@ -10,7 +10,10 @@ import perfagent
 from perfagent_client.techniques import sentences
 
 LORA = {
-    "adapters": {"library": "peft", "default": {"method": "LORA", "rank": 8, "alpha": 16, "target_modules": ["q", "v"]}},
+    "adapters": {
+        "library": "peft",
+        "default": {"method": "LORA", "rank": 8, "alpha": 16, "target_modules": ["q", "v"]},
+    },
     "frozen": {"trainable_pct": 0.25, "saved_bytes": 3 * 2**29, "saved": "gradients and moments of Adam"},
 }
 
@@ -20,7 +23,12 @@ def test_each_technique_is_a_line_with_what_it_saves() -> None:
         "adapters: peft, default (LORA, rank 8, alpha 16, target modules q v)",
         "frozen: trainable 0.25 %; saves 1.5 GiB (gradients and moments of Adam)",
     ]
-    pruning = {"library": "torch.nn.utils.prune", "pruned_pct": 20.0, "saved_bytes": 0, "saved": "nothing while training"}
+    pruning = {
+        "library": "torch.nn.utils.prune",
+        "pruned_pct": 20.0,
+        "saved_bytes": 0,
+        "saved": "nothing while training",
+    }
     expected = "pruning: torch.nn.utils.prune, pruned 20 %; saves nothing while training"
     assert sentences({"techniques": {"pruning": pruning}}) == [expected]
 

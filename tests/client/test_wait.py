@@ -30,7 +30,9 @@ def its_address(server: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERFAGENT_SERVER", server.url)
 
 
-def send(server: Listening, run: str, losses: list[float], *, first_step: int = 1, state: str = "", reason: str = "") -> None:
+def send(
+    server: Listening, run: str, losses: list[float], *, first_step: int = 1, state: str = "", reason: str = ""
+) -> None:
     last = first_step + len(losses) - 1
     events = [Event(kind="state", step=last, time=1.8e9, data={"state": state, "reason": reason})] if state else []
     body = encode(frame({"loss": losses}, run=run, name=run, seq=first_step, first_step=first_step, events=events))
@@ -87,7 +89,9 @@ def test_a_bad_end_is_code_4_also_though_a_rule_finds_it(
     assert ended.out.splitlines()[-1] == f"{state} ended ({state}) at step 2, before step 100: ValueError: no more data"
 
 
-def test_what_a_run_died_of_is_a_finding_even_after_its_end(server: Listening, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_run_died_of_is_a_finding_even_after_its_end(
+    server: Listening, capsys: pytest.CaptureFixture[str]
+) -> None:
     send(server, "died", [1.0] * 20 + [NAN] * 5, state="failed")
     assert command(capsys, "wait", "died", "--until", "finding,end").code == 3
     assert command(capsys, "wait", "died").code == 4, "nobody asked for findings"

@@ -19,7 +19,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 CANDIDATES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PARTS_OFF = (
-    # Each window would have a renderer of its own for the list below the address: a quarter of the time of opening a page.
+    # Each window would have a renderer of its own for the list below the address: a quarter of the time of opening a
+    # page.
     *("WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "WebUIOmniboxFullPopup"),
     # Those that Playwright turns off, whose list ours takes the place of.
     *("AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsFirstBalancedModeAutoEnable"),
@@ -53,8 +54,8 @@ def find_chromium(playwright_path: str) -> str | None:
 
 
 shared = contextlib.ExitStack()
-"""Closes the browser and the server that all files of this folder share. They are not of the session: Playwright keeps an event
-loop running, and tests of other folders begin theirs."""
+"""Closes the browser and the server that all files of this folder share. They are not of the session: Playwright keeps
+an event loop running, and tests of other folders begin theirs."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -81,7 +82,8 @@ def chromium() -> Browser:
 
 @functools.cache
 def one_context() -> BrowserContext:
-    """Of all pages that need no options of their own: it keeps their scripts compiled, and a load takes a quarter of the CPU."""
+    """Of all pages that need no options of their own: it keeps their scripts compiled, and a load takes a quarter of
+    the CPU."""
     return chromium().new_context()
 
 
@@ -120,7 +122,9 @@ class Tab:
         self.page.on("request", lambda request: self._asked(request.url))
         self.page.on("response", lambda answer: answer.status == 404 and self.missing.append(urlsplit(answer.url).path))
         self.page.on("websocket", lambda socket: self._asked(socket.url))
-        self.page.on("console", lambda message: message.type in ("error", "warning") and self.complaints.append(message.text))
+        self.page.on(
+            "console", lambda message: message.type in ("error", "warning") and self.complaints.append(message.text)
+        )
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
     def _asked(self, url: str) -> None:
@@ -137,7 +141,8 @@ class Tab:
     def drawn(self, at_least: int, *, scrolling_to: str = "") -> None:
         """Waits until so many charts have lines of at least two points.
 
-        scrolling_to: what is brought into sight meanwhile, again and again: a page that is being built is too short for it.
+        scrolling_to: what is brought into sight meanwhile, again and again: a page that is being built is too short for
+        it.
         """
         scroll = f"document.querySelector('{scrolling_to}').scrollIntoView(); " if scrolling_to else ""
         self.wait(f"n => {{ {scroll}return ({DRAWN})(n); }}", argument=at_least)
@@ -163,8 +168,8 @@ OpenTab = Callable[..., Tab]
 
 @pytest.fixture
 def tab(browser: Browser, site: ServerProcess) -> Iterator[OpenTab]:
-    """Opens a path in a tab that knows nothing of others; at the end nothing may have left this machine and nothing may be in the
-    console."""
+    """Opens a path in a tab that knows nothing of others; at the end nothing may have left this machine and nothing may
+    be in the console."""
     contexts: list[BrowserContext] = []
     tabs: list[Tab] = []
 
@@ -179,8 +184,8 @@ def tab(browser: Browser, site: ServerProcess) -> Iterator[OpenTab]:
         late_ms: int = 0,
         **more: Any,
     ) -> Tab:
-        """before: a script that runs in the page before its own. late_ms: what the page asks for over its WebSocket reaches the
-        server so late."""
+        """before: a script that runs in the page before its own. late_ms: what the page asks for over its WebSocket
+        reaches the server so late."""
         if more:
             contexts.append(browser.new_context(viewport={"width": width, "height": height}, **more))
         opened = Tab((contexts[-1] if more else one_context()).new_page())

@@ -1,4 +1,5 @@
-"""Charts of unusual data: gaps, single steps, windows that move on, requests that fail. What is drawn is what was measured."""
+"""Charts of unusual data: gaps, single steps, windows that move on, requests that fail. What is drawn is what was
+measured."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def run() -> str:
 
 def look(page: Tab, name: str, expression: str) -> Any:
     """What a JavaScript function of a chart's plot answers."""
-    return page.page.evaluate(f"name => ({expression})(document.querySelector(`[data-name=\"${{name}}\"] .plot`))", name)
+    return page.page.evaluate(f'name => ({expression})(document.querySelector(`[data-name="${{name}}"] .plot`))', name)
 
 
 def shown(page: Tab, name: str, part: str) -> str:
@@ -53,17 +54,19 @@ def shown(page: Tab, name: str, part: str) -> str:
 
 def loaded(page: Tab, *names: str) -> None:
     for name in names:
-        page.wait("name => document.querySelector(`[data-name=\"${name}\"] .plot`)?.dataset.points >= 1", argument=name)
+        page.wait('name => document.querySelector(`[data-name="${name}"] .plot`)?.dataset.points >= 1', argument=name)
 
 
 def point_at(page: Tab, name: str, x: float) -> None:
     """The mouse on a chart, at a value of its horizontal axis."""
     axis = "const axis = plot._fullLayout.xaxis;"
-    at = look(page, name, f"plot => {{ {axis} return plot.getBoundingClientRect().left + axis._offset + axis.l2p({x}) }}")
+    at = look(
+        page, name, f"plot => {{ {axis} return plot.getBoundingClientRect().left + axis._offset + axis.l2p({x}) }}"
+    )
     box = page.page.locator(f'[data-name="{name}"] .plot').bounding_box()
     assert box is not None
     page.page.mouse.move(at, box["y"] + 60)
-    page.wait("name => !document.querySelector(`[data-name=\"${name}\"] .cursor`).hidden", argument=name)
+    page.wait('name => !document.querySelector(`[data-name="${name}"] .cursor`).hidden', argument=name)
 
 
 def two_ranks(site: ServerProcess, run: str, low: np.ndarray, high: np.ndarray) -> None:  # type: ignore[type-arg]
@@ -72,7 +75,7 @@ def two_ranks(site: ServerProcess, run: str, low: np.ndarray, high: np.ndarray) 
         send(site, run, {"loss": values}, np.arange(1, len(values) + 1), rank=rank)
 
 
-# --- gaps ------------------------------------------------------------------------------------------------------------------
+# --- gaps -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_band_ends_at_a_gap_and_begins_again_behind_it(site: ServerProcess, tab: OpenTab, run: str) -> None:
@@ -120,12 +123,16 @@ def test_live_samples_go_on_behind_a_gap_and_a_dot_becomes_a_line(site: ServerPr
     assert page.page.evaluate(f"{traces}[{MEAN}].y[50]") is None
 
 
-# --- windows ----------------------------------------------------------------------------------------------------------------
+# --- windows ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_window_that_moves_on_is_scaled_by_what_it_shows(site: ServerProcess, tab: OpenTab, run: str) -> None:
     x = np.arange(1, 151)
-    first = {"loss": np.where(x == 140, nan, 100.0 - x / 10), "step_time_s": 1.0 + 0.0 * x, "phase/data_s": 0.9 + 0.0 * x}
+    first = {
+        "loss": np.where(x == 140, nan, 100.0 - x / 10),
+        "step_time_s": 1.0 + 0.0 * x,
+        "phase/data_s": 0.9 + 0.0 * x,
+    }
     send(site, run, {**first, "phase/forward_s": 0.1 + 0.0 * x}, x)
     page = tab(f"/run/{run}?x=last100")
     page.drawn(3)
@@ -135,7 +142,10 @@ def test_a_window_that_moves_on_is_scaled_by_what_it_shows(site: ServerProcess, 
         x = np.arange(start, start + 100)
         later = {"loss": 1 + 0.1 * np.sin(x / 9), "step_time_s": 0.1 + 0.0 * x, "phase/data_s": 0.01 + 0.0 * x}
         send(site, run, {**later, "phase/forward_s": 0.09 + 0.0 * x}, x, seq=seq)
-        page.wait("n => Number(document.querySelector('[data-name=\"loss\"] .plot').dataset.lastStep) >= n", argument=start + 99)
+        page.wait(
+            "n => Number(document.querySelector('[data-name=\"loss\"] .plot').dataset.lastStep) >= n",
+            argument=start + 99,
+        )
     page.wait("() => document.querySelector('[data-name=\"loss\"] .plot')._fullLayout.yaxis.range[1] < 1.3")
     assert look(page, "loss", "plot => plot._fullLayout.yaxis.range[0]") > 0.8
     assert shown(page, "loss", ".flag") == ""
@@ -149,23 +159,32 @@ def test_a_zoom_that_fails_is_told_over_the_chart(site: ServerProcess, tab: Open
     page = tab(f"/run/{run}")
     page.expected.append("500")
     page.drawn(4)
-    page.page.route("**/series?*", lambda route: route.fulfill(status=500, json={"error": {"message": "the disk is full"}}))
+    page.page.route(
+        "**/series?*", lambda route: route.fulfill(status=500, json={"error": {"message": "the disk is full"}})
+    )
     page.page.keyboard.press("+")
     for name in ("loss", "step"):
-        page.wait("name => !document.querySelector(`[data-name=\"${name}\"] .empty`).hidden", argument=name)
+        page.wait('name => !document.querySelector(`[data-name="${name}"] .empty`).hidden', argument=name)
         assert shown(page, name, ".empty") == "Not loaded: the disk is full"
         assert float(look(page, name, "plot => getComputedStyle(plot).opacity")) < 0.5
     page.page.unroute("**/series?*")
     page.page.keyboard.press("0")
     for name in ("loss", "step"):
-        page.wait("name => document.querySelector(`[data-name=\"${name}\"] .empty`).hidden", argument=name)
+        page.wait('name => document.querySelector(`[data-name="${name}"] .empty`).hidden', argument=name)
         assert float(look(page, name, "plot => getComputedStyle(plot).opacity")) == 1
 
 
-def test_a_zoom_while_samples_are_on_their_way_reaches_where_a_step_goes(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_a_zoom_while_samples_are_on_their_way_reaches_where_a_step_goes(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
     x = np.arange(1, 101)
     shares = np.where(x <= 50, 0.02, 0.08)
-    send(site, run, {"loss": 1.0 / x, "step_time_s": 0.1 + 0.0 * x, "phase/data_s": shares, "phase/forward_s": 0.1 - shares}, x)
+    send(
+        site,
+        run,
+        {"loss": 1.0 / x, "step_time_s": 0.1 + 0.0 * x, "phase/data_s": shares, "phase/forward_s": 0.1 - shares},
+        x,
+    )
     page = tab(f"/run/{run}")
     page.drawn(5)
     page.live()
@@ -184,7 +203,7 @@ def test_a_zoom_while_samples_are_on_their_way_reaches_where_a_step_goes(site: S
     page.wait("() => document.querySelector('[data-name=step] .shares').textContent.includes('64 %')")
 
 
-# --- one step ---------------------------------------------------------------------------------------------------------------
+# --- one step ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", [0, 1])
@@ -200,7 +219,9 @@ def test_a_run_of_one_step_has_whole_steps_and_a_dot(site: ServerProcess, tab: O
     assert look(page, "loss", f"plot => plot.data[{POINTS}].y") == [2.5]
     x = np.arange(step + 1, step + 60)
     send(site, run, {"loss": 2.5 + x}, x, seq=2)
-    page.wait("n => Number(document.querySelector('[data-name=\"loss\"] .plot').dataset.lastStep) >= n", argument=step + 59)
+    page.wait(
+        "n => Number(document.querySelector('[data-name=\"loss\"] .plot').dataset.lastStep) >= n", argument=step + 59
+    )
     assert len(look(page, "loss", X_LABELS)) < 9
 
 
@@ -219,15 +240,19 @@ def test_samples_of_one_step_are_one_point_and_a_line_over_time(site: ServerProc
     assert shown(page, name, ".now") == "9 8 … 10"
     page.page.locator("[data-value=relative]").click()
     page.wait(f"() => document.querySelector('[data-name=\"{name}\"] .plot').data[{MEAN}].x.length === 4")
-    edges = look(page, name, f"plot => [plot._fullLayout.xaxis.range, plot.data[{MEAN}].x].flatMap((x) => [x[0], x.at(-1)])")
+    edges = look(
+        page, name, f"plot => [plot._fullLayout.xaxis.range, plot.data[{MEAN}].x].flatMap((x) => [x[0], x.at(-1)])"
+    )
     assert edges[3] - edges[2] >= 1.8
     assert edges[:2] == pytest.approx([edges[2] - 0.5, edges[3] + 0.5], abs=0.05)
 
 
-# --- the number in the caption -------------------------------------------------------------------------------------------------
+# --- the number in the caption ----------------------------------------------------------------------------------------
 
 
-def test_the_caption_is_the_newest_value_and_not_the_mean_of_the_last_bucket(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_the_caption_is_the_newest_value_and_not_the_mean_of_the_last_bucket(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
     x = np.arange(1, 20_001)
     send(site, run, {"loss": 1.0 * x}, x)
     page = tab(f"/run/{run}")
@@ -278,7 +303,7 @@ def test_values_of_charts_are_no_live_regions(site: ServerProcess, tab: OpenTab,
     assert page.page.locator(".chart :is(output, [role=status], [role=alert], [role=log], [aria-live])").count() == 0
 
 
-# --- the vertical axis -------------------------------------------------------------------------------------------------------
+# --- the vertical axis ------------------------------------------------------------------------------------------------
 
 
 def test_a_logarithmic_axis_has_labels_for_constants_and_words_where_nothing_is_positive(

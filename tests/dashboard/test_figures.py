@@ -70,7 +70,9 @@ def test_stack_has_a_place_for_every_phase_and_draws_those_that_are_known() -> N
 
 
 def test_straggler_is_above_one_and_the_median_is_one() -> None:
-    matrix = RankMatrix(name="step_time_s", unit="s", ranks=[0, 1, 2], step=[0, 10], mean=[[1.0, 1.0], [1.0, nan], [1.5, 2.0]])
+    matrix = RankMatrix(
+        name="step_time_s", unit="s", ranks=[0, 1, 2], step=[0, 10], mean=[[1.0, 1.0], [1.0, nan], [1.5, 2.0]]
+    )
     rows = rank_figure(matrix, LIGHT).data[0].z
     assert list(rows[0]) == pytest.approx([1.0, 1 / 1.5])
     assert rows[1][1] is None

@@ -44,7 +44,9 @@ def test_run_is_one_line_with_state_verdict_and_values(site: ServerProcess, tab:
     assert "tok/s" in line.locator(".of-throughput").inner_text()
 
 
-def test_new_run_appears_and_its_values_move_without_a_fetch_of_the_list(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_new_run_appears_and_its_values_move_without_a_fetch_of_the_list(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
     page = tab("/")
     page.live()
     record_run(site, run, steps=50)
@@ -74,7 +76,9 @@ WebSocket.prototype.send = function (text) {
 """All that a page asks for after its first question reaches the server late."""
 
 
-def test_a_loss_that_moved_before_the_server_listened_for_it_is_shown(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_a_loss_that_moved_before_the_server_listened_for_it_is_shown(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
     for step in (1, 2):
         log(site, run, step, project=run, sft__avg_loss=3.0)
     page = tab("/", before=SLOW_TO_ASK)
@@ -84,7 +88,9 @@ def test_a_loss_that_moved_before_the_server_listened_for_it_is_shown(site: Serv
     page.wait(shows_loss(run), argument="7.25")
 
 
-def test_a_run_that_ended_before_the_server_listened_is_shown_as_ended(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_a_run_that_ended_before_the_server_listened_is_shown_as_ended(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
     record_run(site, run, steps=20)
     page = tab("/", late_ms=4000)
     page.wait(f"() => document.querySelector('{row(run)} .state')?.textContent.includes('running')")
@@ -94,7 +100,9 @@ def test_a_run_that_ended_before_the_server_listened_is_shown_as_ended(site: Ser
     page.wait(f"() => document.querySelector('{row(run)} .state')?.textContent.includes('failed')")
 
 
-def test_a_loss_of_any_name_moves_and_runs_of_one_name_are_told_apart(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_a_loss_of_any_name_moves_and_runs_of_one_name_are_told_apart(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
     name = f"twin-{run}"
     for one in (f"{run}-a", f"{run}-b"):
         record_run(site, one, steps=2, name=name)
@@ -123,7 +131,9 @@ def test_search_and_project_filter_are_in_the_address(site: ServerProcess, tab: 
     record_run(site, f"{run}-b", steps=20)
     page = tab("/")
     page.wait(f"() => document.querySelector('{row(run)}')")
-    visible = "() => [...document.querySelectorAll('.runs tr[data-run]')].filter(r => !r.hidden).map(r => r.dataset.run)"
+    visible = (
+        "() => [...document.querySelectorAll('.runs tr[data-run]')].filter(r => !r.hidden).map(r => r.dataset.run)"
+    )
     page.page.locator("#fleet-text").fill(f"{run}-B")
     assert page.page.evaluate(visible) == [f"{run}-b"]
     page.page.locator("#fleet-text").fill("")

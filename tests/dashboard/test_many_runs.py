@@ -103,9 +103,7 @@ def test_a_page_whose_request_was_lost_comes_by_itself(crowded: ServerProcess, t
 
 def delete(server: ServerProcess, run: str) -> None:
     token = (server.folder / "server-data" / "admin-token").read_text().strip()
-    answer = web().delete(
-        f"{server.url}/api/v1/runs/{run}", headers={"Authorization": f"Bearer {token}"}, timeout=30
-    )
+    answer = web().delete(f"{server.url}/api/v1/runs/{run}", headers={"Authorization": f"Bearer {token}"}, timeout=30)
     answer.raise_for_status()
 
 
@@ -124,4 +122,3 @@ def test_a_deleted_run_leaves_the_fleet_and_its_page_says_so(crowded: ServerProc
     page.page.keyboard.press("+")
     page.wait("() => document.querySelector('.notice h1')?.textContent === 'There is no run short-lived'")
     assert all(path.startswith("/api/v1/runs/short-lived") for path in fleet.missing + page.missing)
-

@@ -85,7 +85,9 @@ def test_two_apps_of_one_process_both_have_their_callbacks_and_pages(tmp_path: P
             assert [started.get(path).status_code for path in ("/", "/run/a", "/elsewhere")] == [200, 200, 404]
 
 
-@pytest.mark.parametrize("path", ["/elsewhere", "/alrts", "/run", "/run/", "/run/no-such-run", "/run/a/b", "/favicon.ico"])
+@pytest.mark.parametrize(
+    "path", ["/elsewhere", "/alrts", "/run", "/run/", "/run/no-such-run", "/run/a/b", "/favicon.ico"]
+)
 def test_what_is_not_there_is_a_404_that_is_a_page(client: TestClient, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 404

@@ -43,7 +43,9 @@ def run() -> str:
     return f"run-{uuid.uuid4().hex[:8]}"
 
 
-def test_cpu_run_shows_at_least_twelve_charts_with_titles_units_and_values(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_cpu_run_shows_at_least_twelve_charts_with_titles_units_and_values(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
     record_run(site, run)
     page = tab(f"/run/{run}")
     page.drawn(12)
@@ -55,9 +57,15 @@ def test_cpu_run_shows_at_least_twelve_charts_with_titles_units_and_values(site:
     assert page.page.locator('[data-name="process/rss_bytes"] .unit').inner_text() == "GiB"
 
 
-def test_a_run_without_an_agent_shows_its_own_loss_and_units_that_fit(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_a_run_without_an_agent_shows_its_own_loss_and_units_that_fit(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
     for step in range(1, 6):
-        metrics = {"train/loss": 2.0 + 1 / step, "memory/parameters_bytes": 2_010_000.0, "host/disk_read_bytes_per_s": 0.0}
+        metrics = {
+            "train/loss": 2.0 + 1 / step,
+            "memory/parameters_bytes": 2_010_000.0,
+            "host/disk_read_bytes_per_s": 0.0,
+        }
         log(site, run, step, project=run, **metrics)
     fleet = tab(f"/?project={run}")
     fleet.wait("() => document.querySelector('.runs td.number[data-label=Loss]')?.textContent === '2.20'")
@@ -77,7 +85,9 @@ def test_a_run_without_an_agent_shows_its_own_loss_and_units_that_fit(site: Serv
     facts = fleet.page.locator(".verdict dl").inner_text()
     assert "Last losses" in facts
     assert "Grad norms" not in facts  # there are none
-    fleet.wait('() => document.querySelector(\'[data-name="train/loss"] .gtitle, [data-name="train/loss"] .annotation\')')
+    fleet.wait(
+        '() => document.querySelector(\'[data-name="train/loss"] .gtitle, [data-name="train/loss"] .annotation\')'
+    )
 
 
 def test_the_page_calls_a_loss_what_the_agent_and_the_rules_call_one(tab: OpenTab) -> None:
@@ -91,11 +101,17 @@ def test_the_page_calls_a_loss_what_the_agent_and_the_rules_call_one(tab: OpenTa
     assert dict(zip(names, told, strict=True)) == {name: loss_kind(name) for name in names}
     assert set(told) == {"whole", "part", ""}
     choose = "names => window.perfagent.lossOf(names)"
-    for logged, chosen in ((["z/loss", "lm_loss", "val/loss"], "lm_loss"), (["a/loss", "loss"], "loss"), (["lr"], "loss")):
+    for logged, chosen in (
+        (["z/loss", "lm_loss", "val/loss"], "lm_loss"),
+        (["a/loss", "loss"], "loss"),
+        (["lr"], "loss"),
+    ):
         assert page.page.evaluate(choose, logged) == chosen
 
 
-def test_what_led_to_a_nan_is_its_last_losses_not_the_oldest_that_are_kept(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_what_led_to_a_nan_is_its_last_losses_not_the_oldest_that_are_kept(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
     x = np.arange(1, 32)
     send(site, run, {"loss": np.where(x < 31, x * 1.0, math.nan)}, x)
     page = tab(f"/run/{run}")
@@ -103,7 +119,9 @@ def test_what_led_to_a_nan_is_its_last_losses_not_the_oldest_that_are_kept(site:
     assert "Last losses\n… 23, 24, 25, 26, 27, 28, 29, 30" in page.page.locator(".verdict dl").inner_text()
 
 
-def test_a_slow_run_without_an_agent_has_figures_and_axes_in_fitting_units(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_a_slow_run_without_an_agent_has_figures_and_axes_in_fitting_units(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
     x = np.arange(1, 20)
     send(site, run, {"accuracy": 0.5 + 0.0 * x[:7]}, x[:7], seconds_a_step=90)
     page = tab(f"/run/{run}")
@@ -132,7 +150,9 @@ def test_point_that_is_logged_arrives_in_the_chart(site: ServerProcess, tab: Ope
 
 
 @pytest.mark.parametrize("late_ms", [1000, 4000])
-def test_what_happens_before_the_server_listens_is_shown(site: ServerProcess, tab: OpenTab, run: str, late_ms: int) -> None:
+def test_what_happens_before_the_server_listens_is_shown(
+    site: ServerProcess, tab: OpenTab, run: str, late_ms: int
+) -> None:
     """Whether the page waits for the server to say that it listens (two seconds), or has drawn itself by then."""
     record_run(site, run, steps=50)
     page = tab(f"/run/{run}", late_ms=late_ms)
@@ -140,7 +160,11 @@ def test_what_happens_before_the_server_listens_is_shown(site: ServerProcess, ta
     if late_ms > 2000:
         page.drawn(12)
     x = np.arange(51, 52)
-    told = {"state": "failed", "exception": {"type": "KeyError", "message": "weight"}, "traceback": "Traceback: in train"}
+    told = {
+        "state": "failed",
+        "exception": {"type": "KeyError", "message": "weight"},
+        "traceback": "Traceback: in train",
+    }
     failed = Event(kind="state", time=time.time(), step=51, data=told)
     send(site, run, {"loss": 7.25 + 0.0 * x}, x, seq=2, events=[failed])
     page.wait("() => document.querySelector('#run-head').textContent.includes('failed')")
@@ -201,7 +225,8 @@ def test_drag_zooms_all_charts_refetches_and_is_in_the_address(site: ServerProce
 
 
 def test_one_spike_in_a_million_points_is_visible_at_every_zoom(server: ServerProcess, tab: OpenTab, run: str) -> None:
-    """With a server of its own: its rules judge a million points for a minute, and other runs' verdicts wait for them."""
+    """With a server of its own: its rules judge a million points for a minute, and other runs' verdicts wait for
+    them."""
     total, piece, spike = 1_000_000, 125_000, 654_321
     for seq, start in enumerate(range(0, total, piece), 1):
         steps = np.arange(start + 1, start + piece + 1)
@@ -327,7 +352,8 @@ def test_failed_run_shows_exception_and_traceback(site: ServerProcess, tab: Open
     page.wait("() => document.querySelector('.ending .console')")
     assert page.page.locator(".ending .console").inner_text().strip() == traceback.strip()
     page.wait("() => document.querySelector('.verdict h2')?.textContent.includes('ValueError: too wide')")
-    assert "train.py" not in page.page.locator(".verdict").inner_text()  # the traceback stands once, where it can be read
+    # the traceback stands once, where it can be read
+    assert "train.py" not in page.page.locator(".verdict").inner_text()
     assert page.page.locator(".run-head .state").inner_text().split()[-1] == "failed"
 
 

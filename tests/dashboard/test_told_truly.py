@@ -1,4 +1,5 @@
-"""What the run page says in words and numbers is so: extremes, newest values, ranks, endings, units, and what is read aloud."""
+"""What the run page says in words and numbers is so: extremes, newest values, ranks, endings, units, and what is read
+aloud."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def test_a_place_that_is_not_known_exactly_is_near(site: ServerProcess, tab: Ope
     page.wait(f"() => /^min 0.500 near step 4.3\\dk$/.test({more('loss')})")
 
 
-def test_an_extreme_over_ranks_is_one_of_the_mean_that_the_figure_shows(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_an_extreme_over_ranks_is_one_of_the_mean_that_the_figure_shows(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
     x = np.arange(1, 101)
     for rank in range(2):
         event = Event(kind="state", time=time.time(), step=0, data={"state": "starting", "world_size": 2})
@@ -99,7 +102,11 @@ def test_what_is_a_sum_of_processes_says_so(site: ServerProcess, tab: OpenTab, r
     x = np.arange(1, 21)
     for rank in range(4):
         event = Event(kind="state", time=time.time(), step=0, data={"state": "starting", "world_size": 4})
-        values = {"process/cpu_pct": 200 + 0.0 * x, "process/rss_bytes": 2.0**30 + 0.0 * x, "host/cpu_pct": 64 + 0.0 * x}
+        values = {
+            "process/cpu_pct": 200 + 0.0 * x,
+            "process/rss_bytes": 2.0**30 + 0.0 * x,
+            "host/cpu_pct": 64 + 0.0 * x,
+        }
         send(site, run, values, x, rank=rank, events=[event])
     page = tab(f"/run/{run}")
     page.wait(f"() => {more('device')} === '4 processes, together 800 %'")
@@ -168,7 +175,9 @@ def test_only_another_verdict_is_read_aloud(site: ServerProcess, tab: OpenTab, r
     assert page.page.evaluate("window.said") == 1
 
 
-def test_the_keyboard_stays_where_it_was_after_acknowledge_and_mute(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_the_keyboard_stays_where_it_was_after_acknowledge_and_mute(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
     record_run(site, run, steps=60)
     log(site, run, 61, loss=math.nan)
     page = tab(f"/run/{run}")
@@ -189,7 +198,9 @@ def test_infinity_is_red_in_the_fleet(site: ServerProcess, tab: OpenTab, run: st
     assert "bad" in (page.page.locator(f'tr[data-run="{run}"] .of-loss').get_attribute("class") or "")
 
 
-def test_data_wait_has_a_colour_only_where_the_verdict_speaks_of_it(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_data_wait_has_a_colour_only_where_the_verdict_speaks_of_it(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
     x = np.arange(1, 11)  # too few steps for a verdict
     send(site, run, {"loss": 1.0 / x, "step_time_s": 0.1 + 0.0 * x, "phase/data_s": 0.04 + 0.0 * x}, x)
     page = tab(f"/run/{run}")
@@ -200,7 +211,9 @@ def test_data_wait_has_a_colour_only_where_the_verdict_speaks_of_it(site: Server
         assert "warning" not in (page.page.locator(place).get_attribute("class") or "")
 
 
-def test_small_lines_show_the_whole_run_while_a_part_of_it_is_zoomed(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_small_lines_show_the_whole_run_while_a_part_of_it_is_zoomed(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
     record_run(site, run, steps=2000)
     page = tab(f"/run/{run}")
     line = "document.querySelector('[data-figure=\"loss\"] .spark path')?.getAttribute('d')"

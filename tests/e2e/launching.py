@@ -23,7 +23,9 @@ def python(*arguments: str, folder: Path, timeout_s: float = 150.0, **environmen
         timeout=timeout_s,
         check=False,
     )
-    assert done.returncode == 0, f"{arguments} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    assert done.returncode == 0, (
+        f"{arguments} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    )
     return done.stdout
 
 

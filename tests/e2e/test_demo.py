@@ -13,7 +13,9 @@ from builders import job_environment
 
 def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "perfagent", "demo", "--port", "0", *arguments]
-    return subprocess.run(command, env=job_environment(folder), capture_output=True, text=True, timeout=170, check=False)
+    return subprocess.run(
+        command, env=job_environment(folder), capture_output=True, text=True, timeout=170, check=False
+    )
 
 
 @pytest.mark.long

@@ -60,7 +60,9 @@ def test_an_example_trains_and_its_run_is_finished(
     one_new_run(server, known, name, steps)
 
 
-def test_the_example_that_breaks_is_explained_down_to_the_input_of_the_model(server: ServerProcess, tmp_path: Path) -> None:
+def test_the_example_that_breaks_is_explained_down_to_the_input_of_the_model(
+    server: ServerProcess, tmp_path: Path
+) -> None:
     known = known_runs(server)
     python(str(EXAMPLES / "nan.py"), folder=tmp_path, PERFAGENT_SERVER=server.url)
     one_new_run(server, known, "nan", 300)

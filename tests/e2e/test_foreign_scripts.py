@@ -16,7 +16,10 @@ LONG = pytest.mark.long
 EXACT = "gpt_own_batching.py"
 FOREIGN = (EXACT, *(pytest.param(name, marks=LONG) for name in ("accumulation.py", "mixed_precision.py")))
 SHORTEST = "gpt_own_batching_timed.py"
-TIMED = (SHORTEST, *(pytest.param(path.name, marks=LONG) for path in sorted(SCRIPTS.glob("*_timed.py")) if path.name != SHORTEST))
+TIMED = (
+    SHORTEST,
+    *(pytest.param(path.name, marks=LONG) for path in sorted(SCRIPTS.glob("*_timed.py")) if path.name != SHORTEST),
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,9 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
 
 
 @pytest.mark.parametrize("script", FOREIGN)
-def test_a_foreign_script_runs_unchanged_and_arrives_exactly(shared_server: ServerProcess, tmp_path: Path, script: str) -> None:
+def test_a_foreign_script_runs_unchanged_and_arrives_exactly(
+    shared_server: ServerProcess, tmp_path: Path, script: str
+) -> None:
     run = f"foreign-{Path(script).stem}"
     output = monitored(shared_server, run, SCRIPTS / script, folder=tmp_path / "with")
     alone = python(str(SCRIPTS / script), folder=tmp_path / "without")
@@ -55,7 +60,9 @@ def test_each_phase_is_within_five_percent_of_the_scripts_own_timers(
     output = monitored(shared_server, run, SCRIPTS / script, folder=tmp_path, OMP_NUM_THREADS="1")
     shared_server.wait_for_state(run, "finished")
     assert list(values(shared_server, run, "loss").values()) == pytest.approx(printed_losses(output), rel=1e-6)
-    timers = json.loads(next(line for line in output.splitlines() if line.startswith("TIMERS ")).removeprefix("TIMERS "))
+    timers = json.loads(
+        next(line for line in output.splitlines() if line.startswith("TIMERS ")).removeprefix("TIMERS ")
+    )
     for phase in ("data", "forward", "backward", "optimizer"):
         measured = values(shared_server, run, f"phase/{phase}_s")
         if phase not in timers[0]:
@@ -63,7 +70,8 @@ def test_each_phase_is_within_five_percent_of_the_scripts_own_timers(
             continue
         steps = [step for step in measured if step > 3]  # the agent finds the model during the first steps
         assert len(steps) >= len(timers) - 4, f"{phase}: only steps {steps} of {len(timers)}"
-        # The typical step: one in which the machine does something else between the two clocks says nothing about either.
+        # The typical step: one in which the machine does something else between the two clocks says nothing about
+        # either.
         apart = statistics.median(measured[step] - timers[step - 1][phase] for step in steps)
         own = statistics.median(timers[step - 1][phase] for step in steps)
         assert abs(apart) <= 0.05 * own, f"{phase}: the agent is {apart:+.6f} s off the script's own {own:.6f} s"

@@ -17,13 +17,15 @@ NAN_JOB = Path(__file__).parents[2] / "benchmarks" / "nan_job.py"
 
 
 def test_a_loader_that_sleeps_is_data_wait_and_the_verdict_with_its_fix(server: ServerProcess, tmp_path: Path) -> None:
-    output = python(str(JOBS / "slow_loader.py"), "60", folder=tmp_path, PERFAGENT_SERVER=server.url, PERFAGENT_RUN_ID="slow")
+    output = python(
+        str(JOBS / "slow_loader.py"), "60", folder=tmp_path, PERFAGENT_SERVER=server.url, PERFAGENT_RUN_ID="slow"
+    )
     server.wait_for_state("slow", "finished")
     own = [float(wait) for wait in re.search(r"^WAITS (.+)", output, re.MULTILINE)[1].split()]
     waits = values(server, "slow", "phase/data_s")
     assert sorted(waits) == list(range(1, 61))
-    # Step by step, and of the differences the middle one: where the machine stops this process between the two clocks, for once,
-    # neither of them is wrong.
+    # Step by step, and of the differences the middle one: where the machine stops this process between the two clocks,
+    # for once, neither of them is wrong.
     apart = statistics.median(waits[step] - own[step - 1] for step in range(2, 61))
     assert abs(apart) <= 0.05 * statistics.median(own[1:])
 
@@ -76,10 +78,23 @@ def test_under_perfagent_run_the_project_and_name_that_the_script_gives_are_the_
     server: ServerProcess, tmp_path: Path, end: str
 ) -> None:
     options = ["--project", "vision", "--name", "first", "--tag", "a", "--run-id", "looked"]
-    command = [sys.executable, "-m", "perfagent", "run", *options, str(JOBS / "named.py"), "project=look", "name=mine", end]
-    subprocess.run(command, env=job_environment(tmp_path, PERFAGENT_SERVER=server.url), check=end == "finished", timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "perfagent",
+        "run",
+        *options,
+        str(JOBS / "named.py"),
+        "project=look",
+        "name=mine",
+        end,
+    ]
+    subprocess.run(
+        command, env=job_environment(tmp_path, PERFAGENT_SERVER=server.url), check=end == "finished", timeout=120
+    )
     server.wait_for_state("looked", end)
-    summary = until(lambda: next((run for run in server.get("/runs")["runs"] if run["step"] == 20), None))  # the rest of it is in
+    # the rest of it is in
+    summary = until(lambda: next((run for run in server.get("/runs")["runs"] if run["step"] == 20), None))
     assert (summary["project"], summary["name"], summary["tags"]) == ("look", "mine", ["a"])
     assert [run["run"] for run in server.get("/runs", project="look")["runs"]] == ["looked"]
     assert server.get("/runs", project="vision")["runs"] == []

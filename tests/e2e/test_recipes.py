@@ -107,7 +107,8 @@ def test_nsight_s_script_trains_without_a_gpu_and_its_command_names_what_the_gui
 ) -> None:
     output, _ = run(tmp_path, "nsight", "--steps", "30")
     assert "30 steps on c" in output
-    monkeypatch.setattr(sys, "argv", [str(RECIPES / "nsight.py"), "--print-command"])  # it only prints: no process of its own
+    # it only prints: no process of its own
+    monkeypatch.setattr(sys, "argv", [str(RECIPES / "nsight.py"), "--print-command"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(RECIPES / "nsight.py"), run_name="__main__")
     assert not ended.value.code

@@ -19,7 +19,9 @@ from e2e.launching import JOBS
 @contextlib.contextmanager
 def job(server: ServerProcess, folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """A training in the background; it ends when the file `go` is there, and is killed if the test fails before."""
-    environment = job_environment(folder, PERFAGENT_SERVER=server.url, PERFAGENT_TEST_FOLDER=str(folder), PERFAGENT_RUN_ID="job")
+    environment = job_environment(
+        folder, PERFAGENT_SERVER=server.url, PERFAGENT_TEST_FOLDER=str(folder), PERFAGENT_RUN_ID="job"
+    )
     with (folder / "job.log").open("wb") as log:
         process = subprocess.Popen([sys.executable, *words], env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
@@ -104,7 +106,9 @@ def test_stacks_of_a_hang_show_every_rank_and_which_one_is_elsewhere(server: Ser
         assert any("read_from_a_dead_disk" in frame for frame in groups[1])
         assert any("backward" in frame or "all_reduce" in frame or "forward" in frame for frame in groups[0]), groups[0]
         assert not any("read_from_a_dead_disk" in frame for frame in groups[0])
-        age = until(lambda: server.get("/runs/job/latest").get("step_age_s"), within_s=30, why="no heartbeat of steps came")
+        age = until(
+            lambda: server.get("/runs/job/latest").get("step_age_s"), within_s=30, why="no heartbeat of steps came"
+        )
         assert age["value"] >= 5
     server.wait_for_state("job", "finished", within_s=60)
 

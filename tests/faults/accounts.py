@@ -1,8 +1,10 @@
-"""Senders and servers of one fault row, and the books over what was handed in: the invariants that hold after every row.
+"""Senders and servers of one fault row, and the books over what was handed in: the invariants that hold after every
+row.
 
-I1 what was acknowledged is stored · I2 nothing is stored twice · I5 every sample that is not stored is still in the spool or in a
-counter · I6 memory and disk keep to their caps · I7 the end takes at most two seconds. I4 (nothing reaches the user's code) is
-pytest's own: an exception in a thread is a warning, and warnings are errors. I3 (the training is the same) is test_training.py.
+I1 what was acknowledged is stored · I2 nothing is stored twice · I5 every sample that is not stored is still in the
+spool or in a counter · I6 memory and disk keep to their caps · I7 the end takes at most two seconds. I4 (nothing
+reaches the user's code) is pytest's own: an exception in a thread is a warning, and warnings are errors. I3 (the
+training is the same) is test_training.py.
 """
 
 from __future__ import annotations
@@ -39,12 +41,16 @@ class Accounts:
         self.servers: list[IngestServer] = []
         self.senders: list[Sender] = []
 
-    def server(self, *script: Scripted, port: int = 0, rule: Callable[[Frame], Scripted | None] | None = None) -> IngestServer:
+    def server(
+        self, *script: Scripted, port: int = 0, rule: Callable[[Frame], Scripted | None] | None = None
+    ) -> IngestServer:
         """A server that takes frames as ours does, after the answers of the script."""
         self.servers.append(IngestServer(*script, port=port, rule=rule).__enter__())
         return self.servers[-1]
 
-    def sender(self, server: str | IngestServer, *, transport: Any = None, start: bool = True, **settings: Any) -> Sender:
+    def sender(
+        self, server: str | IngestServer, *, transport: Any = None, start: bool = True, **settings: Any
+    ) -> Sender:
         """A sender with its threads running."""
         url = server if isinstance(server, str) else server.url
         config = AgentConfig(server=url, **({"state_dir": self.state} | settings))
@@ -71,7 +77,8 @@ class Accounts:
     def _audit(self, sender: Sender) -> None:
         source, spool = sender.identity.source, sender.spool
         stored = {seq: frame for server in self.servers for (of, seq), frame in server.stored.items() if of == source}
-        # I2: the server's ledger holds (source, seq) once by its nature; what must not be is one sample under two numbers
+        # I2: the server's ledger holds (source, seq) once by its nature; what must not be is one sample under two
+        # numbers
         seen: set[tuple[str, int, float]] = set()
         for frame in stored.values():
             for group in frame.groups:
@@ -82,7 +89,9 @@ class Accounts:
         kept = sum(frame.samples for frame in stored.values())
         acked = sender.counters["acked"] - sender.counters["duplicate"]
         anywhere = sum(f.samples for server in self.servers for f in server.stored.values())
-        assert acked <= anywhere, f"I1: {acked} samples were acknowledged, {anywhere} are stored (what others left included)"
+        assert acked <= anywhere, (
+            f"I1: {acked} samples were acknowledged, {anywhere} are stored (what others left included)"
+        )
         left = [frame for frame in left_in(spool.folder) if frame.seq not in stored]
         waiting = sum(frame.samples for frame in left)
         gone = lost(sender)

@@ -1,4 +1,5 @@
-"""The rows of the agent that need many rounds or a real server. Each function is one row; scripts/faults runs them in full.
+"""The rows of the agent that need many rounds or a real server. Each function is one row; scripts/faults runs them in
+full.
 
 Oracles stand outside of what is tested: what a process said that it logged, what a server answers over HTTP.
 """
@@ -47,7 +48,11 @@ def slow_answers() -> Outcome:
     good = sum(9.9 <= seconds <= 10.6 for seconds in took)
     figures = f"given up after {', '.join(f'{seconds:.1f} s' for seconds in took)}"
     return Outcome(
-        "A03", "answers of 30 s and of a byte a second: a request is given up after ten seconds in all", good, 2, figures
+        "A03",
+        "answers of 30 s and of a byte a second: a request is given up after ten seconds in all",
+        good,
+        2,
+        figures,
     )
 
 
@@ -62,7 +67,9 @@ def cut_connections(folder: Path, *, cuts: int) -> Outcome:
     counts = Counter(row["step"] for row in rows)
     missing, repeated = sum(step not in counts for step in range(steps)), sum(count > 1 for count in counts.values())
     good = done >= cuts and not missing and not repeated
-    figures = f"{steps} points: {missing} missing, {repeated} twice; {', '.join(f'{n} {kind}' for kind, n in kinds.items())}"
+    figures = (
+        f"{steps} points: {missing} missing, {repeated} twice; {', '.join(f'{n} {kind}' for kind, n in kinds.items())}"
+    )
     name = "connections cut in the request, in the answer, half-closed, repeated and reordered, by a seeded schedule"
     return Outcome("A04", name, done if good else 0, cuts if good else max(cuts, done), figures, required=cuts)
 
@@ -140,7 +147,8 @@ def killed_agents(folder: Path, *, kills: int, say: Say = print) -> list[Outcome
 
 
 def _left(server: ServerProcess, run: str) -> list[dict[str, Any]]:
-    """What the server has of a run; nothing where it was killed before there was anything: how long that took is judged."""
+    """What the server has of a run; nothing where it was killed before there was anything: how long that took is
+    judged."""
     try:
         return server.export(run)
     except httpx.HTTPStatusError as error:
@@ -162,7 +170,9 @@ def forks(folder: Path, *, count: int, say: Say = print) -> list[Outcome]:
         say(f"  {method}: {good}/{count}")
         what = "os.fork" if method == "os" else f"multiprocessing, {method}"
         figures = f"{count - good} hung or failed in {time.monotonic() - began:.0f} s; the parent delivers afterwards: {whole}"
-        outcomes.append(Outcome("A14", f"{what}, with locks held by four other threads", good if whole else 0, count, figures))
+        outcomes.append(
+            Outcome("A14", f"{what}, with locks held by four other threads", good if whole else 0, count, figures)
+        )
     return outcomes
 
 

@@ -2,9 +2,9 @@
 
     python forking_agent.py METHOD COUNT
 
-METHOD is `os` (os.fork itself), or a start method of multiprocessing: fork, spawn, forkserver. Every child uses the agent's
-public functions, logging and an import, checks that nothing of the agent is alive in it, and ends. Prints `bad N`: children that
-hung for 20 s or failed; and whether the parent delivers afterwards.
+METHOD is `os` (os.fork itself), or a start method of multiprocessing: fork, spawn, forkserver. Every child uses the
+agent's public functions, logging and an import, checks that nothing of the agent is alive in it, and ends. Prints `bad
+N`: children that hung for 20 s or failed; and whether the parent delivers afterwards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ WAIT_S = 20.0
 
 
 class Quiet(logging.Handler):
-    """Takes logging's locks and writes nowhere: a buffered file's own lock is not let go of in a child (CPython's matter)."""
+    """Takes logging's locks and writes nowhere: a buffered file's own lock is not let go of in a child (CPython's
+    matter)."""
 
     def emit(self, record: logging.LogRecord) -> None: ...
 

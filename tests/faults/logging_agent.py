@@ -1,4 +1,5 @@
-"""One agent under load, as a process: logs until told to stop and keeps its own record of what it logged, for comparison.
+"""One agent under load, as a process: logs until told to stop and keeps its own record of what it logged, for
+comparison.
 
     python logging_agent.py RUN_ID STOP_FILE RECORD_FILE SEED
 

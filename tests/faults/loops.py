@@ -46,7 +46,9 @@ def log_through(books: Accounts, proxy: Proxy, *, cuts: int, within_s: float = 1
         step += 1
         time.sleep(0.002)
     proxy.calm = True
-    until(lambda: sender.spool.waiting == 0 and dispatcher._busy is None, within_s=60, why="the rest was never delivered")
+    until(
+        lambda: sender.spool.waiting == 0 and dispatcher._busy is None, within_s=60, why="the rest was never delivered"
+    )
     return step
 
 
@@ -55,7 +57,8 @@ def log_through(books: Accounts, proxy: Proxy, *, cuts: int, within_s: float = 1
 
 @dataclass
 class Outage:
-    """What an outage cost: bytes of growth and of the spool, tries; after deliver(): samples lost, seconds of delivery."""
+    """What an outage cost: bytes of growth and of the spool, tries; after deliver(): samples lost, seconds of
+    delivery."""
 
     process: subprocess.Popen[str]
     state: Path
@@ -86,7 +89,8 @@ class Outage:
 
 
 def outage(folder: Path, *, hours: float, port: int, shape: str = "walks") -> Outage:
-    """Drives an agent through an outage in time lapse; the server's port must be closed, or refuse, until deliver() is called.
+    """Drives an agent through an outage in time lapse; the server's port must be closed, or refuse, until deliver() is
+    called.
 
     shape: of what is logged (outage_agent.py).
     """
@@ -114,8 +118,8 @@ class Killed:
     at: float
 
     def lost(self, stored: Mapping[int, float]) -> tuple[int, float]:
-        """How many calls are not stored, and how long before the kill the oldest of them was made, seconds. Fails on a hole
-        or a changed value."""
+        """How many calls are not stored, and how long before the kill the oldest of them was made, seconds. Fails on a
+        hole or a changed value."""
         assert sorted(stored) == list(range(1, len(stored) + 1)), f"{self.run}: a hole before the end"
         assert all(value == 0.5 * step for step, value in stored.items()), f"{self.run}: a changed value"
         missing = [moment for step, moment in self.logged.items() if step > len(stored)]
@@ -155,10 +159,14 @@ def forks(method: str, count: int, variables: Mapping[str, str], *, within_s: fl
 
 def damaged(folder: Path, kind: str) -> Path:
     """A spool of four ticks, or of four frames; the file."""
-    kept = Spool(folder, Header(source=folder.name, project="p", rank=0, server="http://127.0.0.1:1", run="r", attempt=1))
+    kept = Spool(
+        folder, Header(source=folder.name, project="p", rank=0, server="http://127.0.0.1:1", run="r", attempt=1)
+    )
     for tick in range(4):
         steps = list(range(3 * tick, 3 * tick + 3))
-        group = Group(step=steps, time=[float(s) for s in steps], monotonic=[float(s) for s in steps], values={"x": [0.1] * 3})
+        group = Group(
+            step=steps, time=[float(s) for s in steps], monotonic=[float(s) for s in steps], values={"x": [0.1] * 3}
+        )
         kept.append([group], [Event(kind="alert", time=1.0, data={"title": str(tick)})], now=0.0)
         if kind == "frames":
             kept.hold(now=0.0, force=True)
@@ -172,7 +180,8 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def survives_damage(folder: Path, seeded: random.Random) -> bool:
-    """Damages a spool somewhere; whether what is whole before the fault comes out, at the first start and at the second."""
+    """Damages a spool somewhere; whether what is whole before the fault comes out, at the first start and at the
+    second."""
     path = damaged(folder, seeded.choice(["ticks", "frames"]))
     for file in (path, folder / "state"):
         content = bytearray(file.read_bytes())

@@ -1,7 +1,7 @@
 """Runs the rows, prints `survived/total` for each and writes the table of docs/faults.md. Started by scripts/faults.
 
-What each loop came to is kept in docs/faults.json with its date, so that one loop can be run again without the others: the page
-is always made of the newest result of each.
+What each loop came to is kept in docs/faults.json with its date, so that one loop can be run again without the others:
+the page is always made of the newest result of each.
 """
 
 from __future__ import annotations
@@ -71,7 +71,11 @@ def _nan(folder: Path, *, quick: bool) -> list[Outcome]:
     within = sum(value <= nan_latency.LIMIT_S for value in latencies)
     required = runs - runs // 50
     figures = f"slowest {max(latencies):.2f} s; {required} are required"
-    return [Outcome("W03", "NaN loss at a healthy receiver within 2 s, each a run of its own", within, runs, figures, required)]
+    return [
+        Outcome(
+            "W03", "NaN loss at a healthy receiver within 2 s, each a run of its own", within, runs, figures, required
+        )
+    ]
 
 
 LOOPS: dict[str, Callable[[Path, bool], list[Outcome]]] = {
@@ -91,7 +95,8 @@ LOOPS: dict[str, Callable[[Path, bool], list[Outcome]]] = {
     ],
     "nan": lambda folder, quick: _nan(folder, quick=quick),
     "resume": lambda folder, quick: [
-        resume_rows.killed_and_resumed(folder, kind, trials=1 if quick else trials) for kind, trials in resume_rows.TRIALS.items()
+        resume_rows.killed_and_resumed(folder, kind, trials=1 if quick else trials)
+        for kind, trials in resume_rows.TRIALS.items()
     ],
 }
 
@@ -116,7 +121,9 @@ def tests(folder: Path) -> list[Outcome]:
         passed[row] = passed.get(row, 0) + (not failed)
         if failed:
             words.setdefault(row, []).append(f"failed: {case.get('name')}")
-    return [Outcome(row, "tests of this row", passed[row], ran[row], "; ".join(words.get(row, []))) for row in sorted(ran)]
+    return [
+        Outcome(row, "tests of this row", passed[row], ran[row], "; ".join(words.get(row, []))) for row in sorted(ran)
+    ]
 
 
 def main() -> int:
@@ -135,9 +142,14 @@ def main() -> int:
             try:
                 found = tests(Path(folder)) if name == "tests" else LOOPS[name](Path(folder), options.quick)
             except Exception as error:
-                found = [Outcome("?", f"{name} did not come to its end", 0, 1, f"{type(error).__name__}: {error}"[:500])]
+                found = [
+                    Outcome("?", f"{name} did not come to its end", 0, 1, f"{type(error).__name__}: {error}"[:500])
+                ]
         outcomes += found
-        kept[name] = {"day": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}", "lines": list(map(dataclasses.asdict, found))}
+        kept[name] = {
+            "day": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+            "lines": list(map(dataclasses.asdict, found)),
+        }
         for outcome in found:
             print(f"{outcome.survived}/{outcome.total}  {outcome.row}  {outcome.name} ({outcome.figures})", flush=True)
         print(f"  {name}: {time.monotonic() - begin:.0f} s", flush=True)
@@ -164,7 +176,9 @@ def write(kept: dict[str, Any]) -> None:
     never = [name for name in ("tests", *LOOPS) if name not in kept]
     head = f"{tables.machine('torch')}.\n\n**{survived}/{len(FAULTS)} rows survived.**"
     head += f" Not run yet: {', '.join(never)}." if never else ""
-    table = tables.table(["row", "fault", "what was done, and what must hold", "survived/total", "figures", "last run"], lines)
+    table = tables.table(
+        ["row", "fault", "what was done, and what must hold", "survived/total", "figures", "last run"], lines
+    )
     tables.replace("faults", f"{head}\n\n{table}", ROOT / "docs" / "faults.md")
 
 

@@ -1,12 +1,13 @@
-"""An agent through an outage in time lapse: the loop of its sender thread is driven by hand, by clocks that stand in between.
+"""An agent through an outage in time lapse: the loop of its sender thread is driven by hand, by clocks that stand in
+between.
 
     python outage_agent.py SERVER STATE_FOLDER HOURS SHAPE
 
-A hundred points a second, drained every 200 ms as always: nothing is left out but the waiting. `walks`: ten series at ten steps a
-second, random walks in float32 as a training gives them. `noise`: one series at a hundred, random numbers of 53 bits, the worst
-that there is: only their exponents can be told in fewer bits, and a clock comes with every one. The courier tries the server as
-often as it would. Prints a line of JSON with what the outage cost, then waits for a line on standard input, delivers, and prints
-another.
+A hundred points a second, drained every 200 ms as always: nothing is left out but the waiting. `walks`: ten series at
+ten steps a second, random walks in float32 as a training gives them. `noise`: one series at a hundred, random numbers
+of 53 bits, the worst that there is: only their exponents can be told in fewer bits, and a clock comes with every one.
+The courier tries the server as often as it would. Prints a line of JSON with what the outage cost, then waits for a
+line on standard input, delivers, and prints another.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ NAMES = (
 )
 TICK_S = 0.2
 WARM_S = 120
-
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ __all__ = ["Outcome"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """row: its id in the fault matrix; name: what was done, and what must hold. required: enough of them, all by default."""
+    """row: its id in the fault matrix; name: what was done, and what must hold. required: enough of them, all by
+    default."""
 
     row: str
     name: str

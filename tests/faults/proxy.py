@@ -1,9 +1,11 @@
-"""A TCP proxy that cuts, delays, repeats and reorders by a seeded schedule: what may lie between an agent and its server.
+"""A TCP proxy that cuts, delays, repeats and reorders by a seeded schedule: what may lie between an agent and its
+server.
 
-One fault per connection. "request": RST after some bytes of the request · "response": RST after some bytes of the answer, which
-the server gave · "half_request": the sending side is closed in the middle of the request · "half_response": the answering side is
-closed in the middle of the answer · "late": RST at once, and the request reaches the server after later ones · "twice": the
-request is delivered a second time · "slow": the answer comes in pieces · "none".
+One fault per connection. "request": RST after some bytes of the request · "response": RST after some bytes of the
+answer, which the server gave · "half_request": the sending side is closed in the middle of the request ·
+"half_response": the answering side is closed in the middle of the answer · "late": RST at once, and the request reaches
+the server after later ones · "twice": the request is delivered a second time · "slow": the answer comes in pieces ·
+"none".
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ FAULTS = (*CUTS, "twice", "slow", "none")
 
 
 class Proxy:
-    """`with Proxy(port, seed=4) as proxy:` listens on proxy.url. done: faults so far, by kind. calm: no faults from now on."""
+    """`with Proxy(port, seed=4) as proxy:` listens on proxy.url. done: faults so far, by kind. calm: no faults from now
+    on."""
 
     def __init__(self, server_port: int, *, seed: int) -> None:
         self._server_port, self._random = server_port, random.Random(seed)
@@ -118,7 +121,9 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         async def end() -> None:
             self._server.close()
             for task in [*self._tasks]:

@@ -2,9 +2,9 @@
 
     PYTHONPATH=tests python tests/faults/resuming.py KIND FOLDER TRIALS SEED
 
-KIND: plain, ddp, fsdp2, zero1, zero2, zero3; all but the first on two ranks. A program of its own, so that it can fork trainings
-from one process that has imported torch once. Prints one line of JSON: trials, equal, resumed (went on from a checkpoint), torn
-(killed while one was being written), problems.
+KIND: plain, ddp, fsdp2, zero1, zero2, zero3; all but the first on two ranks. A program of its own, so that it can fork
+trainings from one process that has imported torch once. Prints one line of JSON: trials, equal, resumed (went on from a
+checkpoint), torn (killed while one was being written), problems.
 """
 
 from __future__ import annotations
@@ -132,7 +132,12 @@ def start(kind: str, folder: Path, attempt: int, **how: Any) -> list[int]:
             said = os.open(folder / f"output-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(said, 1)
             os.dup2(said, 2)
-            os.environ |= {"ATTEMPT": str(attempt), "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+            os.environ |= {
+                "ATTEMPT": str(attempt),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world),
+            }
             train(kind, rank, world, folder, folder / f"losses-{rank}-{attempt}.txt", **how)
             code = 0
         except BaseException:
@@ -159,7 +164,8 @@ def ended(children: list[int], within_s: float) -> list[int]:
 
 
 def read_log(path: Path) -> tuple[int, dict[int, str], bool]:
-    """Where it began, the losses by step, and whether it came to its end. A last line that was cut short does not count."""
+    """Where it began, the losses by step, and whether it came to its end. A last line that was cut short does not
+    count."""
     if not path.exists():
         return 0, {}, False
     lines = [line[:-1] for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]

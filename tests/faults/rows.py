@@ -1,4 +1,5 @@
-"""The rows of the fault matrix that need whole processes: kill -9, SIGSTOP, failing receivers. Each function is one row.
+"""The rows of the fault matrix that need whole processes: kill -9, SIGSTOP, failing receivers. Each function is one
+row.
 
 Oracles stand outside what is tested: the agents' own record of what they logged, the receiver's own list of requests.
 """
@@ -60,12 +61,16 @@ def server_killed_under_load(folder: Path, *, kills: int, agents: int = 4, say: 
         for process in processes:
             process.kill()
     # What an agent could not send before its end lies in its spool: `perfagent sync` uploads it, as a user would.
-    subprocess.run([sys.executable, "-m", "perfagent", "sync"], env=variables, check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-m", "perfagent", "sync"], env=variables, check=True, capture_output=True, timeout=120
+    )
     logged = stored_once = missing = repeated = changed = 0
     for number, record in enumerate(records):
         lines = record.read_text("ascii").splitlines()
         assert lines[-1] == "end", f"agent {number} did not reach its end"
-        wanted = {(int(step), name): float.fromhex(value) for step, name, value in (line.split() for line in lines[:-1])}
+        wanted = {
+            (int(step), name): float.fromhex(value) for step, name, value in (line.split() for line in lines[:-1])
+        }
         rows = [row for row in server.export(f"load-{number}") if row["name"] in ("alpha", "beta", "gamma")]
         counts = Counter((row["step"], row["name"]) for row in rows)
         values = {(row["step"], row["name"]): row["value"] for row in rows}
@@ -79,7 +84,9 @@ def server_killed_under_load(folder: Path, *, kills: int, agents: int = 4, say: 
         f"{kills} kills, {agents} agents ({alive} still logging after the last): "
         f"{missing} missing, {repeated} twice, {changed} changed"
     )
-    return Outcome("S01", "server killed with SIGKILL under load: points stored exactly once", stored_once, logged, figures)
+    return Outcome(
+        "S01", "server killed with SIGKILL under load: points stored exactly once", stored_once, logged, figures
+    )
 
 
 def server_stopped(folder: Path, *, seconds: float) -> list[Outcome]:
@@ -87,7 +94,10 @@ def server_stopped(folder: Path, *, seconds: float) -> list[Outcome]:
     with server_process(folder / "server") as server:
         variables = job_environment(folder, PERFAGENT_SERVER=server.url)
         job = subprocess.Popen(
-            [sys.executable, str(HERE / "stalled_agent.py"), str(seconds + 3.0)], env=variables, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(HERE / "stalled_agent.py"), str(seconds + 3.0)],
+            env=variables,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         until(lambda: server.find("/runs")["runs"], within_s=30.0, why="the job did not arrive at the server")
         server.signal(signal.SIGSTOP)
@@ -131,7 +141,10 @@ def nan_frame(run: str, *, steps: int = 20) -> bytes:
     now = time.time()
     losses = [2.0 - 0.01 * step for step in range(1, steps)] + [float("nan")]
     group = Group(
-        list(range(1, steps + 1)), [now - steps + i for i in range(steps)], [float(i) for i in range(steps)], {"loss": losses}
+        list(range(1, steps + 1)),
+        [now - steps + i for i in range(steps)],
+        [float(i) for i in range(steps)],
+        {"loss": losses},
     )
     begun = Event(kind="state", time=now - steps, data={"state": "running"})
     return encode(
@@ -195,7 +208,9 @@ def killed_between_ack_and_judgement(folder: Path, *, trials: int, say: Say = pr
 
 def _alerts_on_disk(server: ServerProcess, run: str) -> int:
     """Alerts of a run in the database file of a server that is dead."""
-    path = next(path for path in (server.folder / "server-data").iterdir() if path.suffix in (".db", ".sqlite", ".sqlite3"))
+    path = next(
+        path for path in (server.folder / "server-data").iterdir() if path.suffix in (".db", ".sqlite", ".sqlite3")
+    )
     connection = sqlite3.connect(path)
     try:
         return int(connection.execute("SELECT count(*) FROM alert WHERE run = ?", (run,)).fetchone()[0])
@@ -206,7 +221,8 @@ def _alerts_on_disk(server: ServerProcess, run: str) -> int:
 def receiver_fails_and_server_dies(
     folder: Path, *, alerts: int, kills: int, within_s: float = 400.0, say: Say = print
 ) -> Outcome:
-    """A receiver that refuses every third request, and kill -9 of the server in between: one id per alert, none missing."""
+    """A receiver that refuses every third request, and kill -9 of the server in between: one id per alert, none
+    missing."""
     with Receiver(lambda number: 503 if number % 3 == 0 else 200) as receiver:
         server = ServerProcess(folder / "server", env={"PERFAGENT_WEBHOOK_ALLOW": receiver.address}).start()
         try:
@@ -234,13 +250,16 @@ def receiver_fails_and_server_dies(
             for delivery in receiver.of_type("alert.firing"):
                 attempted.setdefault(delivery.json["data"]["run"], set()).add(delivery.headers["webhook-id"])
             arrived = accepted()
-            good = sum(len(attempted.get(f"hook-{n}", ())) == 1 and f"hook-{n}" in arrived for n in range(1, alerts + 1))
+            good = sum(
+                len(attempted.get(f"hook-{n}", ())) == 1 and f"hook-{n}" in arrived for n in range(1, alerts + 1)
+            )
             requests = len(receiver.of_type("alert.firing"))
             refused = sum(delivery.status == 503 for delivery in receiver.deliveries)
         finally:
             server.stop()
     figures = (
-        f"{requests} requests, {refused} refused, {kills} kills; every repeat carried the id of the first try: {good == alerts}"
+        f"{requests} requests, {refused} refused, {kills} kills; "
+        f"every repeat carried the id of the first try: {good == alerts}"
     )
     name = "receiver refuses every third request, server killed in between: one id per alert, none missing"
     return Outcome("W01", name, good, alerts, figures)

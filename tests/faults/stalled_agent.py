@@ -1,5 +1,5 @@
-"""A training thread's view of a server that stands still: how long each log call takes, beside a bare copy of the dict and an
-append in the same run, which is the least that any call can do.
+"""A training thread's view of a server that stands still: how long each log call takes, beside a bare copy of the dict
+and an append in the same run, which is the least that any call can do.
 
     python stalled_agent.py SECONDS
 
@@ -30,7 +30,8 @@ def main(seconds: float) -> None:
     clock = time.perf_counter
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        for call in (True, False) if len(calls) % 2 else (False, True):  # both come first after a sleep, when caches are cold
+        # both come first after a sleep, when caches are cold
+        for call in (True, False) if len(calls) % 2 else (False, True):
             begin = clock()
             if call:
                 run.log(values)

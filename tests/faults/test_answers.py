@@ -99,7 +99,11 @@ def test_a07_frames_are_halved_until_the_server_takes_them_and_one_point_too_man
     (reason,) = [record.message for record in caplog.records]
     assert "status 413" in reason
     assert b"status 413" in (sender.spool.folder / "quarantine").read_bytes()
-    sizes = [sum(group.rows for group in frame.groups) for frame in server.frames if any(13 in g.steps() for g in frame.groups)]
+    sizes = [
+        sum(group.rows for group in frame.groups)
+        for frame in server.frames
+        if any(13 in g.steps() for g in frame.groups)
+    ]
     assert all(after <= -(-before // 2) for before, after in pairwise(sizes)), sizes
     until(lambda: server.samples("agent/dropped") == [1.0], why="what was set aside is told nowhere")
 
@@ -172,7 +176,9 @@ def test_a09_a_wrong_key_is_told_once_with_the_variable_and_samples_are_kept(
     ],
     ids=["html", "204", "empty", "json", "redirect", "404"],
 )
-def test_a10_a_foreign_answer_is_no_acknowledgement(fault: Accounts, caplog: pytest.LogCaptureFixture, answer: Scripted) -> None:
+def test_a10_a_foreign_answer_is_no_acknowledgement(
+    fault: Accounts, caplog: pytest.LogCaptureFixture, answer: Scripted
+) -> None:
     server = fault.server(answer)
     with caplog.at_level(logging.WARNING, "perfagent"):
         sender = fault.sender(server)
@@ -183,7 +189,9 @@ def test_a10_a_foreign_answer_is_no_acknowledgement(fault: Accounts, caplog: pyt
         sender._dispatch()._retry_at = 0.0
         assert sender.flush(10)
     assert sorted(server.values("loss")) == [1]
-    assert [record.message for record in caplog.records] and all("no perfagent server" in r.message for r in caplog.records)
+    assert [record.message for record in caplog.records] and all(
+        "no perfagent server" in r.message for r in caplog.records
+    )
     assert len({frame.seq for frame in server.frames if frame.groups}) == 1
 
 

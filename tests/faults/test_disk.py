@@ -1,5 +1,5 @@
-"""A15 to A17: a disk that refuses, a spool that is damaged, a spool that several processes want. The spool by itself, without
-threads, is in tests/agent/delivery/test_spool.py."""
+"""A15 to A17: a disk that refuses, a spool that is damaged, a spool that several processes want. The spool by itself,
+without threads, is in tests/agent/delivery/test_spool.py."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MB."""
     folder = tmp_path / "state"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
     if mounted.returncode:
         pytest.skip("this user may not mount a tmpfs")
     yield folder
@@ -71,7 +73,11 @@ def test_a15_a_full_file_system_is_told_once_and_delivery_goes_on(
         assert sorted(server.values("loss")) == list(range(200))
         assert len([r for r in caplog.records if "cannot be written" in r.message]) == 1
         filler.unlink()
-        until(lambda: (sender.event("phase", {}), sender.spool.error is None)[1], every_s=0.2, why="space is back unnoticed")
+        until(
+            lambda: (sender.event("phase", {}), sender.spool.error is None)[1],
+            every_s=0.2,
+            why="space is back unnoticed",
+        )
         sender.close("finished")
         assert server.states() == ["finished"]
 
@@ -323,7 +329,9 @@ def test_a17_thousands_that_others_left_are_looked_through_between_this_processe
 
 
 @pytest.mark.parametrize(("minutes", "taken"), [(-5, True), (5, False)])
-def test_a11_what_lies_there_for_more_than_a_week_is_left_to_perfagent_sync(fault: Accounts, minutes: int, taken: bool) -> None:
+def test_a11_what_lies_there_for_more_than_a_week_is_left_to_perfagent_sync(
+    fault: Accounts, minutes: int, taken: bool
+) -> None:
     server = fault.server()
     loops.orphan(fault.state, "orphan", server.url)
     folder = fault.state / "spool" / "orphan"

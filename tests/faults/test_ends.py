@@ -1,4 +1,5 @@
-"""A11 to A13: how a training process ends. The kernel's out-of-memory killer (A12) is in tests/agent/launch/test_oom.py."""
+"""A11 to A13: how a training process ends. The kernel's out-of-memory killer (A12) is in
+tests/agent/launch/test_oom.py."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ pytestmark = pytest.mark.fault
 def test_a11_kill_9_at_random_loses_at_most_the_last_tick_and_the_next_start_delivers_the_rest(
     fault: Accounts, tmp_path: Path
 ) -> None:
-    """5 kills here, 200 in scripts/faults. The bar is 200 ms there; here, where a test beside may delay both threads, it is the
-    calls of 200 ms: the loop makes a thousand a second when nothing else runs."""
+    """5 kills here, 200 in scripts/faults. The bar is 200 ms there; here, where a test beside may delay both threads,
+    it is the calls of 200 ms: the loop makes a thousand a second when nothing else runs."""
     server = fault.server()
     seeded = random.Random(11)
     variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url)
@@ -56,7 +57,8 @@ print(signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.exc
 print("end", flush=True)
 """
 ENDINGS: dict[str, tuple[str, str, str | None]] = {
-    # name: (before, the end, the last state that the server hears; None: nothing tells it, the server itself finds "lost")
+    # name: (before, the end, the last state that the server hears; None: nothing tells it, the server itself finds
+    # "lost")
     "end": ("", "", "finished"),
     "exit-0": ("", "sys.exit()", "finished"),
     "exit-3": ("", "sys.exit(3)", "failed"),
@@ -83,7 +85,9 @@ ENDINGS: dict[str, tuple[str, str, str | None]] = {
 
 
 @pytest.mark.parametrize("case", ENDINGS)
-def test_a13_a_process_ends_as_it_would_without_us_and_the_server_hears_how(case: str, fault: Accounts, tmp_path: Path) -> None:
+def test_a13_a_process_ends_as_it_would_without_us_and_the_server_hears_how(
+    case: str, fault: Accounts, tmp_path: Path
+) -> None:
     body, end, state = ENDINGS[case]
     server = fault.server()
     variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url)
@@ -92,7 +96,9 @@ def test_a13_a_process_ends_as_it_would_without_us_and_the_server_hears_how(case
     for start in ("run = None", ours):
         script = tmp_path / "script.py"
         script.write_text(WHAT.format(start=start, body=body, end=end))
-        done.append(subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, text=True, timeout=60))
+        done.append(
+            subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, text=True, timeout=60)
+        )
     plain, with_us = done
     assert with_us.returncode == plain.returncode
     assert _without_addresses(with_us.stdout) == _without_addresses(plain.stdout)
@@ -121,7 +127,12 @@ time.sleep(0.5)
 print(time.monotonic(), flush=True)
 {how}
 """
-HOW = {"end": ("", 0), "exit": ("sys.exit(3)", 3), "ctrl-c": ("raise KeyboardInterrupt", -signal.SIGINT), "raise": ("1 / 0", 1)}
+HOW = {
+    "end": ("", 0),
+    "exit": ("sys.exit(3)", 3),
+    "ctrl-c": ("raise KeyboardInterrupt", -signal.SIGINT),
+    "raise": ("1 / 0", 1),
+}
 
 
 @pytest.mark.parametrize(
@@ -135,7 +146,9 @@ HOW = {"end": ("", 0), "exit": ("sys.exit(3)", 3), "ctrl-c": ("raise KeyboardInt
         *(pytest.param("stopped", how, marks=pytest.mark.long) for how in ("exit", "ctrl-c")),
     ],
 )
-def test_a13_a_process_ends_within_two_seconds_with_its_own_code(fault: Accounts, tmp_path: Path, server: str, how: str) -> None:
+def test_a13_a_process_ends_within_two_seconds_with_its_own_code(
+    fault: Accounts, tmp_path: Path, server: str, how: str
+) -> None:
     port = free_port()
     stopped = ServerProcess(port) if server == "stopped" else None
     if server == "slow":

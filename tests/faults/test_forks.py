@@ -87,7 +87,9 @@ def test_a14_spawned_ranks_have_agents_of_their_own(fault: Accounts, tmp_path: P
     variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url, OMP_NUM_THREADS="1")
     done = subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    subprocess.run([sys.executable, "-m", "perfagent", "sync"], env=variables, capture_output=True, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-m", "perfagent", "sync"], env=variables, capture_output=True, check=True, timeout=60
+    )
     assert {frame.run for frame in server.frames} == {"launcher", "rank-0", "rank-1"}
     assert len(server.samples("loss")) == 40
     assert server.samples("after") == [1.0]

@@ -166,7 +166,9 @@ def test_a24_proxies_of_the_environment_are_not_asked_for_loopback(
     assert sorted(server.values("loss")) == [1]
 
 
-def test_a24_a_proxy_of_the_environment_carries_what_goes_elsewhere(fault: Accounts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a24_a_proxy_of_the_environment_carries_what_goes_elsewhere(
+    fault: Accounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     proxy = fault.server()  # it takes the absolute address of a request to a proxy as well

@@ -1,5 +1,5 @@
-"""A21 to A23: trouble of the agent's own, of a driver, of callbacks. See also tests/agent/delivery/test_handoff.py (A21) and
-tests/agent/samplers (A22)."""
+"""A21 to A23: trouble of the agent's own, of a driver, of callbacks. See also tests/agent/delivery/test_handoff.py
+(A21) and tests/agent/samplers (A22)."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ def test_a21_an_error_at_any_call_of_the_threads_costs_at_most_one_new_beginning
     error: BaseException,
     at: int,
 ) -> None:
-    """A server that is away, comes, takes everything: with one error somewhere on the way, at the first or a later call."""
+    """A server that is away, comes, takes everything: with one error somewhere on the way, at the first or a later
+    call."""
     monkeypatch.setattr("perfagent.delivery.handoff.AGAIN_S", 0.05)
     monkeypatch.setattr(spool, "KEEP_S", 0.02)  # frames of the backlog are made, too
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 4000)
@@ -205,7 +206,9 @@ print("ready", flush=True)
 """
 
 
-def test_a21_no_new_thread_at_the_interpreters_end_is_no_trouble_and_nothing_is_lost(fault: Accounts, tmp_path: Path) -> None:
+def test_a21_no_new_thread_at_the_interpreters_end_is_no_trouble_and_nothing_is_lost(
+    fault: Accounts, tmp_path: Path
+) -> None:
     import subprocess
 
     from builders import job_environment
@@ -247,7 +250,9 @@ def raising() -> Iterator[Raising]:
     logger.setLevel(logging.NOTSET)
 
 
-def test_a23_what_the_scripts_own_handler_of_logs_raises_stays_out_of_its_training(raising: Raising, tmp_path: Path) -> None:
+def test_a23_what_the_scripts_own_handler_of_logs_raises_stays_out_of_its_training(
+    raising: Raising, tmp_path: Path
+) -> None:
     run = perfagent.init(record=tmp_path)
     run.log(None)  # type: ignore[arg-type]
     run.alert("x", level="loud")

@@ -17,7 +17,8 @@ def test_s01_a_server_killed_under_load_stores_every_point_once(tmp_path: Path) 
 
 def test_a02_a_stopped_server_stalls_neither_training_nor_exit(tmp_path: Path) -> None:
     _, left = rows.server_stopped(tmp_path, seconds=1.0)
-    assert left.good, left  # the stall itself is a measurement: scripts/faults judges it, on a machine that does nothing else
+    # the stall itself is a measurement: scripts/faults judges it, on a machine that does nothing else
+    assert left.good, left
 
 
 def test_w02_a_nan_that_was_acked_before_the_server_died_is_told_once(tmp_path: Path) -> None:

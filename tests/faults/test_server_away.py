@@ -63,7 +63,9 @@ class ServerProcess:
 # ---- A01
 
 
-def test_a01_without_a_server_the_start_is_quick_and_says_so_once(fault: Accounts, caplog: pytest.LogCaptureFixture) -> None:
+def test_a01_without_a_server_the_start_is_quick_and_says_so_once(
+    fault: Accounts, caplog: pytest.LogCaptureFixture
+) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with caplog.at_level(logging.WARNING, "perfagent"):
         began = time.monotonic()
@@ -77,7 +79,9 @@ def test_a01_without_a_server_the_start_is_quick_and_says_so_once(fault: Account
     assert [record.message for record in caplog.records] == [expected]
     sender.close("finished")
     _, left = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert re.search(rf"not all of this run has reached server {url}: \d frames? \(1 KiB\) kept in {sender.spool.folder}\.", left)
+    assert re.search(
+        rf"not all of this run has reached server {url}: \d frames? \(1 KiB\) kept in {sender.spool.folder}\.", left
+    )
     assert left.endswith("`perfagent sync` sends it; so does the next run here within a week")
     frames = left_in(sender.spool.folder)
     assert [s for f in frames for g in f.groups for s in g.steps()] == list(range(10))
@@ -139,7 +143,8 @@ def test_a02_a_stopped_server_delays_neither_append_nor_exit_and_gets_all_when_i
             slowest = max(slowest, time.perf_counter() - between)
             control = max(control, between - began)
             time.sleep(0.005)
-        assert slowest <= control + 0.005  # wall time beside the same loop without us: what the machine itself delays is in both
+        # wall time beside the same loop without us: what the machine itself delays is in both
+        assert slowest <= control + 0.005
         until(lambda: sender.counters["spooled"] == 700)
         assert sender.spool.on_disk > 0
         server.process.send_signal(signal.SIGCONT)
@@ -155,7 +160,9 @@ def test_a02_a_stopped_server_delays_neither_append_nor_exit_and_gets_all_when_i
 
 
 def test_a03_a_slow_server_gets_every_sample_once(fault: Accounts) -> None:
-    server = fault.server(Scripted(delay_s=1.0, store=True, cut=True), Scripted(body=b"x" * 50, slow_s=0.02, store=True))
+    server = fault.server(
+        Scripted(delay_s=1.0, store=True, cut=True), Scripted(body=b"x" * 50, slow_s=0.02, store=True)
+    )
     sender = fault.sender(server)
     for step in range(20):
         sender.rows.append(row(step))
@@ -163,7 +170,9 @@ def test_a03_a_slow_server_gets_every_sample_once(fault: Accounts) -> None:
     assert sorted(server.values("loss")) == list(range(20))
 
 
-@pytest.mark.parametrize("answer", [Scripted(delay_s=30.0), Scripted(body=b"x" * 1000, slow_s=1.0)], ids=["30s", "1Bps"])
+@pytest.mark.parametrize(
+    "answer", [Scripted(delay_s=30.0), Scripted(body=b"x" * 1000, slow_s=1.0)], ids=["30s", "1Bps"]
+)
 def test_a03_a_request_is_given_up_after_ten_seconds_in_all(
     fault: Accounts, monkeypatch: pytest.MonkeyPatch, answer: Scripted
 ) -> None:
@@ -203,7 +212,9 @@ def test_a04_cuts_in_every_place_lose_and_double_nothing(fault: Accounts, cuts: 
     with Proxy(server.port, seed=4) as proxy:
         steps = loops.log_through(fault, proxy, cuts=cuts)
         assert proxy.cuts >= cuts
-        assert all(proxy.done[kind] for kind in ("request", "response", "half_request", "half_response", "late", "twice"))
+        assert all(
+            proxy.done[kind] for kind in ("request", "response", "half_request", "half_response", "late", "twice")
+        )
     assert sorted(server.values("loss")) == list(range(steps))
     assert len(server.frames) > len(server.stored), "no frame arrived twice: the proxy did not do its work"
 

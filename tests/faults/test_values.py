@@ -170,7 +170,9 @@ run.finish()
 """
 
 
-def test_a19_what_is_not_finite_is_told_as_what_it_is_by_every_route(real_server: ServerProcess, tmp_path: Path) -> None:
+def test_a19_what_is_not_finite_is_told_as_what_it_is_by_every_route(
+    real_server: ServerProcess, tmp_path: Path
+) -> None:
     run_script(SPECIAL, tmp_path, real_server)
     real_server.wait_for_state("special", "finished")
     rows = {row["step"]: row["value"] for row in real_server.export("special") if row["name"] == "value"}
@@ -218,11 +220,14 @@ def test_a20_odd_names_are_stored_and_a_hundred_thousand_names_cost_neither_side
     real_server.wait_for_state("names", "finished")
     latest = real_server.get("/runs/names/latest")
     assert all(len(name.encode()) <= 256 and name for name in latest)
-    assert {"../../etc/passwd", "<script>alert(1)</script>", "'; DROP TABLE run; --", "__proto__", "x" * 256} <= set(latest)
+    assert {"../../etc/passwd", "<script>alert(1)</script>", "'; DROP TABLE run; --", "__proto__", "x" * 256} <= set(
+        latest
+    )
     assert len(latest) <= 2000
     assert refused_names == 1
     assert refused_series >= 98_000
     assert grown <= 16 * 2**20
-    assert latest["agent/dropped"]["value"] >= refused_series + refused_names  # and what samplers had to leave out at the end
+    # and what samplers had to leave out at the end
+    assert latest["agent/dropped"]["value"] >= refused_series + refused_names
     for name in ("<script>alert(1)</script>", "../../etc/passwd", "'; DROP TABLE run; --"):
         assert real_server.get("/runs/names/series", name=name)["count"] == [1]

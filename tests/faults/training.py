@@ -2,10 +2,10 @@
 
     python training.py FOLDER < CASES
 
-CASES is JSON: [{"name", "attach", "env": {...}, "before": code, "during": code}, ...]; `before` runs ahead of attach(), `during`
-at every tenth step with `step` and `run` in scope. A child writes the bits of every loss to NAME.losses, its standard error to
-NAME.err, and ends by sys.exit(3), as a script does. For each child a line of JSON comes out: name, exit code, and how long it
-took from the end of the loop to its end.
+CASES is JSON: [{"name", "attach", "env": {...}, "before": code, "during": code}, ...]; `before` runs ahead of attach(),
+`during` at every tenth step with `step` and `run` in scope. A child writes the bits of every loss to NAME.losses, its
+standard error to NAME.err, and ends by sys.exit(3), as a script does. For each child a line of JSON comes out: name,
+exit code, and how long it took from the end of the loop to its end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The same small training under every fault that can be done to a process: what is broken, and how, by row.
 
-`run(folder)` trains once without the agent and once per case with it, and says of each what differed: the losses bit by bit, the
-exit code, what was printed, the time to the end, and what of the run is neither stored nor in the spool.
+`run(folder)` trains once without the agent and once per case with it, and says of each what differed: the losses bit by
+bit, the exit code, what was printed, the time to the end, and what of the run is neither stored nor in the spool.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ EXIT_S = 2.3  # two seconds, and what noticing the end takes
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """server: which one of `_servers`. kept: whether every logged value must be on the server or in the spool afterwards.
-    warns: whether the agent must print something. misuses: different wrong calls, each of which prints one line."""
+    """server: which one of `_servers`. kept: whether every logged value must be on the server or in the spool
+    afterwards. warns: whether the agent must print something. misuses: different wrong calls, each of which prints one
+    line."""
 
     row: str
     what: str
@@ -192,7 +193,12 @@ def _servers() -> Iterator[tuple[dict[str, str], list[IngestServer]]]:
         good = stack.enter_context(IngestServer())
         small = stack.enter_context(IngestServer(rule=at_most_four))
         cutting = stack.enter_context(Proxy(good.port, seed=24))
-        addresses = {"good": good.url, "cutting": cutting.url, "413": small.url, "dead": f"http://127.0.0.1:{free_port()}"}
+        addresses = {
+            "good": good.url,
+            "cutting": cutting.url,
+            "413": small.url,
+            "dead": f"http://127.0.0.1:{free_port()}",
+        }
         for name, answer in rules.items():
             addresses[name] = stack.enter_context(IngestServer(rule=lambda _, answer=answer: answer)).url  # type: ignore[misc]
         still = stack.enter_context(socket.socket())

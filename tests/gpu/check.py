@@ -4,8 +4,9 @@
     check.py --dry-run-cpu [--out FOLDER]                       whether the checks themselves work; says nothing about a GPU
     check.py --join FOLDER FOLDER ... [--docs PAGE]             anywhere: the results of several calls with --only, as one
 
-Each group of checks runs in a process of its own, so that one that fails or hangs does not take the others along. Nothing is
-sent: every training records into FOLDER/recorded, which `perfagent sync` uploads later, from wherever there is a server.
+Each group of checks runs in a process of its own, so that one that fails or hangs does not take the others along.
+Nothing is sent: every training records into FOLDER/recorded, which `perfagent sync` uploads later, from wherever there
+is a server.
 """
 
 from __future__ import annotations
@@ -49,8 +50,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu-check-results"), help="folder for results and recordings")
     parser.add_argument("--only", nargs="+", choices=GROUPS, metavar="NAME", help=f"of {', '.join(GROUPS)}")
     parser.add_argument("--docs", type=Path, help="page that gets the section, under its device and date (docs/gpu.md)")
-    parser.add_argument("--join", nargs="+", type=Path, metavar="FOLDER", help="results to put together, all of one machine")
-    parser.add_argument("--dry-run-cpu", action="store_true", help="run the checks' own code on a CPU, with a tiny model")
+    parser.add_argument(
+        "--join", nargs="+", type=Path, metavar="FOLDER", help="results to put together, all of one machine"
+    )
+    parser.add_argument(
+        "--dry-run-cpu", action="store_true", help="run the checks' own code on a CPU, with a tiny model"
+    )
     parser.add_argument("--group", choices=GROUPS, help=argparse.SUPPRESS)
     parser.add_argument("--machine", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -62,15 +67,26 @@ def main() -> int:
         return 0
     if options.join:
         parts = [json.loads((folder / "results.json").read_text("utf-8")) for folder in options.join]
-        if len({(part["machine"]["device"], part["machine"]["torch"], part["machine"]["commit"]) for part in parts}) > 1:
+        if (
+            len({(part["machine"]["device"], part["machine"]["torch"], part["machine"]["commit"]) for part in parts})
+            > 1
+        ):
             parser.error("these are of several machines, or of several versions")
-        return _told(stage, parts[0]["machine"], [Result(**one) for part in parts for one in part["results"]], options.docs)
+        return _told(
+            stage, parts[0]["machine"], [Result(**one) for part in parts for one in part["results"]], options.docs
+        )
     reason = "" if stage.dry else _no_gpu()
     if reason:
         sys.stderr.write(f"gpu_check: {reason}; nothing was checked\n")
         return 2
-    if stage.out.exists() and any(stage.out.iterdir()) and not any((stage.out / f"{name}.log").exists() for name in GROUPS):
-        parser.error(f"{stage.out} holds something else than results of this check; name another folder, or an empty one")
+    if (
+        stage.out.exists()
+        and any(stage.out.iterdir())
+        and not any((stage.out / f"{name}.log").exists() for name in GROUPS)
+    ):
+        parser.error(
+            f"{stage.out} holds something else than results of this check; name another folder, or an empty one"
+        )
     shutil.rmtree(stage.out, ignore_errors=True)
     stage.out.mkdir(parents=True, exist_ok=True)
     machine = _told_by_another_process(stage)
@@ -127,7 +143,8 @@ def _in_its_own_process(name: str, stage: Stage) -> list[Result]:
         try:
             code = process.wait(GROUPS[name][1])
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # its trainings too: they would hold the device that the next group needs
+            # its trainings too: they would hold the device that the next group needs
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return [Result(name, "an answer", f"none in {GROUPS[name][1]} s", "FAIL", f"see {name}.log")]
         except BaseException:
@@ -157,7 +174,11 @@ def _machine(stage: Stage) -> dict[str, Any]:
 
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     told: dict[str, Any] = {"date": date, "perfagent": perfagent.__version__, "torch": torch.__version__}
-    told |= {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}", "cores": os.cpu_count()}
+    told |= {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+    }
     told["device"] = DRY
     version = Path(__file__).with_name("VERSION")
     told["commit"] = version.read_text("utf-8").strip() if version.exists() else _commit()
@@ -169,7 +190,12 @@ def _machine(stage: Stage) -> dict[str, Any]:
         f"driver {told['driver']}" if told.get("driver") else "",
         f"CUDA {told['cuda']}" if "cuda" in told else "",
     ]
-    words += [f"torch {told['torch']}", f"Python {told['python']}", f"{told['cores']} cores", f"perfagent {told['perfagent']}"]
+    words += [
+        f"torch {told['torch']}",
+        f"Python {told['python']}",
+        f"{told['cores']} cores",
+        f"perfagent {told['perfagent']}",
+    ]
     told["words"] = ", ".join(filter(None, words)) + (f" ({told['commit']})" if told["commit"] else "")
     return told
 
@@ -196,7 +222,11 @@ def put(page: Path, section: str) -> None:
     if not mark:
         raise SystemExit(f"{page} has no {begin.strip()} and {end}")
     heading = section.splitlines()[0]
-    parts = [part for part in re.split(r"(?m)^(?=### )", held) if part.startswith("### ") and not part.startswith(heading + "\n")]
+    parts = [
+        part
+        for part in re.split(r"(?m)^(?=### )", held)
+        if part.startswith("### ") and not part.startswith(heading + "\n")
+    ]
     page.write_text(before + begin + "\n" + "\n".join([section.strip() + "\n", *parts]) + "\n" + end + after, "utf-8")
 
 

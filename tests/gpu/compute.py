@@ -49,7 +49,11 @@ def _kernels(stage: Stage) -> list[Result]:
     wrong: list[str] = []
     kinds: set[str] = set()
     grid = itertools.product(
-        SIZES, (torch.float32, torch.bfloat16, torch.float16), (False, True), (None, "causal", "mask"), (0.0, 0.1, 0.125)
+        SIZES,
+        (torch.float32, torch.bfloat16, torch.float16),
+        (False, True),
+        (None, "causal", "mask"),
+        (0.0, 0.1, 0.125),
     )
     for size, dtype, grad, how, dropout in grid:
         q, k, v = (torch.randn(size, dtype=dtype, device=stage.device, requires_grad=grad) for _ in range(3))
@@ -86,13 +90,17 @@ def _packed(stage: Stage) -> list[Result]:
     lengths = [5, 1, 64, 64, 37]
     torch.manual_seed(0)
     dtype = torch.float32 if stage.dry else torch.bfloat16
-    q, k, v = (torch.randn(sum(lengths), heads, 64, dtype=dtype, device=stage.device, requires_grad=True) for heads in (8, 2, 2))
+    q, k, v = (
+        torch.randn(sum(lengths), heads, 64, dtype=dtype, device=stage.device, requires_grad=True)
+        for heads in (8, 2, 2)
+    )
     results = {}
     for method in ("auto", "mask"):
         out = packed_attention(q, k, v, lengths, method=method)
         results[method] = [out, *torch.autograd.grad(out.float().square().sum(), (q, k, v))]
     off = max(
-        float((one - other).abs().max() / other.abs().max()) for one, other in zip(results["auto"], results["mask"], strict=True)
+        float((one - other).abs().max() / other.abs().max())
+        for one, other in zip(results["auto"], results["mask"], strict=True)
     )
     how = "each document alone" if stage.dry else "the variable-length kernel"
     return [

@@ -22,7 +22,11 @@ Parts = tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], str]
 
 def perceptron(size: int) -> Parts:
     layers = [layer for _ in range(6) for layer in (nn.Linear(64 * size, 64 * size), nn.ReLU())]
-    return nn.Sequential(*layers, nn.Linear(64 * size, 16)), (torch.randn(64 * size, 64 * size), _classes(64 * size)), "adamw"
+    return (
+        nn.Sequential(*layers, nn.Linear(64 * size, 16)),
+        (torch.randn(64 * size, 64 * size), _classes(64 * size)),
+        "adamw",
+    )
 
 
 def convolutions(size: int) -> Parts:
@@ -40,7 +44,10 @@ class Encoder(nn.Module):
     def __init__(self, size: int, *, causal: bool) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(32 * size, 4, 128 * size, batch_first=True, norm_first=causal)
-        self.embedding, self.encoder = nn.Embedding(256, 32 * size), nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.embedding, self.encoder = (
+            nn.Embedding(256, 32 * size),
+            nn.TransformerEncoder(layer, 4, enable_nested_tensor=False),
+        )
         self.head, self.causal = nn.Linear(32 * size, 16), causal
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,8 @@ from training import Child, Recording, recorded
 
 WARM_UP_S, WATCHED_S = 6, 20
 
-# series of the agent: field of nvidia-smi, unit, factor of our figure, how far the means may be apart: share, and in units
+# series of the agent: field of nvidia-smi, unit, factor of our figure, how far the means may be apart: share, and in
+# units
 PLAIN: dict[str, tuple[str, str, float, float, float]] = {
     "gpu/utilization_pct": ("utilization.gpu", "%", 1.0, 0.05, 5.0),
     "gpu/memory_busy_pct": ("utilization.memory", "%", 1.0, 0.1, 5.0),
@@ -44,7 +45,8 @@ def check(stage: Stage) -> list[Result]:
         child.end()
         return [not_checked(name, "no GPU") for name in (*PLAIN, "gpu/energy_per_step_j", *GPM)]
     board = _board()
-    fields = [field for field, *_ in PLAIN.values() if list(_rows(_query(board, [field]), _cells))]  # an older driver knows fewer
+    # an older driver knows fewer
+    fields = [field for field, *_ in PLAIN.values() if list(_rows(_query(board, [field]), _cells))]
     child.ask(f"load {WARM_UP_S}")
     child.tell(f"load {WATCHED_S}")
     time.sleep(1.0)  # into the steady part of the load
@@ -61,7 +63,8 @@ def check(stage: Stage) -> list[Result]:
 
 
 def _board() -> str:
-    """The training's GPU as nvidia-smi names it: it counts by PCI address, and boards that this process does not see too."""
+    """The training's GPU as nvidia-smi names it: it counts by PCI address, and boards that this process does not see
+    too."""
     import torch
 
     return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
@@ -135,14 +138,20 @@ def _plain(name: str, recording: Recording, span: tuple[float, float], plain: di
 
 
 def _absent(name: str, ours: list[float], reason: str) -> Result:
-    return not_checked(name, reason + (f"; the agent told {statistics.mean(ours):.4g}" if ours else "; nor does the agent"))
+    return not_checked(
+        name, reason + (f"; the agent told {statistics.mean(ours):.4g}" if ours else "; nor does the agent")
+    )
 
 
-def _energy(recording: Recording, span: tuple[float, float], plain: dict[str, list[float]], told: dict[str, float]) -> Result:
+def _energy(
+    recording: Recording, span: tuple[float, float], plain: dict[str, list[float]], told: dict[str, float]
+) -> Result:
     name, power = "gpu/energy_per_step_j", plain.get("power.draw.average", [])
     ours = recording.values(name, times=span)
     if not power or not ours:
-        return _absent(name, ours, "nvidia-smi does not tell its power" if not power else "the device has no energy counter")
+        return _absent(
+            name, ours, "nvidia-smi does not tell its power" if not power else "the device has no energy counter"
+        )
     step_s = told["wall_s"] / told["steps"]
     other = statistics.mean(power) * step_s
     return compared(name, statistics.mean(ours), other, unit="J", share=0.08, source="nvidia-smi's power x step time")

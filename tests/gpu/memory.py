@@ -24,7 +24,9 @@ def check(stage: Stage) -> list[Result]:
         raise RuntimeError(f"the training process said nothing and ended with {done.returncode}: {done.stderr[-2000:]}")
     truth = json.loads(lines[-1])
     recording = recorded(folder)
-    found = next((data for kind, _, data in recording.events if kind == "finding" and data.get("rule") == "oom_observed"), None)
+    found = next(
+        (data for kind, _, data in recording.events if kind == "finding" and data.get("rule") == "oom_observed"), None
+    )
     ends = [data.get("state") for kind, _, data in recording.events if kind == "state"]
     expected = "RuntimeError" if stage.dry else "OutOfMemoryError"
     results = [
@@ -34,7 +36,12 @@ def check(stage: Stage) -> list[Result]:
             f"{_raised(done.stderr)}, exit code {done.returncode}",
             "pass" if _raised(done.stderr) == expected and done.returncode == 1 else "FAIL",
         ),
-        Result("... how the run ended", "oom", str(ends[-1] if ends else None), "pass" if ends and ends[-1] == "oom" else "FAIL"),
+        Result(
+            "... how the run ended",
+            "oom",
+            str(ends[-1] if ends else None),
+            "pass" if ends and ends[-1] == "oom" else "FAIL",
+        ),
     ]
     if found is None:
         return [*results, Result("... the finding", "one", "none", "FAIL")]
@@ -42,7 +49,11 @@ def check(stage: Stage) -> list[Result]:
     sizes = evidence["categories"]
     results += [
         compared(
-            "... the allocation that failed", evidence["tried_bytes"] / 2**30, truth["asked"] / 2**30, unit="GiB", share=0.01
+            "... the allocation that failed",
+            evidence["tried_bytes"] / 2**30,
+            truth["asked"] / 2**30,
+            unit="GiB",
+            share=0.01,
         ),
         compared("... parameters", sizes["parameters"] / 2**20, truth["parameters"] / 2**20, unit="MiB"),
         compared("... optimizer state", sizes["optimizer_state"] / 2**20, truth["state"] / 2**20, unit="MiB"),
@@ -50,7 +61,9 @@ def check(stage: Stage) -> list[Result]:
     if not stage.dry:
         allocated = evidence["allocator"]["allocated_bytes.all.current"]
         results += [
-            compared("... all categories together", sum(sizes.values()) / 2**30, allocated / 2**30, unit="GiB", share=0.001),
+            compared(
+                "... all categories together", sum(sizes.values()) / 2**30, allocated / 2**30, unit="GiB", share=0.001
+            ),
             compared("... capacity", evidence["capacity_bytes"] / 2**30, truth["capacity"] / 2**30, unit="GiB"),
         ]
     step = evidence["step"]
@@ -75,7 +88,12 @@ def main(device: str, size: str, folder: str) -> None:
     for _ in range(20):
         training.step()
     training.wait()
-    state = [value for entry in training.optimizer.state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
+    state = [
+        value
+        for entry in training.optimizer.state.values()
+        for value in entry.values()
+        if isinstance(value, torch.Tensor)
+    ]
     truth: dict[str, Any] = {
         "parameters": sum(weight.untyped_storage().nbytes() for weight in training.model.parameters()),
         "state": sum(value.untyped_storage().nbytes() for value in state if value.device.type == device),

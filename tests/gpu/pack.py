@@ -2,8 +2,8 @@
 
     pack.py DIR [--python-version 3.12] [--platform NAME ...] [--torch VERSION | --no-torch]
 
-The wheels are for Linux on x86-64 and the Python named (default: the one that runs this). With torch they are some gigabytes;
-leave it out for a machine that has a torch of its own, which is used in any case.
+The wheels are for Linux on x86-64 and the Python named (default: the one that runs this). With torch they are some
+gigabytes; leave it out for a machine that has a torch of its own, which is used in any case.
 """
 
 from __future__ import annotations
@@ -44,14 +44,17 @@ def main() -> None:
     if not options.no_torch:
         wanted = f"torch=={options.torch}" if options.torch else torch_requirement()
         pip("download", "--dest", str(wheels / "torch"), *target, wanted)
-    shutil.rmtree(folder / "site", ignore_errors=True)  # what an older one was unpacked to: its wheels have the same names
+    # what an older one was unpacked to: its wheels have the same names
+    shutil.rmtree(folder / "site", ignore_errors=True)
     code = folder / "check"
     shutil.rmtree(code, ignore_errors=True)
     code.mkdir()
     for file in sorted(HERE.glob("*.py")):
         if not file.name.startswith("test_") and file.name != Path(__file__).name:
             shutil.copy(file, code)
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    commit = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
     (code / "VERSION").write_text(commit.stdout, "utf-8")
     shutil.copy(ROOT / "scripts" / "gpu_check", folder)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,4 +1,5 @@
-"""What a check found: expected beside measured; as a table for the terminal, as JSON, and as a section of docs/gpu.md."""
+"""What a check found: expected beside measured; as a table for the terminal, as JSON, and as a section of
+docs/gpu.md."""
 
 from __future__ import annotations
 
@@ -26,9 +27,17 @@ class Result:
 
 
 def compared(
-    check: str, measured: float, expected: float, *, unit: str, share: float = 0.0, within: float = 0.0, source: str = ""
+    check: str,
+    measured: float,
+    expected: float,
+    *,
+    unit: str,
+    share: float = 0.0,
+    within: float = 0.0,
+    source: str = "",
 ) -> Result:
-    """Two figures that must agree: off by at most `share` of the expected one, or by `within` units, whichever is more."""
+    """Two figures that must agree: off by at most `share` of the expected one, or by `within` units, whichever is
+    more."""
     allowed = max(share * abs(expected), within)
     room = f"± {100 * share:g} %" if share * abs(expected) >= within else f"± {within:g} {unit}"
     said = f"{_figure(expected)} {unit} {room}" + (f" ({source})" if source else "")
@@ -42,9 +51,13 @@ def not_checked(check: str, reason: str) -> Result:
 def table(results: Sequence[Result]) -> str:
     """Columns for a terminal."""
     rows = [("check", "expected", "measured", "")]
-    rows += [(one.check, one.expected, one.measured, one.status + (f": {one.note}" if one.note else "")) for one in results]
+    rows += [
+        (one.check, one.expected, one.measured, one.status + (f": {one.note}" if one.note else "")) for one in results
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows
+    )
 
 
 def markdown(machine: dict[str, Any], results: Sequence[Result]) -> str:

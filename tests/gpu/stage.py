@@ -11,7 +11,8 @@ __all__ = ["Stage"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """dry: on a CPU, to see that the checks themselves work; nothing that they measure says anything about a GPU then."""
+    """dry: on a CPU, to see that the checks themselves work; nothing that they measure says anything about a GPU
+    then."""
 
     out: Path
     dry: bool = False

@@ -1,7 +1,7 @@
 """The agent never makes the host wait for the device, and what is computed stays the same to the last bit.
 
-Two instruments, because each misses something: torch's debug mode raises at what torch knows to synchronize; the profiler counts
-the calls of the CUDA runtime that wait, whoever makes them.
+Two instruments, because each misses something: torch's debug mode raises at what torch knows to synchronize; the
+profiler counts the calls of the CUDA runtime that wait, whoever makes them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from report import Result, not_checked
 from stage import Stage
 from training import SIZES, Child, Recording, Training, recorded
 
-WAITING = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cuStreamSynchronize")
+WAITING = (
+    "cudaDeviceSynchronize",
+    "cudaStreamSynchronize",
+    "cudaEventSynchronize",
+    "cudaMemcpy",
+    "cuStreamSynchronize",
+)
 LAUNCHES = "LaunchKernel"
 """In the names of the calls that launch, of the runtime and of the driver."""
 WARM_UP, STEPS, PROFILED = 40, 300, 20
@@ -83,13 +89,15 @@ def _without_waiting(stage: Stage) -> list[Result]:
 
 
 def _hooks(failures: dict[str, int], lines: list[str]) -> Result:
-    """A hook that raises, in debug mode at a wait of its own, is swallowed by the guard and turned off: that must not pass."""
+    """A hook that raises, in debug mode at a wait of its own, is swallowed by the guard and turned off: that must not
+    pass."""
     measured = ", ".join(failures) or "; ".join(lines) or "none"
     return Result("hooks turned off, warnings of the agent", "none", measured, "FAIL" if failures or lines else "pass")
 
 
 def _look_at_every_step(training: Training, run: Any, steps: int) -> None:
-    """The gradients of every step, and the weights before and after every 16th: otherwise few would be, within the budget."""
+    """The gradients of every step, and the weights before and after every 16th: otherwise few would be, within the
+    budget."""
     for _ in range(steps):
         run._progress.measure_at = 0
         training.step()

@@ -25,7 +25,9 @@ OTHERS = {
 def run(*arguments: str, folder: Path, timeout: float = 170) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(HERE / "check.py"), *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
 
 
 @pytest.fixture
@@ -206,7 +208,9 @@ def test_nvidia_smi_is_asked_of_the_training_s_board_and_what_it_knows_before_th
     monkeypatch.setattr(figures, "Child", Child)
     monkeypatch.setattr(figures, "_board", lambda: "GPU-3f")
     monkeypatch.setattr(figures, "_rows", rows)
-    monkeypatch.setattr(figures, "_watched", lambda board, fields, _seconds: done.append(f"{board} {len(fields)}") or ({}, {}))
+    monkeypatch.setattr(
+        figures, "_watched", lambda board, fields, _seconds: done.append(f"{board} {len(fields)}") or ({}, {})
+    )
     monkeypatch.setattr(figures.time, "sleep", lambda _seconds: None)
     monkeypatch.setattr(figures, "recorded", lambda _folder: figures.Recording({}, []))
     assert {one.status for one in figures.check(stage.Stage(tmp_path))} == {"not checked"}
@@ -228,7 +232,9 @@ def test_a_section_takes_the_place_of_the_same_machine_and_date_only(checks, tmp
     page.write_text("# GPU\n\n<!-- results:begin -->\n\nIt has not run yet.\n\n<!-- results:end -->\nafter\n", "utf-8")
 
     def section(device: str, words: str) -> str:
-        return report.markdown({"device": device, "date": "2026-01-01", "words": words}, [report.not_checked("x", "a|b")])
+        return report.markdown(
+            {"device": device, "date": "2026-01-01", "words": words}, [report.not_checked("x", "a|b")]
+        )
 
     check.put(page, section("H200", "first"))
     check.put(page, section("T4", "other"))

@@ -78,13 +78,16 @@ def _profiled(training: Training, stage: Stage, steps: int) -> dict[str, float]:
 
 def host_spans(events: list[dict[str, Any]], phase: str) -> list[tuple[float, float]]:
     """(begin, end) of what the training called by that name, in microseconds."""
-    mine = [event for event in events if event.get("cat") == "user_annotation" and event.get("name") == f"check {phase}"]
+    mine = [
+        event for event in events if event.get("cat") == "user_annotation" and event.get("name") == f"check {phase}"
+    ]
     return sorted((float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in mine)
 
 
 def device_spans(events: list[dict[str, Any]], phase: str) -> list[tuple[float, float]]:
-    """From the first kernel that was launched meanwhile to the end of the last. The profiler's own `gpu_user_annotation` knows
-    only what the annotating thread launched, and backward launches from a thread of its own (pytorch/kineto issue 1132)."""
+    """From the first kernel that was launched meanwhile to the end of the last. The profiler's own
+    `gpu_user_annotation` knows only what the annotating thread launched, and backward launches from a thread of its own
+    (pytorch/kineto issue 1132)."""
     launched = {
         event["args"]["correlation"]: float(event["ts"])
         for event in events

@@ -48,8 +48,8 @@ SIZES = {
 
 
 def flops_of_step(size: Size) -> float:
-    """Multiplications and additions of one forward and backward pass by the textbook: matrix products, and causal attention's
-    pairs of positions. Backward is twice forward."""
+    """Multiplications and additions of one forward and backward pass by the textbook: matrix products, and causal
+    attention's pairs of positions. Backward is twice forward."""
     tokens = size.batch * size.length
     products = 2 * tokens * (12 * size.layers * size.width**2 + size.width * size.vocabulary)
     pairs = size.length * (size.length + 1) / 2
@@ -80,7 +80,9 @@ class Training:
 
     def _endless(self) -> Iterator[Any]:
         torch, size = self.torch, self.size
-        tokens = torch.randint(0, size.vocabulary, (64 * size.batch, size.length + 1), generator=torch.Generator().manual_seed(1))
+        tokens = torch.randint(
+            0, size.vocabulary, (64 * size.batch, size.length + 1), generator=torch.Generator().manual_seed(1)
+        )
         data = [{"input_ids": row} for row in tokens]
         order = torch.Generator().manual_seed(2)
         loader = torch.utils.data.DataLoader(
@@ -169,7 +171,9 @@ class Recording:
     series: dict[str, list[tuple[int, float, float]]]
     events: list[tuple[str, int | None, dict[str, Any]]]
 
-    def values(self, name: str, *, steps: tuple[int, int] | None = None, times: tuple[float, float] | None = None) -> list[float]:
+    def values(
+        self, name: str, *, steps: tuple[int, int] | None = None, times: tuple[float, float] | None = None
+    ) -> list[float]:
         """Finite values of a series, of the steps or times from..to, both inclusive."""
         found = self.series.get(name, [])
         if steps is not None:
@@ -206,7 +210,12 @@ class Child:
     """A training process. record: folder that it records into; None: without the agent."""
 
     def __init__(self, size: str, device: str, *, record: Path | None, deterministic: bool = False) -> None:
-        given = {"size": size, "device": device, "record": str(record) if record else None, "deterministic": deterministic}
+        given = {
+            "size": size,
+            "device": device,
+            "record": str(record) if record else None,
+            "deterministic": deterministic,
+        }
         command = [sys.executable, str(HERE / "training.py"), json.dumps(given)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._answer()
@@ -264,7 +273,8 @@ def main() -> None:
             while time.perf_counter() < wall + float(number):
                 loss = training.step()
                 steps += 1
-                if steps % 2 == 0:  # what is told of each step, such as its energy, counts the steps that the host has begun
+                # what is told of each step, such as its energy, counts the steps that the host has begun
+                if steps % 2 == 0:
                     loss.item()
         training.wait()
         told: dict[str, Any] = {"wall_s": time.perf_counter() - wall, "cpu_s": time.thread_time() - cpu, "steps": steps}

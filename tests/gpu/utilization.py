@@ -1,4 +1,5 @@
-"""Model FLOPs utilization: what the agent counted and divided, beside the textbook's count, a clock and the data sheet."""
+"""Model FLOPs utilization: what the agent counted and divided, beside the textbook's count, a clock and the data
+sheet."""
 
 from __future__ import annotations
 
@@ -57,14 +58,24 @@ def check(stage: Stage) -> list[Result]:
     told = recording.values("mfu", steps=steps)
     if peak is None:
         absent = "absent" if not told else f"{statistics.mean(told):.3f}"
-        return [*results, Result("MFU", f"absent: no data sheet of {name} is known", absent, "FAIL" if told else "pass")]
+        return [
+            *results,
+            Result("MFU", f"absent: no data sheet of {name} is known", absent, "FAIL" if told else "pass"),
+        ]
     if not told:
         return [*results, Result("MFU", "a share", "none was recorded", "FAIL")]
     reached = _matrix_product(training) / peak
     share = statistics.mean(told)
     return [
         *results,
-        compared("MFU", share, flops_of_step(size) / step_s / peak, unit="", share=0.02, source=f"peak {peak / 1e12:g} TFLOP/s"),
+        compared(
+            "MFU",
+            share,
+            flops_of_step(size) / step_s / peak,
+            unit="",
+            share=0.02,
+            source=f"peak {peak / 1e12:g} TFLOP/s",
+        ),
         Result(
             "MFU is below what one large matrix product reaches",
             f"below {reached:.3f}",

@@ -29,12 +29,17 @@ def compared(alone: Ran, watched: Ran, sources: list[Recorded]) -> dict[str, str
     steps = watched.truth["steps"]
     numbered = dict(enumerate(steps, start=1))
     known = {
-        name: {n: step[name] for n, step in numbered.items() if step.get(name) is not None} for name in ("loss", "lr", "samples")
+        name: {n: step[name] for n, step in numbered.items() if step.get(name) is not None}
+        for name in ("loss", "lr", "samples")
     }
     found = {
-        "bit-equal": "" if alone.truth == watched.truth else "what the training produces is not the same with the agent",
+        "bit-equal": ""
+        if alone.truth == watched.truth
+        else "what the training produces is not the same with the agent",
         "console": _ours(alone.output, watched.output),
-        "end": "" if state == "finished" and len(sources) == 1 else f"{len(sources)} processes recorded, the state is {state}",
+        "end": ""
+        if state == "finished" and len(sources) == 1
+        else f"{len(sources)} processes recorded, the state is {state}",
         "steps": _gaps(set(numbered), set(source.series.get("step_time_s", {})) | set(source.series.get("loss", {}))),
         "loss": _wrong(known["loss"], source.series.get("loss", {}), 1e-6),
         "rate": _wrong(known["lr"], source.series.get("lr", {}), 1e-12),
@@ -55,7 +60,11 @@ def _ours(alone: str, watched: str) -> str:
 def _gaps(made: set[int], told: set[int]) -> str:
     if not made:
         return "the script made no step"
-    return "" if made == told else f"{len(made)} made; missing {sorted(made - told)[:5]}, not made {sorted(told - made)[:5]}"
+    return (
+        ""
+        if made == told
+        else f"{len(made)} made; missing {sorted(made - told)[:5]}, not made {sorted(told - made)[:5]}"
+    )
 
 
 def _wrong(known: dict[int, float], told: dict[int, float], tolerance: float) -> str:

@@ -33,8 +33,12 @@ def interpreter(folder: Path, library: Library) -> Path:
         pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "-c", str(pins)]
         ended = subprocess.run([*pip, *library.requirements], capture_output=True, text=True, check=False)
         if ended.returncode != 0:
-            errors = [line for line in ended.stderr.splitlines() if line.startswith("ERROR:")] or ended.stderr.splitlines()[-1:]
-            raise NotInstalledError(errors[-1].removeprefix("ERROR:").strip() if errors else f"pip ended with {ended.returncode}")
+            errors = [
+                line for line in ended.stderr.splitlines() if line.startswith("ERROR:")
+            ] or ended.stderr.splitlines()[-1:]
+            raise NotInstalledError(
+                errors[-1].removeprefix("ERROR:").strip() if errors else f"pip ended with {ended.returncode}"
+            )
     return python
 
 
@@ -53,7 +57,8 @@ def _pins(library: Library) -> list[str]:
 
 
 def _see_the_project(python: Path) -> None:
-    """A .pth file: torch, transformers and the like are those of the environment that runs this, and are not installed again."""
+    """A .pth file: torch, transformers and the like are those of the environment that runs this, and are not installed
+    again."""
     ask = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     theirs = Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip())
     ours = dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))

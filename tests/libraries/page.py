@@ -27,7 +27,8 @@ run, and the known limits, are in [compatibility.md](compatibility.md).
 
 @dataclass
 class Result:
-    """What came of one library. columns: what was compared -> what is wrong there. trouble: why nothing could be compared."""
+    """What came of one library. columns: what was compared -> what is wrong there. trouble: why nothing could be
+    compared."""
 
     of: Library
     version: str = ""
@@ -43,19 +44,27 @@ class Result:
     def words(self) -> str:
         if self.trouble:
             return self.trouble
-        return "right" if self.right else "; ".join(f"{column}: {wrong}" for column, wrong in self.columns.items() if wrong)
+        return (
+            "right"
+            if self.right
+            else "; ".join(f"{column}: {wrong}" for column, wrong in self.columns.items() if wrong)
+        )
 
 
 def document(results: list[Result], before: str, day: str) -> str:
     """docs/libraries.md. before: the page as it was."""
-    kept = {line.split("|")[1].strip(): line for line in before.splitlines() if line.startswith("| ") and "|" in line[2:]}
+    kept = {
+        line.split("|")[1].strip(): line for line in before.splitlines() if line.startswith("| ") and "|" in line[2:]
+    }
     for one in results:
         cells = [one.of.name, one.version, one.of.trained, ", ".join(one.columns), str(one.steps or ""), one.words, day]
         kept[one.of.name] = "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
     lines = [kept[library.name] for library in LIBRARIES if library.name in kept]
     right = sum(line.split("|")[6].strip() == "right" for line in lines)
     columns = "\n".join(f"| {column} | {meaning} |" for column, meaning in COLUMNS.items())
-    table = "| library | version | what is trained | compared | steps | result | date |\n|---|---|---|---|---|---|---|\n"
+    table = (
+        "| library | version | what is trained | compared | steps | result | date |\n|---|---|---|---|---|---|---|\n"
+    )
     legend = (
         'A column is missing under "compared" if the script does not know the figure, or if the agent does not report it for '
         "that library. The source of the training says which."

@@ -39,7 +39,8 @@ class FailedError(Exception):
 
 
 def _train(python: Path, script: Path, folder: Path, *, watched: bool) -> Ran:
-    """One process of a script, which works below `folder`; what the agent recorded is in folder/record. Raises FailedError."""
+    """One process of a script, which works below `folder`; what the agent recorded is in folder/record. Raises
+    FailedError."""
     place = folder / "work"
     place.mkdir(parents=True)
     truth = folder / "truth.json"
@@ -60,4 +61,6 @@ def _train(python: Path, script: Path, folder: Path, *, watched: bool) -> Ran:
 
 def both(python: Path, script: Path, folder: Path) -> tuple[Ran, Ran]:
     """The script without the agent and with it."""
-    return _train(python, script, folder / "alone", watched=False), _train(python, script, folder / "watched", watched=True)
+    return _train(python, script, folder / "alone", watched=False), _train(
+        python, script, folder / "watched", watched=True
+    )

@@ -45,7 +45,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="libraries; all without a name")
     parser.add_argument("--list", action="store_true", help="say which there are, and train nothing")
     parser.add_argument("--write", action="store_true", help="put the results into docs/libraries.md")
-    parser.add_argument("--folder", type=Path, help="where virtual environments are made and kept; a temporary folder without it")
+    parser.add_argument(
+        "--folder", type=Path, help="where virtual environments are made and kept; a temporary folder without it"
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - {library.name for library in LIBRARIES}:
         parser.error(f"unknown {sorted(unknown)}; these are: {', '.join(library.name for library in LIBRARIES)}")

@@ -1,4 +1,5 @@
-"""The comparison of scripts/libraries finds what is wrong; tried on a plain loop, since the libraries are no dependencies."""
+"""The comparison of scripts/libraries finds what is wrong; tried on a plain loop, since the libraries are no
+dependencies."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ def test_other_weights_an_own_line_and_a_run_without_an_end_are_found(trained: A
 
 def test_the_page_keeps_the_lines_of_libraries_that_were_not_tried_again() -> None:
     first, second = LIBRARIES[:2]
-    page = document([Result(first, "1.0", {"loss": ""}), Result(second, trouble="not installed: a | b")], "", "2026-01-01")
+    page = document(
+        [Result(first, "1.0", {"loss": ""}), Result(second, trouble="not installed: a | b")], "", "2026-01-01"
+    )
     assert "**1/2 right.**" in page
     again = document([Result(second, "2.0", {"loss": ""}, 3)], page, "2026-01-02")
     assert "**2/2 right.**" in again
@@ -86,4 +89,6 @@ def test_the_page_is_as_it_is_written_and_names_every_library() -> None:
 
 
 def test_every_library_has_a_script_and_every_script_is_in_the_catalogue() -> None:
-    assert sorted(f"with_{library.name}.py" for library in LIBRARIES) == sorted(path.name for path in TRAININGS.glob("with_*.py"))
+    assert sorted(f"with_{library.name}.py" for library in LIBRARIES) == sorted(
+        path.name for path in TRAININGS.glob("with_*.py")
+    )

@@ -1,4 +1,5 @@
-"""What we promise about documents: every setting, rule, command and route that exists is described, and nothing else is."""
+"""What we promise about documents: every setting, rule, command and route that exists is described, and nothing else
+is."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def test_every_environment_variable_in_the_source_is_documented() -> None:
 def test_every_command_is_in_the_readme_or_quickstart() -> None:
     text = (ROOT / "README.md").read_text() + (DOCS / "quickstart.md").read_text()
     for entry in importlib.metadata.entry_points(group="perfagent.commands"):
-        assert f"perfagent {entry.name}" in text, f"`perfagent {entry.name}` is in neither README.md nor docs/quickstart.md"
+        assert f"perfagent {entry.name}" in text, (
+            f"`perfagent {entry.name}` is in neither README.md nor docs/quickstart.md"
+        )
 
 
 def test_every_rule_is_documented() -> None:

@@ -1,4 +1,5 @@
-"""The agent's modules import one another in one direction. import-linter checks the layers; this checks single files."""
+"""The agent's modules import one another in one direction. import-linter checks the layers; this checks single
+files."""
 
 from __future__ import annotations
 

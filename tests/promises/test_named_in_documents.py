@@ -40,11 +40,13 @@ OF_A_RUN = {"perfagent.config"}
 Problems = Iterator[tuple[int, str]]
 
 
-# ---- the promise ---------------------------------------------------------------------------------------------------------------
+# ---- the promise -----------------------------------------------------------------------------------------------------
 
 
 def named_in(check: Callable[[Document], Problems], *, but: pathlib.Path | None = None) -> list[str]:
-    return [f"{each.name}:{line}: {problem}" for each in documents() if each.path != but for line, problem in check(each)]
+    return [
+        f"{each.name}:{line}: {problem}" for each in documents() if each.path != but for line, problem in check(each)
+    ]
 
 
 def test_every_command_and_option_that_a_document_names_exists() -> None:
@@ -104,7 +106,10 @@ hooks/nowhere.py, `agent/perfagent/nowhere/`.
         ("unknown_commands", ["frobnicate", "--colour", "paint", "--no-such-option", "--colour", "--loud", "--loud"]),
         ("unknown_variables", ["PERFAGENT_COLOUR"]),
         ("unknown_rows", ["colour"]),
-        ("unknown_python", ["colour", "run.paint", "perfagent.frobnicate", "depth", "perfagent.training.nowhere.thing"]),
+        (
+            "unknown_python",
+            ["colour", "run.paint", "perfagent.frobnicate", "depth", "perfagent.training.nowhere.thing"],
+        ),
         ("unknown_files", ["hooks/nowhere.py", "agent/perfagent/nowhere/", "nowhere.md", "docs/none.png"]),
         ("dead_links", ["#no-heading", "nowhere.md", "docs/none.png"]),
     ],
@@ -116,7 +121,7 @@ def test_what_does_not_exist_is_found(check: str, problems: list[str]) -> None:
     assert len(found) == len(problems), found
 
 
-# ---- commands and options ------------------------------------------------------------------------------------------------------
+# ---- commands and options --------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -196,7 +201,8 @@ def command_lines(piece: Piece) -> Iterator[tuple[int, str]]:
 
 
 def programs(text: str) -> Iterator[list[str]]:
-    """The words of each program of a command line, from its name on: perfagent, or a script or example of the repository."""
+    """The words of each program of a command line, from its name on: perfagent, or a script or example of the
+    repository."""
     for part in re.split(r"[|;&]+", text):
         try:
             words = shlex.split(part)
@@ -257,7 +263,7 @@ def wrong_options(parser: argparse.ArgumentParser, words: list[str], *, stops: b
             return
 
 
-# ---- settings and variables ----------------------------------------------------------------------------------------------------
+# ---- settings and variables ------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -291,7 +297,7 @@ def unknown_rows(document: Document) -> Problems:
             yield number, f"there is no {head} {name[1]!r}"
 
 
-# ---- Python --------------------------------------------------------------------------------------------------------------------
+# ---- Python ----------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -311,13 +317,16 @@ def unknown_python(document: Document) -> Problems:
     for piece in document.code():
         if piece.language in (None, "python") and not piece.text.endswith(".py"):
             yield from unknown_calls(piece)
-        for found in re.finditer(r"(?<![\w./-])perfagent(?:_server|_client|_dashboard)?(?:\.[A-Za-z_]\w*)+", piece.text):
+        for found in re.finditer(
+            r"(?<![\w./-])perfagent(?:_server|_client|_dashboard)?(?:\.[A-Za-z_]\w*)+", piece.text
+        ):
             if found[0] not in OF_A_RUN and not resolves(found[0]):
                 yield piece.line + piece.text.count("\n", 0, found.start()), f"{found[0]!r} does not exist"
 
 
 def unknown_calls(piece: Piece) -> Problems:
-    """Arguments that a function does not take, and methods that a run, a loop, a client or a checkpoint does not have."""
+    """Arguments that a function does not take, and methods that a run, a loop, a client or a checkpoint does not
+    have."""
     try:
         tree = ast.parse(piece.text)
     except (SyntaxError, ValueError):
@@ -332,7 +341,9 @@ def unknown_calls(piece: Piece) -> Problems:
             if not any(each.kind is each.VAR_KEYWORD for each in takes):
                 names = {each.name for each in takes}
                 wrong = (keyword.arg for keyword in node.keywords if keyword.arg and keyword.arg not in names)
-                yield from ((piece.line + node.lineno - 1, f"{ast.unparse(node.func)}() takes no {name!r}") for name in wrong)
+                yield from (
+                    (piece.line + node.lineno - 1, f"{ast.unparse(node.func)}() takes no {name!r}") for name in wrong
+                )
 
 
 def called(function: ast.expr) -> Any:
@@ -375,7 +386,7 @@ def resolves(name: str) -> bool:
     return False
 
 
-# ---- files and links -----------------------------------------------------------------------------------------------------------
+# ---- files and links -------------------------------------------------------------------------------------------------
 
 TOP = "agent|server|client|dashboard|tests|docs|examples|scripts|benchmarks"
 FROM_TOP = re.compile(rf"(?<![\w./~$-])(?:{TOP})/[\w./*-]*")
@@ -384,7 +395,8 @@ SOURCE = re.compile(r"(?<![\w./~$*<>-])(?:[\w-]+/)*[\w-]+\.(?:py|md|toml|yml)\b(
 
 @functools.cache
 def endings() -> frozenset[str]:
-    """Every path of the repository, whole and from each of its folders on: documents name files from where they talk of."""
+    """Every path of the repository, whole and from each of its folders on: documents name files from where they talk
+    of."""
     names = set()
     for path in tracked_files():
         parts = path.relative_to(ROOT).parts

@@ -1,4 +1,5 @@
-"""What a package index shows: the README without the repository around it, so no link or picture in it may be relative."""
+"""What a package index shows: the README without the repository around it, so no link or picture in it may be
+relative."""
 
 from __future__ import annotations
 
@@ -82,7 +83,10 @@ def test_without_an_address_the_readme_stays_as_it_is_and_none_is_invented() -> 
         ("[a](#part)", f"[a]({EXAMPLE}#part)"),
         ('![p](./p.png "title")', f'![p]({EXAMPLE}/raw/HEAD/p.png "title")'),
         ('<img alt="p" src="docs/p.svg">', f'<img alt="p" src="{EXAMPLE}/raw/HEAD/docs/p.svg">'),
-        ('<a href="a.md"><img src="p.png"></a>', f'<a href="{EXAMPLE}/blob/HEAD/a.md"><img src="{EXAMPLE}/raw/HEAD/p.png"></a>'),
+        (
+            '<a href="a.md"><img src="p.png"></a>',
+            f'<a href="{EXAMPLE}/blob/HEAD/a.md"><img src="{EXAMPLE}/raw/HEAD/p.png"></a>',
+        ),
         ("[a]: docs/a.md", f"[a]: {EXAMPLE}/blob/HEAD/docs/a.md"),
         ("[![p](p.png)](docs/a.md)", f"[![p]({EXAMPLE}/raw/HEAD/p.png)]({EXAMPLE}/blob/HEAD/docs/a.md)"),
         ("[a](https://example.com/a.md)", "[a](https://example.com/a.md)"),

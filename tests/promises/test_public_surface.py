@@ -21,7 +21,12 @@ HEAVY = {"torch", "httpx", "pynvml", "psutil", "pydantic", "fastapi", "sqlalchem
 
 def run_python(code: str, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | environment, timeout=60
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | environment,
+        timeout=60,
     )
     return done.stdout
 

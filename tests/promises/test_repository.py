@@ -12,7 +12,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def tracked(*patterns: str) -> list[pathlib.Path]:
-    names = subprocess.run(["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = subprocess.run(
+        ["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     return [ROOT / name for name in names.split("\0") if name and (ROOT / name).is_file()]
 
 
@@ -45,7 +47,8 @@ def test_the_server_never_unpickles_and_never_evaluates_text() -> None:
 
 
 def test_gradients_are_read_on_the_training_thread_only() -> None:
-    """`parameter.grad` from another thread corrupts the heap while backward runs (signals/memory_table.py tells why)."""
+    """`parameter.grad` from another thread corrupts the heap while backward runs (signals/memory_table.py tells
+    why)."""
     on_the_training_thread = {
         "frameworks/timm.py", "hooks/grad_clipping.py", "hooks/flat_clipping.py", "hooks/optimizer_step.py",
         "hooks/multi_optimizer.py", "rootcause/nonfinite.py", "rootcause/oom.py",

@@ -87,6 +87,7 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
         },
         head=["precision", "ms a step", "to fp32", "peak MiB"],
         rows=[
-            [name, f"{1000 * took[name]:.1f}", f"{took['fp32'] / took[name]:.2f}", f"{memory[name] / 2**20:.0f}"] for name in ways
+            [name, f"{1000 * took[name]:.1f}", f"{took['fp32'] / took[name]:.2f}", f"{memory[name] / 2**20:.0f}"]
+            for name in ways
         ],
     )

@@ -32,10 +32,13 @@ def state_of(mib: int, device: torch.device) -> dict[str, Any]:
 
 
 def measure(device: torch.device, *, quick: bool = False, mib: int = 0, folder: str | None = None) -> Report:
-    """folder: on the disk that checkpoints go to; one of its own in the system's folder for temporary files without it."""
+    """folder: on the disk that checkpoints go to; one of its own in the system's folder for temporary files without
+    it."""
     mib = mib or (12 if quick else 384)
     if folder is not None and not Path(folder).is_dir():
-        raise ConfigError(f"--folder is {folder!r}, and there is no such folder; give one on the disk that checkpoints go to")
+        raise ConfigError(
+            f"--folder is {folder!r}, and there is no such folder; give one on the disk that checkpoints go to"
+        )
     with tempfile.TemporaryDirectory(prefix="perfagent-bench-", dir=folder) as inside:
         found = _rounds(state_of(mib, device), Path(inside), device, rounds=2 if quick else 9)
     took = {name: statistics.median(values) for name, values in found.items()}
@@ -56,7 +59,8 @@ def measure(device: torch.device, *, quick: bool = False, mib: int = 0, folder: 
         },
         head=["way", "ms (median)", "from", "to"],
         rows=[
-            [name, *(f"{1000 * value:.0f}" for value in (took[name], min(values), max(values)))] for name, values in found.items()
+            [name, *(f"{1000 * value:.0f}" for value in (took[name], min(values), max(values)))]
+            for name, values in found.items()
         ],
     )
 

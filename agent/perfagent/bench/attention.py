@@ -1,7 +1,8 @@
-"""Attention kernels on shapes of your own: time of forward and backward, peak memory, and which one `best_attention` takes.
+"""Attention kernels on shapes of your own: time of forward and backward, peak memory, and which one `best_attention`
+takes.
 
-Standard attention is torch's math kernel, which writes the whole matrix of scores; FlashAttention is the one that does not
-(Dao, "FlashAttention-2", 2023; on a CPU torch's own kernel of that kind).
+Standard attention is torch's math kernel, which writes the whole matrix of scores; FlashAttention is the one that does
+not (Dao, "FlashAttention-2", 2023; on a CPU torch's own kernel of that kind).
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Shape:
 
     def tensors(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         def one(heads: int) -> Tensor:
-            return torch.randn(self.batch, heads, self.length, self.head_dim, device=device, dtype=dtype, requires_grad=True)
+            return torch.randn(
+                self.batch, heads, self.length, self.head_dim, device=device, dtype=dtype, requires_grad=True
+            )
 
         return one(self.heads), one(self.kv_heads), one(self.kv_heads)
 
@@ -132,7 +135,9 @@ def _figures(found: dict[int, dict[str, _Measured]]) -> dict[str, Figure]:
     gains = {length: value for length in found if (value := gain(length)) is not None}
     if not gains:
         none = Figure(
-            None, "the flash kernel does not run on these shapes", "Needs fp16 or bf16, and heads that are not too wide."
+            None,
+            "the flash kernel does not run on these shapes",
+            "Needs fp16 or bf16, and heads that are not too wide.",
         )
         return dict.fromkeys(("speed", "memory", "short", "training"), none)
     longest = max(gains) if CLAIMED_LENGTH not in gains else CLAIMED_LENGTH

@@ -1,4 +1,5 @@
-"""Activation checkpointing: peak memory and time of a training step of a small GPT, by how many blocks are computed again."""
+"""Activation checkpointing: peak memory and time of a training step of a small GPT, by how many blocks are computed
+again."""
 
 from __future__ import annotations
 

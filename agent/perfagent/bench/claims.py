@@ -30,8 +30,9 @@ SOURCES = {
 class Claim:
     """One sentence of a source that a benchmark judges.
 
-    id: benchmark and figure, as in `amp.speed`. figure: what of the report is compared. least, most: the claimed range in
-    `unit` ("times", or "%" as a share 0..100); None on a side that the source leaves open, on both where it gives no figure.
+    id: benchmark and figure, as in `amp.speed`. figure: what of the report is compared. least, most: the claimed range
+    in `unit` ("times", or "%" as a share 0..100); None on a side that the source leaves open, on both where it gives no
+    figure.
     """
 
     id: str
@@ -42,7 +43,8 @@ class Claim:
     most: float | None = None
 
     def compared(self, figure: float | None) -> str:
-        """Where a measured figure lies: "within", "below" or "above" the claim, "no figure" in the source, "not measured".
+        """Where a measured figure lies: "within", "below" or "above" the claim, "no figure" in the source, "not
+        measured".
 
         Compared is what is printed: whole percent, hundredths of times.
         """
@@ -57,9 +59,16 @@ class Claim:
 
 
 CLAIMS = (
-    Claim(id="amp.speed", sources=("S1", "S2"), says="mixed precision trains 1.5 to 3 times faster", least=1.5, most=3.0),
     Claim(
-        id="amp.memory", sources=("S0", "S1"), says="mixed precision saves 40 to 50 % of the memory", unit="%", least=40, most=50
+        id="amp.speed", sources=("S1", "S2"), says="mixed precision trains 1.5 to 3 times faster", least=1.5, most=3.0
+    ),
+    Claim(
+        id="amp.memory",
+        sources=("S0", "S1"),
+        says="mixed precision saves 40 to 50 % of the memory",
+        unit="%",
+        least=40,
+        most=50,
     ),
     Claim(
         id="checkpointing.memory",
@@ -78,7 +87,12 @@ CLAIMS = (
         most=50,
     ),
     Claim(
-        id="checkpointing.time", sources=("S0", "S1", "S2"), says="it makes a step 20 to 30 % longer", unit="%", least=20, most=30
+        id="checkpointing.time",
+        sources=("S0", "S1", "S2"),
+        says="it makes a step 20 to 30 % longer",
+        unit="%",
+        least=20,
+        most=30,
     ),
     Claim(
         id="workers.speed",
@@ -100,9 +114,15 @@ CLAIMS = (
         least=2.67,
     ),
     Claim(
-        id="pinning.copy", sources=("S1",), says="pinned memory is copied to the GPU 1.5 to 2 times faster", least=1.5, most=2.0
+        id="pinning.copy",
+        sources=("S1",),
+        says="pinned memory is copied to the GPU 1.5 to 2 times faster",
+        least=1.5,
+        most=2.0,
     ),
-    Claim(id="pinning.training", sources=("S1",), says="and makes training 5 to 10 % faster", unit="%", least=5, most=10),
+    Claim(
+        id="pinning.training", sources=("S1",), says="and makes training 5 to 10 % faster", unit="%", least=5, most=10
+    ),
     Claim(
         id="packing.fill",
         sources=("S0", "S4"),
@@ -110,7 +130,11 @@ CLAIMS = (
         unit="%",
     ),
     Claim(
-        id="packing.speed", sources=("HF blog",), says="packing trains up to 2 times as many tokens a second", least=1.0, most=2.0
+        id="packing.speed",
+        sources=("HF blog",),
+        says="packing trains up to 2 times as many tokens a second",
+        least=1.0,
+        most=2.0,
     ),
     Claim(
         id="attention.speed",
@@ -118,7 +142,13 @@ CLAIMS = (
         says="FlashAttention is 3.72 times faster than standard attention (A100, 2048 tokens)",
         least=3.72,
     ),
-    Claim(id="attention.memory", sources=("S4",), says="and takes 65 % less memory there (12.45 to 4.32 GB)", unit="%", least=65),
+    Claim(
+        id="attention.memory",
+        sources=("S4",),
+        says="and takes 65 % less memory there (12.45 to 4.32 GB)",
+        unit="%",
+        least=65,
+    ),
     Claim(id="attention.short", sources=("S4",), says="below 512 tokens standard attention is as good", most=1.0),
     Claim(
         id="attention.training",
@@ -204,7 +234,9 @@ ELSEWHERE = (
         why="torch's memory-efficient kernel is the same; `perfagent bench attention` measures it on a GPU",
     ),
     Elsewhere(
-        sources=("S2",), says="monitoring has a small overhead", why="measured by `scripts/bench overhead`, in docs/benchmarks.md"
+        sources=("S2",),
+        says="monitoring has a small overhead",
+        why="measured by `scripts/bench overhead`, in docs/benchmarks.md",
     ),
 )
 

@@ -28,7 +28,9 @@ BENCHMARKS = {
 
 
 def command(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Measure what a technique gains on this machine, beside what the sources claim and when it holds."
+    parser.description = (
+        "Measure what a technique gains on this machine, beside what the sources claim and when it holds."
+    )
     names = parser.add_subparsers(dest="name", metavar="NAME", required=True)
     for name, (_, what) in BENCHMARKS.items():
         one = names.add_parser(name, help=what, description=f"Measures {what}.", allow_abbrev=False)
@@ -62,12 +64,16 @@ def _nothing(_: argparse.ArgumentParser) -> None:
 def _of_attention(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=positive, help="sequences (default 2; 8 on a GPU)")
     parser.add_argument("--heads", type=positive, help="heads of the queries (default 4; 16 on a GPU)")
-    parser.add_argument("--kv-heads", type=positive, help="heads of keys and values (default: as many as of the queries)")
+    parser.add_argument(
+        "--kv-heads", type=positive, help="heads of keys and values (default: as many as of the queries)"
+    )
     lengths = "sequence lengths (default 128 to 2048)"
     parser.add_argument("--length", type=positive, nargs="+", dest="lengths", metavar="TOKENS", help=lengths)
     parser.add_argument("--head-dim", type=positive, help="width of a head (default 64)")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="default fp32; bf16 on a GPU")
-    parser.add_argument("--not-causal", action="store_false", dest="causal", default=None, help="every token sees every other")
+    parser.add_argument(
+        "--not-causal", action="store_false", dest="causal", default=None, help="every token sees every other"
+    )
 
 
 def _of_checkpoints(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,5 @@
-"""torch.compile: how long the first steps take, how fast the later ones are, and after how many the time is won back."""
+"""torch.compile: how long the first steps take, how fast the later ones are, and after how many the time is won
+back."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
     with seeded():
         tokens = torch.randint(VOCABULARY, (batch, context), device=device)
         for mode in ("eager", *(ON_GPU if large else ON_CPU)):
-            model: torch.nn.Module = GPT(width=width, layers=layers, heads=max(1, width // 48), context=context).to(device)
+            model: torch.nn.Module = GPT(width=width, layers=layers, heads=max(1, width // 48), context=context).to(
+                device
+            )
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
             if mode != "eager":
                 model = compile_model(model, mode=mode)

@@ -1,7 +1,7 @@
 """Clocks and memory: ways to do the same work, measured in turn, and the peak of what one call allocates.
 
-Ways are taken in turn, in another order in each round, so that a machine that others use makes all of them slower alike; the
-first round warms up and is left out. On a GPU each clock is read when the device has done its work.
+Ways are taken in turn, in another order in each round, so that a machine that others use makes all of them slower
+alike; the first round warms up and is left out. On a GPU each clock is read when the device has done its work.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def in_turn(ways: Mapping[str, Callable[[], object]], device: torch.device, *, rounds: int) -> dict[str, list[float]]:
-    """Seconds a call, by way: `rounds` figures each, or fewer (3 at least) where they take longer than LONGEST_S together."""
+    """Seconds a call, by way: `rounds` figures each, or fewer (3 at least) where they take longer than LONGEST_S
+    together."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     order, shuffle = list(ways), random.Random(0)  # noqa: S311 - an order, not a secret
     began = time.monotonic()
@@ -83,7 +84,9 @@ def bytes_of(*owners: torch.nn.Module | torch.optim.Optimizer) -> int:
             tensors += [*owner.parameters(), *owner.buffers()]
             tensors += [parameter.grad for parameter in owner.parameters() if parameter.grad is not None]
         else:
-            tensors += [value for state in owner.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+            tensors += [
+                value for state in owner.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+            ]
     return sum(tensor.nbytes for tensor in tensors)
 
 

@@ -1,4 +1,5 @@
-"""Sequence packing: how full the rows get, how long packing takes, and how many tokens a second are trained padded and packed.
+"""Sequence packing: how full the rows get, how long packing takes, and how many tokens a second are trained padded and
+packed.
 
 The lengths are drawn from a log-normal distribution with mean 394 and cut at 2048, about those of instruction data.
 """
@@ -115,7 +116,8 @@ def _together(lengths: Sequence[int]) -> Attend:
 
 
 def _training(device: torch.device, *, quick: bool) -> dict[str, float]:
-    """Tokens of documents, padding not counted, that are trained in a second; forward and backward over the same documents."""
+    """Tokens of documents, padding not counted, that are trained in a second; forward and backward over the same
+    documents."""
     large = device.type == "cuda"
     capacity, width, heads, layers, count = (
         (CAPACITY, 1024, 16, 4, 256) if large else (64, 32, 2, 1, 32) if quick else (512, 128, 4, 2, 64)

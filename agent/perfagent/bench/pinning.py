@@ -1,7 +1,8 @@
 """Pinned memory: copies to the GPU from pageable and from page-locked memory, and a training fed from each.
 
-Without a GPU nothing is copied and pinning cannot be judged. What is measured then is what a pageable copy costs before the bus
-sees it: the driver first copies such memory into a locked buffer of its own, at the speed of this host's memory.
+Without a GPU nothing is copied and pinning cannot be judged. What is measured then is what a pageable copy costs before
+the bus sees it: the driver first copies such memory into a locked buffer of its own, at the speed of this host's
+memory.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
 def _training(device: torch.device, *, quick: bool) -> dict[str, float]:
     """Seconds an epoch, by kind of memory; only the loader's `pin_memory` differs."""
     images = TensorDataset(torch.randn(128 if quick else 1024, 3, 224, 224))
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 7, stride=2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)).to(device)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 7, stride=2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)).to(
+        device
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def epoch(*, pinned: bool) -> None:

@@ -1,7 +1,7 @@
 """Prefetching: batches that are copied to the GPU, or loaded by a worker, while the step before them computes.
 
-Without a GPU there is nothing to copy. What is measured then is the other half of the same idea: one loader worker that reads
-ahead, with loading that takes a known share of the step.
+Without a GPU there is nothing to copy. What is measured then is the other half of the same idea: one loader worker that
+reads ahead, with loading that takes a known share of the step.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def _on_gpu(device: torch.device, *, quick: bool) -> Report:
     images = torch.randn(batches, 32, 3, 224, 224).unbind()
     loader: DataLoader[Tensor] = DataLoader(images, batch_size=None, pin_memory=True)  # type: ignore[arg-type]
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 64, 7, stride=2), torch.nn.ReLU(), torch.nn.Conv2d(64, 128, 3, stride=2), torch.nn.AdaptiveAvgPool2d(1)
+        torch.nn.Conv2d(3, 64, 7, stride=2),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(64, 128, 3, stride=2),
+        torch.nn.AdaptiveAvgPool2d(1),
     ).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
@@ -102,12 +105,18 @@ def _on_cpu(device: torch.device, *, quick: bool) -> Report:
             "in the step": lambda data=data: epoch(DataLoader(data, batch_size=None)),
             "read ahead": lambda data=data: epoch(DataLoader(data, batch_size=None, num_workers=1)),
         }
-        took = {name: value / batches for name, value in medians(in_turn(ways, device, rounds=1 if quick else 3)).items()}
+        took = {
+            name: value / batches for name, value in medians(in_turn(ways, device, rounds=1 if quick else 3)).items()
+        }
         gain = 100 * (took["in the step"] / took["read ahead"] - 1)
         rows.append([percent(100 * share), *(f"{1000 * took[name]:.1f}" for name in ways), f"{gain:.0f}"])
     ready = [torch.zeros(16)] * 10_000
     bare = medians(
-        in_turn({"bare": lambda: _through(ready), "prefetched": lambda: _through(Prefetcher(ready, device))}, device, rounds=5)
+        in_turn(
+            {"bare": lambda: _through(ready), "prefetched": lambda: _through(Prefetcher(ready, device))},
+            device,
+            rounds=5,
+        )
     )
     cost = 1e6 * (bare["prefetched"] - bare["bare"]) / len(ready)
     return Report(

@@ -1,4 +1,5 @@
-"""What a benchmark found: each claim beside this machine's figure and the condition, then the table the figures come from."""
+"""What a benchmark found: each claim beside this machine's figure and the condition, then the table the figures come
+from."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ WIDTH = 110
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What was measured for one claim. value: in the claim's unit, None where this machine cannot measure it. here: the same in
-    words, with what it was measured on. condition: when the claim holds and when it does not, from what was seen here."""
+    """What was measured for one claim. value: in the claim's unit, None where this machine cannot measure it. here: the
+    same in words, with what it was measured on. condition: when the claim holds and when it does not, from what was
+    seen here."""
 
     value: float | None
     here: str
@@ -27,8 +29,8 @@ class Figure:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """One run of a benchmark. figures: by the claim's id without the benchmark's name. head, rows: what was measured, a table.
-    beside: figures that no claim is about, by a name with its unit."""
+    """One run of a benchmark. figures: by the claim's id without the benchmark's name. head, rows: what was measured, a
+    table. beside: figures that no claim is about, by a name with its unit."""
 
     name: str
     device: str
@@ -78,7 +80,9 @@ class Report:
             lines += [*_paragraph("condition", claim["condition"]), ""]
         cells = [list(self.head), *([*row] for row in self.rows)]
         widths = [max(len(row[column]) for row in cells) for column in range(len(self.head))]
-        lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+        lines += [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+        ]
         return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
 
 
@@ -103,4 +107,6 @@ def percent(share: float) -> str:
 
 
 def _paragraph(label: str, text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=f"  {label:<10} ", subsequent_indent=" " * 13, break_on_hyphens=False)
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=f"  {label:<10} ", subsequent_indent=" " * 13, break_on_hyphens=False
+    )

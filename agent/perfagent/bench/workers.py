@@ -1,12 +1,13 @@
 """Loader workers: batches whose samples wait for storage, loaded by 0 to 8 workers and from a cache.
 
-The storage is a wait of fixed length for each sample, as a disk or a network would make it; the device is a wait as well,
-since the host does nothing while a GPU computes. Both are the guide's own setting and let workers beyond the cores count; what
-workers gain when samples cost processor time is in the last rows.
+The storage is a wait of fixed length for each sample, as a disk or a network would make it; the device is a wait as
+well, since the host does nothing while a GPU computes. Both are the guide's own setting and let workers beyond the
+cores count; what workers gain when samples cost processor time is in the last rows.
 
-What 8 workers gain over 2 is measured over whole epochs of a training that runs already, nothing left out: the plain loader with
-2 workers beside one with 8 and the rest of `loader_defaults`, whose workers stay from epoch to epoch. Between two batches the
-gain cannot be above that in workers, 4; that figure, and that of the first epoch, which starts the workers, are given next to it.
+What 8 workers gain over 2 is measured over whole epochs of a training that runs already, nothing left out: the plain
+loader with 2 workers beside one with 8 and the rest of `loader_defaults`, whose workers stay from epoch to epoch.
+Between two batches the gain cannot be above that in workers, 4; that figure, and that of the first epoch, which starts
+the workers, are given next to it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from perfagent.training.data.loader import loader_defaults
 __all__ = ["Computing", "Epochs", "Waiting", "epochs_of", "measure", "taken"]
 
 SAMPLE_S, BATCH, STEP_S = 0.010, 16, 0.048
-"""A sample's wait; samples a batch; the device's part of a step, with which 2 workers keep it busy for 60 % of the time."""
+"""A sample's wait; samples a batch; the device's part of a step, with which 2 workers keep it busy for 60 % of the
+time."""
 FEW, MANY = 2, 8
 
 
@@ -66,7 +68,8 @@ class Computing(Dataset[Tensor]):
 
 
 def taken(batches: Iterable[object], step_s: float = 0.0) -> tuple[float, float]:
-    """Seconds a batch after the first one, and the share (0..1) of that time in which the device computes for `step_s`."""
+    """Seconds a batch after the first one, and the share (0..1) of that time in which the device computes for
+    `step_s`."""
     iterator: Iterator[object] = iter(batches)
     next(iterator)
     count, began = 0, time.perf_counter()
@@ -82,8 +85,8 @@ def taken(batches: Iterable[object], step_s: float = 0.0) -> tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """Of one loader, by when its batches came: seconds from the beginning of the epoch, one list an epoch. ahead: batches that
-    come together at the beginning, one of each worker."""
+    """Of one loader, by when its batches came: seconds from the beginning of the epoch, one list an epoch. ahead:
+    batches that come together at the beginning, one of each worker."""
 
     came: list[list[float]]
     ahead: int
@@ -201,5 +204,8 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
                 (f"{MANY} workers that stay", many.later_s / batches),
             )
         ]
-        + [[name, f"{1000 * alone:.2f}", "-" if busy is None else f"{100 * busy:.0f}"] for name, (alone, busy) in found.items()],
+        + [
+            [name, f"{1000 * alone:.2f}", "-" if busy is None else f"{100 * busy:.0f}"]
+            for name, (alone, busy) in found.items()
+        ],
     )

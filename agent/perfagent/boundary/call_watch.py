@@ -15,7 +15,9 @@ _over: WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = WeakKeyDictio
 """Our ended patches that a later patch of ours still covers -> the function that each of them replaced."""
 
 
-def replace(owner: Any, name: str, first: Callable[..., Any], last: Callable[[], Any] | None = None) -> Callable[[], None]:
+def replace(
+    owner: Any, name: str, first: Callable[..., Any], last: Callable[[], Any] | None = None
+) -> Callable[[], None]:
     """Patches `owner.name` and returns a function that restores the original, unless somebody else has
     patched it by then.
 

@@ -1,8 +1,8 @@
 """Collects what a run was started with, piece by piece on the sender's thread, and sends it.
 
-At the first ticks, while a script still loads its data: git and environment, then packages and changed files, which take
-longer (20 ms of CPU, which after the first step would fall into the training). After the first step, and again when `run.config`
-has changed: hyperparameters, which are known only then.
+At the first ticks, while a script still loads its data: git and environment, then packages and changed files, which
+take longer (20 ms of CPU, which after the first step would fall into the training). After the first step, and again
+when `run.config` has changed: hyperparameters, which are known only then.
 """
 
 from __future__ import annotations
@@ -26,14 +26,20 @@ __all__ = ["Context"]
 WAIT_S = 10.0
 AGAIN_S = 5.0
 """Between two looks whether anything has changed, once all is told that was there at the start."""
-_IMPORTED_LATER = ["perfagent.context.environment", "perfagent.context.git", "perfagent.context.packages", "perfagent.redaction"]
+_IMPORTED_LATER = [
+    "perfagent.context.environment",
+    "perfagent.context.git",
+    "perfagent.context.packages",
+    "perfagent.redaction",
+]
 PIECE_S, LAST_PIECE_S = 0.02, 0.2
 
 
 class Context:
     """What the process with rank 0 sends about its job; the other ranks were started in the same way.
 
-    config: what the user handed over, a dict that may still change; model, optimizer: of the run, None where they are not known.
+    config: what the user handed over, a dict that may still change; model, optimizer: of the run, None where they are
+    not known.
     """
 
     def __init__(
@@ -58,7 +64,8 @@ class Context:
         self._told_techniques: dict[str, Any] = {}
 
     def install(self) -> None:
-        """On the training thread, when the run starts. Looks for configuration in the functions that are being executed."""
+        """On the training thread, when the run starts. Looks for configuration in the functions that are being
+        executed."""
         if self._sender.identity.rank != 0:
             return
         self._work, self._complete = self._gather(), False
@@ -77,7 +84,8 @@ class Context:
         self.hyperparameters.close()
 
     def poll(self) -> None:
-        """On the sender's thread: works for 20 ms, or until there is nothing to do; at the end of the process for 200 ms."""
+        """On the sender's thread: works for 20 ms, or until there is nothing to do; at the end of the process for 200
+        ms."""
         closing = self._closing()
         until = self._clock() + (LAST_PIECE_S if closing else PIECE_S)
         for resting in self._work:
@@ -153,7 +161,8 @@ class Context:
         return found | self._config
 
     def _techniques(self) -> dict[str, Any]:
-        """Those that the run uses or has used: masks of a pruned model are made permanent in the end, adapters are merged."""
+        """Those that the run uses or has used: masks of a pruned model are made permanent in the end, adapters are
+        merged."""
         techniques = {**self._told_techniques, **of_process(), **self.hyperparameters.techniques}
         model = self._model()
         if model is not None:
@@ -178,7 +187,8 @@ def _look(hyperparameters: Hyperparameters, frame: FrameType) -> None:
 
 def _of_model(model: Any) -> dict[str, Any]:
     inner = model
-    while len(inner._modules) == 1 and (name := next(iter(inner._modules))) in ("module", "_orig_mod"):  # DDP, torch.compile
+    # DDP, torch.compile
+    while len(inner._modules) == 1 and (name := next(iter(inner._modules))) in ("module", "_orig_mod"):
         inner = inner._modules[name]
     told: dict[str, Any] = {"class": type(inner).__name__}
     with contextlib.suppress(ValueError):  # those of a lazy module have no size before its first call

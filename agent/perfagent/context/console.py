@@ -1,7 +1,7 @@
 """Records the tail of what a script prints.
 
-The console is watched through the `write` of the very objects that sys.stdout and sys.stderr are: they stay the same objects,
-with the same type, descriptor and isatty(), and every character still goes where it went.
+The console is watched through the `write` of the very objects that sys.stdout and sys.stderr are: they stay the same
+objects, with the same type, descriptor and isatty(), and every character still goes where it went.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class Console:
     """The tail of what the script prints, as "log" events of at most 200 lines a second; a line of ours stands
     where others are missing.
 
-    `Console(sender).install()`; `close()` takes everything out again. A progress bar that rewrites its line is one line, as on
-    the screen, and every 10 s its state is another (terminal.py). A write by the script costs one append more.
+    `Console(sender).install()`; `close()` takes everything out again. A progress bar that rewrites its line is one
+    line, as on the screen, and every 10 s its state is another (terminal.py). A write by the script costs one append
+    more.
     """
 
     def __init__(self, sender: Sender, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,9 +61,12 @@ class Console:
         self._closed = True
 
     def poll(self) -> None:
-        """On the sender thread, at the tick after something was printed and while a line has no end: lines become events."""
+        """On the sender thread, at the tick after something was printed and while a line has no end: lines become
+        events."""
         closed, now = self._closed, self._clock()
-        if not any(stream.written.pieces or stream.screen.open or (closed and any(stream.left_out)) for stream in self._streams):
+        if not any(
+            stream.written.pieces or stream.screen.open or (closed and any(stream.left_out)) for stream in self._streams
+        ):
             return
         if self._source is not None:  # before the pieces are taken: what is printed after that makes it due at once
             self._source.due = time.monotonic() + STATE_S
@@ -95,10 +99,11 @@ class Console:
 
 
 class _Written:
-    """The newest text that was written to a stream, as it came. The oldest is dropped where there is more than will be read.
+    """The newest text that was written to a stream, as it came. The oldest is dropped where there is more than will be
+    read.
 
-    The limit counts characters: a limit on writes took 1.8 GB and three quarters of a core for a script that prints 100 MB/s.
-    Lines that are lost are not counted on the training thread: that takes 0.3 ms a megabyte.
+    The limit counts characters: a limit on writes took 1.8 GB and three quarters of a core for a script that prints 100
+    MB/s. Lines that are lost are not counted on the training thread: that takes 0.3 ms a megabyte.
     """
 
     def __init__(self) -> None:
@@ -109,7 +114,8 @@ class _Written:
         self._torn = False
 
     def thin(self) -> None:
-        """On the thread that writes. A single piece stays whole: it is the script's own text, and is held, not copied."""
+        """On the thread that writes. A single piece stays whole: it is the script's own text, and is held, not
+        copied."""
         with contextlib.suppress(IndexError):  # the other thread takes them all at this moment
             while self.characters > MOST_CHARACTERS and len(self.pieces) > 1:
                 self._torn = True  # before: the other thread may come in between
@@ -127,7 +133,8 @@ class _Written:
                 self._torn, torn, parts = False, True, []
             parts.append(piece)
         text = "".join(parts)
-        lost = self._lost + (max(0, self.characters - len(text)) if torn else 0)  # the deque itself drops, and says nothing
+        # the deque itself drops, and says nothing
+        lost = self._lost + (max(0, self.characters - len(text)) if torn else 0)
         self.characters = self._lost = 0
         if len(text) > MOST_CHARACTERS:
             torn, lost = True, lost + len(text) - MOST_CHARACTERS
@@ -136,7 +143,8 @@ class _Written:
 
 
 class _Stream:
-    """One of sys.stdout and sys.stderr. What is written is kept in pieces; lines are made of them later, on another thread."""
+    """One of sys.stdout and sys.stderr. What is written is kept in pieces; lines are made of them later, on another
+    thread."""
 
     def __init__(self, name: str, target: Any) -> None:
         self.name, self._target = name, target
@@ -151,8 +159,8 @@ class _Stream:
     def watch(self, sender: Sender, source: Source) -> bool:
         """source: made due by each write. False where the target cannot be watched; then it is as it was.
 
-        Our write goes straight into the target's own dict: an assignment may go to another object (tqdm's DummyTqdmFile hands it
-        on to the stream that it writes to, where it would call itself for ever) and could not be taken back.
+        Our write goes straight into the target's own dict: an assignment may go to another object (tqdm's DummyTqdmFile
+        hands it on to the stream that it writes to, where it would call itself for ever) and could not be taken back.
         """
         with contextlib.suppress(Exception):  # somebody else's stream may raise anything when it is looked at
             if self._target is None or getattr(self._target, _MARKER, None) is not None:

@@ -29,4 +29,6 @@ MAX_CHARACTERS = 1000
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     """name -> value of what is on the list, sorted by name."""
     found = dict(os.environ if variables is None else variables)
-    return {name: found[name][:MAX_CHARACTERS] for name in sorted(found) if name in _NAMES or name.startswith(_PREFIXES)}
+    return {
+        name: found[name][:MAX_CHARACTERS] for name in sorted(found) if name in _NAMES or name.startswith(_PREFIXES)
+    }

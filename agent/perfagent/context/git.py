@@ -1,7 +1,8 @@
 """Reads the state of the script's git repository from its files: no process is started, and git need not be there.
 
-(A `git` of ours would be reaped by a script that waits for its own children, may take locks, and refuses repositories that
-belong to somebody else, as in containers.) Formats: gitformat-index, gitrepository-layout and git-config of git's documentation.
+(A `git` of ours would be reaped by a script that waits for its own children, may take locks, and refuses repositories
+that belong to somebody else, as in containers.) Formats: gitformat-index, gitrepository-layout and git-config of git's
+documentation.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def _at(folder: Path) -> Repository | None:
 
 
 def _folder_of_script() -> Path | None:
-    """For a program that is installed (`accelerate`, `python -m package`) the working folder: what it trains lies there."""
+    """For a program that is installed (`accelerate`, `python -m package`) the working folder: what it trains lies
+    there."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     with contextlib.suppress(OSError):
         folder = Path(script).resolve().parent if script else Path.cwd()
@@ -83,7 +85,8 @@ class Repository(NamedTuple):
         return head.removeprefix("ref: ").removeprefix("refs/heads/")
 
     def _references_elsewhere(self) -> bool:
-        """Whether they are in tables of git's newer format, which we cannot read: HEAD then names a branch that cannot be."""
+        """Whether they are in tables of git's newer format, which we cannot read: HEAD then names a branch that cannot
+        be."""
         return _read(self.git / "HEAD") == "ref: refs/heads/.invalid"
 
     def commit(self) -> str | None:
@@ -133,12 +136,14 @@ class Repository(NamedTuple):
     # ---- the working tree
 
     def changes(self) -> Iterator[bool | None]:
-        """Whether tracked files differ from the commit, staged or not, those of submodules too. Yields None after each piece of
-        work, the answer at last; no answer at all where it cannot be known (an unusual index, more than 32 MB to compare, or
-        content that filters change)."""
+        """Whether tracked files differ from the commit, staged or not, those of submodules too. Yields None after each
+        piece of work, the answer at last; no answer at all where it cannot be known (an unusual index, more than 32 MB
+        to compare, or content that filters change)."""
         path = self.git / "index"
         try:
-            index = _Index(path.read_bytes(), path.stat().st_mtime_ns) if path.stat().st_size <= MAX_INDEX_BYTES else None
+            index = (
+                _Index(path.read_bytes(), path.stat().st_mtime_ns) if path.stat().st_size <= MAX_INDEX_BYTES else None
+            )
         except (OSError, ValueError, struct.error, IndexError):
             return
         if index is None or self._references_elsewhere() or len(self.commit() or "") == 64:  # objects named by SHA-256
@@ -196,7 +201,8 @@ class Repository(NamedTuple):
         if _named(b"blob", content) == entry.oid:
             return False
         if b"\r\n" in content and _named(b"blob", content.replace(b"\r\n", b"\n")) == entry.oid:
-            return None  # whether ends of lines count is said by attributes, and by configurations of the user and the machine
+            # whether ends of lines count is said by attributes, and by configurations of the user and the machine
+            return None
         return None if self._has_filters(index) else True
 
     def _has_filters(self, index: _Index) -> bool:
@@ -204,7 +210,9 @@ class Repository(NamedTuple):
         config = self._config()
         if config.get("core", {}).get("autocrlf", "false") not in ("false", "no", "off", "0"):
             return True
-        places = [self.root / os.fsdecode(entry.path) for entry in index.entries if entry.path.endswith(b".gitattributes")]
+        places = [
+            self.root / os.fsdecode(entry.path) for entry in index.entries if entry.path.endswith(b".gitattributes")
+        ]
         attributes = "".join(map(_read, [self.root / ".gitattributes", self.common / "info" / "attributes", *places]))
         return any(word in attributes for word in ("filter=", "text", "eol=", "ident", "crlf"))
 
@@ -221,7 +229,8 @@ class Repository(NamedTuple):
         return tree != committed
 
     def _tree_of(self, commit: str) -> bytes | None:
-        """The id of the commit's tree, None where the commit is not found or is stored as what differs from another one."""
+        """The id of the commit's tree, None where the commit is not found or is stored as what differs from another
+        one."""
         folders = [self.common / "objects"]
         folders += [folders[0] / other for other in _read(folders[0] / "info" / "alternates").splitlines() if other]
         for folder in folders:
@@ -259,7 +268,8 @@ def _from_packs(folder: Path, oid: bytes) -> bytes | None:
 
 
 def _offset_in_pack(index: Path, oid: bytes) -> int | None:
-    """Version 2 of gitformat-pack: how many names begin with up to each byte, the names, checksums, offsets, long offsets."""
+    """Version 2 of gitformat-pack: how many names begin with up to each byte, the names, checksums, offsets, long
+    offsets."""
     with index.open("rb") as file:
         magic, version, *counts = struct.unpack(">4sI256I", file.read(8 + 4 * 256))
         if magic != b"\xfftOc" or version != 2:
@@ -324,7 +334,8 @@ class _Entry(NamedTuple):
 
 
 class _Index:
-    """What git knows of the working tree, in version 2 to 4 of the format. Raises ValueError for any other kind of index."""
+    """What git knows of the working tree, in version 2 to 4 of the format. Raises ValueError for any other kind of
+    index."""
 
     def __init__(self, data: bytes, written_ns: int) -> None:
         self.written_ns = written_ns
@@ -371,16 +382,16 @@ class _Index:
             raise ValueError("a split index")
 
     def tree(self) -> bytes | None:
-        """The tree that the whole index stands for, None where it remembers none. `git add` marks it as out of date, and what
-        takes the change back leaves it so."""
+        """The tree that the whole index stands for, None where it remembers none. `git add` marks it as out of date,
+        and what takes the change back leaves it so."""
         match = re.match(rb"\0(-?\d+) \d+\n", self._extensions.get(b"TREE", b""))
         if match is None or match[1] == b"-1":
             return None
         return self._extensions[b"TREE"][match.end() : match.end() + 20]
 
     def rebuilt_tree(self) -> Generator[None, None, bytes]:
-        """The tree that the entries make, as `git write-tree` names it; yields after each piece of work. Entries and trees have
-        the same order, so that a folder is complete when the next path lies outside of it."""
+        """The tree that the entries make, as `git write-tree` names it; yields after each piece of work. Entries and
+        trees have the same order, so that a folder is complete when the next path lies outside of it."""
         folders: list[bytes] = []
         contents: list[list[bytes]] = [[]]  # of the root, and of each of the folders
 
@@ -394,7 +405,9 @@ class _Index:
                 yield
             *parents, name = entry.path.rstrip(b"/").split(b"/")  # a folder that is not checked out ends with a slash
             if parents != folders:
-                leave(next((at for at, (a, b) in enumerate(zip(folders, parents, strict=False)) if a != b), len(parents)))
+                leave(
+                    next((at for at, (a, b) in enumerate(zip(folders, parents, strict=False)) if a != b), len(parents))
+                )
                 contents += [[] for _ in parents[len(folders) :]]
                 folders += parents[len(folders) :]
             contents[-1].append(b"%o %s\0%s" % (entry.mode, name, entry.oid))

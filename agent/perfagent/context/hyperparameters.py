@@ -1,11 +1,12 @@
 """Finds hyperparameters that nobody passed to us: what argparse returned, and the configuration objects that a training
 script holds.
 
-Two places are looked at. `argparse` is watched for as long as the run lasts: the last result that the script asked for counts.
-And twice, when a run starts and when its first step is over, the variables of the functions that are being executed are looked
-through for objects that are known to be configuration: Hugging Face's TrainingArguments, hydra's DictConfig, a Lightning
-module's hparams, DeepSpeed's engine, what click and absl parsed; and, in the script's own functions, what is called `config`,
-`args`, `hparams` or the like: a dict, a dataclass, a namespace, a model of pydantic, a class of constants or an object of one.
+Two places are looked at. `argparse` is watched for as long as the run lasts: the last result that the script asked for
+counts. And twice, when a run starts and when its first step is over, the variables of the functions that are being
+executed are looked through for objects that are known to be configuration: Hugging Face's TrainingArguments, hydra's
+DictConfig, a Lightning module's hparams, DeepSpeed's engine, what click and absl parsed; and, in the script's own
+functions, what is called `config`, `args`, `hparams` or the like: a dict, a dataclass, a namespace, a model of
+pydantic, a class of constants or an object of one.
 
 Only references are kept here; they are read on the sender's thread, later (structure.py of redaction says how).
 """
@@ -47,8 +48,8 @@ OF_A_MODEL = ("PretrainedConfig", "PreTrainedConfig")
 
 
 class Hyperparameters:
-    """What was found so far: by source (`argparse`, `click`, `absl`, `huggingface`, `hydra`, `lightning`, `deepspeed`), or by
-    variable."""
+    """What was found so far: by source (`argparse`, `click`, `absl`, `huggingface`, `hydra`, `lightning`, `deepspeed`),
+    or by variable."""
 
     def __init__(self) -> None:
         self._found: dict[str, Any] = {}
@@ -111,12 +112,15 @@ class Hyperparameters:
         self._watched = parse_known_args
 
     def _parsed(self, parser: Any, namespace: Any, caller: FrameType | None) -> None:
-        """Parsers of libraries are none of our business: counted is what the script asked for, or a parser class for scripts."""
+        """Parsers of libraries are none of our business: counted is what the script asked for, or a parser class for
+        scripts."""
         own = (argparse.__file__, getattr(sys.modules.get(type(parser).__module__), "__file__", None))
         while caller is not None and caller.f_code.co_filename in own:
             caller = caller.f_back
         if caller is not None and is_script(caller.f_code.co_filename):
-            self._found["argparse"] = _of_dataclasses(parser, namespace) if hasattr(parser, "dataclass_types") else namespace
+            self._found["argparse"] = (
+                _of_dataclasses(parser, namespace) if hasattr(parser, "dataclass_types") else namespace
+            )
 
     def close(self) -> None:
         if self._original is not None and argparse.ArgumentParser.parse_known_args is self._watched:
@@ -154,7 +158,8 @@ def is_script(file: str) -> bool:
 
 
 def _settings(values: dict[Any, Any]) -> dict[Any, Any] | None:
-    """The dict itself where all of it is settings, most of it where most is; None where it holds something else, as tensors."""
+    """The dict itself where all of it is settings, most of it where most is; None where it holds something else, as
+    tensors."""
     if not 0 < len(values) <= MAX_SETTINGS:
         return None
     told = {key: value for key, value in list(values.items()) if type(key) in (str, int) and _is_setting(value)}
@@ -180,7 +185,8 @@ def _is_record(kind: type) -> bool:
 
 
 def _settings_of(value: Any, kind: type) -> dict[Any, Any] | None:
-    """Of an object that is configuration by its name alone: a dict with attributes, or what the script's own class holds."""
+    """Of an object that is configuration by its name alone: a dict with attributes, or what the script's own class
+    holds."""
     if issubclass(kind, dict):
         return _settings(dict(dict.items(value)))
     if not _is_of_script(kind) or any(base.__module__.partition(".")[0] == "torch" for base in kind.__mro__):
@@ -189,7 +195,9 @@ def _settings_of(value: Any, kind: type) -> dict[Any, Any] | None:
         own = object.__getattribute__(value, "__dict__")
     except AttributeError:  # slots
         own = {}
-    return _settings({**(_constants(kind) or {}), **{name: item for name, item in own.items() if not name.startswith("_")}})
+    return _settings(
+        {**(_constants(kind) or {}), **{name: item for name, item in own.items() if not name.startswith("_")}}
+    )
 
 
 def _is_of_script(kind: type) -> bool:
@@ -204,8 +212,15 @@ def _constants(kind: type) -> dict[Any, Any] | None:
     """What a class is made of that is only there to hold settings, `class CFG: lr = 1e-3`; its methods do not count."""
     if not _is_of_script(kind) or _is_record(kind):
         return None
-    held = {name: item for base in reversed(kind.__mro__[:-1]) for name, item in vars(base).items() if not name.startswith("_")}
-    return _settings({name: item for name, item in held.items() if not callable(item) and not hasattr(type(item), "__get__")})
+    held = {
+        name: item
+        for base in reversed(kind.__mro__[:-1])
+        for name, item in vars(base).items()
+        if not name.startswith("_")
+    }
+    return _settings(
+        {name: item for name, item in held.items() if not callable(item) and not hasattr(type(item), "__get__")}
+    )
 
 
 def _flags(values: Any) -> dict[str, Any] | None:
@@ -223,9 +238,11 @@ def _attributes(value: Any) -> Mapping[str, Any]:
 
 
 def _of_dataclasses(parser: Any, namespace: Any) -> dict[str, Any]:
-    """What a parser of Transformers has for the script's dataclasses. Now: it takes out of the namespace what it makes them of.
-    The trainer's own, a hundred and more, are told as its."""
-    trainers = [kind for kind in parser.dataclass_types if any(base.__name__ == "TrainingArguments" for base in kind.__mro__)]
+    """What a parser of Transformers has for the script's dataclasses. Now: it takes out of the namespace what it makes
+    them of. The trainer's own, a hundred and more, are told as its."""
+    trainers = [
+        kind for kind in parser.dataclass_types if any(base.__name__ == "TrainingArguments" for base in kind.__mro__)
+    ]
     theirs = {field.name for kind in trainers for field in dataclasses.fields(kind)}
     return {name: value for name, value in vars(namespace).items() if name not in theirs}
 
@@ -252,7 +269,11 @@ _KNOWN: dict[str, tuple[tuple[str, ...], str, Callable[[Any], Any]]] = {
     "Context": (("click", "typer"), "click", lambda context: _settings(_attributes(context).get("params") or {})),
     "FlagValues": (("absl",), "absl", _flags),
     "DictConfig": (("omegaconf",), "hydra", _itself),
-    "LightningModule": (("lightning", "pytorch_lightning"), "lightning", lambda module: _attributes(module).get("_hparams")),
+    "LightningModule": (
+        ("lightning", "pytorch_lightning"),
+        "lightning",
+        lambda module: _attributes(module).get("_hparams"),
+    ),
     "DeepSpeedEngine": (
         ("deepspeed",),
         "deepspeed",

@@ -1,7 +1,7 @@
 """Lists the installed packages: names and versions, from the names of the metadata folders alone.
 
-`importlib.metadata` reads the same folders but opens a file for each package, which takes a thousand times as long; only where
-the name of the folder does not hold the version (an editable install of old) is a file opened.
+`importlib.metadata` reads the same folders but opens a file for each package, which takes a thousand times as long;
+only where the name of the folder does not hold the version (an editable install of old) is a file opened.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _FOLDER = r"(?P<name>[A-Za-z0-9._-]+?)(?:-(?P<version>[0-9][^-]*))?(?:-py[0-9.]+
 
 
 def installed(path: Sequence[str] | None = None) -> Iterator[dict[str, str]]:
-    """name -> version of the packages on the import path, as one more folder of it has been read. Names as on PyPI, in lower
-    case with hyphens; the first of a name is the one that is imported."""
+    """name -> version of the packages on the import path, as one more folder of it has been read. Names as on PyPI, in
+    lower case with hyphens; the first of a name is the one that is imported."""
     found: dict[str, str] = {}
     for folder in dict.fromkeys(sys.path if path is None else path):
         for name, version in sorted(_in(folder or ".")):
@@ -34,7 +34,13 @@ def _in(folder: str) -> Iterator[tuple[str, str]]:
         return
     for name, path in names:
         package, _, version = name.removesuffix(".dist-info").partition("-")
-        if package.isidentifier() and package.isascii() and version[:1].isdecimal() and version.isascii() and "-" not in version:
+        if (
+            package.isidentifier()
+            and package.isascii()
+            and version[:1].isdecimal()
+            and version.isascii()
+            and "-" not in version
+        ):
             found = package, version  # as nearly all are, and no pattern is needed
         else:
             match = re.fullmatch(_FOLDER, name)

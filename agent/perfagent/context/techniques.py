@@ -1,10 +1,10 @@
 """Recognizes techniques of other libraries from the model: adapters (peft), quantized weights (bitsandbytes, torchao),
 pruning (torch.nn.utils.prune), a distillation's teacher, loaders (WebDataset, DALI), a profiler (Nsight).
 
-Each is recorded in the run's configuration as `techniques`, with what it saves: the trainable share, bytes of weights, bytes
-of gradients and moments that frozen weights do not need. Read on the sender's thread: sizes and types only, no value of a
-tensor on a device, no gradient. A library that the script has not imported is not imported for it: classes are known by their
-names.
+Each is recorded in the run's configuration as `techniques`, with what it saves: the trainable share, bytes of weights,
+bytes of gradients and moments that frozen weights do not need. Read on the sender's thread: sizes and types only, no
+value of a tensor on a device, no gradient. A library that the script has not imported is not imported for it: classes
+are known by their names.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def of_variable(name: str, value: Any) -> dict[str, Any]:
 
 def _adapters(model: Any) -> dict[str, Any]:
     configurations: Any = next(
-        (found for module in _around(model) if isinstance(found := module.__dict__.get("peft_config"), dict) and found), None
+        (found for module in _around(model) if isinstance(found := module.__dict__.get("peft_config"), dict) and found),
+        None,
     )
     if configurations is None:
         return {}
@@ -102,7 +103,8 @@ def _around(model: Any) -> Iterator[Any]:
     for _ in range(8):
         yield model
         inner = next(
-            (model._modules[name] for name in ("module", "_orig_mod", "base_model", "model") if name in model._modules), None
+            (model._modules[name] for name in ("module", "_orig_mod", "base_model", "model") if name in model._modules),
+            None,
         )
         if inner is None:
             return
@@ -116,7 +118,9 @@ def _frozen(parameters: list[Any]) -> dict[str, Any]:
     total = sum(map(elements, parameters))
     kept = sum(map(elements, frozen))
     # What training them would take: in the precision they would be trained in, which is not that of packed integers.
-    saved = sum(STATE_OF_ADAM * elements(one) * (one.element_size() if one.is_floating_point() else 2) for one in frozen)
+    saved = sum(
+        STATE_OF_ADAM * elements(one) * (one.element_size() if one.is_floating_point() else 2) for one in frozen
+    )
     return {
         "trainable_pct": round(100 * (total - kept) / max(total, 1), 4),
         "saved_bytes": saved,
@@ -148,7 +152,8 @@ def _bits(parameter: Any) -> int | None:
 
 
 def _pruning(model: Any) -> dict[str, Any]:
-    """Tensors with a mask of torch.nn.utils.prune; the share of zeros of those on the CPU, where counting waits for nobody."""
+    """Tensors with a mask of torch.nn.utils.prune; the share of zeros of those on the CPU, where counting waits for
+    nobody."""
     methods, masks = set(), []
     for module in model.modules():
         for hook in list(module._forward_pre_hooks.values()):

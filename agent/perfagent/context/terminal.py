@@ -19,10 +19,10 @@ _UP = re.compile(r"\x1b\[(\d{0,3})[AF]")
 class Screen:
     """`lines(text, now)` gives the lines that are complete with this text; now: monotonic seconds.
 
-    A line that is rewritten with carriage returns is one line. So is each of several bars that are drawn below each other and
-    for which the cursor goes up again (one for epochs and one for batches; rich): a line is complete when the cursor did not
-    come back to it. Every 10 s the state of such lines counts as a line. Of the lines that are complete at once only the last
-    most_lines are given; `left_out` counts the others.
+    A line that is rewritten with carriage returns is one line. So is each of several bars that are drawn below each
+    other and for which the cursor goes up again (one for epochs and one for batches; rich): a line is complete when the
+    cursor did not come back to it. Every 10 s the state of such lines counts as a line. Of the lines that are complete
+    at once only the last most_lines are given; `left_out` counts the others.
     """
 
     def __init__(self, *, most_lines: int = 1000) -> None:
@@ -134,8 +134,8 @@ class Screen:
 
 
 def _over(old: str, new: str) -> str:
-    """What is written into a line that stands there already, from its beginning on, also where that is yet to come. Shortened at
-    once: a bar that is drawn as fast as it can be would take quadratic time."""
+    """What is written into a line that stands there already, from its beginning on, also where that is yet to come.
+    Shortened at once: a bar that is drawn as fast as it can be would take quadratic time."""
     old = _kept(old)
     return f"{old}\r{new}" if old and not new.startswith("\n") else old + new
 

@@ -173,7 +173,9 @@ class Batches:
         loader, waiting = self._loader, self._waiting.get(self._loader)
         if waiting is None:
             return
-        fetched = [entry is not first and entry[0] == DATA and entry[3] == loader and entry[4] is not None for entry in entries]
+        fetched = [
+            entry is not first and entry[0] == DATA and entry[3] == loader and entry[4] is not None for entry in entries
+        ]
         later = sum(fetched[entries.index(first) :])
         left = max(0, len(waiting) + later + repeated - sum(entry[0] == BACKWARD for entry in entries))
         if self._ahead is not None:

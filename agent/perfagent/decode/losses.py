@@ -6,9 +6,21 @@ import math
 from collections.abc import Sequence
 
 from perfagent.device import Reading, value_of
-from perfagent.step.trace import BACKWARD, BESIDE, CLEARED, DATA, EVALUATED, FORWARD, OPTIMIZER_END, RETURNED, Entry, Root
+from perfagent.step.trace import (
+    BACKWARD,
+    BESIDE,
+    CLEARED,
+    DATA,
+    EVALUATED,
+    FORWARD,
+    OPTIMIZER_END,
+    RETURNED,
+    Entry,
+    Root,
+)
 
 __all__ = ["roots_of", "with_divisors"]
+
 
 def roots_of(entries: Sequence[Entry]) -> list[Root]:
     """Returns the roots of the loss that the step minimized: those since another optimizer stepped, else those before.

@@ -246,7 +246,15 @@ class _Reading:
             self._inside_ns += spent
 
     def _running(self) -> str:
-        return "backward" if self._backward_at else "forward" if self._forward.runs else "optimizer" if self._in_optimizer else ""
+        return (
+            "backward"
+            if self._backward_at
+            else "forward"
+            if self._forward.runs
+            else "optimizer"
+            if self._in_optimizer
+            else ""
+        )
 
 
 _READERS = {

@@ -188,7 +188,12 @@ class StepPacker:
         """True if a step shares what the steps of this block share. Two consecutive other steps that agree
         begin a new block."""
         layout = self._layout
-        if layout is not None and len(trace) == layout.length and logged == self._logged and layout.shared(trace) == self.shared:
+        if (
+            layout is not None
+            and len(trace) == layout.length
+            and logged == self._logged
+            and layout.shared(trace) == self.shared
+        ):
             return True
         if self._rest:  # a loop with hardly any two steps alike
             self._rest -= 1

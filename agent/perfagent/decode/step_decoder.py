@@ -166,7 +166,12 @@ class StepReader:
         window is the same for all its losses, also in the last and perhaps short window of an epoch; or the shares of
         the window add up to one."""
         known = [divisor for divisor in divisors if isinstance(divisor, float)]
-        if len(known) < 2 or len(known) < len(divisors) - 1 or not all(map(math.isfinite, known)) or min(map(abs, known)) == 0.0:
+        if (
+            len(known) < 2
+            or len(known) < len(divisors) - 1
+            or not all(map(math.isfinite, known))
+            or min(map(abs, known)) == 0.0
+        ):
             return False  # the divisor of the first is not always read
         if min(known) != max(known):
             return abs(sum(1 / divisor for divisor in known) - 1) > _SAME

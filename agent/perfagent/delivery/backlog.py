@@ -1,8 +1,8 @@
 """Keeps whole frames while the server is away: compressed, on disk, or in memory while the disk is full, within their
 caps.
 
-On disk: above 80 % of the cap the oldest samples are thinned, then they go, and events go last. In memory: the oldest samples go
-first, events last. A frame that was sent before keeps its content, since the server may have it already.
+On disk: above 80 % of the cap the oldest samples are thinned, then they go, and events go last. In memory: the oldest
+samples go first, events last. A frame that was sent before keeps its content, since the server may have it already.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Part = tuple[int, int, bool, list[Group], list[Event]]
 """seq, last tick in it, thinned, groups, events."""
 
 _encoder = msgspec.msgpack.Encoder()
-# (number of the frame that these replace or 0, parts): a frame is one of one, the halves of one that was too large stand in one
-# record, so that either both of them or the whole one is read back; events are compressed
+# (number of the frame that these replace or 0, parts): a frame is one of one, the halves of one that was too large
+# stand in one record, so that either both of them or the whole one is read back; events are compressed
 _decoder = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, bool, Planes, bytes]]])
 _events_decoder = msgspec.msgpack.Decoder(list[Event])
 _plain_decoder = msgspec.msgpack.Decoder(tuple[int, list[Part]])
@@ -47,7 +47,8 @@ _DEFLATED = 0x78
 
 
 class Kept(msgspec.Struct):
-    """A whole frame that waits. blob: its bytes while it is in memory; else it is part `part` of the record at `offset`."""
+    """A whole frame that waits. blob: its bytes while it is in memory; else it is part `part` of the record at
+    `offset`."""
 
     seq: int
     upto: int
@@ -80,7 +81,9 @@ class Backlog:
 
     def hold(self, parts: list[Part], *, replaces: int = 0) -> list[Kept]:
         """Keeps whole frames, in one record if the disk takes it, else in memory."""
-        kept = [Kept(seq, upto, sum(g.samples for g in groups), len(events), 0) for seq, upto, _, groups, events in parts]
+        kept = [
+            Kept(seq, upto, sum(g.samples for g in groups), len(events), 0) for seq, upto, _, groups, events in parts
+        ]
         record = squeezed((replaces, parts))
         place = self.files.append("frames", framed(FRAME, record))
         for index, one in enumerate(kept):
@@ -96,15 +99,26 @@ class Backlog:
         return kept
 
     def put_down(self, part: Part) -> None:
-        """Writes down a frame of a recording that was made of ticks and sent: which of them it held is known of the last one
-        only, and the next server gets it, too."""
+        """Writes down a frame of a recording that was made of ticks and sent: which of them it held is known of the
+        last one only, and the next server gets it, too."""
         self.files.append("frames", framed(FRAME, squeezed((0, [part]))))
 
     def read(self, payload: bytes, path: Path, offset: int) -> tuple[int, list[Kept]]:
-        """The frames in a record that a dead process left, and the number that they replace. Raises one of BAD_RECORD."""
+        """The frames in a record that a dead process left, and the number that they replace. Raises one of
+        BAD_RECORD."""
         replaced, parts = _read(payload)
         return replaced, [
-            Kept(seq, upto, sum(g.samples for g in groups), len(events), len(payload), path, offset, part=part, thinned=thinned)
+            Kept(
+                seq,
+                upto,
+                sum(g.samples for g in groups),
+                len(events),
+                len(payload),
+                path,
+                offset,
+                part=part,
+                thinned=thinned,
+            )
             for part, (seq, upto, thinned, groups, events) in enumerate(parts)
         ]
 
@@ -145,8 +159,9 @@ class Backlog:
             self.files.delete(path)
 
     def notice_deleted(self, carried: Content | None) -> None:
-        """Somebody has deleted files. What is on its way is in memory still, and goes to the disk again; what was in the others
-        is counted now, for nobody may ask for it before the end. carried: what is in the frame that is on its way."""
+        """Somebody has deleted files. What is on its way is in memory still, and goes to the disk again; what was in
+        the others is counted now, for nobody may ask for it before the end. carried: what is in the frame that is on
+        its way."""
         for kept in [*self.kept]:
             if kept.path is None or not _is_gone(kept.path):
                 continue
@@ -195,7 +210,9 @@ class Backlog:
         """Above 80 % of the cap: thins the oldest files, then takes their samples, then their events."""
         for rewrite in (thin, events_only, nothing):
             growing = self.files.growing("frames")
-            for path in dict.fromkeys(kept.path for kept in self.kept if kept.path is not None and kept.path != growing):
+            for path in dict.fromkeys(
+                kept.path for kept in self.kept if kept.path is not None and kept.path != growing
+            ):
                 if self.files.on_disk <= 0.8 * self.max_bytes:
                     return
                 self._rewrite(path, rewrite)
@@ -275,7 +292,8 @@ def squeezed(frame: tuple[int, list[Part]]) -> bytes:
     """A record's payload."""
     replaces, parts = frame
     written = [
-        (seq, upto, thinned, planes(groups), deflated(_encoder.encode(events))) for seq, upto, thinned, groups, events in parts
+        (seq, upto, thinned, planes(groups), deflated(_encoder.encode(events)))
+        for seq, upto, thinned, groups, events in parts
     ]
     return _encoder.encode((replaces, written))
 

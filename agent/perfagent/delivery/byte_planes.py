@@ -1,14 +1,14 @@
 """Compresses the columns of a frame that waits on the disk: steps and values bit for bit the same, clocks to 0.5 ms
 (Unix times to 1 ms, where that clock drifts against the other).
 
-The bytes of a number do not compress side by side: the head of each is nearly that of the one before it, and its tail is
-noise. So the first bytes of all numbers are put together, then the second ones, and so on, the sign behind the rest, where it
-does not part the exponent from its number.
+The bytes of a number do not compress side by side: the head of each is nearly that of the one before it, and its tail
+is noise. So the first bytes of all numbers are put together, then the second ones, and so on, the sign behind the rest,
+where it does not part the exponent from its number.
 
-The monotonic time of a row is kept in ticks of 1/1024 s since the row before it, its Unix time by the ticks that it differs from
-that clock. To the nanosecond, a day of a single series at 100 points a second takes 106 MB, of which 57 are the values; to 0.1 ms
-it takes 61, or 64 with uneven steps; now it takes 60. Plain zlib took 107 MB for that day, 77 instead of 57 for noise in float64,
-and 39 instead of 26 in float32.
+The monotonic time of a row is kept in ticks of 1/1024 s since the row before it, its Unix time by the ticks that it
+differs from that clock. To the nanosecond, a day of a single series at 100 points a second takes 106 MB, of which 57
+are the values; to 0.1 ms it takes 61, or 64 with uneven steps; now it takes 60. Plain zlib took 107 MB for that day, 77
+instead of 57 for noise in float64, and 39 instead of 26 in float32.
 
 Columns with few different values (an accuracy of three digits) compress better as they are, and stay so.
 """
@@ -40,8 +40,9 @@ _MOST_S = 2.0**38
 
 
 class Shape(msgspec.Struct, array_like=True):
-    """One group. kept: a letter a name. ticks_per_s: of its clocks; 0 where those are kept as they are; True or False by earlier
-    agents: whether the clock is kept in nanoseconds. offset: of its first Unix time to its clock, seconds."""
+    """One group. kept: a letter a name. ticks_per_s: of its clocks; 0 where those are kept as they are; True or False
+    by earlier agents: whether the clock is kept in nanoseconds. offset: of its first Unix time to its clock,
+    seconds."""
 
     rows: int
     ticks_per_s: int | bool
@@ -51,8 +52,8 @@ class Shape(msgspec.Struct, array_like=True):
 
 
 class Planes(msgspec.Struct, array_like=True):
-    """Groups, each piece compressed by itself, since each needs a code of its own. clocks, wide, narrow: the bytes of all numbers
-    by their place, the lowest first; plain: columns as they are."""
+    """Groups, each piece compressed by itself, since each needs a code of its own. clocks, wide, narrow: the bytes of
+    all numbers by their place, the lowest first; plain: columns as they are."""
 
     shapes: bytes
     clocks: list[bytes]
@@ -93,7 +94,12 @@ def columns(found: Planes) -> list[Group]:
     clocks = _Bytes(_by_number(found.clocks, 8))
     wide, narrow = _turned(_by_number(found.wide, 8), 8, 63), _turned(_by_number(found.narrow, 4), 4, 31)
     plain = _Bytes(inflated(found.plain))
-    sources = {_WIDE: (_Bytes(wide), 8), _NARROW: (_Bytes(narrow), 4), _WIDE_AS_IS: (plain, 8), _NARROW_AS_IS: (plain, 4)}
+    sources = {
+        _WIDE: (_Bytes(wide), 8),
+        _NARROW: (_Bytes(narrow), 4),
+        _WIDE_AS_IS: (plain, 8),
+        _NARROW_AS_IS: (plain, 4),
+    }
     groups: list[Group] = []
     for shape in _shapes_decoder.decode(inflated(found.shapes)):
         step, monotonic, time = (clocks.take(8 * shape.rows) for _ in range(3))
@@ -179,8 +185,8 @@ def _turned(data: bytes, width: int, places: int) -> bytes:
 
 
 def _in_ticks(clock: Sequence[float], times: Sequence[float]) -> tuple[float, tuple[bytes, bytes] | None]:
-    """Offset of the first time to the clock; ticks from row to row, and those by which each time differs from clock and offset.
-    None for what is no clock."""
+    """Offset of the first time to the clock; ticks from row to row, and those by which each time differs from clock and
+    offset. None for what is no clock."""
     if not clock:
         return 0.0, None
     offset, last = times[0] - clock[0], 0
@@ -204,15 +210,18 @@ def _in_seconds(steps: bytes, aside: bytes, ticks_per_s: int, offset: float) -> 
     rows = len(steps) // 8
     try:
         clock = [ticks / ticks_per_s for ticks in accumulate(struct.unpack(f"<{rows}q", steps))]
-        times = [own + offset + ticks / ticks_per_s for own, ticks in zip(clock, struct.unpack(f"<{rows}q", aside), strict=True)]
+        times = [
+            own + offset + ticks / ticks_per_s
+            for own, ticks in zip(clock, struct.unpack(f"<{rows}q", aside), strict=True)
+        ]
     except (OverflowError, struct.error) as error:
         raise ValueError(f"no clock: {error}") from error
     return struct.pack(f"<{rows}d", *clock), struct.pack(f"<{rows}d", *times)
 
 
 def _to_the_bit(clock: bytes, aside: bytes, offset: float, *, in_ns: bool) -> tuple[bytes, bytes]:
-    """The same of a frame that an earlier agent left: nanoseconds from row to row, or the clock as it was, and the bits in
-    which each time differs from clock and offset."""
+    """The same of a frame that an earlier agent left: nanoseconds from row to row, or the clock as it was, and the bits
+    in which each time differs from clock and offset."""
     rows = len(clock) // 8
     if in_ns:
         clock = struct.pack(f"<{rows}d", *(count / 1e9 for count in accumulate(struct.unpack(f"<{rows}q", clock))))

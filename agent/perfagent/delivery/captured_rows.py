@@ -1,10 +1,12 @@
-"""Rows of the script's other loggers get their names: each keeps its own unless the agent delivers that series in this run.
+"""Rows of the script's other loggers get their names: each keeps its own unless the agent delivers that series in this
+run.
 
-Then it becomes `logged/NAME`, which no rule reads. What the agent delivers is known here: from the rows of `perfagent.log` and of
-the samplers, and from the steps that were read. Under a name of the catalogue the agent may be about to deliver, so such a value
-waits until the first steps have said whether it does. So does a row whose step lies ahead of the run's, until the server has seen
-that this process counts steps of its own: it would take the logger's step for the run's. All others are written at once. A value
-that two loggers were given under one name for one step counts once.
+Then it becomes `logged/NAME`, which no rule reads. What the agent delivers is known here: from the rows of
+`perfagent.log` and of the samplers, and from the steps that were read. Under a name of the catalogue the agent may be
+about to deliver, so such a value waits until the first steps have said whether it does. So does a row whose step lies
+ahead of the run's, until the server has seen that this process counts steps of its own: it would take the logger's step
+for the run's. All others are written at once. A value that two loggers were given under one name for one step counts
+once.
 """
 
 from __future__ import annotations
@@ -70,8 +72,8 @@ class CapturedRows:
         self._on_device.append(log)
 
     def take(self, rows: list[Any], read_steps: Callable[[], None], *, last: bool) -> tuple[list[Packed], int]:
-        """What can be written down, packed or among the rows, and how many rows that are. read_steps: has all steps read that
-        were taken so far, so that their names are known. last: nothing is waited for."""
+        """What can be written down, packed or among the rows, and how many rows that are. read_steps: has all steps
+        read that were taken so far, so that their names are known. last: nothing is waited for."""
         now = time.monotonic()
         waiting, self._undecided = [*self._undecided, *self._arrived(now, last=last)], []
         if not waiting:
@@ -149,7 +151,12 @@ class CapturedRows:
     def _runs_ahead(self, step: int, age_s: float, *, last: bool) -> bool:
         """Whether the server would take this step for the run's, which it may not be."""
         p = self._sender.progress
-        if p is None or last or step <= p.in_progress() + 1 or not _STEP_MARKS.isdisjoint(self._sender.reader.delivered):
+        if (
+            p is None
+            or last
+            or step <= p.in_progress() + 1
+            or not _STEP_MARKS.isdisjoint(self._sender.reader.delivered)
+        ):
             return False
         return age_s < DEFERRED_S if p.last is not None else self._may_step(age_s)
 
@@ -162,7 +169,11 @@ class CapturedRows:
 
     def _is_new(self, name: str, step: int, value: float) -> bool:
         before = self._written.get(name)
-        if before is not None and before[0] == step and (before[1] == value or (math.isnan(before[1]) and math.isnan(value))):
+        if (
+            before is not None
+            and before[0] == step
+            and (before[1] == value or (math.isnan(before[1]) and math.isnan(value)))
+        ):
             return False
         if before is not None or len(self._written) < self._columns.max_series:
             self._written[name] = step, value

@@ -1,8 +1,8 @@
 """Turns the rows of a tick into columns: the one place where values from outside are checked before they are stored or
 sent.
 
-Runs on the sender thread only. The training thread appends rows as they are; here they are grouped by the names they hold,
-converted to numbers or refused (and counted), and packed as float32 where that loses nothing, float64 otherwise.
+Runs on the sender thread only. The training thread appends rows as they are; here they are grouped by the names they
+hold, converted to numbers or refused (and counted), and packed as float32 where that loses nothing, float64 otherwise.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ _BIG_ENDIAN = sys.byteorder == "big"
 class Columns:
     """Turns rows into groups and remembers which series the run has.
 
-    max_series: how many names one run may have; samples of further names are counted in `refused["series"]` and left out.
-    refused: samples that could not be stored, by reason: "kind" (no number), "name" (empty), "series" (too many), "step".
-    no_number: name and type of the first one of "kind". renamed: a sentence of each kind of name that is stored under another.
+    max_series: how many names one run may have; samples of further names are counted in `refused["series"]` and left
+    out. refused: samples that could not be stored, by reason: "kind" (no number), "name" (empty), "series" (too many),
+    "step". no_number: name and type of the first one of "kind". renamed: a sentence of each kind of name that is stored
+    under another.
     """
 
     def __init__(self, max_series: int = 2000) -> None:
@@ -113,7 +114,8 @@ class Columns:
         return step, time, monotonic, names, values
 
     def _plain(self, names: tuple[Any, ...], metrics: Mapping[Any, Any]) -> bool:
-        """Whether a user's row holds what most do, names seen before and Python's own numbers: a quarter of the time."""
+        """Whether a user's row holds what most do, names seen before and Python's own numbers: a quarter of the
+        time."""
         return self._shapes.get(names, False) and NUMBERS.issuperset(map(type, metrics.values()))
 
     def knows(self, names: tuple[str, ...]) -> bool:
@@ -181,12 +183,18 @@ def _change_of(key: Any, name: str) -> tuple[str, str]:
     """The kind of a name that is stored under another, and what to say of it."""
     if not isinstance(key, str):
         kind = type(key).__name__
-        return f"name of type {kind}", f"log({{{key!r:.40}: value}}): names are text, not {kind}; it is stored as {name!r:.40}"
+        return (
+            f"name of type {kind}",
+            f"log({{{key!r:.40}: value}}): names are text, not {kind}; it is stored as {name!r:.40}",
+        )
     size = len(key.encode("utf-8", "replace"))
     if size > MAX_NAME_BYTES:
         said = f"the name {key[:40]!r}... of log() has {size} bytes, and {MAX_NAME_BYTES} are allowed; it is cut there"
         return "long name", f"{said}: names that differ only behind are one series; shorten it"
-    return "characters of a name", f"the name {key[:80]!r} of log() has control characters; it is stored as {name[:80]!r}"
+    return (
+        "characters of a name",
+        f"the name {key[:80]!r} of log() has control characters; it is stored as {name[:80]!r}",
+    )
 
 
 def _described(key: Any, value: Any) -> str:
@@ -197,7 +205,8 @@ def _described(key: Any, value: Any) -> str:
 
 
 def clean_name(key: Any) -> str | None:
-    """A metric name as it may travel: text without control characters or lone surrogates, at most 256 bytes of UTF-8."""
+    """A metric name as it may travel: text without control characters or lone surrogates, at most 256 bytes of
+    UTF-8."""
     raw = key if isinstance(key, str) else str(key) if isinstance(key, (int, float)) else ""
     if raw.isascii() and raw.isprintable() and 0 < len(raw) <= MAX_NAME_BYTES:
         return raw
@@ -210,7 +219,8 @@ def number(value: Any) -> float | None:
     """A Python float for what counts as one number, None for everything else.
 
     bool, int, float, numpy scalars and 0-d arrays, 0-d torch tensors in host memory. An int beyond float's range is an
-    infinity of its sign. A tensor on a device is refused: reading it would wait for the device (the session reads those).
+    infinity of its sign. A tensor on a device is refused: reading it would wait for the device (the session reads
+    those).
     """
     kind = type(value)
     if kind is float:
@@ -272,7 +282,8 @@ def pack(values: Sequence[float]) -> bytes:
 
 def narrowed(wide: bytes) -> bytes:
     """Little-endian float64 as float32 where every value is exactly one."""
-    if wide and not _fits(_DOUBLE.unpack_from(wide)[0]):  # a column of durations shows it at once, and is spared conversions
+    # a column of durations shows it at once, and is spared conversions
+    if wide and not _fits(_DOUBLE.unpack_from(wide)[0]):
         return wide
     values = array("d", wide)
     if _BIG_ENDIAN:
@@ -295,7 +306,8 @@ def _little(values: array[Any]) -> bytes:
 
 
 def must_be_finite(name: Any) -> bool:
-    """Whether a value that is not finite means harm under this name: what is trained on, by whatever name, or its gradients."""
+    """Whether a value that is not finite means harm under this name: what is trained on, by whatever name, or its
+    gradients."""
     return isinstance(name, str) and (name.startswith("grad/") or loss_kind(name) == "whole")
 
 

@@ -1,6 +1,7 @@
 """What a job's own console says of a NaN, of memory that ran out and of a crash: one line with the cause.
 
-Pure: an event that is about to be delivered goes in, a sentence comes out. The sender's thread prints it, once a kind and run.
+Pure: an event that is about to be delivered goes in, a sentence comes out. The sender's thread prints it, once a kind
+and run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ def alarm(kind: str, data: Mapping[str, Any], step: int) -> tuple[str, str] | No
         return _nonfinite(data)
     if kind == "finding" and data.get("rule") == "oom_observed":
         return "oom", f"out of memory. {data.get('message', '')}"
-    if kind == "state" and data.get("state") in ("failed", "oom") and data.get("exception") not in (None, "KeyboardInterrupt"):
+    if (
+        kind == "state"
+        and data.get("state") in ("failed", "oom")
+        and data.get("exception") not in (None, "KeyboardInterrupt")
+    ):
         reason, after = str(data.get("reason") or data["exception"]), f" after step {step}" if step else ""
         if data["state"] == "oom":
             return "oom", f"out of memory{after}. {_ended(reason)}"

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Courier", "Job"]
 
 STUCK_S = 60.0
-"""A request ends by itself ten seconds after its server's name was looked up. The look-up takes 30 s where three nameservers are
-away, and never ends where a socket hangs for good: with a limit of 25 s, each try left a thread behind and no message."""
+"""A request ends by itself ten seconds after its server's name was looked up. The look-up takes 30 s where three
+nameservers are away, and never ends where a socket hangs for good: with a limit of 25 s, each try left a thread behind
+and no message."""
 SOURCE_STUCK_S = 2.0
 """What a sampler may take: NVML answers in microseconds or, when a GPU fell off the bus, never."""
 
@@ -88,7 +89,9 @@ class Courier:
         """What stands for the answer to a request that does not come back, where it is the request that hangs."""
         if self.source is not None or self._errand_since or not 0.0 < self._since < now - STUCK_S:
             return None
-        return Answer(kind="retry", reason=f"no end of the request after {STUCK_S:.0f} s, as if its name were looked up in vain")
+        return Answer(
+            kind="retry", reason=f"no end of the request after {STUCK_S:.0f} s, as if its name were looked up in vain"
+        )
 
     @property
     def runs(self) -> bool:
@@ -143,7 +146,8 @@ class Courier:
                 continue
             self._source_since, self.source = now, source
             works = source.poll_if_due(now)
-            if works and self._replaced():  # it took too long and we were replaced meanwhile: from now on it is our successor's
+            # it took too long and we were replaced meanwhile: from now on it is our successor's
+            if works and self._replaced():
                 self._slow_sources.append(source)
                 return
             if not works and source in self._slow_sources:

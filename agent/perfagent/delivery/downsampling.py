@@ -22,9 +22,9 @@ def raw_size(group: Group) -> int:
 def halves(groups: Sequence[Group], events: Sequence[Event]) -> tuple[Content, Content] | None:
     """Splits the content of a frame into two parts.
 
-    Several rows: half of the rows with all events, and the other half. A single row with events: the row, and the events. A
-    single row alone: half of its columns, and the other half. Events alone: half of them, and the other half. None for a single
-    value or event, which cannot be split.
+    Several rows: half of the rows with all events, and the other half. A single row with events: the row, and the
+    events. A single row alone: half of its columns, and the other half. Events alone: half of them, and the other half.
+    None for a single value or event, which cannot be split.
     """
     rows = sum(group.rows for group in groups)
     if rows + len(events) <= 1:
@@ -59,8 +59,8 @@ def _halves_of_row(groups: Sequence[Group]) -> tuple[Content, Content] | None:
 
 
 def thin(groups: list[Group], events: list[Event]) -> Content:
-    """Keeps a few of every 16 rows: the first, the two with the lowest and the highest finite loss (or first column, in a group
-    without a loss), and every row that holds a NaN or an infinity."""
+    """Keeps a few of every 16 rows: the first, the two with the lowest and the highest finite loss (or first column, in
+    a group without a loss), and every row that holds a NaN or an infinity."""
     thinned = []
     for group in groups:
         lead = group.column("loss" if "loss" in group.values else next(iter(group.values)))
@@ -68,7 +68,8 @@ def thin(groups: list[Group], events: list[Event]) -> Content:
         for start in range(0, group.rows, THIN_ROWS):
             rows = range(start, min(start + THIN_ROWS, group.rows))
             keep.add(rows[0])
-            finite = [row for row in rows if math.isfinite(lead[row])]  # a NaN would be both extremes: nothing is less than it
+            # a NaN would be both extremes: nothing is less than it
+            finite = [row for row in rows if math.isfinite(lead[row])]
             if finite:
                 keep |= {min(finite, key=lead.__getitem__), max(finite, key=lead.__getitem__)}
         for name in group.values:

@@ -1,10 +1,10 @@
 """Drafts: rows as they were noted, on the disk within 200 ms and made into columns once a second.
 
-Making columns of twenty rows costs half of what it costs for a hundred, and the interpreter finds its caches cold every time: so
-a tick only writes down what was noted, and a frame is read from its drafts when it is cut. What was written is kept as bytes: an
-object that lives until then counts for the garbage collector, which runs on the thread that makes the 700th. In a loop of 800
-log() calls a second it ran 2 to 3 times a second, up to 13 ms each; not once now. Whoever sends the drafts of a killed process
-reads them in the same way.
+Making columns of twenty rows costs half of what it costs for a hundred, and the interpreter finds its caches cold every
+time: so a tick only writes down what was noted, and a frame is read from its drafts when it is cut. What was written is
+kept as bytes: an object that lives until then counts for the garbage collector, which runs on the thread that makes the
+700th. In a loop of 800 log() calls a second it ran 2 to 3 times a second, up to 13 ms each; not once now. Whoever sends
+the drafts of a killed process reads them in the same way.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ _as_note = tuple.__new__
 class Draft(NamedTuple):
     """What one tick noted. From a file, all of it as lists.
 
-    context: what a reader in another process must know besides (`StepReader.context`). rows: steps, packed where they are alike
-    (layout.Steps) and else as notes, and other rows that cannot be packed. packed: rows with their names, and users' rows.
+    context: what a reader in another process must know besides (`StepReader.context`). rows: steps, packed where they
+    are alike (layout.Steps) and else as notes, and other rows that cannot be packed. packed: rows with their names, and
+    users' rows.
     """
 
     context: list[Any]
@@ -139,7 +140,9 @@ def _steps(steps: list[Any], reader: StepReader, columns: Columns, lost: Callabl
     return merge(groups)
 
 
-def _together(blocks: list[Any], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group] | None:
+def _together(
+    blocks: list[Any], reader: StepReader, columns: Columns, lost: Callable[[Any], None]
+) -> list[Group] | None:
     """The groups of blocks that share the same; None where their steps must be read one by one."""
     try:
         found = read_alike(reader, joined(blocks), columns.knows)

@@ -1,12 +1,12 @@
 """Takes rows out of the training thread's deque and turns each into what can be written down, with as little work as
 possible.
 
-This runs seven times a second with cold caches, and each object was written by another core: every look at a row costs more than
-what is done with it, and the first call of each function more than the twenty after it. So each row is looked at once, and what
-the usual rows need, a user's with the names of the one before or a step like the one before, stands in one loop: both are packed
-(row_packing.py, decode/step_blocks.py). Any other is asked by itself. What was taken is written down (drafts.py) and let go of,
-since objects that live on make the garbage collector run. (Taking all rows at once at a tick took no less CPU in eight
-interleaved pairs.)
+This runs seven times a second with cold caches, and each object was written by another core: every look at a row costs
+more than what is done with it, and the first call of each function more than the twenty after it. So each row is looked
+at once, and what the usual rows need, a user's with the names of the one before or a step like the one before, stands
+in one loop: both are packed (row_packing.py, decode/step_blocks.py). Any other is asked by itself. What was taken is
+written down (drafts.py) and let go of, since objects that live on make the garbage collector run. (Taking all rows at
+once at a tick took no less CPU in eight interleaved pairs.)
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _AT_A_TIME = 32
 _AT_ONCE_S = 1e-5
 """log() calls that are no further apart are made in one loop, with nothing of a training between them."""
 _LOSSES_KEPT = 100
-"""Losses that the user logged for steps whose rows have not come: of more, those of steps that will never come are forgotten."""
+"""Losses that the user logged for steps whose rows have not come: of more, those of steps that will never come are
+forgotten."""
 _EARLY = frozenset((EarlyLog, CapturedLog))
 _LOGGED, _OURS = 4, 5
 """Fields of a row as a user logged it, and of one with its names, from a sampler: a few each second."""
@@ -60,13 +61,16 @@ _NOTHING = Taken([], [], 0)
 
 
 class Collector:
-    """Of one sender. before_row: called before a row that cannot be written down as a note is made: earlier notes are read first.
+    """Of one sender. before_row: called before a row that cannot be written down as a note is made: earlier notes are
+    read first.
 
-    pressing: of the rows last collected: one holds what must not wait for the next frame. newest: the highest step so far.
-    What was dropped because rows came too fast is counted as "overflows".
+    pressing: of the rows last collected: one holds what must not wait for the next frame. newest: the highest step so
+    far. What was dropped because rows came too fast is counted as "overflows".
     """
 
-    def __init__(self, sender: Sender, columns: Columns, before_row: Callable[[], None], lost: Callable[[Any], None]) -> None:
+    def __init__(
+        self, sender: Sender, columns: Columns, before_row: Callable[[], None], lost: Callable[[Any], None]
+    ) -> None:
         self._sender, self._columns, self._before_row, self._lost = sender, columns, before_row, lost
         self._captured = CapturedRows(sender, columns)
         self._packer = Packer(columns, self._captured.delivers)
@@ -96,7 +100,8 @@ class Collector:
         return len(rows) == 1 and not (type(rows[0]) is Mark and rows[0].fresh)
 
     def collect(self, now: float, *, last: bool) -> Taken:
-        """The rows that can be written down, in their order, up to one that has to be waited for. last: nothing is waited for."""
+        """The rows that can be written down, in their order, up to one that has to be waited for. last: nothing is
+        waited for."""
         waiting: deque[Any] = self._sender.rows
         most = len(waiting)
         self.pressing = self.rejoined = False
@@ -106,7 +111,8 @@ class Collector:
         plain = p is not None and p.clock is None and not elsewhere()
         if not plain:
             listen_here()  # now: what these rows hold of a device was taken before
-        settled = p.completed + p.opened if p is not None else 0  # a loss that the user logs later takes the place of ours
+        # a loss that the user logs later takes the place of ours
+        settled = p.completed + p.opened if p is not None else 0
         losses = p.user_losses if p is not None else {}
         packer, alike, newest = self._packer, self._steps, self.newest
         self._epoch = epoch = time.time() - time.monotonic()
@@ -137,13 +143,22 @@ class Collector:
                     usual = False
                 if not usual:
                     self._logged(row, rows)
-            elif kind is StepRow and plain and row[0] < settled and row[8] is None and row[3] == 1 and type(row[7]) is list:
+            elif (
+                kind is StepRow
+                and plain
+                and row[0] < settled
+                and row[8] is None
+                and row[3] == 1
+                and type(row[7]) is list
+            ):
                 trace = row[7]
                 steps += 1
                 entries += entry_count(trace)
                 self._newest_step = row[0]
                 try:  # as in StepPacker.add, which does the same for any step
-                    usual = len(trace) == alike.length and alike.shared_of(trace) == alike.shared and row[2] and not losses
+                    usual = (
+                        len(trace) == alike.length and alike.shared_of(trace) == alike.shared and row[2] and not losses
+                    )
                     if usual:
                         alike.parts.append(alike.pack(row[0], row[2], row[1], row[4], 0.0, *alike.stamps_of(trace)))
                 except Exception:  # noqa: BLE001
@@ -183,7 +198,8 @@ class Collector:
 
     def _rejoin(self, rows: list[Any], now: float, *, last: bool) -> int:
         """Takes those that were put aside and have their step by now; how many."""
-        if not (last or self.aside[-1].settled):  # they get their steps at once, on another thread: in the midst of that
+        # they get their steps at once, on another thread: in the midst of that
+        if not (last or self.aside[-1].settled):
             return 0
         found = captured = 0
         for log in self.aside:
@@ -226,7 +242,8 @@ class Collector:
             self._sender.counters["dropped"] += 1
 
     def _logged(self, row: tuple[int, float, float, Mapping[str, Any]], rows: list[Any]) -> None:
-        """What a user's call logged, numbers of Python's own. Its Unix time is worked out here: the call reads one clock."""
+        """What a user's call logged, numbers of Python's own. Its Unix time is worked out here: the call reads one
+        clock."""
         step, wall, monotonic, metrics = row
         wall = wall or self._epoch + monotonic
         if not self._packer.add(step, wall, monotonic, (*metrics,), metrics.values()):
@@ -236,7 +253,8 @@ class Collector:
             rows.append(row)
 
     def _forget(self, losses: dict[int, float]) -> None:
-        """Of steps before those that have come. Looked through once a tick: once a row took quadratic time in fast loops."""
+        """Of steps before those that have come. Looked through once a tick: once a row took quadratic time in fast
+        loops."""
         for step in [*losses]:  # a copy: the training thread may be adding to them
             if step < self._newest_step:
                 losses.pop(step, None)

@@ -1,9 +1,10 @@
 """Opens connections that a forked child can always close.
 
-A child inherits every open descriptor. One that it keeps holds the connection open after the parent has closed it, so the server
-goes on waiting. A thread that is just opening a socket when another one forks has no name for it yet: `os.fork` therefore waits
-until it has (microseconds), and what was opened is known by descriptor and inode, whatever object wraps it by then (TLS makes
-another one). In the process itself, too, nothing is written to a number that has become somebody else's.
+A child inherits every open descriptor. One that it keeps holds the connection open after the parent has closed it, so
+the server goes on waiting. A thread that is just opening a socket when another one forks has no name for it yet:
+`os.fork` therefore waits until it has (microseconds), and what was opened is known by descriptor and inode, whatever
+object wraps it by then (TLS makes another one). In the process itself, too, nothing is written to a number that has
+become somebody else's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _WAIT_S = 0.1
 
 
 class _ForkGate:
-    """A lock that a fork takes in its parent, and gives back in parent and child: its holder is never forked half way."""
+    """A lock that a fork takes in its parent, and gives back in parent and child: its holder is never forked half
+    way."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -55,8 +57,9 @@ class Dialer:
         """How long the newest connection's name was looked up."""
 
     def connect(self, address: tuple[str, int], timeout: float, _source: object = None) -> socket.socket:
-        """As socket.create_connection, with a timeout for all addresses together, and none for the look-up of the name: nobody
-        can give that up, and behind a nameserver that is away (5 s) nothing would be left for any address. Raises OSError."""
+        """As socket.create_connection, with a timeout for all addresses together, and none for the look-up of the name:
+        nobody can give that up, and behind a nameserver that is away (5 s) nothing would be left for any address.
+        Raises OSError."""
         error: OSError | None = None
         begun = time.monotonic()
         try:
@@ -103,7 +106,8 @@ class Dialer:
 
 
 def _addresses(host: str, port: int) -> list[tuple[Any, ...]]:
-    """As socket.getaddrinfo; an IP address is not looked up, since the look-up opens sockets that nobody can know of."""
+    """As socket.getaddrinfo; an IP address is not looked up, since the look-up opens sockets that nobody can know
+    of."""
     for family, target in ((socket.AF_INET, (host, port)), (socket.AF_INET6, (host, port, 0, 0))):
         with contextlib.suppress(OSError):
             socket.inet_pton(family, host)

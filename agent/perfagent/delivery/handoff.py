@@ -4,15 +4,16 @@
     rows.append(row)  ──►    poll sources, drain and pack rows,            ──►    one HTTP request at a time,
     event(...)               spool (CRC), cut a frame every 1 or 3 s       ◄──    its answer; NVML between requests
 
-Between threads there are deques and Events only, never queue.Queue or a lock that the training thread could meet: a fork while
-such a lock is held hangs the child for good (20 of 20 tries), and a signal handler that logs deadlocks on it. A forked child is
-inert: its `disabled` is True, its files and its socket are let go without a word, and nothing is started in it.
+Between threads there are deques and Events only, never queue.Queue or a lock that the training thread could meet: a
+fork while such a lock is held hangs the child for good (20 of 20 tries), and a signal handler that logs deadlocks on
+it. A forked child is inert: its `disabled` is True, its files and its socket are let go without a word, and nothing is
+started in it.
 
-The sender thread owns the spool and all decisions; the courier only carries. So a server that is stopped, slow or far away
-delays nothing but delivery: what was measured is in the spool within 200 ms in any case.
+The sender thread owns the spool and all decisions; the courier only carries. So a server that is stopped, slow or far
+away delays nothing but delivery: what was measured is in the spool within 200 ms in any case.
 
-Order of trust: a frame is written down before it is sent, sent until the server answers with our own reply, and only then
-forgotten (spool.py). Nothing is given up by time; what had to be dropped for space is in `counters`.
+Order of trust: a frame is written down before it is sent, sent until the server answers with our own reply, and only
+then forgotten (spool.py). Nothing is given up by time; what had to be dropped for space is in `counters`.
 """
 
 from __future__ import annotations
@@ -98,10 +99,10 @@ class _Flush:
 class Sender:
     """Delivers the samples and events of one process.
 
-    rows: the training thread appends and does nothing else. A row is `(step, Unix time, monotonic, names, values)` with one
-    tuple object of names per shape, or `(step, Unix time, monotonic, metrics)` with what a user logged (a dict that nobody
-    changes afterwards; its values are checked here; its time is 0.0 where the monotonic clock has to do), or a `Deferred`.
-    counters: rows, samples, dropped, spooled, sent, acked, rejected, failed, ... all since the start.
+    rows: the training thread appends and does nothing else. A row is `(step, Unix time, monotonic, names, values)` with
+    one tuple object of names per shape, or `(step, Unix time, monotonic, metrics)` with what a user logged (a dict that
+    nobody changes afterwards; its values are checked here; its time is 0.0 where the monotonic clock has to do), or a
+    `Deferred`. counters: rows, samples, dropped, spooled, sent, acked, rejected, failed, ... all since the start.
     on_command: called on the sender thread with each command of a reply.
     """
 
@@ -129,10 +130,12 @@ class Sender:
         self._numbers = itertools.count(1)  # any thread may hand in an event, and takes its number in one call
         self.sources: list[Source] = []
         self.sources_due = 0.0
-        """On the monotonic clock: none of the sources has anything to do before. Whoever makes one due earlier says so here."""
+        """On the monotonic clock: none of the sources has anything to do before. Whoever makes one due earlier says so
+        here."""
         self.slow_sources: list[Source] = []
         self.imports: list[str] = []
-        """Modules that sources need: imported by `start`, since a fork or Ctrl-C must not meet an import of ours later."""
+        """Modules that sources need: imported by `start`, since a fork or Ctrl-C must not meet an import of ours
+        later."""
         self.flushes: deque[_Flush] = deque()
         self._transport = transport
         self._dispatcher: Dispatcher | None = None
@@ -154,7 +157,8 @@ class Sender:
 
     @property
     def disabled(self) -> bool:
-        """Whether nothing is taken any more. The training thread reads its own copy, which lies beside all else that it needs."""
+        """Whether nothing is taken any more. The training thread reads its own copy, which lies beside all else that it
+        needs."""
         return self._disabled
 
     @disabled.setter
@@ -172,15 +176,16 @@ class Sender:
         thread = threading.Thread(target=self._run, name="perfagent-sender", daemon=True)
         try:
             start_deaf(thread)
-        except RuntimeError as error:  # no thread to be had: at interpreter shutdown, or at the limit of the user's processes
+        # no thread to be had: at interpreter shutdown, or at the limit of the user's processes
+        except RuntimeError as error:
             self._disable(f"its thread could not be started ({error})")
             return
         self._thread = thread
 
     def _import(self) -> bool:
-        """Imports all that the threads need, on the calling thread: 20 ms. On the sender's thread the same 20 ms would fall
-        beside the first steps (half of what a run of eighty steps cost in the background), and a fork in the middle of an
-        import would leave the module locked in the child."""
+        """Imports all that the threads need, on the calling thread: 20 ms. On the sender's thread the same 20 ms would
+        fall beside the first steps (half of what a run of eighty steps cost in the background), and a fork in the
+        middle of an import would leave the module locked in the child."""
         for name in self.imports:
             with contextlib.suppress(Exception):  # NVML's bindings are somebody else's
                 importlib.import_module(name)
@@ -192,24 +197,27 @@ class Sender:
         return True
 
     def event(self, kind: str, data: dict[str, Any], *, step: int | None = None) -> None:
-        """Something that happened once; redacted and made encodable on the sender thread. kind: one of wire.EVENT_KINDS."""
+        """Something that happened once; redacted and made encodable on the sender thread. kind: one of
+        wire.EVENT_KINDS."""
         if not self.disabled:
             self.events.append(Happened(next(self._numbers), kind, time.time(), step, time.monotonic(), data))
 
     def add_source(self, poll: Callable[[], None], *, every_s: float = 0.0) -> Source:
-        """`poll` is called on the sender thread before draining: on every tick, or on one every so often. It must not block."""
+        """`poll` is called on the sender thread before draining: on every tick, or on one every so often. It must not
+        block."""
         source = Source(poll, every_s)
         self.sources.append(source)
         self.sources_due = 0.0
         return source
 
     def add_slow_source(self, poll: Callable[[], bool | None], *, every_s: float = 0.5) -> None:
-        """`poll` is called on the courier thread between and during requests, and may block for a moment. Once it has answered
-        False there is nothing to be had from it, and it is not called again."""
+        """`poll` is called on the courier thread between and during requests, and may block for a moment. Once it has
+        answered False there is nothing to be had from it, and it is not called again."""
         self.slow_sources.append(Source(poll, every_s))
 
     def flush(self, timeout_s: float) -> bool:
-        """Asks for delivery of all that was handed in before; True when the server has acknowledged it within the time."""
+        """Asks for delivery of all that was handed in before; True when the server has acknowledged it within the
+        time."""
         if self.disabled or self._thread is None or not self._thread.is_alive():
             return False
         request = _Flush(time.monotonic() + timeout_s, threading.Event())
@@ -270,13 +278,15 @@ class Sender:
     def _dispatch(self) -> Dispatcher:
         with self._making:
             if self._dispatcher is None:
-                from perfagent.delivery.send_loop import Dispatcher  # not with this module: `import perfagent` is to be quick
+                # not with this module: `import perfagent` is to be quick
+                from perfagent.delivery.send_loop import Dispatcher
 
                 self._dispatcher = Dispatcher(self, self._transport)
             return self._dispatcher
 
     def _run(self) -> None:
-        """The one place where this thread's own errors end: counted, logged once, begun again once, then the agent is off."""
+        """The one place where this thread's own errors end: counted, logged once, begun again once, then the agent is
+        off."""
         for attempt in (1, 2):
             try:
                 self._dispatch().run()
@@ -287,7 +297,9 @@ class Sender:
                     self._disable(f"{type(error).__name__}: {error}")
                 else:
                     self.tell(
-                        "error", logging.WARNING, f"perfagent: internal error, starting over: {type(error).__name__}: {error}"
+                        "error",
+                        logging.WARNING,
+                        f"perfagent: internal error, starting over: {type(error).__name__}: {error}",
                     )
                     if self.closing_at is None:  # what was missing (memory, a file descriptor) may be back in a moment
                         self.wake.wait(AGAIN_S)
@@ -296,7 +308,11 @@ class Sender:
     def _disable(self, why: str) -> None:
         self.disabled = True
         self.rows.clear()
-        self.tell("disabled", logging.WARNING, f"perfagent: switched off for this process: {why}; training goes on unmonitored")
+        self.tell(
+            "disabled",
+            logging.WARNING,
+            f"perfagent: switched off for this process: {why}; training goes on unmonitored",
+        )
 
 
 class Source:

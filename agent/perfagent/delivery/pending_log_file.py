@@ -1,9 +1,9 @@
 """Keeps log() calls on disk while their step is not known yet, so that a process killed before its first step has made
 them as well.
 
-They are in a file of their own with the steps that are theirs should nothing follow. When the true steps are known they are
-drafted like any other row, and the file goes. In between it is written down which tick holds them, so that whoever finds both
-after a kill takes them once.
+They are in a file of their own with the steps that are theirs should nothing follow. When the true steps are known they
+are drafted like any other row, and the file goes. In between it is written down which tick holds them, so that whoever
+finds both after a kill takes them once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Early:
-    """The file of one source. What the disk does not take, or is no plain data, is not kept: nothing else depends on it."""
+    """The file of one source. What the disk does not take, or is no plain data, is not kept: nothing else depends on
+    it."""
 
     def __init__(self, files: Segments) -> None:
         self._files = files
@@ -74,7 +75,8 @@ class Early:
             self._files.delete(path)
 
     def left(self) -> tuple[Draft, int]:
-        """What a dead process left: the rows that waited last, and the tick that holds them if it was written; 0: none does."""
+        """What a dead process left: the rows that waited last, and the tick that holds them if it was written; 0: none
+        does."""
         rows: list[Any] = []
         context: list[Any] = []
         holder = 0

@@ -67,8 +67,9 @@ def drafted(payload: bytes) -> tuple[int, Draft]:
 class Recovered:
     """Read from the files in their order. Their header learns what they say of the source.
 
-    read_frames: (payload, file, offset) of a record -> the frame that it replaces, and those in it. ticks: all that are there,
-    also those that a frame holds. frames: by their numbers. replaced: numbers of those that were written anew in other frames.
+    read_frames: (payload, file, offset) of a record -> the frame that it replaces, and those in it. ticks: all that are
+    there, also those that a frame holds. frames: by their numbers. replaced: numbers of those that were written anew in
+    other frames.
     """
 
     def __init__(self, files: Segments, read_frames: Callable[[bytes, Path, int], tuple[int, list[Kept]]]) -> None:
@@ -84,8 +85,8 @@ class Recovered:
                 files.old_ticks.append((path, self.ticks[-1].number if len(self.ticks) > before else 0))
 
     def _read_file(self, path: Path) -> None:
-        """A torn end is cut off; where something else is broken, what is whole before it is read, the file is renamed to
-        .corrupt, and the whole part is written anew under the old name."""
+        """A torn end is cut off; where something else is broken, what is whole before it is read, the file is renamed
+        to .corrupt, and the whole part is written anew under the old name."""
         try:
             data = path.read_bytes()
         except OSError as error:

@@ -1,9 +1,9 @@
 """Packs rows of numbers under known names (most rows of a run) into bytes at the tick that collects them.
 
-A row is one struct: step, Unix time and monotonic, then a float64 for each name. It is written down as it is, and when a frame is
-cut a column is every n-th word of the rows together. So no value of a row becomes an object again: reading rows of ten values
-takes a third (64 rows) to a sixth (500) of what it takes to decode and transpose them, and leaves nothing for the garbage
-collector, which would run in the training loop.
+A row is one struct: step, Unix time and monotonic, then a float64 for each name. It is written down as it is, and when
+a frame is cut a column is every n-th word of the rows together. So no value of a row becomes an object again: reading
+rows of ten values takes a third (64 rows) to a sixth (500) of what it takes to decode and transpose them, and leaves
+nothing for the garbage collector, which would run in the training loop.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Packed(NamedTuple):
 class Packer:
     """Packs the rows of one tick, by their names. Most rows have the names of the row before.
 
-    names: of that row, None before the first; pack: makes a row of these names bytes; parts: where such rows belong. meets: is
-    called with names that it has not met yet.
+    names: of that row, None before the first; pack: makes a row of these names bytes; parts: where such rows belong.
+    meets: is called with names that it has not met yet.
     """
 
     def __init__(self, columns: Columns, meets: Callable[[tuple[str, ...]], None] | None = None) -> None:
@@ -49,7 +49,8 @@ class Packer:
         self.parts: list[bytes] = []
 
     def add(self, step: int, time: float, monotonic: float, names: tuple[Any, ...], values: Iterable[Any]) -> bool:
-        """False, and nothing happened, where not all are numbers that fit, or not all names may be stored as they are."""
+        """False, and nothing happened, where not all are numbers that fit, or not all names may be stored as they
+        are."""
         try:
             if names != self.names and not self._turn_to(names):
                 return False

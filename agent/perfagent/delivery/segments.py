@@ -7,9 +7,9 @@
       00000002.frames       whole frames, compressed
       00000003.early        log() calls that wait for their step, while there are any
 
-A record is its payload's length, CRC-32 and kind, then the payload. What the kinds hold and when a file may go is decided in
-spool.py and backlog.py. Here: a write happens whole or leaves no trace, a torn tail is distinguished from damage, and an
-error of the disk is kept in `error` and never raised to the caller.
+A record is its payload's length, CRC-32 and kind, then the payload. What the kinds hold and when a file may go is
+decided in spool.py and backlog.py. Here: a write happens whole or leaves no trace, a torn tail is distinguished from
+damage, and an error of the disk is kept in `error` and never raised to the caller.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class _Growing(msgspec.Struct):
 class Segments:
     """The folder of one source. `kind` is "ticks", "frames" or "early" throughout.
 
-    error: why the last write failed, None once one succeeded. on_disk: bytes in the files. counters: shared with the spool.
-    deleted: somebody has deleted files since it was last asked.
+    error: why the last write failed, None once one succeeded. on_disk: bytes in the files. counters: shared with the
+    spool. deleted: somebody has deleted files since it was last asked.
     """
 
     def __init__(self, folder: Path, header: Header, counters: Counter[str]) -> None:
@@ -220,8 +220,8 @@ class Segments:
         self.ready = False
 
     def forked(self) -> None:
-        """In a forked child: closes the files, also one that the parent's threads had opened but not yet noted down, and those
-        of the sources beside this one, which may be open to be sent."""
+        """In a forked child: closes the files, also one that the parent's threads had opened but not yet noted down,
+        and those of the sources beside this one, which may be open to be sent."""
         self.close()
         mine = str(self.folder.parent) + os.sep
         with contextlib.suppress(OSError):
@@ -231,8 +231,8 @@ class Segments:
                         os.close(int(name))
 
     def _is_there(self, file: Descriptor | None, now: float) -> bool:
-        """False where somebody has deleted the files: what was in them is not on the disk, and the next write begins others.
-        Where the script has closed every descriptor there was, all is let go of, to be opened anew.
+        """False where somebody has deleted the files: what was in them is not on the disk, and the next write begins
+        others. Where the script has closed every descriptor there was, all is let go of, to be opened anew.
 
         file: that is to be written; the others are looked at once a second (with cold caches 10 µs each)."""
         files = [file]
@@ -388,8 +388,8 @@ class Segments:
 
 
 def write_whole(fd: int, size: int, data: bytes) -> None:
-    """All of the data at the end of a file of `size` bytes, or none of it and OSError: a full disk writes a part before it
-    says so."""
+    """All of the data at the end of a file of `size` bytes, or none of it and OSError: a full disk writes a part before
+    it says so."""
     written = 0
     try:
         while written < len(data):
@@ -407,8 +407,8 @@ def framed(kind: bytes, payload: bytes) -> bytes:
 
 
 def records(data: bytes, *, start: int | None = None) -> Iterator[tuple[int, bytes, bytes]]:
-    """(offset, kind, payload) of the whole records in a file's bytes. Behind a broken record nothing is looked for: its length
-    cannot be trusted."""
+    """(offset, kind, payload) of the whole records in a file's bytes. Behind a broken record nothing is looked for: its
+    length cannot be trusted."""
     offset = (len(MAGIC) if data.startswith(MAGIC) else len(data)) if start is None else start
     while offset + FRAMING.size <= len(data):
         length, crc, kind = FRAMING.unpack_from(data, offset)
@@ -444,9 +444,9 @@ def numbered(folder: Path, *suffixes: str) -> list[Path]:
 
 
 def must_be_known(folder: Path) -> None:
-    """Raises SpoolVersionError where a file is of a later version, as that of another environment with the same home may be: it
-    is no damage, and whoever wrote it can read it. The CRC of its first record begins with its number, so that no damaged digit
-    passes for one."""
+    """Raises SpoolVersionError where a file is of a later version, as that of another environment with the same home
+    may be: it is no damage, and whoever wrote it can read it. The CRC of its first record begins with its number, so
+    that no damaged digit passes for one."""
     for path in numbered(folder, "ticks", "frames", "early"):
         try:
             with path.open("rb") as file:

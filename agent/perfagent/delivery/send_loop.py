@@ -1,7 +1,7 @@
 """The loop of the sender thread: decides when to spool, what to send, and what an answer means.
 
-Imported when a sender starts, so that `import perfagent` costs neither this module nor the wire, the spool and the transport
-below it.
+Imported when a sender starts, so that `import perfagent` costs neither this module nor the wire, the spool and the
+transport below it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ __all__ = ["Dispatcher"]
 HEARTBEAT_S = 5.0
 LAST_ROWS_S = 0.25
 UNWATCHED = 3
-"""So much rarer are frames while no page shows the run. What is urgent, and what a page's visitor finds, is as new as ever."""
+"""So much rarer are frames while no page shows the run. What is urgent, and what a page's visitor finds, is as new as
+ever."""
 REST_S = 1.0
 """While all is well: how long it is not asked whether something is to be sent, unless somebody rings."""
 READ_S = 4.0
@@ -55,11 +56,13 @@ GONE = (
 TELL_GONE_S = 1.0
 COMMAND_ERRORS = 3
 MOST_LEFT_BEHIND = 4
-"""Threads that hang in a call which nobody can end. With so many a request that hangs is waited for, as long as it may take."""
+"""Threads that hang in a call which nobody can end. With so many a request that hangs is waited for, as long as it may
+take."""
 
 
 class Dispatcher:
-    """What the sender's thread does, tick by tick: drain, spool, cut frames, hand them to the courier, settle its answers."""
+    """What the sender's thread does, tick by tick: drain, spool, cut frames, hand them to the courier, settle its
+    answers."""
 
     def __init__(self, sender: Sender, transport: Transport | None) -> None:
         self.sender = sender
@@ -178,7 +181,8 @@ class Dispatcher:
             self._newest_event = max(self._newest_event, event.pop("number"))
             self._taken_events += 1
             try:
-                payload = event["data"].get("payload")  # a piece of a file that was made for sending (rootcause/upload.py)
+                # a piece of a file that was made for sending (rootcause/upload.py)
+                payload = event["data"].get("payload")
                 event["data"] = redacted(event["data"])
                 if isinstance(payload, bytes):
                     event["data"]["payload"] = payload
@@ -214,8 +218,8 @@ class Dispatcher:
             self._notices.disk(self.spool.error)
 
     def _count_overflow(self, *, full: bool) -> None:
-        """Events that had to make room for others before they were taken. full: there was no room for more, so that there may be
-        some: else one that has its number, and is just being put in, would look like one of them."""
+        """Events that had to make room for others before they were taken. full: there was no room for more, so that
+        there may be some: else one that has its number, and is just being put in, would look like one of them."""
         before, self._events_full = self._events_full, full
         gone = self._newest_event - self._taken_events
         if (full or before) and gone > self.sender.counters["event_overflows"]:
@@ -291,12 +295,18 @@ class Dispatcher:
             self.sender.rows.append((self._collector.newest, time.time(), time.monotonic(), (DROPPED,), (float(gone),)))
 
     def _identify(self) -> None:
-        """Writes down whose samples these are, where that has changed: the run's id became known, or a later attach() gave it
-        another name or project."""
+        """Writes down whose samples these are, where that has changed: the run's id became known, or a later attach()
+        gave it another name or project."""
         who, header = self.sender.identity, self.spool.header
         name, project = _called(who)
         run, attempt = (who.run, who.attempt) if who.known else (header.run, header.attempt)
-        if (run, attempt, name, project, who.rank) != (header.run, header.attempt, header.name, header.project, header.rank):
+        if (run, attempt, name, project, who.rank) != (
+            header.run,
+            header.attempt,
+            header.name,
+            header.project,
+            header.rank,
+        ):
             header.rank = who.rank  # of a process that has joined its group only now
             self.spool.identify(run=run or "", attempt=attempt, name=name, project=project)
 
@@ -315,7 +325,11 @@ class Dispatcher:
                 self._lose_courier(courier.why, now)
             elif courier.stuck(now):
                 self._replace_courier(courier, now)
-        if (not self._identified or not self.sender.identity.settled) and self.sender.identity.poll() and not self._identified:
+        if (
+            (not self._identified or not self.sender.identity.settled)
+            and self.sender.identity.poll()
+            and not self._identified
+        ):
             self._identified = True
             self._identify()
         self._answer_flushes(now)
@@ -386,8 +400,8 @@ class Dispatcher:
         self.spool.hold(now=now)
 
     def _replace_courier(self, stuck: Courier, now: float) -> None:
-        """Its thread hangs in a call that cannot be ended (a lost GPU's driver, a name that is looked up): leave it there, go on
-        without what hung."""
+        """Its thread hangs in a call that cannot be ended (a lost GPU's driver, a name that is looked up): leave it
+        there, go on without what hung."""
         given_up = stuck.given_up(now)
         self._left_behind = [courier for courier in self._left_behind if courier.runs]
         if given_up is not None and len(self._left_behind) >= MOST_LEFT_BEHIND:
@@ -492,12 +506,14 @@ class Dispatcher:
     # ---- the end
 
     def _finish(self, now: float) -> None:
-        """The last drain, then as much delivery as the time allows; what is left waits in the spool for the next start."""
+        """The last drain, then as much delivery as the time allows; what is left waits in the spool for the next
+        start."""
         until = self.sender.closing_at or now
         for source in self.sender.sources:
             source.poll()
         self._drain(now)
-        while self._collector.waits and time.monotonic() < now + LAST_ROWS_S:  # copies from the device take milliseconds
+        # copies from the device take milliseconds
+        while self._collector.waits and time.monotonic() < now + LAST_ROWS_S:
             time.sleep(0.01)
             self._drain(time.monotonic())
         self.spool.read_drafts()  # what of them is refused is reported with the last rows
@@ -542,11 +558,13 @@ class Dispatcher:
 
 
 def _called(identity: Identity) -> tuple[str | None, str]:
-    """Name and project as they leave the process. The training thread may change them at any time, so they are read only."""
+    """Name and project as they leave the process. The training thread may change them at any time, so they are read
+    only."""
     return identity.name and redacted_text(identity.name), redacted_text(identity.project)
 
 
 def _watched() -> bool:
-    """Under `perfagent run` the watcher has the last word on how the process ended; it finds the folder and removes it."""
+    """Under `perfagent run` the watcher has the last word on how the process ended; it finds the folder and removes
+    it."""
     options = sys.modules.get("perfagent.launch_options")
     return options is not None and options.current is not None and bool(options.current.watched)

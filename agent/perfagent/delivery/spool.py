@@ -1,16 +1,16 @@
 """The spool: what an agent has measured and the server has not yet acknowledged, as numbered frames of one source, on
 disk where possible.
 
-What is drained every 150 ms goes into `.ticks`; a frame is made of the ticks since the last one. While the server is away, once a
-minute one compressed frame in `.frames` takes the place of its ticks (backlog.py; the files are segments.py). Frames that the
-server refused for good are set aside in `quarantine` with its reason, at most 16 MB.
+What is drained every 150 ms goes into `.ticks`; a frame is made of the ticks since the last one. While the server is
+away, once a minute one compressed frame in `.frames` takes the place of its ticks (backlog.py; the files are
+segments.py). Frames that the server refused for good are set aside in `quarantine` with its reason, at most 16 MB.
 
-**Exactly once in effect.** A frame's number and the ticks it holds are written down (`state`) before it is sent for the first
-time. Whoever sends it again, this process or a later one, sends the same content under the same (source, seq), and the
-server's ledger drops the second copy.
+**Exactly once in effect.** A frame's number and the ticks it holds are written down (`state`) before it is sent for the
+first time. Whoever sends it again, this process or a later one, sends the same content under the same (source, seq),
+and the server's ledger drops the second copy.
 
-**A full or broken disk never reaches the caller.** Every write returns whether it succeeded; what could not be written stays in
-memory within `max_memory_bytes`, and the owner reports it once.
+**A full or broken disk never reaches the caller.** Every write returns whether it succeeded; what could not be written
+stays in memory within `max_memory_bytes`, and the owner reports it once.
 
 Nothing here starts threads or talks to the network; one thread uses a spool at a time.
 """
@@ -53,7 +53,8 @@ from perfagent.wire import Event, Frame, Group
 
 __all__ = ["Header", "Outgoing", "Spool", "SpoolBusyError", "folders", "owner"]
 
-FRAME_BYTES = 2 * 2**20  # raw columns: a frame is cut there at the latest (the server takes 8 MiB as sent, 32 MiB decoded)
+# raw columns: a frame is cut there at the latest (the server takes 8 MiB as sent, 32 MiB decoded)
+FRAME_BYTES = 2 * 2**20
 TICK_BYTES = 16 * 2**20
 TICKS_BYTES = 2**18  # a file of ticks that are all acknowledged is begun anew above this
 KEEP_S = 60.0
@@ -96,10 +97,10 @@ _reason_decoder = msgspec.msgpack.Decoder(_Reason)
 class Spool:
     """The unacknowledged frames of one source.
 
-    `Spool(folder, header)` starts one (and never fails: without a usable disk it works in memory); `Spool.open(folder)` takes
-    over what a dead process left. counters: "dropped" samples that no longer fit anywhere, "thinned" samples left out of old
-    full-resolution data to keep within the cap, "dropped_events", "corrupt" files set aside, "torn_bytes" cut from ends that
-    were written in part, "unreadable" files that the disk did not give, "disk_errors".
+    `Spool(folder, header)` starts one (and never fails: without a usable disk it works in memory); `Spool.open(folder)`
+    takes over what a dead process left. counters: "dropped" samples that no longer fit anywhere, "thinned" samples left
+    out of old full-resolution data to keep within the cap, "dropped_events", "corrupt" files set aside, "torn_bytes"
+    cut from ends that were written in part, "unreadable" files that the disk did not give, "disk_errors".
     """
 
     def __init__(
@@ -144,8 +145,8 @@ class Spool:
 
     @classmethod
     def open(cls, folder: Path, *, max_bytes: int = 512 * 2**20, recording: bool = False) -> Spool:
-        """Takes over a source whose process is gone. Raises SpoolBusyError while that process lives, FileNotFoundError when the
-        folder holds no source, and SpoolVersionError when it is one of a later version."""
+        """Takes over a source whose process is gone. Raises SpoolBusyError while that process lives, FileNotFoundError
+        when the folder holds no source, and SpoolVersionError when it is one of a later version."""
         if not numbered(folder, "ticks", "frames", "early", "corrupt"):  # no lock where a process may just be starting
             raise FileNotFoundError(f"{folder} holds no samples of perfagent")
         must_be_known(folder)
@@ -170,13 +171,16 @@ class Spool:
         found = Recovered(self.files, self._backlog.read)
         ticks, frames, replaced = found.ticks, found.frames, found.replaced
         state = self.files.state
-        # Whose acknowledgement it was is not written down: a recording goes to any server whole; its ledger knows what it has.
+        # Whose acknowledgement it was is not written down: a recording goes to any server whole; its ledger knows what
+        # it has.
         acked = 0 if self.recording else state.acked
         self._backlog.kept.extend(frames[seq] for seq in sorted(frames) if seq > acked and seq not in replaced)
         self._read_left(ticks)
         held = [tick for tick in ticks if state.mark_from < tick.number <= state.mark_upto]
         if held and state.marked > acked and state.marked not in frames and state.marked not in replaced:
-            self._inflight = Outgoing(state.marked, merge(g for t in held for g in t.groups), [e for t in held for e in t.events])
+            self._inflight = Outgoing(
+                state.marked, merge(g for t in held for g in t.groups), [e for t in held for e in t.events]
+            )
             self._inflight_upto = state.mark_upto
         covered = max(max((frame.upto for frame in frames.values()), default=0), state.mark_upto)
         for tick in ticks:
@@ -312,7 +316,8 @@ class Spool:
         return self._not_on_disk > (state.mark_from if self._from_ticks else state.mark_upto)
 
     def next(self) -> Outgoing | None:
-        """The oldest frame that is not acknowledged, its number and ticks written down first; None when there is none."""
+        """The oldest frame that is not acknowledged, its number and ticks written down first; None when there is
+        none."""
         if self._inflight is not None:
             return self._inflight
         while self._backlog.kept:
@@ -359,7 +364,8 @@ class Spool:
         return Outgoing(seq, [], [])
 
     def ack(self, seq: int) -> None:
-        """The server has stored this frame (or refused it for good, or it was split): it need not be kept any longer."""
+        """The server has stored this frame (or refused it for good, or it was split): it need not be kept any
+        longer."""
         kept, state = None, self.files.state
         if self._inflight is not None and self._inflight.seq == seq:
             if self.recording and self._from_ticks:
@@ -417,12 +423,13 @@ class Spool:
         return any(kind == REASON and _reason_decoder.decode(payload).seq == seq for _, kind, payload in records(data))
 
     def hold(self, *, now: float, force: bool = False) -> None:
-        """While nothing can be sent: once a minute (or 2 MB) of ticks is together, one compressed frame replaces them; on a full
-        disk it waits in memory, and the ticks go to make room for it."""
+        """While nothing can be sent: once a minute (or 2 MB) of ticks is together, one compressed frame replaces them;
+        on a full disk it waits in memory, and the ticks go to make room for it."""
         self._notice_deleted()
         self._backlog.settle()
         pending = self._pending
-        better = self._unsaved and self.error is None  # the disk took something again: it gets all that it refused before
+        # the disk took something again: it gets all that it refused before
+        better = self._unsaved and self.error is None
         due = pending.last and (force or better or now - pending.since >= KEEP_S or pending.size >= FRAME_BYTES)
         if not due:
             return
@@ -460,8 +467,8 @@ class Spool:
             self.files.state = before
             raise
         if not written:
-            # Not written down that these ticks are part of `seq`: a successor would send them again under another number.
-            # Deleting works on a full disk; they live in memory until they are acknowledged.
+            # Not written down that these ticks are part of `seq`: a successor would send them again under another
+            # number. Deleting works on a full disk; they live in memory until they are acknowledged.
             self.files.rotate("ticks")
             for path, _ in self.files.old_ticks:
                 self.files.delete(path)
@@ -472,7 +479,12 @@ class Spool:
 
     def _collect(self) -> None:
         """Deletes files of which nothing is needed any more; a recording keeps its frames."""
-        if not self.recording and self.files.size("ticks") > TICKS_BYTES and not self._pending.last and self._inflight is None:
+        if (
+            not self.recording
+            and self.files.size("ticks") > TICKS_BYTES
+            and not self._pending.last
+            and self._inflight is None
+        ):
             self.files.rotate("ticks")
         state = self.files.state
         covered = state.mark_from if self._from_ticks else state.mark_upto
@@ -482,14 +494,18 @@ class Spool:
             if last <= covered:
                 self.files.delete(path)
                 self.files.old_ticks.remove((path, last))
-        if not self.recording and not self._backlog.kept and (path_of_frames := self.files.rotate("frames")) is not None:
+        if (
+            not self.recording
+            and not self._backlog.kept
+            and (path_of_frames := self.files.rotate("frames")) is not None
+        ):
             self.files.delete(path_of_frames)
 
     # ---- ending
 
     def close(self, *, final: str = "") -> None:
-        """Lets go of the lock. final: the source's last state, when it is in the spool (or was delivered). What is in memory only
-        and finds no room on the disk even now is counted as dropped."""
+        """Lets go of the lock. final: the source's last state, when it is in the spool (or was delivered). What is in
+        memory only and finds no room on the disk even now is counted as dropped."""
         self.header.closed = final or self.header.closed
         self._notice_deleted()
         if self._unsaved or self.in_memory:
@@ -504,14 +520,16 @@ class Spool:
         self.files.retry_at = 0.0
         frame = self._inflight
         if frame is not None and self._from_ticks:
-            (self._backlog.carried,) = self._backlog.hold([(frame.seq, self._inflight_upto, False, frame.groups, frame.events)])
+            (self._backlog.carried,) = self._backlog.hold(
+                [(frame.seq, self._inflight_upto, False, frame.groups, frame.events)]
+            )
         self.hold(now=math.inf, force=True)
         for kept in [kept for kept in self._backlog.kept if kept.blob is not None]:
             self._backlog.lose(kept)
 
     def remove(self) -> None:
-        """Deletes the folder of a source that has nothing left to send; a quarantine or a corrupt file keeps it, and so does a
-        file that could not be read."""
+        """Deletes the folder of a source that has nothing left to send; a quarantine or a corrupt file keeps it, and so
+        does a file that could not be read."""
         if self.counters["unreadable"]:
             self.abandon()
             return
@@ -520,7 +538,8 @@ class Spool:
             for path in self.folder.iterdir():
                 if path.suffix in (".ticks", ".frames", ".thin", ".early"):
                     path.unlink()
-            (self.folder / "state").unlink(missing_ok=True)  # after those: without it their samples look as if never sent
+            # after those: without it their samples look as if never sent
+            (self.folder / "state").unlink(missing_ok=True)
             (self.folder / "lock").unlink()  # the last: from here on it is anybody's
             self.folder.rmdir()
         self.abandon()

@@ -1,4 +1,5 @@
-"""`perfagent sync [DIR ...]`: sends what was recorded offline and what dead processes left. Sending twice is harmless."""
+"""`perfagent sync [DIR ...]`: sends what was recorded offline and what dead processes left. Sending twice is
+harmless."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ def upload(
 ) -> Upload:  # fmt: skip
     """Sends every frame of a spool, oldest first, until a point in (monotonic) time.
 
-    patience_s: so much later than the last answer, where that is later still. once: no second try where no server answers.
-    waits: is called with the reason before the first pause.
+    patience_s: so much later than the last answer, where that is later still. once: no second try where no server
+    answers. waits: is called with the reason before the first pause.
     """
     result = Upload()
     failures = 0
@@ -111,7 +112,9 @@ def upload(
 
 
 def command(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Send recorded folders to the server; without DIR, what dead processes left in the spool. Idempotent."
+    parser.description = (
+        "Send recorded folders to the server; without DIR, what dead processes left in the spool. Idempotent."
+    )
     parser.add_argument(
         "folders", nargs="*", metavar="DIR", help="folder of PERFAGENT_RECORD, attach(record=...) or run --record"
     )
@@ -187,13 +190,16 @@ class _Round:
             spool.close()
             return
         if not spool.header.run and spool.waiting:
-            # a rank that died before it learned the run's id from rank 0: its samples get a run of their own rather than none
+            # a rank that died before it learned the run's id from rank 0: its samples get a run of their own rather
+            # than none
             attempt = max(1, int(spool.header.started * 1000))
             own = f"rank-{spool.header.source[:12]}"
             spool.identify(run=own, attempt=attempt, name=spool.header.name, project=spool.header.project)
         until = time.monotonic() + PATIENCE_S
         try:
-            result = upload(spool, self.transport, until=until, patience_s=PATIENCE_S, once=self._away, waits=self._waits)
+            result = upload(
+                spool, self.transport, until=until, patience_s=PATIENCE_S, once=self._away, waits=self._waits
+            )
         except KeyboardInterrupt:
             spool.abandon()
             raise
@@ -219,7 +225,9 @@ class _Round:
             _say(self._refused.cure)
         for server, left in self._foreign.items():
             what = f"{some(len(left), 'folder')} of the spool recorded for {server}, skipped"
-            _say(f"{what}. To send: PERFAGENT_SERVER={shlex.quote(server)} perfagent sync. To drop: rm -r {_shell(left)}")
+            _say(
+                f"{what}. To send: PERFAGENT_SERVER={shlex.quote(server)} perfagent sync. To drop: rm -r {_shell(left)}"
+            )
 
     def _waits(self, reason: str) -> None:
         """A minute of silence looks like a command that hangs."""

@@ -1,9 +1,9 @@
 """Sends one HTTP request at a time to the server, with one deadline for all of it, and interprets the answer.
 
-`http.client` and not httpx: in a process that has torch it is loaded already, while httpx takes 0.2 s of CPU and 9 MB more
-(measured, docs/decisions.md). The socket is read through `_DeadlineReader`, so that a server which sends a byte a second is given
-up after ten seconds in all, not after ten seconds a byte. The look-up of a name, which nobody can give up, comes before those.
-Redirects are never followed; on loopback no proxy is asked.
+`http.client` and not httpx: in a process that has torch it is loaded already, while httpx takes 0.2 s of CPU and 9 MB
+more (measured, docs/decisions.md). The socket is read through `_DeadlineReader`, so that a server which sends a byte a
+second is given up after ten seconds in all, not after ten seconds a byte. The look-up of a name, which nobody can give
+up, comes before those. Redirects are never followed; on loopback no proxy is asked.
 
 Used by one thread at a time (the courier of sender.py, or `perfagent sync`).
 """
@@ -63,9 +63,10 @@ class Transport(Protocol):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What to do with a frame after its reply.
 
-    kind: "acked" (stored), "retry" (later, after pause_s where the server said so), "too_large" (halve it), "refused" (never
-    send it again), "unauthorized" (the key is missing or wrong), "foreign" (whatever answers there is not our server).
-    watched: False where the server says that no page shows the run. rejected: what it left out, each with its "count".
+    kind: "acked" (stored), "retry" (later, after pause_s where the server said so), "too_large" (halve it), "refused"
+    (never send it again), "unauthorized" (the key is missing or wrong), "foreign" (whatever answers there is not our
+    server). watched: False where the server says that no page shows the run. rejected: what it left out, each with its
+    "count".
     """
 
     kind: str
@@ -79,7 +80,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(reply: Reply, *, now: float | None = None) -> Answer:
-    """The meaning of a reply. Only status 200 with our own JSON is an acknowledgement: a captive portal answers 200 too."""
+    """The meaning of a reply. Only status 200 with our own JSON is an acknowledgement: a captive portal answers 200
+    too."""
     status = reply.status
     if status == 200:
         return _acknowledgement(reply)
@@ -199,7 +201,8 @@ class HttpTransport:
                     return self._exchange(body, headers, deadline)
                 except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
                     self.close()
-                    if fresh:  # a kept connection may have been closed by the other side in the meantime: once more on a new one
+                    # a kept connection may have been closed by the other side in the meantime: once more on a new one
+                    if fresh:
                         raise
             raise AssertionError("unreachable")
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -283,7 +286,8 @@ class HttpTransport:
         return connection
 
     def _proxy(self) -> tuple[str, int, dict[str, str]] | None:
-        """(host, port, headers) of the proxy that the environment names for this server, as curl and requests read it."""
+        """(host, port, headers) of the proxy that the environment names for this server, as curl and requests read
+        it."""
         if self.loopback or urllib.request.proxy_bypass(self._host):
             return None
         address = urllib.request.getproxies().get("https" if self._https else "http")
@@ -372,8 +376,8 @@ class _DeadlineReader(io.RawIOBase):
 class RecordingTransport:
     """A transport for tests: keeps every frame it was given and answers from a script, then as our server does.
 
-    answers: what to answer next, in order: a Reply, or an exception to raise. frames: everything that was posted; stored: the
-    frames that were acknowledged, by (source, seq), each once, as the server's ledger does.
+    answers: what to answer next, in order: a Reply, or an exception to raise. frames: everything that was posted;
+    stored: the frames that were acknowledged, by (source, seq), each once, as the server's ledger does.
     """
 
     def __init__(self, answers: list[Reply | Exception] | None = None) -> None:
@@ -397,7 +401,12 @@ class RecordingTransport:
         self.stored.setdefault((frame.source, frame.seq), frame)
         samples = frame.samples
         commands, self.commands = self.commands, []
-        found = {"stored": samples if fresh else 0, "duplicate": 0 if fresh else samples, "rejected": [], "commands": commands}
+        found = {
+            "stored": samples if fresh else 0,
+            "duplicate": 0 if fresh else samples,
+            "rejected": [],
+            "commands": commands,
+        }
         return Reply(200, {"content-type": "application/json"}, msgspec.json.encode(found))
 
     def close(self) -> None:

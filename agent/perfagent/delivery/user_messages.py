@@ -48,7 +48,9 @@ class Notices:
         self._warn("overflow", "rows came faster than they could be stored; the oldest were dropped")
 
     def event_overflow(self) -> None:
-        self._warn("event overflow", "alerts and other events came faster than they could be stored; the oldest were dropped")
+        self._warn(
+            "event overflow", "alerts and other events came faster than they could be stored; the oldest were dropped"
+        )
 
     def refused(self, columns: Columns) -> None:
         """Values that were logged and cannot be stored; counts them, and forgets them in `columns`."""
@@ -72,13 +74,18 @@ class Notices:
             self._warn(kind, sentence)
 
     def rejected(self, item: Mapping[str, Any], *, ours: bool) -> None:
-        """The first reason for which the server left out samples of a frame that it took otherwise; the rest is counted. ours:
+        """The first reason for which the server left out samples of a frame that it took otherwise; the rest is
+        counted. ours:
         they are of this run, not of what an earlier process left."""
         name, reason = (_line(item.get(key)) for key in ("name", "reason"))
         self._warn(
             "rejected",
             f"the server left out samples of {name or 'a series'} ({reason or 'it gives no reason'}); "
-            + ("all that is left out is counted in agent/dropped" if ours else "an earlier process had left them in the spool"),
+            + (
+                "all that is left out is counted in agent/dropped"
+                if ours
+                else "an earlier process had left them in the spool"
+            ),
         )
 
     def quarantined(self, reason: str, place: Path | None) -> None:
@@ -91,8 +98,8 @@ class Notices:
         self._warn("lost", f"{what} are lost: {self._what()} cannot be written")
 
     def left(self, frames: int, size: int, *, by_next_run: bool) -> None:
-        """At the end, when not all was delivered: frames that wait, of so many bytes on the disk. by_next_run: whether another
-        process may send it, which it may not for a rank that never learned which run it is of."""
+        """At the end, when not all was delivered: frames that wait, of so many bytes on the disk. by_next_run: whether
+        another process may send it, which it may not for a rank that never learned which run it is of."""
         much = f"{some(frames, 'frame')} ({max(1, size >> 10):,} KiB)"
         self._warn(
             "left",
@@ -111,7 +118,11 @@ class Notices:
             if found is None:
                 continue
             rank = f"rank {identity.rank}: " if identity.world_size > 1 else ""
-            where = f"{self._sender.config.server}/run/{identity.run}" if identity.run else f"server {self._sender.config.server}"
+            where = (
+                f"{self._sender.config.server}/run/{identity.run}"
+                if identity.run
+                else f"server {self._sender.config.server}"
+            )
             see = f"See {where}" if record is None else f"Recorded in {record}; `perfagent sync {record}` sends it"
             self._warn(f"alarm {found[0]}", f"{rank}{found[1]} {see}", logging.ERROR)
 
@@ -120,12 +131,17 @@ class Notices:
     def disk(self, error: OSError) -> None:
         room = self._sender.config.max_memory_bytes >> 20
         cause = error.strerror or str(error)
-        self._warn("disk", f"{self._what()} {self._folder} cannot be written ({cause}); keeping up to {room} MiB in memory")
+        self._warn(
+            "disk", f"{self._what()} {self._folder} cannot be written ({cause}); keeping up to {room} MiB in memory"
+        )
 
     def damaged(self, spool: Spool) -> None:
         """What could not be read of the files of an earlier process, whose other samples were sent."""
         if found := damage(spool):
-            self._warn(f"damaged {spool.folder}", f"what an earlier process left in {spool.folder} was sent in part only{found}")
+            self._warn(
+                f"damaged {spool.folder}",
+                f"what an earlier process left in {spool.folder} was sent in part only{found}",
+            )
 
     def source_off(self, name: str, error: str) -> None:
         self._warn(f"source {name}", f"{name} failed three times and is off: {error}")

@@ -1,10 +1,11 @@
 """Starting and waking the agent's threads, and letting the training thread go first.
 
-A bell is what one thread waits for and others ring: half the cost of a threading.Event, which makes a lock for each wait.
+A bell is what one thread waits for and others ring: half the cost of a threading.Event, which makes a lock for each
+wait.
 
-A waiting thread wakes up seven times a second with cold caches for as long as a training runs: 45 µs of CPU each time with this,
-90 with an Event (measured next to a training). What it then does runs 1.8 times as slowly as in a loop of its own (38 against 66
-to 73 µs for a loop of integers), and its first encoding of a row takes 5 times as long.
+A waiting thread wakes up seven times a second with cold caches for as long as a training runs: 45 µs of CPU each time
+with this, 90 with an Event (measured next to a training). What it then does runs 1.8 times as slowly as in a loop of
+its own (38 against 66 to 73 µs for a loop of integers), and its first encoding of a row takes 5 times as long.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ _FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSY
 def start_deaf(thread: threading.Thread) -> None:
     """Starts a thread to which no signal is delivered, nor to those that it starts.
 
-    The kernel gives a process's signal to any thread that does not block it. A script that blocks SIGTERM while it saves, or that
-    waits for a signal with sigwait, means all threads that it knows of, and must not be answered by one of ours.
+    The kernel gives a process's signal to any thread that does not block it. A script that blocks SIGTERM while it
+    saves, or that waits for a signal with sigwait, means all threads that it knows of, and must not be answered by one
+    of ours.
     """
     deaf = {number for number in signal.valid_signals() if getattr(number, "name", "") not in _FAULTS}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)  # inherited by the new thread, so that there is no moment between
+    # inherited by the new thread, so that there is no moment between
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
     try:
         thread.start()
     finally:
@@ -37,18 +40,20 @@ def start_deaf(thread: threading.Thread) -> None:
 
 
 def give_way(behind: int = 0) -> None:
-    """Between two pieces of work: the training thread may be waiting for the interpreter, and would wait for up to 5 ms.
+    """Between two pieces of work: the training thread may be waiting for the interpreter, and would wait for up to 5
+    ms.
 
-    behind: rows that wait meanwhile. A training thread that computes in Python keeps the interpreter for 5 ms each time. With 200
-    log() calls in a step of 5 ms the rows came faster than they were taken, and 60 % of the calls were dropped. From `HURRY` on
-    the two take turns as any two threads do.
+    behind: rows that wait meanwhile. A training thread that computes in Python keeps the interpreter for 5 ms each
+    time. With 200 log() calls in a step of 5 ms the rows came faster than they were taken, and 60 % of the calls were
+    dropped. From `HURRY` on the two take turns as any two threads do.
     """
     if behind < HURRY:
         time.sleep(YIELD_S)
 
 
 class Bell:
-    """A ring that nobody waits for is kept; several are one. Any thread may ring, in a signal handler too; one waits."""
+    """A ring that nobody waits for is kept; several are one. Any thread may ring, in a signal handler too; one
+    waits."""
 
     __slots__ = ("_silent",)
 

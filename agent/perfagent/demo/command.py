@@ -32,7 +32,9 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=positive, default=400, help="optimizer steps (default 400)")
     names = f"what goes wrong: {', '.join(faults.FAULTS)}; in a later version: {', '.join(faults.LATER)}"
     parser.add_argument("--fault", default="none", metavar="NAME", help=names)
-    parser.add_argument("--exit", action="store_true", help="end by itself: 0 if the demo did what it should, 1 otherwise")
+    parser.add_argument(
+        "--exit", action="store_true", help="end by itself: 0 if the demo did what it should, 1 otherwise"
+    )
     parser.add_argument("--port", type=port, help="where to start the server (default 8420; 0 for any free port)")
     parser.add_argument("--data", type=Path, help="folder for the server's data (default: the server's own)")
     parser.add_argument("--no-browser", action="store_true", help="print the dashboard's address only")
@@ -72,18 +74,25 @@ def demo(arguments: argparse.Namespace) -> int:
     return 0 if done else 1
 
 
-# ------------------------------------------------------------------------------------------------------------------- training
+# ------------------------------------------------------------------------------------------------------------------- tr
 
 
 def _train(server: DemoServer, run: str, steps: int, fault: faults.Fault) -> int:
     """Runs the training process to its end and shows how far it is; its exit code, negative for a signal."""
     # Under `perfagent run` the launcher's watcher sees a SIGKILL at once; a bare process shows as lost 30 s later.
     launcher = ["-m", "perfagent", "run", "-m"] if fault.name == "killed" else ["-m"]
-    environment = {key: value for key, value in os.environ.items() if key not in ("PERFAGENT_RECORD", "PERFAGENT_DISABLED")}
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("PERFAGENT_RECORD", "PERFAGENT_DISABLED")
+    }
     environment |= {"PERFAGENT_SERVER": server.url, "PERFAGENT_RUN_ID": run, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         [sys.executable, *launcher, "perfagent.demo.job", "--steps", str(steps), "--fault", fault.name],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace",
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
     )
     screen = _Screen(steps)
     assert process.stdout is not None
@@ -170,11 +179,12 @@ class _Screen:
         self._out.flush()
 
 
-# --------------------------------------------------------------------------------------------------------------------- the end
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _report(server: DemoServer, run: str, steps: int, fault: faults.Fault, code: int) -> bool:
-    """Waits until the server has seen the end and judged it, prints both, and says whether they are what they should be."""
+    """Waits until the server has seen the end and judged it, prints both, and says whether they are what they should
+    be."""
     end = time.monotonic() + fault.settle_s
     if fault.settle_s > 30:
         print(f"waiting up to {fault.settle_s:.0f} s for the server to notice")
@@ -199,7 +209,8 @@ def _report(server: DemoServer, run: str, steps: int, fault: faults.Fault, code:
         wrong.append(f"the state is {state}, not {' or '.join(fault.states)}")
     if "finished" in fault.states and last != steps:
         wrong.append(f"{last} of {steps} steps arrived")
-    # The verdict on a healthy demo depends on the machine too (a GPU is nearly idle with so small a model): not a failure.
+    # The verdict on a healthy demo depends on the machine too (a GPU is nearly idle with so small a model): not a
+    # failure.
     if fault.name != "none" and finding["rule"] not in fault.expects:
         wrong.append(f"the verdict is {finding['rule']}, not {' or '.join(fault.expects)}")
     for sentence in wrong:

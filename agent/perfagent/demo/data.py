@@ -20,7 +20,8 @@ MAX_BYTES = 4_000_000  # enough for 60,000 windows of 64 bytes, and read in a fr
 
 
 def read_sources(folder: Path | None = None, max_bytes: int = MAX_BYTES) -> bytes:
-    """The standard library's modules in the order of their names, cut at max_bytes. Raises PerfagentError without sources."""
+    """The standard library's modules in the order of their names, cut at max_bytes. Raises PerfagentError without
+    sources."""
     folder = folder or Path(sysconfig.get_path("stdlib"))
     text = bytearray()
     for path in sorted(folder.glob("*.py")) + sorted(folder.glob("[a-z]*/*.py")):

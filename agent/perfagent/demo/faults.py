@@ -25,7 +25,8 @@ SPIKE_STEPS = 15  # longer than the nine steps over which the loss rule takes it
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """story: what happens, in words. expects: the rules of which one must be the verdict. states: how the run may end.
-    min_steps: the fewest steps in which it stands out from noise. settle_s: how long the verdict may take after the end."""
+    min_steps: the fewest steps in which it stands out from noise. settle_s: how long the verdict may take after the
+    end."""
 
     name: str
     story: str
@@ -35,7 +36,8 @@ class Fault:
     settle_s: float = 20.0
 
     def begins(self, steps: int) -> int:
-        """The step at which it happens: the middle of the run, for a spike its end (the rule first learns what is usual)."""
+        """The step at which it happens: the middle of the run, for a spike its end (the rule first learns what is
+        usual)."""
         return steps - SPIKE_STEPS + 1 if self.name == "spike" else max(3, steps // 2)
 
 
@@ -77,13 +79,22 @@ FAULTS: dict[str, Fault] = {
             story="half-way, the training process gets SIGKILL, as from the kernel or the scheduler",
             expects=("process_crash", "lost_contact"),
             states=("killed", "lost"),
-            settle_s=120.0,  # where nobody saw the end, silence raises an alert after 30 s, and not in the server's first 60 s
+            # where nobody saw the end, silence raises an alert after 30 s, and not in the server's first 60 s
+            settle_s=120.0,
         ),
     )
 }
 
 LATER = (
-    "divergence", "grad-explosion", "sync", "throughput-drop", "leak", "hang", "straggler", "checkpoint-stall", "scale-collapse",
+    "divergence",
+    "grad-explosion",
+    "sync",
+    "throughput-drop",
+    "leak",
+    "hang",
+    "straggler",
+    "checkpoint-stall",
+    "scale-collapse",
 )
 
 

@@ -46,11 +46,17 @@ def train(steps: int, fault: faults.Fault, *, batch_size: int, seed: int = 0) ->
         optimizer,
         project=os.environ.get("PERFAGENT_PROJECT", "demo"),
         name=f"demo {fault.name}" if fault.name != "none" else "demo",
-        config={"steps": steps, "batch_size": batch_size, "context": model.context, "lr": LEARNING_RATE, "fault": fault.name},
+        config={
+            "steps": steps,
+            "batch_size": batch_size,
+            "context": model.context,
+            "lr": LEARNING_RATE,
+            "fault": fault.name,
+        },
         tags=("demo",),
     )
 
-    # -------------------------------------------------------------------------------------------- nothing below knows the agent
+    # -------------------------------------------------------------------------------------------- nothing below knows t
     loop = perfagent.loop(model, optimizer, schedule, clip_norm=CLIP_NORM)
     for tokens, targets in loop.batches(loader, epochs=None, steps=steps):
         step = loop.step_count + 1

@@ -26,7 +26,11 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (batch, time, width) -> the same shape."""
         batch, time, width = x.shape
-        q, k, v = self.qkv(self.attention_norm(x)).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.attention_norm(x))
+            .view(batch, time, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, time, width))
         return x + self.feed(self.feed_norm(x))  # type: ignore[no-any-return]

@@ -1,4 +1,5 @@
-"""The demo's server: the one that already runs here, or `perfagent up` as a process of its own for as long as the demo lasts."""
+"""The demo's server: the one that already runs here, or `perfagent up` as a process of its own for as long as the demo
+lasts."""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ START_S = 60.0  # a first start imports FastAPI and Dash and makes the tables: s
 class DemoServer:
     """A perfagent server on this machine, found or started; leaving the context stops it only if it was started here.
 
-    data: the server's data folder, None for its own default; a server that runs on that folder is used. port: where to start
-    one; None takes 8420, uses the perfagent server that listens there, and moves away from a port taken by anything else.
-    Where neither is given, PERFAGENT_SERVER names the server, as it does for every other job. Raises PerfagentError when none
-    answers there.
+    data: the server's data folder, None for its own default; a server that runs on that folder is used. port: where to
+    start one; None takes 8420, uses the perfagent server that listens there, and moves away from a port taken by
+    anything else. Where neither is given, PERFAGENT_SERVER names the server, as it does for every other job. Raises
+    PerfagentError when none answers there.
     """
 
     def __init__(self, *, data: Path | None = None, port: int | None = None, log: Path) -> None:
@@ -57,7 +58,9 @@ class DemoServer:
             self._start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.http.close()
         if self._process is None:
             return
@@ -97,7 +100,11 @@ class DemoServer:
         with self._opened_log() as log:
             # A session of its own: Ctrl-C reaches the demo first, which stops the server when it is done with it.
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
                 env=os.environ | {"PYTHONUNBUFFERED": "1"},
             )
         for _ in _until(START_S):
@@ -108,7 +115,9 @@ class DemoServer:
                 if self.http.get("/readyz").status_code == 200:
                     return
         self.__exit__(None, None, None)
-        raise PerfagentError(f"the server did not answer on {self.url}/readyz within {START_S:.0f} s; its log is {self.log}")
+        raise PerfagentError(
+            f"the server did not answer on {self.url}/readyz within {START_S:.0f} s; its log is {self.log}"
+        )
 
 
 def _until(seconds: float) -> Iterator[None]:
@@ -129,7 +138,9 @@ def _named() -> str | None:
     if not url:
         return None
     if not _is_ours(url):
-        raise PerfagentError(f"no perfagent server answers at {url}, which PERFAGENT_SERVER names; unset it to start one here")
+        raise PerfagentError(
+            f"no perfagent server answers at {url}, which PERFAGENT_SERVER names; unset it to start one here"
+        )
     return url
 
 

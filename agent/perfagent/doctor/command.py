@@ -28,7 +28,9 @@ def command(parser: argparse.ArgumentParser) -> None:
         "Check this machine and the connection: Python, torch, GPUs, attention kernels, allocator, settings, spool, server, key, "
         "clock, disk. Ends with 1 where something is a problem, with 0 otherwise."
     )
-    parser.add_argument("--server", metavar="URL", help="the server to check (default: PERFAGENT_SERVER, else this machine's)")
+    parser.add_argument(
+        "--server", metavar="URL", help="the server to check (default: PERFAGENT_SERVER, else this machine's)"
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.set_defaults(run=_run)
 

@@ -17,9 +17,9 @@ CLOCK_S, CLOCK_FAR_S = 5.0, 300.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What two requests to a server found. error: why it did not answer; status: of /openapi.json; version: of a perfagent
-    server; who, may: of the key; session_status: of the question who we are; date: of its answer, Unix seconds; asked: the middle
-    of that request by our own clock."""
+    """What two requests to a server found. error: why it did not answer; status: of /openapi.json; version: of a
+    perfagent server; who, may: of the key; session_status: of the question who we are; date: of its answer, Unix
+    seconds; asked: the middle of that request by our own clock."""
 
     error: str = ""
     status: int = 0
@@ -86,11 +86,15 @@ def key(given: bool, found: Look) -> Check:
     """given: whether this environment has a key."""
     make = "`perfagent keys create ingest` on the server's machine makes one; set PERFAGENT_API_KEY to it"
     if found.error or found.version is None:
-        return warning("key", f"{'set' if given else 'not set'}, and not tried: no server answers", "see the line of the server")
+        return warning(
+            "key", f"{'set' if given else 'not set'}, and not tried: no server answers", "see the line of the server"
+        )
     if found.session_status == 429:
         return warning("key", "the server refused too many wrong keys from this address", "wait a minute and try again")
     if found.session_status != 200:
-        return problem("key", f"PERFAGENT_API_KEY is unknown here, revoked or expired (status {found.session_status})", make)
+        return problem(
+            "key", f"PERFAGENT_API_KEY is unknown here, revoked or expired (status {found.session_status})", make
+        )
     may = f"may {' and '.join(found.may)}" if found.may else "may nothing"
     if "ingest" not in found.may:
         if given:

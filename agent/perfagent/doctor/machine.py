@@ -1,4 +1,5 @@
-"""Python, torch, the GPUs, attention kernels and the allocator: what each of them says, judged without looking itself."""
+"""Python, torch, the GPUs, attention kernels and the allocator: what each of them says, judged without looking
+itself."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from perfagent.host_allocator import reason_against
 __all__ = ["OLDEST_PYTHON", "allocator", "attention", "gpus", "python", "torch_build"]
 
 OLDEST_PYTHON, FIRST_UNKNOWN_PYTHON = (3, 11), (3, 14)
-_INSTALL = "install torch into this environment: pip install torch (https://pytorch.org/get-started picks the build for a GPU)"
+_INSTALL = (
+    "install torch into this environment: pip install torch (https://pytorch.org/get-started picks the build for a GPU)"
+)
 _ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc", "hoard", "snmalloc")
 
 
@@ -21,18 +24,25 @@ def python(version: Sequence[int], executable: str, platform: str) -> Check:
     if tuple(version[:2]) < OLDEST_PYTHON:
         return problem("Python", text, "perfagent needs Python 3.11 or later: make a virtual environment with one")
     if tuple(version[:2]) >= FIRST_UNKNOWN_PYTHON:
-        return warning("Python", text, "perfagent was tested with Python 3.11 to 3.13: use one of these if something fails")
+        return warning(
+            "Python", text, "perfagent was tested with Python 3.11 to 3.13: use one of these if something fails"
+        )
     if platform not in ("linux", "darwin"):
         return problem("Python", f"{text} on {platform}", "perfagent runs on Linux and macOS; on Windows use WSL 2")
     return ok("Python", text)
 
 
 def torch_build(found: Mapping[str, Any], driver: bool) -> Check:
-    """found: what the probe of torch said, {"error": ...} where it failed. driver: whether a driver of NVIDIA's is here."""
+    """found: what the probe of torch said, {"error": ...} where it failed. driver: whether a driver of NVIDIA's is
+    here."""
     if found.get("missing"):
-        return warning("torch", "not installed here", f"metrics by log() work without it; to watch a training {_INSTALL}")
+        return warning(
+            "torch", "not installed here", f"metrics by log() work without it; to watch a training {_INSTALL}"
+        )
     if "error" in found:
-        return problem("torch", f"cannot be imported: {found['error']}", "run `python -c 'import torch'` and mend what it says")
+        return problem(
+            "torch", f"cannot be imported: {found['error']}", "run `python -c 'import torch'` and mend what it says"
+        )
     version, cuda = found["version"], found.get("cuda")
     if cuda is None:
         if driver:
@@ -56,7 +66,9 @@ def gpus(found: Mapping[str, Any]) -> Check:
         return warning("GPU", reason, "GPU metrics need it: pip install nvidia-ml-py")
     if "not available" in reason:
         return warning("GPU", reason, "the training's own metrics work; utilization, power and temperature are missing")
-    return problem("GPU", reason, "run nvidia-smi: a driver that was upgraded needs a reboot, a GPU that was lost a reset")
+    return problem(
+        "GPU", reason, "run nvidia-smi: a driver that was upgraded needs a reboot, a GPU that was lost a reset"
+    )
 
 
 def attention(found: Mapping[str, Any]) -> Check:
@@ -68,7 +80,9 @@ def attention(found: Mapping[str, Any]) -> Check:
     text = f"kernels: {', '.join(there) or 'none'}"
     if "flash" in there or "efficient" in there or "cudnn" in there:
         return ok("attention", text)
-    step = "math alone is slow for long sequences: see torch.backends.cuda.enable_flash_sdp and enable_mem_efficient_sdp"
+    step = (
+        "math alone is slow for long sequences: see torch.backends.cuda.enable_flash_sdp and enable_mem_efficient_sdp"
+    )
     return warning("attention", text, step)
 
 

@@ -1,4 +1,5 @@
-"""Looks at what may hang or crash, torch and the GPU's driver: each in a process of its own that is ended when it takes too long.
+"""Looks at what may hang or crash, torch and the GPU's driver: each in a process of its own that is ended when it takes
+too long.
 
     python -m perfagent.doctor.probes torch|nvml        prints what it found as JSON
 """
@@ -25,7 +26,13 @@ def probe(what: str, within_s: float | None = None) -> dict[str, Any]:
     environment = os.environ | {"PERFAGENT_DISABLED": "1"}
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit, check=False, env=environment
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            check=False,
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         return _failed(f"gave no answer within {limit:g} s")

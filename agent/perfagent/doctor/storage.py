@@ -74,17 +74,22 @@ def free_bytes(folder: Path) -> int | OSError:
 def disk(name: str, folder: Path, free: int | OSError) -> Check:
     """name: which of the folders it is, for the reader."""
     if isinstance(free, OSError):
-        return problem(name, f"{folder} cannot be read ({free.strerror or free})", "choose another folder, or change its rights")
+        return problem(
+            name, f"{folder} cannot be read ({free.strerror or free})", "choose another folder, or change its rights"
+        )
     text = f"{_spelled(free)} free for {folder}"
     if free < MIN_FREE_BYTES:
-        return problem(name, text, "make room: samples that no disk takes are kept in 8 MiB of memory, and the rest is lost")
+        return problem(
+            name, text, "make room: samples that no disk takes are kept in 8 MiB of memory, and the rest is lost"
+        )
     if free < LOW_FREE_BYTES:
         return warning(name, text, "make room before a long run: a spool may take 512 MiB, and a database grows")
     return ok(name, text)
 
 
 def _is_running(folder: Path) -> bool:
-    """Whether a process holds the source's lock. Ours is let go of at once; who wants it in that moment tries again by itself."""
+    """Whether a process holds the source's lock. Ours is let go of at once; who wants it in that moment tries again by
+    itself."""
     try:
         with (folder / "lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,7 +1,9 @@
-"""What some frameworks do in their own way: one adapter each, loaded only in a process that has imported that framework.
+"""What some frameworks do in their own way: one adapter each, loaded only in a process that has imported that
+framework.
 
-Most need none for their steps: the Transformers Trainer, Accelerate, DDP and FSDP2 call their model, step ordinary optimizers,
-call `torch.autograd.backward` and read a DataLoader, which is what the hooks watch. docs/compatibility.md has the table.
+Most need none for their steps: the Transformers Trainer, Accelerate, DDP and FSDP2 call their model, step ordinary
+optimizers, call `torch.autograd.backward` and read a DataLoader, which is what the hooks watch. docs/compatibility.md
+has the table.
 
 An adapter is a module with `install(patch)`; `patch(owner, name, watch)` replaces an attribute until the run ends.
 """
@@ -44,7 +46,8 @@ def install_adapters(
     *,
     then: Callable[[], None],
 ) -> None:
-    """adapters: module of a library -> module of ours whose `install(library, patch)` adapts it. then: called after each."""
+    """adapters: module of a library -> module of ours whose `install(library, patch)` adapts it. then: called after
+    each."""
     for library, adapter in adapters.items():
 
         def adapt(library: str = library, adapter: str = adapter) -> None:

@@ -1,12 +1,14 @@
 """DeepSpeed: the engine's `step` is the step, its `backward` the backward pass, its gradient norm the norm.
 
-ZeRO-1 and 2 step the optimizer inside once per parameter group, ZeRO-3 once per sub-group, and not at all when the gradients
-overflow, so the optimizer hooks would count wrong: they are silent inside `engine.step`, and a step is over when
-`engine.global_steps` moves on, which it does at the end of an accumulation window only. Gradients are partitioned and partly
-gone by then, but DeepSpeed has computed their global norm for itself. What `engine.backward` returns is the loss divided by the
-accumulation steps and not yet multiplied by the loss scale. No collective is issued here, and nothing waits for the device.
+ZeRO-1 and 2 step the optimizer inside once per parameter group, ZeRO-3 once per sub-group, and not at all when the
+gradients overflow, so the optimizer hooks would count wrong: they are silent inside `engine.step`, and a step is over
+when `engine.global_steps` moves on, which it does at the end of an accumulation window only. Gradients are partitioned
+and partly gone by then, but DeepSpeed has computed their global norm for itself. What `engine.backward` returns is the
+loss divided by the accumulation steps and not yet multiplied by the loss scale. No collective is issued here, and
+nothing waits for the device.
 
-An engine that steps a plain torch optimizer (stage 0 in full precision) needs the usual hooks, and its clipping watched.
+An engine that steps a plain torch optimizer (stage 0 in full precision) needs the usual hooks, and its clipping
+watched.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class _Before(NamedTuple):
 
 
 def watch_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """DeepSpeedEngine.step, watched: the optimizer phase where it ends an accumulation window, nothing where it does not."""
+    """DeepSpeedEngine.step, watched: the optimizer phase where it ends an accumulation window, nothing where it does
+    not."""
 
     @functools.wraps(original)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -139,8 +142,8 @@ def _taken(number: Any) -> Value | None:
 
 
 def _choose(p: Progress, engine: Any) -> None:
-    """Of several engines (a generator and its discriminator), the one that trains most says what a step is. One that has made
-    more steps than this is left over from an earlier training."""
+    """Of several engines (a generator and its discriminator), the one that trains most says what a step is. One that
+    has made more steps than this is left over from an earlier training."""
     kind = sys.modules["deepspeed.runtime.engine"].DeepSpeedEngine
     best, size = engine, owned(engine.optimizer)
     for other in living(kind):
@@ -206,7 +209,8 @@ def watch_scale(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def watch_clip(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The engine's own clipping, which it uses without ZeRO: when the optimizer steps, the gradients are clipped ones."""
+    """The engine's own clipping, which it uses without ZeRO: when the optimizer steps, the gradients are clipped
+    ones."""
 
     @functools.wraps(original)
     def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:

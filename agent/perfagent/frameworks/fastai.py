@@ -1,4 +1,5 @@
-"""fastai: its optimizers are a class of its own. (Those that it wraps, by `OptimWrapper`, are torch's, and need nothing.)"""
+"""fastai: its optimizers are a class of its own. (Those that it wraps, by `OptimWrapper`, are torch's, and need
+nothing.)"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The Transformers Trainer needs no adapter for its steps, but says only here where a resumed training begins.
 
-Asked is the beginning of each epoch: it comes before the first step, and later than `on_train_begin`, in which a callback of the
-user's may be what attaches.
+Asked is the beginning of each epoch: it comes before the first step, and later than `on_train_begin`, in which a
+callback of the user's may be what attaches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Lightning: the forward pass is `training_step`, which the trainer calls by that name and not through the module.
 
 Where a strategy wraps the module (DDP, DeepSpeed), it calls the wrapper, which is watched like any model. With manual
-optimization the forward pass of a training step lasts until its first backward pass; what comes between later ones is in `other`.
+optimization the forward pass of a training step lasts until its first backward pass; what comes between later ones is
+in `other`.
 
 A training that goes on from a checkpoint (`ckpt_path`) counts on from there.
 """
@@ -68,13 +69,14 @@ def _starts(strategy: Any) -> None:
 
 
 def _steps_made(optimizers: list[Any], all_steps: int) -> int:
-    """Lightning adds up the steps of all optimizers, of which one may step more often than another (a GAN): the main one's own
-    count, where it keeps one that can be read without waiting for a device."""
+    """Lightning adds up the steps of all optimizers, of which one may step more often than another (a GAN): the main
+    one's own count, where it keeps one that can be read without waiting for a device."""
     if len(optimizers) < 2:
         return all_steps
     main = max(optimizers, key=owned)
     of_a_parameter = next(iter(main.state.values()), None)
-    made = of_a_parameter.get("step") if isinstance(of_a_parameter, dict) else None  # another optimizer's may be anything
+    # another optimizer's may be anything
+    made = of_a_parameter.get("step") if isinstance(of_a_parameter, dict) else None
     if isinstance(made, sys.modules["torch"].Tensor) and made.device.type != "cpu":
         made = None
     return all_steps // len(optimizers) if made is None else int(made)

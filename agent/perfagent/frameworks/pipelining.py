@@ -1,5 +1,5 @@
-"""torch.distributed.pipelining: a schedule backpropagates the loss of each micro-batch as it is, and divides the gradients by
-their number afterwards. What it minimizes is the mean of those losses."""
+"""torch.distributed.pipelining: a schedule backpropagates the loss of each micro-batch as it is, and divides the
+gradients by their number afterwards. What it minimizes is the mean of those losses."""
 
 from __future__ import annotations
 

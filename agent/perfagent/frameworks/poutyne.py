@@ -1,6 +1,8 @@
-"""poutyne: with `batches_per_step` it backpropagates the sum over each batch and divides the gradients of all at the end.
+"""poutyne: with `batches_per_step` it backpropagates the sum over each batch and divides the gradients of all at the
+end.
 
-So do the losses here become what the optimizer minimizes. One that is still on a device cannot be divided, and is not told.
+So do the losses here become what the optimizer minimizes. One that is still on a device cannot be divided, and is not
+told.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""timm: its adaptive clipping (`--clip-mode agc`) changes gradients unit by unit, and nothing of torch's clipping is in it.
+"""timm: its adaptive clipping (`--clip-mode agc`) changes gradients unit by unit, and nothing of torch's clipping is in
+it.
 
 Its other two ways of clipping are torch's own.
 """

@@ -107,7 +107,9 @@ class Beside:
 
     def _counts(self) -> bool:
         p = self._progress
-        return state.current is p and not (p.backward_depth or p.phase_depth or p.data_depth) and p.thread == get_ident()
+        return (
+            state.current is p and not (p.backward_depth or p.phase_depth or p.data_depth) and p.thread == get_ident()
+        )
 
     @untraced
     def _enters(self, module: Any, _arguments: Any) -> None:

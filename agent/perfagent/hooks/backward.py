@@ -178,7 +178,12 @@ def _weighted(p: Progress, tensor: Any, weights: Any) -> Root | None:
     weights = weights[0] if isinstance(weights, (list, tuple)) and len(weights) == 1 else weights
     if type(weights) is not tensors or type(tensor) is not tensors or not (tensor.is_cpu and weights.is_cpu):
         return None
-    if tensor.dim() != 1 or tensor.shape != weights.shape or tensor.numel() > _MOST_LOSSES or not tensor.is_floating_point():
+    if (
+        tensor.dim() != 1
+        or tensor.shape != weights.shape
+        or tensor.numel() > _MOST_LOSSES
+        or not tensor.is_floating_point()
+    ):
         return None
     value = float((tensor.detach() * weights.detach()).sum().item())
     if value - value != 0.0:

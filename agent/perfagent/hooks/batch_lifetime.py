@@ -75,7 +75,17 @@ class _Loader:
 class Release:
     """Measures how long a run's loop takes to free its batches. held: storages to free at the next request."""
 
-    __slots__ = ("__weakref__", "_callers", "_costs", "_expected_ns", "_held_since", "_lines", "_loaders", "_progress", "held")
+    __slots__ = (
+        "__weakref__",
+        "_callers",
+        "_costs",
+        "_expected_ns",
+        "_held_since",
+        "_lines",
+        "_loaders",
+        "_progress",
+        "held",
+    )
 
     def __init__(self, p: Progress) -> None:
         self._progress = p

@@ -113,7 +113,12 @@ def _watch_environment(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is not None and type(p.trace) is not Acted and not (p.phase_depth or p.data_depth) and p.thread == get_ident():
+        if (
+            p is not None
+            and type(p.trace) is not Acted
+            and not (p.phase_depth or p.data_depth)
+            and p.thread == get_ident()
+        ):
             p.trace = Acted(p.trace)
         return original(*args, **kwargs)
 
@@ -126,7 +131,9 @@ def interrupted(p: Progress) -> None:
         p.trace = Interrupted(p.trace)
 
 
-def evaluated(p: Progress, training: bool, call: Callable[..., Any], args: Any, kwargs: Any, *, graded: bool = False) -> Any:
+def evaluated(
+    p: Progress, training: bool, call: Callable[..., Any], args: Any, kwargs: Any, *, graded: bool = False
+) -> Any:
     """Calls a model and records the call as one without gradients. Whatever happens inside belongs to this call.
 
     training: the model is in the mode in which it is trained. graded: a call of another model with gradients; it counts
@@ -236,7 +243,9 @@ def _feeds_another(fed: int, waiting: list[Entry]) -> bool:
     """True if the newest fetch is from another loader than the one that fed an evaluation, even if that one is gone and
     the new one has its id: that fetch may feed the next step."""
     fetches = [entry for entry in waiting if entry[0] == DATA]
-    return bool(fetches) and fetches[-1][4] is not None and any(entry[4] is None or entry[3] != fed for entry in fetches)
+    return (
+        bool(fetches) and fetches[-1][4] is not None and any(entry[4] is None or entry[3] != fed for entry in fetches)
+    )
 
 
 class Evaluations:
@@ -339,7 +348,9 @@ class Evaluations:
                     name, broke_off = self._name(fed, trained=trained), _is_of_another(fed, folded, fetches)
                     folded += [*self._closed(span, fetches, name, broke_off=broke_off), entry]
                 span, fetches, inside, fed, graded, trained = [], [], 0, 0, [], False
-        folded += self._closed(span, fetches, self._name(fed, trained=trained), broke_off=_is_of_another(fed, folded, fetches))
+        folded += self._closed(
+            span, fetches, self._name(fed, trained=trained), broke_off=_is_of_another(fed, folded, fetches)
+        )
         return folded
 
     def _name(self, fed: int, *, trained: bool) -> str:
@@ -388,6 +399,8 @@ def after_last_step(p: Progress) -> None:
     A trace so long that its beginning may be gone is ignored.
     """
     trace, p.trace = p.trace, []
-    may_hold = isinstance(trace, Interrupted) or any(entry[0] == PHASE and entry[3] == "eval" for entry in entries_of(trace))
+    may_hold = isinstance(trace, Interrupted) or any(
+        entry[0] == PHASE and entry[3] == "eval" for entry in entries_of(trace)
+    )
     if p.last is not None and may_hold and len(trace) < MOST_ITEMS // 3:
         p.rows.append(_AfterLast(p.completed, time.time(), now(), 0, None, None, 0, trace, None))

@@ -134,7 +134,9 @@ class Watched(Standing):
             if holds_loss and self._unproven:
                 if len(self._returned) > _MOST_RETURNED:
                     self._returned.clear()  # no backward pass ever follows
-                self._returned.update(loss.grad_fn._sequence_nr() for loss in _losses(output) if loss.grad_fn is not None)
+                self._returned.update(
+                    loss.grad_fn._sequence_nr() for loss in _losses(output) if loss.grad_fn is not None
+                )
                 p.proof = self._prove
                 p.plain = False  # so that the backward pass calls `proof`
             p.trace.extend((now(), None if p.clock is None else p.clock.mark(), holds_loss, RETURNED))

@@ -137,7 +137,7 @@ class Clips:
             return False
         clip.round += max(one.round for one in before)
         for one in before:
-                one.norm = None  # it covered gradients that only the earlier call held
+            one.norm = None  # it covered gradients that only the earlier call held
         return True
 
     def touches(self, clip: Clip, optimizer: Any) -> bool:

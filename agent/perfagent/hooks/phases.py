@@ -45,11 +45,14 @@ class Span:
         if self._counts:
             p.phase_depth += 1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         p, ended = self._progress, now()
         if self._counts:
             p.phase_depth -= 1
-        if not p.phase_depth and self._begin_step >= p.completed and not p.off:  # within one step: part of its breakdown
+        # within one step: part of its breakdown
+        if not p.phase_depth and self._begin_step >= p.completed and not p.off:
             p.trace.extend((self._started, ended, self._name, None, None, PHASE))
         if self._tells:
             tell(p, self._name, self._begin_step, (ended - self._started) / 1e9, p.in_progress())

@@ -27,8 +27,9 @@ _LAUNCHERS = (
     (("PMI_RANK",), ("MPI_LOCALRANKID",), ("PMI_SIZE",), ()),
     (("SLURM_PROCID",), ("SLURM_LOCALID",), slurm.STEP_TASKS, ("SLURM_NODEID",)),
 )
-"""Where each launcher tells rank, local rank, world size and node; in every list the first that holds a number counts. (MPI does
-not tell the node: OMPI_COMM_WORLD_NODE_RANK is the rank on the node, and how ranks are dealt to nodes is an option of mpirun.)"""
+"""Where each launcher tells rank, local rank, world size and node; in every list the first that holds a number counts.
+(MPI does not tell the node: OMPI_COMM_WORLD_NODE_RANK is the rank on the node, and how ranks are dealt to nodes is an
+option of mpirun.)"""
 
 
 def place(env: Mapping[str, str]) -> tuple[int, int, int, int | None]:
@@ -43,7 +44,12 @@ def place(env: Mapping[str, str]) -> tuple[int, int, int, int | None]:
     if in_group():
         distributed = sys.modules["torch.distributed"]
         size = distributed.get_world_size()
-        return distributed.get_rank(), whole_number(env.get("LOCAL_RANK")) or 0, size, whole_number(env.get("GROUP_RANK"))
+        return (
+            distributed.get_rank(),
+            whole_number(env.get("LOCAL_RANK")) or 0,
+            size,
+            whole_number(env.get("GROUP_RANK")),
+        )
     return 0, 0, 1, 0
 
 
@@ -51,7 +57,9 @@ def _first(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     return next((found for name in names if (found := whole_number(env.get(name))) is not None), None)
 
 
-def named_by_launcher(env: Mapping[str, str], rank: int, size: int, folder: Path, before: int) -> tuple[str | None, int]:
+def named_by_launcher(
+    env: Mapping[str, str], rank: int, size: int, folder: Path, before: int
+) -> tuple[str | None, int]:
     """(run, attempt) where a launcher has a real id for this training; an attempt of 0 is rank 0's to draw.
 
     A requeued SLURM job keeps its id: a new attempt of the same run. before: how many runs this process has had.
@@ -68,8 +76,8 @@ def named_by_launcher(env: Mapping[str, str], rank: int, size: int, folder: Path
         shared = size > 1 and not elastic and slurm.ranks_are_tasks(env, rank, size)
         return run, slurm.job_started_ms(env) if shared else 0
     rendezvous = env.get("TORCHELASTIC_RUN_ID", "")
-    # torchrun's own ids: "none" by default, a random uuid with --standalone; a bare number (100 in PyTorch's documentation,
-    # $RANDOM in many scripts) names many jobs: only a name that somebody chose is an id
+    # torchrun's own ids: "none" by default, a random uuid with --standalone; a bare number (100 in PyTorch's
+    # documentation, $RANDOM in many scripts) names many jobs: only a name that somebody chose is an id
     if rendezvous and rendezvous != "none" and not rendezvous.isdigit() and not _is_uuid(rendezvous):
         return _fit_for_an_address(rendezvous), 0
     return None, 0
@@ -77,7 +85,9 @@ def named_by_launcher(env: Mapping[str, str], rank: int, size: int, folder: Path
 
 def _fit_for_an_address(name: str) -> str:
     """A run id from a name that was chosen for something else."""
-    return name if identity_problem("run", name) is None else re.sub(r"[^\w.:@+=-]", "-", name)[:128].strip(".") or "job"
+    return (
+        name if identity_problem("run", name) is None else re.sub(r"[^\w.:@+=-]", "-", name)[:128].strip(".") or "job"
+    )
 
 
 def _is_uuid(text: str) -> bool:
@@ -85,16 +95,24 @@ def _is_uuid(text: str) -> bool:
 
 
 def job_key(env: Mapping[str, str], machine: str) -> str | None:
-    """A name that all ranks of this job on this node derive alike and no other job does; None where the environment has none.
+    """A name that all ranks of this job on this node derive alike and no other job does; None where the environment has
+    none.
 
-    It outlives a launcher's restart of its workers: torchrun's agent stays the parent process. machine: homes are shared between
-    nodes, and so are the locks in them.
+    It outlives a launcher's restart of its workers: torchrun's agent stays the parent process. machine: homes are
+    shared between nodes, and so are the locks in them.
     """
     rank, _, size, _ = place(env)
     if env.get("TORCHELASTIC_RESTART_COUNT") is not None:
-        # python -m perfagent run replaces itself, so the agent is the parent; a wrapper script between is followed upwards
+        # python -m perfagent run replaces itself, so the agent is the parent; a wrapper script between is followed
+        # upwards
         agent = _elastic_agent()
-        parts = ["elastic", env.get("TORCHELASTIC_RUN_ID", ""), env.get("MASTER_ADDR", ""), str(agent), str(process_start(agent))]
+        parts = [
+            "elastic",
+            env.get("TORCHELASTIC_RUN_ID", ""),
+            env.get("MASTER_ADDR", ""),
+            str(agent),
+            str(process_start(agent)),
+        ]
     elif env.get("PMIX_NAMESPACE"):
         parts = ["pmix", env["PMIX_NAMESPACE"]]
     elif env.get("MASTER_PORT") and env.get("MASTER_ADDR"):
@@ -116,8 +134,8 @@ def job_key(env: Mapping[str, str], machine: str) -> str | None:
 
 
 def this_node() -> str:
-    """A name for this node, different from every other's. The host name may be "localhost" on all of them, and containers share
-    the id of their host's boot."""
+    """A name for this node, different from every other's. The host name may be "localhost" on all of them, and
+    containers share the id of their host's boot."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -150,13 +168,16 @@ def _told_by(env: Mapping[str, str], rank: int, size: int) -> list[str]:
 
 
 def _starter(told: list[str]) -> int:
-    """Pid of the process that set these variables for a rank: the nearest ancestor that was started without them. The parent will
-    not do: a script or a program between the two (`mpirun sh task.sh`, `timeout 1h python train.py`) is another for each rank."""
+    """Pid of the process that set these variables for a rank: the nearest ancestor that was started without them. The
+    parent will not do: a script or a program between the two (`mpirun sh task.sh`, `timeout 1h python train.py`) is
+    another for each rank."""
     names = tuple(f"{name}=".encode() for name in told)
     pid = os.getppid()
     for _ in range(8):
         try:
-            if not any(variable.startswith(names) for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
+            if not any(
+                variable.startswith(names) for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            ):
                 return pid
             pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
         except (OSError, ValueError, IndexError):  # somebody else's, as SLURM's daemon: none of a rank's own

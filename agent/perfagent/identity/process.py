@@ -30,9 +30,9 @@ _runs = itertools.count()
 class Identity:
     """Who this process is.
 
-    run: None until it is known (ranks above 0 of a job without a named run). source: unique id of this process in this attempt.
-    attempt: rank 0's start in Unix milliseconds (or the SLURM job's), shared by all ranks. local_rank: 0 where the launcher says
-    nothing; node_rank: None there.
+    run: None until it is known (ranks above 0 of a job without a named run). source: unique id of this process in this
+    attempt. attempt: rank 0's start in Unix milliseconds (or the SLURM job's), shared by all ranks. local_rank: 0 where
+    the launcher says nothing; node_rank: None there.
     """
 
     project: str
@@ -49,8 +49,8 @@ class Identity:
     """A name that the ranks of this job on this node share (None where the environment has none)."""
     meeting: Meeting | None = field(default=None, repr=False)
     joining: Joining | None = field(default=None, repr=False)
-    """While it is open whether this process is a rank of a job: place, run and attempt are those that it has if it is none, and
-    nothing is sent. (Killed meanwhile, it was none: what it has measured is told as theirs.)"""
+    """While it is open whether this process is a rank of a job: place, run and attempt are those that it has if it is
+    none, and nothing is sent. (Killed meanwhile, it was none: what it has measured is told as theirs.)"""
     begun: Callable[[], bool] = field(default=lambda: False, repr=False)
     """Whether the first step of this run is over, or the run."""
     ended: Callable[[], bool] = field(default=lambda: False, repr=False)
@@ -63,7 +63,8 @@ class Identity:
 
     @property
     def settled(self) -> bool:
-        """Whether there is nothing left to poll for: the run is known here, and rank 0 has published it for the other nodes."""
+        """Whether there is nothing left to poll for: the run is known here, and rank 0 has published it for the other
+        nodes."""
         if self.joining is not None:
             return False
         return self.known and (self.meeting is None or self.rank != 0 or not self.meeting.publishing)
@@ -92,8 +93,8 @@ class Identity:
         machine: Callable[[], str] | None = None,
     ) -> Identity:
         """meet: look for the other ranks of a job; a command that will become the trainer only wants to know its place.
-        ordinal: which run of this process it is; counted when not given, so that a second one is not taken for the first.
-        machine: names the node; a test has several on one."""
+        ordinal: which run of this process it is; counted when not given, so that a second one is not taken for the
+        first. machine: names the node; a test has several on one."""
         env = os.environ if environ is None else environ
         mine = cls(project=config.project, run=config.run_id, name=name, start_step=start_step)
         mine.rank, mine.local_rank, mine.world_size, mine.node_rank = place(env)

@@ -1,9 +1,10 @@
-"""Waits for the process group of a process that multiprocessing started (mp.spawn) and that attaches before it joins a group.
+"""Waits for the process group of a process that multiprocessing started (mp.spawn) and that attaches before it joins a
+group.
 
-Such a process has no rank yet, so it looks like a training of its own, and it may be one (a pool's worker, a trial of a search).
-Until it joins a group, ends its first step or has had `ALONE_AFTER_S` for either, what it measures waits in the spool. Meanwhile
-the spool's header names the run that this process is if it is alone: without a run, what a process had measured that was killed
-while it waited was never sent.
+Such a process has no rank yet, so it looks like a training of its own, and it may be one (a pool's worker, a trial of a
+search). Until it joins a group, ends its first step or has had `ALONE_AFTER_S` for either, what it measures waits in
+the spool. Meanwhile the spool's header names the run that this process is if it is alone: without a run, what a process
+had measured that was killed while it waited was never sent.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def may_join() -> bool:
 class Joining:
     """The wait of one run for the group that its process may join.
 
-    folder, named, started: what a job's ranks need to meet: where, the id that the user gave the run, this process's start in
-    Unix milliseconds.
+    folder, named, started: what a job's ranks need to meet: where, the id that the user gave the run, this process's
+    start in Unix milliseconds.
     """
 
     def __init__(self, folder: Path, named: str | None, started: int) -> None:

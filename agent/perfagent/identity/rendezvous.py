@@ -27,7 +27,8 @@ _MOST_FAILURES = 10
 
 
 class Meeting:
-    """Where rank 0 leaves run, attempt and start step for the others: a file for its node, the job's store for other nodes."""
+    """Where rank 0 leaves run, attempt and start step for the others: a file for its node, the job's store for other
+    nodes."""
 
     def __init__(self, folder: Path, key: str | None, env: Mapping[str, str], started: int, ordinal: int) -> None:
         """key: the same for all ranks of a node, and of one node only. ordinal: which run of this process it is."""
@@ -119,7 +120,8 @@ class Meeting:
         return mine.ended() or (mine.begun() and (self._path is None or time.monotonic() - self._since > ALONE_AFTER_S))
 
     def _fits(self, found: dict[str, Any]) -> bool:
-        """Whether the file is of this start of the job. Outside torchrun the key may be an older job's: its rank 0 must live."""
+        """Whether the file is of this start of the job. Outside torchrun the key may be an older job's: its rank 0 must
+        live."""
         if self._elastic:
             return found.get("restart") == self._restart
         return process_start(int(found.get("pid", 0))) == found.get("pid_start") != 0
@@ -146,7 +148,8 @@ class Meeting:
             return None
 
     def _find_store(self) -> Any:
-        """The job's key-value store, once torch.distributed has one; tried once a second, given up after ten failures."""
+        """The job's key-value store, once torch.distributed has one; tried once a second, given up after ten
+        failures."""
         if self._store is not None or self._store_failed >= _MOST_FAILURES or time.monotonic() < self._next_store:
             return self._store
         distributed = sys.modules.get("torch.distributed")
@@ -160,7 +163,11 @@ class Meeting:
                 from datetime import timedelta
 
                 self._store = distributed.TCPStore(
-                    self._address[0], self._address[1], is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
+                    self._address[0],
+                    self._address[1],
+                    is_master=False,
+                    wait_for_workers=False,
+                    timeout=timedelta(seconds=5),
                 )
             else:
                 store = distributed.distributed_c10d._get_default_store()

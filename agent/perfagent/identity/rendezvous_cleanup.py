@@ -12,8 +12,8 @@ _WEEK_S = 7 * 86400.0
 
 
 def sweep(folder: Path) -> None:
-    """Jobs end without a word; what they left a week ago goes when the next one starts. The links that count a step's trainings
-    stay for eight: that step may still be running."""
+    """Jobs end without a word; what they left a week ago goes when the next one starts. The links that count a step's
+    trainings stay for eight: that step may still be running."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             with contextlib.suppress(OSError):

@@ -1,8 +1,9 @@
 """Reads from SLURM's variables whether a training is the whole step, and which of the step's trainings it is.
 
-A step may run several trainings one after the other (`srun bash -c "python a.py; python b.py"`, `srun --pty bash`), and a job's
-id alone would make one run of them. Each task counts its trainings on its own node, so that all ranks come to the same number
-without a word to each other; a requeued job counts from the beginning, and its trainings are new attempts of the same runs.
+A step may run several trainings one after the other (`srun bash -c "python a.py; python b.py"`, `srun --pty bash`), and
+a job's id alone would make one run of them. Each task counts its trainings on its own node, so that all ranks come to
+the same number without a word to each other; a requeued job counts from the beginning, and its trainings are new
+attempts of the same runs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _MOST = 10_000
 
 
 def under_srun(env: Mapping[str, str]) -> bool:
-    """Inside a batch script SLURM_PROCID is 0 and SLURM_NTASKS that of the allocation, but only srun starts the tasks."""
+    """Inside a batch script SLURM_PROCID is 0 and SLURM_NTASKS that of the allocation, but only srun starts the
+    tasks."""
     step = _number(env, "SLURM_STEP_ID")
     return step is not None and step < 0xFFFFFF00  # the batch and interactive steps have the highest numbers
 
@@ -55,7 +57,8 @@ def run_id(env: Mapping[str, str], number: int) -> str:
 def count_training(folder: Path, env: Mapping[str, str], *, owner: str, local_rank: str = "0") -> int:
     """How many trainings this task had before that of `owner`, a process that is the same for all of them.
 
-    A link for each: it is made with what it says in one call that fails where there is one, on network file systems too.
+    A link for each: it is made with what it says in one call that fails where there is one, on network file systems
+    too.
     """
     told = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_JOB_START_TIME", "SLURM_RESTART_COUNT", "SLURM_PROCID")
     parts = ["slurm", *(env.get(name, "") for name in told), local_rank]

@@ -1,8 +1,8 @@
 """`perfagent run SCRIPT ...`: becomes a fresh Python that runs the script as if it had been called without us.
 
-The process replaces itself (execv), so the script keeps the pid, the terminal, the exit code, and sees the same argv, path,
-`__main__` and tracebacks; a hook at interpreter start-up (startup/sitecustomize.py) takes itself out again and waits for torch.
-A watcher is forked off before, to see how it ends (watcher.py).
+The process replaces itself (execv), so the script keeps the pid, the terminal, the exit code, and sees the same argv,
+path, `__main__` and tracebacks; a hook at interpreter start-up (startup/sitecustomize.py) takes itself out again and
+waits for torch. A watcher is forked off before, to see how it ends (watcher.py).
 """
 
 from __future__ import annotations
@@ -21,17 +21,30 @@ from perfagent.naming import default_name
 
 __all__ = ["command", "start"]
 
+
 def command(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "perfagent run [--project P] [--name N] [--tag T] [--record DIR] [--run-id ID] SCRIPT|-m MODULE [ARGS ...]"
-    parser.description = "Run a training script under the monitor, unchanged: same arguments, output, tracebacks and exit code."
+    parser.usage = (
+        "perfagent run [--project P] [--name N] [--tag T] [--record DIR] [--run-id ID] SCRIPT|-m MODULE [ARGS ...]"
+    )
+    parser.description = (
+        "Run a training script under the monitor, unchanged: same arguments, output, tracebacks and exit code."
+    )
     parser.add_argument("--project", help="project that the run belongs to")
     parser.add_argument("--name", help="name of the run")
-    parser.add_argument("--tag", action="append", default=[], metavar="TAG", help="a tag of the run; may be given several times")
     parser.add_argument(
-        "--record", metavar="DIR", help="record into this folder instead of sending; `perfagent sync DIR` sends it later"
+        "--tag", action="append", default=[], metavar="TAG", help="a tag of the run; may be given several times"
     )
-    parser.add_argument("--run-id", metavar="ID", help="id of the run: the same id again is a new attempt of the same run")
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m does")
+    parser.add_argument(
+        "--record",
+        metavar="DIR",
+        help="record into this folder instead of sending; `perfagent sync DIR` sends it later",
+    )
+    parser.add_argument(
+        "--run-id", metavar="ID", help="id of the run: the same id again is a new attempt of the same run"
+    )
+    parser.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m does"
+    )
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the script and its arguments")
     parser.set_defaults(run=_run, usage=parser.format_help)
 

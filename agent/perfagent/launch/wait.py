@@ -1,8 +1,8 @@
 """The waiting half of the watcher: a bare interpreter (python -I -S, some 5 MB) that sleeps on the trainer's pidfd.
 
-A script and not a module of the package in use: it imports four built-in modules, and becomes watcher.py (exec) when there is
-something to report: the trainer ended, or it has run for a while without a session of its own. Its argument is JSON made by
-watcher.watch(), to which it adds when the trainer ended; descriptor 3 is the pidfd.
+A script and not a module of the package in use: it imports four built-in modules, and becomes watcher.py (exec) when
+there is something to report: the trainer ended, or it has run for a while without a session of its own. Its argument is
+JSON made by watcher.watch(), to which it adds when the trainer ended; descriptor 3 is the pidfd.
 """
 
 import os
@@ -40,7 +40,8 @@ def main() -> None:
     ended = poll.poll(UNSEEN_MS)
     while not ended and seen(locks, name.encode()):
         ended = poll.poll()
-    # Here, and not once watcher.py is loaded: an error of another rank, which this end caused, would seem to be the first.
+    # Here, and not once watcher.py is loaded: an error of another rank, which this end caused, would seem to be the
+    # first.
     when = f"{time.time()!r} {time.monotonic()!r}" if ended else ""
     os.set_inheritable(PIDFD, True)
     os.execv(python, [python, "-P", "-m", "perfagent.launch.watcher", told, when])  # noqa: S606

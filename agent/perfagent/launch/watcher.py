@@ -1,12 +1,12 @@
 """A small process next to the trainer that sees how it ends, even where nothing in the trainer can: kill -9, the OOM
 killer.
 
-Forked twice before `perfagent run` becomes the trainer (or when Python starts, in a launcher's worker), so that the script sees
-no child of its own. It waits on a pidfd (a pipe
-would stay open in the trainer's own children: the end came 2.8 s late, measured) in a bare interpreter of 3 MB (wait.py), asks
-the kernel for the true exit status (PIDFD_GET_INFO, Linux 6.15 and later; before that /proc while it is a zombie), writes
-the end into the trainer's spool under the next number, and sends what is left there. It holds no terminal and no pipe, and gives
-up 15 s after the trainer's end: what is in the spool then is sent by whoever comes next.
+Forked twice before `perfagent run` becomes the trainer (or when Python starts, in a launcher's worker), so that the
+script sees no child of its own. It waits on a pidfd (a pipe would stay open in the trainer's own children: the end came
+2.8 s late, measured) in a bare interpreter of 3 MB (wait.py), asks the kernel for the true exit status (PIDFD_GET_INFO,
+Linux 6.15 and later; before that /proc while it is a zombie), writes the end into the trainer's spool under the next
+number, and sends what is left there. It holds no terminal and no pipe, and gives up 15 s after the trainer's end: what
+is in the spool then is sent by whoever comes next.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ PIDFD = 3
 
 
 class Ending:
-    """How a process ended: exit code or signal; both None where the kernel did not say. oom: its control group killed it."""
+    """How a process ended: exit code or signal; both None where the kernel did not say. oom: its control group killed
+    it."""
 
     def __init__(self, code: int | None = None, signal_number: int | None = None, *, oom: bool = False) -> None:
         self.code, self.signal, self.oom = code, signal_number, oom
@@ -112,8 +113,8 @@ def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, t
 
 
 def watch_worker(pid: int, options: LaunchOptions) -> None:
-    """Becomes the watcher of one of a launcher's workers, in a process that the worker has forked for that. Which rank of which
-    run it is, is read from the worker's own source: without one, nothing is reported."""
+    """Becomes the watcher of one of a launcher's workers, in a process that the worker has forked for that. Which rank
+    of which run it is, is read from the worker's own source: without one, nothing is reported."""
     config = AgentConfig.from_env(project=options.project, record=options.record, run_id=options.run_id)
     words = _words(config, pid, speaks=False)
     _let_go(os.pidfd_open(pid))
@@ -137,7 +138,8 @@ def _words(config: AgentConfig, pid: int, *, speaks: bool, **told: Any) -> list[
 
 def _let_go(pidfd: int) -> None:
     """No terminal, no pipe, no folder of the caller stays open because of us; 3 is the pidfd."""
-    high = fcntl.fcntl(pidfd, fcntl.F_DUPFD_CLOEXEC, 10)  # it has a low number where the caller had closed his own streams
+    # it has a low number where the caller had closed his own streams
+    high = fcntl.fcntl(pidfd, fcntl.F_DUPFD_CLOEXEC, 10)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -170,7 +172,8 @@ class _Watch:
         poll.register(PIDFD, select.POLLIN)
         wait_s = 0.0
         while not poll.poll(1000 * wait_s):
-            # A script without torch and without perfagent has no session: it is a run all the same, and this is its sign of life.
+            # A script without torch and without perfagent has no session: it is a run all the same, and this is its
+            # sign of life.
             wait_s = SIGN_OF_LIFE_S if self._speaks_for_trainer() else 300.0
         self._ended = self._ended or _now()
         ending = ending_of(self._pid, PIDFD)
@@ -202,7 +205,9 @@ class _Watch:
         spool = self._own_spool()
         data = {"state": state, "watcher": True, **({"reason": reason} if reason else {})}
         if spool.acked == 0 and not spool.waiting:
-            data |= {key: self._told[key] for key in ("name", "tags", "world_size", "pid", "command") if self._told[key]}
+            data |= {
+                key: self._told[key] for key in ("name", "tags", "world_size", "pid", "command") if self._told[key]
+            }
             data |= {"host": os.uname().nodename, "started": self._told["begun"]}
         elif not final:
             data = {}
@@ -273,7 +278,8 @@ class _Watch:
         spool.append([], [Event(kind="state", time=at, monotonic=monotonic, data=data)], now=time.monotonic())
 
     def _take_over(self, folder: Path) -> Spool | None:
-        """The spool of a source of the trainer, once its lock is free; None when somebody else has it, or it is gone."""
+        """The spool of a source of the trainer, once its lock is free; None when somebody else has it, or it is
+        gone."""
         from perfagent.delivery.spool import Spool, SpoolBusyError
 
         until = time.monotonic() + 5.0
@@ -314,7 +320,8 @@ class _Watch:
         from perfagent.delivery.sync import upload
         from perfagent.delivery.transport import HttpTransport
 
-        server = spool.header.server or self._config.server  # a script may have sent its run elsewhere than the options say
+        # a script may have sent its run elsewhere than the options say
+        server = spool.header.server or self._config.server
         if server not in self._transports:
             self._transports[server] = HttpTransport(server, self._config.api_key)
         return upload(spool, self._transports[server], until=until).complete

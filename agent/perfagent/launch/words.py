@@ -1,7 +1,8 @@
 """Turns the words after `perfagent run` into the words that Python takes: SCRIPT or -m MODULE, and what follows.
 
-A command that is Python in disguise is taken for what it starts: `python train.py`, and the scripts that pip installs next to
-Python, such as torchrun and accelerate. A file in the current folder comes first, as with Python. Any other command is refused:
+A command that is Python in disguise is taken for what it starts: `python train.py`, and the scripts that pip installs
+next to Python, such as torchrun and accelerate. A file in the current folder comes first, as with Python. Any other
+command is refused:
 Python would report an error of its own for it, and the server an alert for a run that never was.
 """
 

@@ -1,13 +1,13 @@
 """Writes the series of a run as TensorBoard event files while they are recorded.
 
-For people who have TensorBoard open anyway, or a notebook or a platform that reads its files. The run itself goes where it always
-goes: a mirror holds what frames hold, so that a kill loses its last seconds and nothing of the run. Rank 0 of a job writes, on
-the sender's thread. Tags are the names of the series, and in addition the names of tuning guides (`ALIASES`, and sums over
-epochs: epochs.py).
+For people who have TensorBoard open anyway, or a notebook or a platform that reads its files. The run itself goes where
+it always goes: a mirror holds what frames hold, so that a kill loses its last seconds and nothing of the run. Rank 0 of
+a job writes, on the sender's thread. Tags are the names of the series, and in addition the names of tuning guides
+(`ALIASES`, and sums over epochs: epochs.py).
 
-The format is a file of records with checksums (TFRecord), each an `Event` message. TensorBoard's own record writer and messages
-are used, without its `SummaryWriter`: that has a thread and a queue, and a fork while their lock is held would hang the child.
-tensorboardX does the same and is one more package.
+The format is a file of records with checksums (TFRecord), each an `Event` message. TensorBoard's own record writer and
+messages are used, without its `SummaryWriter`: that has a thread and a queue, and a fork while their lock is held would
+hang the child. tensorboardX does the same and is one more package.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _numbers = itertools.count()
 
 
 class TensorBoardMirror:
-    """One event file in `folder`; both are made when there is something to write. Raises OSError where it cannot be written."""
+    """One event file in `folder`; both are made when there is something to write. Raises OSError where it cannot be
+    written."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2

@@ -1,9 +1,9 @@
 """Removes secrets from whatever leaves the process: arguments, configuration, log lines and tracebacks.
 
-Two nets: by name (names.py: what is called password, token, api_key ... loses its value) and by value (values.py: what looks
-like a key of a known service, a JWT, a private key). text.py lays both over text, structure.py over nested data, which it makes
-encodable as well, arguments.py over command lines and other lists of words. All that an event carries goes through `redacted`,
-in one place (delivery/send_loop.py), on the sender's thread.
+Two nets: by name (names.py: what is called password, token, api_key ... loses its value) and by value (values.py: what
+looks like a key of a known service, a JWT, a private key). text.py lays both over text, structure.py over nested data,
+which it makes encodable as well, arguments.py over command lines and other lists of words. All that an event carries
+goes through `redacted`, in one place (delivery/send_loop.py), on the sender's thread.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class CommandLine:
             self._name = word if compiled(_HEADER).fullmatch(word) else ""
 
     def _logs_in(self) -> bool:
-        """Whether these digits are a key and no commit: `wandb login X`, `--wandb X`, and `--key X` beside such words."""
+        """Whether these digits are a key and no commit: `wandb login X`, `--wandb X`, and `--key X` beside such
+        words."""
         before = [word for word in self._words[max(0, self._at - 4) : self._at - 1] if isinstance(word, str)]
         if "login" in before:
             return True

@@ -49,8 +49,8 @@ _PAIR_IN_BRACKETS = (
     r"(?P<quote>['\"])(?P<name>[\w.-]{2,100})(?P=quote)(?P<gap>,\s{0,20}[rbf]?)"
     r"(?P<value>" + _QUOTED + r")(?=\s{0,5}[)\]])"
 )
-"""`[('password', 'X')]` and `[['user', 'me'], ['password', 'X']]`, as lists of pairs are printed; `['password', 'host']` alone is
-a list of names."""
+"""`[('password', 'X')]` and `[['user', 'me'], ['password', 'X']]`, as lists of pairs are printed; `['password',
+'host']` alone is a list of names."""
 _A_NAME = r"(?i)[a-z]+(?:[_.-][a-z]+)+|password|token|secret|cookie"
 """`one of ('access_token', 'refresh_token')`."""
 _LOGS_IN = r"\.login\([^\n'\"()]{0,100}['\"][^'\"\n]{1,200}['\"],\s{0,20}(?P<value>" + _QUOTED + r")(?=\s{0,5}\))"
@@ -115,7 +115,8 @@ def hide_short_options(text: str) -> str:
 
 
 def is_short_password(value: str, *, user: bool) -> bool:
-    """Whether what follows `-p` is a password and no port, path, partition or precision. user: a user is named beside it."""
+    """Whether what follows `-p` is a password and no port, path, partition or precision. user: a user is named beside
+    it."""
     value = value.strip("'\"")
     if compiled(_LETTERS_AND_DIGITS).fullmatch(value) and compiled(_ORDINARY_WORD).fullmatch(value) is None:
         return True

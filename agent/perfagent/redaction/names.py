@@ -6,13 +6,25 @@ import functools
 import math
 import re
 
-__all__ = ["HEX", "HIDDEN", "WORDS", "compiled", "may_stay", "noted", "random_looking", "secret_key", "stands_for", "weak_key"]
+__all__ = [
+    "HEX",
+    "HIDDEN",
+    "WORDS",
+    "compiled",
+    "may_stay",
+    "noted",
+    "random_looking",
+    "secret_key",
+    "stands_for",
+    "weak_key",
+]
 
 HIDDEN = "[redacted]"
 
-# The names are those of Logfire's default scrubbing patterns and of the services that training jobs talk to, with "token" read
-# as a word of its own: tokenizer, max_tokens and tokens_per_batch are ordinary settings of a training run. Each kind has a piece
-# that is in every such name, in lower case: together they take 4 ms to compile, and most runs meet few of them.
+# The names are those of Logfire's default scrubbing patterns and of the services that training jobs talk to, with
+# "token" read as a word of its own: tokenizer, max_tokens and tokens_per_batch are ordinary settings of a training run.
+# Each kind has a piece that is in every such name, in lower case: together they take 4 ms to compile, and most runs
+# meet few of them.
 _KINDS = (
     ("passw", r"passw(?:or)?d|passwort"),
     ("passe", r"mot[._ -]?de[._ -]?passe"),
@@ -57,7 +69,8 @@ _KINDS = (
         r"|(?:access|refresh|bearer|auth|hf|hub|id|bot|github|gitlab|wandb|api|session|security)[._ -]?tokens?$",
     ),
 )
-# What is a pass of a training run and not a password: a sweep over data or over a graph, a filter; pw is a pointwise convolution.
+# What is a pass of a training run and not a password: a sweep over data or over a graph, a filter; pw is a pointwise
+# convolution.
 _PASSES = (
     r"forward|backward|fwd|bwd|first|second|third|last|final|next|prev|previous|one|two|three|single|double|multi|max|min|num|n|per"
     r"|each|every|this|the|a|train|training|eval|evaluation|val|validation|warmup|pre|post|joint|custom|fusion|aten|grad|graph|fx"
@@ -78,7 +91,9 @@ _WEAK_ENDS = (
     "key", "token", "tokens", "cred", "creds", "pat", "code", "sig", "signature", "salt", "nonce", "value",
 )  # fmt: skip
 _SWEEP = r"pass$"
-_SAID_OF_A_SWEEP = r"(?i)[\d.,:/]+(?:%|x|[mnu]?s|min|h)?|ok|done|pass(?:ed)?|fail(?:ed)?|skip(?:ped)?|started|finished|completed?"
+_SAID_OF_A_SWEEP = (
+    r"(?i)[\d.,:/]+(?:%|x|[mnu]?s|min|h)?|ok|done|pass(?:ed)?|fail(?:ed)?|skip(?:ped)?|started|finished|completed?"
+)
 _USER = r"(?:^|[._\s-])(?:user(?:[._-]?(?:name|pwd))?|login)$"
 _PROXY = r"(?:^|[._\s-])(?:https?|all|ftp)?prox(?:y|ies)(?:[._-](?:url|server|address|host))?$"
 _LICENCE = r"(?:^|[._\s-])licen[sc]e$"
@@ -126,7 +141,11 @@ def weak_key(key: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def noted(key: str) -> bool:
     """Whether what stands under this name may have to be hidden, or a part of it."""
-    return secret_key(key) or weak_key(key) or (_may_be_noted(key) and compiled(_NOTED, re.IGNORECASE).search(key) is not None)
+    return (
+        secret_key(key)
+        or weak_key(key)
+        or (_may_be_noted(key) and compiled(_NOTED, re.IGNORECASE).search(key) is not None)
+    )
 
 
 def _may_be_noted(key: str) -> bool:
@@ -155,7 +174,8 @@ def stands_for(key: str, value: str) -> str | None:
 
 HEX = r"[0-9a-fA-F]{32,}"
 """A classic key of W&B, or a commit, or a checksum: its surroundings tell which."""
-# Not the names of a user in a cloud or in Kubernetes, not a group of this machine (`--user root:root`), not an address or a path.
+# Not the names of a user in a cloud or in Kubernetes, not a group of this machine (`--user root:root`), not an address
+# or a path.
 _BESIDE_A_USER = (
     r"(?P<who>(?!(?:arn|urn|system|file|https?):)[A-Za-z][\w.+@-]*:)"
     r"(?!\d+$|[\\/]|(?:root|nogroup|users|staff|wheel|docker)$)\S{3,}(?P<host>)"
@@ -183,7 +203,8 @@ def _is_licence_key(value: str) -> bool:
 
 
 def may_stay(key: str, value: str) -> bool:
-    """Whether a value under a secret name gives nothing away: a switch or, except for passwords, a number (`max_token=5`)."""
+    """Whether a value under a secret name gives nothing away: a switch or, except for passwords, a number
+    (`max_token=5`)."""
     if value.lower() in _SAYS_NOTHING:
         return True
     if value.startswith(("/", "~")) and key.lower() in ("pwd", "oldpwd"):  # of a shell
@@ -192,7 +213,10 @@ def may_stay(key: str, value: str) -> bool:
         return compiled(_EVEN_NUMBERS, re.IGNORECASE).search(key) is None
     if len(value) > 12:
         return False
-    return compiled(_SWEEP, re.IGNORECASE).search(key) is not None and compiled(_SAID_OF_A_SWEEP).fullmatch(value) is not None
+    return (
+        compiled(_SWEEP, re.IGNORECASE).search(key) is not None
+        and compiled(_SAID_OF_A_SWEEP).fullmatch(value) is not None
+    )
 
 
 def _is_number(text: str) -> bool:
@@ -210,7 +234,8 @@ _CHANGE = r"[a-z](?=[A-Z0-9])|[0-9](?=[A-Za-z])|[A-Z](?=[0-9])"
 
 
 def random_looking(word: str) -> bool:
-    """A word that a random generator made: long, of three kinds of characters that change often, with the entropy of base 62.
+    """A word that a random generator made: long, of three kinds of characters that change often, with the entropy of
+    base 62.
 
     Names of models and files (DeepSeek-R1-Distill-Qwen-32B), paths, hexadecimal hashes and UUIDs are not.
     """

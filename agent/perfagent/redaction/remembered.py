@@ -34,7 +34,8 @@ _environment: Mapping[Any, Any] | None = None
 
 
 def learn_environment(variables: Mapping[str, str] | None = None) -> None:
-    """Takes in what the environment holds now: a script may have read a file of secrets into it. 2 µs where nothing changed."""
+    """Takes in what the environment holds now: a script may have read a file of secrets into it. 2 µs where nothing
+    changed."""
     global _environment
     if variables is None:
         now: Mapping[Any, Any] = getattr(os.environ, "_data", {})

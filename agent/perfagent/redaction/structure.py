@@ -1,7 +1,7 @@
 """Removes secrets from nested data, and whatever MessagePack cannot carry: objects, cycles, endless sizes.
 
-It may be handed what a training script is changing at this moment, so nothing here trusts it to hold still; and nothing here
-calls code of the user's (no `__str__`, no properties): printing a tensor would wait for the device.
+It may be handed what a training script is changing at this moment, so nothing here trusts it to hold still; and nothing
+here calls code of the user's (no `__str__`, no properties): printing a tensor would wait for the device.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ _KEY = r"(?:^|[._-])(?:key|api)$"
 
 
 def redacted(value: Any) -> Any:
-    """The same structure without secrets; large ones are shortened, objects become their fields or the name of their type."""
+    """The same structure without secrets; large ones are shortened, objects become their fields or the name of their
+    type."""
     learn_environment()
     return _Walk().value(value, 0)
 
 
 class _Walk:
-    """One structure; `room` is what it may still grow by, `login` whether a name above the value speaks of W&B or of a login."""
+    """One structure; `room` is what it may still grow by, `login` whether a name above the value speaks of W&B or of a
+    login."""
 
     def __init__(self) -> None:
         self.room = MAX_ALL
@@ -82,7 +84,8 @@ class _Walk:
             return f"[{len(value)} bytes]"
         if depth >= MAX_DEPTH or self.room <= 0:
             return f"[{kind.__name__}]"
-        if kind.__module__.startswith("omegaconf."):  # as it is written: resolving runs code, and reads secrets from elsewhere
+        # as it is written: resolving runs code, and reads secrets from elsewhere
+        if kind.__module__.startswith("omegaconf."):
             value = sys.modules["omegaconf"].OmegaConf.to_container(value, resolve=False)
         if isinstance(value, Mapping):
             return self._mapping(value, depth)
@@ -130,16 +133,28 @@ class _Walk:
             self.login = outer
 
     def _logs_in(self, name: str, text: str, siblings: list[tuple[Any, Any]]) -> bool:
-        """Whether this is a key of W&B, which is as long as a commit: `{"wandb": {"key": X}}`, `{"name": "wandb", "key": X}`."""
-        if len(text) < 32 or compiled(HEX).fullmatch(text) is None or compiled(_KEY, re.IGNORECASE).search(name) is None:
+        """Whether this is a key of W&B, which is as long as a commit: `{"wandb": {"key": X}}`, `{"name": "wandb",
+        "key": X}`."""
+        if (
+            len(text) < 32
+            or compiled(HEX).fullmatch(text) is None
+            or compiled(_KEY, re.IGNORECASE).search(name) is None
+        ):
             return False
         if any(key == "username" for key, _ in siblings):  # kaggle.json
             return True
-        return self.login or any(isinstance(word, str) and _speaks_of_a_login(word) for pair in siblings for word in pair)
+        return self.login or any(
+            isinstance(word, str) and _speaks_of_a_login(word) for pair in siblings for word in pair
+        )
 
     def _items(self, value: Iterable[Any], depth: int, *, pairs: bool = False) -> list[Any]:
         everything = list(value)
-        if len(everything) == 2 and isinstance(everything[0], str) and _begins_a_pair(everything[0]) and _hides(*everything):
+        if (
+            len(everything) == 2
+            and isinstance(everything[0], str)
+            and _begins_a_pair(everything[0])
+            and _hides(*everything)
+        ):
             return [self.value(everything[0], depth + 1), HIDDEN]  # as lists of headers have them
         line = None if isinstance(value, (set, frozenset)) else CommandLine(everything, pairs=pairs)
         items: list[Any] = []
@@ -173,7 +188,8 @@ class _Walk:
             return self._mapping({name: getattr(value, name) for name in names}, depth)  # slots
         if isinstance(own, dict) and not _RECORDS.isdisjoint(base.__name__ for base in kind.__mro__):
             return self._mapping({name: item for name, item in own.items() if not name.startswith("_")}, depth)
-        if isinstance(own, dict) and (hasattr(kind, "model_fields") or hasattr(kind, "__attrs_attrs__")):  # pydantic, attrs
+        # pydantic, attrs
+        if isinstance(own, dict) and (hasattr(kind, "model_fields") or hasattr(kind, "__attrs_attrs__")):
             return self._mapping(own, depth)
         return f"[{kind.__name__}]"
 
@@ -190,7 +206,8 @@ def _hides(key: str, item: Any) -> bool:
 
 
 def _begins_a_pair(word: str) -> bool:
-    """Whether the first of two words may name the other: neither an option (arguments.py knows more of those) nor `x=y`."""
+    """Whether the first of two words may name the other: neither an option (arguments.py knows more of those) nor
+    `x=y`."""
     return not word.startswith("-") and "=" not in word
 
 

@@ -10,7 +10,17 @@ import string
 from collections.abc import Iterable
 
 from perfagent.redaction.free_text import hide_said, hide_short_options
-from perfagent.redaction.names import HEX, HIDDEN, WORDS, compiled, may_stay, noted, random_looking, secret_key, stands_for
+from perfagent.redaction.names import (
+    HEX,
+    HIDDEN,
+    WORDS,
+    compiled,
+    may_stay,
+    noted,
+    random_looking,
+    secret_key,
+    stands_for,
+)
 from perfagent.redaction.remembered import hide_remembered
 from perfagent.redaction.values import hide_known
 
@@ -37,7 +47,9 @@ _HEADER = (
     r"(?P<gap>['\"]?\]?\s*(?:[:=]|,\s*['\"])\s*(?:[rbfu]{0,2}['\"])?)(?P<value>Digest [^\n]+|[^\n'\"]+)"
 )
 _SCHEME = r"(?i)\b(?P<kind>bearer|basic|token)(?P<gap>\s+)(?P<value>[A-Za-z0-9+/._~-]{12,}=*)"
-_ASSIGNMENT = r"(?<![\w.-])(?P<name>[A-Za-z_-][\w.-]{0,300}+)(?P<gap>\\?['\"]?\]?\s{0,20}(?:=[=>]?|!=|:=?|：)\s{0,20})(?=\S)"
+_ASSIGNMENT = (
+    r"(?<![\w.-])(?P<name>[A-Za-z_-][\w.-]{0,300}+)(?P<gap>\\?['\"]?\]?\s{0,20}(?:=[=>]?|!=|:=?|：)\s{0,20})(?=\S)"
+)
 _TYPE = (
     r"(?:Optional\[)?(?:\w{1,20}\.)?(?:str|bytes|SecretStr)\]?(?:\s?\|\s?None)?\s{0,3}=(?!=)\s{0,3}(?=\S)"
     r"|!!\w{1,20}\s{1,20}(?=\S)"
@@ -50,7 +62,8 @@ _PAIR = (
     r"(?<!\S)(?:--(?:opts?|set|overrides?|cfg-options)\s{1,20}(?P<name>[A-Za-z_][\w.-]{0,100}+)"
     r"|(?P<path>[A-Z][A-Z0-9_]{0,60}+\.[A-Z][A-Z0-9_.]{0,100}+))[ \t]{1,20}(?=[^\s=:-])"
 )
-"""`--opts api_key X`, and `LOGGER.API_KEY X` wherever it stands: yacs takes names and values in turn, and writes names so."""
+"""`--opts api_key X`, and `LOGGER.API_KEY X` wherever it stands: yacs takes names and values in turn, and writes names
+so."""
 _SIGNS_OF_PAIRS = (r"\.[A-Z]", r"--(?:[os]|cfg)")
 _NAMED = (
     r"(?i)\b(?:name|key)['\"]?\s{0,20}[:=]\s{0,20}['\"]?(?P<name>[\w.-]{1,100}+)['\"]?\s{0,40},?\s{0,40}"
@@ -62,8 +75,8 @@ _BRACKETED = (
     r"[\w.]{0,200}+[(\[{](?:'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"|[^\n'\"()\[\]{}]"
     r"|[(\[{](?:'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"|[^\n'\"()\[\]{}]|[(\[{][^\n()\[\]{}]*+[)\]}])*+[)\]}])*+[)\]}]"
 )
-"""`auth=("me", "X")`, `cookies={"sid": "X"}`, `password=SecretStr("X")`: hidden up to the last bracket. With the first word alone
-the password of `auth=` stayed visible."""
+"""`auth=("me", "X")`, `cookies={"sid": "X"}`, `password=SecretStr("X")`: hidden up to the last bracket. With the first
+word alone the password of `auth=` stayed visible."""
 _COMPUTED = r"[A-Za-z_]\w*(?:\.\w+)+(?:\([^'\"]*\)|\[[^'\"]*\])"
 """A call or index by a dotted path without a text in it stays visible, since tracebacks are full of them:
 `token = self.tokenizer.decode(ids)`, `token = self.vocab[word]`, `cls: torch.Size([1, 768])`."""
@@ -82,17 +95,19 @@ _LOGS_IN = (
 )
 _IS_KEY = r"(?<![\w-])(?:--)?(?:wandb[._-])?(?:api[._-])?(?:key|api)['\"]?\]?\s{0,5}[:=,]?\s{0,5}['\"]?\Z"
 _LOGIN = (
-    r"(?P<lead>\blogin\s+\S+\s+password\s+)\S+|(?P<curl>\bcurl\b[^\n|;]{0,300}?\s(?:-u|--user)[ =]?['\"]?[^\s:'\"]+:)[^\s'\"]+"
+    r"(?P<lead>\blogin\s+\S+\s+password\s+)\S+|"
+    r"(?P<curl>\bcurl\b[^\n|;]{0,300}?\s(?:-u|--user)[ =]?['\"]?[^\s:'\"]+:)[^\s'\"]+"
 )
 _AS_DIGITS = bytes(ord("0" if chr(byte) in string.hexdigits else ".") for byte in range(256))
-"""Whether a text has 32 hexadecimal digits in a row is told by this translation twenty times faster than by a pattern."""
+"""Whether a text has 32 hexadecimal digits in a row is told by this translation twenty times faster than by a
+pattern."""
 _WORD_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._+/@-")
 """A text of these alone is one word: nothing in it has a value, so it can only be a secret by itself."""
 
 
 def redacted_text(text: str) -> str:
-    """Text without what looks like a secret, by its value or by the name that it is assigned to; in the middle of what is
-    longer than 20,000 characters something is left out."""
+    """Text without what looks like a secret, by its value or by the name that it is assigned to; in the middle of what
+    is longer than 20,000 characters something is left out."""
     text = _encodable(text)
     if len(text) < 6:
         return text
@@ -107,7 +122,8 @@ def redacted_text(text: str) -> str:
 
 
 def redacted_lines(lines: Iterable[str]) -> list[str]:
-    """Lines of output, at most 500 characters of each. As one text, since a private key has many lines (and for speed)."""
+    """Lines of output, at most 500 characters of each. As one text, since a private key has many lines (and for
+    speed)."""
     text = _encodable("\n".join(line[: 8 * MAX_LINE] for line in lines))
     return [line[:MAX_LINE] for line in _hide(text).split("\n")]
 
@@ -163,7 +179,8 @@ def _hide(text: str) -> str:
 
 
 def _hide_hex(match: re.Match[str]) -> str:
-    """A key of W&B is as long as a commit; it is one where somebody logs in, and under the name of a key beside that."""
+    """A key of W&B is as long as a commit; it is one where somebody logs in, and under the name of a key beside
+    that."""
     before = match.string[max(0, match.start() - 200) : match.start()].lower()
     if compiled(_LOGS_IN).search(before):
         return HIDDEN
@@ -220,7 +237,8 @@ def _full_name(match: re.Match[str]) -> str:
 
 
 def may_begin_with_a_dash(name: str, word: str) -> bool:
-    """Whether the word after an option of this name is its value although it looks like an option: `--password -abc`."""
+    """Whether the word after an option of this name is its value although it looks like an option: `--password
+    -abc`."""
     return len(word) > 3 and word[1] != "-" and compiled(_TAKES_VALUE).search(name) is not None
 
 
@@ -276,6 +294,8 @@ def _shown(name: str, value: str) -> str | None:
 def _hide_scheme(match: re.Match[str]) -> str:
     """`Bearer x`, `Basic x`, but not "basic understanding"."""
     value = match["value"]
-    if re.search(r"\d|[a-z][A-Z]|=$", value) is None or (match["kind"].lower() == "token" and not random_looking(value)):
+    if re.search(r"\d|[a-z][A-Z]|=$", value) is None or (
+        match["kind"].lower() == "token" and not random_looking(value)
+    ):
         return match[0]
     return f"{match['kind']}{match['gap']}{HIDDEN}"

@@ -1,8 +1,9 @@
 """Removes secrets by value: the formats of keys that services give out so that scanners can find them, and private
 keys.
 
-Sources: the services' own documentation and the public rule sets of secret scanners (GitHub's partner patterns, gitleaks).
-Each kind has a marker, a piece of text that is in every such secret: most lines of output hold none, and no pattern is tried.
+Sources: the services' own documentation and the public rule sets of secret scanners (GitHub's partner patterns,
+gitleaks). Each kind has a marker, a piece of text that is in every such secret: most lines of output hold none, and no
+pattern is tried.
 """
 
 from __future__ import annotations
@@ -18,8 +19,14 @@ SHORTEST = 15
 
 _KINDS: tuple[tuple[str | tuple[str, ...], str], ...] = (
     # private keys, also when the end, or the beginning, was cut off
-    ("-----BEGIN", r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|\Z)"),
-    ("-----END", r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/=]{1,80}(?:\s|\\n)+){0,60}-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"),
+    (
+        "-----BEGIN",
+        r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    ),
+    (
+        "-----END",
+        r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/=]{1,80}(?:\s|\\n)+){0,60}-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----",
+    ),
     ("AGE-SECRET-KEY", r"AGE-SECRET-KEY-1[A-Z0-9]{20,}"),
     # signed tokens; a long one without dots is the JSON of a service such as Neptune
     ("eyJ", r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*|\beyJ[A-Za-z0-9_+/-]{60,}={0,2}"),
@@ -78,7 +85,8 @@ _KINDS: tuple[tuple[str | tuple[str, ...], str], ...] = (
     ("hooks.slack", r"https://hooks\.slack\.com/[A-Za-z0-9/_-]+"),
     ("discord", r"https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/[A-Za-z0-9/_-]+"),
     ("webhook.office.com", r"https://[A-Za-z0-9.-]+\.webhook\.office\.com/[^\s'\"]+"),
-    (":AA", r"(?<!\d)\d{8,10}:AA[A-Za-z0-9_-]{32,34}(?![\w-])"),  # Telegram, whose addresses go on with it: /bot123456789:AA...
+    # Telegram, whose addresses go on with it: /bot123456789:AA...
+    (":AA", r"(?<!\d)\d{8,10}:AA[A-Za-z0-9_-]{32,34}(?![\w-])"),
     ("/open-apis/bot/", r"https://[A-Za-z0-9.-]+/open-apis/bot/(?:v2/)?hook/[A-Za-z0-9_-]+"),  # Feishu, Lark
     ("hooks.zapier.com", r"https://hooks\.zapier\.com/hooks/[A-Za-z0-9/_-]+"),
     (("pk.eyJ", "sk.eyJ"), r"\b[ps]k\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{16,}"),  # Mapbox

@@ -1,7 +1,7 @@
 """Describes a batch: names, shapes, types, range, and a fingerprint by which the same batch is known again.
 
-A tensor on the CPU is read at once; of one on a device the head is copied behind the work that is queued, and read later. Nothing
-of a batch's content leaves the process but its smallest and largest value and a hash.
+A tensor on the CPU is read at once; of one on a device the head is copied behind the work that is queued, and read
+later. Nothing of a batch's content leaves the process but its smallest and largest value and a hash.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _MOST_IN_ALL = 20_000
 
 
 def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, tensor) of the tensors in nested tuples, lists, dicts and dataclasses, in order. Runs no code of theirs: a mapping
-    that reads a file or a database for each item is not asked."""
+    """(name, tensor) of the tensors in nested tuples, lists, dicts and dataclasses, in order. Runs no code of theirs: a
+    mapping that reads a file or a database for each item is not asked."""
     return _tensors_in(value, name, 0, iter(range(MOST_OBJECTS)))
 
 
@@ -84,14 +84,16 @@ def _fields(value: Any, kind: type, names: Iterable[str]) -> Iterator[tuple[str,
 
 
 def can_be_counted(tensor: Any) -> bool:
-    """Whether NaN and infinity can be in it, and torch can detect them: it has no such operators for numbers of eight bits."""
+    """Whether NaN and infinity can be in it, and torch can detect them: it has no such operators for numbers of eight
+    bits."""
     if tensor.layout is not sys.modules["torch"].strided or tensor.device.type == "meta":
         return False
     return bool(tensor.is_complex() or (tensor.is_floating_point() and tensor.element_size() > 1))
 
 
 def count_nonfinite(tensor: Any) -> Any:
-    """How many values are NaN or infinite, and how many of them -inf, which masks hold in healthy trainings: on its device."""
+    """How many values are NaN or infinite, and how many of them -inf, which masks hold in healthy trainings: on its
+    device."""
     torch = sys.modules["torch"]
     bad = (~torch.isfinite(tensor)).sum()
     return torch.stack([bad, torch.zeros_like(bad) if tensor.is_complex() else (tensor == -math.inf).sum()])
@@ -124,7 +126,8 @@ class _One:
         head = local.reshape(-1)[: max(1, HEAD_BYTES // local.element_size())]
         with torch.no_grad():
             if not local.is_complex():
-                with contextlib.suppress(NotImplementedError):  # of unsigned integers, and floats of eight bits: no range then
+                # of unsigned integers, and floats of eight bits: no range then
+                with contextlib.suppress(NotImplementedError):
                     self._range = collect(_range_of(local))
             if local.is_cpu:
                 self.shown["hash"] = _hash(head)
@@ -164,8 +167,8 @@ class Fingerprint:
         return all(part.ready() for part in self._parts)
 
     def result(self) -> dict[str, Any]:
-        """{"step", "from", "hash", "tensors": [{"name", "shape", "dtype", "min", "max", "nonfinite", "minus_infinite", "hash"}]},
-        once ready."""
+        """{"step", "from", "hash", "tensors": [{"name", "shape", "dtype", "min", "max", "nonfinite", "minus_infinite",
+        "hash"}]}, once ready."""
         tensors = [part.result() for part in self._parts]
         whole = hashlib.blake2b(digest_size=8)
         for tensor in tensors:
@@ -180,8 +183,8 @@ def _hash(tensor: Any) -> str:
 
 
 def in_callers(samples: int | None, frame: FrameType | None) -> tuple[str, list[tuple[str, Any]]]:
-    """The batch among the local variables of whoever called backward: tensors without gradients whose first dimension is the
-    batch's. Answers where it was found and the named tensors; ("", []) where nothing looks like it."""
+    """The batch among the local variables of whoever called backward: tensors without gradients whose first dimension
+    is the batch's. Answers where it was found and the named tensors; ("", []) where nothing looks like it."""
     left = iter(range(_MOST_IN_ALL))
     for _ in range(_MOST_FRAMES):
         if frame is None:
@@ -199,8 +202,8 @@ def in_callers(samples: int | None, frame: FrameType | None) -> tuple[str, list[
 def _batch_among(
     variables: Iterable[tuple[str, Any]], samples: int | None, left: Iterator[int]
 ) -> list[tuple[str, Any]]:
-    """The tensors that may be the batch's. Variables that hold more of them than a batch has come last: a list of all batches
-    that the loop iterates over is not the batch of this step."""
+    """The tensors that may be the batch's. Variables that hold more of them than a batch has come last: a list of all
+    batches that the loop iterates over is not the batch of this step."""
     torch = sys.modules["torch"]
     batches: list[tuple[str, Any]] = []
     datasets: list[tuple[str, Any]] = []

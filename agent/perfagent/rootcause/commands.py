@@ -1,8 +1,8 @@
 """Obeys the server's commands: stacks, a profile, other sampling, a flush. On the sender's thread.
 
-Each command has an id and is obeyed once, however often it arrives. Its outcome is an event of kind `command`: accepted, done or
-refused, with a sentence that says why (or why a profile was cut short). A command can only ask for what is written here: it
-carries numbers and words, never code.
+Each command has an id and is obeyed once, however often it arrives. Its outcome is an event of kind `command`:
+accepted, done or refused, with a sentence that says why (or why a profile was cut short). A command can only ask for
+what is written here: it carries numbers and words, never code.
 """
 
 from __future__ import annotations
@@ -90,9 +90,13 @@ class Commands:
             why = f"steps must be a whole number from 1 to {MOST_STEPS}, not {steps!r:.40}"
             self._answer(identity, "profile", "refused", why)
         elif self._profile is not None:
-            self._answer(identity, "profile", "refused", "a profile of this process is under way; ask again when it is done")
+            self._answer(
+                identity, "profile", "refused", "a profile of this process is under way; ask again when it is done"
+            )
         elif p.last is None:
-            self._answer(identity, "profile", "refused", "this process has not completed a step of a torch optimizer yet")
+            self._answer(
+                identity, "profile", "refused", "this process has not completed a step of a torch optimizer yet"
+            )
         else:
             options = {name: parameters.get(name) is True for name in ("shapes", "memory", "python")}
             self._profile = Profile(self._investigator, identity, steps, options)
@@ -112,7 +116,10 @@ class Commands:
             self._answer(identity, "sampling", "done", **changed)
         else:
             self._answer(
-                identity, "sampling", "refused", "sampling takes overhead_budget_pct (0.01 to 50) and sample_s (0.5 to 3600)"
+                identity,
+                "sampling",
+                "refused",
+                "sampling takes overhead_budget_pct (0.01 to 50) and sample_s (0.5 to 3600)",
             )
 
     def _answer(self, identity: str, kind: str, state: str, message: str = "", **more: Any) -> None:

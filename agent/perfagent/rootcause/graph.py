@@ -1,10 +1,11 @@
 """Finds the operator of a step that made the first NaN, in the graph that autograd kept for backward. On the CPU,
 before backward runs.
 
-Every node of the graph holds some of the tensors that its operator read or wrote. In the order in which the operators ran, the
-first one that *read* a non-finite value names its producer among its inputs; where none did, the loss itself is the first.
-The values are looked at in place and nothing is kept; of a few operators that do not keep what they made the result is computed
-once more, beside the training, within bounds of work, memory and time. -inf is what masks hold in healthy trainings: only NaN and
+Every node of the graph holds some of the tensors that its operator read or wrote. In the order in which the operators
+ran, the first one that *read* a non-finite value names its producer among its inputs; where none did, the loss itself
+is the first. The values are looked at in place and nothing is kept; of a few operators that do not keep what they made
+the result is computed once more, beside the training, within bounds of work, memory and time. -inf is what masks hold
+in healthy trainings: only NaN and
 +inf count, and -inf where the operator that made them read it.
 """
 
@@ -31,9 +32,11 @@ _STAYS_FINITE = (
     "Tanh", "Sigmoid", "Relu", "NativeDropout", "Index", "IndexSelect", "Gather", "UnsafeView", "Clone",
     *(name for name in _TURNS if name != "ToCopy"),  # which may overflow
 )  # fmt: skip
-"""What these make of finite values is finite, and they do not keep what they read: the bad value was there before them."""
+"""What these make of finite values is finite, and they do not keep what they read: the bad value was there before
+them."""
 _OF_MASKS = ("Softmax", "LogSoftmax")
-"""The same, but for -inf in all of a row; masks are set outside of what torch.compile compiled or inside, not in between."""
+"""The same, but for -inf in all of a row; masks are set outside of what torch.compile compiled or inside, not in
+between."""
 _ADDS_UP = ("Add", "Sub", "Cat", "Stack", "Where", "MaskedFill")
 """What these put out was mostly in one of the tensors that they were given, of which they keep none."""
 _SMALL = 16.0
@@ -45,17 +48,21 @@ _UNREAD_IN_TRAINING = ("running_mean", "running_var")
 """What a normalization keeps and only updates, unless it is in evaluation mode."""
 
 
-def first_bad_operator(loss: Any, names: Mapping[int, str], buffers: Mapping[int, str] | None = None) -> dict[str, Any] | None:
-    """{"operator"?, "inputs_known"?, "inputs_unseen"?, "read_by"?, "read_as"?, "buffer"?, "minus_infinity"?, "made"?, "after"?,
-    "before"?, "of"?}; names: parameters by id(), all of them good; buffers: the same of these, good or bad.
+def first_bad_operator(
+    loss: Any, names: Mapping[int, str], buffers: Mapping[int, str] | None = None
+) -> dict[str, Any] | None:
+    """{"operator"?, "inputs_known"?, "inputs_unseen"?, "read_by"?, "read_as"?, "buffer"?, "minus_infinity"?, "made"?,
+    "after"?, "before"?, "of"?}; names: parameters by id(), all of them good; buffers: the same of these, good or bad.
 
-    operator: what made the value, from finite inputs; absent where it came from outside, as a batch or a buffer. inputs_known:
-    nothing from outside, such as a batch, can be what it was made from. inputs_unseen: of finite ones it makes nothing bad, or
-    hardly ever, and what it was given cannot be seen. read_by: the first operator that read it, and as what;
-    buffer: the one that it read there. minus_infinity: the operator itself read -inf; {"read_as", "from"?}, from: what made
-    that, absent where it came from outside. made: "nan", "inf" or "-inf", where the operator was run again to know that it was
-    this one. of: a parameter that the operator uses; after: the last one used before it; before: the first one used after it.
-    None where the graph cannot be read: there is none, it is too large, or somebody's hooks keep its tensors elsewhere.
+    operator: what made the value, from finite inputs; absent where it came from outside, as a batch or a buffer.
+    inputs_known:
+    nothing from outside, such as a batch, can be what it was made from. inputs_unseen: of finite ones it makes nothing
+    bad, or hardly ever, and what it was given cannot be seen. read_by: the first operator that read it, and as what;
+    buffer: the one that it read there. minus_infinity: the operator itself read -inf; {"read_as", "from"?}, from: what
+    made that, absent where it came from outside. made: "nan", "inf" or "-inf", where the operator was run again to know
+    that it was this one. of: a parameter that the operator uses; after: the last one used before it; before: the first
+    one used after it. None where the graph cannot be read: there is none, it is too large, or somebody's hooks keep its
+    tensors elsewhere.
     """
     if loss.grad_fn is None:
         return None
@@ -74,7 +81,9 @@ def first_bad_operator(loss: Any, names: Mapping[int, str], buffers: Mapping[int
         if saved is None:
             return None
         bad = [(name, tensor) for name, tensor in saved if _is_bad(tensor)]
-        good.update(one.grad_fn for _, one in saved if one.grad_fn is not None and not any(one is other for _, other in bad))
+        good.update(
+            one.grad_fn for _, one in saved if one.grad_fn is not None and not any(one is other for _, other in bad)
+        )
         if bad:
             read = [(name, tensor) for name, tensor in bad if not name.startswith(_WRITTEN)]
             if read:
@@ -125,8 +134,8 @@ def first_bad_operator(loss: Any, names: Mapping[int, str], buffers: Mapping[int
 
 
 def _inputs_are_known(producer: Any, names: Mapping[int, str], until: float) -> bool:
-    """Whether all that the operator computed from was kept, or is a parameter, or was computed by operators of which the same is
-    so. What was kept is good: it was read before anything bad was."""
+    """Whether all that the operator computed from was kept, or is a parameter, or was computed by operators of which
+    the same is so. What was kept is good: it was read before anything bad was."""
     waiting, seen = [producer], {producer}
     while waiting:
         if time.monotonic() > until:
@@ -165,7 +174,8 @@ def _saved(node: Any) -> list[tuple[str, Any]] | None:
     found: list[tuple[str, Any]] = []
     unread = _UNREAD_IN_TRAINING if getattr(node, "_saved_training", False) else ()
     for attribute in dir(node):
-        if not attribute.startswith("_raw_saved_") or attribute == "_raw_saved_tensors":  # the latter: a function of the user's
+        # the latter: a function of the user's
+        if not attribute.startswith("_raw_saved_") or attribute == "_raw_saved_tensors":
             continue
         if attribute.removeprefix("_raw_saved_") in unread:
             continue
@@ -176,7 +186,9 @@ def _saved(node: Any) -> list[tuple[str, Any]] | None:
             value = getattr(node, attribute.removeprefix("_raw"))
         except RuntimeError:  # released, or changed in place since
             continue
-        found += [(attribute.removeprefix("_raw_saved_"), item) for item in _each(value) if isinstance(item, torch.Tensor)]
+        found += [
+            (attribute.removeprefix("_raw_saved_"), item) for item in _each(value) if isinstance(item, torch.Tensor)
+        ]
     return found
 
 
@@ -208,7 +220,8 @@ def _is_read(tensor: Any) -> bool:
 
 
 def _maker(node: Any) -> Any:
-    """The last operator up to this one that can have made a value: what only adds up, turns or shapes passes values on."""
+    """The last operator up to this one that can have made a value: what only adds up, turns or shapes passes values
+    on."""
     while _name(node) in _PASSES_ON:
         before = node.next_functions[0][0]
         if before is None or hasattr(before, "variable"):
@@ -235,8 +248,8 @@ def _past_what_stays_finite(node: Any) -> Any:
 
 
 def _only_unseen(node: Any, good: set[Any], names: Mapping[int, str]) -> Any:
-    """What made the one of the tensors that an operator adds up, or puts together, which is not known to be good; None where
-    there are more, or it came from outside."""
+    """What made the one of the tensors that an operator adds up, or puts together, which is not known to be good; None
+    where there are more, or it came from outside."""
     if _name(node) not in _ADDS_UP:
         return None
     given = [before for before, _ in node.next_functions if before not in good]
@@ -257,10 +270,11 @@ def _scaled(node: Any) -> int | None:
 
 
 def _origin(producer: Any, until: float) -> tuple[Any, str]:
-    """What made the value that `producer` put out, and what that was, as far as it can be known; else the producer itself.
+    """What made the value that `producer` put out, and what that was, as far as it can be known; else the producer
+    itself.
 
-    Not every operator keeps what it read: the inf of a product of half-precision matrices is first met as the NaN of a softmax
-    two operators later. Those in between that keep all they read are run again, from what they keep.
+    Not every operator keeps what it read: the inf of a product of half-precision matrices is first met as the NaN of a
+    softmax two operators later. Those in between that keep all they read are run again, from what they keep.
     """
     waiting, seen, makers = [producer], {producer}, []
     while waiting and len(seen) < MOST_RUN_AGAIN:
@@ -284,8 +298,8 @@ def _origin(producer: Any, until: float) -> tuple[Any, str]:
 
 
 def _run_again(node: Any, saved: dict[str, Any]) -> str | None:
-    """What bad value the operator makes of what it keeps: "nan", "inf", "-inf", or "" for none; None where it does not keep
-    enough, would take too long, or read something bad itself."""
+    """What bad value the operator makes of what it keeps: "nan", "inf", "-inf", or "" for none; None where it does not
+    keep enough, would take too long, or read something bad itself."""
     torch = sys.modules["torch"]
     kind = _AGAIN.get(_name(node))
     if kind is None:
@@ -342,9 +356,11 @@ def _minus_infinity(producer: Any) -> dict[str, Any] | None:
 
 
 def _maker_of_minus_infinity(producer: Any, until: float) -> tuple[Any, str] | None:
-    """What made the -inf that an operator read, and "-inf" where it is known to have, if between the two it was only added to and
-    the like: a linear layer makes NaN of it, and is not to blame."""
-    below = [one for name, one in _saved(producer) or () if not name.startswith(_WRITTEN) and _holds_minus_infinity(one)]
+    """What made the -inf that an operator read, and "-inf" where it is known to have, if between the two it was only
+    added to and the like: a linear layer makes NaN of it, and is not to blame."""
+    below = [
+        one for name, one in _saved(producer) or () if not name.startswith(_WRITTEN) and _holds_minus_infinity(one)
+    ]
     last = _made_by(below[0]) if below else None
     if last is None:
         return None
@@ -378,7 +394,8 @@ def leaves_of(loss: Any) -> set[int] | None:
 
 
 def _made_by(kept: Any) -> Any:
-    """What made a tensor that some operator kept; None where it was given from outside: a batch, a number, a parameter."""
+    """What made a tensor that some operator kept; None where it was given from outside: a batch, a number, a
+    parameter."""
     maker = kept.grad_fn
     return None if maker is None or _is_view(maker) else maker
 
@@ -402,7 +419,8 @@ def _is_view(node: Any) -> bool:
 
 
 def _parameters_of(node: Any, names: Mapping[int, str]) -> Iterator[str]:
-    """Parameters that feed the operator directly, or through what only turns or casts them (TBackward0, ToCopyBackward0)."""
+    """Parameters that feed the operator directly, or through what only turns or casts them (TBackward0,
+    ToCopyBackward0)."""
     for following, _ in node.next_functions:
         if following is None:
             continue

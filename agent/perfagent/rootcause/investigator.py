@@ -1,9 +1,9 @@
 """Receives what the hooks report as wrong, and the server's commands. Light: what it calls is imported at first use.
 
-Two threads meet here. The training thread calls `suspect` (a loss that is no number), `passing` (an exception on its way through
-a hook) and, at the end of a step, whatever tasks are waiting: the hooks test one attribute, `Progress.boundary`, which is None
-unless there are any. The sender's thread calls `judged`, `pressing`, `obey` and `poll`. They exchange deque appends and
-assignments.
+Two threads meet here. The training thread calls `suspect` (a loss that is no number), `passing` (an exception on its
+way through a hook) and, at the end of a step, whatever tasks are waiting: the hooks test one attribute,
+`Progress.boundary`, which is None unless there are any. The sender's thread calls `judged`, `pressing`, `obey` and
+`poll`. They exchange deque appends and assignments.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ __all__ = ["Investigator", "Task"]
 MOST_INQUIRIES = 3
 """Bad steps of one run that are looked into; a run that needs a fourth look has been told three times."""
 MOST_OOMS = 3
-"""Failed allocations that are looked into while training catches them; later ones are counted. The one that ends it always is."""
+"""Failed allocations that are looked into while training catches them; later ones are counted. The one that ends it
+always is."""
 STEP_AGE_S = 5.0
 """From this age on, the time since the last step is sent once a second; a training that moves sends none of it."""
 SETTLED_S = 1.0
-"""A logged loss that is not finite is looked into when so much has passed: till then the step itself may tell more exactly."""
+"""A logged loss that is not finite is looked into when so much has passed: till then the step itself may tell more
+exactly."""
 PAUSE_S = 5.0
 """So long after a look was begun, what is logged is of the same event."""
 _LAST_ROWS = 64
@@ -66,13 +68,15 @@ class Investigator:
     def __init__(self, progress: Progress, sender: Sender, model: Callable[[], Any]) -> None:
         self.progress, self.sender, self.model = progress, sender, model
         self._recent: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=self.history_steps)
-        self._unfolded: Callable[[], list[tuple[int, Mapping[str, float]]]] | None = None  # what came last; see judged_sound
+        # what came last; see judged_sound
+        self._unfolded: Callable[[], list[tuple[int, Mapping[str, float]]]] | None = None
         self.set_sample_period: Callable[[float], None] | None = None
         self._ooms = 0  # allocations that failed
         self._incoming: deque[Task] = deque()
         self._tasks: list[Task] = []
         self._inquiry: Inquiry | None = None
-        self._newest: Inquiry | None = None  # the same, also when the finding is sent: the row of its step may come later
+        # the same, also when the finding is sent: the row of its step may come later
+        self._newest: Inquiry | None = None
         self._inquiries = 0
         self._opened_at = -math.inf
         self._bad_logged: tuple[float, int] | None = None  # when it was seen, and the step in progress then
@@ -101,7 +105,8 @@ class Investigator:
     def passing(self, error: BaseException) -> None:
         """An exception passes through a hook. Whoever calls raises it again, unchanged.
 
-        Nothing is imported for one that is not about memory: at exit, after Ctrl-C, an import would change the exit code.
+        Nothing is imported for one that is not about memory: at exit, after Ctrl-C, an import would change the exit
+        code.
         """
         self._passing(error, MOST_OOMS)
 
@@ -127,7 +132,8 @@ class Investigator:
 
     @contained
     def _look_behind(self, where: TracebackType | FrameType) -> None:
-        """The shortest of guards: `if not torch.isfinite(loss): raise ...`, before any backward pass and without a word to us."""
+        """The shortest of guards: `if not torch.isfinite(loss): raise ...`, before any backward pass and without a word
+        to us."""
         from perfagent.rootcause.nonfinite import Inquiry, bad_loss_in, calling, left_by
 
         loss, frame = bad_loss_in(left_by(where) if isinstance(where, TracebackType) else calling(where))
@@ -140,8 +146,8 @@ class Investigator:
     def _passing(self, error: BaseException, most: int | None) -> None:
         if not out_of_memory(error):
             return
-        # Several hooks see it on its way out. Its id() says nothing: the next one often gets the same; nor can all be referred
-        # to weakly; and whoever holds an exception holds its frames, with all the tensors in them.
+        # Several hooks see it on its way out. Its id() says nothing: the next one often gets the same; nor can all be
+        # referred to weakly; and whoever holds an exception holds its frames, with all the tensors in them.
         told: Any = vars(error).get(_TOLD)
         if told is None:
             self._ooms += 1
@@ -187,15 +193,17 @@ class Investigator:
             from perfagent.rootcause.nonfinite import Inquiry
 
             self._watchful = False
-            self.progress.measure_at = min(self.progress.measure_at, self.progress.completed)  # the gradients of the next step
+            # the gradients of the next step
+            self.progress.measure_at = min(self.progress.measure_at, self.progress.completed)
             self._open(Inquiry(self, step))
         if self._newest is not None and self._newest.step == step:
-            self._newest.history = self.history()  # of a fast training, what follows has pushed it out by the time of the report
+            # of a fast training, what follows has pushed it out by the time of the report
+            self._newest.history = self.history()
 
     @contained
     def pressing(self, taken: Taken) -> None:
-        """Among these rows something is not finite: perhaps a loss that a user logged of a step whose backward pass a guard left
-        out."""
+        """Among these rows something is not finite: perhaps a loss that a user logged of a step whose backward pass a
+        guard left out."""
         from perfagent.delivery.row_packing import is_finite, rows_in
 
         rows = chain(taken.rows, *(rows_in(block) for block in taken.packed if not is_finite(block)))
@@ -205,8 +213,8 @@ class Investigator:
     def judged_sound(
         self, steps: Sequence[int], names: Sequence[str], newest: Callable[[], list[tuple[int, Mapping[str, float]]]]
     ) -> None:
-        """The same for many steps in none of which anything is wrong. newest: gives the last `history_steps` of them, on any
-        thread; called only when somebody asks for them, or when fewer steps follow."""
+        """The same for many steps in none of which anything is wrong. newest: gives the last `history_steps` of them,
+        on any thread; called only when somebody asks for them, or when fewer steps follow."""
         if len(steps) < self.history_steps:
             self._fold()
         self._unfolded = newest
@@ -264,7 +272,8 @@ class Investigator:
         self.sender.spool.read_drafts()
 
     def history(self) -> list[dict[str, float]]:
-        """The newest steps, oldest first, as {"step", "loss", "grad/norm", "lr", ...} with what was known of each. Any thread."""
+        """The newest steps, oldest first, as {"step", "loss", "grad/norm", "lr", ...} with what was known of each. Any
+        thread."""
         newest = self._unfolded
         known = dict([*self._recent, *(newest() if newest is not None else ())])
         return [
@@ -287,7 +296,8 @@ class Investigator:
 
     @contained
     def _begin_at_end(self) -> None:
-        """The usual guard logs a loss that is no number and leaves before any backward pass: its row may be in the deque yet."""
+        """The usual guard logs a loss that is no number and leaves before any backward pass: its row may be in the
+        deque yet."""
         if not self._wants_look() or isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):  # see `passing`
             return
         logged = self._bad_logged

@@ -1,9 +1,10 @@
 """Checks the output of each module in forward order for a few steps: installed after a bad step, removed after the next
 ones.
 
-The check stands where `module.compile()` would put a compiled call, as the watch of the root does (hooks/forward.py): it is left
-out of copies and pickles, costs nothing once it is gone, and no hook of the user's sees it. Modules that torch.compile has
-compiled are looked at from outside only. Values on a device are counted there and read when they have arrived.
+The check stands where `module.compile()` would put a compiled call, as the watch of the root does (hooks/forward.py):
+it is left out of copies and pickles, costs nothing once it is gone, and no hook of the user's sees it. Modules that
+torch.compile has compiled are looked at from outside only. Values on a device are counted there and read when they have
+arrived.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ MOST_MODULES = 4000
 
 
 def is_closed(module: Any) -> bool:
-    """Whether what lies below is not to be touched: the module is compiled or scripted, or DataParallel copies its `__dict__`."""
+    """Whether what lies below is not to be touched: the module is compiled or scripted, or DataParallel copies its
+    `__dict__`."""
     torch = sys.modules["torch"]
     own = module.__dict__.get(CALL)
     compiled = own is not None and not type(own).__module__.startswith("perfagent.")
@@ -36,7 +38,8 @@ def is_closed(module: Any) -> bool:
 
 
 def walk(model: Any) -> Iterator[tuple[str, Any]]:
-    """(name, module) of what can be looked at: nothing below a compiled or scripted module. Wrappers' own names are left out."""
+    """(name, module) of what can be looked at: nothing below a compiled or scripted module. Wrappers' own names are
+    left out."""
     seen: set[int] = set()
     waiting: list[tuple[str, Any]] = [("", model)]
     count = 0
@@ -49,7 +52,11 @@ def walk(model: Any) -> Iterator[tuple[str, Any]]:
         yield name, module
         if is_closed(module):
             continue
-        children = [(child_name, child) for child_name, child in module.__dict__.get("_modules", {}).items() if child is not None]
+        children = [
+            (child_name, child)
+            for child_name, child in module.__dict__.get("_modules", {}).items()
+            if child is not None
+        ]
         for child_name, child in reversed(children):
             wrapper = child_name in ("module", "_orig_mod") and len(children) == 1 and not name
             waiting.append((name if wrapper else f"{name}.{child_name}" if name else child_name, child))
@@ -98,7 +105,9 @@ class OutputChecks:
         for places, reading in self._readings:
             numbers = reading.values()
             for check, place in places:
-                check.bad_in, check.bad_out, check.below_out = (int(number) for number in numbers[3 * place : 3 * place + 3])
+                check.bad_in, check.bad_out, check.below_out = (
+                    int(number) for number in numbers[3 * place : 3 * place + 3]
+                )
         self._readings = []
 
     def first_bad(self) -> dict[str, Any] | None:
@@ -110,7 +119,8 @@ class OutputChecks:
         return next((check.shown() | {"only_minus_infinity": True} for check in self._order if check.below_out), None)
 
     def count(self, check: _Check, entering: list[Any], leaving: list[Any]) -> None:
-        """Counts what is NaN or +inf in what a module was given and in what it gave, and apart from it what is -inf in that."""
+        """Counts what is NaN or +inf in what a module was given and in what it gave, and apart from it what is -inf in
+        that."""
         torch = sys.modules["torch"]
         self._order.append(check)
         with torch.no_grad():
@@ -152,7 +162,19 @@ def _counted(values: Any) -> Iterator[Any]:
 class _Check:
     """Stands in one module's call for a step."""
 
-    __slots__ = ("_before", "_had", "_kept", "_owner", "_root", "bad_in", "bad_out", "below_out", "called", "name", "outputs")
+    __slots__ = (
+        "_before",
+        "_had",
+        "_kept",
+        "_owner",
+        "_root",
+        "bad_in",
+        "bad_out",
+        "below_out",
+        "called",
+        "name",
+        "outputs",
+    )
 
     def __init__(self, owner: OutputChecks, name: str, module: Any, *, root: bool) -> None:
         self._owner, self._kept, self.name, self._root = owner, weakref.ref(module), name, root
@@ -197,7 +219,9 @@ class _Check:
 
     @contained
     def _take_batch(self, args: Any, kwargs: Any) -> None:
-        batch = Fingerprint(self._owner.step, "what the model was called with", tensors_in(_named(self._kept(), args, kwargs)))
+        batch = Fingerprint(
+            self._owner.step, "what the model was called with", tensors_in(_named(self._kept(), args, kwargs))
+        )
         self._owner.batch = batch or None
 
     @contained
@@ -240,4 +264,6 @@ def _named(model: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments by the names that the model's forward gives them."""
     code = getattr(getattr(type(model), "forward", None), "__code__", None)
     names = code.co_varnames[1 : code.co_argcount] if code is not None else ()
-    return {names[place] if place < len(names) else str(place): value for place, value in enumerate(args)} | dict(kwargs)
+    return {names[place] if place < len(names) else str(place): value for place, value in enumerate(args)} | dict(
+        kwargs
+    )

@@ -1,9 +1,10 @@
 """Finds where the first NaN or infinity of a bad step came from. Begun by a bad step, over after at most three more.
 
-What can be known depends on when it is noticed. A loss on the CPU is seen before its backward pass: the parameters are still
-those that made it, autograd's graph still holds what each operator read, and the batch is still in the hands of the loop. A loss
-on a device is read some steps later: there the parameters and gradients of the next boundary are looked at, and the outputs of
-all modules in the steps that follow. Everything on a device is counted there and read when it has arrived: nothing waits.
+What can be known depends on when it is noticed. A loss on the CPU is seen before its backward pass: the parameters are
+still those that made it, autograd's graph still holds what each operator read, and the batch is still in the hands of
+the loop. A loss on a device is read some steps later: there the parameters and gradients of the next boundary are
+looked at, and the outputs of all modules in the steps that follow. Everything on a device is counted there and read
+when it has arrived: nothing waits.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Inquiry:
     # ---- on the training thread
 
     def before_backward(self, loss: Any, frame: FrameType | None = None) -> None:
-        """The loss is known to be bad and nothing has followed from it yet. frame: whose variables may hold the batch, and its
-        callers'; by default the caller's."""
+        """The loss is known to be bad and nothing has followed from it yet. frame: whose variables may hold the batch,
+        and its callers'; by default the caller's."""
         self._dtype = str(loss.dtype).removeprefix("torch.")
         self._rate = self._learning_rate()
         named = self._parameters()
@@ -164,7 +165,9 @@ class Inquiry:
         if model is not None:
             for module_name, module in walk(model):
                 self._classes[module_name] = type(module).__name__
-                parameters = module.named_parameters() if is_closed(module) else module.__dict__.get("_parameters", {}).items()
+                parameters = (
+                    module.named_parameters() if is_closed(module) else module.__dict__.get("_parameters", {}).items()
+                )
                 named += [(_joined(module_name, name), p) for name, p in parameters if p is not None]
         primary = self._progress.primary() if self._progress.primary is not None else None
         if not named and primary is not None:
@@ -199,7 +202,11 @@ class Inquiry:
         if self._told:
             return True
         late = time.monotonic() - self._since > PATIENCE_S
-        parts = [part for part in (self._before, self._after, self._gradients, self._batch, *self._rounds) if part is not None]
+        parts = [
+            part
+            for part in (self._before, self._after, self._gradients, self._batch, *self._rounds)
+            if part is not None
+        ]
         if (self._done and all(part.ready() for part in parts)) or late:
             self._tell()
             return True
@@ -233,7 +240,8 @@ class Inquiry:
         history = [entry for entry in history if entry["step"] <= self.step]
         known = history[-1] if history else {}
         found: dict[str, Any] = {} if self._rate is None else {"lr": self._rate}
-        # The rate and the scale are mostly those of the step before, where the row of this one has not come; what it made is not.
+        # The rate and the scale are mostly those of the step before, where the row of this one has not come; what it
+        # made is not.
         own = (("loss", "loss"), ("grad/norm", "grad_norm")) if known.get("step") == self.step else ()
         for name, shown in (("lr", "lr"), ("amp/scale", "loss_scale"), *own):
             if name in known:
@@ -278,7 +286,8 @@ class Inquiry:
 
 
 class _Nonfinite:
-    """Which of some named tensors hold NaN or infinity: the largest magnitude of each, in one pass, perhaps not read yet.
+    """Which of some named tensors hold NaN or infinity: the largest magnitude of each, in one pass, perhaps not read
+    yet.
 
     used: those that have gradients, by id(), where that is known.
     """
@@ -302,7 +311,8 @@ class _Nonfinite:
         with torch.no_grad():
             for same in groups.values():
                 largest = torch.stack(torch._foreach_norm([tensor for _, tensor in same], float("inf")))
-                reading = collect(largest if largest.dtype == torch.float64 else largest.float())  # 1e39 is no inf there
+                # 1e39 is no inf there
+                reading = collect(largest if largest.dtype == torch.float64 else largest.float())
                 if reading is not None:
                     # weak where it matters: a tensor on a device must not be kept for its name
                     kept = [(name, tensor if tensor.is_cpu else None) for name, tensor in same]
@@ -327,7 +337,11 @@ class _Nonfinite:
                 entry: dict[str, Any] = {"name": name}
                 if tensor is not None and len(self._bad) < SHOWN:
                     bad = int((~torch.isfinite(tensor)).sum())
-                    entry |= {"nonfinite": bad, "share": bad / tensor.numel(), "dtype": str(tensor.dtype).removeprefix("torch.")}
+                    entry |= {
+                        "nonfinite": bad,
+                        "share": bad / tensor.numel(),
+                        "dtype": str(tensor.dtype).removeprefix("torch."),
+                    }
                     entry["shape"] = [int(size) for size in tensor.shape]
                 self._bad.append(entry)
         self._readings = []
@@ -335,8 +349,8 @@ class _Nonfinite:
         self._bad.sort(key=lambda entry: places[entry["name"]])
 
     def shown(self) -> dict[str, Any]:
-        """{"of", "nonfinite", "first": [...], "last", "spread"?, "good_from"?}; once ready. spread: all that are trained are bad,
-        and more than one."""
+        """{"of", "nonfinite", "first": [...], "last", "spread"?, "good_from"?}; once ready. spread: all that are
+        trained are bad, and more than one."""
         if self._bad is None:
             self._settle()
         assert self._bad is not None
@@ -349,21 +363,25 @@ class _Nonfinite:
         return found | ({"good_from": good_from} if good_from is not None else {})
 
     def _good_from(self, bad: list[str]) -> str | None:
-        """The first good one of those that are trained, where all before it are bad, more than one, and all after it good: so it
-        is when a gradient becomes NaN on its way back. In the order of the model, which mostly is that of its forward pass."""
+        """The first good one of those that are trained, where all before it are bad, more than one, and all after it
+        good: so it is when a gradient becomes NaN on its way back. In the order of the model, which mostly is that of
+        its forward pass."""
         after = self._trained[len(bad) : len(bad) + 1]
         return after[0] if after and len(bad) > 1 and bad == self._trained[: len(bad)] else None
 
 
 def _counted(tensor: Any) -> Iterator[Any]:
-    """What can be counted in a parameter or gradient: our part of a sharded one; of one with codes and scales the scales."""
+    """What can be counted in a parameter or gradient: our part of a sharded one; of one with codes and scales the
+    scales."""
     if is_lazy(tensor):
         return
     whole = local_part(tensor)
     # operators on the one that is excepted wait for the collective that fills it
     parts = [whole] if type(whole).__name__ == "AsyncCollectiveTensor" else made_of(whole)
     for part in parts:
-        local = part.detach() if part.layout is not sys.modules["torch"].sparse_coo else part.detach().coalesce().values()
+        local = (
+            part.detach() if part.layout is not sys.modules["torch"].sparse_coo else part.detach().coalesce().values()
+        )
         if local.numel() and can_be_counted(local):
             yield local
 
@@ -387,8 +405,8 @@ def calling(frame: FrameType | None) -> list[FrameType]:
 
 
 def bad_loss_in(frames: Sequence[FrameType]) -> tuple[Any, FrameType | None]:
-    """A loss on the CPU that is no number, among the variables of some functions: a tensor of one value with a graph behind it.
-    And the function that it was found in."""
+    """A loss on the CPU that is no number, among the variables of some functions: a tensor of one value with a graph
+    behind it. And the function that it was found in."""
     torch: Any = sys.modules.get("torch")
     for frame in frames[:MOST_FRAMES] if torch is not None else ():
         with variables_of(frame) as variables:
@@ -428,11 +446,15 @@ def _culprit(found: dict[str, Any], classes: dict[str, str]) -> dict[str, Any]:
     if operator is not None and "buffer" in operator:
         return _named(_owner(operator["buffer"]), classes, buffer=operator["buffer"], cause="buffer")
     batch = _in_batch(found, ("batch",) if made else ("batch", "later_batch"))
-    if batch is not None and "inputs_known" not in made:  # else it is padded with NaN, which the loop or the model leaves out
+    # else it is padded with NaN, which the loop or the model leaves out
+    if batch is not None and "inputs_known" not in made:
         return batch
-    later = bool(made) and bool(after.get("nonfinite"))  # the module was fed from parameters that the bad step had spoilt
+    # the module was fed from parameters that the bad step had spoilt
+    later = bool(made) and bool(after.get("nonfinite"))
     if first is not None and not spread and not later:
-        own = next((entry["name"] for entry in after.get("first", ()) if _owner(entry["name"]) == first["module"]), None)
+        own = next(
+            (entry["name"] for entry in after.get("first", ()) if _owner(entry["name"]) == first["module"]), None
+        )
         return _named(first["module"], classes, cause="module", **({"parameter": own} if own else {}))
     if operator is not None:
         own = operator.get("of")
@@ -556,8 +578,8 @@ def _sentence_of_operator(found: dict[str, Any], module: str, kind: str) -> str:
 
 
 def _where(found: dict[str, Any], module: str, kind: str) -> str:
-    """In which module the operator is, and between which parameters' modules, as far as that says more; a model that holds
-    parameters itself has no names of modules to show."""
+    """In which module the operator is, and between which parameters' modules, as far as that says more; a model that
+    holds parameters itself has no names of modules to show."""
     inside = f"in module {module!r}{kind}" if module and module != _ITSELF else ""
     sides = [found[f"{side}_module"] for side in ("after", "before") if f"{side}_module" in found]
     if not sides:
@@ -586,7 +608,11 @@ def _sentence_of_nothing(found: dict[str, Any], step: int) -> str:
         good = f"Parameters, gradients and the outputs of the next {checked} steps were finite"
         said = f"{good}: what was bad in step {step} did not come back."
     elif "steps_after" in found:
-        finite = f": after step {found['looked_after_step']} the parameters were finite" if "looked_after_step" in found else ""
+        finite = (
+            f": after step {found['looked_after_step']} the parameters were finite"
+            if "looked_after_step" in found
+            else ""
+        )
         said = f"Step {step} was looked into when it was over and {found['steps_after']} more were{finite}."
     batch = _in_batch(found, ("batch", "later_batch"), below=True)
     if batch is not None:

@@ -1,8 +1,8 @@
 """Reports what filled the memory when an allocation failed, and what would make room. It looks once, where the
 exception passes.
 
-Reads counters of the allocator and the sizes of tensors that are known by name; it allocates nothing on the device and waits for
-nothing. The exception goes on unchanged: this module only looks.
+Reads counters of the allocator and the sizes of tensors that are known by name; it allocates nothing on the device and
+waits for nothing. The exception goes on unchanged: this module only looks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,17 @@ __all__ = ["forensics", "remedies"]
 
 _TRIED = re.compile(r"(?:[Tt]ried|[Uu]nable) to (?:allocate|mmap) ([\d.]+) ?([KMGT]i?B|bytes)")
 _WORKER = re.compile(r"^Caught \w+ in DataLoader worker process (\d+)")
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 1000, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS = {
+    "bytes": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "KB": 1000,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
 _STATS = (
     "allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current", "active_bytes.all.current",
     "inactive_split_bytes.all.current", "num_alloc_retries", "num_ooms",
@@ -58,7 +68,13 @@ def forensics(investigator: Investigator, error: BaseException, number: int) -> 
     step = p.completed + 1
     text = text_of(error)
     device = _device_of(error, text)
-    evidence: dict[str, Any] = {"step": step, "device": device, "error": text[:MOST_TEXT], "where": _where(p), "number": number}
+    evidence: dict[str, Any] = {
+        "step": step,
+        "device": device,
+        "error": text[:MOST_TEXT],
+        "where": _where(p),
+        "number": number,
+    }
     tried = _tried(text)
     if tried is not None:
         evidence["tried_bytes"] = tried
@@ -76,7 +92,9 @@ def forensics(investigator: Investigator, error: BaseException, number: int) -> 
         evidence |= {"allocator": allocator, "capacity_bytes": _capacity(device), "largest_segments": _segments(device)}
     if host:
         evidence["host"] = host
-    evidence["categories"] = {name: size for name, size in sorted(categories.items(), key=lambda item: -item[1]) if size}
+    evidence["categories"] = {
+        name: size for name, size in sorted(categories.items(), key=lambda item: -item[1]) if size
+    }
     evidence["remedies"] = remedies(
         evidence["categories"], dtypes=_dtypes(investigator), world_size=investigator.sender.identity.world_size,
         unused=allocator.get("reserved_bytes.all.current", 0) - allocator.get("allocated_bytes.all.current", 0), tried=tried,
@@ -102,10 +120,12 @@ def remedies(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """[{"do", "saves_bytes"?, "enough"?}]: what is enough for the allocation that failed first, and of equals the least change.
 
-    Savings are estimates from the categories: halving the batch halves the activations; bf16 halves those of a float32 model;
-    checkpointing keeps about a third; AdamW in 8 bits a quarter of its state; FSDP or ZeRO an n-th of parameters, gradients and
-    state. saves_bytes is absent where nothing is known to estimate from. capacity: all memory that there is; address_limit:
-    the process is held to fewer addresses; in_worker: a DataLoader's worker asked for it, so that nothing of the model helps.
+    Savings are estimates from the categories: halving the batch halves the activations; bf16 halves those of a float32
+    model; checkpointing keeps about a third; AdamW in 8 bits a quarter of its state; FSDP or ZeRO an n-th of
+    parameters, gradients and state. saves_bytes is absent where nothing is known to estimate from. capacity: all memory
+    that there is; address_limit:
+    the process is held to fewer addresses; in_worker: a DataLoader's worker asked for it, so that nothing of the model
+    helps.
     """
     activations, state = categories.get("activations_and_other", 0), categories.get("optimizer_state", 0)
     parameters, gradients = categories.get("parameters", 0), categories.get("gradients", 0)
@@ -113,7 +133,9 @@ def remedies(
     if tried is not None and capacity is not None and tried > capacity:
         plans.append((f"Look at the line that asks for {_spell(tried)}: in all there are {_spell(capacity)}.", None))
     if address_limit:
-        plans.append(("Lift the limit of addresses (ulimit -v unlimited): memory that is only reserved counts towards it.", None))
+        plans.append(
+            ("Lift the limit of addresses (ulimit -v unlimited): memory that is only reserved counts towards it.", None)
+        )
     if on_device and unused > 0.1 * (sum(categories.values()) or 1):
         pieces = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: what is reserved is in pieces that fit nothing."
         plans.append((pieces, unused))
@@ -132,7 +154,9 @@ def remedies(
         over = f"Shard parameters, gradients and optimizer state over the {world_size} ranks (FSDP2, ZeRO-3)."
         plans.append((over, shared or None))
     if state:
-        plans.append(("Keep the optimizer's state in 8 bits (bitsandbytes), or use one with less state.", 3 * state // 4))
+        plans.append(
+            ("Keep the optimizer's state in 8 bits (bitsandbytes), or use one with less state.", 3 * state // 4)
+        )
     found = []
     for do, saves in plans:
         plan: dict[str, Any] = {"do": do}
@@ -174,7 +198,8 @@ def _tried(text: str) -> int | None:
 
 
 def _categories(investigator: Investigator, device: str) -> dict[str, int]:
-    """Bytes by what they are for, of what is known by name. Storages that are shared count once; those elsewhere do not count."""
+    """Bytes by what they are for, of what is known by name. Storages that are shared count once; those elsewhere do not
+    count."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
@@ -244,7 +269,8 @@ def _capacity(device: str) -> int | None:
 
 
 def _segments(device: str) -> list[dict[str, int]]:
-    """The allocator's largest segments and the largest hole in each: that none is large enough is what fragmentation means."""
+    """The allocator's largest segments and the largest hole in each: that none is large enough is what fragmentation
+    means."""
     torch = sys.modules["torch"]
     segments = [one for one in torch.cuda.memory_snapshot() if one.get("device") == _ordinal(device)]
     segments.sort(key=lambda one: -int(one["total_size"]))
@@ -252,7 +278,9 @@ def _segments(device: str) -> list[dict[str, int]]:
         {
             "total_bytes": int(one["total_size"]),
             "allocated_bytes": int(one["allocated_size"]),
-            "largest_free_bytes": max((int(block["size"]) for block in one["blocks"] if block["state"] == "inactive"), default=0),
+            "largest_free_bytes": max(
+                (int(block["size"]) for block in one["blocks"] if block["state"] == "inactive"), default=0
+            ),
         }
         for one in segments[:8]
     ]
@@ -294,7 +322,9 @@ def _sentence(evidence: dict[str, Any]) -> str:
         where = f" in DataLoader worker {evidence['worker']}"
     taken = _taken(evidence.get("host", {}), tried, "the training process" if "worker" in evidence else "this process")
     taken = taken if device == "cpu" else ""
-    holds = ", ".join(f"{name.replace('_', ' ')} {_spell(size)}" for name, size in list(evidence["categories"].items())[:4])
+    holds = ", ".join(
+        f"{name.replace('_', ' ')} {_spell(size)}" for name, size in list(evidence["categories"].items())[:4]
+    )
     named = (f"; of it {holds}" if taken else f"; {kind} holds {holds}") if holds else ""
     return f"In step {evidence['step']} {asked} {kind} failed{where}{taken}{named}."
 
@@ -321,7 +351,9 @@ def _taken(host: dict[str, int], tried: int | None, who: str) -> str:
 
 
 def _fix(plans: list[dict[str, Any]]) -> str:
-    said = [plan["do"] + (f" Saves about {_spell(plan['saves_bytes'])}." if "saves_bytes" in plan else "") for plan in plans]
+    said = [
+        plan["do"] + (f" Saves about {_spell(plan['saves_bytes'])}." if "saves_bytes" in plan else "") for plan in plans
+    ]
     return " ".join(f"{number}. {text}" for number, text in enumerate(said[:4], 1))
 
 

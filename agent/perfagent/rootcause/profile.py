@@ -1,12 +1,14 @@
 """Runs torch.profiler for a few steps on request, begun and ended between steps on the training thread.
 
-Nothing of it exists until a command comes. Kineto allows one profiler a process: where the script has its own running, ours is
-refused; where the script starts its own while ours runs, ours gives way at once. What is recorded is read, written and sent by
-the sender's thread. What training computes is the same; its speed, while the profiler runs and when it stops, is not.
+Nothing of it exists until a command comes. Kineto allows one profiler a process: where the script has its own running,
+ours is refused; where the script starts its own while ours runs, ours gives way at once. What is recorded is read,
+written and sent by the sender's thread. What training computes is the same; its speed, while the profiler runs and when
+it stops, is not.
 
-Kineto keeps every operator in memory until it is stopped, and only the thread that started it can stop it. An evaluation, or
-what follows the last step, may be without end: an evaluation of a small model was recorded with 150 MB a second. So while a
-profile runs, and only then, it is asked wherever the training thread passes one of our hooks whether it is enough.
+Kineto keeps every operator in memory until it is stopped, and only the thread that started it can stop it. An
+evaluation, or what follows the last step, may be without end: an evaluation of a small model was recorded with 150 MB a
+second. So while a profile runs, and only then, it is asked wherever the training thread passes one of our hooks whether
+it is enough.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ MOST_TRACE_BYTES = 64 * 2**20
 MOST_S = 60.0
 """So long is recorded; what is longer is cut short."""
 MOST_GROWTH_BYTES = 128 * 2**20
-"""So much may the process grow meanwhile. Measured with torch 2.13: 230 bytes an operator while it is recorded, and seven times
-that once it is stopped: 1 GB then, and the training stands still for 2 s. (1 GB of records became 6.6 GB, and 28 s.)"""
+"""So much may the process grow meanwhile. Measured with torch 2.13: 230 bytes an operator while it is recorded, and
+seven times that once it is stopped: 1 GB then, and the training stands still for 2 s. (1 GB of records became 6.6 GB,
+and 28 s.)"""
 WAIT_S = 600.0
 GIVE_WAY_S = 1.0
 """So long a profiler of the script's, started on another thread, waits until ours has ended on its own."""
@@ -94,7 +97,9 @@ class Profile:
         if self.done or self._recorded:
             return False
         if self._profiler is not None and not here:
-            self._leave("the training went on on another thread, and a profiler can only be ended by the one that it began on")
+            self._leave(
+                "the training went on on another thread, and a profiler can only be ended by the one that it began on"
+            )
             return False
         try:
             if self._profiler is None:
@@ -139,7 +144,9 @@ class Profile:
 
     def _name_step(self) -> None:
         torch = sys.modules["torch"]
-        self._annotation = torch.autograd.profiler.record_function(f"ProfilerStep#{self._investigator.progress.completed + 1}")
+        self._annotation = torch.autograd.profiler.record_function(
+            f"ProfilerStep#{self._investigator.progress.completed + 1}"
+        )
         self._annotation.__enter__()
 
     def _mark(self) -> None:
@@ -157,8 +164,9 @@ class Profile:
     # ---- on the training thread, between two ends of a step
 
     def _watch_the_way(self) -> None:
-        """Has `_passing` called before evaluations, phases and fetches. Put round our hooks instead of into them: where nothing
-        is profiled, which is nearly always, they do not even ask. Each place says whether an evaluation begins there."""
+        """Has `_passing` called before evaluations, phases and fetches. Put round our hooks instead of into them: where
+        nothing is profiled, which is nearly always, they do not even ask. Each place says whether an evaluation begins
+        there."""
         from perfagent.hooks import forward, phases, submodule_forward
 
         loading = sys.modules.get("torch.utils.data.dataloader")
@@ -201,8 +209,9 @@ class Profile:
     def _before_evaluation(self) -> None:
         """An evaluation begins that the recorded steps had none of: it is not what was asked for.
 
-        Before the first step is over, nothing is lost by beginning anew after it. Where one comes again in that step, every step
-        has one (a rollout, a model that is trained in evaluation mode), and it is recorded as a part of the step.
+        Before the first step is over, nothing is lost by beginning anew after it. Where one comes again in that step,
+        every step has one (a rollout, a model that is trained in evaluation mode), and it is recorded as a part of the
+        step.
         """
         if self._whole():
             self._cut("before an evaluation")
@@ -290,14 +299,15 @@ class Profile:
     # ---- on another thread than the one that it began on
 
     def _leave(self, why: str) -> None:
-        """To be ended by its own thread, where that passes next: on any other, torch 2.13 says that nothing runs, goes on
-        recording, and what it gives ends the process when it is read."""
+        """To be ended by its own thread, where that passes next: on any other, torch 2.13 says that nothing runs, goes
+        on recording, and what it gives ends the process when it is read."""
         self.problem = why
         self._left = True
         self.done = True
         if lives(self._thread):
             autograd = sys.modules["torch"].autograd
-            if hasattr(autograd, "_engine_run_backward"):  # of the places that pass, the one that is there after the run's end
+            # of the places that pass, the one that is there after the run's end
+            if hasattr(autograd, "_engine_run_backward"):
                 self._undo.append(replace(autograd, "_engine_run_backward", self._told_by(lambda *_: None)))
         else:
             self._let_go()
@@ -319,7 +329,8 @@ class Profile:
         self._left = False
         profiler, self._profiler = self._profiler, None
         if profiler is not None and profiler.profiler is not None:
-            profiler.profiler.entered = False  # where nobody can end it, it is taken for one of the script's as long as it lives
+            # where nobody can end it, it is taken for one of the script's as long as it lives
+            profiler.profiler.entered = False
         self._take_back()
         self._gone.set()
 
@@ -356,13 +367,16 @@ class Profile:
         events = profiler.profiler.kineto_results.events()
         if len(events) <= MOST_EVENTS:
             cpu, device = trace.record(events)
-            names = {f"ProfilerStep#{step}" for step in range(self._first, self._last + 1)}  # not the one that was cut off
+            # not the one that was cut off
+            names = {f"ProfilerStep#{step}" for step in range(self._first, self._last + 1)}
             steps = [one for one in cpu if one.name in names]
             summary["operators"] = trace.operators(cpu)
             if steps:
                 began, ended = min(one.start for one in steps), max(one.end for one in steps)
                 inside = [one for one in cpu if began <= one.start and one.end <= ended]
-                summary["gaps"] = trace.gaps(inside, [one for one in device if one[0] >= began], steps[0].thread, began, ended)
+                summary["gaps"] = trace.gaps(
+                    inside, [one for one in device if one[0] >= began], steps[0].thread, began, ended
+                )
         summary["events"] = len(events)
         del events
         sender = self._investigator.sender
@@ -374,7 +388,9 @@ class Profile:
         if sizes[1] > MOST_TRACE_BYTES:
             packed.unlink()
             most = MOST_TRACE_BYTES >> 20
-            summary["trace_left_out"] = f"the trace has {sizes[1] >> 20} MiB; up to {most} are sent: ask for fewer steps"
+            summary["trace_left_out"] = (
+                f"the trace has {sizes[1] >> 20} MiB; up to {most} are sent: ask for fewer steps"
+            )
             return Upload(sender, summary, None, step=self._last)
         summary["trace_bytes"], summary["plain_bytes"] = sizes[1], sizes[0]
         return Upload(sender, summary, packed, step=self._last)

@@ -1,8 +1,9 @@
 """Reports what every thread of this process is doing: Python stacks taken from the sender's thread, while the training
 thread may hang.
 
-A thread that waits in C for a lock, a socket or a collective has let go of the interpreter, so this thread runs; what it waits in
-is asked of the kernel, where there is a /proc. Local variables are not read, and no lock is taken that another thread may hold.
+A thread that waits in C for a lock, a socket or a collective has let go of the interpreter, so this thread runs; what
+it waits in is asked of the kernel, where there is a /proc. Local variables are not read, and no lock is taken that
+another thread may hold.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ _OWN = ("perfagent-sender", "perfagent-courier")
 def all_stacks(training: int) -> list[dict[str, Any]]:
     """[{"name", "thread", "main", "training", "daemon", "state"?, "waits_in"?, "frames": ["file:line in function: source"]}].
 
-    The training thread first, the innermost frame last. training: its ident. The agent's own threads are left out; of more than
-    256, the last entry counts those that are not shown.
+    The training thread first, the innermost frame last. training: its ident. The agent's own threads are left out; of
+    more than 256, the last entry counts those that are not shown.
     """
     # not threading.enumerate(): it takes a lock, which a thread that is being started may hold
     known: dict[int, Any] = dict(getattr(threading, "_active", {}))
     main = threading.main_thread().ident
     found: list[dict[str, Any]] = []
     left_out = 0
-    frames = sorted(sys._current_frames().items(), key=lambda item: (item[0] != training, item[0] != main))  # else newest first
+    # else newest first
+    frames = sorted(sys._current_frames().items(), key=lambda item: (item[0] != training, item[0] != main))
     for ident, frame in frames:
         thread = known.get(ident)
         name = thread.name if thread is not None else f"thread {ident}"
@@ -51,7 +53,9 @@ def all_stacks(training: int) -> list[dict[str, Any]]:
         found.append({key: value for key, value in entry.items() if value is not None})
     found.sort(key=lambda entry: (not entry["training"], not entry["main"], entry["name"]))
     if left_out:
-        found.append({"name": f"... {left_out} more threads", "thread": 0, "main": False, "training": False, "frames": []})
+        found.append(
+            {"name": f"... {left_out} more threads", "thread": 0, "main": False, "training": False, "frames": []}
+        )
     return found
 
 
@@ -73,7 +77,8 @@ def _frames(frame: FrameType | None) -> list[str]:
 
 
 def _kernel(native: int) -> dict[str, str]:
-    """What the kernel says of a thread: R runs, S sleeps, D waits for a disk or device; and the kernel function it waits in."""
+    """What the kernel says of a thread: R runs, S sleeps, D waits for a disk or device; and the kernel function it
+    waits in."""
     task = Path("/proc/self/task") / str(native)
     told: dict[str, str] = {}
     try:

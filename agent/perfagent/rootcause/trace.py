@@ -1,7 +1,7 @@
 """Turns the profiler's records into what is sent: the operator table, the gaps, and the trace as a compressed file.
 
-Runs on the sender's thread. torch's own table (`key_averages`) takes three seconds for 45,000 events, most of it holding the
-interpreter; one pass over the raw events with a stack a thread gives the same sums in a tenth of a second.
+Runs on the sender's thread. torch's own table (`key_averages`) takes three seconds for 45,000 events, most of it
+holding the interpreter; one pass over the raw events with a stack a thread gives the same sums in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Event(Protocol):
 
 @dataclass(slots=True)
 class Recorded:
-    """One event, as far as it counts. python: a Python function; kernels: (start, end) of what it started on a device."""
+    """One event, as far as it counts. python: a Python function; kernels: (start, end) of what it started on a
+    device."""
 
     name: str
     start: int
@@ -60,7 +61,8 @@ class Recorded:
 
 
 def record(events: Iterable[Event]) -> tuple[list[Recorded], list[tuple[int, int, str]]]:
-    """The operators of the CPU, each with what it started on a device, and everything that ran on a device (start, end, name)."""
+    """The operators of the CPU, each with what it started on a device, and everything that ran on a device (start, end,
+    name)."""
     cpu: list[Recorded] = []
     by_correlation: dict[int, Recorded] = {}
     calls: list[tuple[Recorded, int]] = []  # of CUDA's library, with the number of the operator that made each
@@ -77,7 +79,8 @@ def record(events: Iterable[Event]) -> tuple[list[Recorded], list[tuple[int, int
             cpu.append(one)
             if event.linked_correlation_id():
                 calls.append((one, event.linked_correlation_id()))
-            elif event.correlation_id() and not _CALL.match(one.name):  # those have numbers of their own, which begin at 1, too
+            # those have numbers of their own, which begin at 1, too
+            elif event.correlation_id() and not _CALL.match(one.name):
                 by_correlation[event.correlation_id()] = one
         elif not event.is_user_annotation():
             kernels.append((event.start_ns(), event.end_ns(), _name_of(event), event.linked_correlation_id()))
@@ -92,7 +95,8 @@ def record(events: Iterable[Event]) -> tuple[list[Recorded], list[tuple[int, int
 
 
 def _name_of(event: Event) -> str:
-    """Of a module that is imported while Python functions are recorded, torch 2.13 keeps a name that was freed: any bytes."""
+    """Of a module that is imported while Python functions are recorded, torch 2.13 keeps a name that was freed: any
+    bytes."""
     try:
         return event.name()
     except UnicodeDecodeError as error:
@@ -102,8 +106,8 @@ def _name_of(event: Event) -> str:
 def operators(cpu: list[Recorded]) -> list[dict[str, Any]]:
     """[{"name", "calls", "self_cpu_s", "total_cpu_s", "self_device_s", "total_device_s"}], the largest of self times first.
 
-    An operator's own time is what is left without those it called. A recursive one counts each time only once in its total. Of
-    Python functions, where they were recorded, those of the thread that trains count: the others mostly wait.
+    An operator's own time is what is left without those it called. A recursive one counts each time only once in its
+    total. Of Python functions, where they were recorded, those of the thread that trains count: the others mostly wait.
     """
     table: dict[str, _Sums] = {}
     training = {one.thread for one in cpu if one.annotation and one.name.startswith(_STEP)}
@@ -131,7 +135,11 @@ class _Sums:
     total_device: int = 0
 
     def shown(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"calls": self.calls, "self_cpu_s": self.self_cpu / 1e9, "total_cpu_s": self.total_cpu / 1e9}
+        found: dict[str, Any] = {
+            "calls": self.calls,
+            "self_cpu_s": self.self_cpu / 1e9,
+            "total_cpu_s": self.total_cpu / 1e9,
+        }
         if self.total_device:
             found |= {"self_device_s": self.self_device / 1e9, "total_device_s": self.total_device / 1e9}
         return found
@@ -153,7 +161,8 @@ def _close(open_: list[_Call], table: dict[str, _Sums]) -> None:
     name, span = call.event.name, call.event.end - call.event.start
     device = sum(end - start for start, end in call.event.kernels)
     sums = table.setdefault(name, _Sums())
-    # an operator whose only call is one of its own name (a number that becomes a tensor) is one call, as in torch's table
+    # an operator whose only call is one of its own name (a number that becomes a tensor) is one call, as in torch's
+    # table
     sums.calls += call.called != [name]
     sums.self_cpu += span - call.below
     sums.self_device += device
@@ -166,7 +175,9 @@ def _close(open_: list[_Call], table: dict[str, _Sums]) -> None:
         open_[-1].called.append(name)
 
 
-def gaps(cpu: list[Recorded], device: list[tuple[int, int, str]], thread: int, began: int, ended: int) -> dict[str, Any]:
+def gaps(
+    cpu: list[Recorded], device: list[tuple[int, int, str]], thread: int, began: int, ended: int
+) -> dict[str, Any]:
     """Where nothing ran: on the device where one was used, else on the training thread (Python between operators).
 
     {"of": "device" or "operators", "busy_s", "idle_s", "idle_pct", "longest": [{"s", "after", "before", "at_s"}]}
@@ -215,7 +226,8 @@ def _unquoted(name: str) -> str:
 
 
 def compress(source: Path, target: Path) -> tuple[int, int]:
-    """The trace as gzip; what users named (annotations, Python functions) goes through redaction. Bytes before and after."""
+    """The trace as gzip; what users named (annotations, Python functions) goes through redaction. Bytes before and
+    after."""
     size = 0
     foreign = False
     with source.open(encoding="utf-8", errors="replace") as lines, gzip.open(target, "wb", compresslevel=5) as out:

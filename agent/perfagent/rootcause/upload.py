@@ -24,7 +24,8 @@ MOST_AT_ONCE = 12
 class Upload:
     """Hands in one piece a tick, so that samples keep their place between them; all that is left when the run ends.
 
-    summary: the first event, to which size, parts and SHA-256 of the file are added. file: None where there is only a summary.
+    summary: the first event, to which size, parts and SHA-256 of the file are added. file: None where there is only a
+    summary.
     """
 
     def __init__(self, sender: Sender, summary: dict[str, Any], file: Path | None, *, step: int) -> None:

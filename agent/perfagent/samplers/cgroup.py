@@ -1,8 +1,9 @@
 """Reads the limits and the use of the control group that this process lives in (version 2, or the memory and cpu
 controllers of version 1).
 
-In a container the host's /proc/meminfo shows memory that the container may never use; the limit that kills is the group's. It may
-be that of a group further up (SLURM limits the job, and each task has a group below it): then it is that group's use that counts.
+In a container the host's /proc/meminfo shows memory that the container may never use; the limit that kills is the
+group's. It may be that of a group further up (SLURM limits the job, and each task has a group below it): then it is
+that group's use that counts.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ class ControlGroup(NamedTuple):
     inactive: Path | None
     """memory.stat: the page cache that would be given up before anyone is killed is not counted as used."""
     events: Path | None
-    """Where the kernel counts its OOM kills: memory.events (2), or memory.oom_control (1), which does not count for the groups
-    in its own and is that of the innermost."""
+    """Where the kernel counts its OOM kills: memory.events (2), or memory.oom_control (1), which does not count for the
+    groups in its own and is that of the innermost."""
     cores: float | None
     """Smallest CPU quota on the way to the root, in cores; None when there is none."""
     cpu: Path | None = None
     """cpu.stat: how often the group with that quota had used it up."""
     pressure: Mapping[str, Path] = MappingProxyType({})
-    """cpu, memory, io -> where its pressure is told: by the group with that limit, all of whose tasks wait for the same."""
+    """cpu, memory, io -> where its pressure is told: by the group with that limit, all of whose tasks wait for the
+    same."""
 
     def used_bytes(self) -> int | None:
         """Memory in use without reclaimable page cache; None when it cannot be read."""
@@ -83,7 +85,8 @@ class GroupReader:
         return max(0, used - self._cache)
 
     def events(self, values: dict[str, float], now: float) -> None:  # noqa: ARG002 - as the other parts of a host's sample
-        """Processes that the kernel killed here since the first call; share of the CPU periods in which the quota was used up."""
+        """Processes that the kernel killed here since the first call; share of the CPU periods in which the quota was
+        used up."""
         kills = _count(self._events.read() if self._events is not None else None, b"oom_kill")
         if kills is not None:
             self._kills = kills if self._kills is None else self._kills
@@ -104,7 +107,9 @@ class GroupReader:
                 file.close()
 
 
-def find(pid: int | str = "self", *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> ControlGroup | None:
+def find(
+    pid: int | str = "self", *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
+) -> ControlGroup | None:
     """The control group of a process; None where there is none (macOS, no /sys)."""
     try:
         lines = (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
@@ -128,7 +133,8 @@ def find(pid: int | str = "self", *, root: Path = Path("/sys/fs/cgroup"), proc: 
             cpu=_file("cpu.stat", held),
             pressure=_pressure({"cpu": held, "memory": limited, "io": limited}),
         )
-    if "memory" in paths or "cpu" in paths:  # either alone: memory's may be off (cgroup_disable=memory), as it is on some boards
+    # either alone: memory's may be off (cgroup_disable=memory), as it is on some boards
+    if "memory" in paths or "cpu" in paths:
         inner = _existing(root / "memory", paths.get("memory", ""))
         limit, limited = _smallest(inner, root / "memory", _memory_v1)
         cores, held = _smallest(_existing(root / "cpu", paths.get("cpu", "")), root / "cpu", _quota_v1)
@@ -161,15 +167,16 @@ def _pressure(folders: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def _pressure_beside(unified: Path, paths: Mapping[str, str]) -> dict[str, Path]:
-    """Version 1 has none. Where version 2 is mounted as well, without controllers (systemd's hybrid layout), that one has it."""
+    """Version 1 has none. Where version 2 is mounted as well, without controllers (systemd's hybrid layout), that one
+    has it."""
     if "" not in paths or not unified.is_dir():
         return {}
     return _pressure(dict.fromkeys(("cpu", "memory", "io"), _existing(unified, paths[""])))
 
 
 def _smallest(folder: Path, root: Path, limit_of: Callable[[Path], Limit | None]) -> tuple[Limit | None, Path]:
-    """The smallest limit on the way to the root and the group that has it, of equal ones the outermost, which holds the others;
-    the innermost group where nothing is limited."""
+    """The smallest limit on the way to the root and the group that has it, of equal ones the outermost, which holds the
+    others; the innermost group where nothing is limited."""
     smallest, holder = None, folder
     while True:
         limit = limit_of(folder)
@@ -220,7 +227,8 @@ def _count(text: bytes | None, name: bytes) -> int | None:
 
 
 def _reclaimable(text: bytes | None) -> int:
-    """Page cache that would be given up; version 1 counts the group alone as well, which leaves out the groups in it."""
+    """Page cache that would be given up; version 1 counts the group alone as well, which leaves out the groups in
+    it."""
     return _count(text, b"total_inactive_file") or _count(text, b"inactive_file") or 0
 
 

@@ -1,7 +1,7 @@
 """What the readers of host and processes need from the system, and which implementation this system has.
 
-/proc where there is one (proc_counters.py), psutil elsewhere, as on macOS (psutil_counters.py). A counter that the system does
-not have is None.
+/proc where there is one (proc_counters.py), psutil elsewhere, as on macOS (psutil_counters.py). A counter that the
+system does not have is None.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ __all__ = ["FolderSampler", "saved_to"]
 EVERY_S = 10.0
 
 saved_to: deque[str] = deque(maxlen=8)
-"""Paths that checkpoints were written to, the newest last: whoever sees one being written appends it. An append, no lock."""
+"""Paths that checkpoints were written to, the newest last: whoever sees one being written appends it. An append, no
+lock."""
 
 
 class FolderSampler:
@@ -28,7 +29,11 @@ class FolderSampler:
         """Every EVERY_S seconds."""
         values: dict[str, float] = {}
         asked: dict[int, tuple[float, float] | None] = {}  # by file system: roles on the same one say the same
-        for role, path in (("work", "."), ("spool", str(self._spool)), ("checkpoint", saved_to[-1] if saved_to else "")):
+        for role, path in (
+            ("work", "."),
+            ("spool", str(self._spool)),
+            ("checkpoint", saved_to[-1] if saved_to else ""),
+        ):
             space = _space(path, asked) if path else None
             if space is not None:
                 values[f"disk/{role}_free_bytes"], values[f"disk/{role}_used_pct"] = space
@@ -39,7 +44,8 @@ class FolderSampler:
 def _space(path: str, asked: dict[int, tuple[float, float] | None]) -> tuple[float, float] | None:
     """Bytes that an ordinary user may still write, and the share in use as df counts it; None where it cannot be asked.
 
-    A path that is not there (yet, or any more) stands for the nearest folder above it; an address (s3://...) is on no disk.
+    A path that is not there (yet, or any more) stands for the nearest folder above it; an address (s3://...) is on no
+    disk.
     """
     if "://" in path:
         return None

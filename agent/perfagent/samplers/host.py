@@ -1,8 +1,8 @@
 """CPU, memory, disks, network, load and pressure of the host.
 
-Rates are differences of counters, so the first reading has none. What cannot be read is absent, never 0. Each part is read as
-rarely as its cost demands: /proc/stat alone takes milliseconds on a host with hundreds of cores. Measured with /proc (2 cores,
-shared): 58 µs of CPU a second, 98 µs when everything is due; docs/architecture.md has the table.
+Rates are differences of counters, so the first reading has none. What cannot be read is absent, never 0. Each part is
+read as rarely as its cost demands: /proc/stat alone takes milliseconds on a host with hundreds of cores. Measured with
+/proc (2 cores, shared): 58 µs of CPU a second, 98 µs when everything is due; docs/architecture.md has the table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _RAREST_S = 30.0
 _EARLY_S = 0.25
 """A beat that comes a little early is the beat."""
 _TIGHT = 0.8
-"""Share of the memory in use from which on it is read at every tick: whoever kills this process leaves the last word."""
+"""Share of the memory in use from which on it is read at every tick: whoever kills this process leaves the last
+word."""
 _AHEAD_S = 2.0
 
 Values = dict[str, float]
@@ -41,7 +42,8 @@ class _Part:
         self.due = self._spent = 0.0
 
     def settle(self, now: float, spent: float) -> None:
-        """When to read it next. The lower of two costs counts: a first reading is cold, another may have been in the way."""
+        """When to read it next. The lower of two costs counts: a first reading is cold, another may have been in the
+        way."""
         cost, self._spent = min(spent, self._spent), spent
         self.due = now + min(self.rarest_s, max(self.every_s, cost / _SHARE))
 
@@ -152,7 +154,12 @@ class HostReader:
         passed, earlier = now - before[0], before[1]
         _rate(values, "host/disk_read_bytes_per_s", found.read - earlier.read, passed)
         _rate(values, "host/disk_write_bytes_per_s", found.written - earlier.written, passed)
-        if found.busy_ms is None or earlier.busy_ms is None or len(found.busy_ms) != len(earlier.busy_ms) or passed <= 0:
+        if (
+            found.busy_ms is None
+            or earlier.busy_ms is None
+            or len(found.busy_ms) != len(earlier.busy_ms)
+            or passed <= 0
+        ):
             return
         grown = [busy - busy_before for busy_before, busy in zip(earlier.busy_ms, found.busy_ms, strict=True)]
         if min(grown) >= 0:

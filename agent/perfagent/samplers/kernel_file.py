@@ -1,7 +1,7 @@
 """A small file of /proc, /sys or a control group, kept open.
 
-Reading it again is one system call instead of three (open, read, close), and no path is walked: 3 to 6 µs saved of 8 to 15. A
-list (of disks, of interfaces) takes one more: the kernel gives it in pieces of at most a page, whole lines.
+Reading it again is one system call instead of three (open, read, close), and no path is walked: 3 to 6 µs saved of 8 to
+15. A list (of disks, of interfaces) takes one more: the kernel gives it in pieces of at most a page, whole lines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class KernelFile:
-    """`read()` gives the file's text as it is now, or None where it cannot be read. most: bytes that are of interest."""
+    """`read()` gives the file's text as it is now, or None where it cannot be read. most: bytes that are of
+    interest."""
 
     __slots__ = ("_file", "_most", "_off", "_path")
 

@@ -1,7 +1,9 @@
-"""Pressure stall information: the share of time in which at least one task waited for a processor, for memory or for a disk.
+"""Pressure stall information: the share of time in which at least one task waited for a processor, for memory or for a
+disk.
 
-CPU and memory in use say how full a host is; this says whether anybody had to wait for it. The kernel adds up microseconds, so
-a reading every few seconds misses nothing in between. Kernels without it (before 4.20, or started with psi=0) report nothing.
+CPU and memory in use say how full a host is; this says whether anybody had to wait for it. The kernel adds up
+microseconds, so a reading every few seconds misses nothing in between. Kernels without it (before 4.20, or started with
+psi=0) report nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class PressureReader:
             before, self._before[name] = self._before.get(name), (now, stalled)
             if before is not None and now > before[0] and stalled >= before[1]:
                 share = 1e-6 * (stalled - before[1]) / (now - before[0])
-                values[f"host/{name}_pressure_pct"] = 100.0 * min(1.0, share)  # the two clocks are read at different moments
+                # the two clocks are read at different moments
+                values[f"host/{name}_pressure_pct"] = 100.0 * min(1.0, share)
 
     def close(self) -> None:
         for file in self._files.values():

@@ -1,5 +1,6 @@
-"""Counters of a Linux host and its processes, read from /proc and /sys. Files are kept open, and one expression takes all numbers
-out of a file at once: psutil, which reads the same files, takes 2 to 6 times as long (psutil_counters.py)."""
+"""Counters of a Linux host and its processes, read from /proc and /sys. Files are kept open, and one expression takes
+all numbers out of a file at once: psutil, which reads the same files, takes 2 to 6 times as long
+(psutil_counters.py)."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ _NOT_A_LINK = (
     rb"(?:lo|veth|docker|br\d|br-|virbr|lxc|lxdbr|vnet|ovs|cni|flannel|cali|cilium|kube|vxlan|genev|tun|tap|wg|tailscale|zt"
     rb"|bond|team|dummy|ifb|vlan|macv|ipvl)"
 )
-"""Their bytes go through another interface as well; so do those of a VLAN, which has a dot in its name, as has a partition of
-InfiniBand (ib0.8001), whose bytes are counted nowhere else."""
+"""Their bytes go through another interface as well; so do those of a VLAN, which has a dot in its name, as has a
+partition of InfiniBand (ib0.8001), whose bytes are counted nowhere else."""
 _NAME = rb"(?!" + _NOT_A_LINK + rb")(?:ib[^ :]*|[^ :.]+)"
 _LINK = re.compile(rb"^ *(" + _NAME + rb"): *(\d+)" + rb" +\d+" * 7 + rb" +(\d+)", re.MULTILINE)
 _MEMORY = re.compile(rb"MemTotal: *(\d+) kB.*MemAvailable: *(\d+) kB", re.DOTALL)
@@ -64,8 +65,8 @@ class ProcHost:
             file.close()
 
     def _is_below_another(self, name: bytes) -> bool:
-        """Whether the interface above it counts the same bytes: a virtual function below its eth0 (Azure), a port of a bridge or
-        bond that has a name of its own. Asked once of each."""
+        """Whether the interface above it counts the same bytes: a virtual function below its eth0 (Azure), a port of a
+        bridge or bond that has a name of its own. Asked once of each."""
         known = self._below.get(name)
         if known is None:
             try:
@@ -95,7 +96,9 @@ class ProcProcess:
         text = self._io.read()  # not readable in some containers
         if text is None or b"read_bytes: " not in text:
             return None
-        read, written = (int(text.partition(name)[2].split(b"\n", 1)[0]) for name in (b"\nread_bytes: ", b"\nwrite_bytes: "))
+        read, written = (
+            int(text.partition(name)[2].split(b"\n", 1)[0]) for name in (b"\nread_bytes: ", b"\nwrite_bytes: ")
+        )
         return read, written
 
     def close(self) -> None:
@@ -104,8 +107,8 @@ class ProcProcess:
 
 
 class ProcWorkers:
-    """Counters of processes that this one started. CPU comes from the process's own clock (exact to the nanosecond, 1.4 µs), not
-    from /proc's ticks of 10 ms."""
+    """Counters of processes that this one started. CPU comes from the process's own clock (exact to the nanosecond, 1.4
+    µs), not from /proc's ticks of 10 ms."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc

@@ -1,7 +1,8 @@
 """This process and the processes it started: CPU, memory, threads, disk; the DataLoader's workers.
 
-Workers are those that multiprocessing started, whichever start method the loader uses; `multiprocessing.active_children()` would
-reap them, so its list is only looked at. Resident memory of forked workers counts pages they share with us once per process.
+Workers are those that multiprocessing started, whichever start method the loader uses;
+`multiprocessing.active_children()` would reap them, so its list is only looked at. Resident memory of forked workers
+counts pages they share with us once per process.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class ProcessReader:
 
 
 class WorkerReader:
-    """`read(now)` gives `process/workers*`, every five seconds; nothing until the first worker is seen. 5 µs a worker."""
+    """`read(now)` gives `process/workers*`, every five seconds; nothing until the first worker is seen. 5 µs a
+    worker."""
 
     def __init__(self, proc: Path = Path("/proc"), counters: WorkerCounters | None = None) -> None:
         self._counters = counters or ProcWorkers(proc)

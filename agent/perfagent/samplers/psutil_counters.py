@@ -1,8 +1,8 @@
 """Counters of the host and its processes from psutil, for systems without /proc (macOS, BSD).
 
-Measured on Linux, where both work, in µs of CPU with psutil and with /proc (2 cores, shared): processor time 32 and 17, memory 89
-and 15, disks 172 and 38, network 88 and 33, resident memory of the process 31 and 6. The import of psutil takes 40 ms, on the
-sender's thread. So it is used only where there is no /proc.
+Measured on Linux, where both work, in µs of CPU with psutil and with /proc (2 cores, shared): processor time 32 and 17,
+memory 89 and 15, disks 172 and 38, network 88 and 33, resident memory of the process 31 and 6. The import of psutil
+takes 40 ms, on the sender's thread. So it is used only where there is no /proc.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class PsutilHost:
             found = psutil.cpu_times()
         except (psutil.Error, OSError):
             return None
-        parts = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")  # guests are part of user and nice
+        # guests are part of user and nice
+        parts = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
         return CpuTime(found.idle, getattr(found, "iowait", None), sum(getattr(found, part, 0.0) for part in parts))
 
     def memory(self) -> Memory | None:

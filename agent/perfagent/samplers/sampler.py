@@ -1,8 +1,8 @@
 """What the host, this process and its GPU do, once a second, in rows like those of the training series.
 
-No thread of its own: host and process are read on the sender's tick; NVML and file systems, which may hang, on the courier's
-thread (see delivery/courier.py). Each rank sends `process/*` and the `gpu/*` of its own device; one rank of the node, elected
-by a lock file, sends `host/*` and the GPUs that belong to no rank as `node_gpu<i>/*`.
+No thread of its own: host and process are read on the sender's tick; NVML and file systems, which may hang, on the
+courier's thread (see delivery/courier.py). Each rank sends `process/*` and the `gpu/*` of its own device; one rank of
+the node, elected by a lock file, sends `host/*` and the GPUs that belong to no rank as `node_gpu<i>/*`.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class _Readers(NamedTuple):
 class Sampler:
     """`Sampler(sender, step=lambda: current_step).install()`.
 
-    step: the step that a sample belongs to. begun: whether one has ended. device: ordinal of this rank's CUDA device, or None
-    while it has none; asked on both threads. library: starts NVML (a test passes its own, and its own host). proc: where psutil
-    is used if it is not there.
+    step: the step that a sample belongs to. begun: whether one has ended. device: ordinal of this rank's CUDA device,
+    or None while it has none; asked on both threads. library: starts NVML (a test passes its own, and its own host).
+    proc: where psutil is used if it is not there.
     """
 
     def __init__(
@@ -104,7 +104,8 @@ class Sampler:
         now = self._clock()
         readers = self._readers or self._open()
         if now < self._next:
-            if readers.host.tight and self._elected:  # the kernel may kill us before the next second: leave the last word
+            # the kernel may kill us before the next second: leave the last word
+            if readers.host.tight and self._elected:
                 self._emit(readers.host.memory(now) | readers.process.memory())
             return
         self._next = _following(self._next, now, self.period_s)
@@ -187,8 +188,8 @@ class Sampler:
             self._sender.rows.append((self._step(), time.time(), self._clock(), names, tuple(values.values())))
 
     def _guess_device(self) -> int | None:
-        """CUDA's ordinal of this rank's device, once this process uses CUDA. (The current device is a matter of each thread, so
-        it cannot be asked for here.)"""
+        """CUDA's ordinal of this rank's device, once this process uses CUDA. (The current device is a matter of each
+        thread, so it cannot be asked for here.)"""
         torch: Any = sys.modules.get("torch")
         cuda = getattr(torch, "cuda", None)
         if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():

@@ -106,7 +106,9 @@ def is_raw(batch: Any) -> bool:
     items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
     for item in islice(items, 2):
         first = next(iter(item), None) if isinstance(item, (list, tuple)) else item
-        if isinstance(first, str) or (isinstance(first, Mapping) and any(isinstance(value, str) for value in first.values())):
+        if isinstance(first, str) or (
+            isinstance(first, Mapping) and any(isinstance(value, str) for value in first.values())
+        ):
             return True
     return False
 
@@ -129,7 +131,8 @@ def _attributes(batch: Any) -> Mapping[str, Any] | None:
     """Returns the attributes of an object that holds a batch's tensors; None if it holds none."""
     if isinstance(batch, (Mapping, list, tuple, type)) or _tensor(batch):
         return None
-    attributes = _own(batch) or {name: _asked(batch, name) for name in getattr(type(batch), "__dataclass_fields__", ())}  # slots
+    # slots
+    attributes = _own(batch) or {name: _asked(batch, name) for name in getattr(type(batch), "__dataclass_fields__", ())}
     return attributes if any(map(_tensor, attributes.values())) else None
 
 

@@ -55,7 +55,9 @@ def activations_of(model: Any) -> list[tuple[str, Any]]:
         return []
     found = []
     for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule) or (module is not model and module._compiled_call_impl is not None):
+        if isinstance(module, torch.jit.ScriptModule) or (
+            module is not model and module._compiled_call_impl is not None
+        ):
             return []
         if type(module).__name__ in KINDS and name:
             found.append((name, module))
@@ -193,4 +195,8 @@ class DeadShares:
 
     def shares(self) -> dict[str, float]:
         """Returns module -> share, 0 to 1. Called once, when ready."""
-        return {name: share for reading, names in self._readings for name, share in zip(names, reading.values(), strict=True)}
+        return {
+            name: share
+            for reading, names in self._readings
+            for name, share in zip(names, reading.values(), strict=True)
+        }

@@ -49,7 +49,9 @@ class Order:
         if shapes is not None:
             for place in self.of:
                 alike.setdefault(shapes[place], []).append(place)
-        stacks = [places for shape, places in alike.items() if len(places) >= _FEWEST and math.prod(shape) <= MOST_NUMBERS]
+        stacks = [
+            places for shape, places in alike.items() if len(places) >= _FEWEST and math.prod(shape) <= MOST_NUMBERS
+        ]
         stacked = {place for places in stacks for place in places}
         large = [place for place in self.of if shapes is not None and math.prod(shapes[place]) >= LARGE]
         apart = stacked.union(large)
@@ -74,7 +76,9 @@ class Order:
             found.append(torch.stack(large))
         for pick in self._stacks:
             rows = torch.stack(pick(tensors))
-            found.append(torch.linalg.vector_norm(rows.reshape(len(rows), rows.numel() // len(rows)), 2, 1, dtype=dtype))
+            found.append(
+                torch.linalg.vector_norm(rows.reshape(len(rows), rows.numel() // len(rows)), 2, 1, dtype=dtype)
+            )
         return found[0] if len(found) == 1 else torch.cat(found)
 
 
@@ -86,7 +90,9 @@ def norms_of(tensors: Sequence[Any], dtype: Any) -> Any:
     if shapes is None or max(map(math.prod, shapes)) < LARGE:
         return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype))
     norms = [
-        _norm_by_rows(torch, tensor, dtype) if math.prod(shape) >= LARGE else torch.linalg.vector_norm(tensor, 2, dtype=dtype)
+        _norm_by_rows(torch, tensor, dtype)
+        if math.prod(shape) >= LARGE
+        else torch.linalg.vector_norm(tensor, 2, dtype=dtype)
         for tensor, shape in zip(tensors, shapes, strict=True)
     ]
     return torch.stack(norms)

@@ -277,7 +277,12 @@ class Health:
             values["grad/nonfinite"] = float(nonfinite)
 
     def tell_moves(
-        self, values: dict[str, float], rows: list[dict[str, float]], moved: Sequence[UpdateRatios | None], *, whole: bool
+        self,
+        values: dict[str, float],
+        rows: list[dict[str, float]],
+        moved: Sequence[UpdateRatios | None],
+        *,
+        whole: bool,
     ) -> None:
         """Adds how far a step moved the weights. moved: by each optimizer; None if not known. whole: there are no
         other optimizers."""
@@ -306,7 +311,9 @@ class Health:
             values["grad/local_square_sum"] = found.square_sum
         return None, len(found.nonfinite)
 
-    def _tell_layers(self, p: Progress, when: tuple[int, float, float], plan: Plan, squares: list[float | None]) -> None:
+    def _tell_layers(
+        self, p: Progress, when: tuple[int, float, float], plan: Plan, squares: list[float | None]
+    ) -> None:
         present = [square for square in squares if square is not None]
         if not present or (plan.same_everywhere and self.rank):
             return
@@ -315,7 +322,9 @@ class Health:
             plan.titles = _interned(tuple([f"{group}/{name}" for name in plan.layers.names]))
         titles = plan.titles
         if len(present) < len(titles):
-            titles = _interned(tuple([title for title, square in zip(titles, squares, strict=True) if square is not None]))
+            titles = _interned(
+                tuple([title for title, square in zip(titles, squares, strict=True) if square is not None])
+            )
         p.rows.append((*when, titles, present if plan.sharded else list(map(math.sqrt, present))))
 
     def _tell_bad(self, p: Progress, when: tuple[int, float, float], plan: Plan, found: Report) -> None:
@@ -337,7 +346,9 @@ class Health:
 
 def _report_of(all_taken: Sequence[Taken]) -> Report | None:
     """Combines the measurements of a step's gradients. Called once, when ready."""
-    measured = [(one.norms, 1.0 if one.scale is None else value_of(one.scale)) for one in all_taken if one.norms is not None]
+    measured = [
+        (one.norms, 1.0 if one.scale is None else value_of(one.scale)) for one in all_taken if one.norms is not None
+    ]
     if len(measured) < 2:
         return measured[0][0].report(measured[0][1]) if measured else None
     return joint_report(measured)

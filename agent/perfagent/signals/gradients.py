@@ -110,7 +110,11 @@ class Plan:
 
     def fits(self, parameters: Sequence[Any]) -> bool:
         """True if these are the plan's parameters. `model.half()` keeps the objects but changes their dtype."""
-        return len(parameters) == len(self.ids) and list(map(id, parameters)) == self.ids and _kind(parameters) == self._kind
+        return (
+            len(parameters) == len(self.ids)
+            and list(map(id, parameters)) == self.ids
+            and _kind(parameters) == self._kind
+        )
 
     def order(self, places: list[int]) -> Order:
         """Returns the order in which these norms are taken; kept until other parameters have a gradient."""
@@ -159,7 +163,9 @@ class Report:
 
     __slots__ = ("counts", "layers", "nonfinite", "plan", "sharded", "shares", "square_sum")
 
-    def __init__(self, each: list[float | None], plan: Plan | None, sizes: Sequence[int], *, sharded: bool, scale: float) -> None:
+    def __init__(
+        self, each: list[float | None], plan: Plan | None, sizes: Sequence[int], *, sharded: bool, scale: float
+    ) -> None:
         self.plan, self.sharded = plan, sharded
         self.counts: dict[int, float] = {}
         if scale != 1.0:
@@ -230,7 +236,12 @@ class GradientNorms:
     __slots__ = ("_counts", "_plan", "_readings", "_sizes", "_suspects", "sharded")
 
     def __init__(
-        self, readings: Sequence[tuple[Reading, Sequence[int]]], sizes: Sequence[int], plan: Plan | None, *, sharded: bool
+        self,
+        readings: Sequence[tuple[Reading, Sequence[int]]],
+        sizes: Sequence[int],
+        plan: Plan | None,
+        *,
+        sharded: bool,
     ) -> None:
         self._readings, self._sizes, self._plan, self.sharded = readings, sizes, plan, sharded
         self._counts: Reading | None = None
@@ -243,7 +254,9 @@ class GradientNorms:
         """Also counts NaN and Inf within some gradients: only in the few bad ones, since each takes a pass
         and a mask."""
         torch = sys.modules["torch"]
-        suspects = [place for place in suspects if place < len(gradients) and gradients[place] is not None][:MOST_SUSPECTS]
+        suspects = [place for place in suspects if place < len(gradients) and gradients[place] is not None][
+            :MOST_SUSPECTS
+        ]
         if not suspects:
             return
         with torch.no_grad():
@@ -256,7 +269,12 @@ class GradientNorms:
     def bad_on_host(self) -> list[int]:
         """Returns the places of gradients that hold NaN or Inf, if the norms are already in host memory."""
         here = [(reading.values(), places) for reading, places in self._readings if reading.on_host]
-        return [place for values, places in here for value, place in zip(values, places, strict=True) if not math.isfinite(value)]
+        return [
+            place
+            for values, places in here
+            for value, place in zip(values, places, strict=True)
+            if not math.isfinite(value)
+        ]
 
     def report(self, scale: float = 1.0) -> Report:
         """Returns the results. Called once, when ready. scale: a factor that the gradients still carried."""
@@ -348,7 +366,11 @@ def norms(gradients: Iterable[torch.Tensor | None], plan: Plan | None = None) ->
             if reading is None:
                 return None
             readings.append((reading, together))
-    sizes = plan.sizes if plan is not None else [parts[place].numel() if place in parts else 0 for place in range(len(listed))]
+    sizes = (
+        plan.sizes
+        if plan is not None
+        else [parts[place].numel() if place in parts else 0 for place in range(len(listed))]
+    )
     return GradientNorms(readings, sizes, plan, sharded=sharded) if readings else None
 
 

@@ -28,7 +28,9 @@ class Layers:
 
     __slots__ = ("names", "of")
 
-    def __init__(self, parameters: Sequence[str], most: int = MOST_LAYERS, *, among: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, parameters: Sequence[str], most: int = MOST_LAYERS, *, among: Sequence[str] | None = None
+    ) -> None:
         grouped = _grouped(parameters if among is None else among, most)
         if among is not None:
             row_of = dict(zip(among, grouped, strict=True))
@@ -78,7 +80,11 @@ def names_of(optimizer: Any, model: Any) -> list[str]:
     for number, group in enumerate(optimizer.param_groups):
         told = group.get("param_names")
         named = isinstance(told, list) and len(told) == len(group["params"])
-        told = _cleaned(list(map(str, told))) if named else [f"group{number}.{place}" for place in range(len(group["params"]))]
+        told = (
+            _cleaned(list(map(str, told)))
+            if named
+            else [f"group{number}.{place}" for place in range(len(group["params"]))]
+        )
         names += [known.get(id(parameter), name) for parameter, name in zip(group["params"], told, strict=True)]
     return names
 
@@ -86,7 +92,9 @@ def names_of(optimizer: Any, model: Any) -> list[str]:
 def names_in(model: Any, parameters: Sequence[Any]) -> tuple[list[str], list[str]]:
     """Returns a name for each of these parameters of a model, and all of the model's names."""
     known = _named(model)
-    return [known.get(id(parameter), f"parameter{place}") for place, parameter in enumerate(parameters)], [*known.values()]
+    return [known.get(id(parameter), f"parameter{place}") for place, parameter in enumerate(parameters)], [
+        *known.values()
+    ]
 
 
 def _named(model: Any) -> dict[int, str]:

@@ -57,7 +57,9 @@ def left_alone(model: Any) -> bool:
     torch = sys.modules["torch"]
     if compiled() or isinstance(model, torch.nn.DataParallel):
         return True
-    return any(isinstance(m, torch.jit.ScriptModule) or (m is not model and m.__dict__.get(CALL)) for m in model.modules())
+    return any(
+        isinstance(m, torch.jit.ScriptModule) or (m is not model and m.__dict__.get(CALL)) for m in model.modules()
+    )
 
 
 def _has_forward(module: Any) -> bool:
@@ -177,7 +179,9 @@ class ModuleTimes:
         clock = self._progress.clock
         if clock is not None:
             pairs = [pair for spans in (self._whole, *self._spans.values()) for pair in spans]
-            clock.release([event for pair in pairs for event in pair if event is not None and not isinstance(event, int)])
+            clock.release(
+                [event for pair in pairs for event in pair if event is not None and not isinstance(event, int)]
+            )
         return shares
 
     def _seconds(self, spans: list[tuple[Any, Any]]) -> float:

@@ -22,7 +22,10 @@ def in_use() -> bool:
     torch = sys.modules["torch"]
     if torch.autograd._profiler_enabled():  # on this thread
         return True
-    kinds = {*_with_subclasses(torch.autograd.profiler.profile), *_with_subclasses(torch.profiler.profiler._KinetoProfile)}
+    kinds = {
+        *_with_subclasses(torch.autograd.profiler.profile),
+        *_with_subclasses(torch.profiler.profiler._KinetoProfile),
+    }
     found = [one for one in gc.get_referrers(*kinds) if type(one) in kinds]  # an instance refers to its class
     return any(_warms_up_again(one) if "profiler" in vars(one) else _is_open(one) for one in found)
 

@@ -48,7 +48,13 @@ class Looks:
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._investigator, self._sender, self._model, self._device, self._clock = investigator, sender, model, device, clock
+        self._investigator, self._sender, self._model, self._device, self._clock = (
+            investigator,
+            sender,
+            model,
+            device,
+            clock,
+        )
         self._cpu = cpu
         self._progress = investigator.progress
         self._begin = self._progress.completed
@@ -66,7 +72,11 @@ class Looks:
         nothing is due."""
         if self._look is not None:
             self._finish_look()
-        elif self._clock() >= self._ask_at and not self._progress.ended and self._progress.completed - self._begin >= FIRST_STEPS:
+        elif (
+            self._clock() >= self._ask_at
+            and not self._progress.ended
+            and self._progress.completed - self._begin >= FIRST_STEPS
+        ):
             self._begin_look()
         return self._ask_at
 
@@ -146,4 +156,6 @@ def _trained(p: Progress) -> int | None:
     optimizer = p.primary() if p.primary is not None else None
     if optimizer is None:
         return None
-    return hash(tuple([id(one) for group in [*optimizer.param_groups] for one in [*group["params"]] if one.requires_grad]))
+    return hash(
+        tuple([id(one) for group in [*optimizer.param_groups] for one in [*group["params"]] if one.requires_grad])
+    )

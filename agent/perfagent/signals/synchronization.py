@@ -102,7 +102,9 @@ class SynchronizingLines:
         self._replaced = warnings.showwarning
         replaced = self._replaced
 
-        def showwarning(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        def showwarning(
+            message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None
+        ) -> None:
             text = str(message)
             if _SAID.search(text):
                 self.lines[_users(filename, lineno)] += 1
@@ -116,13 +118,18 @@ class SynchronizingLines:
         self._undo = [
             replace(warnings, "simplefilter", lambda action="", *_, **__: self._stand_back(action == "error")),
             replace(warnings, "filterwarnings", lambda action="", *_, **__: self._stand_back(action == "error")),
-            replace(warnings.catch_warnings, "__enter__", lambda block: self._stand_back(bool(getattr(block, "_record", False)))),
+            replace(
+                warnings.catch_warnings,
+                "__enter__",
+                lambda block: self._stand_back(bool(getattr(block, "_record", False))),
+            ),
         ]
 
     def told(self) -> list[dict[str, Any]]:
         """Returns the lines, most frequent first: [{"line": "train.py:42", "count": 3}]."""
         return [
-            {"line": f"{_short(name)}:{number}", "count": times} for (name, number), times in self.lines.most_common(_MOST_LINES)
+            {"line": f"{_short(name)}:{number}", "count": times}
+            for (name, number), times in self.lines.most_common(_MOST_LINES)
         ]
 
 

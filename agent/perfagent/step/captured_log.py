@@ -1,7 +1,7 @@
 """What a script logs by another logger, as a row on its way to the sender: which step it belongs to.
 
-The step that the call names is taken as it is, in whatever unit the script counts. Without one it is the step in progress. Where
-no optimizer steps, the logger's own count says which step it is. None of this moves the run's own step.
+The step that the call names is taken as it is, in whatever unit the script counts. Without one it is the step in
+progress. Where no optimizer steps, the logger's own count says which step it is. None of this moves the run's own step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def capture(p: Progress, metrics: dict[str, Any], step: int | None, own_step: in
         log.settle_without_optimizer(p.logged_at())
     else:
         if p.seen_backward:
-            p.unstepped()  # as log() asks: whoever waits for an optimizer's first step learns in the end that there is none
+            # as log() asks: whoever waits for an optimizer's first step learns in the end that there is none
+            p.unstepped()
         if len(p.early) >= _MOST_WAITING:
             p.settle_early(None)
         p.early.append(log)

@@ -91,7 +91,13 @@ class Rare:
     __slots__ = ("_all", "_extras", "_scale", "_skipped", "_skipped_before", "_taken", "others")
 
     def __init__(
-        self, taken: Taken, others: list[Taken], scale: Value | None, skipped: Any, skipped_before: int, extras: list[Extra]
+        self,
+        taken: Taken,
+        others: list[Taken],
+        scale: Value | None,
+        skipped: Any,
+        skipped_before: int,
+        extras: list[Extra],
     ) -> None:
         """taken: the gradients of the optimizer that counts. others: those of optimizers that step on the same backward
         pass; more of them may still be added."""
@@ -169,7 +175,11 @@ class StepRow(NamedTuple):
         logs for this step takes precedence."""
         if not p.ended:
             waited_ns = time.perf_counter_ns() - max(self.ended, p.step_end)
-            hurried = p.completed > self.step or p.opened or (waited_ns >= _SETTLE_S * 1e9 and not p.pausing and not p.entered)
+            hurried = (
+                p.completed > self.step
+                or p.opened
+                or (waited_ns >= _SETTLE_S * 1e9 and not p.pausing and not p.entered)
+            )
             few = p.completed < self.step + 2
             waits = not hurried or (self.roots > 1 and few and p.reader.needs_next_step(self))
             if waits and not p.reader.loss_is_bad(self):  # a bad loss is reported at once

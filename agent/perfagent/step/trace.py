@@ -181,4 +181,6 @@ def only_optimizers(trace: Trace) -> bool:
 def forward_passes(entries: Sequence[Entry]) -> int:
     """Returns the number of calls of the root model, or else of batches: it distinguishes accumulation
     from several losses."""
-    return sum(entry[0] == FORWARD for entry in entries) or sum(entry[0] == DATA and entry[4] is not None for entry in entries)
+    return sum(entry[0] == FORWARD for entry in entries) or sum(
+        entry[0] == DATA and entry[4] is not None for entry in entries
+    )

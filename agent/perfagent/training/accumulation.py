@@ -1,15 +1,15 @@
 """Weighs each micro-step in its window, so that a window has the gradient of one big batch.
 
-A window is the micro-steps between two optimizer steps. Averaging the means of micro-batches of unequal size is wrong (the error
-was found in every large framework, see huggingface/transformers issue 34191); right is the mean over all items of the window and
-of all ranks. With n the items of a micro-batch, N those of the window on all of `world` ranks, and gradients that the strategy
-averages over the ranks, a micro-batch's mean loss must weigh
+A window is the micro-steps between two optimizer steps. Averaging the means of micro-batches of unequal size is wrong
+(the error was found in every large framework, see huggingface/transformers issue 34191); right is the mean over all
+items of the window and of all ranks. With n the items of a micro-batch, N those of the window on all of `world` ranks,
+and gradients that the strategy averages over the ranks, a micro-batch's mean loss must weigh
 
     world * n / N
 
-N is known before the first backward pass where the loop looked ahead; where every micro-batch has one item (the default) and the
-loader its length; or where the window has one micro-step. Else each loss gets n over what is expected, and the gradients are
-multiplied once, by what remains, at the end of the window.
+N is known before the first backward pass where the loop looked ahead; where every micro-batch has one item (the
+default) and the loader its length; or where the window has one micro-step. Else each loss gets n over what is expected,
+and the gradients are multiplied once, by what remains, at the end of the window.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ Count = int | float | Tensor
 class Window:
     """The window in progress. Counts on a device are never read on the host.
 
-    size: micro-steps of a full one. done: micro-steps whose backward pass is over. end: micro-steps of this one, as far as known.
-    trivial: a micro-step's loss is taken as it is. uneven: ranks may differ in micro-steps and cannot know by how many.
+    size: micro-steps of a full one. done: micro-steps whose backward pass is over. end: micro-steps of this one, as far
+    as known. trivial: a micro-step's loss is taken as it is. uneven: ranks may differ in micro-steps and cannot know by
+    how many.
     """
 
     __slots__ = (
@@ -83,7 +84,8 @@ class Window:
         self.trivial = False
 
     def is_whole(self) -> None:
-        """The gradients are those of the window's mean, however they came about, and nothing is left to be multiplied."""
+        """The gradients are those of the window's mean, however they came about, and nothing is left to be
+        multiplied."""
         self.done = self.end = self._base = 1
         self._total, self._items, self._loss = None, None, None
 
@@ -108,7 +110,9 @@ class Window:
                 return loss * (world / self.ranks_steps)
             return loss if self._base == 1 else loss * (1.0 / self._base)
         if self.done and self._items is None:
-            raise ConfigError("num_items was given for some micro-steps of a window and not for others; give it for all or none")
+            raise ConfigError(
+                "num_items was given for some micro-steps of a window and not for others; give it for all or none"
+            )
         return self._count(loss, 1 if num_items is None else num_items, says_loss=num_items is not None)
 
     def _count(self, loss: Tensor, count: Count, *, says_loss: bool) -> Tensor:
@@ -134,7 +138,8 @@ class Window:
         return self._strategy.total(_copy(count)) / self._strategy.world
 
     def _refuse_unequal(self, num_items: Count) -> None:
-        """Gradients are averaged before the window is known: then every micro-batch of every rank must have the same count."""
+        """Gradients are averaged before the window is known: then every micro-batch of every rank must have the same
+        count."""
         count = float(num_items)  # sync: waits for a count that is on a device
         if self._constant is None:
             same = self._number(count)
@@ -180,7 +185,8 @@ class Window:
         return factor
 
     def loss(self) -> Any:
-        """The mean loss over the items of this rank, where the weights of the window do not add up to one; else None."""
+        """The mean loss over the items of this rank, where the weights of the window do not add up to one; else
+        None."""
         return None if self._loss is None or self._items is None else _ratio(self._loss, _at_least_one(self._items))
 
     def _number(self, count: Count) -> Tensor:

@@ -1,11 +1,14 @@
-"""The loader's batches, one after the other: where windows end, what they hold, on which device, and from where to go on.
+"""The loader's batches, one after the other: where windows end, what they hold, on which device, and from where to go
+on.
 
-The loop must know a window's last micro-step before its forward pass. A loader that can say its length is simply counted; of
-others one batch more is fetched. With `items`, a whole window is fetched before its first batch is handed out.
+The loop must know a window's last micro-step before its forward pass. A loader that can say its length is simply
+counted; of others one batch more is fetched. With `items`, a whole window is fetched before its first batch is handed
+out.
 
-To go on in the middle of an epoch, the random generators are put back to where they were when it began, the loader is started,
-as many batches are passed over as had been seen, and the generators are put to where they were then. Batches of a map-style
-DataLoader are passed over without loading them; a loader with a state of its own (torchdata's StatefulDataLoader) is given that.
+To go on in the middle of an epoch, the random generators are put back to where they were when it began, the loader is
+started, as many batches are passed over as had been seen, and the generators are put to where they were then. Batches
+of a map-style DataLoader are passed over without loading them; a loader with a state of its own (torchdata's
+StatefulDataLoader) is given that.
 """
 
 from __future__ import annotations
@@ -59,8 +62,10 @@ class Batches:
         self._kept: Any = None  # the state of a loader from which more was fetched than handed out
         self._reached = (0, 0, 0)  # epoch, batch and epoch of the call at the last boundary
         self._resumed: dict[str, Any] | None = None
-        self._estimated = False  # whether `batch` is that of another number of ranks, converted: the epoch may be shorter
-        self._last_steps: int | None = None  # micro-steps of an epoch's last window on all ranks together, where they differ
+        # whether `batch` is that of another number of ranks, converted: the epoch may be shorter
+        self._estimated = False
+        # micro-steps of an epoch's last window on all ranks together, where they differ
+        self._last_steps: int | None = None
 
     # ---- reading
 
@@ -161,7 +166,8 @@ class Batches:
     # ---- lengths
 
     def _agree(self, loader: Any) -> int | None:
-        """The batches of an epoch, None where the loader cannot say. Ranks exchange it, as each must make as many steps."""
+        """The batches of an epoch, None where the loader cannot say. Ranks exchange it, as each must make as many
+        steps."""
         self._window.may_differ(False)
         self._last_steps = None
         length = length_of(loader)
@@ -214,7 +220,8 @@ class Batches:
         if not hasattr(loader, "state_dict"):
             return None
         if self.batch and (self.epoch, self.batch) != self._reached[:2]:
-            return None  # within a window (after an exception): the loader is ahead of the weights, so batches will be counted
+            # within a window (after an exception): the loader is ahead of the weights, so batches will be counted
+            return None
         return loader.state_dict() if self._kept is None else self._kept
 
     def _source(self, loader: Any, resumed: dict[str, Any] | None) -> Iterator[Any]:
@@ -251,7 +258,8 @@ class Batches:
         if _is_map_style(loader):
             loader._iterator = None  # persistent workers of an earlier reading, which hold the sampler as it was
             passing = _PassOver(loader.batch_sampler, self.batch, self._as_it_began, back)
-            object.__setattr__(loader, "batch_sampler", passing)  # DataLoader forbids it; the iterator made next takes it
+            # DataLoader forbids it; the iterator made next takes it
+            object.__setattr__(loader, "batch_sampler", passing)
             return timed(loader)
         source = timed(loader)
         seen = sum(1 for _ in itertools.islice(source, self.batch))
@@ -309,7 +317,8 @@ def _one(batch: Any) -> int:  # noqa: ARG001
 
 
 def _to(device: torch.device) -> Callable[[Any], Any]:
-    """Moves a batch. To a GPU on a stream of its own: the copy runs beside what was queued before, and nothing is read ahead."""
+    """Moves a batch. To a GPU on a stream of its own: the copy runs beside what was queued before, and nothing is read
+    ahead."""
     if device.type != "cuda":
         return lambda batch: moved(batch, device)
     stream = CopyStream(device)

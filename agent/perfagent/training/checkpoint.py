@@ -4,8 +4,8 @@
     loop = perfagent.loop(model, optimizer, checkpoint=checkpoint)
     loop.resume()
 
-Without a loop: `checkpoint.save(step, state)` and `checkpoint.load_latest()`. How a checkpoint is written is in saving.py, what
-makes it whole in manifest.py and folder.py, how it is read in resume.py.
+Without a loop: `checkpoint.save(step, state)` and `checkpoint.load_latest()`. How a checkpoint is written is in
+saving.py, what makes it whole in manifest.py and folder.py, how it is read in resume.py.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ ARRIVE_S = 10.0
 class Checkpoint:
     """Checkpoints of one training in one folder.
 
-    folder: seen by every rank, and of this training alone. every: optimizer steps between saves; None saves only when asked and
-    in an emergency. keep: how many of the newest stay; two or more leave one to fall back to. best: "min" or "max" keeps the one
-    of the best metric too. asynchronous: the training waits only while the state is copied to host memory, once more its size;
-    one save at a time is under way. (An engine of DeepSpeed saves itself, and is waited for.) emergency: saves at SIGTERM and at
-    an uncaught exception too; handlers are installed at the loop's first step and call those that were there. grace_s: how long a
-    signal waits for the end of the step. tries: of a save, when an error may pass. tolerate: failed saves in a row that training
-    survives (each is an alert); the next one raises.
+    folder: seen by every rank, and of this training alone. every: optimizer steps between saves; None saves only when
+    asked and in an emergency. keep: how many of the newest stay; two or more leave one to fall back to. best: "min" or
+    "max" keeps the one of the best metric too. asynchronous: the training waits only while the state is copied to host
+    memory, once more its size; one save at a time is under way. (An engine of DeepSpeed saves itself, and is waited
+    for.) emergency: saves at SIGTERM and at an uncaught exception too; handlers are installed at the loop's first step
+    and call those that were there. grace_s: how long a signal waits for the end of the step. tries: of a save, when an
+    error may pass. tolerate: failed saves in a row that training survives (each is an alert); the next one raises.
 
     Used on every rank: saving and loading are collectives. Raises ConfigError for values that cannot be used.
     """
@@ -113,14 +113,15 @@ class Checkpoint:
         engine: Any = None,
         reason: str = "asked",
     ) -> None:
-        """Saves a state under a step; every rank calls it. Waits for the save before, and with asynchronous=False for this one.
+        """Saves a state under a step; every rank calls it. Waits for the save before, and with asynchronous=False for
+        this one.
 
-        state: tensors, numbers, text and containers of them; "rng", "sampler" and "loop" are each rank's own, sharded tensors
-        (DTensor) below "model" and "optimizer" are saved in pieces, all else is rank 0's. metric: what `best` compares. engine: a
-        DeepSpeed engine, which saves its own model and optimizer.
+        state: tensors, numbers, text and containers of them; "rng", "sampler" and "loop" are each rank's own, sharded
+        tensors (DTensor) below "model" and "optimizer" are saved in pieces, all else is rank 0's. metric: what `best`
+        compares. engine: a DeepSpeed engine, which saves its own model and optimizer.
 
-        Raises ConfigError for a state that could not be loaded again, CheckpointError when this save (or the one before, if that
-        went on beside the training) failed.
+        Raises ConfigError for a state that could not be loaded again, CheckpointError when this save (or the one
+        before, if that went on beside the training) failed.
         """
         _whole_number("step", step, 0)
         check_loadable(state)
@@ -176,7 +177,9 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if isinstance(error, (Exception, KeyboardInterrupt)):
             self._exception(error)
         self.close()
@@ -188,11 +191,14 @@ class Checkpoint:
         found = newest_whole(self._folder, self._all_ranks())
         return None if found is None else found[0]
 
-    def load_latest(self, into: dict[str, Any] | None = None, *, engine: Any = None) -> tuple[int, dict[str, Any]] | None:
-        """Step and state of the newest checkpoint that is whole, tensors on the CPU; None without one. Every rank calls it.
+    def load_latest(
+        self, into: dict[str, Any] | None = None, *, engine: Any = None
+    ) -> tuple[int, dict[str, Any]] | None:
+        """Step and state of the newest checkpoint that is whole, tensors on the CPU; None without one. Every rank calls
+        it.
 
-        into: a state of the same shape, for a sharded checkpoint: its tensors are overwritten. engine: a DeepSpeed engine that
-        takes its part itself. Loading never runs code from a file (weights_only).
+        into: a state of the same shape, for a sharded checkpoint: its tensors are overwritten. engine: a DeepSpeed
+        engine that takes its part itself. Loading never runs code from a file (weights_only).
         """
         return self._load(into, engine, None)
 
@@ -226,14 +232,16 @@ class Checkpoint:
             self.save_loop(loop, reason="every")
 
     def save_loop(self, loop: Any, *, metric: float | None = None, reason: str = "asked") -> None:
-        """Saves a loop between two steps; every rank calls it. A failure is an alert, and after `tolerate` in a row it raises."""
+        """Saves a loop between two steps; every rank calls it. A failure is an alert, and after `tolerate` in a row it
+        raises."""
         with self._tolerated():
             self.wait()  # the save before, which went on beside the training
         with self._tolerated():
             self.save(loop.step_count, loop.state_dict(), metric=metric, engine=_engine_of(loop), reason=reason)
 
     def resume(self, loop: Any) -> int | None:
-        """Loads the newest whole checkpoint into a loop; its step, or None when training begins afresh. Every rank calls it."""
+        """Loads the newest whole checkpoint into a loop; its step, or None when training begins afresh. Every rank
+        calls it."""
         with _unwatched():
             engine = _engine_of(loop)
             into = loop.state_dict() if loop.strategy.kind == "fsdp2" else None
@@ -249,7 +257,8 @@ class Checkpoint:
         return step
 
     def roll_back(self, loop: Any) -> int | None:
-        """Weights, optimizer, scheduler and scaler of the newest whole checkpoint; the loop goes on with its data and its count.
+        """Weights, optimizer, scheduler and scaler of the newest whole checkpoint; the loop goes on with its data and
+        its count.
 
         The step of that checkpoint, or None when there is none. Every rank calls it.
         """
@@ -402,7 +411,8 @@ class Checkpoint:
             self._write(parts, describe, ranks, None)
         except BaseException as error:  # noqa: BLE001 - raised by wait(), on the training's thread
             self._failure = error
-            logger.error("perfagent: %s", str(error))  # at once: a script that ends without close() would never hear of it
+            # at once: a script that ends without close() would never hear of it
+            logger.error("perfagent: %s", str(error))
 
     def _write(self, parts: Parts, describe: _Describe, ranks: Ranks, files: Callable[[Path], None] | None) -> None:
         saved: Saved = retry(
@@ -426,7 +436,14 @@ class _Describe:
     """Makes the manifest once number and files are known."""
 
     def __init__(self, step: int, kind: str, world: int, reason: str, metric: float | None, run: str | None) -> None:
-        self.step, self._kind, self._world, self._reason, self._metric, self._run = step, kind, world, reason, metric, run
+        self.step, self._kind, self._world, self._reason, self._metric, self._run = (
+            step,
+            kind,
+            world,
+            reason,
+            metric,
+            run,
+        )
 
     def __call__(self, number: int, files: dict[str, FileSum]) -> Manifest:
         return Manifest(
@@ -496,7 +513,8 @@ def _phase() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unwatched() -> Iterator[None]:
-    """Loading a sharded optimizer steps it once without effect (torch's get_state_dict); that is no step of the training."""
+    """Loading a sharded optimizer steps it once without effect (torch's get_state_dict); that is no step of the
+    training."""
     hooks = sys.modules["perfagent.step.state"].state
     watching, hooks.current = hooks.current, None
     try:
@@ -509,4 +527,6 @@ def _whole_number(name: str, given: Any, least: int, *, or_none: bool = False) -
     if or_none and given is None:
         return
     if isinstance(given, bool) or not isinstance(given, int) or given < least:
-        raise ConfigError(f"{name} must be a whole number from {least} on{' or None' if or_none else ''}, not {given!r:.80}")
+        raise ConfigError(
+            f"{name} must be a whole number from {least} on{' or None' if or_none else ''}, not {given!r:.80}"
+        )

@@ -15,7 +15,8 @@ __all__ = ["check_optimizer_step", "wanted_by_step"]
 
 
 def check_optimizer_step(optimizer: Optimizer, instead: str) -> None:
-    """Raises ConfigError for an optimizer that computes the loss itself, several times a step. instead: what is to be done."""
+    """Raises ConfigError for an optimizer that computes the loss itself, several times a step. instead: what is to be
+    done."""
     wanted = wanted_by_step(optimizer)
     if wanted:
         raise ConfigError(
@@ -25,7 +26,8 @@ def check_optimizer_step(optimizer: Optimizer, instead: str) -> None:
 
 def wanted_by_step(stepped: Any) -> str:
     """The first argument without which its step() cannot be called; empty where there is none."""
-    by_class = getattr(type(stepped), "step", None)  # some schedulers put a function over that of the optimizer's object
+    # some schedulers put a function over that of the optimizer's object
+    by_class = getattr(type(stepped), "step", None)
     try:
         if by_class is None:
             inspect.signature(stepped.step).bind()

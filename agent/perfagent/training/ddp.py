@@ -1,8 +1,8 @@
 """DistributedDataParallel with the options that matter, and compressed communication of gradients where it works.
 
 Two of torch's hooks fail without saying why: PowerSGD over gloo hangs in the first backward pass after its warm-up
-(pytorch/pytorch issues 58467 and 58882; seen with torch 2.13), the bf16 hook over gloo raises in the middle of a training. Here
-both are refused before the first step.
+(pytorch/pytorch issues 58467 and 58882; seen with torch 2.13), the bf16 hook over gloo raises in the middle of a
+training. Here both are refused before the first step.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ def ddp(
 ) -> DistributedDataParallel:
     """The model, replicated on every rank; each holds it on its own device already.
 
-    bucket_mb: MiB of gradients that travel together: larger for a slow network (50, 100), smaller to start earlier (10).
-    gradient_as_bucket_view: gradients lie in the buckets, which saves a copy and the memory of all gradients.
-    static_graph: the same parameters get gradients in the same order in every step; needed for checkpointing the same layer
-    twice, and then find_unused_parameters has nothing to do. hook: compression, as of `comm_hook`.
+    bucket_mb: MiB of gradients that travel together: larger for a slow network (50, 100), smaller to start earlier
+    (10). gradient_as_bucket_view: gradients lie in the buckets, which saves a copy and the memory of all gradients.
+    static_graph: the same parameters get gradients in the same order in every step; needed for checkpointing the same
+    layer twice, and then find_unused_parameters has nothing to do. hook: compression, as of `comm_hook`.
     """
     _need_group()
     if isinstance(model, DistributedDataParallel):
         raise ConfigError("the model is wrapped by DistributedDataParallel already; pass it to perfagent.loop as it is")
     if not bucket_mb > 0:
-        raise ConfigError(f"bucket_mb is the size of a bucket of gradients in MiB, above 0 (25 is usual); got {bucket_mb!r}")
+        raise ConfigError(
+            f"bucket_mb is the size of a bucket of gradients in MiB, above 0 (25 is usual); got {bucket_mb!r}"
+        )
     if static_graph and find_unused_parameters:
         raise ConfigError(
             "static_graph and find_unused_parameters exclude each other: a static graph has the same unused parameters in every "
@@ -52,12 +54,15 @@ def ddp(
         )
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
-        raise ConfigError("no parameter of the model requires a gradient, so there is nothing to bring together; do not wrap it")
+        raise ConfigError(
+            "no parameter of the model requires a gradient, so there is nothing to bring together; do not wrap it"
+        )
     devices = {parameter.device for parameter in trained}
     one = next(iter(devices)) if len(devices) == 1 else None
     if hook is not None:
         _check_hook(hook, process_group, trained[0].device)
-    buffers: dict[str, Any] = {} if broadcast_buffers else {"broadcast_buffers": False}  # torch renames it, and warns of the name
+    # torch renames it, and warns of the name
+    buffers: dict[str, Any] = {} if broadcast_buffers else {"broadcast_buffers": False}
     wrapped = DistributedDataParallel(
         model,
         device_ids=[one] if one is not None and one.type == "cuda" else None,
@@ -74,13 +79,20 @@ def ddp(
 
 
 def comm_hook(
-    model: nn.Module, hook: Hook, *, rank: int = 1, start_iter: int = 1000, min_compression_rate: float = 2.0, seed: int = 0
+    model: nn.Module,
+    hook: Hook,
+    *,
+    rank: int = 1,
+    start_iter: int = 1000,
+    min_compression_rate: float = 2.0,
+    seed: int = 0,
 ) -> None:
     """Has the gradients of a DistributedDataParallel model compressed on their way.
 
-    hook: fp16 and bf16 halve the traffic by rounding; powersgd sends factors of that rank with error feedback (Vogels et al.,
-    "PowerSGD", 2019) from step start_iter on, batched_powersgd those of whole buckets, fp16_powersgd rounds the factors too. One
-    hook a model, registered once before training. Raises ConfigError where a hook cannot work, instead of hanging there.
+    hook: fp16 and bf16 halve the traffic by rounding; powersgd sends factors of that rank with error feedback (Vogels
+    et al., "PowerSGD", 2019) from step start_iter on, batched_powersgd those of whole buckets, fp16_powersgd rounds the
+    factors too. One hook a model, registered once before training. Raises ConfigError where a hook cannot work, instead
+    of hanging there.
     """
     inner: Any = getattr(model, "_orig_mod", model)
     if not isinstance(inner, DistributedDataParallel):
@@ -93,7 +105,8 @@ def comm_hook(
 
     if hook in ("fp16", "bf16"):
         inner.register_comm_hook(
-            inner.process_group, default_hooks.fp16_compress_hook if hook == "fp16" else default_hooks.bf16_compress_hook
+            inner.process_group,
+            default_hooks.fp16_compress_hook if hook == "fp16" else default_hooks.bf16_compress_hook,
         )
         return
     if rank < 1:
@@ -129,7 +142,11 @@ def _check_hook(hook: Any, group: dist.ProcessGroup | None, device: torch.device
             f"{hook} needs NCCL, and the process group is {backend}, over which it hangs for ever when compression begins; "
             "use hook='fp16', or init_process_group('nccl') on GPUs"
         )
-    if hook == "bf16" and torch.version.cuda is not None and tuple(map(int, torch.version.cuda.split(".")[:2])) < (11, 0):
+    if (
+        hook == "bf16"
+        and torch.version.cuda is not None
+        and tuple(map(int, torch.version.cuda.split(".")[:2])) < (11, 0)
+    ):
         raise ConfigError(
             f"the bf16 hook needs CUDA 11 or later, and this torch was built for {torch.version.cuda}; use hook='fp16'"
         )

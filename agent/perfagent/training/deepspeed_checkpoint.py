@@ -1,7 +1,7 @@
 """The part of a checkpoint that a DeepSpeed engine writes and reads itself, by `save_checkpoint` and `load_checkpoint`.
 
-DeepSpeed unpickles its files without restraint; here they are read with weights_only=True and a short list of DeepSpeed's own
-classes, so that a file from elsewhere cannot run code. Both calls are collectives of all ranks.
+DeepSpeed unpickles its files without restraint; here they are read with weights_only=True and a short list of
+DeepSpeed's own classes, so that a file from elsewhere cannot run code. Both calls are collectives of all ranks.
 """
 
 from __future__ import annotations

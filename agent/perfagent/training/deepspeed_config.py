@@ -1,7 +1,8 @@
-"""A configuration of DeepSpeed's ZeRO from a few options, and the conflicts in any such configuration, each said in a sentence.
+"""A configuration of DeepSpeed's ZeRO from a few options, and the conflicts in any such configuration, each said in a
+sentence.
 
-DeepSpeed accepts many combinations that then fail late, hang, or are silently overridden. They are refused here before a process
-group exists. DeepSpeed itself is not imported.
+DeepSpeed accepts many combinations that then fail late, hang, or are silently overridden. They are refused here before
+a process group exists. DeepSpeed itself is not imported.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ def zero_config(
 ) -> dict[str, Any]:
     """A configuration for `deepspeed.initialize(model=..., optimizer=..., config=...)`.
 
-    stage: what is divided over the ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too. micro_batch: samples
-    of a micro-step on one rank. precision: of weights and computation, with fp32 masters. autocast: keep the weights in fp32 and
-    let torch's autocast run products in that precision instead. offload: the optimizer's state, or parameters too ("all", stage
-    3), to host memory. optimizer, scheduler: DeepSpeed's own, as {"type", "params"}; None where a torch optimizer is passed to
-    initialize. communication: of gradients. bucket_elements: numbers that travel together. device: cuda or cpu, found when left
-    out. overrides: laid over the result, key by key.
+    stage: what is divided over the ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too. micro_batch:
+    samples of a micro-step on one rank. precision: of weights and computation, with fp32 masters. autocast: keep the
+    weights in fp32 and let torch's autocast run products in that precision instead. offload: the optimizer's state, or
+    parameters too ("all", stage 3), to host memory. optimizer, scheduler: DeepSpeed's own, as {"type", "params"}; None
+    where a torch optimizer is passed to initialize. communication: of gradients. bucket_elements: numbers that travel
+    together. device: cuda or cpu, found when left out. overrides: laid over the result, key by key.
 
     Raises ConfigError with every conflict that `zero_conflicts` finds.
     """
@@ -91,7 +92,9 @@ def check_zero_config(config: Mapping[str, Any], *, device: str | None = None, w
         raise ConfigError("this DeepSpeed configuration cannot work:\n- " + "\n- ".join(found))
 
 
-def zero_conflicts(config: Mapping[str, Any], *, device: str | None = None, world_size: int | None = None) -> Iterator[str]:
+def zero_conflicts(
+    config: Mapping[str, Any], *, device: str | None = None, world_size: int | None = None
+) -> Iterator[str]:
     """A sentence for each conflict: what is there, why it fails, and what to write instead."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if not _is_dict(config):
@@ -113,7 +116,7 @@ def zero_conflicts(config: Mapping[str, Any], *, device: str | None = None, worl
             )
 
 
-# ---- what is written --------------------------------------------------------------------------------------------------------
+# ---- what is written -------------------------------------------------------------------------------------------------
 
 
 def _stage(stage: int, bucket: int, offload: Offload | None, *, overlaps: bool) -> dict[str, Any]:
@@ -164,7 +167,7 @@ def _merged(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-# ---- what is refused --------------------------------------------------------------------------------------------------------
+# ---- what is refused -------------------------------------------------------------------------------------------------
 
 
 def _is_dict(given: Any) -> bool:
@@ -226,7 +229,8 @@ def _precisions(config: Mapping[str, Any], device: str) -> Iterator[str]:
 
 def _batches(config: Mapping[str, Any], world_size: int | None) -> Iterator[str]:
     micro, steps, whole = (
-        config.get(name) for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+        config.get(name)
+        for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
     )
     for name, value in (
         ("train_micro_batch_size_per_gpu", micro),
@@ -241,7 +245,13 @@ def _batches(config: Mapping[str, Any], world_size: int | None) -> Iterator[str]
             "neither train_micro_batch_size_per_gpu nor train_batch_size is there, and DeepSpeed needs one; write the samples "
             "of a micro-step"
         )
-    if world_size and type(micro) is int and type(steps) is int and type(whole) is int and micro * steps * world_size != whole:
+    if (
+        world_size
+        and type(micro) is int
+        and type(steps) is int
+        and type(whole) is int
+        and micro * steps * world_size != whole
+    ):
         yield (
             f"train_batch_size is {whole}, but {micro} samples x {steps} micro-steps x {world_size} ranks are "
             f"{micro * steps * world_size}; leave train_batch_size out"

@@ -1,8 +1,8 @@
-"""The end of a window under DeepSpeed: the engine scales, clips, steps and schedules; the loop says when, and checks who says
-what.
+"""The end of a window under DeepSpeed: the engine scales, clips, steps and schedules; the loop says when, and checks
+who says what.
 
-Options that exist in two places and are obeyed in one are the commonest complaint about DeepSpeed behind another trainer
-(huggingface/accelerate issues 1970, 3369, 3807). Here they must agree.
+Options that exist in two places and are obeyed in one are the commonest complaint about DeepSpeed behind another
+trainer (huggingface/accelerate issues 1970, 3369, 3807). Here they must agree.
 """
 
 from __future__ import annotations
@@ -43,13 +43,23 @@ class EngineStep:
         self._check(strategy, optimizer, precision=precision, grad_accum=grad_accum, clip_norm=clip_norm)
 
     def _check(
-        self, strategy: DeepSpeed, optimizer: Any, *, precision: str | None, grad_accum: int | None, clip_norm: float | None
+        self,
+        strategy: DeepSpeed,
+        optimizer: Any,
+        *,
+        precision: str | None,
+        grad_accum: int | None,
+        clip_norm: float | None,
     ) -> None:
         engine = self._engine
         if engine.optimizer is None:
-            raise ConfigError("the engine has no optimizer, so there is nothing to step; pass one to deepspeed.initialize")
+            raise ConfigError(
+                "the engine has no optimizer, so there is nothing to step; pass one to deepspeed.initialize"
+            )
         if optimizer is not None and optimizer not in (engine.optimizer, getattr(engine, "basic_optimizer", None)):
-            raise ConfigError("the optimizer is not the engine's; pass it to deepspeed.initialize and leave it out here")
+            raise ConfigError(
+                "the optimizer is not the engine's; pass it to deepspeed.initialize and leave it out here"
+            )
         own = strategy.precision
         if precision is not None and checked_precision(precision) != own:
             raise ConfigError(
@@ -80,7 +90,9 @@ class EngineStep:
 
     def step(self, factor: Count | None) -> StepResult:
         if factor is not None:
-            raise ConfigError("the window was shorter than it was said to be, and DeepSpeed has averaged its gradients already")
+            raise ConfigError(
+                "the window was shorter than it was said to be, and DeepSpeed has averaged its gradients already"
+            )
         engine = self._engine
         skipped_before = engine.skipped_steps
         engine.step()

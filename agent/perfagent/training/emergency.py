@@ -1,8 +1,9 @@
 """Makes a save urgent: at a signal that ends the process, or an exception that nobody catches.
 
-The handler of a signal only notes it; the loop saves at the end of the step at hand, and then the signal does what it would have
-done: the user's own handler is called, or the process ends by it. A second signal, or a step that does not end within the grace
-time, goes through at once. Nothing is installed before a loop that was given a checkpoint has made its first step.
+The handler of a signal only notes it; the loop saves at the end of the step at hand, and then the signal does what it
+would have done: the user's own handler is called, or the process ends by it. A second signal, or a step that does not
+end within the grace time, goes through at once. Nothing is installed before a loop that was given a checkpoint has made
+its first step.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ logger = logging.getLogger("perfagent")
 class Emergency:
     """Signals and uncaught exceptions of this process.
 
-    signum: the signal that came and has not been passed on; 0 for none. on_exception: called with an exception that ends the
-    process, after its traceback is printed. grace_s: how long a signal waits for the step to end.
+    signum: the signal that came and has not been passed on; 0 for none. on_exception: called with an exception that
+    ends the process, after its traceback is printed. grace_s: how long a signal waits for the step to end.
     """
 
     def __init__(self, on_exception: Callable[[BaseException], None], *, grace_s: float) -> None:
@@ -42,7 +43,9 @@ class Emergency:
         if self._excepthook is None:
             self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
         if threading.current_thread() is not threading.main_thread():
-            logger.warning("perfagent: the loop runs beside the main thread, which alone can handle signals: no save on SIGTERM")
+            logger.warning(
+                "perfagent: the loop runs beside the main thread, which alone can handle signals: no save on SIGTERM"
+            )
             return
         for signum in signals:
             if signum not in self._previous:
@@ -60,7 +63,8 @@ class Emergency:
             self._previous.clear()
 
     def pass_on(self, signum: int) -> None:
-        """The signal does now what it would have done without us. Returns when that was nothing, or a handler that returns."""
+        """The signal does now what it would have done without us. Returns when that was nothing, or a handler that
+        returns."""
         self.signum = 0
         self._serial += 1  # the grace time of this one is over
         previous = self._previous.get(signum, signal.SIG_DFL)
@@ -72,7 +76,8 @@ class Emergency:
             signal.pause()
 
     def release(self) -> None:
-        """After remove(): a signal that came after the last step does now what it would have done, as nobody looks for it."""
+        """After remove(): a signal that came after the last step does now what it would have done, as nobody looks for
+        it."""
         signum, self.signum = self.signum, 0
         self._serial += 1
         if signum:

@@ -1,8 +1,8 @@
 """Locks of torch's extension builder that nobody holds any more.
 
-torch compiles C++ extensions (DeepSpeed's cpu_adam, its shared-memory communication) on first use and keeps a file named `lock`
-beside them for as long. A build that was killed leaves it behind, and every later load then waits for it without a word and
-without end (huggingface/transformers issue 26015; torch.utils.file_baton).
+torch compiles C++ extensions (DeepSpeed's cpu_adam, its shared-memory communication) on first use and keeps a file
+named `lock` beside them for as long. A build that was killed leaves it behind, and every later load then waits for it
+without a word and without end (huggingface/transformers issue 26015; torch.utils.file_baton).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 __all__ = ["extensions_folder", "stale_locks"]
 
 QUIET_S = 60.0
-"""A lock that no process here holds may be that of another container or machine, while something in its folder still changes."""
+"""A lock that no process here holds may be that of another container or machine, while something in its folder still
+changes."""
 
 
 def extensions_folder() -> Path:
@@ -26,13 +27,16 @@ def extensions_folder() -> Path:
     if named:
         return Path(named)
     cuda, hip = torch.version.cuda, torch.version.hip
-    build = f"rocm{hip.replace('.', '')}" if hip is not None else "cpu" if cuda is None else f"cu{cuda.replace('.', '')}"
+    build = (
+        f"rocm{hip.replace('.', '')}" if hip is not None else "cpu" if cuda is None else f"cu{cuda.replace('.', '')}"
+    )
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache / "torch_extensions" / f"py{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}_{build}"
 
 
 def stale_locks(folder: Path | None = None) -> list[Path]:
-    """The locks below `folder` that no process of this machine has open, and beside which nothing has changed for a minute."""
+    """The locks below `folder` that no process of this machine has open, and beside which nothing has changed for a
+    minute."""
     folder = extensions_folder() if folder is None else folder
     return [lock for lock in sorted(folder.glob("*/lock")) if _quiet(lock.parent) and not _held(lock)]
 

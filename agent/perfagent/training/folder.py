@@ -1,9 +1,9 @@
 """A folder of checkpoints on disk: writes them, finds the newest, and deletes old ones.
 
-A checkpoint is written into `step_N.tmp`, every file and folder is synced, and one rename makes it `step_N`: whoever looks, at
-whatever moment the writer dies, sees it whole or not at all. `latest` (and `best`) name the newest (and best) one for people and
-other tools; reading trusts the manifests' numbers, because the writer may die between the two renames. Nothing that this module
-did not write is ever deleted.
+A checkpoint is written into `step_N.tmp`, every file and folder is synced, and one rename makes it `step_N`: whoever
+looks, at whatever moment the writer dies, sees it whole or not at all. `latest` (and `best`) name the newest (and best)
+one for people and other tools; reading trusts the manifests' numbers, because the writer may die between the two
+renames. Nothing that this module did not write is ever deleted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Folder:
     def files(self, folder: Path) -> list[str]:
         """Every file below a checkpoint's folder but its manifest, as paths relative to it, sorted."""
         return sorted(
-            path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir() and path != folder / NAME
+            path.relative_to(folder).as_posix()
+            for path in folder.rglob("*")
+            if not path.is_dir() and path != folder / NAME
         )
 
     def _named(self, pattern: re.Pattern[str]) -> Iterator[Path]:
@@ -117,15 +119,19 @@ class Folder:
         return final
 
     def retain(self, keep: int, best: str | None, damaged: Collection[Path] = ()) -> Path | None:
-        """Keeps the newest `keep` checkpoints and, with best "min" or "max", the one of the best metric; returns that one.
+        """Keeps the newest `keep` checkpoints and, with best "min" or "max", the one of the best metric; returns that
+        one.
 
-        damaged: some that were found not to be whole. They are none of the `keep`, and go when that many newer ones are there.
+        damaged: some that were found not to be whole. They are none of the `keep`, and go when that many newer ones are
+        there.
         """
         everything = self.candidates()
         candidates = [one for one in everything if one[0] not in damaged]
         rated = [one for one in candidates if one[1].metric is not None and one[1].metric == one[1].metric]
         sign = -1.0 if best == "max" else 1.0
-        winner = min(rated, key=lambda one: (sign * (one[1].metric or 0.0), -one[1].number))[0] if best and rated else None
+        winner = (
+            min(rated, key=lambda one: (sign * (one[1].metric or 0.0), -one[1].number))[0] if best and rated else None
+        )
         if winner is not None:
             self._point("best", winner)
         oldest = candidates[:keep][-1][1].number if len(candidates) >= keep else 0

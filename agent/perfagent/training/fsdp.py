@@ -1,7 +1,7 @@
 """FSDP2 in one call: every repeated block is sharded on its own, then the rest.
 
-Blocks matter: what is one shard is gathered as a whole, so that a model sharded only at its root needs the memory of all its
-parameters at once, and cannot overlap the gathering of one layer with the computation of another.
+Blocks matter: what is one shard is gathered as a whole, so that a model sharded only at its root needs the memory of
+all its parameters at once, and cannot overlap the gathering of one layer with the computation of another.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def fsdp(
 ) -> nn.Module:
     """The same model, sharded over all ranks by torch's `fully_shard`. Make the optimizer afterwards.
 
-    precision: of gathered parameters and of the computation; the shards and the optimizer stay in fp32. reduce: in which
-    gradients are averaged. blocks: classes of modules that are shards of their own; by default the items of every list of like
-    modules. mesh: a DeviceMesh; by default all ranks in one dimension, two dimensions give hybrid sharding.
-    reshard_after_forward: False keeps gathered parameters for the backward pass: faster, more memory (ZeRO-2 rather than 3).
-    offload: shards live in host memory.
+    precision: of gathered parameters and of the computation; the shards and the optimizer stay in fp32. reduce: in
+    which gradients are averaged. blocks: classes of modules that are shards of their own; by default the items of every
+    list of like modules. mesh: a DeviceMesh; by default all ranks in one dimension, two dimensions give hybrid
+    sharding. reshard_after_forward: False keeps gathered parameters for the backward pass: faster, more memory (ZeRO-2
+    rather than 3). offload: shards live in host memory.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(
@@ -66,7 +66,8 @@ def fsdp(
         "mesh": mesh,
         "reshard_after_forward": reshard_after_forward,
         "mp_policy": MixedPrecisionPolicy(
-            param_dtype=dtype_of(precision) if precision != "fp32" else None, reduce_dtype=dtype_of(reduce) if half else None
+            param_dtype=dtype_of(precision) if precision != "fp32" else None,
+            reduce_dtype=dtype_of(reduce) if half else None,
         ),
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
@@ -90,7 +91,8 @@ def _chosen(model: nn.Module, kinds: Sequence[type[nn.Module]] | None) -> list[n
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The items of the outermost lists of two or more like modules with parameters: the layers of a transformer, say."""
+    """The items of the outermost lists of two or more like modules with parameters: the layers of a transformer,
+    say."""
     found: list[nn.Module] = []
     for child in model.children():
         items = [*child.children()] if isinstance(child, (nn.ModuleList, nn.Sequential)) else []

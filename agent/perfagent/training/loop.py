@@ -1,4 +1,5 @@
-"""The training loop: precision, accumulation, clipping, schedule, position and state, over the model as the user wrapped it.
+"""The training loop: precision, accumulation, clipping, schedule, position and state, over the model as the user
+wrapped it.
 
     loop = perfagent.loop(model, optimizer, scheduler, precision="bf16", grad_accum=8, clip_norm=1.0)
     loop.resume()
@@ -8,9 +9,9 @@
         loop.backward(loss, num_items=n)
         loop.step()
 
-torch does the work: nothing here wraps the model, the optimizer or the loader. What the agent watches (the optimizer's step,
-backward, the loader's iterator) is called as in any training script, so that phases, loss and norms are seen without a word.
-Nothing waits for the device, save what GradScaler itself waits for.
+torch does the work: nothing here wraps the model, the optimizer or the loader. What the agent watches (the optimizer's
+step, backward, the loader's iterator) is called as in any training script, so that phases, loss and norms are seen
+without a word. Nothing waits for the device, save what GradScaler itself waits for.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ def loop(
     """A loop that trains this model; see the module's text for its use.
 
     model: a module, or one wrapped by DistributedDataParallel (`perfagent.ddp`), `fully_shard` (`perfagent.fsdp`) or
-    `deepspeed.initialize`: how ranks communicate follows from its type. optimizer: over the parameters of that model; an engine
-    of DeepSpeed has its own. scheduler: anything with step(), called once after each optimizer step that was not skipped; a
-    ReduceLROnPlateau is saved and resumed, and you call its step(metric) after an evaluation.
-    precision: fp32 (default), bf16 or fp16 of the forward pass; an engine has its own. grad_accum: micro-steps of a window.
-    clip_norm: the largest norm of all gradients, clipped after unscaling. compile: True, a mode of torch.compile, or its
-    arguments. scaler: a GradScaler with settings of yours, for fp16.
+    `deepspeed.initialize`: how ranks communicate follows from its type. optimizer: over the parameters of that model;
+    an engine of DeepSpeed has its own. scheduler: anything with step(), called once after each optimizer step that was
+    not skipped; a ReduceLROnPlateau is saved and resumed, and you call its step(metric) after an evaluation. precision:
+    fp32 (default), bf16 or fp16 of the forward pass; an engine has its own. grad_accum: micro-steps of a window.
+    clip_norm: the largest norm of all gradients, clipped after unscaling. compile: True, a mode of torch.compile, or
+    its arguments. scaler: a GradScaler with settings of yours, for fp16.
 
     Raises ConfigError for values that contradict each other or the way in which the model is wrapped.
     """
@@ -86,7 +87,8 @@ def loop(
 class Loop:
     """Made by `perfagent.loop`.
 
-    model, optimizer, scheduler, scaler: what is trained and by what. strategy: how ranks communicate (strategies.py). step_count:
+    model, optimizer, scheduler, scaler: what is trained and by what. strategy: how ranks communicate (strategies.py).
+    step_count:
     optimizer steps so far, those that the scaler skipped included; restored by resume().
     """
 
@@ -104,7 +106,9 @@ class Loop:
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         if grad_accum is not None and (type(grad_accum) is not int or grad_accum < 1):
-            raise ConfigError(f"grad_accum is the number of micro-steps to one optimizer step, 1 or more; got {grad_accum!r:.80}")
+            raise ConfigError(
+                f"grad_accum is the number of micro-steps to one optimizer step, 1 or more; got {grad_accum!r:.80}"
+            )
         if clip_norm is not None and not (_is_number(clip_norm) and clip_norm > 0):
             raise ConfigError(
                 f"clip_norm is the largest norm that gradients may have, above 0; got {clip_norm!r:.80}; None does not clip"
@@ -150,18 +154,21 @@ class Loop:
     ) -> Iterator[Any]:
         """The loader's batches on the model's device, from where resume() left off.
 
-        epochs: how often the loader is read; None without end. items: says how many items a batch holds (what num_items would
-        say); then a whole window is fetched before it begins, and num_items is not needed. steps: ends when step_count is there.
-        Ranks whose loaders would make unequal numbers of steps are refused.
+        epochs: how often the loader is read; None without end. items: says how many items a batch holds (what num_items
+        would say); then a whole window is fetched before it begins, and num_items is not needed. steps: ends when
+        step_count is there. Ranks whose loaders would make unequal numbers of steps are refused.
         """
         if epochs is not None and (type(epochs) is not int or epochs < 0):
             raise ConfigError(f"epochs must be 0 or more, or None with steps=..., not {epochs!r:.80}")
         if epochs is None and steps is None:
             raise ConfigError("epochs is None and there is no steps=...: this loop would never end; give one of them")
         if not isinstance(loader, Iterable):
-            raise ConfigError(f"batches() takes a DataLoader or another iterable of batches, not {type(loader).__name__}")
+            raise ConfigError(
+                f"batches() takes a DataLoader or another iterable of batches, not {type(loader).__name__}"
+            )
         self._until = steps
-        while isinstance(loader, Prefetcher):  # which would hide from us what the loader is; the copies overlap here too
+        # which would hide from us what the loader is; the copies overlap here too
+        while isinstance(loader, Prefetcher):
             loader = loader.loader
         return self._batches.read(loader, epochs, items, self)
 
@@ -175,8 +182,8 @@ class Loop:
         return self._forward
 
     def backward(self, loss: Tensor, num_items: Count | None = None) -> None:
-        """The backward pass of one micro-step. loss: the mean over the micro-batch's num_items items (tokens, samples; default
-        1).
+        """The backward pass of one micro-step. loss: the mean over the micro-batch's num_items items (tokens, samples;
+        default 1).
 
         num_items may be a tensor on the device. All micro-steps of a run give it, or none.
         """
@@ -189,7 +196,8 @@ class Loop:
         window.done += 1
 
     def step(self) -> StepResult:
-        """At the end of a window: unscale, clip, step, update the scale, clear the gradients, schedule. Before it: nothing."""
+        """At the end of a window: unscale, clip, step, update the scale, clear the gradients, schedule. Before it:
+        nothing."""
         window = self._window
         if window.done < window.end:
             if not window.done:
@@ -246,11 +254,11 @@ class Loop:
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, as of the last optimizer step; of this rank alone where "rng" and "sampler" are
-        concerned.
+        """All that the next step depends on, as of the last optimizer step; of this rank alone where "rng" and
+        "sampler" are concerned.
 
-        Under FSDP2 model and optimizer hold this rank's pieces as DTensors, for torch.distributed.checkpoint; under DeepSpeed
-        they are None, and `strategy.engine.save_checkpoint` saves them.
+        Under FSDP2 model and optimizer hold this rank's pieces as DTensors, for torch.distributed.checkpoint; under
+        DeepSpeed they are None, and `strategy.engine.save_checkpoint` saves them.
         """
         of_model: Any = None
         of_optimizer: Any = None
@@ -269,9 +277,15 @@ class Loop:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts back what state_dict() gave; the next batches() goes on from there."""
-        missing = [name for name in ("model", "optimizer", "scheduler", "scaler", "rng", "sampler", "loop") if name not in state]
+        missing = [
+            name
+            for name in ("model", "optimizer", "scheduler", "scaler", "rng", "sampler", "loop")
+            if name not in state
+        ]
         if missing:
-            raise ConfigError(f"this is no state of a loop: it has no {', '.join(missing)}; pass what state_dict() gave")
+            raise ConfigError(
+                f"this is no state of a loop: it has no {', '.join(missing)}; pass what state_dict() gave"
+            )
         if not isinstance(self.strategy, DeepSpeed):
             self.strategy.load(self.optimizer, state["model"], state["optimizer"])
         if state["scheduler"] is not None and hasattr(self.scheduler, "load_state_dict"):
@@ -288,7 +302,8 @@ class Loop:
             restore_random_state(state["rng"])
 
     def _tell_loss(self, loss: Any) -> None:
-        """The weights of this window do not add up to one, so that what the agent saw going backward is not the loss."""
+        """The weights of this window do not add up to one, so that what the agent saw going backward is not the
+        loss."""
         run = _current_run()
         if loss is not None and run is not None:
             run.log({"loss": loss})
@@ -303,7 +318,8 @@ class _Forward:
         self._window, self._autocast = window, autocast
         self._quiet = strategy.kind == "plain"
         self._communicate = strategy.communicate
-        self._depth = 0  # torch.autocast remembers one state to go back to: entered within itself it would stay on for ever
+        # torch.autocast remembers one state to go back to: entered within itself it would stay on for ever
+        self._depth = 0
 
     def __enter__(self) -> None:
         if not self._quiet:
@@ -313,7 +329,9 @@ class _Forward:
                 self._autocast.__enter__()
             self._depth += 1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._autocast is not None:
             self._depth -= 1
             if not self._depth:
@@ -327,7 +345,9 @@ def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
             "loop for each where each has a loss of its own (a GAN)"
         )
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError(f"optimizer must be a torch optimizer over the model's parameters, not {type(optimizer).__name__}")
+        raise ConfigError(
+            f"optimizer must be a torch optimizer over the model's parameters, not {type(optimizer).__name__}"
+        )
     known = {id(parameter) for parameter in model.parameters()}
     held = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     if not any(id(parameter) in known for parameter in held):

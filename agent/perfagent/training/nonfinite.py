@@ -1,8 +1,9 @@
 """Handles a step whose gradients hold NaN or Inf: leave it out, go back, or go on more slowly.
 
-The gradients are looked at before the optimizer uses them, so the weights stay good. All ranks decide alike: gradients that were
-averaged are the same on each, and of sharded ones the ranks put their findings together. The data goes on: the batches that did
-it are passed over, as in Chowdhery et al., "PaLM" (2022), section 5.1, which went back some hundred steps.
+The gradients are looked at before the optimizer uses them, so the weights stay good. All ranks decide alike: gradients
+that were averaged are the same on each, and of sharded ones the ranks put their findings together. The data goes on:
+the batches that did it are passed over, as in Chowdhery et al., "PaLM" (2022), section 5.1, which went back some
+hundred steps.
 """
 
 from __future__ import annotations
@@ -31,15 +32,17 @@ class NonFiniteGradients(PerfagentError):  # noqa: N818 - it says what was found
 
 
 class NanPolicy:
-    """Steps a loop, unless the gradients of the window hold NaN or Inf: call `policy.step(loop)` where `loop.step()` stood.
+    """Steps a loop, unless the gradients of the window hold NaN or Inf: call `policy.step(loop)` where `loop.step()`
+    stood.
 
-    action: "skip" throws the window's gradients away; "lower_lr" does that and multiplies every learning rate by `factor`;
-    "rollback" does that and takes weights, optimizer, scheduler and scaler from the loop's newest whole checkpoint. most: how
-    many windows in a row may be thrown away. A loop with a checkpoint is saved at the first of them, as reason "nan", though not
-    again within the next SAVED_ONCE_IN steps, so that a training full of them does not rotate its good checkpoints away.
+    action: "skip" throws the window's gradients away; "lower_lr" does that and multiplies every learning rate by
+    `factor`; "rollback" does that and takes weights, optimizer, scheduler and scaler from the loop's newest whole
+    checkpoint. most: how many windows in a row may be thrown away. A loop with a checkpoint is saved at the first of
+    them, as reason "nan", though not again within the next SAVED_ONCE_IN steps, so that a training full of them does
+    not rotate its good checkpoints away.
 
-    One number is read from the device in each step. Raises ConfigError for fp16, whose scaler leaves such steps out by itself,
-    and under DeepSpeed, which steps its own way.
+    One number is read from the device in each step. Raises ConfigError for fp16, whose scaler leaves such steps out by
+    itself, and under DeepSpeed, which steps its own way.
     """
 
     def __init__(self, action: Action = "skip", *, most: int = 5, factor: float = 0.5) -> None:
@@ -73,7 +76,9 @@ class NanPolicy:
 
     def _check(self, loop: Any) -> None:
         if loop.scaler is not None:
-            raise ConfigError("the scaler of precision='fp16' leaves out steps with NaN or Inf by itself; call loop.step()")
+            raise ConfigError(
+                "the scaler of precision='fp16' leaves out steps with NaN or Inf by itself; call loop.step()"
+            )
         if loop.strategy.kind == "deepspeed":
             raise ConfigError(
                 "DeepSpeed's engine steps by itself; a NanPolicy is for torch optimizers. Watch result.grad_norm instead"
@@ -100,7 +105,9 @@ class NanPolicy:
             done += f"; learning rates are multiplied by {self._factor:g}"
         if self._action == "rollback":
             step = loop.checkpoint.roll_back(loop)
-            done += "; there is no checkpoint to go back to" if step is None else f"; the weights of step {step} are back"
+            done += (
+                "; there is no checkpoint to go back to" if step is None else f"; the weights of step {step} are back"
+            )
         tell("non-finite gradients", done)
         count("recovery/nonfinite", float(self.total))
 

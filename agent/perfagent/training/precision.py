@@ -1,8 +1,8 @@
 """The precision of the forward pass: autocast and, for fp16, the gradient scaler.
 
-Weights stay in fp32; autocast runs matrix products in bf16 or fp16. fp16's small range needs a scaled loss (Micikevicius et al.,
-"Mixed Precision Training", 2018); bf16 has the range of fp32 and needs none. An engine of DeepSpeed has a precision of its own,
-over which no autocast may be laid.
+Weights stay in fp32; autocast runs matrix products in bf16 or fp16. fp16's small range needs a scaled loss
+(Micikevicius et al., "Mixed Precision Training", 2018); bf16 has the range of fp32 and needs none. An engine of
+DeepSpeed has a precision of its own, over which no autocast may be laid.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def autocast_of(precision: Precision, device: torch.device) -> AbstractContextMa
         return None
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
-        raise ConfigError(f"precision is 'bf16', which {name} can only emulate; use precision='fp16', which it computes fast")
+        raise ConfigError(
+            f"precision is 'bf16', which {name} can only emulate; use precision='fp16', which it computes fast"
+        )
     return torch.autocast(device.type, dtype=dtype_of(precision))
 
 
@@ -48,7 +50,9 @@ def scaler_of(
     """The scaler of fp16: the user's own, or one with torch's defaults. None in a precision that needs none."""
     if precision != "fp16":
         if given is not None and given.is_enabled():
-            raise ConfigError(f"a scaler is for precision='fp16'; with precision={precision!r} it only skips steps: leave it out")
+            raise ConfigError(
+                f"a scaler is for precision='fp16'; with precision={precision!r} it only skips steps: leave it out"
+            )
         return None
     if any(parameter.dtype == torch.float16 for parameter in parameters):
         raise ConfigError(

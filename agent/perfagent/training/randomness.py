@@ -15,7 +15,8 @@ __all__ = ["random_state", "restore_random_state"]
 
 
 def random_state() -> dict[str, Any]:
-    """Python's, numpy's (where it is imported), torch's and each CUDA device's generator; to be saved with weights_only in mind:
+    """Python's, numpy's (where it is imported), torch's and each CUDA device's generator; to be saved with weights_only
+    in mind:
     tensors, numbers, tuples and strings."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(words), gauss]}

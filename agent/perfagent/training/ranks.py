@@ -57,7 +57,8 @@ class Ranks:
         return answers
 
     def all_arrive(self, within_s: float) -> bool:
-        """Whether every rank comes here in time, for moments in which some may be gone. A group that failed is not used again."""
+        """Whether every rank comes here in time, for moments in which some may be gone. A group that failed is not used
+        again."""
         if self.group is None:
             return True
         try:
@@ -74,9 +75,9 @@ class Ranks:
 class Agreement:
     """Brings one small number of every rank together while training goes on, about once a second.
 
-    `look(mine)` is called at every step on every rank; now and then it answers the greatest number of all ranks, at the same
-    step on every rank, else None. The sum travels between two looks, so nobody waits for it unless a rank is late by that long.
-    How many steps lie between is agreed the same way, from how long steps take.
+    `look(mine)` is called at every step on every rank; now and then it answers the greatest number of all ranks, at the
+    same step on every rank, else None. The sum travels between two looks, so nobody waits for it unless a rank is late
+    by that long. How many steps lie between is agreed the same way, from how long steps take.
     """
 
     every_s = 1.0

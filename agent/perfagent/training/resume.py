@@ -1,8 +1,8 @@
 """Reads the newest checkpoint that is whole.
 
-From the newest to the oldest, all ranks verify a share of the files each; the first one in which no rank finds damage is loaded.
-What was passed over, and why, is logged. A whole checkpoint that does not fit the model is an error, and not passed over: an
-older one would not fit either.
+From the newest to the oldest, all ranks verify a share of the files each; the first one in which no rank finds damage
+is loaded. What was passed over, and why, is logged. A whole checkpoint that does not fit the model is an error, and not
+passed over: an older one would not fit either.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ __all__ = ["newest_whole", "read"]
 
 
 def newest_whole(folder: Folder, ranks: Ranks) -> tuple[Path, Manifest, list[Path]] | None:
-    """The newest checkpoint that verifies, and the newer ones that do not; None when there is none. Every rank calls it."""
+    """The newest checkpoint that verifies, and the newer ones that do not; None when there is none. Every rank calls
+    it."""
     found = (folder.candidates(), folder.unreadable()) if ranks.first else ([], [])
     candidates, unreadable = ranks.gather(found)[0]
     damaged = [path for path, _ in unreadable]
@@ -63,12 +64,17 @@ def _tell_passed_over(said: list[str], used: Path | None, ranks: Ranks) -> None:
 
 
 def read(
-    path: Path, manifest: Manifest, ranks: Ranks, *, into: dict[str, Any] | None, read_engine: Callable[[Path], None] | None
+    path: Path,
+    manifest: Manifest,
+    ranks: Ranks,
+    *,
+    into: dict[str, Any] | None,
+    read_engine: Callable[[Path], None] | None,
 ) -> dict[str, Any]:
     """The state in a verified checkpoint, tensors on the CPU. Every rank calls it.
 
-    into: a state of the same shape, whose sharded tensors are overwritten in place; needed for a sharded checkpoint only.
-    read_engine: has a DeepSpeed engine read its files. Raises CheckpointError when the state does not fit.
+    into: a state of the same shape, whose sharded tensors are overwritten in place; needed for a sharded checkpoint
+    only. read_engine: has a DeepSpeed engine read its files. Raises CheckpointError when the state does not fit.
     """
     state = retry(lambda: _load(path / SHARED), what=f"reading {path.name}")
     own = path / part_of_rank(ranks.rank)
@@ -119,5 +125,7 @@ def _load_sharded(path: Path, ranks: Ranks, into: dict[str, Any] | None) -> dict
         if is_fatal(error):
             raise
         said = str(error).strip().splitlines() or [""]
-        raise CheckpointError(f"{path} is whole, but does not fit this model and optimizer: {said[-1][:400]}") from error
+        raise CheckpointError(
+            f"{path} is whole, but does not fit this model and optimizer: {said[-1][:400]}"
+        ) from error
     return spread

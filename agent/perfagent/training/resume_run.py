@@ -14,8 +14,8 @@ __all__ = ["continue_run"]
 def continue_run(run_id: str | None, step: int) -> None:
     """Says that the step to come is step + 1 of the run with that id.
 
-    A run that was attached before and has made no step yet is replaced by it, unless its id was given by the user; one that is
-    attached later takes it up.
+    A run that was attached before and has made no step yet is replaced by it, unless its id was given by the user; one
+    that is attached later takes it up.
     """
     run = current()
     if run is None:

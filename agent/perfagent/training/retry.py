@@ -1,7 +1,8 @@
 """Another try, for errors that pass by themselves and for nothing else.
 
-A file system that is remounted, a network file server that answers late, an interrupted call: these are tried again a few times,
-with pauses that double. A full disk, a missing right, a wrong path, and every error of the program itself are raised at once.
+A file system that is remounted, a network file server that answers late, an interrupted call: these are tried again a
+few times, with pauses that double. A full disk, a missing right, a wrong path, and every error of the program itself
+are raised at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ TRANSIENT = frozenset((
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may succeed in a moment: an OSError of those kinds, a time-out, or an error that says so itself."""
+    """Whether the same call may succeed in a moment: an OSError of those kinds, a time-out, or an error that says so
+    itself."""
     if isinstance(error, OSError):  # TimeoutError and ConnectionError are among them
         reason = getattr(error, "reason", None)  # urllib's URLError has the real one there
         if isinstance(reason, OSError):
@@ -40,8 +42,8 @@ def is_transient(error: BaseException) -> bool:
 
 
 def pauses(tries: int, *, first_s: float, longest_s: float, seeded: random.Random | None = None) -> Iterator[float]:
-    """Seconds before the second try, the third, ...: doubled each time, up to the longest, each 50 to 100 % of that by chance, so
-    that many processes do not come back at the same moment. seeded: for ranks that must pause alike."""
+    """Seconds before the second try, the third, ...: doubled each time, up to the longest, each 50 to 100 % of that by
+    chance, so that many processes do not come back at the same moment. seeded: for ranks that must pause alike."""
     chance = (seeded or random.Random()).uniform  # noqa: S311 - no secret
     for number in range(tries - 1):
         yield min(longest_s, first_s * 2**number) * chance(0.5, 1.0)
@@ -57,9 +59,11 @@ def retry(
     pause: Callable[[float], None] = time.sleep,
     seeded: random.Random | None = None,
 ) -> T:
-    """The result of `call`, after at most so many tries; what is not transient is raised at once, the last failure as it is.
+    """The result of `call`, after at most so many tries; what is not transient is raised at once, the last failure as
+    it is.
 
-    what: named in the run's events. pause: waits so many seconds. Example: `rows = retry(lambda: read(path), what="reading")`.
+    what: named in the run's events. pause: waits so many seconds. Example: `rows = retry(lambda: read(path),
+    what="reading")`.
     """
     if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
         raise ConfigError(f"tries must be a whole number from 1 on, not {tries!r:.80}")

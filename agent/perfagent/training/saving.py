@@ -1,9 +1,9 @@
 """Writes one checkpoint: the parts of every rank into one folder, then the sums of all files, then the rename.
 
-What a part holds follows from the state. `shared.pt` is what all ranks have alike, written by rank 0. `rank_R.pt` is what each
-rank has for itself: random generators, the place in the data. `sharded/` is what is spread over the ranks, written by
-torch.distributed.checkpoint (FSDP2). `engine/` is what a DeepSpeed engine writes itself. All ranks take part in every save; when
-one of them fails, none has a new checkpoint and the last one stays.
+What a part holds follows from the state. `shared.pt` is what all ranks have alike, written by rank 0. `rank_R.pt` is
+what each rank has for itself: random generators, the place in the data. `sharded/` is what is spread over the ranks,
+written by torch.distributed.checkpoint (FSDP2). `engine/` is what a DeepSpeed engine writes itself. All ranks take part
+in every save; when one of them fails, none has a new checkpoint and the last one stays.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ __all__ = ["ENGINE", "PER_RANK", "SHARDED", "SHARED", "Parts", "Saved", "is_fata
 
 T = TypeVar("T")
 PER_RANK = ("rng", "sampler", "loop")
-"""Entries of a state that each rank has for itself; rank 0's "loop" is in the shared part too, for ranks that come anew."""
+"""Entries of a state that each rank has for itself; rank 0's "loop" is in the shared part too, for ranks that come
+anew."""
 SHARED, SHARDED, ENGINE = "shared.pt", "sharded", "engine"
 
 
@@ -56,8 +57,14 @@ class Saved:
 def split(state: dict[str, Any], *, sharded: bool) -> Parts:
     """sharded: model and optimizer are spread over the ranks."""
     own = {name: state[name] for name in PER_RANK if name in state}
-    spread: dict[str, Any] | None = {name: state[name] for name in ("model", "optimizer") if name in state} if sharded else None
-    shared = {name: value for name, value in state.items() if name not in ("rng", "sampler") and not (spread and name in spread)}
+    spread: dict[str, Any] | None = (
+        {name: state[name] for name in ("model", "optimizer") if name in state} if sharded else None
+    )
+    shared = {
+        name: value
+        for name, value in state.items()
+        if name not in ("rng", "sampler") and not (spread and name in spread)
+    }
     return Parts(shared, own, spread)
 
 
@@ -72,8 +79,8 @@ def write(
 ) -> Saved:
     """Writes and commits; every rank calls it, with parts that nobody changes meanwhile.
 
-    describe: (number, files) -> manifest. write_engine: writes further files into the folder it is given, on every rank.
-    Raises CheckpointError on every rank when it failed on any; the folder then holds what it held before.
+    describe: (number, files) -> manifest. write_engine: writes further files into the folder it is given, on every
+    rank. Raises CheckpointError on every rank when it failed on any; the folder then holds what it held before.
     """
     began = time.monotonic()
     all_or_none = _Stages(step, folder, ranks)
@@ -116,12 +123,14 @@ class _Stages:
         rank, said, _ = problems[0]
         where = f" (rank {rank})" if self._ranks.world > 1 else ""
         raise CheckpointError(
-            f"the checkpoint of step {self._step} was not kept{where}: {said}", transient=all(one[2] for one in problems)
+            f"the checkpoint of step {self._step} was not kept{where}: {said}",
+            transient=all(one[2] for one in problems),
         )
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether an exception is about the process, not about the checkpoint. (DCP's CheckpointException is no Exception.)"""
+    """Whether an exception is about the process, not about the checkpoint. (DCP's CheckpointException is no
+    Exception.)"""
     return isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit))
 
 

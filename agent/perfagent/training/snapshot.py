@@ -1,8 +1,8 @@
 """Takes a state as it can be written: checked for what could not be loaded again, copied to the CPU while the training
 waits.
 
-Loading is done with `weights_only=True`, which rebuilds tensors, numbers, text and containers of them and nothing else. A state
-that holds more is refused when it is saved, by its place, and not when it is needed.
+Loading is done with `weights_only=True`, which rebuilds tensors, numbers, text and containers of them and nothing else.
+A state that holds more is refused when it is saved, by its place, and not when it is needed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def find_nan(state: Any) -> str | None:
     """The place of a tensor that holds NaN; None when there is none. Infinities may be meant (masks)."""
     for place, tensor in tensors_in(state):
         piece = local(tensor)
-        # The sum is NaN when a number is, and needs no tensor of truth values; it is NaN of +Inf and -Inf too: look closer.
+        # The sum is NaN when a number is, and needs no tensor of truth values; it is NaN of +Inf and -Inf too: look
+        # closer.
         if piece.is_floating_point() and bool(piece.sum().isnan()) and bool(piece.isnan().any()):
             return place
     return None
@@ -90,7 +91,8 @@ def find_nan(state: Any) -> str | None:
 class Copier:
     """Copies states to the CPU, into the same memory each time: the second copy of a state is faster than the first.
 
-    It keeps as much host memory as a state has bytes, pinned where the state comes from a GPU. A copy is overwritten by the next.
+    It keeps as much host memory as a state has bytes, pinned where the state comes from a GPU. A copy is overwritten by
+    the next.
     """
 
     def __init__(self) -> None:

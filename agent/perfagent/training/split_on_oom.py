@@ -1,9 +1,10 @@
 """Splits a batch that does not fit into the device's memory into halves, until it does.
 
 Forward and backward pass run without any communication; then the ranks exchange whether one of them ran out of memory,
-and only when none did are the gradients averaged. A rank that retried alone would leave the others waiting in a collective for
-ever (mosaicml/composer issues 1319 and 3510). So the whole window is tried again on all ranks, in twice as many pieces, from
-gradients that are zero. The mean of the pieces, weighed by their items, is the gradient of the whole batch.
+and only when none did are the gradients averaged. A rank that retried alone would leave the others waiting in a
+collective for ever (mosaicml/composer issues 1319 and 3510). So the whole window is tried again on all ranks, in twice
+as many pieces, from gradients that are zero. The mean of the pieces, weighed by their items, is the gradient of the
+whole batch.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class SplitOnOom:
             split.backward(batch, lambda piece: model(**piece).loss)
             loop.step()
 
-    loop: of `perfagent.loop` with grad_accum=1, over a plain or DistributedDataParallel model. most: pieces of a batch at most.
-    items: how many items a piece holds, over which its loss is the mean; then the gradient is that of the mean over the items of
-    all ranks. Without it the first dimension is counted, and every rank weighs alike. pieces: into how many the next batch will
-    be cut; it stays where it was found.
+    loop: of `perfagent.loop` with grad_accum=1, over a plain or DistributedDataParallel model. most: pieces of a batch
+    at most. items: how many items a piece holds, over which its loss is the mean; then the gradient is that of the mean
+    over the items of all ranks. Without it the first dimension is counted, and every rank weighs alike. pieces: into
+    how many the next batch will be cut; it stays where it was found.
 
-    Raises ConfigError under FSDP2 and DeepSpeed: their forward pass itself communicates, so that a rank which fails in it cannot
-    be waited for; find the batch size beforehand there (find_batch_size).
+    Raises ConfigError under FSDP2 and DeepSpeed: their forward pass itself communicates, so that a rank which fails in
+    it cannot be waited for; find the batch size beforehand there (find_batch_size).
     """
 
     def __init__(self, loop: Any, *, most: int = 64, items: Callable[[Any], float] | None = None) -> None:
@@ -61,9 +62,11 @@ class SplitOnOom:
         self.pieces = 1
 
     def backward(self, batch: Any, compute: Callable[[Any], Tensor]) -> Tensor:
-        """Fills the gradients for one batch; answers its mean loss on this rank, detached. compute: the mean loss of a piece.
+        """Fills the gradients for one batch; answers its mean loss on this rank, detached. compute: the mean loss of a
+        piece.
 
-        Raises the out-of-memory error of this rank (or RuntimeError for that of another) when `most` pieces do not fit either.
+        Raises the out-of-memory error of this rank (or RuntimeError for that of another) when `most` pieces do not fit
+        either.
         """
         share = self._share(batch)
         while True:
@@ -146,7 +149,8 @@ class SplitOnOom:
         return int(least)
 
     def _average(self) -> None:
-        """What DistributedDataParallel would have done in the backward pass: the mean over ranks, some megabytes at a time."""
+        """What DistributedDataParallel would have done in the backward pass: the mean over ranks, some megabytes at a
+        time."""
         strategy = self._loop.strategy
         if strategy.world == 1:
             return

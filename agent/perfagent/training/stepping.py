@@ -1,6 +1,8 @@
-"""The end of a window with a torch optimizer: unscale, correct, clip, step, update the scale, clear, schedule. In this order.
+"""The end of a window with a torch optimizer: unscale, correct, clip, step, update the scale, clear, schedule. In this
+order.
 
-Clipping before unscaling clips to the loss scale; clipping after the step does nothing. Both are among the commonest mistakes.
+Clipping before unscaling clips to the loss scale; clipping after the step does nothing. Both are among the commonest
+mistakes.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ __all__ = ["OptimizerStep", "StepResult", "moved_by_windows"]
 class StepResult:
     """What step() did.
 
-    stepped: the window was over, and `step_count` went up. grad_norm: norm of all gradients before clipping, a tensor that nobody
-    has read (`float(result.grad_norm)` waits for the device); None where nothing is clipped.
+    stepped: the window was over, and `step_count` went up. grad_norm: norm of all gradients before clipping, a tensor
+    that nobody has read (`float(result.grad_norm)` waits for the device); None where nothing is clipped.
     """
 
     __slots__ = ("_found_inf", "grad_norm", "stepped")
@@ -36,7 +38,8 @@ class StepResult:
 
     @property
     def skipped(self) -> bool:
-        """The scaler left the weights as they are, since gradients were not finite. With a fused optimizer, reading it waits."""
+        """The scaler left the weights as they are, since gradients were not finite. With a fused optimizer, reading it
+        waits."""
         return bool(self._found_inf)
 
     def __repr__(self) -> str:
@@ -49,8 +52,8 @@ StepResult.WAITING = StepResult(stepped=False)
 class OptimizerStep:
     """Steps a torch optimizer over the gradients of one window.
 
-    under_way: from the optimizer's first change of a weight until the loop has counted the step; what lies between cannot be
-    gone on from.
+    under_way: from the optimizer's first change of a weight until the loop has counted the step; what lies between
+    cannot be gone on from.
     """
 
     def __init__(
@@ -115,7 +118,8 @@ class OptimizerStep:
         return StepResult(stepped=True, grad_norm=norm, found_inf=found_inf)
 
     def _decided_on_device(self, scaler: Any) -> Tensor | bool:
-        """A fused optimizer is always called, and skips in its kernel: only the device knows, and it is not asked here."""
+        """A fused optimizer is always called, and skips in its kernel: only the device knows, and it is not asked
+        here."""
         found = [*scaler._found_inf_per_device(self._optimizer).values()]
         return sum(one.to(found[0].device, non_blocking=True) for one in found) if found else False
 
@@ -127,7 +131,8 @@ _STEPPED = StepResult(stepped=True)
 
 
 def moved_by_windows(scheduler: Any) -> Any:
-    """The scheduler that the end of a window moves. None for one that wants a metric, which the user steps after an evaluation.
+    """The scheduler that the end of a window moves. None for one that wants a metric, which the user steps after an
+    evaluation.
 
     Raises ConfigError for what has no step() that can be called once an optimizer step.
     """

@@ -1,7 +1,7 @@
 """Brings the gradients of several ranks together: one class for each way, chosen by the type of the model.
 
-A plain module, DistributedDataParallel, FSDP2 (`fully_shard`) and an engine of DeepSpeed differ in when they communicate, where
-their gradients lie, and what their state is. All else of the loop is the same for all four.
+A plain module, DistributedDataParallel, FSDP2 (`fully_shard`) and an engine of DeepSpeed differ in when they
+communicate, where their gradients lie, and what their state is. All else of the loop is the same for all four.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ logger = logging.getLogger("perfagent")
 class Plain:
     """One rank, or a model whose ranks the loop need not bring together.
 
-    kind: plain, ddp, fsdp2 or deepspeed. model: what the user calls. module: the user's own, without the wrapper. world: ranks
-    whose gradients are averaged. reduces_early: gradients are averaged before the window is over, so that its counts must be
-    known beforehand.
+    kind: plain, ddp, fsdp2 or deepspeed. model: what the user calls. module: the user's own, without the wrapper.
+    world: ranks whose gradients are averaged. reduces_early: gradients are averaged before the window is over, so that
+    its counts must be known beforehand.
     """
 
     kind = "plain"
@@ -45,7 +45,8 @@ class Plain:
         self.world = 1
 
     def communicate(self, *, last: bool) -> None:
-        """Called before each forward pass. last: gradients are averaged over the ranks in the backward pass that follows."""
+        """Called before each forward pass. last: gradients are averaged over the ranks in the backward pass that
+        follows."""
 
     def forget(self) -> None:
         """A window is thrown away: so is what the strategy keeps of its gradients, beside those of the parameters."""
@@ -62,7 +63,8 @@ class Plain:
             torch._foreach_mul_(gradients, factor)
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Clips to the norm of all gradients of all ranks, and answers it: a number on the device that nobody has waited for."""
+        """Clips to the norm of all gradients of all ranks, and answers it: a number on the device that nobody has
+        waited for."""
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def state(self, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -84,8 +86,9 @@ class Data(Plain):
         self._wrapper = wrapper
         self.group = wrapper.process_group
         self.world = dist.get_world_size(self.group)
-        # A static graph is learned in the first backward pass, which torch's reducer wants to communicate in: an assertion in C++
-        # fails otherwise. The average of the first micro-step is averaged once more with the window: it is the same on all ranks.
+        # A static graph is learned in the first backward pass, which torch's reducer wants to communicate in: an
+        # assertion in C++ fails otherwise. The average of the first micro-step is averaged once more with the window:
+        # it is the same on all ranks.
         self._learns_graph = wrapper.static_graph
 
     def communicate(self, *, last: bool) -> None:
@@ -110,7 +113,8 @@ class FSDP2(Plain):
             )
         sharded = next((p for p in module.parameters() if hasattr(p, "device_mesh")), None)
         mesh: Any = getattr(sharded, "device_mesh", None)
-        # With more dimensions (hybrid, tensor parallel) the whole world: a rank's copies count alike above and below the line.
+        # With more dimensions (hybrid, tensor parallel) the whole world: a rank's copies count alike above and below
+        # the line.
         self.group = mesh.get_group() if mesh is not None and mesh.ndim == 1 else None
         self.world = dist.get_world_size(self.group)
 
@@ -135,7 +139,8 @@ class FSDP2(Plain):
         for gradient in gradients:
             by_mesh.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
         # by the module's own name, which is what the agent watches to know the gradients before they are clipped
-        norms = [_whole(clip_grad._get_total_norm(of_mesh)) for of_mesh in by_mesh.values()]  # a collective, on every rank
+        # a collective, on every rank
+        norms = [_whole(clip_grad._get_total_norm(of_mesh)) for of_mesh in by_mesh.values()]
         norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
         torch._foreach_mul_([_local(g) for g in gradients], torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
@@ -188,13 +193,17 @@ class DeepSpeed(Plain):
 
 
 Strategy = Plain
-_ENGINE_SAVES = "the state of a DeepSpeed engine lies in pieces on all ranks: save it with engine.save_checkpoint, on every rank"
+_ENGINE_SAVES = (
+    "the state of a DeepSpeed engine lies in pieces on all ranks: save it with engine.save_checkpoint, on every rank"
+)
 
 
 def strategy_of(model: Any) -> Strategy:
     """The strategy for a model as the user wrapped it. Raises ConfigError for a type that the loop cannot train."""
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model must be a torch module or a DeepSpeed engine, not {type(model).__name__}; got {model!r:.60}")
+        raise ConfigError(
+            f"model must be a torch module or a DeepSpeed engine, not {type(model).__name__}; got {model!r:.60}"
+        )
     engine_module = sys.modules.get("deepspeed.runtime.engine")
     if engine_module is not None and isinstance(model, engine_module.DeepSpeedEngine):
         if not hasattr(type(model), "set_gradient_accumulation_boundary") or type(model).__name__ == "PipelineEngine":
@@ -242,7 +251,9 @@ def _refuse_others(module: nn.Module) -> None:
                 "the wrapped one as model"
             )
         if fsdp is not None and isinstance(inner, fsdp.FullyShardedDataParallel):
-            raise ConfigError("the model is wrapped by FSDP1, which torch has replaced; use perfagent.fsdp(model) (fully_shard)")
+            raise ConfigError(
+                "the model is wrapped by FSDP1, which torch has replaced; use perfagent.fsdp(model) (fully_shard)"
+            )
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     if several and not any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
         logger.warning(

@@ -1,4 +1,5 @@
-"""The schema between agent, server and client. Public, documented in docs/wire.md, and light: no torch, httpx or pydantic.
+"""The schema between agent, server and client. Public, documented in docs/wire.md, and light: no torch, httpx or
+pydantic.
 
 What the server answers (query.py) is loaded when one of its names is asked for: an agent never does, and it takes 8 ms.
 """
@@ -45,10 +46,44 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "CATALOGUE", "EVENT_KINDS", "FAMILIES", "LOGGED", "LOSS", "MAX_DECODED_BYTES", "MAX_NAME_BYTES", "MAX_SENT_BYTES", "PHASES",
-    "SEVERITIES", "STATES", "TIMED_PHASES", "WIRE_VERSION", "Alert", "Event", "Finding", "Frame", "Group", "Latest", "LogRow",
-    "Metric", "Quantiles", "RankMatrix", "RunSummary", "Series", "Severity", "State", "Timing", "decode", "encode", "from_json",
-    "healthy", "loss_kind", "metric", "parts_of", "plain", "to_json", "whole_of",
+    "CATALOGUE",
+    "EVENT_KINDS",
+    "FAMILIES",
+    "LOGGED",
+    "LOSS",
+    "MAX_DECODED_BYTES",
+    "MAX_NAME_BYTES",
+    "MAX_SENT_BYTES",
+    "PHASES",
+    "SEVERITIES",
+    "STATES",
+    "TIMED_PHASES",
+    "WIRE_VERSION",
+    "Alert",
+    "Event",
+    "Finding",
+    "Frame",
+    "Group",
+    "Latest",
+    "LogRow",
+    "Metric",
+    "Quantiles",
+    "RankMatrix",
+    "RunSummary",
+    "Series",
+    "Severity",
+    "State",
+    "Timing",
+    "decode",
+    "encode",
+    "from_json",
+    "healthy",
+    "loss_kind",
+    "metric",
+    "parts_of",
+    "plain",
+    "to_json",
+    "whole_of",
 ]
 
 

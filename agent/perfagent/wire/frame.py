@@ -1,8 +1,8 @@
 """The frame that an agent sends: columns of samples and a list of events, as one MessagePack message.
 
-A frame belongs to one source (one process of one attempt) and carries that source's sequence number; (source, seq) is the
-identity by which the server stores a frame exactly once. Columns travel as little-endian bytes, so NaN and infinities are
-ordinary values and no number is ever rounded on the way.
+A frame belongs to one source (one process of one attempt) and carries that source's sequence number; (source, seq) is
+the identity by which the server stores a frame exactly once. Columns travel as little-endian bytes, so NaN and
+infinities are ordinary values and no number is ever rounded on the way.
 
 This module must stay light (standard library and msgspec only): it is imported in every training process.
 """
@@ -19,7 +19,15 @@ import msgspec
 from perfagent.errors import WireError
 
 __all__ = [
-    "EVENT_KINDS", "MAX_DECODED_BYTES", "MAX_NAME_BYTES", "MAX_SENT_BYTES", "WIRE_VERSION", "Event", "Frame", "Group", "decode",
+    "EVENT_KINDS",
+    "MAX_DECODED_BYTES",
+    "MAX_NAME_BYTES",
+    "MAX_SENT_BYTES",
+    "WIRE_VERSION",
+    "Event",
+    "Frame",
+    "Group",
+    "decode",
     "encode",
 ]
 
@@ -27,7 +35,20 @@ WIRE_VERSION = 1
 MAX_SENT_BYTES = 8 * 2**20
 MAX_DECODED_BYTES = 32 * 2**20
 MAX_NAME_BYTES = 256
-EVENT_KINDS = ("state", "context", "alert", "phase", "log", "finding", "profile", "stacks", "gpu", "memory", "command", "sync")
+EVENT_KINDS = (
+    "state",
+    "context",
+    "alert",
+    "phase",
+    "log",
+    "finding",
+    "profile",
+    "stacks",
+    "gpu",
+    "memory",
+    "command",
+    "sync",
+)
 
 Column = bytes | Sequence[float] | Sequence[int]
 
@@ -35,10 +56,11 @@ Column = bytes | Sequence[float] | Sequence[int]
 class Group(msgspec.Struct):
     """Samples that share their rows: `values[name][i]` was measured at `step[i]`, `time[i]`, `monotonic[i]`.
 
-    step: int64 (n,); time: float64 (n,), Unix seconds; monotonic: float64 (n,), seconds of the source's monotonic clock;
-    values: name -> float32 or float64 (n,), told apart by their length in bytes. All are little-endian bytes; sequences of
-    numbers and arrays with `tobytes` are packed on construction (integers into step, everything else into float64 unless
-    the array itself is float32). A name that is absent in a row belongs into another group: NaN is always a value.
+    step: int64 (n,); time: float64 (n,), Unix seconds; monotonic: float64 (n,), seconds of the source's monotonic
+    clock; values: name -> float32 or float64 (n,), told apart by their length in bytes. All are little-endian bytes;
+    sequences of numbers and arrays with `tobytes` are packed on construction (integers into step, everything else into
+    float64 unless the array itself is float32). A name that is absent in a row belongs into another group: NaN is
+    always a value.
 
     Raises WireError when the columns differ in length or are no whole number of items.
     """
@@ -65,7 +87,9 @@ class Group(msgspec.Struct):
             if type(column) is not bytes:
                 column = self.values[name] = _pack("d", column)  # noqa: PLW2901 - the packed one from here on
             if len(column) not in (4 * rows, 8 * rows):
-                raise WireError(f"column {name[:80]!r} has {len(column)} bytes for {rows} rows; 4 or 8 bytes a row are allowed")
+                raise WireError(
+                    f"column {name[:80]!r} has {len(column)} bytes for {rows} rows; 4 or 8 bytes a row are allowed"
+                )
 
     @property
     def rows(self) -> int:
@@ -106,9 +130,10 @@ class Event(msgspec.Struct, kw_only=True):
 class Frame(msgspec.Struct, kw_only=True):
     """One delivery of one source.
 
-    run: the run's id; source: unique id of the sending process; attempt: which start of the job (any increasing integer;
-    the agent takes the start time of rank 0 in Unix milliseconds); rank: global rank; seq: counts the source's frames from 1.
-    name: the run's name, where the user gave one. sent: the sender's wall clock when the frame was made, Unix seconds.
+    run: the run's id; source: unique id of the sending process; attempt: which start of the job (any increasing
+    integer; the agent takes the start time of rank 0 in Unix milliseconds); rank: global rank; seq: counts the source's
+    frames from 1. name: the run's name, where the user gave one. sent: the sender's wall clock when the frame was made,
+    Unix seconds.
     """
 
     project: str
@@ -179,7 +204,9 @@ def _pack(code: str, values: Any) -> bytes:
         return bytes(values.astype("<f4" if keep else {"q": "<i8", "d": "<f8"}[code]).tobytes())
     if isinstance(values, (bytearray, memoryview)):
         return bytes(values)
-    packed: array[Any] = values if isinstance(values, array) and values.typecode in (code, "f") else array(code, _numbers(values))
+    packed: array[Any] = (
+        values if isinstance(values, array) and values.typecode in (code, "f") else array(code, _numbers(values))
+    )
     if sys.byteorder == "big":
         packed = array(packed.typecode, packed)
         packed.byteswap()

@@ -1,8 +1,9 @@
 """Decides by name which series are losses that the optimizer follows: `train/loss`, `loss/total`, `g_loss`, not
 `val/loss`.
 
-Scripts name their losses as they like. A NaN in what is trained on damages the weights; a NaN in an evaluation that had nothing
-to average, or in a lowest loss that does not exist yet, is no fault. So a name counts only when nothing in it says otherwise.
+Scripts name their losses as they like. A NaN in what is trained on damages the weights; a NaN in an evaluation that had
+nothing to average, or in a lowest loss that does not exist yet, is no fault. So a name counts only when nothing in it
+says otherwise.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ LOGGED = "logged/"
 
 # A name whose other words are all of these is the loss as a whole.
 _WHOLE = _words(
-    """train training trainer pretrain pretraining finetune finetuning sft total overall all full whole final combined joint sum
-    summed mean average averaged avg running smooth smoothed ema raw current global local reduced agg aggregated step steps iter
-    iters iteration batch minibatch micro microbatch window epoch interval per rank model lm main objective opt optimizer log
-    logs metric metrics scalar scalars stats perf"""
+    """train training trainer pretrain pretraining finetune finetuning sft total overall all full whole final combined
+    joint sum summed mean average averaged avg running smooth smoothed ema raw current global local reduced agg
+    aggregated step steps iter iters iteration batch minibatch micro microbatch window epoch interval per rank model lm
+    main objective opt optimizer log logs metric metrics scalar scalars stats perf"""
 )
 # Measured beside the training: NaN where an evaluation had nothing to average, and no weight follows it.
 _EVALUATED = _words(
-    """val valid validation validate eval evals evaluation evaluate evaluated test tests testing dev devel holdout heldout held
-    ood oov probe benchmark bench"""
+    """val valid validation validate eval evals evaluation evaluate evaluated test tests testing dev devel holdout
+    heldout held ood oov probe benchmark bench"""
 )
 # About a loss, and not a loss: a lowest value that starts at infinity, a spread of one value, a scale.
 _ABOUT = _words(
-    """best min minimum lowest max maximum highest worst target threshold limit patience plateau spike spikes scale scaler scaling
-    scaled weight weights weighting coef coeff coefficient count counts num number std stdev var variance sem ratio share fraction
-    frac pct percent delta change diff difference gap improvement slope trend lr grad grads norm nonfinite nan inf isnan isfinite
-    finite skipped time seconds ms zscore corr correlation packet"""
+    """best min minimum lowest max maximum highest worst target threshold limit patience plateau spike spikes scale
+    scaler scaling scaled weight weights weighting coef coeff coefficient count counts num number std stdev var variance
+    sem ratio share fraction frac pct percent delta change diff difference gap improvement slope trend lr grad grads
+    norm nonfinite nan inf isnan isfinite finite skipped time seconds ms zscore corr correlation packet"""
 )
 LOSS_WORDS = {"whole": _WHOLE, "evaluated": _EVALUATED, "about": _ABOUT}
 """The words of the rule, for one who applies it elsewhere: the dashboard does, in the browser."""
@@ -53,7 +54,8 @@ _WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+"
 
 @lru_cache(maxsize=16_384)
 def loss_kind(name: str) -> Literal["whole", "part", ""]:
-    """What a series is by its name: the loss as a whole, a part of one (`loss/kl`, `d_loss`), or no training loss at all."""
+    """What a series is by its name: the loss as a whole, a part of one (`loss/kl`, `d_loss`), or no training loss at
+    all."""
     if name == LOSS:
         return "whole"
     if name.startswith(LOGGED):  # it is in the run already, as the agent has it

@@ -1,8 +1,8 @@
 """The answers of the server: the shapes of its JSON, shared by server, client and dashboard.
 
-Non-finite numbers are the strings "NaN", "Infinity" and "-Infinity" in JSON (the rule of protobuf's JSON mapping): JSON has
-no number for them, and null would turn our main alert into a gap. `to_json` and `from_json` apply that rule. Times in JSON
-are RFC 3339 UTC; sample times are Unix seconds.
+Non-finite numbers are the strings "NaN", "Infinity" and "-Infinity" in JSON (the rule of protobuf's JSON mapping): JSON
+has no number for them, and null would turn our main alert into a gap. `to_json` and `from_json` apply that rule. Times
+in JSON are RFC 3339 UTC; sample times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -18,8 +18,23 @@ import msgspec
 from perfagent.errors import WireError
 
 __all__ = [
-    "SEVERITIES", "STATES", "Alert", "Finding", "Latest", "LogRow", "Quantiles", "RankMatrix", "RunSummary", "Series", "Severity",
-    "State", "Timing", "from_json", "healthy", "plain", "to_json",
+    "SEVERITIES",
+    "STATES",
+    "Alert",
+    "Finding",
+    "Latest",
+    "LogRow",
+    "Quantiles",
+    "RankMatrix",
+    "RunSummary",
+    "Series",
+    "Severity",
+    "State",
+    "Timing",
+    "from_json",
+    "healthy",
+    "plain",
+    "to_json",
 ]
 
 Severity = Literal["info", "warning", "critical"]
@@ -57,7 +72,9 @@ class Finding:
     def _heading(self) -> str:
         if self.rule == "healthy":
             return self.rule
-        return f"{self.rule} ({self.severity}" + (f", since step {self.since_step:,})" if self.since_step is not None else ")")
+        return f"{self.rule} ({self.severity}" + (
+            f", since step {self.since_step:,})" if self.since_step is not None else ")"
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,7 +155,8 @@ class Series:
 
 @dataclass(slots=True, kw_only=True)
 class RankMatrix:
-    """One series over ranks: mean[i][j] belongs to ranks[i] and to the bucket that begins at step[j]; NaN where empty."""
+    """One series over ranks: mean[i][j] belongs to ranks[i] and to the bucket that begins at step[j]; NaN where
+    empty."""
 
     name: str
     unit: str
@@ -162,8 +180,9 @@ class Quantiles:
 class Timing:
     """Where the time of the steps from_step..to_step went.
 
-    series: step_time_s and the phases that were measured. shares: of all the step time, what went into data, transfer, compute
-    (forward, backward, optimizer), communication, checkpoint, evaluation and other; absent where it was not measured.
+    series: step_time_s and the phases that were measured. shares: of all the step time, what went into data, transfer,
+    compute (forward, backward, optimizer), communication, checkpoint, evaluation and other; absent where it was not
+    measured.
     """
 
     from_step: int
@@ -189,8 +208,8 @@ def healthy(message: str = "Nothing holds this run back.") -> Finding:
 
 
 def plain(value: Any) -> Any:
-    """The value with dataclasses as dicts and non-finite floats as strings, ready for any JSON encoder. What MessagePack has
-    and JSON has not becomes text: bytes in base64, moments in ISO 8601."""
+    """The value with dataclasses as dicts and non-finite floats as strings, ready for any JSON encoder. What
+    MessagePack has and JSON has not becomes text: bytes in base64, moments in ISO 8601."""
     if isinstance(value, float):
         return value if math.isfinite(value) else _spell(value)
     if isinstance(value, (str, int, bool)) or value is None:
@@ -207,7 +226,9 @@ def plain(value: Any) -> Any:
         return plain(value.data)
     if isinstance(value, datetime):
         return value.isoformat()
-    raise WireError(f"{type(value).__name__} has no form in JSON; numbers, text, bytes, lists, dicts and dataclasses have")
+    raise WireError(
+        f"{type(value).__name__} has no form in JSON; numbers, text, bytes, lists, dicts and dataclasses have"
+    )
 
 
 def to_json(value: Any) -> bytes:

@@ -11,10 +11,24 @@ from perfagent_dashboard.figures.series import series_figure
 from perfagent_dashboard.figures.step import step_figure
 from perfagent_dashboard.theme import Theme
 
-__all__ = ["CHARTS", "HIDDEN", "MARKS", "Chart", "chart_table", "patterns", "rank_figure", "series_figure", "step_figure"]
+__all__ = [
+    "CHARTS",
+    "HIDDEN",
+    "MARKS",
+    "Chart",
+    "chart_table",
+    "patterns",
+    "rank_figure",
+    "series_figure",
+    "step_figure",
+]
 
 
 def patterns(theme: Theme) -> dict[str, Any]:
     """The empty figures that the page fills with data, ready for JSON."""
-    figures = {"series": series_figure(None, theme), "step": step_figure((), {}, theme), "ranks": rank_figure(None, theme)}
+    figures = {
+        "series": series_figure(None, theme),
+        "step": step_figure((), {}, theme),
+        "ranks": rank_figure(None, theme),
+    }
     return {name: json.loads(figure.to_json()) for name, figure in figures.items()}

@@ -1,4 +1,5 @@
-"""Which charts a run page shows, in which order, and on which of them an alert is marked. No data and no plotly here."""
+"""Which charts a run page shows, in which order, and on which of them an alert is marked. No data and no plotly
+here."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ class Chart:
 
 _ZERO = True
 
-# The order is that of the page: first what training is about, then its speed, then what it runs on. A metric that is not
-# listed (logged by the script) comes after the training block; what else the agent sends comes last, in the catalogue's order.
+# The order is that of the page: first what training is about, then its speed, then what it runs on. A metric that is
+# not listed (logged by the script) comes after the training block; what else the agent sends comes last, in the
+# catalogue's order.
 _FIRST: tuple[Chart, ...] = (
     Chart("loss", "training"),
     Chart("grad/norm", "training", _ZERO),
@@ -65,8 +67,8 @@ _FIRST: tuple[Chart, ...] = (
     Chart("agent/dropped", "host", _ZERO),
 )
 
-# Constants of the machine and edges of an interval: they are the second half of a figure ("69 of 80 GiB"), not a curve. And what
-# only its sum over ranks says: that is `grad/norm`.
+# Constants of the machine and edges of an interval: they are the second half of a figure ("69 of 80 GiB"), not a curve.
+# And what only its sum over ranks says: that is `grad/norm`.
 HIDDEN = (
     "disk/checkpoint_free_bytes",
     "disk/spool_free_bytes",
@@ -136,10 +138,17 @@ MARKS: dict[str, tuple[str, ...]] = {
 
 
 def chart_table() -> dict[str, Any]:
-    """What the script assets need to know, ready for JSON: metrics with title and unit, charts in order, marks of rules."""
+    """What the script assets need to know, ready for JSON: metrics with title and unit, charts in order, marks of
+    rules."""
     return {
         "metrics": {
-            name: {"title": row.title, "unit": row.unit, "meaning": row.meaning, "better": row.better, "over": row.over_ranks}
+            name: {
+                "title": row.title,
+                "unit": row.unit,
+                "meaning": row.meaning,
+                "better": row.better,
+                "over": row.over_ranks,
+            }
             for name, row in CATALOGUE.items()
         },
         "charts": [asdict(chart) for chart in CHARTS],

@@ -1,10 +1,11 @@
-"""One series as a chart: the band from min to max with an outline, the mean, its smoothed form, marks for NaN and Inf, and dots.
+"""One series as a chart: the band from min to max with an outline, the mean, its smoothed form, marks for NaN and Inf,
+and dots.
 
-Pure: a Series in, a go.Figure out. The page takes the empty figure as a pattern and fills it (assets/30-charts.js), so the
-look is decided here once. The outline matters: one step of 1e6 among a million is one bucket of a thousand, and a band
-without an outline is then less than one pixel wide and fades away. The band is a trace of its own, closed at every gap: filled
-from one line to the other, it would reach across gaps, through values that never were. The dots are points between gaps, of which
-no line can be drawn, with their range.
+Pure: a Series in, a go.Figure out. The page takes the empty figure as a pattern and fills it (assets/30-charts.js), so
+the look is decided here once. The outline matters: one step of 1e6 among a million is one bucket of a thousand, and a
+band without an outline is then less than one pixel wide and fades away. The band is a trace of its own, closed at every
+gap: filled from one line to the other, it would reach across gaps, through values that never were. The dots are points
+between gaps, of which no line can be drawn, with their range.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def _gaps(values: Sequence[float]) -> list[float | None]:
 def _band(
     step: Sequence[int], low: Sequence[float | None], high: Sequence[float | None]
 ) -> tuple[list[int | None], list[float | None]]:
-    """The edge of the band: along low and back along high, again for every stretch without a gap that is not a mere line."""
+    """The edge of the band: along low and back along high, again for every stretch without a gap that is not a mere
+    line."""
     x: list[int | None] = []
     y: list[float | None] = []
     for known, group in groupby(range(len(step)), lambda at: low[at] is not None and high[at] is not None):
@@ -117,7 +119,9 @@ def _band(
 def _alone(values: Sequence[float | None]) -> list[int]:
     """Positions of what has no neighbour to draw a line to."""
     around = [None, *values, None]
-    return [at for at, value in enumerate(values) if value is not None and around[at] is None and around[at + 2] is None]
+    return [
+        at for at, value in enumerate(values) if value is not None and around[at] is None and around[at + 2] is None
+    ]
 
 
 def _more(low: float | None, high: float | None) -> float:

@@ -1,4 +1,5 @@
-"""Where the time of a step goes: the phases stacked, one bucket of steps beside the next. Pure: columns in, go.Figure out."""
+"""Where the time of a step goes: the phases stacked, one bucket of steps beside the next. Pure: columns in, go.Figure
+out."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ __all__ = ["step_figure"]
 
 
 def step_figure(step: Sequence[int], phases: Mapping[str, Sequence[float]], theme: Theme) -> go.Figure:
-    """phases: seconds a step, by phase, one value a bucket; a phase that is absent gets no area. All traces are there, in the
-    order of the catalogue, so that the page can fill them by position."""
+    """phases: seconds a step, by phase, one value a bucket; a phase that is absent gets no area. All traces are there,
+    in the order of the catalogue, so that the page can fill them by position."""
     traces = [
         go.Scatter(
             x=list(step) if phase in phases else [],

@@ -1,1 +1,2 @@
-"""One module a page. `layout()` gives the skeleton; its empty containers are filled by the script asset of the same name."""
+"""One module a page. `layout()` gives the skeleton; its empty containers are filled by the script asset of the same
+name."""

@@ -29,7 +29,10 @@ def layout() -> Component:
                 [
                     html.H1(ENGLISH["runs"]),
                     html.Div(
-                        id="fleet-states", className="chips", role="group", **hyphenated(aria_label=ENGLISH["column_state"])
+                        id="fleet-states",
+                        className="chips",
+                        role="group",
+                        **hyphenated(aria_label=ENGLISH["column_state"]),
                     ),
                     html.Div(
                         [

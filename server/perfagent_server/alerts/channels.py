@@ -88,7 +88,9 @@ def new_test(connection: Connection, identifier: str, now: float) -> str | None:
     if connection.execute(select(channel.c.id).where(channel.c.id == identifier)).first() is None:
         return None
     message_id = "msg_" + uuid.uuid4().hex
-    body = notice_body("channel.test", now, "This is a test. Alerts of your runs will look like this.", channel=identifier)
+    body = notice_body(
+        "channel.test", now, "This is a test. Alerts of your runs will look like this.", channel=identifier
+    )
     connection.execute(
         insert(delivery).values(
             id=message_id, channel=identifier, alert=None, event="channel.test", body=body, state="waiting", tries=0, created=now,

@@ -1,8 +1,8 @@
 """Groups findings of the same cause into a single alert, and decides which of them leads.
 
-A NaN in the loss makes the gradients NaN in the same step, on every rank; a process that ran out of memory also crashed.
-The leading rule's alert takes the follower in. When the follower was seen first (another rank's frame was faster), its alert
-changes its lead and keeps its id: the row says so, and no channel is notified twice.
+A NaN in the loss makes the gradients NaN in the same step, on every rank; a process that ran out of memory also
+crashed. The leading rule's alert takes the follower in. When the follower was seen first (another rank's frame was
+faster), its alert changes its lead and keeps its id: the row says so, and no channel is notified twice.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["FAMILIES", "Family", "group"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """lead and follower: rule ids. same_step: a follower whose trouble began in another step than the lead's, and whose alert
-    fired first, has its own cause."""
+    """lead and follower: rule ids. same_step: a follower whose trouble began in another step than the lead's, and whose
+    alert fired first, has its own cause."""
 
     lead: str
     follower: str
@@ -32,8 +32,8 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def group(change: Change, rule: str, machines: Mapping[str, Machine]) -> Change:
-    """The change to carry out instead of a firing, when another alert of the same cause is open already. An alert that opens
-    again is a firing like any other: its follower, or its lead, may have fired in the meantime."""
+    """The change to carry out instead of a firing, when another alert of the same cause is open already. An alert that
+    opens again is a firing like any other: its follower, or its lead, may have fired in the meantime."""
     if change.kind not in ("fire", "reopen"):
         return change
     for family in FAMILIES:

@@ -1,11 +1,13 @@
-"""The life of an alert: pending → firing → resolved, with persistence, hysteresis and cool-down. Pure: time is an argument.
+"""The life of an alert: pending → firing → resolved, with persistence, hysteresis and cool-down. Pure: time is an
+argument.
 
 One machine per rule and attempt. The ranks of a finding are grouped by the rule itself, so 512 ranks are one machine. A
-machine that was resolved and fires again within its cool-down opens the same alert again, which is sent only if it stays open
-(rows.py): a value that flaps at a threshold is one alert, sent once and resolved once. After the cool-down it is a new alert
-with a new id.
+machine that was resolved and fires again within its cool-down opens the same alert again, which is sent only if it
+stays open (rows.py): a value that flaps at a threshold is one alert, sent once and resolved once. After the cool-down
+it is a new alert with a new id.
 
-The id is derived from what the alert is about, not drawn: judging the same data again (after a kill) names the same alert.
+The id is derived from what the alert is about, not drawn: judging the same data again (after a kill) names the same
+alert.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ _REWRITE_S = 60.0  # a row whose figures move a little at every step is written 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """for_steps, for_s: how long a finding must hold before it fires; clear_steps, clear_s: how long it must be gone before
-    it is resolved (both must pass); cooldown_steps, cooldown_s: within either, a new firing reopens the old alert.
-    outlives_run: stays open when the run ends, because it says why the run ended or what it is worth."""
+    """for_steps, for_s: how long a finding must hold before it fires; clear_steps, clear_s: how long it must be gone
+    before it is resolved (both must pass); cooldown_steps, cooldown_s: within either, a new firing reopens the old
+    alert. outlives_run: stays open when the run ends, because it says why the run ended or what it is worth."""
 
     for_steps: int = 0
     for_s: float = 0.0
@@ -57,8 +59,8 @@ class Change:
 
 @dataclass(slots=True)
 class Machine:
-    """The state of one rule in one attempt. finding: the one that fired, or the newest (_RESTATED); hits: steps judged with, out
-    of `judged`, a finding."""
+    """The state of one rule in one attempt. finding: the one that fired, or the newest (_RESTATED); hits: steps judged
+    with, out of `judged`, a finding."""
 
     rule: str
     state: Literal["inactive", "pending", "firing"] = "inactive"
@@ -136,12 +138,15 @@ class Machine:
             return False
         return step - self.resolved_step < life.cooldown_steps or now - self.resolved < life.cooldown_s
 
-    def _change(self, kind: Literal["fire", "reopen", "update", "resolve"], step: int, now: float, why: str = "") -> Change:
+    def _change(
+        self, kind: Literal["fire", "reopen", "update", "resolve"], step: int, now: float, why: str = ""
+    ) -> Change:
         assert self.finding is not None
         return Change(kind, self.alert, self.finding, step, now, why, self.opening)
 
     def _grow(self, life: Life, found: Finding, step: int, now: float) -> Change | None:
-        """One more finding of an open alert. What it changes goes into the alert's row, and no channel is notified twice."""
+        """One more finding of an open alert. What it changes goes into the alert's row, and no channel is notified
+        twice."""
         if self.finding is None:
             return None
         if self.rule in _RESTATED:
@@ -156,8 +161,8 @@ class Machine:
         return self._change("update", step, now)
 
     def _restate(self, life: Life, found: Finding, step: int, now: float) -> bool:
-        """The newest finding replaces the one before; whether the row is to say so now. A lower severity must have held for as
-        long as it takes to resolve the alert, and the trouble began when it first did."""
+        """The newest finding replaces the one before; whether the row is to say so now. A lower severity must have held
+        for as long as it takes to resolve the alert, and the trouble began when it first did."""
         known = self.finding
         assert known is not None
         if not worse(known.severity, found.severity):
@@ -220,7 +225,8 @@ _SAVED = tuple(name for name in Machine.__dataclass_fields__ if name != "finding
 
 
 def _is_of_an_earlier_step(found: Finding, known: Finding, near: int) -> bool:
-    """Whether it is about the same series, a little earlier: a loss that the script logs under another name may count from 0."""
+    """Whether it is about the same series, a little earlier: a loss that the script logs under another name may count
+    from 0."""
     if found.since_step is None or known.since_step is None or worse(known.severity, found.severity):
         return False
     same = found.evidence.get("series") == known.evidence.get("series")
@@ -228,9 +234,12 @@ def _is_of_an_earlier_step(found: Finding, known: Finding, near: int) -> bool:
 
 
 def _keep_what_joined(known: Finding, found: Finding) -> None:
-    """Hands on what is not of the rule: the follower's words (grouping.py), and causes with their sentence and their cure
-    (diagnosis/causes.py)."""
-    found.evidence = {**found.evidence, **{key: known.evidence[key] for key in ("also", "causes") if key in known.evidence}}
+    """Hands on what is not of the rule: the follower's words (grouping.py), and causes with their sentence and their
+    cure (diagnosis/causes.py)."""
+    found.evidence = {
+        **found.evidence,
+        **{key: known.evidence[key] for key in ("also", "causes") if key in known.evidence},
+    }
     causes = known.evidence.get("causes")
     if isinstance(causes, list) and causes and isinstance(causes[0], dict):
         found.message, found.fix = and_then(found.message, str(causes[0].get("message", ""))), known.fix

@@ -1,12 +1,12 @@
 """The outbox: sends what the deliveries table says is due, until it arrived, over restarts.
 
-One scheduling thread and a few sending ones. Each channel has its own share of them, so that a dead receiver delays nobody
-else. A delivery keeps its id (webhook-id) over all tries and kills; it leaves the table's waiting rows only when a 2xx was
-seen, so a receiver may get the same id again if we are killed in just that moment, and never misses one.
+One scheduling thread and a few sending ones. Each channel has its own share of them, so that a dead receiver delays
+nobody else. A delivery keeps its id (webhook-id) over all tries and kills; it leaves the table's waiting rows only when
+a 2xx was seen, so a receiver may get the same id again if we are killed in just that moment, and never misses one.
 
-Tries follow the schedule of Standard Webhooks (5 s, 5 min, 30 min, 2 h ... in all some four days), with quick ones among the
-first, because most failures of receivers last a moment. The messages of one alert arrive in their order: "resolved" waits until
-"firing" has arrived, and "firing" again until "resolved" has.
+Tries follow the schedule of Standard Webhooks (5 s, 5 min, 30 min, 2 h ... in all some four days), with quick ones
+among the first, because most failures of receivers last a moment. The messages of one alert arrive in their order:
+"resolved" waits until "firing" has arrived, and "firing" again until "resolved" has.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class _Outcome:
 class Outbox:
     """start() and stop() the threads; wake() when deliveries were written; wait() for the outcome of one.
 
-    allow: receivers that may be used although they are loopback or private. clock: Unix seconds. send: one POST; the guarded
-    one unless a test drives it.
+    allow: receivers that may be used although they are loopback or private. clock: Unix seconds. send: one POST; the
+    guarded one unless a test drives it.
     """
 
     def __init__(
@@ -84,7 +84,14 @@ class Outbox:
         self._thread: threading.Thread | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._cleaned = 0.0
-        self.counters = {"tries": 0, "delivered": 0, "failed_tries": 0, "given_up": 0, "disabled_channels": 0, "failures": 0}
+        self.counters = {
+            "tries": 0,
+            "delivered": 0,
+            "failed_tries": 0,
+            "given_up": 0,
+            "disabled_channels": 0,
+            "failures": 0,
+        }
 
     def start(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="perfagent-webhook")
@@ -121,7 +128,7 @@ class Outbox:
                 self._done.wait(left)
         return row
 
-    # --- the scheduling thread -----------------------------------------------------------------------------------------------
+    # --- the scheduling thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._stopping:
@@ -148,8 +155,13 @@ class Outbox:
         blocked = _waits_for_another()
         with self._database.read() as connection:
             state = delivery.c.state == "waiting"
-            ripe = connection.execute(select(delivery.c.channel).where(state, delivery.c.due <= now).distinct()).scalars().all()
-            # Not the earliest of all: one that waits for another delivery, or for its channel, may have been due for long.
+            ripe = (
+                connection.execute(select(delivery.c.channel).where(state, delivery.c.due <= now).distinct())
+                .scalars()
+                .all()
+            )
+            # Not the earliest of all: one that waits for another delivery, or for its channel, may have been due for
+            # long.
             following = connection.execute(select(func.min(delivery.c.due)).where(state, delivery.c.due > now)).scalar()
             due = []
             for name in ripe:
@@ -160,7 +172,13 @@ class Outbox:
                 query = (
                     select(delivery, channel.c.url, channel.c.secret)
                     .join(channel, channel.c.id == delivery.c.channel)
-                    .where(delivery.c.channel == name, delivery.c.state == "waiting", delivery.c.due <= now, enabled, ~blocked)
+                    .where(
+                        delivery.c.channel == name,
+                        delivery.c.state == "waiting",
+                        delivery.c.due <= now,
+                        enabled,
+                        ~blocked,
+                    )
                     .order_by(delivery.c.due, delivery.c.created)
                     .limit(_PER_CHANNEL + len(flying))
                 )
@@ -176,7 +194,7 @@ class Outbox:
             self._flying[row["id"]] = row["channel"]
         self._pool.submit(self._deliver, row)
 
-    # --- the sending threads -------------------------------------------------------------------------------------------------
+    # --- the sending threads ------------------------------------------------------------------------------------------
 
     def _deliver(self, row: RowMapping) -> None:
         """One try, and what it means, written down. Never raises: the row is then still waiting and comes again."""
@@ -258,7 +276,9 @@ class Outbox:
         if failing.failing_since is None:
             connection.execute(update(channel).where(channel.c.id == row["channel"]).values(failing_since=now))
         elif now - failing.failing_since >= DISABLE_AFTER_S:
-            self._disable(connection, row["channel"], now, f"no delivery arrived for {DISABLE_AFTER_S / 86400:.0f} days")
+            self._disable(
+                connection, row["channel"], now, f"no delivery arrived for {DISABLE_AFTER_S / 86400:.0f} days"
+            )
 
     def _disable(self, connection: Connection, name: str, now: float, why: str) -> None:
         """Switches a channel off and notifies the others."""
@@ -274,7 +294,11 @@ class Outbox:
         self.counters["disabled_channels"] += 1
         log.warning("channel %s (%s) is disabled: %s", about["name"], name, why)
         message = f"The channel {about['name']!r} is disabled: {why}. Test it to enable it again."
-        others = connection.execute(select(channel.c.id).where(channel.c.enabled.is_(True), channel.c.id != name)).scalars().all()
+        others = (
+            connection.execute(select(channel.c.id).where(channel.c.enabled.is_(True), channel.c.id != name))
+            .scalars()
+            .all()
+        )
         for other in others:
             connection.execute(
                 insert(delivery).values(
@@ -287,8 +311,8 @@ class Outbox:
 
 
 def next_try(tries: int, now: float, retry_after: str | None = None) -> float | None:
-    """When to try again after `tries` failed ones; None when it is enough. A receiver's Retry-After (seconds or a date) is
-    honoured within reason."""
+    """When to try again after `tries` failed ones; None when it is enough. A receiver's Retry-After (seconds or a date)
+    is honoured within reason."""
     if tries > len(RETRY_AFTER_S):
         return None
     wait = RETRY_AFTER_S[tries - 1] * random.uniform(0.8, 1.0 if tries < 5 else 1.2)  # noqa: S311 - spreads load, hides nothing

@@ -1,10 +1,11 @@
 """Writes alerts and their deliveries as rows, in the statements of one transaction, and reads rows back in the form of
 the API.
 
-A firing alert and what is to be sent about it are written together (the outbox pattern), so that no kill can come between.
+A firing alert and what is to be sent about it are written together (the outbox pattern), so that no kill can come
+between.
 
-A delivery that is due later is one that may not be wanted after all: of an alert that opened again (it may flap) and of one
-that is muted. When the alert is resolved before, it is dropped, and neither is sent.
+A delivery that is due later is one that may not be wanted after all: of an alert that opened again (it may flap) and of
+one that is muted. When the alert is resolved before, it is dropped, and neither is sent.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class _Book:
                 select(runs.c.id, runs.c.name, runs.c.project).where(runs.c.id.in_(list(wanted)))
             ).mappings()
         }
-        self.channels = connection.execute(select(channel.c.id, channel.c.min_severity).where(channel.c.enabled.is_(True))).all()
+        self.channels = connection.execute(
+            select(channel.c.id, channel.c.min_severity).where(channel.c.enabled.is_(True))
+        ).all()
 
     def enter(self, run: str, change: Change) -> None:
         if run not in self.runs:
@@ -66,7 +69,9 @@ class _Book:
             self._tell_firing(run, change, self.now)
         elif change.kind == "reopen":
             since = _seconds(change.finding.since, self.now)
-            self._update(change, state="firing", resolved=None, since=since, last_step=change.step, **_columns(change.finding))
+            self._update(
+                change, state="firing", resolved=None, since=since, last_step=change.step, **_columns(change.finding)
+            )
             self._tell_firing(run, change, self.now + SETTLED_S)
         elif change.kind == "update":
             self._update(change, last_step=change.step, **_columns(change.finding))
@@ -104,10 +109,13 @@ class _Book:
         self.connection.execute(update(alert).where(alert.c.id == change.alert).values(**values))
 
     def _told(self, change: Change) -> list[str]:
-        """The channels whose last word on the alert is that it fires, or soon will be; drops what was not sent to them yet."""
+        """The channels whose last word on the alert is that it fires, or soon will be; drops what was not sent to them
+        yet."""
         self.connection.execute(delete(delivery).where(delivery.c.alert == change.alert, _held(self.now)))
         its = select(delivery.c.channel, delivery.c.event).where(delivery.c.alert == change.alert)
-        last: dict[str, str] = {row.channel: row.event for row in self.connection.execute(its.order_by(delivery.c.created))}
+        last: dict[str, str] = {
+            row.channel: row.event for row in self.connection.execute(its.order_by(delivery.c.created))
+        }
         return [row.id for row in self.channels if last.get(row.id) == "alert.firing"]
 
     def _tell_firing(self, run: str, change: Change, due: float) -> None:
@@ -124,7 +132,9 @@ class _Book:
             run=run, run_name=about["name"], project=about["project"], url=self.link(run),
         )  # fmt: skip
         newest = select(delivery.c.channel, func.max(delivery.c.created)).where(delivery.c.alert == change.alert)
-        last: dict[str, float] = {row[0]: row[1] for row in self.connection.execute(newest.group_by(delivery.c.channel))}
+        last: dict[str, float] = {
+            row[0]: row[1] for row in self.connection.execute(newest.group_by(delivery.c.channel))
+        }
         for one in channels:
             # Their order is that of `created` (outbox.py), also within one transaction and after a jump of the clock.
             created = max(self.now, last.get(one, 0.0) + 1e-3)
@@ -140,8 +150,8 @@ class _Book:
 
 
 def mute(connection: Connection, alert_id: str, until: float | None, now: float) -> bool:
-    """Mutes an alert, and others of its rule in its run, or ends that; what waits for the end of a mute waits for the new one.
-    Whether anything is due now."""
+    """Mutes an alert, and others of its rule in its run, or ends that; what waits for the end of a mute waits for the
+    new one. Whether anything is due now."""
     about = connection.execute(select(alert.c.run, alert.c.rule).where(alert.c.id == alert_id)).one()
     before = _muted_until(connection, about.run, about.rule, now)
     connection.execute(update(alert).where(alert.c.id == alert_id).values(muted_until=until))
@@ -165,7 +175,9 @@ def _held(now: float) -> ColumnElement[bool]:
 
 
 def _muted_until(connection: Connection, run: str, rule: str, now: float) -> float | None:
-    last = select(func.max(alert.c.muted_until)).where(alert.c.run == run, alert.c.rule == rule, alert.c.muted_until > now)
+    last = select(func.max(alert.c.muted_until)).where(
+        alert.c.run == run, alert.c.rule == rule, alert.c.muted_until > now
+    )
     until: float | None = connection.execute(last).scalar()
     return until
 

@@ -29,13 +29,16 @@ def new_secret() -> str:
 
 
 def secret_bytes(secret: str) -> bytes:
-    """The key in a secret. Raises ConfigError for one that is not whsec_ and base64 of 24 to 64 bytes, as the standard asks."""
+    """The key in a secret. Raises ConfigError for one that is not whsec_ and base64 of 24 to 64 bytes, as the standard
+    asks."""
     try:
         key = base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
     except (binascii.Error, ValueError):
         key = b""
     if not secret.startswith(_PREFIX) or not 24 <= len(key) <= 64:
-        raise ConfigError("a webhook secret is whsec_ followed by the base64 of 24 to 64 bytes; leave it out to have one made")
+        raise ConfigError(
+            "a webhook secret is whsec_ followed by the base64 of 24 to 64 bytes; leave it out to have one made"
+        )
     return key
 
 
@@ -46,8 +49,8 @@ def sign(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
 
 
 def headers(secret: str, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """All headers of one try. The id is the same on every try, the timestamp and so the signature are not. A secret that is
-    being rotated is "new old", both of which sign. Raises ConfigError without any: nothing leaves unsigned."""
+    """All headers of one try. The id is the same on every try, the timestamp and so the signature are not. A secret
+    that is being rotated is "new old", both of which sign. Raises ConfigError without any: nothing leaves unsigned."""
     if not secret.strip():
         raise ConfigError("the channel has no secret to sign with; remove it and add it again")
     return {
@@ -71,7 +74,9 @@ def alert_body(
     evidence = json.loads(text_json(finding.evidence))
     if len(text_json(evidence)) > _MAX_EVIDENCE_BYTES:
         evidence = {
-            key: value for key, value in evidence.items() if not isinstance(value, (list, dict, str)) or len(str(value)) < 4000
+            key: value
+            for key, value in evidence.items()
+            if not isinstance(value, (list, dict, str)) or len(str(value)) < 4000
         }
     body = {
         "type": event,
@@ -87,7 +92,9 @@ def alert_body(
     return text_json(body).encode()
 
 
-def notice_body(event: str, now: float, message: str, *, severity: str = "info", channel: str = "", url: str = "") -> bytes:
+def notice_body(
+    event: str, now: float, message: str, *, severity: str = "info", channel: str = "", url: str = ""
+) -> bytes:
     """The body of what is about no run: channel.test and channel.disabled, in the shape of an alert's."""
     body = {
         "type": event,

@@ -22,7 +22,10 @@ def command(parser: argparse.ArgumentParser) -> None:
     add.add_argument("url", metavar="URL", help="where alerts are POSTed, signed by the Standard Webhooks convention")
     add.add_argument("--name", default="", help="what to call it (default: its URL)")
     add.add_argument(
-        "--min-severity", choices=("info", "warning", "critical"), default="warning", help="the lowest severity that is sent"
+        "--min-severity",
+        choices=("info", "warning", "critical"),
+        default="warning",
+        help="the lowest severity that is sent",
     )
     add.set_defaults(run=_add)
     show = actions.add_parser("list", help="list channels, without their secrets")
@@ -38,7 +41,12 @@ def command(parser: argparse.ArgumentParser) -> None:
 
 
 def _add(arguments: argparse.Namespace) -> int:
-    body = {"kind": arguments.kind, "url": arguments.url, "name": arguments.name, "min_severity": arguments.min_severity}
+    body = {
+        "kind": arguments.kind,
+        "url": arguments.url,
+        "name": arguments.name,
+        "min_severity": arguments.min_severity,
+    }
     made = AdminApi.from_arguments(arguments).request("POST", "/channels", body)
     if arguments.json:
         print(json.dumps(made))

@@ -23,7 +23,9 @@ _COMMANDS = {"GET /api/v1/keys": "`perfagent keys list`", "GET /api/v1/channels"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """--server, --data and --json, the same for every administrator's command."""
     parser.add_argument(
-        "--server", metavar="URL", help="the server's address (default: PERFAGENT_SERVER, else the server of the data folder)"
+        "--server",
+        metavar="URL",
+        help="the server's address (default: PERFAGENT_SERVER, else the server of the data folder)",
     )
     parser.add_argument(
         "--data", metavar="DIR", type=Path,
@@ -33,7 +35,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class AdminApi:
-    """Requests with an admin's rights: PERFAGENT_ADMIN_TOKEN, else the token in the data folder, else PERFAGENT_API_KEY."""
+    """Requests with an admin's rights: PERFAGENT_ADMIN_TOKEN, else the token in the data folder, else
+    PERFAGENT_API_KEY."""
 
     def __init__(self, server: str | None = None, data: Path | None = None) -> None:
         self.data = data.expanduser() if data else data_folder()
@@ -47,7 +50,8 @@ class AdminApi:
         return cls(arguments.server, arguments.data)
 
     def request(self, method: str, path: str, body: Any = None) -> Any:
-        """The answer's JSON, None for an empty one. path: below /api/v1. Raises PerfagentError with what the server said."""
+        """The answer's JSON, None for an empty one. path: below /api/v1. Raises PerfagentError with what the server
+        said."""
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         try:
             answer = httpx.request(
@@ -92,7 +96,9 @@ def _address(text: str) -> str:
         raise ConfigError(f"the server's address {text[:200]!r} cannot be used: {error}") from None
     if url.scheme not in ("http", "https") or not url.host:
         wanted = f"http://{address}" if url.scheme not in ("http", "https") and address.strip(":/") else DEFAULT_SERVER
-        raise ConfigError(f"the server's address {text[:200]!r} must begin with http:// or https://, as in {wanted[:200]}")
+        raise ConfigError(
+            f"the server's address {text[:200]!r} must begin with http:// or https://, as in {wanted[:200]}"
+        )
     return address
 
 
@@ -100,5 +106,9 @@ def _message(answer: httpx.Response) -> str:
     try:
         return str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        why = REFUSAL if refuses_plain_http(answer.content) else f"; is {answer.request.url.netloc.decode()} a perfagent server?"
+        why = (
+            REFUSAL
+            if refuses_plain_http(answer.content)
+            else f"; is {answer.request.url.netloc.decode()} a perfagent server?"
+        )
         return f"status {answer.status_code}{why}"

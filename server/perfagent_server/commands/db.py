@@ -18,12 +18,16 @@ __all__ = ["command"]
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = "The server's database: bring it to this version, back it up, restore it."
     actions = parser.add_subparsers(dest="action", required=True, metavar="upgrade|backup|restore")
-    upgrade = actions.add_parser("upgrade", help="bring the database to this version (starting the server does that too)")
+    upgrade = actions.add_parser(
+        "upgrade", help="bring the database to this version (starting the server does that too)"
+    )
     upgrade.set_defaults(run=_upgrade)
     backup = actions.add_parser("backup", help="copy the database into a new file, also while the server writes")
     backup.add_argument("file", type=Path)
     backup.set_defaults(run=_backup)
-    restore = actions.add_parser("restore", help="put a backup in the place of the database; the old one is kept beside it")
+    restore = actions.add_parser(
+        "restore", help="put a backup in the place of the database; the old one is kept beside it"
+    )
     restore.add_argument("file", type=Path)
     restore.set_defaults(run=_restore)
     for action in (upgrade, backup, restore):

@@ -20,13 +20,17 @@ __all__ = ["command"]
 
 
 def command(parser: argparse.ArgumentParser) -> None:
-    parser.description = "API keys. ingest sends, read reads, admin does everything. A key is shown once, when it is made."
+    parser.description = (
+        "API keys. ingest sends, read reads, admin does everything. A key is shown once, when it is made."
+    )
     actions = parser.add_subparsers(dest="action", required=True, metavar="create|list|revoke|login")
     create = actions.add_parser("create", help="make a key and print it")
     create.add_argument("scope", choices=("ingest", "read", "admin"))
     create.add_argument("--name", default="", help="what the key is for")
     create.add_argument("--project", help="the only project that an ingest key may send to")
-    create.add_argument("--expires-days", type=number_above(0, 36500), metavar="N", help="refused after N days (default: never)")
+    create.add_argument(
+        "--expires-days", type=number_above(0, 36500), metavar="N", help="refused after N days (default: never)"
+    )
     create.set_defaults(run=_create)
     show = actions.add_parser("list", help="list keys, without their secrets")
     show.set_defaults(run=_list)
@@ -100,7 +104,11 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _revoke(arguments: argparse.Namespace) -> int:
     AdminApi.from_arguments(arguments).request("DELETE", f"/keys/{quote(arguments.id, safe='')}")
-    print(json.dumps({"id": arguments.id, "revoked": True}) if arguments.json else f"{arguments.id} is refused from now on")
+    print(
+        json.dumps({"id": arguments.id, "revoked": True})
+        if arguments.json
+        else f"{arguments.id} is refused from now on"
+    )
     return 0
 
 

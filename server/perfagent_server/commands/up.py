@@ -41,15 +41,25 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metrics", metavar="URL", help="a separate store for samples: not there yet, and refused")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="offline recordings to take in at the start")
     parser.add_argument(
-        "--auth", choices=("auto", "required"), help="auto: no key needed on this machine; required: always (default auto)"
+        "--auth",
+        choices=("auto", "required"),
+        help="auto: no key needed on this machine; required: always (default auto)",
     )
     parser.add_argument(
-        "--insecure-no-auth", action="store_true", default=None, help="reading and sending without a key, on any address"
+        "--insecure-no-auth",
+        action="store_true",
+        default=None,
+        help="reading and sending without a key, on any address",
     )
     parser.add_argument(
-        "--allowed-hosts", nargs="+", metavar="NAME", help="names in the Host header that are served besides this machine's own"
+        "--allowed-hosts",
+        nargs="+",
+        metavar="NAME",
+        help="names in the Host header that are served besides this machine's own",
     )
-    parser.add_argument("--forwarded-allow-ips", nargs="+", metavar="IP", help="proxies whose X-Forwarded headers are believed")
+    parser.add_argument(
+        "--forwarded-allow-ips", nargs="+", metavar="IP", help="proxies whose X-Forwarded headers are believed"
+    )
     parser.set_defaults(run=up)
 
 
@@ -85,12 +95,13 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         raise
     address = settings.data / ADDRESS_FILE
     address.touch(mode=0o600)
-    address.write_text(replace(settings, public_url=None).url + "\n")  # for commands here, where the public one may lead nowhere
+    # for commands here, where the public one may lead nowhere
+    address.write_text(replace(settings, public_url=None).url + "\n")
     _announce(settings, services)
     helper = _take_in(settings)
     with contextlib.suppress(KeyboardInterrupt):
-        # uvicorn raises the signal that stopped it once more when it is done. By default SIGTERM would then kill us here,
-        # with the address file left behind and the helper running on.
+        # uvicorn raises the signal that stopped it once more when it is done. By default SIGTERM would then kill us
+        # here, with the address file left behind and the helper running on.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         server.run(sockets=[listening])
     address.unlink(missing_ok=True)
@@ -165,7 +176,8 @@ def _listen(settings: Settings) -> socket.socket:
 
 @contextlib.contextmanager
 def only_server(data: Path) -> Iterator[None]:
-    """Holds the data folder: two servers on it would judge every run twice. The lock ends with the process, however it ends."""
+    """Holds the data folder: two servers on it would judge every run twice. The lock ends with the process, however it
+    ends."""
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(data / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,7 @@
 """Joins what an agent found out to a finding of the server: the module where a NaN began, what filled the memory.
 
-The agent looks after the fact and reports some steps later, or before the process ends and the rule can see it: whichever comes
-first waits for the other. Pure: lists and findings in, findings changed.
+The agent looks after the fact and reports some steps later, or before the process ends and the rule can see it:
+whichever comes first waits for the other. Pure: lists and findings in, findings changed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def cause_of(data: Mapping[str, Any], rank: int, step: int) -> dict[str, Any] | 
 
 
 def join(causes: Iterable[Mapping[str, Any]], finding: Finding) -> bool:
-    """Puts what explains a finding into its evidence as `causes`, the earliest step first, whose sentence ends the message, also
-    where one of a later step had come before it.
+    """Puts what explains a finding into its evidence as `causes`, the earliest step first, whose sentence ends the
+    message, also where one of a later step had come before it.
 
     False when there was nothing to add.
     """
@@ -65,14 +65,16 @@ def join(causes: Iterable[Mapping[str, Any]], finding: Finding) -> bool:
 
 
 def and_then(said: str, cause: str) -> str:
-    """A message and what explains it. What a rule quotes at its end, an exception's text, mostly lacks the full stop."""
+    """A message and what explains it. What a rule quotes at its end, an exception's text, mostly lacks the full
+    stop."""
     if cause and (said[-1:].isalnum() or said.endswith((")", "]", "}", "'", '"'))):
         said += "."
     return f"{said} {cause}".strip()
 
 
 def _known(finding: Finding) -> list[Mapping[str, Any]]:
-    """The causes that joined it already. Evidence that a sender made may hold anything under that name: it is no cause then."""
+    """The causes that joined it already. Evidence that a sender made may hold anything under that name: it is no cause
+    then."""
     causes = finding.evidence.get("causes")
     entries = causes if isinstance(causes, list) else []
     return [

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["ELSEWHERE_REMEDY", "GREW_REMEDY", "PEER_REMEDY", "REMEDIES", "STANDING_REMEDY", "crash_remedy", "oom_remedy"]
+__all__ = [
+    "ELSEWHERE_REMEDY",
+    "GREW_REMEDY",
+    "PEER_REMEDY",
+    "REMEDIES",
+    "STANDING_REMEDY",
+    "crash_remedy",
+    "oom_remedy",
+]
 
 REMEDIES: dict[str, str] = {
     "nonfinite_loss": (

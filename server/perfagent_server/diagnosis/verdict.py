@@ -1,8 +1,9 @@
 """One verdict for a run: it is healthy, or the one thing that holds it back.
 
-A decision tree over what the rules found. Sick comes before slow: a run that crashed, or trains on NaN, has no use for advice
-on its data loader. Among slow ones, the cause comes before what follows from it: a loader that keeps the step waiting is also
-why the GPU idles. A run that ended keeps the verdict of how it ended, or of what held it back at its end or most of the time.
+A decision tree over what the rules found. Sick comes before slow: a run that crashed, or trains on NaN, has no use for
+advice on its data loader. Among slow ones, the cause comes before what follows from it: a loader that keeps the step
+waiting is also why the GPU idles. A run that ended keeps the verdict of how it ended, or of what held it back at its
+end or most of the time.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def findings(judge: Evaluator) -> list[Finding]:
 
 
 def verdict(judge: Evaluator, *, lost: bool = False) -> Finding:
-    """The first finding of the tree; info-level ones do not hold a run back. lost: nothing is heard of the run any more. One
-    without an agent raises no alert by that, since most such programs just end; its verdict says so."""
+    """The first finding of the tree; info-level ones do not hold a run back. lost: nothing is heard of the run any
+    more. One without an agent raises no alert by that, since most such programs just end; its verdict says so."""
     window = judge.window
     for finding in findings(judge):
         told = finding.rule == "process_crash" and window.state in ("preempted", "failed")
@@ -74,7 +75,8 @@ def verdict(judge: Evaluator, *, lost: bool = False) -> Finding:
         return _fell_silent(window)
     elsewhere, standing = share_elsewhere(window) or 0.0, _standing_s(window)
     found = healthy(_figures(judge, elsewhere, standing))
-    found.evidence = {"step": window.step} if window.step else {}  # without a step nothing was judged, and a page says so
+    # without a step nothing was judged, and a page says so
+    found.evidence = {"step": window.step} if window.step else {}
     if standing is not None:
         found.evidence["standing_s"] = standing
         found.fix = STANDING_REMEDY
@@ -108,8 +110,8 @@ def _fell_silent(window: Window) -> Finding:
 
 
 def _not_finite(window: Window) -> Finding | None:
-    """What to say when the loss is no number and no alert says so (somebody closed it): never that the run is healthy. Nothing of
-    as few values in a row as the rule excuses, where a GradScaler may have skipped their steps."""
+    """What to say when the loss is no number and no alert says so (somebody closed it): never that the run is healthy.
+    Nothing of as few values in a row as the rule excuses, where a GradScaler may have skipped their steps."""
     series = window.loss_name
     track = window.track(series) if series is not None else None
     if track is None:
@@ -131,7 +133,8 @@ def _not_finite(window: Window) -> Finding | None:
 
 
 def _standing_s(window: Window) -> float | None:
-    """For how long no rank has reported a step, by our own clock, when that is unlike this run. It may evaluate, save or hang:
+    """For how long no rank has reported a step, by our own clock, when that is unlike this run. It may evaluate, save
+    or hang:
     the verdict must not be that nothing holds it back."""
     took = window.track("step_time_s")
     if took is None or window.ended:
@@ -188,6 +191,7 @@ def _new_level(judge: Evaluator) -> str:
 
 
 def _finite_losses(window: Window) -> list[float]:
-    """The values of the run's loss that are kept and are numbers: one that is none is no figure to believe a verdict by."""
+    """The values of the run's loss that are kept and are numbers: one that is none is no figure to believe a verdict
+    by."""
     track = None if window.loss_name is None else window.track(window.loss_name)
     return [] if track is None else [value for value in track.last(track.size) if math.isfinite(value)]

@@ -1,9 +1,9 @@
 """Decides whether a frame may be stored where it says: a source is one process for ever, and a key of one project keeps
 to its runs.
 
-A source that speaks for a second run, attempt or rank would be lost in silence: (source, seq) says what was here before, and
-the source's row says whose state it is. A run may move to another project, by a later attach(project=...) or a new start, but
-only by senders that may write to both.
+A source that speaks for a second run, attempt or rank would be lost in silence: (source, seq) says what was here
+before, and the source's row says whose state it is. A run may move to another project, by a later attach(project=...)
+or a new start, but only by senders that may write to both.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def refusals(
     runs: Mapping[str, Mapping[str, Any]],
     limited: Collection[int],
 ) -> dict[int, Refused]:
-    """Positions of frames that are not stored. sources, runs: rows that exist; limited: positions of frames whose key may send to
-    their own project only."""
+    """Positions of frames that are not stored. sources, runs: rows that exist; limited: positions of frames whose key
+    may send to their own project only."""
     processes = {source: (row["run"], row["attempt"], row["rank"]) for source, row in sources.items()}
     projects = {run: row["project"] for run, row in runs.items()}
     refused: dict[int, Refused] = {}
@@ -46,8 +46,8 @@ def _of_another_project(frame: Frame) -> Refused:
 
 
 def _of_another_process(frame: Frame, known: tuple[str, int, int] | None) -> Refused:
-    """The source id is in use by another process. known: that process's run, attempt and rank; None for a sender whose key is
-    limited to a project, since the other process may belong to another project."""
+    """The source id is in use by another process. known: that process's run, attempt and rank; None for a sender whose
+    key is limited to a project, since the other process may belong to another project."""
     whose = f"run {known[0]}, attempt {known[1]}, rank {known[2]}" if known else "another process"
     message = f"source {frame.source} is known as {whose}; each process of each attempt needs an id of its own"
     return Refused("source_in_use", message, "source")

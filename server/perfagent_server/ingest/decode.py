@@ -23,7 +23,8 @@ class UnknownEncoding(WireError):  # noqa: N818 - the name of the answer (415) i
 
 
 def decode_body(body: bytes, encoding: str | None, *, max_decoded_bytes: int = MAX_DECODED_BYTES) -> Frame:
-    """The frame in a request's body. Raises TooLarge, UnknownEncoding or WireError, each with a sentence for the sender."""
+    """The frame in a request's body. Raises TooLarge, UnknownEncoding or WireError, each with a sentence for the
+    sender."""
     encoding = (encoding or "identity").strip().lower()
     if encoding == "deflate":
         body = inflate(body, max_decoded_bytes)
@@ -37,7 +38,8 @@ def decode_body(body: bytes, encoding: str | None, *, max_decoded_bytes: int = M
 
 
 def inflate(body: bytes, max_bytes: int) -> bytes:
-    """The body without its deflate coding (zlib format, as HTTP says). Stops at the limit instead of unpacking a bomb."""
+    """The body without its deflate coding (zlib format, as HTTP says). Stops at the limit instead of unpacking a
+    bomb."""
     limit = min(max_bytes, max(SMALL_BYTES, len(body) * MAX_RATIO))
     decompressor = zlib.decompressobj()
     try:
@@ -45,7 +47,9 @@ def inflate(body: bytes, max_bytes: int) -> bytes:
     except zlib.error as error:
         raise WireError(f"the body is not deflate, as its Content-Encoding says: {error}") from error
     if len(decoded) > limit:
-        raise TooLarge(f"the body unpacks to more than {limit} bytes (at most {max_bytes}, and {MAX_RATIO} times what was sent)")
+        raise TooLarge(
+            f"the body unpacks to more than {limit} bytes (at most {max_bytes}, and {MAX_RATIO} times what was sent)"
+        )
     if not decompressor.eof or decompressor.unused_data:
         raise WireError("the body is cut short, or something follows its deflate stream")
     return decoded

@@ -1,8 +1,8 @@
 """The limits on a frame's content: identities that fit into an address, names, steps, and how many names a run may
 have.
 
-A frame with a bad identity, or an event at a step that is none, is refused as a whole (WireError). Samples with a bad name or
-step are left out by name and counted, the rest of the frame is stored: one odd metric must not cost the others.
+A frame with a bad identity, or an event at a step that is none, is refused as a whole (WireError). Samples with a bad
+name or step are left out by name and counted, the rest of the frame is stored: one odd metric must not cost the others.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Turns rows of POST /log into frames of a source that this server keeps for each (run, rank).
 
-They take the same way as an agent's frames, so everything behind it (exactly-once, rules, live, export) is the same. A request
-with an idempotency key first writes down which (source, seq) its frames get; the retry finds that and sends the very same
-frames, which the ledger then knows. So a retry is safe also when the server was killed between the two. Nobody knows how often
-such a program sends: its silence is judged by its own habit (rules/engine.py), and a row may say how it ended.
+They take the same way as an agent's frames, so everything behind it (exactly-once, rules, live, export) is the same. A
+request with an idempotency key first writes down which (source, seq) its frames get; the retry finds that and sends the
+very same frames, which the ledger then knows. So a retry is safe also when the server was killed between the two.
+Nobody knows how often such a program sends: its silence is judged by its own habit (rules/engine.py), and a row may say
+how it ended.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ _MAX_SOURCES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """One row as it was sent. step: None is one more than the last; time: Unix seconds, None is now; state: one of STATES, None
-    says nothing; reason: why it ended, in the program's words."""
+    """One row as it was sent. step: None is one more than the last; time: Unix seconds, None is now; state: one of
+    STATES, None says nothing; reason: why it ended, in the program's words."""
 
     project: str
     run: str
@@ -141,7 +142,8 @@ class _Source:
 
 @dataclass(slots=True)
 class _Named:
-    """The run that a name stands for. stored: False until its first frame is committed; nobody else can know of it before."""
+    """The run that a name stands for. stored: False until its first frame is committed; nobody else can know of it
+    before."""
 
     id: str
     attempt: int
@@ -149,7 +151,9 @@ class _Named:
 
 
 class LogRows:
-    def __init__(self, database: Database, runs: Runs, ingest: Ingest, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, database: Database, runs: Runs, ingest: Ingest, *, clock: Callable[[], float] = time.time
+    ) -> None:
         self._database, self._runs, self._ingest, self._clock = database, runs, ingest, clock
         self._lock = threading.Lock()
         self._named: dict[tuple[str, str], _Named] = {}  # by (project, name)
@@ -158,8 +162,8 @@ class LogRows:
     async def accept(
         self, rows: Sequence[LogRow], *, body: bytes = b"", key: str | None = None, limited: bool = False
     ) -> tuple[list[Receipt], list[dict[str, Any]]]:
-        """The receipts, and {"run", "project", "name", "step"} of each run that was touched; step: the greatest of the rows, or
-        where the run is, when nothing was stored. limited: whether the key may send to one project only."""
+        """The receipts, and {"run", "project", "name", "step"} of each run that was touched; step: the greatest of the
+        rows, or where the run is, when nothing was stored. limited: whether the key may send to one project only."""
         if not rows:
             return [], []
         frames, places, deleted = await asyncio.to_thread(self._frames, rows, body, key)
@@ -168,7 +172,8 @@ class LogRows:
         reached: dict[str, int] = {}
         for place in places:
             source, step = place["source"], place["step"]
-            began.setdefault(source, place.get("before", step))  # a retry may find places that an older server wrote down
+            # a retry may find places that an older server wrote down
+            began.setdefault(source, place.get("before", step))
             reached[source] = max(reached.get(source, 0), step)
         touched: dict[str, dict[str, Any]] = {}
         for frame, receipt in zip(frames, receipts, strict=True):
@@ -176,12 +181,20 @@ class LogRows:
             if receipt.rejected and not receipt.stored and not frame.events:
                 self._take_back(frame, step, began[frame.source])
                 step = began[frame.source]
-            row = touched.setdefault(frame.run, {"run": frame.run, "project": frame.project, "name": frame.name, "step": step})
+            row = touched.setdefault(
+                frame.run, {"run": frame.run, "project": frame.project, "name": frame.name, "step": step}
+            )
             row["step"] = max(row["step"], step)
         return receipts, list(touched.values())
 
     async def _store(
-        self, frames: Sequence[Frame], places: Sequence[dict[str, Any]], deleted: set[str], *, limited: bool, again: bool
+        self,
+        frames: Sequence[Frame],
+        places: Sequence[dict[str, Any]],
+        deleted: set[str],
+        *,
+        limited: bool,
+        again: bool,
     ) -> list[Receipt]:
         """again: whether the very same frames come again when they cannot be stored now."""
         there = [frame for frame in frames if frame.run not in deleted]
@@ -200,8 +213,8 @@ class LogRows:
         return [Receipt(0, frame.samples) if frame.run in deleted else next(stored) for frame in frames]
 
     def _undo(self, frames: Sequence[Frame], places: Sequence[dict[str, Any]]) -> None:
-        """Nothing of a request was stored: its steps are free again, unless somebody counted on from them meanwhile, and a rank
-        that was never heard before has not been heard."""
+        """Nothing of a request was stored: its steps are free again, unless somebody counted on from them meanwhile,
+        and a rank that was never heard before has not been heard."""
         began: dict[str, int] = {}
         reached: dict[str, int] = {}
         for place in places:
@@ -232,8 +245,8 @@ class LogRows:
     def _frames(
         self, rows: Sequence[LogRow], body: bytes, key: str | None
     ) -> tuple[list[Frame], list[dict[str, Any]], set[str]]:
-        """Frames, the place of each row, and for a retry which of its runs were deleted since. The lock is held while they are
-        written down, so that a key is used once."""
+        """Frames, the place of each row, and for a retry which of its runs were deleted since. The lock is held while
+        they are written down, so that a key is used once."""
         with self._lock:
             digest = hashlib.sha256(body).digest()
             scoped = None if key is None else _scoped(key, rows)
@@ -280,7 +293,8 @@ class LogRows:
         self._database.write(job)
 
     def _places(self, rows: Sequence[LogRow], now: float) -> list[dict[str, Any]]:
-        """Where each row goes: run, source, attempt, seq (one frame a source and request), step, and before: the step so far."""
+        """Where each row goes: run, source, attempt, seq (one frame a source and request), step, and before: the step
+        so far."""
         if max(len(self._sources), len(self._named)) >= _MAX_SOURCES:
             self._named.clear()
             self._sources.clear()
@@ -289,7 +303,8 @@ class LogRows:
         newest: dict[tuple[str, str], Mapping[str, Any] | None] = {}
         for row in rows:
             name = (row.project, row.run)
-            if name not in newest:  # asked again for each request: an agent may have begun a new attempt, or a run, of this name
+            # asked again for each request: an agent may have begun a new attempt, or a run, of this name
+            if name not in newest:
                 newest[name] = self._runs.newest_named(*name)
             source = self._source(self._run(row, newest[name], now), row.rank)
             if source.id not in used:
@@ -321,7 +336,8 @@ class LogRows:
         return named
 
     def _is_missing(self, rank: int, named: _Named) -> bool:
-        """Whether a run goes on in which this rank was not heard yet: one more rank of the same start, not a new start."""
+        """Whether a run goes on in which this rank was not heard yet: one more rank of the same start, not a new
+        start."""
         if (named.id, rank) in self._sources:
             return False
         return not named.stored or self._runs.awaits_rank(named.id, named.attempt, rank)
@@ -340,13 +356,14 @@ def _scoped(key: str, rows: Sequence[LogRow]) -> str:
 
 
 def _storable(row: LogRow) -> bool:
-    """Whether anything of a row can be stored: by its names, for what else the store refuses (too many of them) only it knows."""
+    """Whether anything of a row can be stored: by its names, for what else the store refuses (too many of them) only it
+    knows."""
     return any(name_problem(name) is None for name in row.metrics)
 
 
 def _build(rows: Sequence[LogRow], places: Sequence[dict[str, Any]], now: float) -> list[Frame]:
-    """One frame for each source; rows of one shape that follow each other share a group. What a row says of its run's state
-    becomes an event, as of an agent that sends no sign of life of its own."""
+    """One frame for each source; rows of one shape that follow each other share a group. What a row says of its run's
+    state becomes an event, as of an agent that sends no sign of life of its own."""
     frames: dict[str, Frame] = {}
     pending: dict[str, list[tuple[LogRow, int]]] = {}
     for row, place in zip(rows, places, strict=True):
@@ -358,7 +375,9 @@ def _build(rows: Sequence[LogRow], places: Sequence[dict[str, Any]], now: float)
             )  # fmt: skip
         if row.state is not None:
             told = {"state": row.state, "reason": row.reason, "heartbeat": False}
-            frame.events.append(Event(kind="state", time=now if row.time is None else row.time, step=place["step"], data=told))
+            frame.events.append(
+                Event(kind="state", time=now if row.time is None else row.time, step=place["step"], data=told)
+            )
         if not row.metrics:
             continue
         waiting = pending.setdefault(place["source"], [])

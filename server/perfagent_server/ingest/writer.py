@@ -1,8 +1,8 @@
 """Stores decoded frames and returns receipts: everyone who sends at the same time shares one transaction, and is
 answered after COMMIT.
 
-The event loop puts frames down and goes on; the writer thread picks up all that lie there, stores them with one call of the
-store, commits, notifies the readers behind the ack, and wakes the senders with one call per event loop.
+The event loop puts frames down and goes on; the writer thread picks up all that lie there, stores them with one call of
+the store, commits, notifies the readers behind the ack, and wakes the senders with one call per event loop.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class _Delivery:
 
 
 class Ingest:
-    """`on_commit`: called on the writer thread after each commit with what was stored; must be quick. `counters`: for /self."""
+    """`on_commit`: called on the writer thread after each commit with what was stored; must be quick. `counters`: for
+    /self."""
 
     def __init__(
         self,
@@ -81,7 +82,8 @@ class Ingest:
         return self._frames_waiting
 
     async def accept(self, frames: Sequence[Frame], *, limited: bool = False) -> list[Receipt]:
-        """Stores the frames and answers after the commit. Raises QueueFull or StorageFull if that is not possible now. limited:
+        """Stores the frames and answers after the commit. Raises QueueFull or StorageFull if that is not possible now.
+        limited:
         whether their key may send to their project only."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Receipt]] = loop.create_future()
@@ -98,7 +100,9 @@ class Ingest:
         with self._lock:
             if self._frames_waiting + len(delivery.frames) > self._max_waiting:
                 self.counters["refused_frames"] += len(delivery.frames)
-                raise QueueFull(f"{self._frames_waiting} frames wait already, {self._max_waiting} are allowed; send again later")
+                raise QueueFull(
+                    f"{self._frames_waiting} frames wait already, {self._max_waiting} are allowed; send again later"
+                )
             first = not self._waiting
             self._waiting.append(delivery)
             self._frames_waiting += len(delivery.frames)
@@ -142,7 +146,15 @@ class Ingest:
             at += len(delivery.frames)
         return [
             Stored(
-                receipt.tail_id, frame.run, frame.attempt, frame.rank, frame.source, frame.seq, now, frame.groups, frame.events
+                receipt.tail_id,
+                frame.run,
+                frame.attempt,
+                frame.rank,
+                frame.source,
+                frame.seq,
+                now,
+                frame.groups,
+                frame.events,
             )
             for frame, receipt in zip(frames, receipts, strict=True)
             if receipt.tail_id is not None
@@ -201,7 +213,9 @@ class _Batch:
             return
         deliveries = self._deliveries if self._deliveries is not None else self._ingest._take(None)
         if not isinstance(error, StorageError) and len(deliveries) > 1:
-            _log.warning("a frame could not be stored (%s: %s); storing its neighbors one by one", type(error).__name__, error)
+            _log.warning(
+                "a frame could not be stored (%s: %s); storing its neighbors one by one", type(error).__name__, error
+            )
             for delivery in deliveries:
                 self._ingest._call_writer([delivery])
             return

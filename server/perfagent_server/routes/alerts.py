@@ -29,7 +29,8 @@ KnownRun = Annotated[str, Depends(known_run)]
 _STATES = ("pending", "firing", "resolved")
 _MUTE_S = 3600.0
 _LONGEST_MUTE_S = 365 * 86400.0
-# Beside the right to send: who changes an alert is shown it, and a job's ingest key must not quiet another run's alerts.
+# Beside the right to send: who changes an alert is shown it, and a job's ingest key must not quiet another run's
+# alerts.
 _READ = [Depends(require("read"))]
 
 
@@ -59,7 +60,9 @@ def list_alerts(
     if state is not None and state not in _STATES:
         raise ApiError(422, "invalid", f"state is {state[:80]!r}; allowed are {', '.join(_STATES)}", "state")
     if severity is not None and severity not in SEVERITIES:
-        raise ApiError(422, "invalid", f"severity is {severity[:80]!r}; allowed are {', '.join(SEVERITIES)}", "severity")
+        raise ApiError(
+            422, "invalid", f"severity is {severity[:80]!r}; allowed are {', '.join(SEVERITIES)}", "severity"
+        )
     return reply({"alerts": _alerts(services, state=state, severity=severity, run=run, limit=limit)})
 
 
@@ -86,9 +89,9 @@ def mute(
     seconds: Annotated[float | None, Query(ge=0, le=_LONGEST_MUTE_S, allow_inf_nan=False)] = None,
     identity: Identity = Depends(require("ingest")),  # noqa: B008
 ) -> Response:
-    """No channel is told that this alert fires, or another of the same rule in the same run, for `seconds`, given in the body or
-    in the query; for an hour, where they are not given. 0 ends it. What still fires at the end of the mute is told then; that an
-    alert is resolved is told at once to those who were told that it fires."""
+    """No channel is told that this alert fires, or another of the same rule in the same run, for `seconds`, given in
+    the body or in the query; for an hour, where they are not given. 0 ends it. What still fires at the end of the mute
+    is told then; that an alert is resolved is told at once to those who were told that it fires."""
     given = [value for value in (seconds, asked and asked.seconds) if value is not None]
     if len(given) > 1:
         raise ApiError(422, "invalid", "seconds is given in the query and in the body; once is enough", "seconds")
@@ -109,7 +112,8 @@ def mute(
 def resolve(
     alert_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("ingest"))  # noqa: B008
 ) -> Response:  # fmt: skip
-    """Closes it by hand. Within its cool-down it opens again if its cause is still there, which is told when it lasts."""
+    """Closes it by hand. Within its cool-down it opens again if its cause is still there, which is told when it
+    lasts."""
     found = _known(services, alert_id)
     if found.state != "resolved" and not services.engine.resolve(found.run, alert_id, f"resolved by {identity.who}"):
         # No rule holds it open any more (an older attempt's): the row is all there is.
@@ -137,7 +141,9 @@ def _known(services: Services, alert_id: str) -> Alert:
     return alert_of(row)
 
 
-def _change(services: Services, request: Request, identity: Identity, action: str, alert_id: str, **values: Any) -> Response:
+def _change(
+    services: Services, request: Request, identity: Identity, action: str, alert_id: str, **values: Any
+) -> Response:
     _known(services, alert_id)
     audit = record(request, identity, action, alert_id)
 

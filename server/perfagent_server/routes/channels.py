@@ -31,7 +31,8 @@ _DELIVERY_STATES = ("waiting", "delivered", "failed")
 
 @dataclass
 class ChannelRequest:
-    """secret: whsec_ and the base64 of 24 to 64 bytes; left out, one is made. min_severity: info, warning or critical."""
+    """secret: whsec_ and the base64 of 24 to 64 bytes; left out, one is made. min_severity: info, warning or
+    critical."""
 
     url: str
     name: str = ""
@@ -145,7 +146,8 @@ def delete_channel(
 def try_channel(
     channel_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("admin"))  # noqa: B008
 ) -> Response:  # fmt: skip
-    """Sends channel.test through the outbox and tells what came of it. One that arrives enables a disabled channel again."""
+    """Sends channel.test through the outbox and tells what came of it. One that arrives enables a disabled channel
+    again."""
     audit = record(request, identity, "channel.test", channel_id)
 
     def job(connection: Connection) -> str | None:

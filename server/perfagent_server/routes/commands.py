@@ -1,4 +1,5 @@
-"""What a run is asked for: a profile, stacks, other sampling, a flush. It is handed to its processes with their next answers."""
+"""What a run is asked for: a profile, stacks, other sampling, a flush. It is handed to its processes with their next
+answers."""
 
 from __future__ import annotations
 
@@ -34,7 +35,11 @@ def _schema() -> dict[str, Any]:
     types = {bool: "boolean", int: "integer", float: "number"}
     properties: dict[str, Any] = {
         "kind": {"type": "string", "enum": list(KINDS)},
-        "ranks": {"type": "array", "items": {"type": "integer", "minimum": 0}, "description": "default: 0 for profile, else all"},
+        "ranks": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0},
+            "description": "default: 0 for profile, else all",
+        },
     }
     for kind, parameters in KINDS.items():
         for name, one in parameters.items():
@@ -54,10 +59,11 @@ def ask(
     run: KnownRun, asked: Annotated[dict[str, Any], Body()], request: Request, services: ServicesDep,
     identity: Identity = Depends(require("ingest")),  # noqa: B008
 ) -> Response:  # fmt: skip
-    """Asks the processes of a run for something. Each gets it with the answer to its next frame, within seconds while it runs,
-    and says what became of it: see GET. 409 where none of those asked can answer: they have ended, are lost, were not heard for a
-    minute, or log over HTTP without an agent. profile: torch.profiler for `steps` steps. stacks: what every thread is doing.
-    sampling: the agent's share of the step time, and how often host and device are sampled. flush: send at once."""
+    """Asks the processes of a run for something. Each gets it with the answer to its next frame, within seconds while
+    it runs, and says what became of it: see GET. 409 where none of those asked can answer: they have ended, are lost,
+    were not heard for a minute, or log over HTTP without an agent. profile: torch.profiler for `steps` steps. stacks:
+    what every thread is doing. sampling: the agent's share of the step time, and how often host and device are sampled.
+    flush: send at once."""
     given = dict(asked)
     kind, ranks = given.pop("kind", None), given.pop("ranks", None)
     if kind is None:

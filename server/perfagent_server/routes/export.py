@@ -1,4 +1,5 @@
-"""GET /runs/{run}/export: every sample of a run, a row each, streamed. Floats are written so that they read back exactly."""
+"""GET /runs/{run}/export: every sample of a run, a row each, streamed. Floats are written so that they read back
+exactly."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
     },
 )
 def export(run: Annotated[str, Depends(known_run)], services: ServicesDep, format: str = "jsonl") -> Response:  # noqa: A002 - its name in the query
-    """Rows {"name","rank","step","time","value"}, by name, then rank, then step. Formats: jsonl, csv, parquet (needs pyarrow)."""
+    """Rows {"name","rank","step","time","value"}, by name, then rank, then step. Formats: jsonl, csv, parquet (needs
+    pyarrow)."""
     if format not in _FORMATS:
         raise ApiError(400, "bad_request", f"format is {format[:80]!r}; allowed are {', '.join(_FORMATS)}", "format")
     if format == "parquet" and not parquet.can_write():
@@ -81,7 +83,13 @@ def _csv(rows: Iterable[LogRow]) -> Iterator[bytes]:
     for chunk in _chunks(rows):
         # repr() of a float reads back as the same float; a spreadsheet would run a name that begins like a formula.
         writer.writerows(
-            ("'" + row.name if row.name.startswith(_FORMULA) else row.name, row.rank, row.step, repr(row.time), plain(row.value))
+            (
+                "'" + row.name if row.name.startswith(_FORMULA) else row.name,
+                row.rank,
+                row.step,
+                repr(row.time),
+                plain(row.value),
+            )
             for row in chunk
         )
         yield file.getvalue().encode()

@@ -34,7 +34,9 @@ def readyz(services: ServicesDep) -> Response:
     except DBAPIError:
         return problem(503, "not_ready", "the database cannot be read; the server's log has the cause")
     if services.database.full:
-        return problem(503, "disk_full", "the disk with the data folder is full; reading works, writing waits for space")
+        return problem(
+            503, "disk_full", "the disk with the data folder is full; reading works, writing waits for space"
+        )
     return reply({"status": "ok"})
 
 

@@ -1,4 +1,5 @@
-"""POST /ingest: frames of agents, binary. No pydantic and no work per sample here: it runs a thousand times a second."""
+"""POST /ingest: frames of agents, binary. No pydantic and no work per sample here: it runs a thousand times a
+second."""
 
 from __future__ import annotations
 
@@ -66,7 +67,9 @@ def receipt_reply(receipts: list[Receipt], commands: Sequence[dict[str, Any]] = 
         "stored": sum(receipt.stored for receipt in receipts),
         "duplicate": sum(receipt.duplicate for receipt in receipts),
         "rejected": [
-            {"name": item.name, "reason": item.reason, "count": item.count} for receipt in receipts for item in receipt.rejected
+            {"name": item.name, "reason": item.reason, "count": item.count}
+            for receipt in receipts
+            for item in receipt.rejected
         ],
         "commands": list(commands),
     }
@@ -98,7 +101,10 @@ async def ingest(request: Request, services: ServicesDep, identity: Identity = D
     media_type = request.headers.get("content-type", "application/x-msgpack").partition(";")[0].strip().lower()
     if media_type not in _MEDIA_TYPES:
         raise ApiError(
-            415, "unsupported_media_type", f"Content-Type is {media_type[:80]!r}; application/x-msgpack is needed", "content-type"
+            415,
+            "unsupported_media_type",
+            f"Content-Type is {media_type[:80]!r}; application/x-msgpack is needed",
+            "content-type",
         )
     encoding = request.headers.get("content-encoding")
     body = await request.body()
@@ -110,7 +116,10 @@ async def ingest(request: Request, services: ServicesDep, identity: Identity = D
         frame = decode_body(body, encoding, max_decoded_bytes=limit)
     if identity.project is not None and frame.project != identity.project:
         raise ApiError(
-            403, "forbidden", f"this key may send to project {identity.project!r} only, not to {frame.project[:80]!r}", "project"
+            403,
+            "forbidden",
+            f"this key may send to project {identity.project!r} only, not to {frame.project[:80]!r}",
+            "project",
         )
     receipts = checked(await services.ingest.accept([frame], limited=identity.project is not None))
     headers = None if services.hub.watches(frame.run) else UNWATCHED

@@ -1,4 +1,5 @@
-"""API keys: made, listed and revoked by an administrator. A key's secret is in the answer that made it and nowhere else."""
+"""API keys: made, listed and revoked by an administrator. A key's secret is in the answer that made it and nowhere
+else."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ def list_keys(services: ServicesDep) -> Response:
 def revoke_key(
     key_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("admin"))  # noqa: B008
 ) -> Response:  # fmt: skip
-    """The key is refused from now on, and so is what it opened: sessions of browsers, and pages that show live updates."""
+    """The key is refused from now on, and so is what it opened: sessions of browsers, and pages that show live
+    updates."""
     if not services.access.keys.revoke(key_id, also=record(request, identity, "key.revoke", key_id)):
         raise ApiError(404, "not_found", f"there is no key {key_id[:40]!r}; GET /api/v1/keys lists them", "key_id")
     services.hub.check_pages()

@@ -16,7 +16,8 @@ router = APIRouter()
 
 @router.websocket("/ws/live")
 async def live(socket: WebSocket) -> None:
-    """{"subscribe": {...}} in; {"samples"}, {"bands"}, {"run"}, {"alert"}, {"lagged"} out. Origin and Host: security/edge.py."""
+    """{"subscribe": {...}} in; {"samples"}, {"bands"}, {"run"}, {"alert"}, {"lagged"} out. Origin and Host:
+    security/edge.py."""
     try:
         authorize(socket, "read")
     except ApiError as error:

@@ -35,7 +35,9 @@ _ROW_SCHEMA: dict[str, Any] = {
         "step": {"type": "integer", "description": "left out: one more than the last", "minimum": 0, "maximum": 2**53},
         "metrics": {
             "type": "object",
-            "additionalProperties": {"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]},
+            "additionalProperties": {
+                "anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]
+            },
         },
         "rank": {"type": "integer", "default": 0, "minimum": 0, "maximum": 2**31 - 1},
         "time": {"type": "number", "description": "Unix seconds; left out: now"},
@@ -64,11 +66,18 @@ _REPLY_SCHEMA: dict[str, Any] = {
     summary="Store samples given as JSON",
     openapi_extra={
         "parameters": [
-            {"name": "Idempotency-Key", "in": "header", "required": False, "schema": {"type": "string", "maxLength": 200}}
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "required": False,
+                "schema": {"type": "string", "maxLength": 200},
+            }
         ],
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": {"anyOf": [_ROW_SCHEMA, {"type": "array", "items": _ROW_SCHEMA}]}}},
+            "content": {
+                "application/json": {"schema": {"anyOf": [_ROW_SCHEMA, {"type": "array", "items": _ROW_SCHEMA}]}}
+            },
         },
     },
     responses={200: {"content": {"application/json": {"schema": _REPLY_SCHEMA}}}},
@@ -80,7 +89,10 @@ async def log(request: Request, services: ServicesDep, identity: Identity = Depe
     key = request.headers.get("idempotency-key")
     if key is not None and not 1 <= len(key) <= 200:
         raise ApiError(
-            400, "bad_request", f"the Idempotency-Key has {len(key)} characters; 1 to 200 are allowed", "idempotency-key"
+            400,
+            "bad_request",
+            f"the Idempotency-Key has {len(key)} characters; 1 to 200 are allowed",
+            "idempotency-key",
         )
     body = await request.body()
     rows = parse_rows(parse_json(body))
@@ -93,9 +105,7 @@ async def log(request: Request, services: ServicesDep, identity: Identity = Depe
                     f"this key may send to project {identity.project!r} only, not to {row.project[:80]!r}",
                     "project",
                 )
-    receipts, runs = await services.log_rows.accept(
-        rows, body=body, key=key, limited=identity.project is not None
-    )
+    receipts, runs = await services.log_rows.accept(rows, body=body, key=key, limited=identity.project is not None)
     answer = receipt_reply(checked(receipts))
     if len(runs) == 1:
         answer.update(runs[0])

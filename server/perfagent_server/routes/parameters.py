@@ -1,4 +1,5 @@
-"""Query parameters that a route does not have are refused by name: a misspelt filter must not answer with everything."""
+"""Query parameters that a route does not have are refused by name: a misspelt filter must not answer with
+everything."""
 
 from __future__ import annotations
 

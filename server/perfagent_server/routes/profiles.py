@@ -37,7 +37,8 @@ class SameStack:
 
 @dataclass
 class StackList:
-    """groups: ranks by what their training threads were doing, the smallest group first: in a hang, that is the odd one out."""
+    """groups: ranks by what their training threads were doing, the smallest group first: in a hang, that is the odd one
+    out."""
 
     stacks: list[Stacks]
     groups: list[SameStack]
@@ -51,7 +52,8 @@ def list_profiles(run: KnownRun, services: ServicesDep) -> Response:
 
 @router.get("/runs/{run}/profiles/{profile}/operators", dependencies=_READ, responses={200: {"model": StoredProfile}})
 def operators(run: KnownRun, profile: str, services: ServicesDep) -> Response:
-    """One profile with all its operators: calls, and time on the CPU and on the device, their own and with what they call."""
+    """One profile with all its operators: calls, and time on the CPU and on the device, their own and with what they
+    call."""
     return reply(_known(services, run, profile))
 
 
@@ -65,7 +67,9 @@ def trace(run: KnownRun, profile: str, services: ServicesDep) -> Response:
     """The trace, gzip-compressed JSON: open it as it is at https://ui.perfetto.dev or in chrome://tracing."""
     found = _known(services, run, profile)
     if found.trace == "none":
-        raise ApiError(404, "not_found", found.note or "this profile has no trace; its operators are at .../operators", "profile")
+        raise ApiError(
+            404, "not_found", found.note or "this profile has no trace; its operators are at .../operators", "profile"
+        )
     if found.trace == "arriving":
         raise ApiError(409, "not_ready", "the trace is still arriving; try again in some seconds", "profile")
     headers = {
@@ -90,11 +94,16 @@ def _grouped(found: list[Stacks]) -> list[SameStack]:
         frames = training[0].get("frames") if training else None
         if isinstance(frames, list):
             groups.setdefault(tuple(str(frame) for frame in frames), []).append(one.rank)
-    return [SameStack(ranks, list(frames)) for frames, ranks in sorted(groups.items(), key=lambda item: (len(item[1]), item[1]))]
+    return [
+        SameStack(ranks, list(frames))
+        for frames, ranks in sorted(groups.items(), key=lambda item: (len(item[1]), item[1]))
+    ]
 
 
 def _known(services: Services, run: str, profile: str) -> StoredProfile:
     found = services.profiles.get(run, profile)
     if found is None:
-        raise ApiError(404, "not_found", f"this run has no profile {profile[:80]!r}; GET .../profiles lists them", "profile")
+        raise ApiError(
+            404, "not_found", f"this run has no profile {profile[:80]!r}; GET .../profiles lists them", "profile"
+        )
     return found

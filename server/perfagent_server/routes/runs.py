@@ -22,8 +22,8 @@ __all__ = ["router"]
 
 router = APIRouter()
 
-# Where a route also wants to know who asks, the scope stands twice: dependencies of the decorator come first, and nobody may
-# learn from a 404 which runs exist. It is one function, so it is asked once.
+# Where a route also wants to know who asks, the scope stands twice: dependencies of the decorator come first, and
+# nobody may learn from a 404 which runs exist. It is one function, so it is asked once.
 KnownRun = Annotated[str, Depends(known_run)]
 
 
@@ -68,7 +68,9 @@ def get_run(run: KnownRun, services: ServicesDep) -> Response:
 
 
 @router.patch(
-    "/runs/{run}", dependencies=[Depends(require("read")), Depends(require("ingest"))], responses={200: {"model": RunSummary}}
+    "/runs/{run}",
+    dependencies=[Depends(require("read")), Depends(require("ingest"))],
+    responses={200: {"model": RunSummary}},
 )
 def change_run(
     run: KnownRun, change: RunChange, request: Request, services: ServicesDep,
@@ -126,7 +128,9 @@ def delete_run(
     return Response(status_code=204)
 
 
-@router.get("/runs/{run}/latest", dependencies=[Depends(require("read"))], responses={200: {"model": dict[str, Latest]}})
+@router.get(
+    "/runs/{run}/latest", dependencies=[Depends(require("read"))], responses={200: {"model": dict[str, Latest]}}
+)
 def latest(run: KnownRun, services: ServicesDep) -> Response:
     """The newest value of every name, ranks put together as the catalogue says."""
     return reply(services.store.latest(run))
@@ -157,8 +161,8 @@ def events(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before: Annotated[int | None, Query(ge=0, le=2**63 - 1)] = None,
 ) -> Response:
-    """The newest events, oldest of them first: console lines (kind=log), states, phases, alerts of the script. `before` an
-    event's id pages back."""
+    """The newest events, oldest of them first: console lines (kind=log), states, phases, alerts of the script. `before`
+    an event's id pages back."""
     if kind is not None and kind not in EVENT_KINDS:
         raise ApiError(422, "invalid", f"kind is {kind[:80]!r}; allowed are {', '.join(EVENT_KINDS)}", "kind")
     return reply({"events": services.runs.events(run, kind=kind, rank=rank, limit=limit, before=before)})

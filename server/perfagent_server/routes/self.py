@@ -31,5 +31,10 @@ class Self:
 def self_(services: ServicesDep) -> Response:
     """Version and counters: accepted, refused, queued, dropped, judged, delivered."""
     return reply(
-        Self(version=__version__, wire_version=WIRE_VERSION, started=rfc3339(services.started), counters=services.counters())
+        Self(
+            version=__version__,
+            wire_version=WIRE_VERSION,
+            started=rfc3339(services.started),
+            counters=services.counters(),
+        )
     )

@@ -35,7 +35,8 @@ class Link:
 
 @router.get("/session", responses={200: {"model": Who}})
 async def who_am_i(request: Request, services: ServicesDep) -> Response:
-    """Who this request is from and what it may do; open to everybody, so that a page can ask before it shows a button."""
+    """Who this request is from and what it may do; open to everybody, so that a page can ask before it shows a
+    button."""
     identity = services.access.identify(request)
     return reply({"who": identity.who, "may": sorted(identity.may)})
 
@@ -81,7 +82,9 @@ async def login(request: Request, services: ServicesDep) -> Response:
     found = services.access.login(token)
     if found is None:
         error = services.access.refused(request)
-        return _form(error.message if error.status == 429 else "This key is not known, revoked or expired.", error.status)
+        return _form(
+            error.message if error.status == 429 else "This key is not known, revoked or expired.", error.status
+        )
     scope, key = found
     if scope == "ingest":
         return _form("An ingest key can only send. Use a read key, an admin key or the admin token.", 403)

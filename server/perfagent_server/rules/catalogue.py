@@ -18,8 +18,9 @@ __all__ = ["RULES", "Rule", "describe"]
 
 
 class Rule(Protocol):
-    """A frozen dataclass of thresholds with a pure judgement. id: as in INTERFACES; on: the series (or "state", "contact") at
-    whose every new step it is judged; urgent: the kind of non-finite value that has it judged at once, ranks not awaited."""
+    """A frozen dataclass of thresholds with a pure judgement. id: as in INTERFACES; on: the series (or "state",
+    "contact") at whose every new step it is judged; urgent: the kind of non-finite value that has it judged at once,
+    ranks not awaited."""
 
     id: ClassVar[str]
     on: ClassVar[tuple[str, ...]]

@@ -1,17 +1,18 @@
 """The rules thread: it judges what was committed and writes what follows from it.
 
-It reads the tail from its cursor, has each run's evaluator judge its frames in order, and writes everything that one round
-caused in ONE transaction: alert rows, their deliveries, the snapshot of each run concerned, lost sources. Killed before that
-commit, it judges the same frames again from the same snapshots and comes to the same alerts with the same ids; killed after
-it, the snapshots say (`upto`) which frames are behind them. Nothing is sent twice, nothing is forgotten.
+It reads the tail from its cursor, has each run's evaluator judge its frames in order, and writes everything that one
+round caused in ONE transaction: alert rows, their deliveries, the snapshot of each run concerned, lost sources. Killed
+before that commit, it judges the same frames again from the same snapshots and comes to the same alerts with the same
+ids; killed after it, the snapshots say (`upto`) which frames are behind them. Nothing is sent twice, nothing is
+forgotten.
 
-Rounds that change no alert are only remembered in memory; every CHECKPOINT_S, or as rarely as writing them costs at most five
-percent of the time, the snapshots of all runs that moved and then the cursor "rules" are written together. The tail keeps
-what lies beyond the cursor, so that a kill costs the judging of some seconds again, and no alert.
+Rounds that change no alert are only remembered in memory; every CHECKPOINT_S, or as rarely as writing them costs at
+most five percent of the time, the snapshots of all runs that moved and then the cursor "rules" are written together.
+The tail keeps what lies beyond the cursor, so that a kill costs the judging of some seconds again, and no alert.
 
-No frame and no rule stops the others. A rule that raises is left out at that step. Where anything else raises, or a table does
-not take what follows, the run is judged again from its snapshot, this time with care: a copy before every frame to go back
-to, and a transaction for every change. What fails then is passed over, counted and said once.
+No frame and no rule stops the others. A rule that raises is left out at that step. Where anything else raises, or a
+table does not take what follows, the run is judged again from its snapshot, this time with care: a copy before every
+frame to go back to, and a transaction for every change. What fails then is passed over, counted and said once.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ GRACE_S = 60.0  # of uptime before anyone is called lost: agents need time to fi
 _BATCH = 256  # frames judged between two commits
 _IDLE_WAIT_S = 1.0
 _SILENCE_EVERY_S = 2.0
-# A program without an agent sends when it has something, which may be once an epoch: it is called lost (without an alert: most
-# such programs just end) after ten times its longest pause, once there were pauses enough to know.
+# A program without an agent sends when it has something, which may be once an epoch: it is called lost (without an
+# alert: most such programs just end) after ten times its longest pause, once there were pauses enough to know.
 _PAUSES_KNOWN = 10
 _PAUSES_TIMES = 10.0
 _LEAST_SILENCE_S = 120.0
@@ -78,8 +79,8 @@ class _AgainError(Exception):
 class Engine:
     """start() and stop() the thread; wake() after each commit; run_once() does one round by hand (tests, backtests).
 
-    link: the address of a run's page, for webhooks. on_deliveries: called after deliveries were written (wakes the outbox);
-    on_states: with the runs that were just called lost; on_fire: with each finding that became an alert.
+    link: the address of a run's page, for webhooks. on_deliveries: called after deliveries were written (wakes the
+    outbox); on_states: with the runs that were just called lost; on_fire: with each finding that became an alert.
     clock: wall clock, Unix seconds; monotonic: measures silence, so that a jump of the wall clock looks like nothing.
     """
 
@@ -123,13 +124,14 @@ class Engine:
         self._event = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        # passed_over: frames, judgements of a rule, and changes of alerts; dropped_alerts: of users, for which there was no room
+        # passed_over: frames, judgements of a rule, and changes of alerts; dropped_alerts: of users, for which there
+        # was no room
         self.counters = {
             "frames": 0, "rounds": 0, "alerts": 0, "checkpoints": 0, "failures": 0, "runs_in_memory": 0, "passed_over": 0,
             "dropped_alerts": 0,
         }  # fmt: skip
 
-    # --- the thread ----------------------------------------------------------------------------------------------------------
+    # --- the thread ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="perfagent-rules", daemon=True)
@@ -181,10 +183,11 @@ class Engine:
             self._ticking.clear()
             self._seen = None
 
-    # --- one round -----------------------------------------------------------------------------------------------------------
+    # --- one round ----------------------------------------------------------------------------------------------------
 
     def run_once(self) -> int:
-        """Judges what came since the last round; how many frames that were. Everything it causes is committed on return."""
+        """Judges what came since the last round; how many frames that were. Everything it causes is committed on
+        return."""
         with self._lock:
             while True:
                 try:
@@ -238,8 +241,8 @@ class Engine:
         return changes
 
     def _still_lost(self, batch: Sequence[Stored]) -> set[str]:
-        """The sources of these frames that were called lost and are: what is found in the spool of a dead process is no sign of
-        life. Which frames are one, lifecycle has said when it stored them."""
+        """The sources of these frames that were called lost and are: what is found in the spool of a dead process is no
+        sign of life. Which frames are one, lifecycle has said when it stored them."""
         judges = self._judges
         asked = {one.source for one in batch if one.run in judges and one.rank in judges[one.run].window.lost}
         if not asked:
@@ -248,7 +251,7 @@ class Engine:
             still = select(source.c.id).where(source.c.id.in_(asked), source.c.state == "lost")
             return set(connection.execute(still).scalars())
 
-    # --- what cannot be judged or written ------------------------------------------------------------------------------------
+    # --- what cannot be judged or written -----------------------------------------------------------------------------
 
     def _judged(self, run: str, what: str, judging: Callable[[Evaluator], list[Change]]) -> list[tuple[str, Change]]:
         """What a run's evaluator makes of something. What it cannot judge leaves no trace in it."""
@@ -294,7 +297,8 @@ class Engine:
         return taken
 
     def _commit(self, changes: list[tuple[str, Change]], also: Callable[[Connection], object] | None = None) -> None:
-        """Alerts, deliveries and the snapshots of the runs concerned, in one transaction; of runs judged with care apart."""
+        """Alerts, deliveries and the snapshots of the runs concerned, in one transaction; of runs judged with care
+        apart."""
         usual = [one for one in changes if one[0] not in self._careful]
         snapshots = self._snapshots(sorted({run for run, _ in changes}))
         try:
@@ -309,8 +313,9 @@ class Engine:
             raise
 
     def _write_apart(self, run: str, changes: list[tuple[str, Change]], snapshot: bytes) -> None:
-        """Each change of a run on its own, so that one that no table takes costs no other; then its snapshot. A kill between them
-        has the rest written after the restart: a row that is there already is not written, nor sent, again."""
+        """Each change of a run on its own, so that one that no table takes costs no other; then its snapshot. A kill
+        between them has the rest written after the restart: a row that is there already is not written, nor sent,
+        again."""
         whole = True
         for one in changes:
             try:
@@ -325,7 +330,10 @@ class Engine:
             self._careful.discard(run)  # it was another's fault
 
     def _write(
-        self, changes: list[tuple[str, Change]], snapshots: dict[str, bytes], also: Callable[[Connection], object] | None = None
+        self,
+        changes: list[tuple[str, Change]],
+        snapshots: dict[str, bytes],
+        also: Callable[[Connection], object] | None = None,
     ) -> None:
         now = self._clock()
 
@@ -381,11 +389,12 @@ class Engine:
                 self._ticking.discard(run)
         self.counters["runs_in_memory"] = len(self._judges)
 
-    # --- silence -------------------------------------------------------------------------------------------------------------
+    # --- silence ------------------------------------------------------------------------------------------------------
 
     def _look_for_silence(self) -> None:
-        """Calls lost who was not heard for long enough. Silence is measured between two looks at the same stored contact, by
-        the monotonic clock, so that no jump of a wall clock and no downtime of this server can look like it."""
+        """Calls lost who was not heard for long enough. Silence is measured between two looks at the same stored
+        contact, by the monotonic clock, so that no jump of a wall clock and no downtime of this server can look like
+        it."""
         moment = self._monotonic()
         if moment < self._silence_due:
             return
@@ -461,7 +470,7 @@ class Engine:
             if lost and self.on_states is not None:
                 self.on_states(lost)
 
-    # --- evaluators ----------------------------------------------------------------------------------------------------------
+    # --- evaluators ---------------------------------------------------------------------------------------------------
 
     def _load_cursor(self) -> int:
         with self._database.read() as connection:
@@ -506,7 +515,7 @@ class Engine:
         self._load([run])
         return self._judges.get(run)
 
-    # --- for routes ----------------------------------------------------------------------------------------------------------
+    # --- for routes ---------------------------------------------------------------------------------------------------
 
     def verdict(self, run: str) -> Finding:
         """Healthy, or the one thing that holds the run back."""
@@ -546,7 +555,8 @@ class Engine:
 
 
 def _of_the_rows(error: Exception) -> bool:
-    """Whether a write failed for what was to be written, and will fail again; and not for the database of this moment."""
+    """Whether a write failed for what was to be written, and will fail again; and not for the database of this
+    moment."""
     if isinstance(error, DBAPIError):
         return isinstance(error, (DataError, IntegrityError))
     return not isinstance(error, (StorageError, sqlite3.Error, OSError, MemoryError))

@@ -1,6 +1,7 @@
 """The judge of one run: frames in, changes of alerts out. Pure, so that the engine, a backtest and the tests share it.
 
-It holds the run's window and one alert machine a rule, and can be put into bytes and back at any point between two frames:
+It holds the run's window and one alert machine a rule, and can be put into bytes and back at any point between two
+frames:
 judging the rest from the restored one gives the same changes, with the same alert ids.
 """
 
@@ -30,7 +31,8 @@ STATE_VERSION = 1
 USER_ALERT = "user_alert"
 _REPORTED_LIFE = Life(outlives_run=True)
 _USER_LIFE = Life(cooldown_s=60.0)
-_MAX_OTHERS = 256  # alerts that no rule of ours raises: a script that gives each of them another title must not fill the memory
+# alerts that no rule of ours raises: a script that gives each of them another title must not fill the memory
+_MAX_OTHERS = 256
 _SAID_S = 3600.0  # after that a user's alert may make room for another: it is a point in time, and nothing that goes on
 _MAX_ENDS = 64
 _NOTED = ("loss", "lr")  # the window itself takes a note of each of their steps
@@ -42,7 +44,8 @@ _encoder = msgspec.msgpack.Encoder()
 class Evaluator:
     """upto: the tail id of the newest frame that was judged; dropped: alerts for which there was no room.
 
-    on_failure: called with the rule and its error; judging goes on without it. None, as in tests and backtests: it is raised.
+    on_failure: called with the rule and its error; judging goes on without it. None, as in tests and backtests: it is
+    raised.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Evaluator:
                 self._on.setdefault(name, []).append(rule)
         self._urgent = {rule.urgent: rule for rule in rules if rule.urgent}
 
-    # --- judging -------------------------------------------------------------------------------------------------------------
+    # --- judging ------------------------------------------------------------------------------------------------------
 
     def take(self, stored: Stored, *, drained: bool = False) -> list[Change]:
         """Judges one frame. drained: it lay in a spool, and its sender is still lost."""
@@ -110,7 +113,9 @@ class Evaluator:
         window = self.window
         window.now = max(window.now, now)
         window.lost = (
-            {} if window.ended else {rank: quiet for (attempt, rank), quiet in lost.items() if attempt == window.attempt}
+            {}
+            if window.ended
+            else {rank: quiet for (attempt, rank), quiet in lost.items() if attempt == window.attempt}
         )
         return self._judge_all("contact")
 
@@ -218,18 +223,23 @@ class Evaluator:
         return changes
 
     def _of_the_agent(self, kind: str, step: int) -> bool:
-        """Whether it is `loss` itself, or a gradient: judged before what the script logged of the same step, or one beside it."""
+        """Whether it is `loss` itself, or a gradient: judged before what the script logged of the same step, or one
+        beside it."""
         bad = self.window.bad_at(kind, step)
         return kind == "gradient" or (bad is not None and bad.leading == LOSS)
 
     def _scaler_may_tell_more(self, kind: str, step: int) -> bool:
-        """Whether a GradScaler is at work whose word on this step (skipped or not) may come with the next one. Its word on `loss`
-        comes with it."""
+        """Whether a GradScaler is at work whose word on this step (skipped or not) may come with the next one. Its word
+        on `loss` comes with it."""
         window = self.window
         bad = window.bad_at(kind, step)
         if bad is None or window.now - bad.time > 2 * PATIENCE_S or (kind == "loss" and bad.leading == LOSS):
             return False
-        words = [track for name in ("amp/skipped", "amp/scale") if (track := window.tracks.get(name)) is not None and track.steps]
+        words = [
+            track
+            for name in ("amp/skipped", "amp/scale")
+            if (track := window.tracks.get(name)) is not None and track.steps
+        ]
         return bool(words) and all(track.steps[-1] <= step for track in words)
 
     def _judge_ready(self, names: Iterable[str]) -> list[Change]:
@@ -249,28 +259,35 @@ class Evaluator:
                 for rule in rules:
                     if rule.urgent:
                         # Steps with a bad value were judged when they came; here it counts that this one has none.
-                        if self._wants(rule) and window.bad_at(rule.urgent, window.at) is None and self._heals(rule, name):
+                        if (
+                            self._wants(rule)
+                            and window.bad_at(rule.urgent, window.at) is None
+                            and self._heals(rule, name)
+                        ):
                             changes += self._observe(rule, None)
                     else:
                         changes += self._judge(rule)
         return changes
 
     def _on_named_loss(self, name: str) -> Sequence[Rule]:
-        """The rules on a loss by another name than `loss`: those on the loss, where it is the run's; else that of bad values."""
+        """The rules on a loss by another name than `loss`: those on the loss, where it is the run's; else that of bad
+        values."""
         if name == self.window.loss_name:
             return self._on.get(LOSS, ())
         rule = self._urgent.get("loss") if loss_kind(name) else None
         return () if rule is None else (rule,)
 
     def _heals(self, rule: Rule, name: str) -> bool:
-        """Whether a finite value of this series says that the alert's trouble is over: of losses only the one it is about."""
+        """Whether a finite value of this series says that the alert's trouble is over: of losses only the one it is
+        about."""
         machine = self.machines.get(rule.id)
         if rule.urgent != "loss" or machine is None or machine.finding is None:
             return True
         return bool(machine.finding.evidence.get("series", LOSS) == name)
 
     def _wants(self, rule: Rule) -> bool:
-        """Whether a rule has something to say about single steps: one that judges urgently has, only while an alert is open."""
+        """Whether a rule has something to say about single steps: one that judges urgently has, only while an alert is
+        open."""
         if not rule.urgent:
             return True
         machine = self.machines.get(rule.id)
@@ -281,8 +298,8 @@ class Evaluator:
         return [change for rule in self._on.get(cause, ()) for change in self._judge(rule)]
 
     def _judge(self, rule: Rule) -> list[Change]:
-        """Runs a rule at the step window.at. If it raises, it has not judged this step: its findings at other steps stay, and
-        the other rules go on."""
+        """Runs a rule at the step window.at. If it raises, it has not judged this step: its findings at other steps
+        stay, and the other rules go on."""
         try:
             found = rule.judge(self.window)
         except Exception as error:
@@ -307,7 +324,8 @@ class Evaluator:
                 self.dropped += 1
                 return []
             changes += room
-            # One that made room and comes again must not count from 0: its alerts would have the ids of the earlier ones.
+            # One that made room and comes again must not count from 0: its alerts would have the ids of the earlier
+            # ones.
             machine = self.machines[key] = Machine(key, count=0 if key in self._rules else self.upto)
         if found is not None and found.since is None:
             found.since = rfc3339(self._time_of(step, found.evidence.get("series")))
@@ -321,8 +339,8 @@ class Evaluator:
         return [*changes, change]
 
     def _make_room(self) -> list[Change] | None:
-        """Room for one more alert that is none of our rules'; None when there is none. First goes what is over, oldest first,
-        then what a user said long ago."""
+        """Room for one more alert that is none of our rules'; None when there is none. First goes what is over, oldest
+        first, then what a user said long ago."""
         window = self.window
         others = [machine for key, machine in self.machines.items() if key not in self._rules]
         if len(others) < _MAX_OTHERS:
@@ -346,14 +364,15 @@ class Evaluator:
         return self._rules[rule].life if rule in self._rules else _REPORTED_LIFE
 
     def _time_of(self, step: int, series: str | None) -> float:
-        """When a step was, by the clock of who measured it (first that of the series in question); else the server's own."""
+        """When a step was, by the clock of who measured it (first that of the series in question); else the server's
+        own."""
         for name in (series or LOSS, LOSS, "step_time_s"):
             track = self.window.tracks.get(name)
             if track is not None and track.steps and track.steps[-1] >= step:
                 return track.times[bisect_left(track.steps, step)]
         return self.window.now
 
-    # --- what the agent and the user say ----------------------------------------------------------------------------------------
+    # --- what the agent and the user say ------------------------------------------------------------------------------
 
     def _time_told(self, event: Event) -> float:
         """When an event was, by the clock of its sender, if that clock says anything."""
@@ -392,7 +411,12 @@ class Evaluator:
             return []
         for rule in cause["explains"]:
             machine = self.machines.get(rule)
-            if machine is not None and machine.state == "firing" and machine.finding is not None and not machine.absorbed:
+            if (
+                machine is not None
+                and machine.state == "firing"
+                and machine.finding is not None
+                and not machine.absorbed
+            ):
                 if causes.join([cause], machine.finding):
                     return [Change("update", machine.alert, machine.finding, self.window.step, self.window.now)]
                 return []
@@ -423,19 +447,23 @@ class Evaluator:
         )
         changes += self._carry(key, _USER_LIFE, found, found.since_step or 0)
         if self.window.ended and key in self.machines:  # said by a rank that outlived the run, or late: sent, and over
-            changes.append(self.machines[key].close(self.window.step, self.window.now, f"the run ended ({self.window.state})"))
+            changes.append(
+                self.machines[key].close(self.window.step, self.window.now, f"the run ended ({self.window.state})")
+            )
             self._note_firing()
         return [change for change in changes if change is not None]
 
-    # --- for the verdict --------------------------------------------------------------------------------------------------------
+    # --- for the verdict ----------------------------------------------------------------------------------------------
 
     def findings(self) -> list[Finding]:
         """What is open now, or was open when the run ended."""
         return [
-            machine.finding for machine in self.machines.values() if machine.state == "firing" and machine.finding is not None
+            machine.finding
+            for machine in self.machines.values()
+            if machine.state == "firing" and machine.finding is not None
         ]
 
-    # --- persistence ------------------------------------------------------------------------------------------------------------
+    # --- persistence --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
         machines = {key: machine.snapshot() for key, machine in self.machines.items()}

@@ -20,10 +20,10 @@ __all__ = ["LostContact", "ProcessCrash"]
 class ProcessCrash:
     """A process ended that should not have: an exception, a non-zero exit, a signal.
 
-    Preemption and an interrupt from the keyboard are told as info, which no channel sends by default. Running out of memory
-    has its own rule. The first failure leads, by the clocks of the ranks and in whatever order they report: what the launcher
-    then does to the other ranks is its consequence. So is an error that says that another process is gone, where another rank
-    ended at the same time without saying so, or was preempted before.
+    Preemption and an interrupt from the keyboard are told as info, which no channel sends by default. Running out of
+    memory has its own rule. The first failure leads, by the clocks of the ranks and in whatever order they report: what
+    the launcher then does to the other ranks is its consequence. So is an error that says that another process is gone,
+    where another rank ended at the same time without saying so, or was preempted before.
     """
 
     id: ClassVar[str] = "process_crash"
@@ -76,8 +76,8 @@ class ProcessCrash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostContact:
-    """Nothing was heard from a process for after_s seconds. The engine measures the silence by its own monotonic clock, and
-    not in the first minute after a start, so that neither a restart nor a jump of the clock looks like a loss."""
+    """Nothing was heard from a process for after_s seconds. The engine measures the silence by its own monotonic clock,
+    and not in the first minute after a start, so that neither a restart nor a jump of the clock looks like a loss."""
 
     after_s: float = 30.0
 

@@ -19,12 +19,14 @@ class NonfiniteLoss:
     """The loss of a step is NaN or infinite on any rank: critical at once, without a warm-up.
 
     Loss is the series `loss`, and what by its name is the loss of the training as a whole: `train/loss`, `train_loss`,
-    `loss/total` (`perfagent.wire.loss_kind`). That of an evaluation is not: it is NaN where there was nothing to average. A part
-    of a loss (`loss/kl`, `g_loss`) counts where the run logs no whole one, and when it was finite and then is not for part_values
-    of its values in a row: one that is computed in every tenth step is NaN in nine by design.
+    `loss/total` (`perfagent.wire.loss_kind`). That of an evaluation is not: it is NaN where there was nothing to
+    average. A part of a loss (`loss/kl`, `g_loss`) counts where the run logs no whole one, and when it was finite and
+    then is not for part_values of its values in a row: one that is computed in every tenth step is NaN in nine by
+    design.
 
-    excused_steps: a step that the GradScaler skipped (amp/skipped rose, or the scale fell, in that very step) changed no
-    weight; that many of them in a row are no fault, one more is. A loss that rose by grown_times without a break before ran away:
+    excused_steps: a step that the GradScaler skipped (amp/skipped rose, or the scale fell, in that very step) changed
+    no weight; that many of them in a row are no fault, one more is. A loss that rose by grown_times without a break
+    before ran away:
     its remedy is another one.
     """
 
@@ -76,8 +78,8 @@ class NonfiniteLoss:
         )  # fmt: skip
 
     def _grew(self, finite: list[float]) -> tuple[int, float] | None:
-        """(over how many values, from what) the loss ran away before it was no number: the training diverged, which no bad sample
-        does. None when it did not."""
+        """(over how many values, from what) the loss ran away before it was no number: the training diverged, which no
+        bad sample does. None when it did not."""
         count = 1
         while count < len(finite) and finite[-count - 1] < finite[-count]:
             count += 1
@@ -85,14 +87,17 @@ class NonfiniteLoss:
         return (count, first) if finite and finite[-1] >= self.grown_times * abs(first) > 0 else None
 
     def _excused(self, window: Window, series: str) -> bool:
-        """Whether the GradScaler skipped a step since the last finite value of a loss that the script logged. Scripts count from
-        0 or 1 and log every so many steps, so the skipped step is looked for from there to one step later."""
+        """Whether the GradScaler skipped a step since the last finite value of a loss that the script logged. Scripts
+        count from 0 or 1 and log every so many steps, so the skipped step is looked for from there to one step
+        later."""
         track = window.tracks.get(series)
         if track is None:
             return False
         row = _bad_in_a_row(track.before(window.at, self.excused_steps + 1))
         places = range(len(track.steps) - 1, -1, -1)
-        last = next((track.steps[at] for at in places if track.steps[at] < window.at and math.isfinite(track.values[at])), None)
+        last = next(
+            (track.steps[at] for at in places if track.steps[at] < window.at and math.isfinite(track.values[at])), None
+        )
         after = window.at - 1 if last is None else last
         return row <= self.excused_steps and was_skipped(window, after + 1, later=window.at - after)
 
@@ -114,8 +119,8 @@ def _named(series: str) -> str:
 
 
 def _finite(track: Track) -> tuple[list[float], list[int]]:
-    """The values that are kept and are numbers, and their steps. Not all that happens to be in memory: a restarted server has no
-    more than track.size."""
+    """The values that are kept and are numbers, and their steps. Not all that happens to be in memory: a restarted
+    server has no more than track.size."""
     values, steps = track.last(track.size), track.last_steps(track.size)
     if math.isfinite(sum(values)):
         return values, steps
@@ -130,29 +135,32 @@ def _bad_in_a_row(values: list[float]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpike:
-    """The loss of the run (`loss`, else the whole loss that its script logs: Window.loss_name) jumped up and stayed there for
-    some steps.
+    """The loss of the run (`loss`, else the whole loss that its script logs: Window.loss_name) jumped up and stayed
+    there for some steps.
 
-    The median of the last `short` steps is compared with a line through the `long` steps before (medians of its halves; only
-    a falling line is followed, at half its slope, because a curve flattens). The distance must exceed z_at_least of the
-    residuals' spread (IQR / 1.349, at least floor_pct of the level) and rise_pct of the level. Measured on
-    31 real pre-training curves, on which the thresholds were also chosen (so in-sample; 7 of them are in tests/data/loss_curves):
-    no alert in 119,501 steps; of 400 spikes of +0.5 nat that decay, at places not used for tuning, 97.8 % are found within 10
-    steps (65 of 73 before step 600), where a flat baseline with z > 3 finds 86.3 %: its spread is inflated, and its level
-    raised, by the falling loss itself.
+    The median of the last `short` steps is compared with a line through the `long` steps before (medians of its halves;
+    only a falling line is followed, at half its slope, because a curve flattens). The distance must exceed z_at_least
+    of the residuals' spread (IQR / 1.349, at least floor_pct of the level) and rise_pct of the level. Measured on 31
+    real pre-training curves, on which the thresholds were also chosen (so in-sample; 7 of them are in
+    tests/data/loss_curves):
+    no alert in 119,501 steps; of 400 spikes of +0.5 nat that decay, at places not used for tuning, 97.8 % are found
+    within 10 steps (65 of 73 before step 600), where a flat baseline with z > 3 finds 86.3 %: its spread is inflated,
+    and its level raised, by the falling loss itself.
 
-    A loss of its own kind has its own idea of what a jump is: the same statistic is taken over the last thousand steps, and
-    the jump must be usual_times what is usual there (the 85th percentile), or unsteady_times it for a loss that changes its
-    sign or whose spread is above unsteady_pct of its level (reinforcement learning, GANs); before there is history enough, such a
-    loss must jump by early_unsteady_z of its spread, and by no more than early_unsteady_times its level: what was next to nothing
-    (the loss of a value before the first reward) may rise to anything. A single step cannot move the median: blips stay silent.
+    A loss of its own kind has its own idea of what a jump is: the same statistic is taken over the last thousand steps,
+    and the jump must be usual_times what is usual there (the 85th percentile), or unsteady_times it for a loss that
+    changes its sign or whose spread is above unsteady_pct of its level (reinforcement learning, GANs); before there is
+    history enough, such a loss must jump by early_unsteady_z of its spread, and by no more than early_unsteady_times
+    its level: what was next to nothing (the loss of a value before the first reward) may rise to anything. A single
+    step cannot move the median: blips stay silent.
 
-    A jump that comes round (epochs that begin high, warm restarts whose learning rate is not logged) is told the first time
-    and then usual: see _comes_round. Of 249 spikes put into real curves at equal distances, none was taken for such a turn.
+    A jump that comes round (epochs that begin high, warm restarts whose learning rate is not logged) is told the first
+    time and then usual: see _comes_round. Of 249 spikes put into real curves at equal distances, none was taken for
+    such a turn.
 
-    Known limits, runs flagged of 20 synthetic healthy ones: a loss that jumps up and stays or decays, with nothing else to
-    tell it from a spike, fires (the first turn of a cycle 20, and every turn of one longer than a thousand logged steps; a
-    curriculum of +0.3 steps 20); sparse bursts 9; slowly wandering noise 0 to 6.
+    Known limits, runs flagged of 20 synthetic healthy ones: a loss that jumps up and stays or decays, with nothing else
+    to tell it from a spike, fires (the first turn of a cycle 20, and every turn of one longer than a thousand logged
+    steps; a curriculum of +0.3 steps 20); sparse bursts 9; slowly wandering noise 0 to 6.
     """
 
     short: int = 9
@@ -225,11 +233,13 @@ class LossSpike:
         )  # fmt: skip
 
     def _judge_open(self, window: Window, series: str, track: Track) -> Finding | None:
-        """While its alert is open: whether the loss is still up. It is over when half the way back to where it was expected.
+        """While its alert is open: whether the loss is still up. It is over when half the way back to where it was
+        expected.
 
-        The steps just before are no measure for that, because a loss that stays up is soon the usual one there. The jump is
-        looked up among the steps that are kept instead; when it is no longer among them (after about a thousand), the new level
-        is the level of this run, which the healthy verdict says. Values that are no numbers do not say that the loss came back.
+        The steps just before are no measure for that, because a loss that stays up is soon the usual one there. The
+        jump is looked up among the steps that are kept instead; when it is no longer among them (after about a
+        thousand), the new level is the level of this run, which the healthy verdict says. Values that are no numbers do
+        not say that the loss came back.
         """
         newest = [value for value in track.last(self.short) if math.isfinite(value)]
         now = sorted(newest)[len(newest) // 2] if 2 * len(newest) > self.short else math.nan
@@ -255,7 +265,8 @@ class LossSpike:
         return distance >= 0.8 * self.z_at_least * spread and distance >= 0.8 * self.rise_pct / 100 * abs(level)
 
     def _jump(self, values: list[float]) -> tuple[float, float] | None:
-        """(level expected before it, height) of the newest jump among these values: of its blocks of `short` the highest one."""
+        """(level expected before it, height) of the newest jump among these values: of its blocks of `short` the
+        highest one."""
         need = self.long + self.short
         ends = range(len(values), self.short - 1, -self.short)
         middles = [sorted(values[end - self.short : end])[self.short // 2] for end in ends]
@@ -277,8 +288,9 @@ class LossSpike:
         return highest
 
     def _newest(self, track: Track) -> list[float] | None:
-        """The newest long + short values. Up to lost_in_a_row values in a row that are no numbers are left out: steps that a
-        GradScaler skipped, which say nothing about the others. None when the newest is none, or more in a row are none."""
+        """The newest long + short values. Up to lost_in_a_row values in a row that are no numbers are left out: steps
+        that a GradScaler skipped, which say nothing about the others. None when the newest is none, or more in a row
+        are none."""
         need = self.long + self.short
         values = track.last(need)
         if len(values) < need:
@@ -298,7 +310,8 @@ class LossSpike:
         return None
 
     def _armed_at(self, window: Window) -> int:
-        """The first step that is judged: after max(warm-up, learning-rate warm-up), and not soon after the rate was raised."""
+        """The first step that is judged: after max(warm-up, learning-rate warm-up), and not soon after the rate was
+        raised."""
         first = window.start_step + self.warmup_steps
         if window.lr_rise is not None:
             first = max(first, min(window.lr_rise, window.start_step + self.longest_lr_warmup_steps))
@@ -311,7 +324,8 @@ class LossSpike:
         slope = min(0.0, (sorted(before[half:])[half // 2] - sorted(before[:half])[half // 2]) / half)
         flat = sorted([value - slope * place for place, value in enumerate(before)])
         middle = 0.5 * (flat[half - 1] + flat[half])
-        level = middle + slope * 0.75 * self.long  # the line at its last quarter: half the way from its middle to its end
+        # the line at its last quarter: half the way from its middle to its end
+        level = middle + slope * 0.75 * self.long
         quarter = self.long // 4
         spread = max((flat[3 * quarter] - flat[quarter]) / 1.349, self.floor_pct / 100 * abs(level), 1e-12)
         now = sorted(values[self.long :])[self.short // 2]
@@ -339,16 +353,17 @@ class LossSpike:
         return distance > self.usual_times * usual
 
     def _by_factors(self, values: list[float]) -> bool:
-        """Whether it is a jump by factors, too, which is how a positive value such as a temporal-difference loss varies."""
+        """Whether it is a jump by factors, too, which is how a positive value such as a temporal-difference loss
+        varies."""
         if min(values) <= 0:
             return True
         ratio = self._measure([math.log(value) for value in values[-self.long - self.short :]])
         return ratio[0] >= self.z_at_least * ratio[1]
 
     def _comes_round(self, values: list[float], steps: list[int], start: int, distance: float) -> bool:
-        """Whether this jump is the turn of a cycle: the run jumped so before, fell back slowly, and a whole number of such
-        periods lies between its start and now. A spike decays or stays; it neither takes half the way to the next one to be
-        half gone, nor keeps time. Only asked when everything else says spike."""
+        """Whether this jump is the turn of a cycle: the run jumped so before, fell back slowly, and a whole number of
+        such periods lies between its start and now. A spike decays or stays; it neither takes half the way to the next
+        one to be half gone, nor keeps time. Only asked when everything else says spike."""
         wide, half = 2 * self.short, self.short // 2
 
         def middle(place: int, count: int) -> float:
@@ -359,7 +374,9 @@ class LossSpike:
             return max(range(first, end), key=lambda place: middle(place, half) - middle(place - half, half))
 
         newest = edge(len(values) - wide, len(values) - half)
-        jumps = {place: middle(place, self.short) - middle(place - wide, wide) for place in range(wide, newest - self.long)}
+        jumps = {
+            place: middle(place, self.short) - middle(place - wide, wide) for place in range(wide, newest - self.long)
+        }
         largest = max(jumps.values(), default=0.0)
         if not largest > 0:
             return False
@@ -379,7 +396,8 @@ class LossSpike:
 
 
 def skips_in_a_row(window: Window, kind: str, step: int, enough: int) -> int:
-    """How many non-finite steps up to this one, in a row, the GradScaler is known to have skipped; 0 when this one was not.
+    """How many non-finite steps up to this one, in a row, the GradScaler is known to have skipped; 0 when this one was
+    not.
 
     Counts to enough + 1 at most.
     """
@@ -391,7 +409,8 @@ def skips_in_a_row(window: Window, kind: str, step: int, enough: int) -> int:
 
 
 def was_skipped(window: Window, step: int, *, later: int) -> bool:
-    """Whether the GradScaler skipped this step: its counter rose or its scale fell in this step, or up to `later` steps on."""
+    """Whether the GradScaler skipped this step: its counter rose or its scale fell in this step, or up to `later` steps
+    on."""
     for name, sign in (("amp/skipped", 1.0), ("amp/scale", -1.0)):
         track = window.tracks.get(name)
         if track is None:

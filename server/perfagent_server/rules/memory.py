@@ -13,7 +13,9 @@ from perfagent_server.rules.window import End, Window
 
 __all__ = ["OomObserved", "is_oom", "memory_of"]
 
-_SHARED = re.compile(r"workers are out of shared memory|unable to (allocate|mmap) shared memory|insufficient shared memory")
+_SHARED = re.compile(
+    r"workers are out of shared memory|unable to (allocate|mmap) shared memory|insufficient shared memory"
+)
 _WORKER = re.compile(r"DataLoader worker.*killed by signal: Killed", re.DOTALL)
 """A worker that got SIGKILL: the kernel sends it when memory ran out, and hardly anyone else does."""
 _HOST = re.compile(r"DefaultCPUAllocator|alloc_cpu|_ArrayMemoryError|Unable to allocate [\d.]+ \w+ for an array")
@@ -21,7 +23,8 @@ _GPU = re.compile(r"CUDA|cuda|\bHIP\b|\bhip[A-Z]|GPU|XPU|MPS|CUBLAS|CUDNN|CUSOLV
 _PLAIN = re.compile(r"MemoryError\b|\bbad_alloc\b|cannot allocate memory(?! in static TLS)", re.IGNORECASE)
 """Python's, C++'s and the system's own words: the host's memory, where no GPU is named beside them."""
 _OOM = re.compile(
-    r"out of memory|OutOfMemory|can't allocate memory|not enough memory|_STATUS_ALLOC_FAILED|MemoryAllocation\b", re.IGNORECASE
+    r"out of memory|OutOfMemory|can't allocate memory|not enough memory|_STATUS_ALLOC_FAILED|MemoryAllocation\b",
+    re.IGNORECASE,
 )
 _ANY = (_OOM, _PLAIN, _HOST, _WORKER, _SHARED)
 
@@ -39,7 +42,8 @@ def _ran_out(text: str) -> bool:
 
 
 def memory_of(end: End) -> str:
-    """Which memory ran out: "gpu", "host", "shared" (what loader workers pass their batches in), or "" when nothing tells."""
+    """Which memory ran out: "gpu", "host", "shared" (what loader workers pass their batches in), or "" when nothing
+    tells."""
     said = f"{end.exception}\n{end.reason}"
     if not _ran_out(said):
         said = f"{said}\n{end.traceback}"  # it came of another exception, whose words these are
@@ -58,7 +62,8 @@ _WHAT = {"gpu": "GPU memory", "host": "Host memory", "shared": "The loader's sha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomObserved:
-    """A process of the run ended because memory ran out: the GPU's, the host's, or what loader workers share with the trainer."""
+    """A process of the run ended because memory ran out: the GPU's, the host's, or what loader workers share with the
+    trainer."""
 
     id: ClassVar[str] = "oom_observed"
     on: ClassVar[tuple[str, ...]] = ("state",)

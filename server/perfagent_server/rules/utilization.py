@@ -19,14 +19,16 @@ _LEAST_BUSY_S = 5.0  # utilization is sampled once a second
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataBound:
-    """The step waits for its batch: the share of phase/data_s in step_time_s, medians over ranks, over the last `steps` steps.
+    """The step waits for its batch: the share of phase/data_s in step_time_s, medians over ranks, over the last `steps`
+    steps.
 
-    The single worst step of the window is left out: the first batch of an epoch waits for its workers to start. The first
-    skip_steps steps are not judged, and a wait below least_wait_s a step is not worth anyone's time, whatever its share.
+    The single worst step of the window is left out: the first batch of an epoch waits for its workers to start. The
+    first skip_steps steps are not judged, and a wait below least_wait_s a step is not worth anyone's time, whatever its
+    share.
 
-    On a GPU the loader's wait is the host's time, and forward, backward, optimizer and communication are the device's: a host
-    that runs ahead may wait while the device works on what it was given. Only what these leave of the step can be gained, and
-    where the GPUs are busy for busy_pct of the time nothing can.
+    On a GPU the loader's wait is the host's time, and forward, backward, optimizer and communication are the device's:
+    a host that runs ahead may wait while the device works on what it was given. Only what these leave of the step can
+    be gained, and where the GPUs are busy for busy_pct of the time nothing can.
     """
 
     warning_pct: float = 10.0
@@ -59,13 +61,18 @@ class DataBound:
             pairs = [(at, wait, by_step[at]) for at, wait in zip(steps, last, strict=True) if at in by_step]
             if len(pairs) < self.steps // 2:
                 return None
-            steps, last, times = [at for at, _, _ in pairs], [wait for _, wait, _ in pairs], [time for _, _, time in pairs]
+            steps, last, times = (
+                [at for at, _, _ in pairs],
+                [wait for _, wait, _ in pairs],
+                [time for _, _, time in pairs],
+            )
         worst = max(range(len(last)), key=last.__getitem__)
         waited, total = sum(last) - last[worst], sum(times) - times[worst]
         count = len(last) - 1
         if not 0 < total < math.inf or not waited >= self.least_wait_s * count:
             return None
-        # What a device computed meanwhile was not waited for: without the loader's wait the step still takes as long as that.
+        # What a device computed meanwhile was not waited for: without the loader's wait the step still takes as long as
+        # that.
         counted = {*steps} - {steps[worst]}
         gain = min(waited, total - sum(_seconds_in(window, phase, counted) for phase in _ON_DEVICE))
         share = min(100.0, 100 * gain / total)
@@ -117,7 +124,8 @@ class LowGpuUtilization:
         later: float | None = None
         for second, value, samples, stepping in reversed(window.busy):
             if stepping:
-                covered += 1.0 if later is None else min(later - second, 5.0)  # a sampler may be slower than one a second
+                # a sampler may be slower than one a second
+                covered += 1.0 if later is None else min(later - second, 5.0)
                 total += value
                 count += samples
             later = second
@@ -136,7 +144,13 @@ class LowGpuUtilization:
             severity="warning" if mean < self.warning_below_pct else "info",
             message=f"The GPU is busy {mean:.0f} % of the time over {covered:.0f} s of stepping{said}.",
             since_step=window.step,
-            evidence={"utilization_pct": mean, "over_s": covered, "samples": count, "phase_shares_pct": shares, "cause": cause},
+            evidence={
+                "utilization_pct": mean,
+                "over_s": covered,
+                "samples": count,
+                "phase_shares_pct": shares,
+                "cause": cause,
+            },
             fix=REMEDIES[self.id],
             gain_pct=None,
         )
@@ -163,7 +177,8 @@ _FEWEST_STEPS = 10
 
 
 def _cause(window: Window) -> tuple[dict[str, float], str]:
-    """Shares of the newest steps by phase, and the one to look at, in words: what is not the model's own work comes first."""
+    """Shares of the newest steps by phase, and the one to look at, in words: what is not the model's own work comes
+    first."""
     took = window.track("step_time_s")
     if took is None:
         return {}, ""
@@ -176,18 +191,26 @@ def _cause(window: Window) -> tuple[dict[str, float], str]:
         return {}, ""
     shares = {phase: 100 * len(steps) * value / whole for phase, value in means.items()}
     waits = {phase: share for phase, share in shares.items() if phase not in ("forward", "backward")}
-    phase = max(waits, key=waits.__getitem__) if waits and max(waits.values()) >= 20 else max(shares, key=shares.__getitem__)
+    phase = (
+        max(waits, key=waits.__getitem__)
+        if waits and max(waits.values()) >= 20
+        else max(shares, key=shares.__getitem__)
+    )
     return shares, f"{_WAITS[phase]} ({shares[phase]:.0f} % of the step)"
 
 
 def share_elsewhere(window: Window) -> float | None:
-    """What part of a typical step (the median of the newest) no phase accounts for, 0 to 1. None where too few steps tell, or the
-    GPUs are busy all the same: the script then only waits for their work."""
+    """What part of a typical step (the median of the newest) no phase accounts for, 0 to 1. None where too few steps
+    tell, or the GPUs are busy all the same: the script then only waits for their work."""
     took, other = window.track("step_time_s"), window.tracks.get("phase/other_s")
     if took is None or other is None:
         return None
     times = dict(zip(took.last_steps(took.size), took.last(took.size), strict=True))
-    told = {step: value for step, value in zip(other.steps, other.values, strict=True) if 0 < times.get(step, 0.0) < math.inf}
+    told = {
+        step: value
+        for step, value in zip(other.steps, other.values, strict=True)
+        if 0 < times.get(step, 0.0) < math.inf
+    }
     busy = _busy_pct(window, took.time, sum(times.values()))
     if len(told) < _FEWEST_STEPS or (busy is not None and busy >= DataBound().busy_pct):
         return None
@@ -197,8 +220,8 @@ def share_elsewhere(window: Window) -> float | None:
 
 
 def phase_means(window: Window, steps: int) -> dict[str, float]:
-    """Mean seconds that each phase takes of the newest steps. A step without a phase (it saved no checkpoint) spent none in it;
-    phases that none of them had are absent."""
+    """Mean seconds that each phase takes of the newest steps. A step without a phase (it saved no checkpoint) spent
+    none in it; phases that none of them had are absent."""
     took = window.track("step_time_s")
     if took is None:
         return {}
@@ -213,8 +236,8 @@ def _has(window: Window, phase: str, steps: set[int]) -> bool:
 
 
 def _seconds_in(window: Window, phase: str, steps: set[int]) -> float:
-    """Seconds that a phase took of these steps, as far as they are told. Not only of those that rules may see: the other phases
-    of a step are shown to them after its wait for data."""
+    """Seconds that a phase took of these steps, as far as they are told. Not only of those that rules may see: the
+    other phases of a step are shown to them after its wait for data."""
     track = window.tracks.get(f"phase/{phase}_s")
     if track is None or not steps:
         return 0.0
@@ -233,7 +256,8 @@ def _seconds_by_step(window: Window, phases: tuple[str, ...]) -> dict[int, float
 
 
 def _busy_pct(window: Window, until: float | None, seconds: float) -> float | None:
-    """Mean utilization of the GPUs over the last seconds (at least _LEAST_BUSY_S) up to a time; None where it is not known."""
+    """Mean utilization of the GPUs over the last seconds (at least _LEAST_BUSY_S) up to a time; None where it is not
+    known."""
     if until is None:
         return None
     since = until - max(seconds, _LEAST_BUSY_S)

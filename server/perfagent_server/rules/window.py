@@ -1,12 +1,12 @@
 """The data that a rule may look at: the recent past of one attempt of one run, with ranks put together step by step.
 
 A Window is filled from frames and knows no clock, database or network: its time is the server time at which the newest
-frame was received, or the time of the engine's tick. It is bounded: each series keeps a fixed number of steps. `snapshot()`
-and `restore()` carry it over a restart without loss, so that a rule continues exactly where it was.
+frame was received, or the time of the engine's tick. It is bounded: each series keeps a fixed number of steps.
+`snapshot()` and `restore()` carry it over a restart without loss, so that a rule continues exactly where it was.
 
 Ranks arrive at different moments. A step of a series is closed, and only then shown to the rules, when every rank that
-reports that series has reported the step, or when the slowest has kept it waiting for PATIENCE_S. Non-finite values do not
-wait for that: they are noted the moment they arrive.
+reports that series has reported the step, or when the slowest has kept it waiting for PATIENCE_S. Non-finite values do
+not wait for that: they are noted the moment they arrive.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _Part = tuple[Sequence[int], Sequence[float], Sequence[float]]
 
 
 def _in_step_order(parts: Sequence[_Part]) -> _Part:
-    """A series that is in several groups of a frame (some steps have more names than others) as though it were in one: a step
-    that comes after a later one would be taken for late."""
+    """A series that is in several groups of a frame (some steps have more names than others) as though it were in one:
+    a step that comes after a later one would be taken for late."""
     if len(parts) == 1:
         return parts[0]
     rows = [row for part in parts for row in zip(*part, strict=True)]
@@ -64,7 +64,8 @@ def _root_of_sum(values: Sequence[float]) -> float:
 class Signal:
     """A series that rules read: how many steps are kept and how ranks become one value.
 
-    of: the series that rules read instead, when ranks send parts of it: a step of which a part is missing is then left out.
+    of: the series that rules read instead, when ranks send parts of it: a step of which a part is missing is then left
+    out.
     """
 
     steps: int
@@ -78,7 +79,8 @@ SIGNALS: dict[str, Signal] = {
     "lr": Signal(64, max),
     "grad/norm": Signal(64, max),
     "grad/nonfinite": Signal(64, sum),
-    "grad/local_square_sum": Signal(64, _root_of_sum, of="grad/norm"),  # of sharded parameters: each rank sends its part
+    # of sharded parameters: each rank sends its part
+    "grad/local_square_sum": Signal(64, _root_of_sum, of="grad/norm"),
     "amp/scale": Signal(64, min),
     "amp/skipped": Signal(64, max),
     "step_time_s": Signal(64, median),
@@ -95,8 +97,8 @@ _GRADIENTS = ("grad/norm", "grad/nonfinite", "grad/local_square_sum")
 
 @dataclass(slots=True)
 class Bad:
-    """A step in which a value was NaN or infinite. time: when that was noted, server clock; value: the first
-    one seen, or that of `loss`; ranks: whose it was; series: of losses their names, `loss` itself when none is written."""
+    """A step in which a value was NaN or infinite. time: when that was noted, server clock; value: the first one seen,
+    or that of `loss`; ranks: whose it was; series: of losses their names, `loss` itself when none is written."""
 
     step: int
     time: float
@@ -182,8 +184,8 @@ class Track:
         return None
 
     def before(self, step: int, count: int) -> list[float]:
-        """The newest `count` values up to this step, oldest first. What waits for a slow rank counts too, and not only what the
-        rules have seen: they are judged in turn, and a value that is no number is judged at once."""
+        """The newest `count` values up to this step, oldest first. What waits for a slow rank counts too, and not only
+        what the rules have seen: they are judged in turn, and a value that is no number is judged at once."""
         end = bisect_right(self.steps, step)
         waiting = [
             self.over_ranks([values[rank] for rank in sorted(values)])
@@ -252,8 +254,8 @@ class Track:
         self.seen = len(self.steps)
 
     def _trim(self) -> None:
-        """Drops what is too old, when new steps come and not when the last one was judged: of a frame with more steps than are
-        kept, rules on other series, which are judged later, look up each."""
+        """Drops what is too old, when new steps come and not when the last one was judged: of a frame with more steps
+        than are kept, rules on other series, which are judged later, look up each."""
         over = self.seen - self.size
         if over > self.size:
             for column in (self.steps, self.values, self.times):
@@ -286,8 +288,9 @@ class Window:
     """The recent past of one attempt of one run.
 
     now: Unix seconds, server clock; at: the step under judgement; firing: rules whose alert is open (for hysteresis);
-    step: the last completed step of any rank; bad: non-finite steps by "loss" and "gradient"; ends: how processes ended;
-    lost: ranks without contact and for how many seconds; heard: ranks that ever reported; done: those of them that ended.
+    step: the last completed step of any rank; bad: non-finite steps by "loss" and "gradient"; ends: how processes
+    ended; lost: ranks without contact and for how many seconds; heard: ranks that ever reported; done: those of them
+    that ended.
     """
 
     run: str
@@ -327,7 +330,8 @@ class Window:
 
     @property
     def loss_name(self) -> str | None:
-        """The series that is the loss of this run: `loss`, else what the script calls so. None: it logs no whole one."""
+        """The series that is the loss of this run: `loss`, else what the script calls so. None: it logs no whole
+        one."""
         if LOSS in self.tracks:
             return LOSS
         return next((name for name in self.tracks if loss_kind(name) == "whole"), None)
@@ -340,7 +344,7 @@ class Window:
     def ended(self) -> bool:
         return self.state in TERMINAL
 
-    # --- filling -------------------------------------------------------------------------------------------------------------
+    # --- filling ------------------------------------------------------------------------------------------------------
 
     def restart(self, attempt: int) -> None:
         """A new attempt of the run began: what the older one left is no history for this one."""
@@ -367,7 +371,8 @@ class Window:
             steps = group.steps()
             times = group.times()
             if wanted and ("step_time_s" not in self.tracks or any(name in SIGNALS for name in wanted)):
-                self.step = max(self.step, *steps)  # a script may count its own losses otherwise than the agent counts steps
+                # a script may count its own losses otherwise than the agent counts steps
+                self.step = max(self.step, *steps)
             for name in wanted:
                 values = group.column(name)
                 if name in _GRADIENTS or loss_kind(name):
@@ -386,7 +391,8 @@ class Window:
         return self.close(touched | parts.keys())
 
     def _follow_losses(self, groups: Sequence[Group]) -> None:
-        """Begins the tracks of training losses by other names than `loss`: not too many, and of parts only where no whole is."""
+        """Begins the tracks of training losses by other names than `loss`: not too many, and of parts only where no
+        whole is."""
         names = {name for group in groups for name in group.values if loss_kind(name)} - self.tracks.keys() - {LOSS}
         if not names:
             return
@@ -398,7 +404,8 @@ class Window:
             self.tracks[name] = Track(name)
 
     def close(self, names: Iterable[str], *, final: bool = False) -> list[str]:
-        """Closes what can be closed of these series, and gives those with steps to judge. final: no rank will send any more."""
+        """Closes what can be closed of these series, and gives those with steps to judge. final: no rank will send any
+        more."""
         now = math.inf if final else self.now
         ready = []
         for name in names:
@@ -505,7 +512,7 @@ class Window:
         if len(self.busy) > 2 * _UTILIZATION_KEPT_S:
             del self.busy[:-_UTILIZATION_KEPT_S]
 
-    # --- persistence ---------------------------------------------------------------------------------------------------------
+    # --- persistence --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
         """Plain values for MessagePack."""
@@ -551,8 +558,8 @@ class Window:
 
 
 def _to_judge(bad: Sequence[int]) -> Sequence[int]:
-    """Of the places of bad values in a frame those to judge: a fault begins where an unbroken row of them does, and the newest
-    say how it is now. What lies between, in a frame of thousands of them, says no more."""
+    """Of the places of bad values in a frame those to judge: a fault begins where an unbroken row of them does, and the
+    newest say how it is now. What lies between, in a frame of thousands of them, says no more."""
     if len(bad) <= _MAX_BAD:
         return bad
     beginnings: list[int] = []

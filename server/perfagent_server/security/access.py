@@ -1,9 +1,10 @@
 """Decides who may do what: the one question every route asks.
 
-Bound to loopback, reading and ingest need no key and administration needs the admin token, an admin key or an admin's session.
-Bound to anything else, or with auth "required", everything needs a key or a session. What is presented counts: a wrong,
-revoked or expired key is refused even where none is needed, so that a mistake is seen; an ingest key never reads.
-A cookie that is not known is no credential at all: browsers send it along unasked, also to another server on this machine.
+Bound to loopback, reading and ingest need no key and administration needs the admin token, an admin key or an admin's
+session. Bound to anything else, or with auth "required", everything needs a key or a session. What is presented counts:
+a wrong, revoked or expired key is refused even where none is needed, so that a mistake is seen; an ingest key never
+reads. A cookie that is not known is no credential at all: browsers send it along unasked, also to another server on
+this machine.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ SCOPES: tuple[Scope, ...] = ("read", "ingest", "admin")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks. who: for the audit log ("key 1a2b3c4d", "admin token", "session", "anyone"); project: the only one it may
-    send to, None for any."""
+    """Who asks. who: for the audit log ("key 1a2b3c4d", "admin token", "session", "anyone"); project: the only one it
+    may send to, None for any."""
 
     who: str
     may: frozenset[Scope]
@@ -50,9 +51,12 @@ _NOBODY = Identity("anyone", frozenset())
 
 
 class Failures:
-    """Counts wrong credentials by address: more than `limit` in a minute are answered 429 for the rest of that minute."""
+    """Counts wrong credentials by address: more than `limit` in a minute are answered 429 for the rest of that
+    minute."""
 
-    def __init__(self, limit: int = 10, *, clock: Callable[[], float] = time.monotonic, addresses: int = 10_000) -> None:
+    def __init__(
+        self, limit: int = 10, *, clock: Callable[[], float] = time.monotonic, addresses: int = 10_000
+    ) -> None:
         self._limit, self._clock, self._addresses = limit, clock, addresses
         self._windows: dict[str, tuple[float, int]] = {}  # address -> (start of its minute, failures in it)
         self.total = 0
@@ -86,7 +90,8 @@ class Access:
         return identity
 
     def still_allows(self, connection: HTTPConnection, scope: Scope) -> bool:
-        """Whether a connection that was let in would be let in now. Its end is no failed attempt, and is not counted as one."""
+        """Whether a connection that was let in would be let in now. Its end is no failed attempt, and is not counted as
+        one."""
         identity = self._identity(connection)
         return identity is not None and scope in identity.may
 
@@ -162,8 +167,8 @@ _WHAT_IS_MISSING: dict[Scope, str] = {
 
 
 def require(scope: Scope) -> Callable[[HTTPConnection], Awaitable[Identity]]:
-    """The dependency of a route: `dependencies=[Depends(require("read"))]`. Every route has one, or stands in the list of
-    open ones in tests/server/security."""
+    """The dependency of a route: `dependencies=[Depends(require("read"))]`. Every route has one, or stands in the list
+    of open ones in tests/server/security."""
     return _REQUIREMENTS[scope]
 
 

@@ -15,8 +15,11 @@ from perfagent_server.store.tables import audit
 __all__ = ["record"]
 
 
-def record(connection: HTTPConnection, identity: Identity, action: str, detail: str = "") -> Callable[[Connection], None]:
-    """A job that writes one row; give it to the transaction that makes the change, so that neither exists without the other."""
+def record(
+    connection: HTTPConnection, identity: Identity, action: str, detail: str = ""
+) -> Callable[[Connection], None]:
+    """A job that writes one row; give it to the transaction that makes the change, so that neither exists without the
+    other."""
     origin = connection.client.host if connection.client else ""
     values = {"time": time.time(), "who": identity.who, "origin": origin, "action": action, "detail": detail[:2000]}
 

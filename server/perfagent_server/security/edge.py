@@ -1,7 +1,8 @@
 """Checks every request before any route: pure ASGI, no framework, nothing per user.
 
-Host allow-list (a page of another site whose name was rebound to this address is refused), Origin and Sec-Fetch-Site on unsafe
-methods and WebSockets, size and time limits for bodies, and the headers that tell a browser what a page of ours may do.
+Host allow-list (a page of another site whose name was rebound to this address is refused), Origin and Sec-Fetch-Site on
+unsafe methods and WebSockets, size and time limits for bodies, and the headers that tell a browser what a page of ours
+may do.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ log = logging.getLogger("perfagent.server")
 
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-# A body may take this long per received byte on top of the read timeout: 64 KiB/s is slow for a line that carries training data.
+# A body may take this long per received byte on top of the read timeout: 64 KiB/s is slow for a line that carries
+# training data.
 _SECONDS_PER_BYTE = 1 / 65536
 
 
@@ -173,7 +175,8 @@ class BodyLimits:
 
 
 def content_security_policy(script_hashes: Sequence[str] = ()) -> str:
-    """What a page may load: our own files only. Dash needs inline styles, and its few inline scripts by their hashes."""
+    """What a page may load: our own files only. Dash needs inline styles, and its few inline scripts by their
+    hashes."""
     return "; ".join(
         (
             "default-src 'self'",
@@ -192,7 +195,8 @@ def content_security_policy(script_hashes: Sequence[str] = ()) -> str:
 
 
 class HeadAsGet:
-    """HEAD is answered as GET: load balancers and `wget --spider` ask so. The HTTP server leaves the body out by itself."""
+    """HEAD is answered as GET: load balancers and `wget --spider` ask so. The HTTP server leaves the body out by
+    itself."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

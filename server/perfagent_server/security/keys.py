@@ -1,8 +1,8 @@
 """API keys and the two secrets in the data folder: the admin token and the pepper.
 
-A key is `pfa_<scope>_<8 id>_<43 base62>`: 256 random bits, of which the server keeps only an HMAC-SHA256 with its pepper,
-found by the id and compared in constant time. A slow password hash would be wrong here: the secret cannot be guessed, and
-argon2 would cost 0.75 s on each of a thousand requests a second (HMAC: 8 µs).
+A key is `pfa_<scope>_<8 id>_<43 base62>`: 256 random bits, of which the server keeps only an HMAC-SHA256 with its
+pepper, found by the id and compared in constant time. A slow password hash would be wrong here: the secret cannot be
+guessed, and argon2 would cost 0.75 s on each of a thousand requests a second (HMAC: 8 µs).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ KeyScope = Literal["ingest", "read", "admin"]
 KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 PEPPER_FILE = "key-pepper"
 ONLY_INGEST_HAS_A_PROJECT = (
-    "project limits what an ingest key may send to; a key with the scope {scope!r} sees every project, so leave project out"
+    "project limits what an ingest key may send to; "
+    "a key with the scope {scope!r} sees every project, so leave project out"
 )
 
 _BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -59,7 +60,8 @@ class Key:
 
 
 def secret_file(path: Path) -> str:
-    """The secret in a file that only its owner can read; made at the first start. Raises ResourceError if others can read it."""
+    """The secret in a file that only its owner can read; made at the first start. Raises ResourceError if others can
+    read it."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -80,7 +82,8 @@ def secret_file(path: Path) -> str:
 
 
 class Keys:
-    """The keys of this server. `find` is on the path of every request: no database read for a key that was seen lately."""
+    """The keys of this server. `find` is on the path of every request: no database read for a key that was seen
+    lately."""
 
     def __init__(self, database: Database, pepper: str, *, clock: Callable[[], float] = time.time) -> None:
         self._database, self._pepper, self._clock = database, pepper.encode(), clock
@@ -100,7 +103,13 @@ class Keys:
         def job(connection: Connection) -> None:
             connection.execute(
                 insert(api_key).values(
-                    id=key.id, scope=scope, digest=digest, name=name, project=project, created=key.created, expires=expires
+                    id=key.id,
+                    scope=scope,
+                    digest=digest,
+                    name=name,
+                    project=project,
+                    created=key.created,
+                    expires=expires,
                 )
             )
             if also:
@@ -123,7 +132,9 @@ class Keys:
 
         def job(connection: Connection) -> bool:
             exists = connection.execute(select(api_key.c.id).where(api_key.c.id == identifier)).first() is not None
-            connection.execute(update(api_key).where(api_key.c.id == identifier, api_key.c.revoked.is_(None)).values(revoked=now))
+            connection.execute(
+                update(api_key).where(api_key.c.id == identifier, api_key.c.revoked.is_(None)).values(revoked=now)
+            )
             if exists and also:
                 also(connection)
             return exists
@@ -189,7 +200,16 @@ class Keys:
 
 
 def _key(row: Any) -> Key:
-    return Key(row["id"], row["scope"], row["name"], row["project"], row["created"], row["expires"], row["revoked"], row["used"])
+    return Key(
+        row["id"],
+        row["scope"],
+        row["name"],
+        row["project"],
+        row["created"],
+        row["expires"],
+        row["revoked"],
+        row["used"],
+    )
 
 
 def _random(length: int) -> str:

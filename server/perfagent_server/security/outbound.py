@@ -1,10 +1,10 @@
 """Sends requests to addresses that people choose: it resolves, checks and connects to that very address. Nothing else
 may.
 
-A webhook's URL is somebody's input, and the server stands inside the network (SSRF). Checking a name and then handing the
-name to an HTTP library resolves it twice, and the second answer may differ (rebinding): here the socket is opened to the
-address that was checked. There are no redirects, proxies from the environment or Unix sockets, and a request ends after its
-total time, however slowly the other side drips.
+A webhook's URL is somebody's input, and the server stands inside the network (SSRF). Checking a name and then handing
+the name to an HTTP library resolves it twice, and the second answer may differ (rebinding): here the socket is opened
+to the address that was checked. There are no redirects, proxies from the environment or Unix sockets, and a request
+ends after its total time, however slowly the other side drips.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Resolver = Callable[[str, int], Sequence[str]]
 
 TOTAL_S = 10.0
 _KEPT_HEADERS = ("retry-after", "location")
-# is_global alone is no guard: it holds for NAT64 and 6to4 forms of loopback and for multicast, and what it says of the special
-# ranges differs between versions of Python. The rest is cloud metadata under a public address (Azure), a deprecated relay
-# prefix, and site-local.
+# is_global alone is no guard: it holds for NAT64 and 6to4 forms of loopback and for multicast, and what it says of the
+# special ranges differs between versions of Python. The rest is cloud metadata under a public address (Azure), a
+# deprecated relay prefix, and site-local.
 _NEVER = tuple(
     ipaddress.ip_network(text)
     for text in (
@@ -96,8 +96,8 @@ class Guard:
         self._resolve = resolver or _resolve
 
     def check_url(self, url: str) -> None:
-        """Raises ConfigError for a URL that can be no receiver, AddressNotAllowed for one that must be none. A name that does
-        not resolve now may do so later, and passes."""
+        """Raises ConfigError for a URL that can be no receiver, AddressNotAllowed for one that must be none. A name
+        that does not resolve now may do so later, and passes."""
         _, host, port, _ = _split(url)
         try:
             self.addresses(host, port)
@@ -117,7 +117,8 @@ class Guard:
         ]
         if allowed:
             return allowed
-        # One inner address among public ones is enough to refuse: which of them is taken would be the other side's choice.
+        # One inner address among public ones is enough to refuse: which of them is taken would be the other side's
+        # choice.
         refused = [text for text, address in parsed if not is_public(address)]
         if refused:
             named = refused[0] if host == refused[0] else f"{host} ({refused[0]})"
@@ -138,12 +139,14 @@ def post(guard: Guard, url: str, body: bytes, headers: dict[str, str], *, total_
     standard = {"http": 80, "https": 443}[scheme]
     sent = {"Host": netloc if port == standard else f"{netloc}:{port}", "Connection": "close", **headers}
     timeout = dict.fromkeys(("connect", "read", "write", "pool"), total_s)
-    origin = httpcore.URL(
-        scheme=scheme.encode(), host=host.encode(), port=port, target=target.encode()
-    )
+    origin = httpcore.URL(scheme=scheme.encode(), host=host.encode(), port=port, target=target.encode())
     with (
-        httpcore.ConnectionPool(ssl_context=_tls() if scheme == "https" else None, network_backend=backend, retries=0) as pool,
-        pool.stream("POST", origin, headers=list(sent.items()), content=body, extensions={"timeout": timeout}) as response,
+        httpcore.ConnectionPool(
+            ssl_context=_tls() if scheme == "https" else None, network_backend=backend, retries=0
+        ) as pool,
+        pool.stream(
+            "POST", origin, headers=list(sent.items()), content=body, extensions={"timeout": timeout}
+        ) as response,
     ):
         found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
         return Reply(response.status, {name: found[name][:300] for name in _KEPT_HEADERS if name in found})
@@ -157,21 +160,35 @@ class _Backend(httpcore.NetworkBackend):
         self._real = httpcore.SyncBackend()
 
     def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, local_address: str | None = None, socket_options: Any = None
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Any = None,
     ) -> httpcore.NetworkStream:
         addresses = _within(self._deadline, lambda: self._guard.addresses(self._host, port))
         error: Exception | None = None
         for address in addresses:
             try:
-                stream = self._real.connect_tcp(address, port, _left(self._deadline, timeout), local_address, socket_options)
+                stream = self._real.connect_tcp(
+                    address, port, _left(self._deadline, timeout), local_address, socket_options
+                )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as failure:
                 error = failure
                 continue
             return _Stream(stream, self._deadline)
         raise error or OSError(f"{host} has no address")
 
-    def connect_unix_socket(self, path: str, timeout: float | None = None, socket_options: Any = None) -> httpcore.NetworkStream:  # noqa: ARG002
-        raise AddressNotAllowed(f"address not allowed: the Unix socket {path!r}; webhooks go to http and https addresses only")
+    def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,  # noqa: ARG002
+        socket_options: Any = None,  # noqa: ARG002
+    ) -> httpcore.NetworkStream:
+        raise AddressNotAllowed(
+            f"address not allowed: the Unix socket {path!r}; webhooks go to http and https addresses only"
+        )
 
     def sleep(self, seconds: float) -> None:
         time.sleep(min(seconds, max(0.0, self._deadline - time.monotonic())))
@@ -195,7 +212,9 @@ class _Stream(httpcore.NetworkStream):
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
-        return _Stream(self._stream.start_tls(ssl_context, server_hostname, _left(self._deadline, timeout)), self._deadline)
+        return _Stream(
+            self._stream.start_tls(ssl_context, server_hostname, _left(self._deadline, timeout)), self._deadline
+        )
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
@@ -236,7 +255,8 @@ def _within(deadline: float, call: Callable[[], list[str]]) -> list[str]:
 
 
 def _resolve(host: str, port: int) -> list[str]:
-    """Addresses of a name, or of any way to write an address that the system's resolver understands (127.1, 0x7f000001)."""
+    """Addresses of a name, or of any way to write an address that the system's resolver understands (127.1,
+    0x7f000001)."""
     rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(row[4][0]) for row in rows))
 
@@ -247,8 +267,8 @@ def _inner(address: Address) -> Address:
 
 
 def _split(url: str) -> tuple[str, str, int, str]:
-    """scheme, host, port, target, all of them ASCII: the name that is resolved is the one of the Host header, of the certificate
-    and of the allow-list. Raises ConfigError."""
+    """scheme, host, port, target, all of them ASCII: the name that is resolved is the one of the Host header, of the
+    certificate and of the allow-list. Raises ConfigError."""
     if any(ord(character) < 33 or ord(character) == 127 for character in url) or "\\" in url:
         raise ConfigError("a webhook's URL holds spaces, control characters or backslashes; percent-encode them")
     try:
@@ -276,7 +296,8 @@ def _ascii_name(host: str) -> str:
     """A host as the network spells it: müller.example is xn--mller-kva.example. Raises ConfigError.
 
     By IDNA 2008, as browsers do: Python's own codec is of 2003 and would send what is meant for straße.example to
-    strasse.example. It also says what is no name (empty or too long labels), where the resolver would raise a UnicodeError."""
+    strasse.example. It also says what is no name (empty or too long labels), where the resolver would raise a
+    UnicodeError."""
     if ":" in host:
         return host  # an IPv6 address
     try:
@@ -285,7 +306,9 @@ def _ascii_name(host: str) -> str:
         raise ConfigError(f"{host[:200]!r} is no host name: it holds characters that names may not have") from None
     labels = name.removesuffix(".").split(".")
     if len(name) > 254 or not all(0 < len(label) < 64 for label in labels):
-        raise ConfigError(f"{host[:200]!r} is no host name: between its dots there are 1 to 63 characters, and 253 in all")
+        raise ConfigError(
+            f"{host[:200]!r} is no host name: between its dots there are 1 to 63 characters, and 253 in all"
+        )
     return name
 
 

@@ -1,7 +1,8 @@
 """Sessions of browsers, and the one-time addresses that open them.
 
-A session is a random id in an HttpOnly, SameSite=Lax cookie; the server keeps its SHA-256. A one-time address is good for one
-use and for as long as the process that printed it runs, at most a day. A session that a key opened ends with that key.
+A session is a random id in an HttpOnly, SameSite=Lax cookie; the server keeps its SHA-256. A one-time address is good
+for one use and for as long as the process that printed it runs, at most a day. A session that a key opened ends with
+that key.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ __all__ = ["Sessions"]
 
 _SESSION_S = 30 * 86400.0
 _LINK_S = 86400.0
-# Browsers refuse a `__Host-` cookie unless it is Secure, for the whole host and set over https: no other site can plant one.
+# Browsers refuse a `__Host-` cookie unless it is Secure, for the whole host and set over https: no other site can plant
+# one.
 _SECURE_COOKIE = "__Host-perfagent"
 _PLAIN_COOKIE = "perfagent_session"
 
@@ -38,7 +40,7 @@ class Sessions:
         self._lock = threading.Lock()
         self._links: dict[bytes, tuple[str, float]] = {}  # digest -> (scope, expires)
 
-    # --- one-time addresses ---------------------------------------------------------------------------------------------
+    # --- one-time addresses -------------------------------------------------------------------------------------------
 
     def issue_link(self, scope: str = "admin") -> str:
         """A token for /login?token=..., good for one use."""
@@ -55,7 +57,7 @@ class Sessions:
             scope, expires = self._links.pop(_digest(token), ("", 0.0))
         return scope if expires > self._clock() else None
 
-    # --- sessions -------------------------------------------------------------------------------------------------------
+    # --- sessions -----------------------------------------------------------------------------------------------------
 
     def open(self, scope: str, *, key: str | None = None, also: Callable[[Connection], object] | None = None) -> str:
         """The id of a new session, for the cookie. key: the id of the key that opens it."""
@@ -83,8 +85,8 @@ class Sessions:
     def scope_of(self, cookies: Mapping[str, str]) -> str | None:
         """The scope of a session, None without one. Only a request that carries our cookie costs a database read.
 
-        The session's key is looked up each time. Deleting sessions when a key is revoked would miss a login that is under way at
-        that moment, and a key that expires.
+        The session's key is looked up each time. Deleting sessions when a key is revoked would miss a login that is
+        under way at that moment, and a key that expires.
         """
         token = cookies.get(_SECURE_COOKIE) or cookies.get(_PLAIN_COOKIE)
         if not token:

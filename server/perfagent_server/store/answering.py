@@ -61,16 +61,21 @@ class Answers:
         found = []
         for row in rows:
             groups, events = unpack_whole(row.frame)
-            found.append(Stored(row.id, row.run, row.attempt, row.rank, row.source, row.seq, row.received, groups, events))
+            found.append(
+                Stored(row.id, row.run, row.attempt, row.rank, row.source, row.seq, row.received, groups, events)
+            )
         return found
 
     def latest(self, run: str) -> dict[str, Latest]:
         with self.database.read() as connection:
             attempts = visible_attempts(connection, run)
             top = dict(attempts)
-            best: dict[tuple[str, int], tuple[int, int, float, float]] = {}  # (name, rank) -> attempt, step, time, value
+            # (name, rank) -> attempt, step, time, value
+            best: dict[tuple[str, int], tuple[int, int, float, float]] = {}
             rows = connection.execute(
-                select(series.c.id, series.c.rank, series.c.name, last.c.attempt, last.c.step, last.c.time, last.c.value)
+                select(
+                    series.c.id, series.c.rank, series.c.name, last.c.attempt, last.c.step, last.c.time, last.c.value
+                )
                 .outerjoin(last, last.c.series == series.c.id)
                 .where(series.c.run == run)
             )
@@ -89,7 +94,8 @@ class Answers:
                     if held is None or (attempt, step, time) >= held[:3]:
                         best[name, rank] = (attempt, step, time, value)
             for (name, rank), (attempt, step, _, _) in list(best.items()):
-                if step > top.get(attempt, CUT_NEVER):  # the newest sample belongs to what a later attempt has started again
+                # the newest sample belongs to what a later attempt has started again
+                if step > top.get(attempt, CUT_NEVER):
                     visible = last_visible(connection, run, name, rank)
                     if visible is None:
                         del best[name, rank]
@@ -156,7 +162,9 @@ class Answers:
         for row, rank in enumerate(ranks):
             cells = by_rank[rank]
             mean[row, np.searchsorted(steps, cells.step)] = cells.mean
-        return RankMatrix(name=name, unit=unit, ranks=ranks, step=np.maximum(steps, span[0]).tolist(), mean=mean.tolist())
+        return RankMatrix(
+            name=name, unit=unit, ranks=ranks, step=np.maximum(steps, span[0]).tolist(), mean=mean.tolist()
+        )
 
     def samples(self, run: str) -> Iterator[LogRow]:
         """See MetricStore. Each series is read in a transaction of its own and decoded block by block outside of it."""
@@ -168,7 +176,8 @@ class Answers:
             with self.database.read() as connection:
                 view = open_view(connection, run, name, rank)
                 stored = {
-                    attempt: stored_payloads(connection, list(view.ranks), attempt, 0, top) for attempt, top in view.attempts
+                    attempt: stored_payloads(connection, list(view.ranks), attempt, 0, top)
+                    for attempt, top in view.attempts
                 }
             yield from in_order(view, stored, name, rank)
 
@@ -179,17 +188,23 @@ class Answers:
             ranks = {view.ranks[series_id] for series_id, of in view.ends if of == attempt}
             ranks |= {rank for (rank, of), samples in view.tail.items() if of == attempt and len(samples)}
             mine = replace(view, attempts=[(attempt, top)])
-            cells.append(root_of_sums(list(cells_by_rank(connection, mine, first, last_step, width).values()), len(ranks)))
+            cells.append(
+                root_of_sums(list(cells_by_rank(connection, mine, first, last_step, width).values()), len(ranks))
+            )
         return reduced(concatenate(cells), width)
 
-    def _latest_whole(self, run: str, whole: str, name: str, parts: dict[int, tuple[int, int, float, float]]) -> Latest | None:
+    def _latest_whole(
+        self, run: str, whole: str, name: str, parts: dict[int, tuple[int, int, float, float]]
+    ) -> Latest | None:
         """The newest step of which every rank has sent its part."""
         newest_attempt = max(attempt for attempt, _, _, _ in parts.values())
         mine = {rank: part for rank, part in parts.items() if part[0] == newest_attempt}
         steps = {step for _, step, _, _ in mine.values()}
         if len(steps) == 1:
             time = max(time for _, _, time, _ in mine.values())
-            return Latest(value=_root(value for _, _, _, value in mine.values()), step=steps.pop(), time=time, rank="all")
+            return Latest(
+                value=_root(value for _, _, _, value in mine.values()), step=steps.pop(), time=time, rank="all"
+            )
         newest = self.series(run, whole, from_step=max(0, min(steps) - _LOOK_BACK), points=MAX_POINTS)
         if not newest.step or newest.time is None:
             return None

@@ -1,7 +1,7 @@
 """The ack path: frames into ledger and tail, in one transaction with the rows of their runs, sources and series.
 
-A frame is stored whole, as one row; that is all the work before the acknowledgement. The compactor (compaction.py) turns tail
-rows into blocks later.
+A frame is stored whole, as one row; that is all the work before the acknowledgement. The compactor (compaction.py)
+turns tail rows into blocks later.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = ["Appender", "deletion_mark"]
 
 _KNOWN_RANKS = 8192  # (run, rank) pairs whose names stay in memory
 
-# Rows with this name are written at the end of an optimizer step. A process that never sends it is believed by whatever it
-# logs, except for what samplers write while a step is still going on.
+# Rows with this name are written at the end of an optimizer step. A process that never sends it is believed by whatever
+# it logs, except for what samplers write while a step is still going on.
 _STEP_MARKS = frozenset(("step_time_s", "phase/optimizer_s"))
 """Series of completed steps only; the first step of a process has no time."""
 _SAMPLED = ("gpu/", "node_gpu", "host/", "disk/", "process/", "agent/", "cuda/")
@@ -50,7 +50,8 @@ _names_of_rank = Prepared(
     select(series.c.name).where(series.c.run == bindparam("run"), series.c.rank == bindparam("rank"))
 )
 _names_of_run = Prepared(select(series.c.name).distinct().where(series.c.run == bindparam("run")))
-# Fifty names a statement take 1.0 µs a name, a statement for each takes 1.6: 5 % of the first frames of a rank with 2000 names.
+# Fifty names a statement take 1.0 µs a name, a statement for each takes 1.6: 5 % of the first frames of a rank with
+# 2000 names.
 _new_series = Prepared(
     lambda dialect: insert_for(dialect)(series).on_conflict_do_nothing(), ("run", "rank", "name"), at_once=50
 )
@@ -63,18 +64,20 @@ class Appender:
         compile_all(database.engine)
         self.database = database
         self._max_names = max_names
-        # Names of series; filled inside transactions, so forgotten whenever one is undone. Only the writer thread looks.
+        # Names of series; filled inside transactions, so forgotten whenever one is undone. Only the writer thread
+        # looks.
         self._known: dict[tuple[str, int], set[str]] = {}
         self._of_run: dict[str, set[str]] = {}  # names that some rank of a run has; another server may know more
-        self._full: set[str] = set()  # runs that no server lets have more names, so that those in memory are all there are
+        # runs that no server lets have more names, so that those in memory are all there are
+        self._full: set[str] = set()
         self._starts = Starts()
         database.on_rollback.append(self._forget)
 
     def append(
         self, connection: Connection, frames: Sequence[Frame], now: float, limited: Collection[int] = ()
     ) -> list[Receipt]:
-        """See MetricStore. What is rejected is taken out of the frames themselves, so that the readers behind the ack see
-        what was stored."""
+        """See MetricStore. What is rejected is taken out of the frames themselves, so that the readers behind the ack
+        see what was stored."""
         self._make_room()
         sources = lifecycle.load_sources(connection, {frame.source for frame in frames})
         runs = lifecycle.load_runs(connection, {frame.run for frame in frames})
@@ -103,7 +106,11 @@ class Appender:
         ]
 
     def _fresh(
-        self, connection: Connection, frames: Sequence[Frame], sources: dict[str, dict[str, Any]], refused: Collection[int]
+        self,
+        connection: Connection,
+        frames: Sequence[Frame],
+        sources: dict[str, dict[str, Any]],
+        refused: Collection[int],
     ) -> list[int]:
         """Positions of the frames that are to be stored and not here yet; they are in the ledger from now on."""
         claims: dict[tuple[str, int], int] = {}
@@ -120,7 +127,9 @@ class Appender:
         """Names of a rank's series."""
         known = self._known.get((run, rank))
         if known is None:
-            known = self._known[run, rank] = {name for (name,) in _names_of_rank.all(connection, {"run": run, "rank": rank})}
+            known = self._known[run, rank] = {
+                name for (name,) in _names_of_rank.all(connection, {"run": run, "rank": rank})
+            }
         return known
 
     def _make_room(self) -> None:
@@ -138,8 +147,11 @@ class Appender:
         self._of_run.clear()
         self._full.clear()
 
-    def _admit_names(self, connection: Connection, frame: Frame, rejected: list[Rejected]) -> list[tuple[str, int, str]]:
-        """The names of which series are to be created, as (run, rank, name); takes out of the frame what may not become one."""
+    def _admit_names(
+        self, connection: Connection, frame: Frame, rejected: list[Rejected]
+    ) -> list[tuple[str, int, str]]:
+        """The names of which series are to be created, as (run, rank, name); takes out of the frame what may not become
+        one."""
         known = self._names(connection, frame.run, frame.rank)
         new = {
             name: None
@@ -161,14 +173,16 @@ class Appender:
                     counts[name] += group.rows
             frame.groups = [group for group in frame.groups if group.values]
             rejected.extend(
-                Rejected(name[:300].encode(errors="replace").decode(), refused[name], count) for name, count in counts.items()
+                Rejected(name[:300].encode(errors="replace").decode(), refused[name], count)
+                for name, count in counts.items()
             )
         return [(frame.run, frame.rank, name) for name in admitted]
 
     def _refused(self, connection: Connection, run: str, new: Iterable[str]) -> dict[str, str]:
         """Which of the names that are new to a rank may not become series, and why."""
         of_run = self._of_run.get(run, set())
-        unheard = [name for name in new if name not in of_run]  # what one rank sends, the others have mostly sent before
+        # what one rank sends, the others have mostly sent before
+        unheard = [name for name in new if name not in of_run]
         refused = {name: problem for name in unheard if (problem := name_problem(name)) is not None}
         wanted = [name for name in unheard if name not in refused]
         if wanted and run not in self._full:
@@ -203,7 +217,10 @@ class Appender:
         ]
         if not rows:
             return {}
-        ids = {(row["source"], row["seq"]): found[0] for row, found in zip(rows, _keep_frame.each(connection, rows), strict=True)}
+        ids = {
+            (row["source"], row["seq"]): found[0]
+            for row, found in zip(rows, _keep_frame.each(connection, rows), strict=True)
+        }
         happened = [
             {
                 "run": frame.run,
@@ -238,8 +255,8 @@ class Appender:
 
 
 def deletion_mark(run: str) -> str:
-    """Stands among the idempotency keys, as long as one of them, after a run with rows of POST /log was deleted: a retry of these
-    rows must not bring it back."""
+    """Stands among the idempotency keys, as long as one of them, after a run with rows of POST /log was deleted: a
+    retry of these rows must not bring it back."""
     return f"deleted:{run}"
 
 
@@ -256,8 +273,8 @@ def _take_out_bad_steps(frame: Frame) -> list[Rejected]:
 
 
 def _measure(frame: Frame, marks: bool) -> tuple[int | None, int | None]:
-    """First step of a frame's rows but those of samplers, and the last one that it shows to be completed. marks: whether its
-    process marks the ends of its steps."""
+    """First step of a frame's rows but those of samplers, and the last one that it shows to be completed. marks:
+    whether its process marks the ends of its steps."""
     first: int | None = None
     marked: int | None = None
     logged: int | None = None
@@ -282,5 +299,8 @@ def _without_bad_steps(group: Group, rejected: list[Rejected]) -> Group:
         return bytes(np.frombuffer(column, f"V{len(column) // len(steps)}")[keep].tobytes())
 
     return Group(
-        kept(group.step), kept(group.time), kept(group.monotonic), {name: kept(column) for name, column in group.values.items()}
+        kept(group.step),
+        kept(group.time),
+        kept(group.monotonic),
+        {name: kept(column) for name, column in group.values.items()},
     )

@@ -1,8 +1,8 @@
 """Stores what agents send apart from samples and lines: answers to commands, and profiles with their traces in pieces.
 
-Taken out of a frame in the transaction that stores it, so that they too are stored exactly once. Pieces of a trace stay in the
-database: they are deleted with their run, backed up with it, and never exist half committed. The tail and the list of events
-do not get them.
+Taken out of a frame in the transaction that stores it, so that they too are stored exactly once. Pieces of a trace stay
+in the database: they are deleted with their run, backed up with it, and never exist half committed. The tail and the
+list of events do not get them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,12 @@ def _answer(connection: Connection, frame: Frame, item: Event, now: float) -> No
 
 def _part(connection: Connection, run: str, identity: str, data: Mapping[str, Any]) -> None:
     part, payload = data.get("part"), data.get("payload")
-    if isinstance(part, int) and 1 <= part <= MOST_PARTS and isinstance(payload, bytes) and len(payload) <= MOST_PART_BYTES:
+    if (
+        isinstance(part, int)
+        and 1 <= part <= MOST_PARTS
+        and isinstance(payload, bytes)
+        and len(payload) <= MOST_PART_BYTES
+    ):
         _insert_new(connection, profile_part, run=run, profile=identity, part=part, data=payload)
 
 
@@ -83,7 +88,9 @@ def _profile(connection: Connection, frame: Frame, identity: str, item: Event, n
         time=item.time if math.isfinite(item.time) else now, summary=_encoder.encode(item.data),
         parts=parts if isinstance(parts, int) and 0 <= parts <= MOST_PARTS else 0,
     )  # fmt: skip
-    newest_first = select(profile.c.id).where(profile.c.run == frame.run).order_by(profile.c.time.desc()).offset(MOST_PROFILES)
+    newest_first = (
+        select(profile.c.id).where(profile.c.run == frame.run).order_by(profile.c.time.desc()).offset(MOST_PROFILES)
+    )
     for old in connection.execute(newest_first.limit(MOST_PROFILES)).scalars().all():
         connection.execute(delete(profile).where(profile.c.run == frame.run, profile.c.id == old))
         connection.execute(delete(profile_part).where(profile_part.c.run == frame.run, profile_part.c.profile == old))
@@ -96,7 +103,8 @@ def _insert_new(connection: Connection, table: Any, **values: Any) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class StoredProfile:
-    """One profile. trace: "complete", "arriving", or "none" (note says why); operators: with calls, and times in seconds."""
+    """One profile. trace: "complete", "arriving", or "none" (note says why); operators: with calls, and times in
+    seconds."""
 
     id: str
     command: str
@@ -122,14 +130,22 @@ class Profiles:
     def of(self, run: str) -> list[StoredProfile]:
         """All of a run, newest first, with the five largest operators of each."""
         with self._database.read() as connection:
-            rows = connection.execute(_with_arrived.where(profile.c.run == run).order_by(profile.c.time.desc())).mappings().all()
+            rows = (
+                connection.execute(_with_arrived.where(profile.c.run == run).order_by(profile.c.time.desc()))
+                .mappings()
+                .all()
+            )
             ends = _Ends(connection, run)
         return [_shown(row, ends, operators=5) for row in rows]
 
     def get(self, run: str, identity: str) -> StoredProfile | None:
         """One, with all its operators."""
         with self._database.read() as connection:
-            row = connection.execute(_with_arrived.where(profile.c.run == run, profile.c.id == identity)).mappings().first()
+            row = (
+                connection.execute(_with_arrived.where(profile.c.run == run, profile.c.id == identity))
+                .mappings()
+                .first()
+            )
             ends = _Ends(connection, run)
         return None if row is None else _shown(row, ends, operators=None)
 
@@ -137,10 +153,16 @@ class Profiles:
         """The gzip file of a complete trace, in pieces."""
         here = and_(profile_part.c.run == run, profile_part.c.profile == identity)
         with self._database.read() as connection:
-            numbers = connection.execute(select(profile_part.c.part).where(here).order_by(profile_part.c.part)).scalars().all()
+            numbers = (
+                connection.execute(select(profile_part.c.part).where(here).order_by(profile_part.c.part))
+                .scalars()
+                .all()
+            )
         for number in numbers:  # a transaction each: a slow reader holds nothing open
             with self._database.read() as connection:
-                data = connection.execute(select(profile_part.c.data).where(here, profile_part.c.part == number)).scalar()
+                data = connection.execute(
+                    select(profile_part.c.data).where(here, profile_part.c.part == number)
+                ).scalar()
             if data is not None:
                 yield bytes(data)
 
@@ -159,7 +181,8 @@ _with_arrived = select(
 
 
 class _Ends:
-    """Why pieces of a run's traces that have not come will not come any more: given up by the agent, or the agent is gone."""
+    """Why pieces of a run's traces that have not come will not come any more: given up by the agent, or the agent is
+    gone."""
 
     def __init__(self, connection: Connection, run: str) -> None:
         refused = select(command_source.c.command, command_source.c.rank, command_source.c.message).where(
@@ -167,7 +190,9 @@ class _Ends:
             command_source.c.command.in_(select(command.c.id).where(command.c.run == run)),
         )
         self._refused = {(one.command, one.rank): one.message for one in connection.execute(refused)}
-        here = select(source.c.attempt, source.c.rank, source.c.state).where(source.c.run == run, source.c.state.in_(ENDED))
+        here = select(source.c.attempt, source.c.rank, source.c.state).where(
+            source.c.run == run, source.c.state.in_(ENDED)
+        )
         self._ended = {(one.attempt, one.rank): one.state for one in connection.execute(here)}
 
     def why(self, asked: str, attempt: int, rank: int) -> str:
@@ -202,7 +227,8 @@ def _shown(row: Mapping[Any, Any], ends: _Ends, *, operators: int | None) -> Sto
 
 @dataclass(slots=True, kw_only=True)
 class Stacks:
-    """What the threads of one rank were doing. command: who asked, "" when nobody did; threads: the training thread first."""
+    """What the threads of one rank were doing. command: who asked, "" when nobody did; threads: the training thread
+    first."""
 
     rank: int
     attempt: int

@@ -1,10 +1,9 @@
 """The codec of blocks: up to 1024 steps of one series, as steps, times and values that come back bit by bit.
 
-The axis (steps and times) and the values are encoded apart: series that were sent in one group share their rows, so their
-axis is stored once. Steps and times: how far each difference is off the typical one, in as many bytes as the farthest takes,
-nothing for steps without a gap.
-Values: float32 where that loses nothing (NaN payloads and -0.0 included), XOR with the value before. Then bytes of equal
-weight together, and zstd.
+The axis (steps and times) and the values are encoded apart: series that were sent in one group share their rows, so
+their axis is stored once. Steps and times: how far each difference is off the typical one, in as many bytes as the
+farthest takes, nothing for steps without a gap. Values: float32 where that loses nothing (NaN payloads and -0.0
+included), XOR with the value before. Then bytes of equal weight together, and zstd.
 
 Encoding takes many blocks at once: numpy's cost a call is that of a thousand samples.
 """
@@ -92,7 +91,8 @@ def step_order(step: Ints, time: Floats) -> Ints | None:
 
 
 def encode_axes(step: Ints, time: Floats) -> list[bytes]:
-    """One payload a block; (blocks, rows) steps in order, and times in Unix seconds. Blocks without gaps go together."""
+    """One payload a block; (blocks, rows) steps in order, and times in Unix seconds. Blocks without gaps go
+    together."""
     gapless = bool((step[:, 1:] - step[:, :-1] == 1).all())
     starts, off = _differences(np.ascontiguousarray(time).view(np.int64))
     parts = [off]
@@ -124,7 +124,8 @@ def axis_key(series: int, attempt: int, number: int, data: bytes) -> int:
 
 
 def encode_values(values: Values) -> list[bytes]:
-    """One payload for each row of (blocks, samples) with samples >= 1; float32 values are taken to be no more than that."""
+    """One payload for each row of (blocks, samples) with samples >= 1; float32 values are taken to be no more than
+    that."""
     blocks = len(values)
     if values.dtype == np.float32:
         return _encoded(values)
@@ -180,11 +181,12 @@ def _check(version: int, known: int) -> None:
 
 
 def _differences(values: Ints) -> tuple[list[list[int]], Unsigned]:
-    """(blocks, rows) -> the first value and the typical difference of each block, and how far each difference is off that one.
+    """(blocks, rows) -> the first value and the typical difference of each block, and how far each difference is off
+    that one.
 
-    The lowest bit holds the sign. Differences of differences took 45 % more room, since their sign fills six of eight bytes, and
-    three times as long in zstd where times jitter. zstd with the parameters of values is a quarter faster on times and as small,
-    but that is 2 % of what a frame with a single name takes in all.
+    The lowest bit holds the sign. Differences of differences took 45 % more room, since their sign fills six of eight
+    bytes, and three times as long in zstd where times jitter. zstd with the parameters of values is a quarter faster on
+    times and as small, but that is 2 % of what a frame with a single name takes in all.
     """
     differences = values[:, 1:] - values[:, :-1]
     some = differences[:, :: max(1, differences.shape[1] // _SAMPLE)]

@@ -1,12 +1,14 @@
 """Bundles: the newest blocks of many series that share their rows, as one row of the table.
 
-A row of `block` costs as much as a hundred samples, whatever it holds. While a block has room, series that were sent together
-therefore lie in a bundle; when one of them gets more, the compactor takes the bundle in again as though its samples were still
-in the tail, and readers see it so too. That keeps it simple: a series is in one bundle of an attempt at most, none of its
-blocks is as new as that, and rollups and last values of it are not written before it leaves the bundle.
+A row of `block` costs as much as a hundred samples, whatever it holds. While a block has room, series that were sent
+together therefore lie in a bundle; when one of them gets more, the compactor takes the bundle in again as though its
+samples were still in the tail, and readers see it so too. That keeps it simple: a series is in one bundle of an attempt
+at most, none of its blocks is as new as that, and rollups and last values of it are not written before it leaves the
+bundle.
 
-Values: those of the last row as they are, for the newest values of all series are asked for most; the others XOR with the value
-after, bytes of equal weight together, zstd. Groups that are large are cut, so that the question for one series reads little.
+Values: those of the last row as they are, for the newest values of all series are asked for most; the others XOR with
+the value after, bytes of equal weight together, zstd. Groups that are large are cut, so that the question for one
+series reads little.
 """
 
 from __future__ import annotations
@@ -39,10 +41,10 @@ __all__ = [
     "put_bundles",
 ]
 
-# From so many series on; a row holds at least so many too. Without bundles, 640 names with 16 steps in a frame spent two
-# thirds of the time on rows of 128 samples. From 32 on, 16 names by 640 steps took 12 % more CPU and 4 % more room, since the
-# block at the end of each compaction was written twice. From 4 on, 4 names took 1 to 2 % less. With bundles for all blocks,
-# a single series would be 3 kB in a megabyte.
+# From so many series on; a row holds at least so many too. Without bundles, 640 names with 16 steps in a frame spent
+# two thirds of the time on rows of 128 samples. From 32 on, 16 names by 640 steps took 12 % more CPU and 4 % more room,
+# since the block at the end of each compaction was written twice. From 4 on, 4 names took 1 to 2 % less. With bundles
+# for all blocks, a single series would be 3 kB in a megabyte.
 BUNDLE_SERIES = 8
 _SAMPLES = 32_768  # of a row, where that leaves it enough series
 _HEADER = struct.Struct("<BBI")  # version, bytes a value, rows
@@ -55,7 +57,9 @@ _put = Prepared(insert(bundle), _COLUMNS)
 _drop = Prepared(delete(bundle).where(bundle.c.id == bindparam("_id")))
 _of_rank = Prepared(
     select(*_WHOLE)
-    .where(bundle.c.run == bindparam("run"), bundle.c.rank == bindparam("rank"), bundle.c.attempt == bindparam("attempt"))
+    .where(
+        bundle.c.run == bindparam("run"), bundle.c.rank == bindparam("rank"), bundle.c.attempt == bindparam("attempt")
+    )
     .order_by(bundle.c.id)
 )
 _ends_of_run = Prepared(
@@ -87,7 +91,9 @@ class Bundle:
     value: Values
 
 
-def bundle_rows(place: Place, number: int, owner: int, step: Ints, time: Floats, ids: Sequence[int], value: Values) -> list[Any]:
+def bundle_rows(
+    place: Place, number: int, owner: int, step: Ints, time: Floats, ids: Sequence[int], value: Values
+) -> list[Any]:
     """Rows of the table for one block. value: (series, rows), rows in the order of their steps, rows >= 1."""
     [axis] = encode_axes(step[None], time[None])
     members = np.array(ids, np.int64)
@@ -158,7 +164,7 @@ def _whole(row: Any) -> Bundle:
     return Bundle(key, Place(run, rank, attempt), block, owner, axis, _members(members), step, time, value)
 
 
-# --- in the table ------------------------------------------------------------------------------------------------------------
+# --- in the table -----------------------------------------------------------------------------------------------------
 
 
 def put_bundles(connection: Connection, rows: Sequence[Sequence[Any]]) -> None:
@@ -178,7 +184,9 @@ def bundles_of_rank(connection: Connection, place: Place, wanted: set[int]) -> l
 
 def old_bundles(connection: Connection, before: float, limit: int) -> list[Bundle]:
     """Those whose newest sample is older than `before` (Unix seconds)."""
-    return [_whole(row) for row in connection.execute(select(*_WHOLE).where(bundle.c.last_time < before).limit(limit)).all()]
+    return [
+        _whole(row) for row in connection.execute(select(*_WHOLE).where(bundle.c.last_time < before).limit(limit)).all()
+    ]
 
 
 def bundled_samples(connection: Connection, ids: Sequence[int]) -> Iterator[tuple[int, int, Samples]]:

@@ -1,8 +1,9 @@
 """Cells: the summary of a span of steps (minimum, maximum, sum, count, non-finite count, time of its first sample).
 
-Cells add up without loss: the cells of 16 steps inside a block, of 256 and 4096 steps in rollup rows and the buckets of a
-query are all the same thing at different widths, so a chart of any range is exact whatever it was put together from. Minimum
-and maximum are kept to the last bit; sums are float64. A span without a finite value has minimum +inf and maximum -inf.
+Cells add up without loss: the cells of 16 steps inside a block, of 256 and 4096 steps in rollup rows and the buckets of
+a query are all the same thing at different widths, so a chart of any range is exact whatever it was put together from.
+Minimum and maximum are kept to the last bit; sums are float64. A span without a finite value has minimum +inf and
+maximum -inf.
 """
 
 from __future__ import annotations
@@ -94,7 +95,11 @@ def of_samples(steps: Ints, times: Floats, values: Floats) -> Cells:
     if finite.all():
         low = high = total = values
     else:
-        low, high, total = np.where(finite, values, np.inf), np.where(finite, values, -np.inf), np.where(finite, values, 0.0)
+        low, high, total = (
+            np.where(finite, values, np.inf),
+            np.where(finite, values, -np.inf),
+            np.where(finite, values, 0.0),
+        )
     return Cells(steps, low, high, total, np.ones(len(steps), np.int64), (~finite).astype(np.int64), times)
 
 
@@ -226,7 +231,7 @@ def aggregate(where: Places, times: Floats, values: Values) -> Grid:
     return Grid(where.index, where.count, times, lowest, highest, sums, nonfinite)
 
 
-# --- as bytes ----------------------------------------------------------------------------------------------------------------
+# --- as bytes ---------------------------------------------------------------------------------------------------------
 
 
 def encode_cells(grid: Grid) -> list[bytes]:
@@ -280,7 +285,9 @@ def encode_rows(cells: Cells, lengths: Sequence[int], origins: Sequence[int], wi
     ends = np.cumsum(lengths).tolist()
     alike: dict[tuple[bytes, bytes], list[int]] = {}
     for at, (end, length) in enumerate(zip(ends, lengths, strict=True)):
-        alike.setdefault((index[end - length : end].tobytes(), cells.count[end - length : end].tobytes()), []).append(at)
+        alike.setdefault((index[end - length : end].tobytes(), cells.count[end - length : end].tobytes()), []).append(
+            at
+        )
     blobs = [b""] * len(ends)
     for members in alike.values():
         length = lengths[members[0]]
@@ -300,8 +307,8 @@ def encode_rows(cells: Cells, lengths: Sequence[int], origins: Sequence[int], wi
 
 
 def decode_cells(blobs: Sequence[bytes], origins: Sequence[int], width: int) -> tuple[Cells, Ints]:
-    """The cells of many rows behind each other, and how many each row has. origins: the step at which a row begins; its cells
-    are `width` steps wide."""
+    """The cells of many rows behind each other, and how many each row has. origins: the step at which a row begins; its
+    cells are `width` steps wide."""
     alike: dict[bytes, list[int]] = {}
     for at, blob in enumerate(blobs):
         alike.setdefault(blob[: _HEADER.size], []).append(at)
@@ -335,7 +342,9 @@ def _decoded(planes: npt.NDArray[np.uint8], flags: int, cells: int, origins: Int
     long = np.split(unshuffled(planes[:, at:middle], _TIME), 2 if narrow else 4, axis=1)
     short = unshuffled(planes[:, middle:], _COUNT)
     nonfinite = np.zeros((len(planes), cells), np.int64) if finite else short[:, :cells].astype(np.int64)
-    extremes = np.split(short[:, -2 * cells :].view("<f4"), 2, axis=1) if narrow else [item.view("<f8") for item in long[2:]]
+    extremes = (
+        np.split(short[:, -2 * cells :].view("<f4"), 2, axis=1) if narrow else [item.view("<f8") for item in long[2:]]
+    )
     return Cells(
         (origins[:, None] + index.astype(np.int64) * width).ravel(),
         extremes[0].astype(np.float64).ravel(),

@@ -1,8 +1,9 @@
 """The compactor: turns tail rows that the rules have judged into blocks, rollups and last values, off the ack path.
 
-It reads a rank's rows and the blocks they fall into in one read transaction, works out the blocks (packing.py) and rollups
-(rollups.py) that they become, and hands these to the writer as one short job that writes them and removes the rows. That a
-frame comes here once only is the ledger's work, and the tail rows disappear in the transaction that writes their blocks.
+It reads a rank's rows and the blocks they fall into in one read transaction, works out the blocks (packing.py) and
+rollups (rollups.py) that they become, and hands these to the writer as one short job that writes them and removes the
+rows. That a frame comes here once only is the ledger's work, and the tail rows disappear in the transaction that writes
+their blocks.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 class CompactionPolicy:
     """When a rank's tail is worth compacting.
 
-    Rewriting a half-filled block costs as much as writing it: in a bulk upload each block was written up to three times. So with
-    `samples` of all its series together, or `frames`, there are whole blocks to write, and frames that reach into the newest
-    block stay in the tail. When the oldest is `age_s` old, everything is compacted.
+    Rewriting a half-filled block costs as much as writing it: in a bulk upload each block was written up to three
+    times. So with `samples` of all its series together, or `frames`, there are whole blocks to write, and frames that
+    reach into the newest block stay in the tail. When the oldest is `age_s` old, everything is compacted.
 
-    pause_s: between two looks. rows_at_once, samples_at_once: what one job of the writer may replace; ranks share it. Jobs of
-    100,000 or 200,000 samples took up to 20 % more CPU, since the two threads hand each other the interpreter at every row; jobs
-    of a million made no difference.
+    pause_s: between two looks. rows_at_once, samples_at_once: what one job of the writer may replace; ranks share it.
+    Jobs of 100,000 or 200,000 samples took up to 20 % more CPU, since the two threads hand each other the interpreter
+    at every row; jobs of a million made no difference.
     """
 
     samples: int = 131_072
@@ -93,7 +94,8 @@ def _newer_last(dialect: str) -> Any:
     statement = insert_for(dialect)(last)
     new = statement.excluded
     newer = (new.attempt > last.c.attempt) | (
-        (new.attempt == last.c.attempt) & ((new.step > last.c.step) | ((new.step == last.c.step) & (new.time >= last.c.time)))
+        (new.attempt == last.c.attempt)
+        & ((new.step > last.c.step) | ((new.step == last.c.step) & (new.time >= last.c.time)))
     )
     rest = {name: new[name] for name in _LAST_COLUMNS}
     return statement.on_conflict_do_update(index_elements=[last.c.series], set_=rest, where=newer)
@@ -127,7 +129,9 @@ _series_of_rank = Prepared(
     )
 )
 _drop_row = Prepared(delete(tail).where(tail.c.id == bindparam("_id")))
-_put_axis = Prepared(lambda dialect: insert_for(dialect)(axis).on_conflict_do_nothing(), [column.name for column in axis.columns])
+_put_axis = Prepared(
+    lambda dialect: insert_for(dialect)(axis).on_conflict_do_nothing(), [column.name for column in axis.columns]
+)
 _put_block = Prepared(_over(block), [column.name for column in block.columns])
 _put_rollup = Prepared(_over(rollup), [column.name for column in rollup.columns])
 _put_last = Prepared(_newer_last, ("series", *_LAST_COLUMNS))
@@ -190,7 +194,8 @@ class Compactor:
                 if old or due.samples >= due.at_samples or due.frames >= due.at_frames:
                     del self._due[rank]
                     self._work.ranks.append(rank)
-                    # A rank's next rows must find its blocks written, so what it adds goes out before more of it is read.
+                    # A rank's next rows must find its blocks written, so what it adds goes out before more of it is
+                    # read.
                     while self._gather(rank, limit, whole_blocks=not old):
                         self._write()
                         self._settle()
@@ -225,8 +230,8 @@ class Compactor:
         return limit
 
     def _gather(self, rank: tuple[str, int], limit: int, *, whole_blocks: bool) -> bool:
-        """Adds a rank's rows to the work. whole_blocks: leaves those in the tail that belong to the newest block, as long as that
-        is not full. True when there may be more rows."""
+        """Adds a rank's rows to the work. whole_blocks: leaves those in the tail that belong to the newest block, as
+        long as that is not full. True when there may be more rows."""
         where = {"run": rank[0], "rank": rank[1], "limit": limit, "count": self.policy.rows_at_once}
         with self._database.read() as connection:
             rows = [TailRow(*row) for row in _rows_of_rank.all(connection, where)]
@@ -242,7 +247,13 @@ class Compactor:
             for attempt in sorted({row.attempt for row in taken}):
                 found = _series_of_rank.all(connection, {**where, "attempt": attempt})
                 known = {name: KnownSeries(series_id, newest) for name, series_id, newest in found}
-                pack(connection, [row for row in taken if row.attempt == attempt], Place(*rank, attempt), known, self._work)
+                pack(
+                    connection,
+                    [row for row in taken if row.attempt == attempt],
+                    Place(*rank, attempt),
+                    known,
+                    self._work,
+                )
         self._work.rows += taken
         return more
 
@@ -300,7 +311,8 @@ class Compactor:
             self._due[rank] = _Due(0, 0)
 
     def _trim_ledger(self, rows: Sequence[Any]) -> None:
-        """Replaces a source's gapless beginning in the ledger by one number, so that the ledger does not grow with time."""
+        """Replaces a source's gapless beginning in the ledger by one number, so that the ledger does not grow with
+        time."""
         for row in rows:
             self._ledger[row.source] = self._ledger.get(row.source, 0) + 1
         ready = [source_id for source_id in {row.source for row in rows} if self._ledger[source_id] >= 1000]
@@ -317,7 +329,9 @@ def trim_ledger(connection: Connection, source_id: str) -> int:
     if floor is None:
         return 0
     seqs = np.array(
-        connection.execute(select(ledger.c.seq).where(ledger.c.source == source_id, ledger.c.seq > floor).order_by(ledger.c.seq))
+        connection.execute(
+            select(ledger.c.seq).where(ledger.c.source == source_id, ledger.c.seq > floor).order_by(ledger.c.seq)
+        )
         .scalars()
         .all(),
         np.int64,
@@ -330,9 +344,10 @@ def trim_ledger(connection: Connection, source_id: str) -> int:
 
 
 def _keep_freed_memory() -> None:
-    """glibc returns what arrays of some 100 kB leave to the system at once, and takes it again page by page for the next ones:
-    as much work as the arithmetic itself. Up to 32 MB stay with the process instead. Other C libraries are left alone. (A single
-    arena for all threads made no difference.)"""
+    """glibc returns what arrays of some 100 kB leave to the system at once, and takes it again page by page for the
+    next ones:
+    as much work as the arithmetic itself. Up to 32 MB stay with the process instead. Other C libraries are left alone.
+    (A single arena for all threads made no difference.)"""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         mallopt = ctypes.CDLL(None).mallopt
         for parameter in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
@@ -363,8 +378,8 @@ def _store(connection: Connection, work: Work, rollups: list[tuple[Any, ...]]) -
 
 
 def thin_bundles(connection: Connection, before: float, limit: int) -> int:
-    """Turns bundles without a sample as new as `before` (Unix seconds) into blocks that have cells only. Answers how many blocks
-    these are; at most `limit` bundles are taken."""
+    """Turns bundles without a sample as new as `before` (Unix seconds) into blocks that have cells only. Answers how
+    many blocks these are; at most `limit` bundles are taken."""
     work = Work()
     for bundle in old_bundles(connection, before, limit):
         where = {"run": bundle.place.run, "rank": bundle.place.rank, "attempt": bundle.place.attempt}

@@ -28,8 +28,8 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a whole frame was not stored. code: "forbidden" (its key may not send there) or "source_in_use" (never will it be);
-    message: for its sender; field: of the frame."""
+    """Why a whole frame was not stored. code: "forbidden" (its key may not send there) or "source_in_use" (never will
+    it be); message: for its sender; field: of the frame."""
 
     code: str
     message: str
@@ -50,9 +50,9 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One accepted frame, as everything behind the ack (live hub, rules) reads it. id: position in the tail, increasing;
-    received: server clock, Unix seconds; groups: without what was rejected, with their times as monotonic times where they come
-    from the tail."""
+    """One accepted frame, as everything behind the ack (live hub, rules) reads it. id: position in the tail,
+    increasing; received: server clock, Unix seconds; groups: without what was rejected, with their times as monotonic
+    times where they come from the tail."""
 
     id: int
     run: str
@@ -69,7 +69,8 @@ class MetricStore(Protocol):
     def append(
         self, connection: Connection, frames: Sequence[Frame], now: float, limited: Collection[int] = ()
     ) -> list[Receipt]:
-        """Stores frames, each (source, seq) once, in the caller's transaction; one receipt a frame, in their order. limited:
+        """Stores frames, each (source, seq) once, in the caller's transaction; one receipt a frame, in their order.
+        limited:
         positions of frames whose key may send to their own project only."""
 
     def latest(self, run: str) -> dict[str, Latest]:
@@ -96,7 +97,8 @@ class MetricStore(Protocol):
         """Every name that this run has sent, sorted."""
 
     def since(self, tail_id: int, limit: int) -> list[Stored]:
-        """Accepted frames after `tail_id`, oldest first. Frames stay readable here until the cursor "rules" has passed them."""
+        """Accepted frames after `tail_id`, oldest first. Frames stay readable here until the cursor "rules" has passed
+        them."""
 
     def samples(self, run: str) -> Iterator[LogRow]:
         """Every visible sample exactly once: by name, then rank, then step."""

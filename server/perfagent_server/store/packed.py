@@ -12,8 +12,8 @@ __all__ = ["compress", "compress_cells", "compress_planes", "decompress", "shuff
 
 Bytes = npt.NDArray[np.uint8]
 
-# A window of 2 kB makes zstd close a block after each 2 kB. Of 1024 float32 values the two low bytes, mostly noise, are then kept
-# as they are, and the two high ones get a code of their own: 8 % smaller than one block of all, in less time.
+# A window of 2 kB makes zstd close a block after each 2 kB. Of 1024 float32 values the two low bytes, mostly noise, are
+# then kept as they are, and the two high ones get a code of their own: 8 % smaller than one block of all, in less time.
 _HALVES = zstandard.ZstdCompressionParameters(
     window_log=11, hash_log=6, chain_log=6, search_log=1, min_match=7, target_length=0, strategy=zstandard.STRATEGY_FAST
 )
@@ -30,7 +30,8 @@ def compress_planes(rows: Bytes, item_bytes: int) -> list[bytes]:
 
 
 def compress_cells(rows: Bytes) -> list[bytes]:
-    """One blob for each row of (rows, bytes): short columns. Level -1: 1 gains nothing on them and takes twice the time."""
+    """One blob for each row of (rows, bytes): short columns. Level -1: 1 gains nothing on them and takes twice the
+    time."""
     compress = _tools().short.compress
     return [compress(row) for row in _views(rows)]
 
@@ -45,9 +46,11 @@ def decompress(data: bytes | memoryview) -> bytes:
 
 
 def shuffled(values: npt.NDArray[np.generic]) -> Bytes:
-    """(rows, items) of k bytes -> (rows, k * items): all lowest bytes, then all second ones, which compresses far better.
+    """(rows, items) of k bytes -> (rows, k * items): all lowest bytes, then all second ones, which compresses far
+    better.
 
-    Bit shifts instead of the transposition are 2.2 times as fast for 120 blocks of float32, slower for few: 0.6 % of a frame.
+    Bit shifts instead of the transposition are 2.2 times as fast for 120 blocks of float32, slower for few: 0.6 % of a
+    frame.
     """
     rows, items = values.shape
     size = values.dtype.itemsize

@@ -1,8 +1,8 @@
 """Packs tail rows into block rows: the frames of a rank become the blocks of its series, as the tables hold them.
 
-Series that were sent together share their rows, so one pass of numpy serves all of them, and all whole blocks of a frame. (One
-pass for the blocks of several ranks is no faster: the arrays no longer fit the caches.) Pieces may come late, twice, or out of
-order: what lands in a block that exists is merged with it.
+Series that were sent together share their rows, so one pass of numpy serves all of them, and all whole blocks of a
+frame. (One pass for the blocks of several ranks is no faster: the arrays no longer fit the caches.) Pieces may come
+late, twice, or out of order: what lands in a block that exists is merged with it.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class KnownSeries(NamedTuple):
 
 
 class Made(NamedTuple):
-    """The cells of blocks that were made together: `numbers` of the first series, then of the next. Few of them are rolled up at
-    once, so they are not taken apart before."""
+    """The cells of blocks that were made together: `numbers` of the first series, then of the next. Few of them are
+    rolled up at once, so they are not taken apart before."""
 
     attempt: int
     series: list[int]
@@ -110,7 +110,9 @@ class _Rows:
     columns: list[_Columns]
 
 
-def pack(connection: Connection, rows: Sequence[TailRow], place: Place, known: dict[str, KnownSeries], work: Work) -> None:
+def pack(
+    connection: Connection, rows: Sequence[TailRow], place: Place, known: dict[str, KnownSeries], work: Work
+) -> None:
     """Adds the blocks of one attempt's rows to the work. Groups with the same names are one matrix; a series that is in
     several kinds of groups is put together from all of them."""
     sent: dict[tuple[str, ...], list[tuple[TailGroup, float]]] = {}
@@ -192,7 +194,8 @@ def unbundled(bundle: Bundle, newest: dict[int, int | None], work: Work) -> None
 def _matrices(
     groups: Sequence[tuple[TailGroup, float]], names: Sequence[str]
 ) -> tuple[Ints, Floats, list[tuple[list[str], Values]]]:
-    """The groups below each other: steps, times, and (names, values) with values (series, rows) in float32 or float64."""
+    """The groups below each other: steps, times, and (names, values) with values (series, rows) in float32 or
+    float64."""
     step = np.concatenate([group.steps for group, _ in groups])
     time = np.concatenate([group.times for group, _ in groups])
     rows = [group.rows for group, _ in groups]
@@ -215,7 +218,8 @@ def _shape(group: TailGroup) -> tuple[int, bytes]:
 
 @dataclass(slots=True)
 class _Batch:
-    """Groups behind each other with as many rows each, whose columns are of the same types: one copy takes them all. widths:
+    """Groups behind each other with as many rows each, whose columns are of the same types: one copy takes them all.
+    widths:
     bytes a value of each column."""
 
     rows: int
@@ -246,8 +250,8 @@ class _Batch:
 
 
 def _place(connection: Connection, rows: _Rows, place: Place, work: Work) -> None:
-    """Cuts the rows into blocks and merges them with the blocks that exist. What lies in the newest block becomes a bundle while
-    that has room."""
+    """Cuts the rows into blocks and merges them with the blocks that exist. What lies in the newest block becomes a
+    bundle while that has room."""
     rows = _in_step_order(rows)
     step, attempt = rows.step, place.attempt
     numbers = step // BLOCK_STEPS
@@ -303,14 +307,18 @@ def _note_last(rows: _Rows, attempt: int, work: Work) -> None:
                 work.last[item.id] = (*newest, bits[8 * at : 8 * at + 8])
 
 
-def _held(connection: Connection, ids: Sequence[int], attempt: int, numbers: Sequence[int]) -> dict[tuple[int, int], Any]:
+def _held(
+    connection: Connection, ids: Sequence[int], attempt: int, numbers: Sequence[int]
+) -> dict[tuple[int, int], Any]:
     """(block, series) -> row of those blocks that exist."""
     columns = (block.c.series, block.c.block, block.c.payload, block.c.cells, block.c.axis)
     here = (block.c.series.in_(ids), block.c.attempt == attempt, block.c.block.in_(numbers))
     return {(row.block, row.series): row for row in connection.execute(select(*columns).where(*here))}
 
 
-def _merge(connection: Connection, rows: _Rows, attempt: int, number: int, held: dict[tuple[int, int], Any], work: Work) -> None:
+def _merge(
+    connection: Connection, rows: _Rows, attempt: int, number: int, held: dict[tuple[int, int], Any], work: Work
+) -> None:
     """Rows for a block that some of the series have already."""
     by_axis: dict[int | None, list[_Columns]] = {}
     for columns in rows.columns:
@@ -318,7 +326,9 @@ def _merge(connection: Connection, rows: _Rows, attempt: int, number: int, held:
         for at, item in enumerate(columns.series):
             row = held.get((number, item.id))
             if row is not None and row.payload is None:
-                _merge_cells(item.id, attempt, number, row, Samples(rows.step, rows.time, columns.value[at : at + 1]), work)
+                _merge_cells(
+                    item.id, attempt, number, row, Samples(rows.step, rows.time, columns.value[at : at + 1]), work
+                )
             else:
                 members.setdefault(None if row is None else row.axis, []).append(at)
         for key, which in members.items():
@@ -341,7 +351,9 @@ def _in_step_order(rows: _Rows) -> _Rows:
     order = step_order(rows.step, rows.time)
     if order is None:
         return rows
-    return _Rows(rows.step[order], rows.time[order], [_Columns(item.series, item.value[:, order]) for item in rows.columns])
+    return _Rows(
+        rows.step[order], rows.time[order], [_Columns(item.series, item.value[:, order]) for item in rows.columns]
+    )
 
 
 def _encode(rows: _Rows, attempt: int, numbers: Sequence[int], work: Work) -> None:

@@ -1,9 +1,9 @@
 """Puts a value together of which every rank knows a part only: the norm of sharded gradients, from the square sums that
 ranks send.
 
-The value is the root of the sum of the parts over all ranks of an attempt. A step that some rank has not sent is left out: part
-of a norm is no norm. A part that is NaN or infinite makes the value so, whatever the other ranks say. Where a cell is wider than
-a step, its mean is the root of the mean square, and its minimum and maximum are bounds.
+The value is the root of the sum of the parts over all ranks of an attempt. A step that some rank has not sent is left
+out: part of a norm is no norm. A part that is NaN or infinite makes the value so, whatever the other ranks say. Where a
+cell is wider than a step, its mean is the root of the mean square, and its minimum and maximum are bounds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Statements of the hot paths: compiled once per dialect, then handed straight to the driver.
 
-SQLAlchemy's own execution costs 80 to 150 µs a statement and 10 µs a row here, sqlite3's 3 µs: with a frame per second from a
-thousand agents that is the difference between a third of a core and a fifth of one. The SQL still comes from SQLAlchemy, so
-both databases understand it; values go to the driver as they are, which numbers, text and bytes allow.
+SQLAlchemy's own execution costs 80 to 150 µs a statement and 10 µs a row here, sqlite3's 3 µs: with a frame per second
+from a thousand agents that is the difference between a third of a core and a fifth of one. The SQL still comes from
+SQLAlchemy, so both databases understand it; values go to the driver as they are, which numbers, text and bytes allow.
 """
 
 from __future__ import annotations
@@ -27,23 +27,27 @@ _every: list[Prepared] = []
 
 
 def compile_all(engine: Engine) -> None:
-    """Compiles every statement that the program has by now: a store does so when it is opened, so that the first frame, and
-    the first look of the compactor, take no longer than the others."""
+    """Compiles every statement that the program has by now: a store does so when it is opened, so that the first frame,
+    and the first look of the compactor, take no longer than the others."""
     for statement in _every:
         statement._in(engine)
 
 
 class Prepared:
-    """columns: the names that every set of values has (those of an INSERT: all columns that are not left to the database).
-    For statements that differ between dialects `statement` is a function of the dialect's name. at_once: how many rows of an
-    INSERT go into one statement where that is quicker: SQLite takes as long to begin one as for two small rows."""
+    """columns: the names that every set of values has (those of an INSERT: all columns that are not left to the
+    database). For statements that differ between dialects `statement` is a function of the dialect's name. at_once: how
+    many rows of an INSERT go into one statement where that is quicker: SQLite takes as long to begin one as for two
+    small rows."""
 
     def __init__(self, statement: Any, columns: Sequence[str] | None = None, *, at_once: int = 1) -> None:
         self._statement, self._columns = statement, columns
-        self._together = None if at_once == 1 else Prepared(lambda dialect: _many_values(self._of(dialect), columns, at_once))
+        self._together = (
+            None if at_once == 1 else Prepared(lambda dialect: _many_values(self._of(dialect), columns, at_once))
+        )
         self._at_once = at_once
         self._compiled: dict[str, tuple[str, Callable[[Values], Any]]] = {}
-        self._as_given: dict[str, bool] = {}  # dialect -> whether the driver takes a row's values in the order of `columns`
+        # dialect -> whether the driver takes a row's values in the order of `columns`
+        self._as_given: dict[str, bool] = {}
         _every.append(self)
 
     def _in(self, connection: Connection | Engine) -> tuple[str, Callable[[Values], Any]]:
@@ -53,9 +57,12 @@ class Prepared:
         if found is None:
             compiled = self._of(name).compile(dialect=connection.dialect, column_keys=self._columns)
             columns = self._columns or ()
-            # SQLAlchemy adds parameters of its own to some statements, such as OFFSET 0; those of columns stand for "required".
+            # SQLAlchemy adds parameters of its own to some statements, such as OFFSET 0; those of columns stand for
+            # "required".
             own = {key: value for key, value in compiled.params.items() if value is not None and key not in columns}
-            self._as_given[name] = not own and compiled.positiontup is not None and list(compiled.positiontup) == list(columns)
+            self._as_given[name] = (
+                not own and compiled.positiontup is not None and list(compiled.positiontup) == list(columns)
+            )
             found = self._compiled[name] = (str(compiled), _binder(compiled.positiontup, own))
         return found
 
@@ -88,11 +95,15 @@ class Prepared:
         finally:
             cursor.close()
 
-    def _filled(self, connection: Connection, cursor: Any, rows: Sequence[Sequence[Any]], size: int) -> Sequence[Sequence[Any]]:
+    def _filled(
+        self, connection: Connection, cursor: Any, rows: Sequence[Sequence[Any]], size: int
+    ) -> Sequence[Sequence[Any]]:
         """Runs the statement for as many rows as fill it, each time `size`; answers those that are left."""
         sql, _ = self._in(connection)
         whole = len(rows) // size * size
-        cursor.executemany(sql, ([value for row in rows[at : at + size] for value in row] for at in range(0, whole, size)))
+        cursor.executemany(
+            sql, ([value for row in rows[at : at + size] for value in row] for at in range(0, whole, size))
+        )
         return rows[whole:]
 
     def each(self, connection: Connection, rows: Iterable[Values]) -> list[Any]:

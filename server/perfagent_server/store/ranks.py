@@ -31,8 +31,9 @@ def latest_over_ranks(name: str, found: dict[int, tuple[int, int, float, float]]
 def over_ranks(name: str, ranks: list[Cells]) -> tuple[Cells, Floats]:
     """One row of cells out of those of several ranks, as the catalogue says for this name.
 
-    mean: the mean over all samples; sum: the ranks' means (minima, maxima) added up; max, min: the largest (smallest) of the
-    ranks' means. Except for sums, minimum and maximum are those over all ranks. Answers the cells and their means.
+    mean: the mean over all samples; sum: the ranks' means (minima, maxima) added up; max, min: the largest (smallest)
+    of the ranks' means. Except for sums, minimum and maximum are those over all ranks. Answers the cells and their
+    means.
     """
     if not ranks:
         return concatenate([]), np.empty(0)

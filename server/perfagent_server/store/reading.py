@@ -1,7 +1,7 @@
 """Reads the samples and cells of series for one question, out of rollups, blocks and tail together.
 
-Everything is read inside one transaction of the caller, so that no sample is missed or counted twice while the compactor works.
-Steps of an attempt that a later attempt has started again are cut from view here.
+Everything is read inside one transaction of the caller, so that no sample is missed or counted twice while the
+compactor works. Steps of an attempt that a later attempt has started again are cut from view here.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ CUT_NEVER = MAX_STEP
 
 @dataclass(slots=True)
 class View:
-    """What one question sees. attempts: (attempt, last visible step), oldest first; tail: samples by (rank, attempt), from
-    bundles and tail."""
+    """What one question sees. attempts: (attempt, last visible step), oldest first; tail: samples by (rank, attempt),
+    from bundles and tail."""
 
     ranks: dict[int, int]  # series id -> rank
     attempts: list[tuple[int, int]]
@@ -56,7 +56,9 @@ class View:
     def extent(self) -> tuple[int, int] | None:
         """First and last visible step."""
         top = dict(self.attempts)
-        spans = [(low, min(high, top[attempt])) for (_, attempt), (low, high, _) in self.ends.items() if low <= top[attempt]]
+        spans = [
+            (low, min(high, top[attempt])) for (_, attempt), (low, high, _) in self.ends.items() if low <= top[attempt]
+        ]
         for (_, attempt), samples in self.tail.items():
             steps = samples.step[samples.step <= top.get(attempt, -1)]
             if len(steps):
@@ -79,7 +81,8 @@ def open_view(connection: Connection, run: str, name: str, rank: int | None) -> 
 def _open_samples(
     connection: Connection, run: str, name: str, rank: int | None, ids: list[int]
 ) -> dict[tuple[int, int], Samples]:
-    """(rank, attempt) -> samples of one name that are in bundles or in the tail still, in the order in which they came."""
+    """(rank, attempt) -> samples of one name that are in bundles or in the tail still, in the order in which they
+    came."""
     found = _tail_samples(connection, run, name, rank)
     for of, attempt, samples in bundled_samples(connection, ids):
         later = found.get((of, attempt))
@@ -122,7 +125,11 @@ def cells_by_rank(connection: Connection, view: View, first: int, last_step: int
                 cells = of_samples(samples.step, samples.time, samples.value).between(first, end)
                 if len(cells):
                     parts.setdefault(rank, []).append(cells)
-    return {rank: reduced(concatenate(cells), width) for rank, cells in sorted(parts.items()) if any(len(part) for part in cells)}
+    return {
+        rank: reduced(concatenate(cells), width)
+        for rank, cells in sorted(parts.items())
+        if any(len(part) for part in cells)
+    }
 
 
 def few_samples(connection: Connection, view: View, first: int, last_step: int, points: int) -> Cells | None:
@@ -136,7 +143,9 @@ def few_samples(connection: Connection, view: View, first: int, last_step: int, 
     for attempt, top in view.attempts:
         where = _between(list(view.ranks), attempt, first, min(last_step, top))
         whole = [block.c.first_step >= first, block.c.last_step <= min(last_step, top)]
-        known = connection.execute(select(func.coalesce(func.sum(block.c.samples), 0)).where(*where, *whole)).scalar_one()
+        known = connection.execute(
+            select(func.coalesce(func.sum(block.c.samples), 0)).where(*where, *whole)
+        ).scalar_one()
         if known > points:
             return None
     parts: list[Samples] = []
@@ -189,7 +198,9 @@ def value_at(connection: Connection, run: str, name: str, rank: int, step: int) 
     return None
 
 
-def newest_in_tail(connection: Connection, run: str) -> dict[tuple[int, tuple[str, ...]], tuple[int, int, float, int, TailGroup]]:
+def newest_in_tail(
+    connection: Connection, run: str
+) -> dict[tuple[int, tuple[str, ...]], tuple[int, int, float, int, TailGroup]]:
     """(rank, names of a group) -> attempt, step, time, row and the group that holds the newest row of that kind."""
     best: dict[tuple[int, tuple[str, ...]], tuple[int, int, float, int, TailGroup]] = {}
     statement = (
@@ -211,7 +222,9 @@ def newest_in_tail(connection: Connection, run: str) -> dict[tuple[int, tuple[st
 def stored_payloads(connection: Connection, ids: list[int], attempt: int, first: int, end: int) -> Sequence[Row[Any]]:
     if not ids or end < first:
         return []
-    return connection.execute(_payload_columns().where(*_between(ids, attempt, first, end)).order_by(block.c.block)).all()
+    return connection.execute(
+        _payload_columns().where(*_between(ids, attempt, first, end)).order_by(block.c.block)
+    ).all()
 
 
 def in_order(view: View, stored: dict[int, Sequence[Row[Any]]], name: str, rank: int) -> Iterator[LogRow]:
@@ -299,7 +312,9 @@ def _blocks(
             yield series_id, _cells_of(mine)
     if edges:
         inside = {(row.series, row.block) for row in whole}
-        for row in connection.execute(_payload_columns().where(*_between(ids, attempt, first, end), block.c.block.in_(edges))):
+        for row in connection.execute(
+            _payload_columns().where(*_between(ids, attempt, first, end), block.c.block.in_(edges))
+        ):
             if (row.series, row.block) not in inside:
                 yield row.series, _visible(row, first, end)
 
@@ -344,7 +359,11 @@ def _summaries(rows: Sequence[Row[Any]]) -> Iterator[tuple[int, Cells]]:
 
 
 def _between(ids: list[int], attempt: int, first: int, end: int) -> list[Any]:
-    return [block.c.series.in_(ids), block.c.attempt == attempt, block.c.block.between(first // BLOCK_STEPS, end // BLOCK_STEPS)]
+    return [
+        block.c.series.in_(ids),
+        block.c.attempt == attempt,
+        block.c.block.between(first // BLOCK_STEPS, end // BLOCK_STEPS),
+    ]
 
 
 def _payload_columns() -> Any:
@@ -353,7 +372,8 @@ def _payload_columns() -> Any:
 
 
 def _ends(connection: Connection, run: str, ids: list[int]) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """(series, attempt) -> first step, last step and last block of what is in blocks. Two look-ups each, however many blocks."""
+    """(series, attempt) -> first step, last step and last block of what is in blocks. Two look-ups each, however many
+    blocks."""
     mine = (block.c.series == series.c.id) & (block.c.attempt == attempt_table.c.attempt)
     oldest = select(block.c.first_step).where(mine).order_by(block.c.block).limit(1).scalar_subquery()
     highest = select(block.c.last_step).where(mine).order_by(block.c.block.desc()).limit(1).scalar_subquery()
@@ -367,7 +387,9 @@ def _ends(connection: Connection, run: str, ids: list[int]) -> dict[tuple[int, i
 
 def _tail_samples(connection: Connection, run: str, name: str, rank: int | None) -> dict[tuple[int, int], Samples]:
     """(rank, attempt) -> samples of one name that are still in the tail, in the order in which they came."""
-    statement = select(tail.c.attempt, tail.c.rank, tail.c.received, tail.c.frame).where(tail.c.run == run, tail.c.samples > 0)
+    statement = select(tail.c.attempt, tail.c.rank, tail.c.received, tail.c.frame).where(
+        tail.c.run == run, tail.c.samples > 0
+    )
     if rank is not None:
         statement = statement.where(tail.c.rank == rank)
     found: dict[tuple[int, int], list[tuple[TailGroup, bytes, float]]] = {}
@@ -384,11 +406,15 @@ def _joined(pieces: list[tuple[TailGroup, bytes, float]]) -> Samples:
     time = np.concatenate([group.times for group, _, _ in pieces])
     if not np.isfinite(time).all():
         time = np.where(
-            np.isfinite(time), time, np.repeat([received for _, _, received in pieces], [group.rows for group, _, _ in pieces])
+            np.isfinite(time),
+            time,
+            np.repeat([received for _, _, received in pieces], [group.rows for group, _, _ in pieces]),
         )
     widths = {len(column) // group.rows for group, column, _ in pieces}
     if len(widths) == 1:
-        value = np.frombuffer(b"".join(column for _, column, _ in pieces), f"<f{widths.pop()}").astype("<f8", copy=False)
+        value = np.frombuffer(b"".join(column for _, column, _ in pieces), f"<f{widths.pop()}").astype(
+            "<f8", copy=False
+        )
     else:
         value = np.concatenate(
             [np.frombuffer(column, f"<f{len(column) // group.rows}").astype("<f8") for group, column, _ in pieces]

@@ -1,8 +1,9 @@
 """Drops old data so that the disk does not fill: full resolution first, whole runs only when the settings say so.
 
-A block older than `samples_days` loses its samples and keeps its cells of 16 steps: charts stay exact at that width and wider.
-A run that ended (or was last heard of) more than `runs_days` ago is deleted. The file gives pages back to the disk a little at
-a time, so that no writer waits long. Every step is an essential job: it runs when the disk is full, which is when it counts.
+A block older than `samples_days` loses its samples and keeps its cells of 16 steps: charts stay exact at that width and
+wider. A run that ended (or was last heard of) more than `runs_days` ago is deleted. The file gives pages back to the
+disk a little at a time, so that no writer waits long. Every step is an essential job: it runs when the disk is full,
+which is when it counts.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ PAGES_AT_ONCE = 2000  # 8 MB: some milliseconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """samples_days: how long full resolution is kept; runs_days: how long runs are kept after their end. None: for ever."""
+    """samples_days: how long full resolution is kept; runs_days: how long runs are kept after their end. None: for
+    ever."""
 
     samples_days: float | None = None
     runs_days: float | None = None
@@ -41,7 +43,8 @@ class RetentionPolicy:
 
 
 class Retention:
-    """`on_deleted`: called with the id of each run that was deleted, on the thread of this class. `counters`: for /self."""
+    """`on_deleted`: called with the id of each run that was deleted, on the thread of this class. `counters`: for
+    /self."""
 
     def __init__(
         self,
@@ -104,7 +107,9 @@ class Retention:
             if thinned < BLOCKS_AT_ONCE:
                 break
         while not self._stop.is_set():
-            thinned = self._database.write(functools.partial(thin_bundles, before=before, limit=BUNDLES_AT_ONCE), essential=True)
+            thinned = self._database.write(
+                functools.partial(thin_bundles, before=before, limit=BUNDLES_AT_ONCE), essential=True
+            )
             self.counters["blocks_thinned"] += thinned
             if not thinned:
                 return
@@ -140,7 +145,8 @@ def _shrink_some(connection: Connection) -> int:
     if spare <= 0:
         return 0
     pages = min(spare, PAGES_AT_ONCE)
-    # sqlite3 takes one step of a statement that has no columns, and one step of this one is one page, whatever number is given.
+    # sqlite3 takes one step of a statement that has no columns, and one step of this one is one page, whatever number
+    # is given.
     driver = connection.connection.driver_connection
     assert driver is not None
     for _ in range(pages):

@@ -1,8 +1,8 @@
 """Rollup rows: cells of 256 and of 4096 steps, 256 to a row, for charts of long ranges.
 
-Blocks are rolled up in groups, once a later group has begun: a row is then rewritten once in 16 blocks. Late pieces make the
-groups in which they land anew. Series whose groups are due together are worked on together: series by series, every sixteenth
-block cost as much as all the others, which no short benchmark shows.
+Blocks are rolled up in groups, once a later group has begun: a row is then rewritten once in 16 blocks. Late pieces
+make the groups in which they land anew. Series whose groups are due together are worked on together: series by series,
+every sixteenth block cost as much as all the others, which no short benchmark shows.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def rolled_until(last_block: int) -> int:
 
 
 def rollup_rows(connection: Connection, work: Work) -> list[tuple[Any, ...]]:
-    """The rows of the table that change with this work: groups that are behind the newest block for the first time, and those
-    in which a late piece has landed."""
+    """The rows of the table that change with this work: groups that are behind the newest block for the first time, and
+    those in which a late piece has landed."""
     newest = max([*work.newest.values(), *(number for made in work.made for number in made.numbers)], default=0)
     if newest < _GROUP_BLOCKS:
         return []  # every first group is still open: the usual case
@@ -76,8 +76,8 @@ def _by_series(pieces: Sequence[Made]) -> _Fresh:
 def _rolled(
     connection: Connection | None, ids: list[int], attempt: int, groups: Sequence[int], fresh_cells: _Fresh
 ) -> list[tuple[Any, ...]]:
-    """The rows of both levels that hold these groups: the groups' cells are made anew, the rows' other cells stay. Without a
-    connection none of the series has a block yet, and so nothing to look for."""
+    """The rows of both levels that hold these groups: the groups' cells are made anew, the rows' other cells stay.
+    Without a connection none of the series has a block yet, and so nothing to look for."""
     made, owner = _blocks(connection, ids, attempt, groups, fresh_cells)
     rows = []
     for level in LEVELS:
@@ -138,7 +138,9 @@ def _blocks(
     return concatenate(parts), np.concatenate(owners)
 
 
-def _held(connection: Connection | None, ids: list[int], attempt: int, level: int, chunks: list[int]) -> tuple[Cells, Ints]:
+def _held(
+    connection: Connection | None, ids: list[int], attempt: int, level: int, chunks: list[int]
+) -> tuple[Cells, Ints]:
     """The rollup rows that are there already."""
     if connection is None:
         return concatenate([]), np.empty(0, np.int64)

@@ -1,4 +1,5 @@
-"""Brings a database to the schema of this version, by the migrations that travel in the package (no alembic.ini needed)."""
+"""Brings a database to the schema of this version, by the migrations that travel in the package (no alembic.ini
+needed)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Keeps the step at which each attempt of a run begins: at and after it, older attempts are cut from view (reading.py).
 
-The agent sends it where it knows it. An attempt without word begins at the lowest step of its rows, and as long as it has none,
-nothing of the older ones is cut: a start guessed too low would hide what they have. Rows of samplers do not count, they come
-before the first step is done; nor do those of POST /log, which may name any step.
+The agent sends it where it knows it. An attempt without word begins at the lowest step of its rows, and as long as it
+has none, nothing of the older ones is cut: a start guessed too low would hide what they have. Rows of samplers do not
+count, they come before the first step is done; nor do those of POST /log, which may name any step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _load = Prepared(select(attempts.c.start_step).where(_of_attempt))
 _new = Prepared(insert(attempts), ("run", "attempt", "start_step", "started"))
 _set = Prepared(update(attempts).where(_of_attempt).values(start_step=bindparam("start")))
 _lower = Prepared(
-    update(attempts).where(_of_attempt, attempts.c.start_step > bindparam("start")).values(start_step=bindparam("start"))
+    update(attempts)
+    .where(_of_attempt, attempts.c.start_step > bindparam("start"))
+    .values(start_step=bindparam("start"))
 )
 _states = Prepared(
     select(event.c.data).where(
@@ -76,7 +78,8 @@ class Starts:
         return True
 
     def has_row(self, connection: Connection, run: str, attempt: int, step: int) -> None:
-        """A row of this step has come: an attempt without word begins here at the latest, in whatever order rows come."""
+        """A row of this step has come: an attempt without word begins here at the latest, in whatever order rows
+        come."""
         start = self._start(connection, run, attempt)
         if start is None or step >= start or self._is_told(connection, run, attempt):
             return

@@ -1,9 +1,9 @@
 """Every table, as SQLAlchemy Core metadata: one schema for SQLite and PostgreSQL. migrations/ must say the same.
 
-Times are Unix seconds (float64). Blobs that hold samples are described in blocks.py and rollups.py. A frame's path through
-the tables: ledger (was it here before?) and tail (the frame as it came) in one transaction with the run's, source's and
-series' last values; later the compactor turns tail rows that the rules have judged into blocks (those of many series
-that have room yet: bundles) and rollups.
+Times are Unix seconds (float64). Blobs that hold samples are described in blocks.py and rollups.py. A frame's path
+through the tables: ledger (was it here before?) and tail (the frame as it came) in one transaction with the run's,
+source's and series' last values; later the compactor turns tail rows that the rules have judged into blocks (those of
+many series that have room yet: bundles) and rollups.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ metadata = MetaData(
 # SQLite fills an INTEGER PRIMARY KEY by itself, a BIGINT one it does not.
 RowId = BigInteger().with_variant(sqlite.INTEGER(), "sqlite")
 
-# --- runs: who sends ---------------------------------------------------------------------------------------------------------
+# --- runs: who sends --------------------------------------------------------------------------------------------------
 
 run = Table(
     "run",
@@ -70,7 +70,8 @@ attempt = Table(
     metadata,
     Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), primary_key=True),
     Column("attempt", BigInteger, primary_key=True),
-    Column("start_step", BigInteger, nullable=False, default=0),  # older attempts are cut from view at and after this step
+    # older attempts are cut from view at and after this step
+    Column("start_step", BigInteger, nullable=False, default=0),
     Column("started", Float(53), nullable=False),
 )
 
@@ -90,13 +91,15 @@ source = Table(
     Column("contact", Float(53), nullable=False),  # server clock of the last frame
     Column("ended", Float(53)),
     Column("clock_offset_s", Float(53)),  # agent's wall clock minus ours when the first frame came
-    Column("heartbeat", Boolean, nullable=False, default=False),  # it sent its state: an agent, whose silence means something
-    Column("seq_floor", BigInteger, nullable=False, default=0),  # all frames up to this are here; the ledger has the rest
+    # it sent its state: an agent, whose silence means something
+    Column("heartbeat", Boolean, nullable=False, default=False),
+    # all frames up to this are here; the ledger has the rest
+    Column("seq_floor", BigInteger, nullable=False, default=0),
     Index(None, "run", "attempt"),
     Index(None, "state"),
 )
 
-# --- samples -----------------------------------------------------------------------------------------------------------------
+# --- samples ----------------------------------------------------------------------------------------------------------
 
 ledger = Table(
     "ledger",
@@ -158,7 +161,8 @@ axis = Table(
     "axis",
     metadata,
     Column("key", RowId, primary_key=True, autoincrement=False),  # from its content and place: blocks.py
-    Column("series", BigInteger, ForeignKey("series.id", ondelete="CASCADE"), nullable=False),  # one of those that share it
+    # one of those that share it
+    Column("series", BigInteger, ForeignKey("series.id", ondelete="CASCADE"), nullable=False),
     Column("payload", LargeBinary, nullable=False),
     Index(None, "series"),
 )
@@ -222,7 +226,7 @@ event = Table(
     Index(None, "run", "kind"),
 )
 
-# --- what a run is asked for, and what it sends back --------------------------------------------------------------------------
+# --- what a run is asked for, and what it sends back ------------------------------------------------------------------
 
 command = Table(
     "command",
@@ -276,7 +280,7 @@ profile_part = Table(
     Column("data", LargeBinary, nullable=False),  # of the gzip file
 )
 
-# --- rules and alerts --------------------------------------------------------------------------------------------------------
+# --- rules and alerts -------------------------------------------------------------------------------------------------
 
 cursor = Table(
     "cursor",
@@ -336,7 +340,8 @@ channel = Table(
 delivery = Table(
     "delivery",
     metadata,
-    Column("id", String(96), primary_key=True),  # webhook-id on every try: the same event on the same channel is one delivery
+    # webhook-id on every try: the same event on the same channel is one delivery
+    Column("id", String(96), primary_key=True),
     Column("channel", String(64), ForeignKey("channel.id", ondelete="CASCADE"), nullable=False),
     Column("alert", String(64), ForeignKey("alert.id", ondelete="CASCADE")),
     Column("event", String(32), nullable=False),  # alert.firing, alert.resolved, channel.test
@@ -352,7 +357,7 @@ delivery = Table(
     Index(None, "alert"),
 )
 
-# --- who may do what ---------------------------------------------------------------------------------------------------------
+# --- who may do what --------------------------------------------------------------------------------------------------
 
 api_key = Table(
     "api_key",
@@ -375,7 +380,8 @@ session = Table(
     Column("scope", String(16), nullable=False),
     Column("created", Float(53), nullable=False),
     Column("expires", Float(53), nullable=False),
-    Column("key", String(16)),  # api_key.id of the key that opened it, with which it ends; None: the admin token or its link
+    # api_key.id of the key that opened it, with which it ends; None: the admin token or its link
+    Column("key", String(16)),
 )
 
 idempotency = Table(

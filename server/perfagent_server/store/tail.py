@@ -1,13 +1,15 @@
 """The format of a tail row: the groups and events of a frame, much as they came.
 
-The time on the sender's monotonic clock is left out, for nothing after the acknowledgement reads it, and so are the steps of
-rows that have no gap. Times of many rows are kept as how far each difference is off the mean one, in two or four bytes: of a
-frame with a single name, two thirds of what was written were times. The values of a group lie one after the other, apart from
-their names: those are mostly the names of the frame before, and two thousand strings took 1.3 ms to make, twice a frame.
+The time on the sender's monotonic clock is left out, for nothing after the acknowledgement reads it, and so are the
+steps of rows that have no gap. Times of many rows are kept as how far each difference is off the mean one, in two or
+four bytes: of a frame with a single name, two thirds of what was written were times. The values of a group lie one
+after the other, apart from their names: those are mostly the names of the frame before, and two thousand strings took
+1.3 ms to make, twice a frame.
 
-Values of more than a page go through the quickest zstd (-1), which finds what repeats (float64 that changes rarely, whole
-numbers) and passes over noise at 5 GB/s: half of a frame of 40 names by 256 steps in 23 µs, and back in 9. A page less takes
-13 µs off the way of a frame through log, tail and compaction. zstd 1 takes 50 µs and 26 for an eighth less; -20 saves nothing.
+Values of more than a page go through the quickest zstd (-1), which finds what repeats (float64 that changes rarely,
+whole numbers) and passes over noise at 5 GB/s: half of a frame of 40 names by 256 steps in 23 µs, and back in 9. A page
+less takes 13 µs off the way of a frame through log, tail and compaction. zstd 1 takes 50 µs and 26 for an eighth less;
+-20 saves nothing.
 """
 
 from __future__ import annotations
@@ -43,9 +45,10 @@ class Ticks(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class TailGroup:
-    """A group as it lies in the tail: the checks of wire.Group were made when it came. first: the first step of rows whose
-    steps follow each other, and then `step` is empty. stamps: the times, or with `ticks` what each difference is off theirs.
-    widths: bytes a value, 4 or 8, of each name; values: their columns, each of `rows` values, behind each other."""
+    """A group as it lies in the tail: the checks of wire.Group were made when it came. first: the first step of rows
+    whose steps follow each other, and then `step` is empty. stamps: the times, or with `ticks` what each difference is
+    off theirs. widths: bytes a value, 4 or 8, of each name; values: their columns, each of `rows` values, behind each
+    other."""
 
     first: int
     step: bytes
@@ -230,8 +233,8 @@ def _packed(group: Group) -> _Stored:
 
 
 def _ticking(time: bytes) -> tuple[bytes, Ticks | None]:
-    """Stamps and ticks of times, or the times as they are where a difference is far off. Sums and differences of int64 wrap
-    around in both directions alike, so whatever the bits are, they come back."""
+    """Stamps and ticks of times, or the times as they are where a difference is far off. Sums and differences of int64
+    wrap around in both directions alike, so whatever the bits are, they come back."""
     bits = np.frombuffer(time, "<i8")
     first, last = int(bits[0]), int(bits[-1])
     every = (last - first) // (len(bits) - 1)

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    specification = importlib.util.spec_from_file_location("claims_measure", ROOT / "benchmarks" / "claims" / "measure.py")
+    specification = importlib.util.spec_from_file_location(
+        "claims_measure", ROOT / "benchmarks" / "claims" / "measure.py"
+    )
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)

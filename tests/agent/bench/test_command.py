@@ -53,7 +53,9 @@ def test_attention_is_measured_on_the_user_s_shapes(capsys: pytest.CaptureFixtur
 def test_a_gpu_that_is_not_there_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "amp", "--device", "cuda")
     assert code == 1
-    assert err == "perfagent bench: --device is cuda, and torch sees no GPU here; use --device cpu, or a torch with CUDA\n"
+    assert (
+        err == "perfagent bench: --device is cuda, and torch sees no GPU here; use --device cpu, or a torch with CUDA\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,10 @@ def test_a_claim_without_a_figure_is_not_judged() -> None:
 def test_a_report_says_claim_source_figure_and_condition() -> None:
     text = " ".join(report(2.5).text().split())
     claim = claims_of("pinning")[0]
-    assert f"claim {claim.says} (S1, {SOURCES['S1']}) here as measured: more than claimed condition with large batches" in text
+    assert (
+        f"claim {claim.says} (S1, {SOURCES['S1']}) here as measured: more than claimed condition with large batches"
+        in text
+    )
     assert "no GPU: not measured" in text
     assert report(1.75).as_dict()["claims"][0]["compared"] == "within"
 

@@ -28,7 +28,8 @@ def test_instances_of_a_class_and_of_those_derived_from_it_are_found():
 
 
 def test_no_thread_that_builds_a_tuple_is_hurt():
-    """A scan that keeps the collector's list for a moment makes `tuple(generator)` of other threads fail, about once a scan."""
+    """A scan that keeps the collector's list for a moment makes `tuple(generator)` of other threads fail, about once a
+    scan."""
     ended = threading.Event()
     failed: list[BaseException] = []
 
@@ -54,5 +55,3 @@ def test_no_thread_that_builds_a_tuple_is_hurt():
         for thread in threads:
             thread.join()
     assert not failed
-
-

@@ -50,7 +50,9 @@ def test_wrong_use_is_one_line_that_says_what_is_allowed_and_code_2(
     assert says in ended.error
 
 
-@pytest.mark.parametrize("name", ["show", "export", "delete", "wait", "profile", "stacks", "channels", "keys", "db", "bench"])
+@pytest.mark.parametrize(
+    "name", ["show", "export", "delete", "wait", "profile", "stacks", "channels", "keys", "db", "bench"]
+)
 def test_a_command_that_needs_something_and_was_given_nothing_shows_its_help(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,9 @@ from command_line import Screenful, python_in_terminal
 
 from perfagent.command_line.terminal_output import Screen, Table, plain_table
 
-TABLE = Table(("RUN", "NAME", "STEP"), [("r1", "a name that is long", "7"), ("r2", "b", "12,000")], right=(2,), narrow=(1,))
+TABLE = Table(
+    ("RUN", "NAME", "STEP"), [("r1", "a name that is long", "7"), ("r2", "b", "12,000")], right=(2,), narrow=(1,)
+)
 
 PAGE = """
 from perfagent.command_line.terminal_output import *

@@ -48,11 +48,26 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 def fails(folder: Path, script: Path, **more: str) -> None:
-    """Runs the job, named after a secret too. It must end as it does without the agent, whose only line, on the crash, holds no
-    secret."""
-    words = ["-m", "perfagent", "run", "--name", f"try {BY_VALUE['github']}", "--tag", BY_VALUE["aws"], str(script), *ARGUMENTS]
+    """Runs the job, named after a secret too. It must end as it does without the agent, whose only line, on the crash,
+    holds no secret."""
+    words = [
+        "-m",
+        "perfagent",
+        "run",
+        "--name",
+        f"try {BY_VALUE['github']}",
+        "--tag",
+        BY_VALUE["aws"],
+        str(script),
+        *ARGUMENTS,
+    ]
     done = subprocess.run(
-        [sys.executable, *words], env=environment(folder, **more), capture_output=True, text=True, timeout=150, check=False
+        [sys.executable, *words],
+        env=environment(folder, **more),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
     )
     assert done.returncode == 1
     assert "RuntimeError: cannot log in" in done.stderr
@@ -66,7 +81,10 @@ def leaked(content: str) -> list[str]:
     """The canaries in a text, whole, or of a private key any line of it."""
     flat = content.replace("\\n", "\n")
     pieces = [
-        (name, line) for name, value in CANARIES.items() for line in value.split("\n") if len(line) > 8 and "-----" not in line
+        (name, line)
+        for name, value in CANARIES.items()
+        for line in value.split("\n")
+        if len(line) > 8 and "-----" not in line
     ]
     pieces += [("argument", value) for value in IN_ARGUMENTS]
     return [
@@ -119,7 +137,8 @@ def test_x10_no_secret_of_a_careless_job_is_in_its_recording(tmp_path: Path, rep
     assert (config["model"]["class"], config["model"]["parameters"]) == ("Linear", 5)
     assert config["optimizer"]["lr"] == 0.25
     assert context["packages"]["torch"].startswith("2.")
-    environment = recording.events("context")[0]["environment"]  # and what libraries of the test's own process left in it
+    # and what libraries of the test's own process left in it
+    environment = recording.events("context")[0]["environment"]
     assert environment.items() >= {"NCCL_SECRET": "[redacted]", "OMP_NUM_THREADS": "1"}.items()
     last = recording.events("state")[-1]
     assert last["state"] == "failed"
@@ -157,7 +176,9 @@ def listening() -> Iterator[tuple[str, list[bytes]]]:
 
 
 @pytest.mark.fault
-def test_x10_no_secret_of_a_careless_job_is_sent(tmp_path: Path, repository: Path, listening: tuple[str, list[bytes]]) -> None:
+def test_x10_no_secret_of_a_careless_job_is_sent(
+    tmp_path: Path, repository: Path, listening: tuple[str, list[bytes]]
+) -> None:
     address, bodies = listening
     fails(tmp_path, repository / "secrets_job.py", PERFAGENT_SERVER=address, PERFAGENT_API_KEY=BY_VALUE["perfagent"])
     sent = b"\n".join(bodies).decode("utf-8", "replace")

@@ -36,7 +36,9 @@ class Gathered:
         return events
 
 
-def test_what_files_tell_is_told_early_and_the_rest_after_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_files_tell_is_told_early_and_the_rest_after_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     gathered = Gathered(tmp_path, {"depth": 3})
     first, files = gathered.told()
@@ -51,7 +53,11 @@ def test_what_files_tell_is_told_early_and_the_rest_after_the_first_step(tmp_pat
     config = rest["config"]
     assert config["depth"] == 3
     assert config["model"] == {"class": "Linear", "parameters": 10, "trainable_parameters": 10}
-    assert (config["optimizer"]["class"], config["optimizer"]["lr"], config["optimizer"]["momentum"]) == ("SGD", 0.1, 0.9)
+    assert (config["optimizer"]["class"], config["optimizer"]["lr"], config["optimizer"]["momentum"]) == (
+        "SGD",
+        0.1,
+        0.9,
+    )
 
 
 def test_a_model_whose_sizes_are_not_known_yet_is_told_without_a_number(tmp_path: Path) -> None:

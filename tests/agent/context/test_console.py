@@ -109,7 +109,9 @@ def test_a_long_progress_bar_tells_its_state_every_ten_seconds(tmp_path: Path, m
     console.close()
 
 
-def test_the_state_of_a_bar_that_is_written_no_more_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_a_bar_that_is_written_no_more_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     streams(monkeypatch)
     console, sender, _ = make(tmp_path)
     console.install()
@@ -140,7 +142,9 @@ def test_the_last_words_need_no_end_of_line(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.fault
-def test_more_than_two_hundred_lines_a_second_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_two_hundred_lines_a_second_are_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     streams(monkeypatch)
     console, sender, clock = make(tmp_path)
     console.install()
@@ -373,7 +377,9 @@ def test_a_stream_that_writes_in_parts_is_seen_once_and_other_threads_all_the_sa
     assert lines(sender) == ["one two", "other", "main"]
 
 
-def test_a_write_that_somebody_put_there_before_us_is_there_after_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_somebody_put_there_before_us_is_there_after_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, _ = streams(monkeypatch)
     theirs: list[str] = []
     monkeypatch.setattr(out, "write", theirs.append)
@@ -388,7 +394,9 @@ def test_a_write_that_somebody_put_there_before_us_is_there_after_us(tmp_path: P
 
 
 @pytest.mark.fault
-def test_x10_a_private_key_printed_over_several_ticks_is_never_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_x10_a_private_key_printed_over_several_ticks_is_never_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     streams(monkeypatch)
     console, sender, _ = make(tmp_path)
     console.install()
@@ -504,7 +512,9 @@ def test_what_thousands_of_tiny_writes_push_out_is_counted(
 
 
 @pytest.mark.fault
-def test_of_a_flood_the_end_is_kept_within_bounds_and_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_flood_the_end_is_kept_within_bounds_and_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     streams(monkeypatch)
     console, sender, _ = make(tmp_path)
     console.install()

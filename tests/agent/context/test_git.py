@@ -17,7 +17,18 @@ T = TypeVar("T")
 
 
 def git(folder: Path, *words: str) -> str:
-    command = ["git", "-C", str(folder), "-c", "user.email=a@b", "-c", "user.name=n", "-c", "protocol.file.allow=always", *words]
+    command = [
+        "git",
+        "-C",
+        str(folder),
+        "-c",
+        "user.email=a@b",
+        "-c",
+        "user.name=n",
+        "-c",
+        "protocol.file.allow=always",
+        *words,
+    ]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
@@ -62,7 +73,10 @@ def test_commit_and_branch_are_those_of_git(tree: Path) -> None:
     git(tree, "pack-refs", "--all")
     assert repository(inside).commit() == git(tree, "rev-parse", "HEAD")
     git(tree, "worktree", "add", "-q", "-b", "side/way", str(tree.parent / "other"), "HEAD~1")
-    assert repository(tree.parent / "other").describe() == {"commit": git(tree, "rev-parse", "HEAD~1"), "branch": "side/way"}
+    assert repository(tree.parent / "other").describe() == {
+        "commit": git(tree, "rev-parse", "HEAD~1"),
+        "branch": "side/way",
+    }
     git(tree, "checkout", "-q", "--detach", "HEAD~1")
     assert repository(tree).describe() == {"commit": git(tree, "rev-parse", "HEAD")}
 
@@ -107,7 +121,8 @@ def test_before_the_first_commit_there_is_only_a_branch(tmp_path: Path) -> None:
         ("https://example.com/repo?private_token=hunter2", "https://example.com/repo?private_token=[redacted]"),
         ("/srv/git/repo", "/srv/git/repo"),
         ("https://me:hun@ter2@example.com/team/repo", "https://example.com/team/repo"),
-        ("https://me:hunter2@example.com/team/repo;1", "https://example.com/team/repo;1"),  # git writes it between quotes
+        # git writes it between quotes
+        ("https://me:hunter2@example.com/team/repo;1", "https://example.com/team/repo;1"),
     ],
 )
 def test_x10_the_remote_is_told_without_credentials(tree: Path, address: str, shown: str) -> None:

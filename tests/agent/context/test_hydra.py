@@ -1,4 +1,5 @@
-"""A script of Hydra's, with the real one: what it is configured with is told as it is written, and each job is a run."""
+"""A script of Hydra's, with the real one: what it is configured with is told as it is written, and each job is a
+run."""
 
 from __future__ import annotations
 

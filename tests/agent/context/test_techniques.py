@@ -17,7 +17,9 @@ from perfagent.context.techniques import elements, of_model, of_process, of_vari
 
 
 def network() -> torch.nn.Sequential:
-    return torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False), torch.nn.ReLU(), torch.nn.Linear(64, 64, bias=False))
+    return torch.nn.Sequential(
+        torch.nn.Linear(64, 64, bias=False), torch.nn.ReLU(), torch.nn.Linear(64, 64, bias=False)
+    )
 
 
 def test_a_model_that_trains_everything_uses_no_technique() -> None:
@@ -25,7 +27,9 @@ def test_a_model_that_trains_everything_uses_no_technique() -> None:
 
 
 def test_an_adapter_is_told_with_its_options_the_trainable_share_and_what_it_saves() -> None:
-    model = peft.get_peft_model(network(), peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["0", "2"]))
+    model = peft.get_peft_model(
+        network(), peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["0", "2"])
+    )
     told = of_model(torch.nn.DataParallel(model))
     assert told["adapters"]["default"] == {
         "method": "LORA", "rank": 4, "alpha": 8, "dropout": 0.1, "target_modules": ["0", "2"],
@@ -37,7 +41,8 @@ def test_an_adapter_is_told_with_its_options_the_trainable_share_and_what_it_sav
 
 def test_weights_in_four_bits_count_as_what_they_stand_for() -> None:
     model = torch.nn.Sequential(
-        bitsandbytes.nn.Linear4bit(64, 128, bias=False, quant_type="nf4", compute_dtype=torch.float32), torch.nn.Linear(128, 2)
+        bitsandbytes.nn.Linear4bit(64, 128, bias=False, quant_type="nf4", compute_dtype=torch.float32),
+        torch.nn.Linear(128, 2),
     ).to("cpu")
     packed = model[0].weight
     assert packed.numel() == 64 * 128 // 2
@@ -51,13 +56,20 @@ def test_pruned_weights_are_told_with_the_share_of_zeros() -> None:
     model = network()
     prune.l1_unstructured(model[0], "weight", amount=0.25)
     told = of_model(model)["pruning"]
-    assert (told["methods"], told["tensors"], told["pruned_pct"], told["saved_bytes"]) == (["L1Unstructured"], 1, 25.0, 0)
+    assert (told["methods"], told["tensors"], told["pruned_pct"], told["saved_bytes"]) == (
+        ["L1Unstructured"],
+        1,
+        25.0,
+        0,
+    )
     prune.remove(model[0], "weight")
     assert of_model(model) == {}
 
 
 def test_a_teacher_and_the_loaders_of_other_libraries_are_known_by_the_script_s_variables() -> None:
-    assert of_variable("teacher", network()) == {"distillation": {"teacher": "Sequential", "teacher_parameters": 2 * 64 * 64}}
+    assert of_variable("teacher", network()) == {
+        "distillation": {"teacher": "Sequential", "teacher_parameters": 2 * 64 * 64}
+    }
     assert of_variable("my_teacher", torch.nn.LazyLinear(3)) == {"distillation": {"teacher": "LazyLinear"}}
     assert of_variable("student", network()) == {}
     shards = webdataset.WebDataset(["shard-0.tar"], shardshuffle=False)
@@ -76,7 +88,10 @@ def test_dali_is_known_without_being_imported() -> None:
 
 @pytest.mark.parametrize(
     ("variables", "library"),
-    [({"NSYS_PROFILING_SESSION_ID": "17"}, "Nsight Systems"), ({"NV_COMPUTE_PROFILER_PERFWORKS_DIR": "/opt"}, "Nsight Compute")],
+    [
+        ({"NSYS_PROFILING_SESSION_ID": "17"}, "Nsight Systems"),
+        ({"NV_COMPUTE_PROFILER_PERFWORKS_DIR": "/opt"}, "Nsight Compute"),
+    ],
 )
 def test_nsight_is_known_by_the_environment_of_what_it_starts(variables: dict[str, str], library: str) -> None:
     assert of_process(variables) == {"profiler": {"library": library}}

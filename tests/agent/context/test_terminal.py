@@ -23,7 +23,9 @@ def two_bars_of_rich() -> str:
     Progress = pytest.importorskip("rich.progress").Progress  # noqa: N806 - a class
     stream = io.StringIO()
     console = pytest.importorskip("rich.console").Console(file=stream, force_terminal=True, width=80)
-    with Progress(*Progress.get_default_columns()[:1], "{task.completed}", console=console, auto_refresh=False) as progress:
+    with Progress(
+        *Progress.get_default_columns()[:1], "{task.completed}", console=console, auto_refresh=False
+    ) as progress:
         epochs, batches = progress.add_task("epoch"), progress.add_task("batch")
         for done in range(1, 7):
             progress.update(batches, completed=done, refresh=True)
@@ -86,7 +88,21 @@ def test_lines_that_scroll_away_above_the_bars_are_told_at_once() -> None:
 
 @pytest.mark.fault
 def test_a_cursor_that_goes_anywhere_does_no_harm() -> None:
-    words = ("\x1b[A", "\x1b[2A", "\x1b[999A", "\x1b[9999999A", "\x1b[", "\n", "\n\n", "\r", "x", "line\n", "\x1b[2K", "A", "")
+    words = (
+        "\x1b[A",
+        "\x1b[2A",
+        "\x1b[999A",
+        "\x1b[9999999A",
+        "\x1b[",
+        "\n",
+        "\n\n",
+        "\r",
+        "x",
+        "line\n",
+        "\x1b[2K",
+        "A",
+        "",
+    )
     for chosen in itertools.product(words, repeat=4):
         screen = Screen()
         told = [line for word in chosen for line in screen.lines(word, 0.0)]
@@ -103,7 +119,9 @@ def test_what_a_bar_overwrote_is_not_carried_along() -> None:
     line = "0%"
     for percent in range(1, 1000):
         line = _over(line, f"{percent}%")
-    assert line == "\r998%\r999%", "6 s of the sender's thread for a megabyte of two bars that were drawn as fast as it went"
+    assert line == "\r998%\r999%", (
+        "6 s of the sender's thread for a megabyte of two bars that were drawn as fast as it went"
+    )
 
 
 @pytest.mark.fault

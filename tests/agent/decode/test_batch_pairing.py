@@ -52,7 +52,9 @@ def test_a_loader_that_collates_into_objects_tells_their_samples(record):
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorded = record(model)
-    for batch in DataLoader(torch.randn(18, 8), batch_size=4, collate_fn=lambda rows: SimpleNamespace(x=torch.stack(rows))):
+    for batch in DataLoader(
+        torch.randn(18, 8), batch_size=4, collate_fn=lambda rows: SimpleNamespace(x=torch.stack(rows))
+    ):
         train_on(model, optimizer, model(batch.x).mean())
     assert samples_of(recorded) == {2: 4, 3: 4, 4: 4, 5: 2}
 
@@ -203,7 +205,9 @@ def raw(texts):
     return [{"text": text} for text in texts]
 
 
-@pytest.mark.parametrize("collate", [raw, list, lambda texts: {"text": texts}], ids=["dicts", "texts", "a dict of texts"])
+@pytest.mark.parametrize(
+    "collate", [raw, list, lambda texts: {"text": texts}], ids=["dicts", "texts", "a dict of texts"]
+)
 @pytest.mark.parametrize("calls", [1, 2])
 def test_where_the_loop_makes_the_tokens_the_models_call_tells_them(record, collate, calls):
     model = Classifier()
@@ -211,12 +215,15 @@ def test_where_the_loop_makes_the_tokens_the_models_call_tells_them(record, coll
     recorded = record(model)
     consumed = []
     for number, _ in enumerate(DataLoader(["some text"] * 64, batch_size=8, collate_fn=collate), 1):
-        tokens = torch.ones(4, 4 + number, dtype=torch.long)  # of half of the batch, as GRPO takes what it has generated
+        # of half of the batch, as GRPO takes what it has generated
+        tokens = torch.ones(4, 4 + number, dtype=torch.long)
         train_on(model, optimizer, sum(model(input_ids=tokens) for _ in range(calls)))
         consumed.append(tokens.numel())
     recorded.finish()
     told = samples_of(recorded, "tokens_per_s")
-    assert told == (dict(enumerate(consumed[1:], 2)) if calls == 1 else {}), "of two calls it is not known what they share"
+    assert told == (dict(enumerate(consumed[1:], 2)) if calls == 1 else {}), (
+        "of two calls it is not known what they share"
+    )
     assert samples_of(recorded) == (dict.fromkeys(range(2, 9), 4) if calls == 1 else samples_of(recorded))
 
 
@@ -310,7 +317,8 @@ def test_of_two_calls_before_one_backward_pass_the_larger_is_the_batch(record):
 
 @pytest.mark.parametrize("passes", [1, 2])
 def test_a_critic_that_learns_after_its_generator_takes_nothing_of_the_next_batch(record, passes):
-    """Both are parts of the model that is watched, so that its calls tell a size, too. passes: of the critic's losses."""
+    """Both are parts of the model that is watched, so that its calls tell a size, too. passes: of the critic's
+    losses."""
 
     class Both(nn.Module):
         def __init__(self):
@@ -397,7 +405,8 @@ def optimizers_of(policy):
 
 @pytest.mark.usefixtures("nothing_compiled")
 def test_a_critic_and_its_actor_learn_from_one_batch_of_the_memory(record):
-    """Off-policy reinforcement learning has no loader: both calls tell a size, and only what one of them has was drawn."""
+    """Off-policy reinforcement learning has no loader: both calls tell a size, and only what one of them has was
+    drawn."""
     policy = Policy()
     critic, actor = optimizers_of(policy)
     recorded = record(policy, optimizer=critic)

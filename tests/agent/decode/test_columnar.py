@@ -79,7 +79,10 @@ class Loop:
         for _ in range(habits["micro"]):
             if loader is not None:
                 fetches = 2 if habits["ahead"] and one.random() < 0.3 else 1
-                trace += [(DATA, self.tick(), self.tick(), loader, size if one.random() < 0.98 else None) for _ in range(fetches)]
+                trace += [
+                    (DATA, self.tick(), self.tick(), loader, size if one.random() < 0.98 else None)
+                    for _ in range(fetches)
+                ]
             training = habits["training"] or one.random() < 0.5
             trace.append((FORWARD, self.tick(), None, training, None if loader is not None else size))
             if habits["cleared"] == "before":
@@ -96,7 +99,9 @@ class Loop:
         trace.append((OPTIMIZER, self.tick(), None))
         trace.append((OPTIMIZER_END, self.tick() if one.random() < 0.98 else self.now, None))
         self.step += 1
-        rare = one.choice([{"grad/norm": 1.0}, {"grad/norm": 2.0, "grad/nonfinite": one.choice([0.0, 0.0, 1.0])}, None, None])
+        rare = one.choice(
+            [{"grad/norm": 1.0}, {"grad/norm": 2.0, "grad/nonfinite": one.choice([0.0, 0.0, 1.0])}, None, None]
+        )
         rare = rare if one.random() < 0.2 else None
         user_loss = None
         if one.random() < habits["logs"]:
@@ -186,7 +191,14 @@ def test_whatever_the_loop_does_both_ways_of_reading_agree(seed):
 def usual_loop(seed: int = 1) -> Loop:
     """What most loops do: a batch, a call, clearing, backward, the optimizer."""
     loop = Loop(seed)
-    loop.habits |= {"data": 7, "ahead": False, "returned": False, "cleared": "after", "size": (32, None, False), "lr": 0.1}
+    loop.habits |= {
+        "data": 7,
+        "ahead": False,
+        "returned": False,
+        "cleared": "after",
+        "size": (32, None, False),
+        "lr": 0.1,
+    }
     return loop_with(loop, micro=1, phase=False, training=True, wall=False, logs=0.0)
 
 
@@ -223,12 +235,20 @@ def test_the_usual_loop_is_read_at_once():
     assert [*table.steps] == [note.step for note in sound[1:] if note.rare is None]
     assert [row[0] for row in rows] == [note.step for note in sound[1:] if note.rare is not None]
     assert len(rows) > 3
-    assert table.names[-5:] == ("phase/data_s", "phase/forward_s", "phase/backward_s", "phase/optimizer_s", "phase/other_s")
+    assert table.names[-5:] == (
+        "phase/data_s",
+        "phase/forward_s",
+        "phase/backward_s",
+        "phase/optimizer_s",
+        "phase/other_s",
+    )
 
 
 def comparable(note: Note) -> list[str]:
     """NaN is NaN, and a loss of 3 is one of 3.0."""
-    return [repr(float(item)) if type(item) in (int, float) else repr(item) for item in (*note[:7], *note.trace, note.rare)]
+    return [
+        repr(float(item)) if type(item) in (int, float) else repr(item) for item in (*note[:7], *note.trace, note.rare)
+    ]
 
 
 def test_a_packed_step_is_the_note_that_it_was():
@@ -302,7 +322,8 @@ def test_a_damaged_block_costs_itself_and_no_other(kind):
 
 
 def test_blocks_of_few_steps_are_read_one_by_one(monkeypatch):
-    """A loop that hardly ever does the same twice has blocks of one step; each as columns would take four times as long."""
+    """A loop that hardly ever does the same twice has blocks of one step; each as columns would take four times as
+    long."""
     together = []
     real = drafts.read_alike
     monkeypatch.setattr(drafts, "read_alike", lambda *given: together.append(given) or real(*given))

@@ -12,7 +12,18 @@ from torch.utils.data import DataLoader
 
 from perfagent.decode.evaluations import unseen_evaluations
 from perfagent.hooks.evaluation import after_last_step
-from perfagent.step.trace import BACKWARD, BACKWARD_END, BESIDE, CLEARED, DATA, EVALUATED, FIELDS, FORWARD, OPTIMIZER, PHASE
+from perfagent.step.trace import (
+    BACKWARD,
+    BACKWARD_END,
+    BESIDE,
+    CLEARED,
+    DATA,
+    EVALUATED,
+    FIELDS,
+    FORWARD,
+    OPTIMIZER,
+    PHASE,
+)
 
 NAP_S = 0.03
 DATASET = torch.arange(16.0).reshape(8, 2)
@@ -65,7 +76,9 @@ def test_the_evaluation_of_an_average_once_an_epoch_is_told(record):
     steps = dict(recorded.steps())
     assert steps[5]["phase/data_s"] + steps[5]["phase/other_s"] < steps[5]["phase/eval_s"], "the evaluation is neither"
     assert steps[5]["samples_per_s"] * steps[5]["step_time_s"] == pytest.approx(2)
-    events = [data["begin_step"] for kind, data, _ in recorded.sender.events if kind == "phase" and data["name"] == "eval"]
+    events = [
+        data["begin_step"] for kind, data, _ in recorded.sender.events if kind == "phase" and data["name"] == "eval"
+    ]
     assert events[:2] == [4, 8]
 
 
@@ -219,7 +232,17 @@ def test_several_are_found_each_by_itself():
         (BEGIN, BATCH, OTHER, BATCH, END, OTHER),
         (CLEARED, BATCH, FORWARD, BACKWARD, BACKWARD_END, BATCH, END, BEGIN, OTHER),
     ],
-    ids=["empty", "begun before", "broken off", "two loaders", "another first", "called", "in a phase", "in turn", "trained on"],
+    ids=[
+        "empty",
+        "begun before",
+        "broken off",
+        "two loaders",
+        "another first",
+        "called",
+        "in a phase",
+        "in turn",
+        "trained on",
+    ],
 )
 def test_all_else_is_none(trace):
     assert unseen_evaluations(entries(*trace)) == []

@@ -1,4 +1,5 @@
-"""Frames that wait are smaller than their columns: steps and values the same to the last bit, clocks to half a millisecond."""
+"""Frames that wait are smaller than their columns: steps and values the same to the last bit, clocks to half a
+millisecond."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def groups(draw: st.DrawFn) -> Group:
         return b"".join(number.to_bytes(8, "little")[:width] for number in numbers)
 
     names = draw(st.dictionaries(st.text(max_size=3), st.sampled_from([4, 8]), max_size=4))
-    return Group(step=column(8), time=column(8), monotonic=column(8), values={name: column(names[name]) for name in names})
+    return Group(
+        step=column(8), time=column(8), monotonic=column(8), values={name: column(names[name]) for name in names}
+    )
 
 
 HALF_A_TICK_S = 0.5 / 1024
@@ -50,7 +53,9 @@ def whole(group: Group) -> tuple[object, ...]:
 def are_close(clock: Sequence[float], other: Sequence[float]) -> bool:
     """The same time, or what is none the same to the last bit."""
     return all(
-        abs(a - b) <= 2 * HALF_A_TICK_S if abs(a) < 2**38 and abs(b) < 2**38 else struct.pack("d", a) == struct.pack("d", b)
+        abs(a - b) <= 2 * HALF_A_TICK_S
+        if abs(a) < 2**38 and abs(b) < 2**38
+        else struct.pack("d", a) == struct.pack("d", b)
         for a, b in zip(clock, other, strict=True)
     )
 
@@ -91,7 +96,10 @@ def test_a_row_comes_back_at_its_time_to_half_a_millisecond_and_never_before_the
     off = [after - before for after, before in zip(found.monotonics(), given.monotonics(), strict=True)]
     assert max(map(abs, off)) <= HALF_A_TICK_S + 1e-9
     assert [*found.monotonics()] == sorted(found.monotonics())
-    assert max(abs(after - before) for after, before in zip(found.times(), given.times(), strict=True)) <= HALF_A_TICK_S + 1e-6
+    assert (
+        max(abs(after - before) for after, before in zip(found.times(), given.times(), strict=True))
+        <= HALF_A_TICK_S + 1e-6
+    )
 
 
 def test_a_wall_clock_that_is_set_is_followed() -> None:
@@ -111,7 +119,9 @@ moments = st.one_of(
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(moments, moments), min_size=1, max_size=20))
-def test_clocks_that_jump_anywhere_are_followed_and_rows_of_one_tick_keep_their_order(rows: list[tuple[float, float]]) -> None:
+def test_clocks_that_jump_anywhere_are_followed_and_rows_of_one_tick_keep_their_order(
+    rows: list[tuple[float, float]],
+) -> None:
     clock, times = zip(*rows, strict=True)
     given = Group(step=list(range(len(rows))), time=times, monotonic=clock, values={"x": clock})
     (found,) = columns(planes([given]))
@@ -120,7 +130,9 @@ def test_clocks_that_jump_anywhere_are_followed_and_rows_of_one_tick_keep_their_
     assert all(abs(a - b) <= 2 * HALF_A_TICK_S + 2**-12 for a, b in zip(found.times(), times, strict=True))
     order = [(a > b) - (a < b) for a, b in pairwise(clock)]
     after = [(a > b) - (a < b) for a, b in pairwise(found.monotonics())]
-    assert all(now in (0, before) for now, before in zip(after, order, strict=True)), "a row is before one that it came after"
+    assert all(now in (0, before) for now, before in zip(after, order, strict=True)), (
+        "a row is before one that it came after"
+    )
 
 
 def test_what_compresses_better_as_it_is_stays_so() -> None:
@@ -137,7 +149,9 @@ def test_clocks_are_half_a_byte_a_row() -> None:
     assert sum(map(len, kept.clocks)) < 0.5 * 6000  # 24 as they are
 
 
-@pytest.mark.parametrize("clock", [[math.nan, 1.0], [math.inf, 1.0], [-0.0, 0.0], [1e-10, 1.0], [1e300, -1e300], [0.3, 9e9]])
+@pytest.mark.parametrize(
+    "clock", [[math.nan, 1.0], [math.inf, 1.0], [-0.0, 0.0], [1e-10, 1.0], [1e300, -1e300], [0.3, 9e9]]
+)
 def test_a_clock_that_is_none_comes_back_as_it_was(clock: list[float]) -> None:
     group = Group(step=[1, 2], time=[math.nan, -math.inf], monotonic=clock, values={"x": [1.0, 2.0]})
     assert [(one.time, one.monotonic, *whole(one)) for one in columns(planes([group]))] == [

@@ -1,4 +1,5 @@
-"""What other loggers log gets its name on the sender's thread: its own, or `logged/NAME` where the agent has that series."""
+"""What other loggers log gets its name on the sender's thread: its own, or `logged/NAME` where the agent has that
+series."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def written(collector: Collector, *, last: bool = False) -> list[tuple[int, dict
     taken = collector.collect(time.monotonic(), last=last)
     packed = [row for block in taken.packed for row in rows_in(block)]
     rows = [row for row in taken.rows if not isinstance(row, Note) and len(row) in (4, 5)]
-    found = [(row[0], dict(row[3]) if len(row) == 4 else dict(zip(row[3], row[4], strict=True))) for row in packed + rows]
+    found = [
+        (row[0], dict(row[3]) if len(row) == 4 else dict(zip(row[3], row[4], strict=True))) for row in packed + rows
+    ]
     assert taken.total == len(found)
     return sorted(found, key=str)
 
@@ -96,7 +99,9 @@ def test_a_loop_that_is_known_to_step_none_does_not_wait(sender: Any, collector:
 def test_a_series_that_begins_late_is_the_agents_in_any_training(sender: Any, collector: Collector) -> None:
     stepped(sender.progress, "loss", "lr")
     capture(sender.progress, {"mfu": 30.0, "grad_norm/0.weight": 1.0, "gpu/power_w": 80.0}, 2, None)
-    assert written(collector) == [(2, {"logged/mfu": 30.0, "logged/grad_norm/0.weight": 1.0, "logged/gpu/power_w": 80.0})]
+    assert written(collector) == [
+        (2, {"logged/mfu": 30.0, "logged/grad_norm/0.weight": 1.0, "logged/gpu/power_w": 80.0})
+    ]
 
 
 def test_what_the_script_logs_by_us_is_ours(sender: Any, collector: Collector) -> None:
@@ -109,7 +114,9 @@ def test_what_the_script_logs_by_us_is_ours(sender: Any, collector: Collector) -
     ]  # fmt: skip
 
 
-def test_a_step_far_ahead_of_the_first_waits_until_the_server_knows_the_runs_own(sender: Any, collector: Collector) -> None:
+def test_a_step_far_ahead_of_the_first_waits_until_the_server_knows_the_runs_own(
+    sender: Any, collector: Collector
+) -> None:
     capture(sender.progress, {"resumed": 1.0}, 10_000, None)
     assert written(collector) == []
     assert sender.progress.logged_at() == 0, "what the samplers send meanwhile is of no later step"
@@ -134,7 +141,12 @@ def test_a_value_that_two_loggers_were_given_counts_once(sender: Any, collector:
     for value in (1.0, 1.0, 2.0, float("nan"), float("nan")):
         capture(sender.progress, {"x": value}, 2, None)
     capture(sender.progress, {"x": 2.0}, 3, None)
-    assert [(step, str(values["x"])) for step, values in written(collector)] == [(2, "1.0"), (2, "2.0"), (2, "nan"), (3, "2.0")]
+    assert [(step, str(values["x"])) for step, values in written(collector)] == [
+        (2, "1.0"),
+        (2, "2.0"),
+        (2, "nan"),
+        (3, "2.0"),
+    ]
 
 
 class Event:

@@ -31,7 +31,9 @@ def test_rows_of_one_shape_become_one_group_in_order() -> None:
 
 def test_rows_of_different_shapes_never_share_a_column() -> None:
     columns = Columns()
-    groups = columns.groups([(1, 0.0, 0.0, ("a",), (1.0,)), (2, 0.0, 0.0, ("a", "b"), (2.0, 3.0)), (3, 0.0, 0.0, ("a",), (4.0,))])
+    groups = columns.groups(
+        [(1, 0.0, 0.0, ("a",), (1.0,)), (2, 0.0, 0.0, ("a", "b"), (2.0, 3.0)), (3, 0.0, 0.0, ("a",), (4.0,))]
+    )
     assert [(tuple(g.values), g.rows) for g in groups] == [(("a",), 2), (("a", "b"), 1)]
 
 
@@ -46,7 +48,9 @@ def test_a_column_is_float32_only_when_that_loses_nothing() -> None:
 @given(st.lists(st.floats(width=64), min_size=1, max_size=20))
 def test_every_float_comes_back_bit_equal(values: list[float]) -> None:
     found = group(x=values).column("x")
-    assert [struct.pack("<d", v) for v in found] == [struct.pack("<d", v) for v in values] or any(map(math.isnan, values))
+    assert [struct.pack("<d", v) for v in found] == [struct.pack("<d", v) for v in values] or any(
+        map(math.isnan, values)
+    )
     assert [math.isnan(a) or a == b for a, b in zip(values, found, strict=True)] == [True] * len(values)
 
 
@@ -77,7 +81,20 @@ def test_a19_what_is_one_number_is_stored_exactly(value: Any, expected: float) -
 @pytest.mark.fault
 @pytest.mark.parametrize(
     "value",
-    ["1.0", b"1", None, 1j, [1.0], {}, object(), np.array([1.0]), torch.ones(1), torch.ones(2), torch.tensor(1j), np.str_("x")],
+    [
+        "1.0",
+        b"1",
+        None,
+        1j,
+        [1.0],
+        {},
+        object(),
+        np.array([1.0]),
+        torch.ones(1),
+        torch.ones(2),
+        torch.tensor(1j),
+        np.str_("x"),
+    ],
 )
 def test_a19_what_is_no_number_is_refused_and_counted(value: Any) -> None:
     columns = Columns()
@@ -90,7 +107,8 @@ def test_a19_what_is_no_number_is_refused_and_counted(value: Any) -> None:
     ("key", "value", "described"),
     [
         ("epoch", "one", "'epoch' (a value of type str)"),
-        ("scores", torch.Tensor, "'scores' (a value of type Tensor)"),  # all that log() keeps of one with several elements
+        # all that log() keeps of one with several elements
+        ("scores", torch.Tensor, "'scores' (a value of type Tensor)"),
         ((1, 2), None, "a name of type tuple (a value of type NoneType)"),
     ],
 )
@@ -136,7 +154,9 @@ def test_an_object_whose_methods_raise_is_refused() -> None:
 def test_a_wrong_value_in_a_row_of_the_session_costs_only_itself() -> None:
     columns = Columns()
     groups = columns.groups([(1, 0.0, 0.0, LOSS_AND_RATE, (0.5, None)), (2, 0.0, 0.0, LOSS_AND_RATE, (0.25, 1e-3))])
-    found = {(step, name): v for g in groups for name in g.values for step, v in zip(g.steps(), g.column(name), strict=True)}
+    found = {
+        (step, name): v for g in groups for name in g.values for step, v in zip(g.steps(), g.column(name), strict=True)
+    }
     assert found == {(1, "loss"): 0.5, (2, "loss"): 0.25, (2, "lr"): 1e-3}
     assert columns.refused["kind"] == 1
 
@@ -150,7 +170,17 @@ def test_a_step_beyond_64_bits_is_refused() -> None:
 @pytest.mark.fault
 @pytest.mark.parametrize(
     "name",
-    ["x" * 10_000, "a\0b", "\ud800", "\u202eabc", "📉/loss", "../../etc/passwd", "<script>alert(1)</script>", "Ω" * 500, "\n"],
+    [
+        "x" * 10_000,
+        "a\0b",
+        "\ud800",
+        "\u202eabc",
+        "📉/loss",
+        "../../etc/passwd",
+        "<script>alert(1)</script>",
+        "Ω" * 500,
+        "\n",
+    ],
 )
 def test_a20_any_name_travels_within_256_bytes(name: str) -> None:
     clean = clean_name(name)
@@ -158,7 +188,9 @@ def test_a20_any_name_travels_within_256_bytes(name: str) -> None:
     assert len(clean.encode()) <= 256
     assert "\0" not in clean
     groups = Columns().groups([(1, 0.0, 0.0, {name: 1.0})])
-    frame = Frame(project="p", run="r", source="s", attempt=1, rank=0, seq=1, groups=groups, events=[Event(kind="log", time=0.0)])
+    frame = Frame(
+        project="p", run="r", source="s", attempt=1, rank=0, seq=1, groups=groups, events=[Event(kind="log", time=0.0)]
+    )
     assert list(decode(encode(frame)).groups[0].values) == [clean]
 
 
@@ -214,7 +246,11 @@ def test_what_tells_of_left_out_samples_is_never_left_out() -> None:
 def test_names_that_cannot_be_stored_are_counted_once_and_none_is_a_name() -> None:
     """A shape of names is looked at as a whole first: that counts nothing."""
     columns = Columns(max_series=2)
-    bad = [(1, 1.0, 1.0, ("a", ""), [1.0, 2.0]), (1, 1.0, 1.0, ("a", None), [1.0, 2.0]), (1, 1.0, 1.0, ("b", "c"), [1.0, 2.0])]
+    bad = [
+        (1, 1.0, 1.0, ("a", ""), [1.0, 2.0]),
+        (1, 1.0, 1.0, ("a", None), [1.0, 2.0]),
+        (1, 1.0, 1.0, ("b", "c"), [1.0, 2.0]),
+    ]
     groups = columns.groups(bad)
     assert {name for group in groups for name in group.values} == {"a", "b"}
     assert columns.refused == {"name": 2, "series": 1}

@@ -59,7 +59,9 @@ def test_rows_without_a_finite_loss_all_stay() -> None:
 
 @pytest.mark.parametrize("lengths", [(2,), (5,), (1, 1), (1, 2, 4), (7, 1, 1)])
 def test_halves_are_of_equal_size_and_the_events_go_with_the_first(lengths: tuple[int, ...]) -> None:
-    groups = [columns([*range(10 * number, 10 * number + length)], x=[0.5] * length) for number, length in enumerate(lengths)]
+    groups = [
+        columns([*range(10 * number, 10 * number + length)], x=[0.5] * length) for number, length in enumerate(lengths)
+    ]
     told = [Event(kind="alert", time=float(number), data={}) for number in range(3)]
     parts = halves(groups, told)
     assert parts is not None

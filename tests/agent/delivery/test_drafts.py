@@ -55,7 +55,13 @@ def values(groups: list[object]) -> dict[str, list[float]]:
 
 def test_a_draft_that_a_dead_process_left_is_read_as_it_would_have_been_itself(tmp_path):
     user = (4, 1004.0, 2.0, {"accuracy": 0.5, "epoch": 1})
-    rows = [note(1), note(2, math.nan), note(3, rare={"grad/norm": 2.5}), user, (4, 1004.0, 2.0, ("host/cpu_pct",), [12.0])]
+    rows = [
+        note(1),
+        note(2, math.nan),
+        note(3, rare={"grad/norm": 2.5}),
+        user,
+        (4, 1004.0, 2.0, ("host/cpu_pct",), [12.0]),
+    ]
     draft = Draft(StepReader().context(), rows)
     spool = Spool(tmp_path / "s", header())
     assert spool.draft(draft, now=0.0)
@@ -68,7 +74,12 @@ def test_a_draft_that_a_dead_process_left_is_read_as_it_would_have_been_itself(t
     assert found["phase/data_s"] == pytest.approx([0.001] * 3)
     assert found["samples_per_s"] == pytest.approx([3200.0] * 3)
     assert math.isnan(found["loss"][1]) or math.isnan(sum(found["loss"]))
-    assert (found["grad/norm"], found["accuracy"], found["epoch"], found["host/cpu_pct"]) == ([2.5], [0.5], [1.0], [12.0])
+    assert (found["grad/norm"], found["accuracy"], found["epoch"], found["host/cpu_pct"]) == (
+        [2.5],
+        [0.5],
+        [1.0],
+        [12.0],
+    )
 
 
 def test_drafts_and_columns_keep_their_order_in_one_frame(tmp_path):
@@ -193,7 +204,9 @@ def test_a_killed_job_left_every_step_that_it_noted(tmp_path):
     """Losses to the last digit, from a folder that only drafts were written to in the end."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(KILLED), encoding="utf-8")
-    environment = job_environment(tmp_path, PERFAGENT_SERVER="http://127.0.0.1:9", XDG_STATE_HOME=str(tmp_path / "state"))
+    environment = job_environment(
+        tmp_path, PERFAGENT_SERVER="http://127.0.0.1:9", XDG_STATE_HOME=str(tmp_path / "state")
+    )
     command = [sys.executable, str(script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
@@ -235,8 +248,12 @@ def test_what_a_loop_logs_does_not_make_the_garbage_collector_run_in_it(tmp_path
     """3000 calls are 6000 objects; kept until a frame is cut, they would begin eight collections, of any size."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(LOGGING), encoding="utf-8")
-    environment = job_environment(tmp_path, PERFAGENT_SERVER="http://127.0.0.1:9", XDG_STATE_HOME=str(tmp_path / "state"))
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120, check=True)
+    environment = job_environment(
+        tmp_path, PERFAGENT_SERVER="http://127.0.0.1:9", XDG_STATE_HOME=str(tmp_path / "state")
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
     assert int(done.stdout) <= 2
 
 

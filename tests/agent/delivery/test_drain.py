@@ -78,7 +78,9 @@ def blocks_of(taken: Taken) -> list[int]:
 
 
 @pytest.mark.parametrize("value", [1.0, 2**70])
-def test_a_logged_row_has_the_time_of_its_call_and_not_of_its_tick(sender: Any, collector: Collector, value: Any) -> None:
+def test_a_logged_row_has_the_time_of_its_call_and_not_of_its_tick(
+    sender: Any, collector: Collector, value: Any
+) -> None:
     """The call reads one clock; rows may wait for minutes behind one that is still on the device."""
     sender.rows.append((1, 0.0, time.monotonic() - 100.0, {"x": 1.0, "y": value}))
     taken = collector.collect(0.0, last=False)
@@ -144,7 +146,9 @@ def test_when_a_user_logged_is_worked_out_from_the_monotonic_clock(sender: Any, 
 
 
 def test_rows_of_changing_names_keep_their_values(sender: Any, collector: Collector) -> None:
-    sender.rows.extend((n, 1.0, 1.0, {"a" if n % 3 else "b": float(n), **({"c": 2.0} if n % 2 else {})}) for n in range(12))
+    sender.rows.extend(
+        (n, 1.0, 1.0, {"a" if n % 3 else "b": float(n), **({"c": 2.0} if n % 2 else {})}) for n in range(12)
+    )
     rows = [row for block in collector.collect(1.0, last=False).packed for row in rows_in(block)]
     found = {row[0]: dict(zip(row[3], row[4], strict=True)) for row in rows}
     assert found == {n: {"a" if n % 3 else "b": float(n), **({"c": 2.0} if n % 2 else {})} for n in range(12)}
@@ -314,7 +318,9 @@ def test_rows_dropped_while_others_are_taken_are_counted(bounded: Any) -> None:
         taken += collector.collect(1.0, last=False).total
         thread.join(1e-3)
     assert bounded.counters["overflows"] > 0, "too slow to drop any"
-    assert taken + bounded.counters["overflows"] == pytest.approx(handed, abs=20), "a row more or less where threads meet"
+    assert taken + bounded.counters["overflows"] == pytest.approx(handed, abs=20), (
+        "a row more or less where threads meet"
+    )
 
 
 def test_rows_that_are_let_go_of_leave_nothing_behind(bounded: Any) -> None:
@@ -331,8 +337,8 @@ def test_rows_that_are_let_go_of_leave_nothing_behind(bounded: Any) -> None:
 def test_a_loop_that_logs_hundreds_of_times_a_step_loses_none_to_politeness(
     sender: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pause lets a training thread that computes in Python go on for 5 ms: 200 rows at 40 000 a second. More of them came
-    during the pauses than were taken between them, and of 197 000 rows 118 000 were dropped."""
+    """A pause lets a training thread that computes in Python go on for 5 ms: 200 rows at 40 000 a second. More of them
+    came during the pauses than were taken between them, and of 197 000 rows 118 000 were dropped."""
     rows = sender.rows = deque(maxlen=5000)
     collector = Collector(sender, Columns(), lambda: None, lambda _: None)
     given = 0
@@ -355,7 +361,8 @@ def test_a_loop_that_logs_hundreds_of_times_a_step_loses_none_to_politeness(
 
 
 def test_calls_right_behind_another_are_counted_apart(sender: Any, collector: Collector) -> None:
-    """200 calls in a loop take 0.8 µs each and not the 3.7 of one between two operations: 14.8 % was told where it was 6.8."""
+    """200 calls in a loop take 0.8 µs each and not the 3.7 of one between two operations: 14.8 % was told where it was
+    6.8."""
     moments = [10.0, 10.000004, 10.000009, 10.5, 10.500004]
     sender.rows.extend((1, 0.0, moment, {"a": 1.0, "b": 2.0}) for moment in moments[:2])
     collector.collect(1.0, last=False)
@@ -377,7 +384,9 @@ def test_the_newest_step_is_the_highest_that_came_and_stays_so(sender: Any, coll
     assert collector.newest == 9
 
 
-def test_at_the_end_a_log_without_its_step_is_counted_and_one_that_has_it_is_taken(sender: Any, collector: Collector) -> None:
+def test_at_the_end_a_log_without_its_step_is_counted_and_one_that_has_it_is_taken(
+    sender: Any, collector: Collector
+) -> None:
     settled, waits, comes_last = (EarlyLog(5.0, 6.0, {"x": 1.0}) for _ in range(3))
     sender.rows.extend([settled, waits])
     assert collector.collect(0.0, last=False).total == 0

@@ -62,7 +62,9 @@ def forgetting(forked: Any) -> None:
     os.register_at_fork(after_in_child=lambda: holder[0]())
 
 
-def test_a_socket_that_is_being_made_while_another_thread_forks(monkeypatch: pytest.MonkeyPatch, listener: socket.socket) -> None:
+def test_a_socket_that_is_being_made_while_another_thread_forks(
+    monkeypatch: pytest.MonkeyPatch, listener: socket.socket
+) -> None:
     made = threading.Event()
 
     def slow(*arguments: Any) -> socket.socket:

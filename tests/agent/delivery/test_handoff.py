@@ -99,7 +99,9 @@ class Interrupted:
         return row(1)
 
 
-def test_a_flush_waits_for_rows_that_came_while_others_were_drained(sender: Sender, transport: RecordingTransport) -> None:
+def test_a_flush_waits_for_rows_that_came_while_others_were_drained(
+    sender: Sender, transport: RecordingTransport
+) -> None:
     answers: list[bool] = []
     interrupted = Interrupted(sender, answers)
     sender.rows.append(interrupted)  # type: ignore[arg-type]
@@ -125,7 +127,9 @@ def test_a_clean_end_leaves_no_folder_behind(tmp_path: Path, transport: Recordin
     assert list((tmp_path / "state" / "spool").iterdir()) == []
 
 
-def test_another_name_or_project_is_on_the_disk_before_what_tells_of_it(sender: Sender, transport: RecordingTransport) -> None:
+def test_another_name_or_project_is_on_the_disk_before_what_tells_of_it(
+    sender: Sender, transport: RecordingTransport
+) -> None:
     sender.event("state", {"state": "starting"})
     assert sender.flush(10)
     sender.identity.project, sender.identity.name = "look", "password=hunter2hunter2"
@@ -186,7 +190,9 @@ def test_in_steady_state_there_is_about_one_request_a_second(tmp_path: Path, tra
     sender.close("finished")
 
 
-def test_a_quiet_process_gives_a_sign_of_life_within_seven_seconds(sender: Sender, transport: RecordingTransport) -> None:
+def test_a_quiet_process_gives_a_sign_of_life_within_seven_seconds(
+    sender: Sender, transport: RecordingTransport
+) -> None:
     until(lambda: transport.frames, within_s=7, why="no sign of life")
     assert (transport.frames[0].groups, transport.frames[0].events) == ([], [])
     assert not list(sender.spool.folder.glob("*.ticks"))
@@ -219,7 +225,9 @@ class OnDevice:
         return row(self.step)
 
 
-def test_a_row_that_is_still_on_the_device_holds_back_those_behind_it(sender: Sender, transport: RecordingTransport) -> None:
+def test_a_row_that_is_still_on_the_device_holds_back_those_behind_it(
+    sender: Sender, transport: RecordingTransport
+) -> None:
     waiting = OnDevice(2)
     sender.rows.extend([row(1), waiting, row(3)])
     until(lambda: sender.counters["spooled"] == 2)
@@ -365,7 +373,9 @@ def test_two_thousand_and_one_series_give_one_warning(
     sender.close("finished")
 
 
-def test_of_what_the_server_leaves_out_the_first_reason_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_of_what_the_server_leaves_out_the_first_reason_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     left_out = b'{"stored": 1, "duplicate": 0, "rejected": [{"name": "a b", "reason": "too\\nlong", "count": 7}], "commands": []}'
     sender = make(tmp_path, RecordingTransport([Reply(200, {}, left_out)] * 2))
     sender.start()
@@ -432,7 +442,9 @@ def test_alerts_that_came_too_fast_are_counted_one_by_one(
     assert len([record for record in caplog.records if "came faster" in record.message]) == 1
 
 
-def test_alerts_out_of_order_are_no_drop(tmp_path: Path, transport: RecordingTransport, caplog: pytest.LogCaptureFixture) -> None:
+def test_alerts_out_of_order_are_no_drop(
+    tmp_path: Path, transport: RecordingTransport, caplog: pytest.LogCaptureFixture
+) -> None:
     """Two threads may put them in in the other order than they were numbered, and one is put first on purpose."""
     sender = make(tmp_path, transport)
     for number in range(5):
@@ -451,7 +463,9 @@ def test_alerts_out_of_order_are_no_drop(tmp_path: Path, transport: RecordingTra
     assert not caplog.records
 
 
-def test_alerts_that_never_stop_coming_keep_nothing_from_being_written(tmp_path: Path, transport: RecordingTransport) -> None:
+def test_alerts_that_never_stop_coming_keep_nothing_from_being_written(
+    tmp_path: Path, transport: RecordingTransport
+) -> None:
     sender = make(tmp_path, transport)
 
     class Endless(deque[Any]):
@@ -556,7 +570,8 @@ def test_a21_an_error_anywhere_in_the_loop_is_survived_once_and_loses_nothing_sp
     assert sender.flush(20)
     assert sender.counters["errors"] == 1
     stored = steps(list(transport.stored.values()))
-    assert stored == ([2] if method == "draft" else [1, 2])  # what was drained into a failing draft never was on the disk
+    # what was drained into a failing draft never was on the disk
+    assert stored == ([2] if method == "draft" else [1, 2])
     assert sender.counters["lost_samples"] == (2 if method == "draft" else 0)
     sender.close("finished")
 
@@ -601,7 +616,9 @@ def test_a21_no_thread_to_be_had_switches_the_agent_off(
 
 
 @pytest.mark.fault
-def test_a22_a_source_that_hangs_is_left_behind_and_delivery_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a22_a_source_that_hangs_is_left_behind_and_delivery_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from perfagent.delivery import courier as module
 
     monkeypatch.setattr(module, "STUCK_S", 1.0)
@@ -690,7 +707,9 @@ def test_a08_what_the_server_refuses_of_a_dead_process_is_told_and_is_no_drop_of
             if self.frames[-1].source != "dead":
                 return reply
             rejected = [{"name": "loss", "reason": "no", "count": 5}]
-            return Reply(status, {}, msgspec.json.encode({"stored": 0, "duplicate": 0, "rejected": rejected, "commands": []}))
+            return Reply(
+                status, {}, msgspec.json.encode({"stored": 0, "duplicate": 0, "rejected": rejected, "commands": []})
+            )
 
     orphan(config(tmp_path).state_dir, "dead", "http://127.0.0.1:9")
     transport = Refusing()
@@ -702,12 +721,16 @@ def test_a08_what_the_server_refuses_of_a_dead_process_is_told_and_is_no_drop_of
         sender.close("finished")
     assert len(caplog.records) == 1
     assert sender.counters["rejected"] == 0
-    assert not [name for frame in transport.frames for group in frame.groups for name in group.values if name == DROPPED]
+    assert not [
+        name for frame in transport.frames for group in frame.groups for name in group.values if name == DROPPED
+    ]
     assert not sender.spool.folder.exists(), "nothing is left of a run that was delivered whole"
 
 
 @pytest.mark.fault
-def test_a15_an_orphan_on_a_disk_that_hangs_is_left_and_delivery_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a15_an_orphan_on_a_disk_that_hangs_is_left_and_delivery_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks, release = threading.Event(), threading.Event()
 
     def look(_: Orphans) -> None:
@@ -766,7 +789,8 @@ def test_a14_a_forked_child_takes_nothing(sender: Sender) -> None:
 
 @pytest.mark.fault
 def test_a14_a_forked_child_frees_nothing_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Freeing an event or pinned memory calls CUDA, which a forked child cannot: each worker of a DataLoader would be aborted."""
+    """Freeing an event or pinned memory calls CUDA, which a forked child cannot: each worker of a DataLoader would be
+    aborted."""
     sender = make(tmp_path)  # without its thread, which would take the row in the parent, and free the event there
     read, write = os.pipe()
 
@@ -800,7 +824,9 @@ def test_a13_the_last_state_stands_in_the_spool_that_is_left(tmp_path: Path) -> 
 
 
 @pytest.mark.fault
-def test_a14_a_file_that_is_being_opened_while_another_thread_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a14_a_file_that_is_being_opened_while_another_thread_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened, made, go_on = segments.opened, threading.Event(), threading.Event()
 
     def slow(path: Path, flags: int) -> Any:
@@ -833,7 +859,9 @@ def files_below(folder: Path) -> list[str]:
 
 
 @pytest.mark.fault
-def test_a15_a_disk_that_hangs_holds_up_neither_the_end_nor_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a15_a_disk_that_hangs_holds_up_neither_the_end_nor_a_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hangs, release = threading.Event(), threading.Event()
 
     def create(_: Segments) -> bool:

@@ -67,7 +67,9 @@ def left(spool: Spool) -> list[tuple[int, float]]:
         successor = Spool.open(spool.folder)
         outgoing = successor.next()
         groups = outgoing.groups if outgoing is not None else []
-        found.append((outgoing and outgoing.seq, [*zip(groups[0].steps(), groups[0].column("x"), strict=True)] if groups else []))
+        found.append(
+            (outgoing and outgoing.seq, [*zip(groups[0].steps(), groups[0].column("x"), strict=True)] if groups else [])
+        )
         successor.abandon()
     assert found[0] == found[1]
     assert not files(spool)
@@ -215,11 +217,16 @@ def test_a_lost_device_costs_its_own_rows_and_no_error(spool: Spool, progress: P
 
 
 def test_numbers_of_numpy_and_under_numbers_are_kept_as_a_tick_keeps_them(spool: Spool, progress: Progress) -> None:
-    spool.early.keep([EarlyLog(1.0, time.monotonic() - 1.0, {"x": np.float32(0.5), 3: np.array(4.0)})], progress, CONTEXT)
+    spool.early.keep(
+        [EarlyLog(1.0, time.monotonic() - 1.0, {"x": np.float32(0.5), 3: np.array(4.0)})], progress, CONTEXT
+    )
     spool.abandon()
     outgoing = Spool.open(spool.folder).next()
     assert outgoing is not None
-    assert {name: [*group.column(name)] for group in outgoing.groups for name in group.values} == {"x": [0.5], "3": [4.0]}
+    assert {name: [*group.column(name)] for group in outgoing.groups for name in group.values} == {
+        "x": [0.5],
+        "3": [4.0],
+    }
 
 
 def test_a_folder_with_nothing_else_in_it_is_found(spool: Spool, progress: Progress) -> None:
@@ -320,7 +327,9 @@ def test_a11_kill_9_before_the_first_step_loses_no_log_older_than_200_ms(case: s
     imports, body, expected = BODIES[case]
     (tmp_path / "script.py").write_text(SCRIPT.format(imports=imports, body=body))
     environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"), OMP_NUM_THREADS="1")
-    with subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         time.sleep(1.0)  # several ticks, and less than what such a log may wait for its step

@@ -28,7 +28,9 @@ ROWS = st.lists(
 def _packed(rows: list[tuple[Any, ...]], names: tuple[str, ...], *, ticks: int = 3) -> list[Packed]:
     packer, blocks = Packer(Columns()), []
     for tick in range(ticks):
-        assert all(packer.add(step, time, monotonic, names, values) for step, time, monotonic, values in rows[tick::ticks])
+        assert all(
+            packer.add(step, time, monotonic, names, values) for step, time, monotonic, values in rows[tick::ticks]
+        )
         blocks += packer.take()
     return blocks
 
@@ -41,7 +43,9 @@ def _lost(row: Any) -> None:
 def test_packed_rows_become_the_columns_that_the_rows_would_become(rows: list[tuple[Any, ...]]) -> None:
     names = ("loss", "lr")
     ordered = [row for tick in range(3) for row in rows[tick::3]]
-    (expected,) = Columns().groups([(step, time, monotonic, names, values) for step, time, monotonic, values in ordered])
+    (expected,) = Columns().groups(
+        [(step, time, monotonic, names, values) for step, time, monotonic, values in ordered]
+    )
     assert grouped(_packed(rows, names)) == [expected]
 
 
@@ -67,7 +71,9 @@ def test_packed_rows_can_be_unpacked(rows: list[tuple[Any, ...]]) -> None:
         (1, ("a", "b"), (1.0,)),
     ],
 )
-def test_what_is_not_plain_is_left_to_those_who_look_closer(step: int, names: tuple[Any, ...], values: tuple[Any, ...]) -> None:
+def test_what_is_not_plain_is_left_to_those_who_look_closer(
+    step: int, names: tuple[Any, ...], values: tuple[Any, ...]
+) -> None:
     packer = Packer(Columns())
     assert not packer.add(step, 0.0, 0.0, names, values)
     assert packer.take() == []

@@ -1,4 +1,5 @@
-"""An address that begins with https:// where plain HTTP is spoken, and the other way round: agent, client and commands say so."""
+"""An address that begins with https:// where plain HTTP is spoken, and the other way round: agent, client and commands
+say so."""
 
 from __future__ import annotations
 

@@ -213,7 +213,9 @@ def test_each_frame_that_was_refused_can_be_read_in_the_quarantine_with_its_reas
         frame = spool.next()
         assert frame is not None
         assert spool.quarantine(frame.seq, reason)
-    found = [payload for _, kind, payload in segments.records((spool.folder / "quarantine").read_bytes()) if kind == b"R"]
+    found = [
+        payload for _, kind, payload in segments.records((spool.folder / "quarantine").read_bytes()) if kind == b"R"
+    ]
     assert [msgspec.msgpack.decode(payload)["reason"] for payload in found] == ["no", "nor this"]
 
 
@@ -275,7 +277,10 @@ def test_a16_truncated_at_every_offset_the_whole_records_before_are_read(tmp_pat
 
 @pytest.mark.fault
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), min_size=1, max_size=5), data=st.data())
+@given(
+    flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), min_size=1, max_size=5),
+    data=st.data(),
+)
 def test_a16_flipped_bits_never_stop_the_start_and_never_invent_samples(
     tmp_path: Path, flips: list[tuple[float, int]], data: st.DataObject
 ) -> None:
@@ -332,7 +337,9 @@ def test_a_spool_of_a_later_version_is_left_as_it_is(tmp_path: Path) -> None:
     later = of_version_2()
     path.write_bytes(later)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(SpoolVersionError, match=r"00000001.ticks is of version 2 .* reads up to 1: .* upgrade perfagent"):
+    with pytest.raises(
+        SpoolVersionError, match=r"00000001.ticks is of version 2 .* reads up to 1: .* upgrade perfagent"
+    ):
         Spool.open(tmp_path / "s")
     assert sorted(tmp_path.rglob("*")) == before
     assert path.read_bytes() == later
@@ -447,7 +454,9 @@ class FullDisk:
 
 
 @pytest.mark.fault
-def test_a15_a_short_write_is_cut_back_and_later_records_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a15_a_short_write_is_cut_back_and_later_records_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = FullDisk(monkeypatch)
     spool = Spool(tmp_path / "s", header())
     assert spool.append(rows(0), [], now=0.0)
@@ -475,7 +484,9 @@ def test_a15_memory_is_bounded_while_the_disk_is_full_and_events_outlive_samples
     for tick in range(40):
         column = [noise.random() for _ in range(2000)]
         spool.append(
-            [Group(step=list(range(2000)), time=column, monotonic=column, values={"x": column})], [event(str(tick))], now=0.0
+            [Group(step=list(range(2000)), time=column, monotonic=column, values={"x": column})],
+            [event(str(tick))],
+            now=0.0,
         )
         spool.files.retry_at = 0.0
         spool.hold(now=1e9)
@@ -492,7 +503,9 @@ def test_a15_memory_is_bounded_while_the_disk_is_full_and_events_outlive_samples
 
 
 @pytest.mark.fault
-def test_a15_the_frame_on_its_way_is_kept_in_memory_whatever_else_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a15_the_frame_on_its_way_is_kept_in_memory_whatever_else_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would count as dropped, and be stored."""
     disk = FullDisk(monkeypatch)
     spool = Spool(tmp_path / "s", header(), max_memory_bytes=100_000)
@@ -500,7 +513,9 @@ def test_a15_the_frame_on_its_way_is_kept_in_memory_whatever_else_goes(tmp_path:
     noise = random.Random(0)
     for tick in range(8):
         column = [noise.random() for _ in range(2000)]
-        group = Group(step=[*range(2000 * tick, 2000 * tick + 2000)], time=column, monotonic=column, values={"x": column})
+        group = Group(
+            step=[*range(2000 * tick, 2000 * tick + 2000)], time=column, monotonic=column, values={"x": column}
+        )
         spool.append([group], [event("".join(noise.choices("abcdefghijklmnopqrstuvwxyz", k=40_000)))], now=0.0)
         spool.files.retry_at = 0.0
         spool.hold(now=1e9)
@@ -533,7 +548,9 @@ def test_a15_too_many_open_files_is_survived(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault
-def test_a15_a_mark_that_cannot_be_written_takes_its_ticks_off_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a15_a_mark_that_cannot_be_written_takes_its_ticks_off_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spool = Spool(tmp_path / "s", header())
     spool.append(rows(0), [], now=0.0)
 
@@ -608,7 +625,8 @@ def test_a15_a_mark_that_a_failing_disk_did_not_take_is_written_once_it_is_bette
 
 @pytest.mark.fault
 def test_a05_a_day_at_100_points_a_second_fits_in_64_megabytes(tmp_path: Path) -> None:
-    """One hour is written and multiplied: ten series at ten steps a second, random walks in float32 as training gives them."""
+    """One hour is written and multiplied: ten series at ten steps a second, random walks in float32 as training gives
+    them."""
     spool = Spool(tmp_path / "s", header())
     names = ["loss", "grad/norm", "lr", "step_time_s", *(f"phase/{n}_s" for n in range(6))]
     noise = random.Random(0)
@@ -641,7 +659,8 @@ SHAPES = {"ten series of noise": (10, 10, False), "one series": (1, 100, True)}
 @pytest.mark.fault
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a05_a_day_of_what_users_log_fits_in_64_megabytes(tmp_path: Path, shape: str) -> None:
-    """Twelve minutes, multiplied. Noise in float64 has 54 random bits a number; a series by itself has a clock a number."""
+    """Twelve minutes, multiplied. Noise in float64 has 54 random bits a number; a series by itself has a clock a
+    number."""
     series, a_second, narrow = SHAPES[shape]
     spool = Spool(tmp_path / "s", header())
     noise = random.Random(1)
@@ -666,7 +685,9 @@ def resident() -> int:
 
 
 @pytest.mark.fault
-def test_a05_over_the_cap_samples_are_thinned_and_events_and_nan_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a05_over_the_cap_samples_are_thinned_and_events_and_nan_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 100_000)
     spool = Spool(tmp_path / "s", header(), max_bytes=1_000_000)
     noise = random.Random(0)
@@ -746,7 +767,9 @@ def test_a05_halves_of_a_frame_that_is_thinned_are_both_there(tmp_path: Path, mo
     for number in range(12):
         values = [noise.random() for _ in range(1000)]
         steps = list(range(1000 * number, 1000 * number + 1000))
-        spool.append([Group(step=steps, time=values, monotonic=values, values={"loss": pack(values)})], [event()], now=0.0)
+        spool.append(
+            [Group(step=steps, time=values, monotonic=values, values={"loss": pack(values)})], [event()], now=0.0
+        )
         if not number:
             frame = spool.next()
             assert frame is not None
@@ -862,7 +885,9 @@ def test_only_young_folders_with_samples_are_found(tmp_path: Path) -> None:
     assert [folder.name for folder in folders(tmp_path, max_age_s=7 * 86400)] == ["young"]
 
 
-def test_a_recording_is_kept_after_it_was_sent_and_goes_to_another_server_under_the_same_numbers(tmp_path: Path) -> None:
+def test_a_recording_is_kept_after_it_was_sent_and_goes_to_another_server_under_the_same_numbers(
+    tmp_path: Path,
+) -> None:
     spool = Spool(tmp_path / "s", header(), recording=True)
     for minute in range(3):
         spool.append(rows(3 * minute), [], now=60.0 * minute)
@@ -876,7 +901,9 @@ def test_a_recording_is_kept_after_it_was_sent_and_goes_to_another_server_under_
     assert list((tmp_path / "s").glob("*.frames"))
     second = Spool.open(tmp_path / "s", recording=True)
     again = {frame.seq: frame for frame in drain(second)}
-    assert again == {frame.seq: frame for frame in sent}, "the ledger of a server that has them drops them by their numbers"
+    assert again == {frame.seq: frame for frame in sent}, (
+        "the ledger of a server that has them drops them by their numbers"
+    )
 
 
 def test_what_was_refused_is_set_aside_once_however_often_a_recording_is_sent(tmp_path: Path) -> None:

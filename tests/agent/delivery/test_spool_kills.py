@@ -1,5 +1,6 @@
-"""A11: killed at any system call that changes a file, its successor at another one: each sample that the spool had taken reaches
-the server, under one number and no other. A15: the same of a disk on which any of these calls fails, where nobody is killed."""
+"""A11: killed at any system call that changes a file, its successor at another one: each sample that the spool had
+taken reaches the server, under one number and no other. A15: the same of a disk on which any of these calls fails,
+where nobody is killed."""
 
 from __future__ import annotations
 
@@ -28,8 +29,22 @@ from perfagent.wire import Event, Group
 pytestmark = pytest.mark.fault
 
 SEEDS = (0, 7)
-"""Between them: a file that goes with its last frame, ticks that were left beside the frame of them, an end at which all goes."""
-CALLS = ("open", "write", "pwrite", "ftruncate", "truncate", "unlink", "rename", "replace", "link", "mkdir", "rmdir", "close")
+"""Between them: a file that goes with its last frame, ticks that were left beside the frame of them, an end at which
+all goes."""
+CALLS = (
+    "open",
+    "write",
+    "pwrite",
+    "ftruncate",
+    "truncate",
+    "unlink",
+    "rename",
+    "replace",
+    "link",
+    "mkdir",
+    "rmdir",
+    "close",
+)
 FULL = ("open", "write", "truncate", "rename", "replace", "link", "mkdir")
 """What fails on a full disk: files can go, and the state is written in place."""
 FAILING = (*FULL, "pwrite", "unlink")
@@ -40,7 +55,8 @@ class Killed(BaseException):
 
 
 class Process:
-    """Dies at its `last` system call, before it or (torn) in the midst of what it writes: from then on no file changes."""
+    """Dies at its `last` system call, before it or (torn) in the midst of what it writes: from then on no file
+    changes."""
 
     def __init__(self, last: int, *, torn: bool = False) -> None:
         self.last, self.torn = last, torn
@@ -134,7 +150,11 @@ def drafted(steps: range) -> Draft:
 
 def grouped(steps: range) -> list[Group]:
     times = [1e9 + step for step in steps]
-    return [Group(step=list(steps), time=times, monotonic=times, values={"loss": pack([1.0 / (1 + step) for step in steps])})]
+    return [
+        Group(
+            step=list(steps), time=times, monotonic=times, values={"loss": pack([1.0 / (1 + step) for step in steps])}
+        )
+    ]
 
 
 def live(folder: Path, books: Books, chance: random.Random) -> Spool:
@@ -144,13 +164,19 @@ def live(folder: Path, books: Books, chance: random.Random) -> Spool:
     for _ in range(40):
         now += chance.choice([0.1, 0.5, 70.0])
         spool.files.retry_at = 0.0  # as late as that
-        what = chance.choice(["draft", "draft", "draft", "append", "hold", "identify", "send", "send", "cut", "split", "refuse"])
+        what = chance.choice(
+            ["draft", "draft", "draft", "append", "hold", "identify", "send", "send", "cut", "split", "refuse"]
+        )
         if what in ("draft", "append"):
             steps = range(step, step + chance.randrange(1, 6))
             step = steps.stop
             books.tried.update(steps)
             event = Event(kind="alert", time=float(step), data={"title": "x"})
-            if spool.draft(drafted(steps), now=now) if what == "draft" else spool.append(grouped(steps), [event], now=now):
+            if (
+                spool.draft(drafted(steps), now=now)
+                if what == "draft"
+                else spool.append(grouped(steps), [event], now=now)
+            ):
                 books.taken.update(steps)
         elif what == "hold":
             spool.hold(now=now)
@@ -181,7 +207,9 @@ def live_early(folder: Path, books: Books, chance: random.Random) -> None:
     context = StepReader().context()
     for _ in range(45):
         now += chance.choice([0.1, 0.5, 70.0])
-        what = chance.choice(["early", "early", "settle", "row", "row", "send", "send", "hold", "cut", "tick", "tick", "closed"])
+        what = chance.choice(
+            ["early", "early", "settle", "row", "row", "send", "send", "hold", "cut", "tick", "tick", "closed"]
+        )
         rows = []
         if what in ("early", "row"):
             metrics = {"loss": 1.0 / (1 + step)}
@@ -207,7 +235,9 @@ def live_early(folder: Path, books: Books, chance: random.Random) -> None:
     spool.close(final="finished")
 
 
-def _tick_early(spool: Spool, books: Books, rows: list[Any], waiting: list[EarlyLog], now: float, context: list[Any]) -> None:
+def _tick_early(
+    spool: Spool, books: Books, rows: list[Any], waiting: list[EarlyLog], now: float, context: list[Any]
+) -> None:
     """As the dispatcher's."""
     joined = [log.row() for log in waiting if log.settled]
     if not rows and not joined:
@@ -236,10 +266,17 @@ def succeed(folder: Path, books: Books) -> None:
 @pytest.mark.parametrize("listed", ["first to last", "last to first"])
 @pytest.mark.parametrize("torn", [False, True])
 def test_a11_killed_at_any_call_and_its_successor_at_another_all_arrives_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool, listed: str, living: Callable[..., None], seeds: tuple[int, ...]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    torn: bool,
+    listed: str,
+    living: Callable[..., None],
+    seeds: tuple[int, ...],
 ) -> None:
     as_it_comes = Path.iterdir  # each file system lists a folder in an order of its own
-    monkeypatch.setattr(Path, "iterdir", lambda self: iter(sorted(as_it_comes(self), reverse=listed == "last to first")))
+    monkeypatch.setattr(
+        Path, "iterdir", lambda self: iter(sorted(as_it_comes(self), reverse=listed == "last to first"))
+    )
     for seed in seeds:
         last, ended = 1, False
         while not ended:

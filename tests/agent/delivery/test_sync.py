@@ -39,7 +39,9 @@ def run_sync(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 def record(folder: Path, source: str = "a" * 32, *, frames: int = 3, run: str | None = "recorded") -> Path:
     """A recording of some frames of ten rows each; its one file of frames."""
-    spool = Spool(folder / source, Header(source=source, project="p", rank=0, server=None, run=run, attempt=1), recording=True)
+    spool = Spool(
+        folder / source, Header(source=source, project="p", rank=0, server=None, run=run, attempt=1), recording=True
+    )
     for minute in range(frames):
         steps = list(range(10 * minute, 10 * minute + 10))
         times = [float(step) for step in steps]
@@ -147,10 +149,14 @@ def test_a_folder_without_a_recording_does_not_keep_another_from_being_sent(run_
     assert f"{tmp_path / 'empty'} holds no recording" in said
 
 
-def test_patience_begins_anew_with_every_answer(run_sync: Sync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patience_begins_anew_with_every_answer(
+    run_sync: Sync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sync, "PATIENCE_S", 1.0)
     record(tmp_path / "record", frames=6)
-    with IngestServer(rule=lambda _: Scripted(delay_s=0.3, body=b'{"stored": 10, "duplicate": 0}', store=True)) as server:
+    with IngestServer(
+        rule=lambda _: Scripted(delay_s=0.3, body=b'{"stored": 10, "duplicate": 0}', store=True)
+    ) as server:
         status, said = run_sync(server.url, tmp_path / "record")
     assert status == 0, said
     assert "6 frames" in said
@@ -209,7 +215,8 @@ def test_what_was_recorded_for_another_server_is_left_with_the_command_for_it(ru
     spool = tmp_path / "state" / "perfagent" / "spool"
     for letter in "ab":
         left = Spool(
-            spool / (letter * 32), Header(source=letter * 32, project="p", rank=0, server="http://old:1", run="r", attempt=1)
+            spool / (letter * 32),
+            Header(source=letter * 32, project="p", rank=0, server="http://old:1", run="r", attempt=1),
         )
         left.append([Group(step=[1], time=[1.0], monotonic=[1.0], values={"loss": [1.0]})], [], now=0.0)
         left.close(final="finished")
@@ -233,7 +240,9 @@ def test_a_folder_that_is_not_there_and_a_file_are_told_apart(run_sync: Sync, tm
     assert (status, said) == (2, f"perfagent sync: {tmp_path / 'file'} is a file; give the folder of the recording\n")
 
 
-def test_an_interrupted_upload_goes_on_where_it_was(run_sync: Sync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_upload_goes_on_where_it_was(
+    run_sync: Sync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record(tmp_path / "record")
     with IngestServer() as server:
         post, tries = sync.HttpTransport.post, iter(range(99))
@@ -314,7 +323,8 @@ def test_a_copy_of_a_recording_is_the_recording(run_sync: Sync, tmp_path: Path) 
 
 
 def test_a_copy_of_what_a_killed_process_left_goes_to_a_second_server_whole(run_sync: Sync, tmp_path: Path) -> None:
-    """Where it cannot be written, `sync` says to copy it. One frame of it was on its way when the process was killed."""
+    """Where it cannot be written, `sync` says to copy it. One frame of it was on its way when the process was
+    killed."""
     left = Spool(tmp_path / "spool" / "s", Header(source="s", project="p", rank=0, server=None, run="r", attempt=1))
     for first in (0, 10):
         steps = list(range(first, first + 10))

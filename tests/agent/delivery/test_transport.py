@@ -64,7 +64,9 @@ def test_a_key_with_a_line_break_behind_it_is_sent_without_and_never_told(client
     assert "pfa_ingest" not in str(raised.value)
 
 
-def test_a_proxy_without_a_usable_port_is_told_without_its_password(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_without_a_usable_port_is_told_without_its_password(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("http_proxy", "http://user:hun#ter2@proxy:3128")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -187,7 +189,9 @@ def test_a03_a_server_that_reads_nothing_of_a_large_frame_ends_at_the_deadline(c
 
 
 @pytest.mark.fault
-def test_a03_nothing_that_is_read_may_take_longer_than_what_is_left(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a03_nothing_that_is_read_may_take_longer_than_what_is_left(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With TLS there may be something to read and yet not enough of it."""
     waits: list[float | None] = []
 
@@ -203,7 +207,9 @@ def test_a03_nothing_that_is_read_may_take_longer_than_what_is_left(client: Clie
 
 
 @pytest.mark.fault
-def test_a03_a_second_attempt_has_what_the_first_one_left_of_the_time(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a03_a_second_attempt_has_what_the_first_one_left_of_the_time(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passed, monotonic = [0.0], time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed[0])
     with IngestServer() as server:
@@ -243,7 +249,9 @@ def reply(status: int, text: bytes = b"", **headers: str) -> Reply:
     ],
 )
 @pytest.mark.parametrize("status", [429, 503])
-def test_a06_retry_after_is_kept_within_one_second_and_five_minutes(status: int, value: str, expected: float | None) -> None:
+def test_a06_retry_after_is_kept_within_one_second_and_five_minutes(
+    status: int, value: str, expected: float | None
+) -> None:
     answer = judge(reply(status, retry_after=value), now=1_700_000_000.0)
     assert (answer.kind, answer.pause_s) == ("retry", expected)
 
@@ -277,10 +285,15 @@ def test_a10_what_is_not_our_reply_is_not_an_acknowledgement(given: Reply) -> No
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("count", [b"-50", b"true", b"1e30", b'"many"', b"1" + bytes(400).replace(b"\0", b"0"), b"null"])
+@pytest.mark.parametrize(
+    "count", [b"-50", b"true", b"1e30", b'"many"', b"1" + bytes(400).replace(b"\0", b"0"), b"null"]
+)
 def test_a10_a_count_that_counts_nothing_is_one(count: bytes) -> None:
     """Whoever answers so: an infinity in our own account would end the agent."""
-    text = b'{"stored": 1, "duplicate": 0, "rejected": [{"name": "x", "count": %s}, {"name": "y"}, {"count": 7}, 3]}' % count
+    text = (
+        b'{"stored": 1, "duplicate": 0, "rejected": [{"name": "x", "count": %s}, {"name": "y"}, {"count": 7}, 3]}'
+        % count
+    )
     assert [item["count"] for item in judge(reply(200, text)).rejected] == [1, 1, 7]
 
 
@@ -298,7 +311,9 @@ def test_the_servers_own_words_are_in_the_reason() -> None:
 
 
 @pytest.mark.fault
-def test_a24_on_loopback_the_proxy_of_the_environment_is_not_asked(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a24_on_loopback_the_proxy_of_the_environment_is_not_asked(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("all_proxy", f"http://127.0.0.1:{free_port()}")
@@ -307,7 +322,9 @@ def test_a24_on_loopback_the_proxy_of_the_environment_is_not_asked(client: Clien
 
 
 @pytest.mark.fault
-def test_a24_elsewhere_the_proxy_of_the_environment_carries_the_frame(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a24_elsewhere_the_proxy_of_the_environment_carries_the_frame(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with IngestServer() as proxy:
         monkeypatch.setenv("http_proxy", f"http://user:word@127.0.0.1:{proxy.port}")
         monkeypatch.delenv("no_proxy", raising=False)
@@ -319,7 +336,9 @@ def test_a24_elsewhere_the_proxy_of_the_environment_carries_the_frame(client: Cl
 
 @pytest.mark.fault
 @pytest.mark.parametrize("variable", ["no_proxy", "NO_PROXY"])
-def test_a24_what_needs_no_proxy_is_asked_directly(client: Client, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_a24_what_needs_no_proxy_is_asked_directly(
+    client: Client, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, ".example,monitor.invalid")
@@ -353,8 +372,11 @@ def test_an_https_servers_certificate_and_name_are_verified(client: Client) -> N
 
 
 @pytest.fixture
-def tunnelling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[socket.socket, bytes], None]], HttpTransport]]:
-    """tunnelling(answer): a transport to an https server behind a proxy; `answer` is given the connection and what was asked."""
+def tunnelling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[[Callable[[socket.socket, bytes], None]], HttpTransport]]:
+    """tunnelling(answer): a transport to an https server behind a proxy; `answer` is given the connection and what was
+    asked."""
     for name in ("no_proxy", "NO_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -47,7 +47,9 @@ def test_every_name_of_a_fault_is_there_or_refused_with_those_that_are() -> None
     for name in faults.FAULTS:
         assert faults.named(name).name == name
     for name in faults.LATER:
-        with pytest.raises(ConfigError, match=f"the fault '{name}' comes in a later version of the demo; there are: none, nan,"):
+        with pytest.raises(
+            ConfigError, match=f"the fault '{name}' comes in a later version of the demo; there are: none, nan,"
+        ):
             faults.named(name)
     with pytest.raises(ConfigError, match="there is no fault 'nonsense'; there are: none, nan, spike, data-stall,"):
         faults.named("nonsense")
@@ -90,7 +92,11 @@ def test_a_verdict_is_printed_when_its_rule_changes_and_its_sentence_alone_names
     out = io.StringIO()
     screen = command._Screen(20, out)
     healthy = {"rule": "healthy", "severity": "info", "message": "Nothing."}
-    for finding in (healthy, healthy, {"rule": "nonfinite_loss", "severity": "critical", "message": "The loss became NaN."}):
+    for finding in (
+        healthy,
+        healthy,
+        {"rule": "nonfinite_loss", "severity": "critical", "message": "The loss became NaN."},
+    ):
         screen.verdict(finding)
     assert out.getvalue().splitlines() == [
         "verdict: healthy: Nothing.",

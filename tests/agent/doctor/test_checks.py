@@ -1,4 +1,5 @@
-"""What each check of `perfagent doctor` says of what was found: all is well, something is missing, something does not work."""
+"""What each check of `perfagent doctor` says of what was found: all is well, something is missing, something does not
+work."""
 
 from __future__ import annotations
 
@@ -48,11 +49,18 @@ def test_gpus() -> None:
     graded(machine.gpus({"reason": "no NVIDIA driver on this machine"}), "ok", "no GPU metrics")
     graded(machine.gpus({"reason": "the package nvidia-ml-py is missing"}), "warning", "pip install nvidia-ml-py")
     graded(machine.gpus({"reason": "GPU figures of AMD devices are not available"}), "warning", "AMD")
-    graded(machine.gpus({"reason": "NVML does not start: Driver/library version mismatch"}), "problem", "nvidia-smi", "reboot")
+    graded(
+        machine.gpus({"reason": "NVML does not start: Driver/library version mismatch"}),
+        "problem",
+        "nvidia-smi",
+        "reboot",
+    )
 
 
 def test_attention_kernels() -> None:
-    graded(machine.attention({"kernels": {"flash": True, "efficient": False, "math": True}}), "ok", "kernels: flash, math")
+    graded(
+        machine.attention({"kernels": {"flash": True, "efficient": False, "math": True}}), "ok", "kernels: flash, math"
+    )
     graded(machine.attention({"kernels": {"flash": False, "math": True}}), "warning", "enable_flash_sdp")
     graded(machine.attention({"missing": True}), "warning", "without torch")
 
@@ -62,7 +70,11 @@ def test_allocator() -> None:
     graded(machine.allocator(glibc, {}), "ok", "glibc 2.36")
     graded(machine.allocator(glibc, {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}), "ok", "jemalloc by LD_PRELOAD")
     graded(machine.allocator(glibc, {"MALLOC_TRIM_THRESHOLD_": "1"}), "ok", "MALLOC_TRIM_THRESHOLD_ is set")
-    graded(machine.allocator(glibc, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}), "ok", "GLIBC_TUNABLES sets glibc.malloc")
+    graded(
+        machine.allocator(glibc, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}),
+        "ok",
+        "GLIBC_TUNABLES sets glibc.malloc",
+    )
     graded(machine.allocator(glibc, {}, wanted=False), "warning", "unset PERFAGENT_MALLOC")
     graded(machine.allocator(("", ""), {}), "ok", "an unknown C library")
 
@@ -99,7 +111,9 @@ def test_disk(tmp_path: Path) -> None:
     graded(storage.disk("disk", tmp_path, OSError(5, "Input/output error")), "problem", "Input/output error")
 
 
-OURS = Look(status=200, version="0.1.0", session_status=200, who="anyone", may=("ingest", "read"), date=1000.0, asked=1000.5)
+OURS = Look(
+    status=200, version="0.1.0", session_status=200, who="anyone", may=("ingest", "read"), date=1000.0, asked=1000.5
+)
 AWAY = Look(error="ConnectError: refused")
 
 
@@ -119,7 +133,12 @@ def test_key() -> None:
     graded(connection.key(False, OURS), "ok", "not needed: anyone may ingest and read")
     graded(connection.key(False, changed(may=())), "problem", "asks for one", "perfagent keys create ingest")
     graded(connection.key(True, changed(who="key abc", may=("ingest",))), "ok", "valid: key abc, may ingest")
-    graded(connection.key(True, changed(who="key abc", may=("read",))), "problem", "may read, but not send", "keys create ingest")
+    graded(
+        connection.key(True, changed(who="key abc", may=("read",))),
+        "problem",
+        "may read, but not send",
+        "keys create ingest",
+    )
     graded(connection.key(True, changed(session_status=401)), "problem", "revoked or expired", "PERFAGENT_API_KEY")
     graded(connection.key(True, changed(session_status=429)), "warning", "wait a minute")
     graded(connection.key(True, AWAY), "warning", "not tried")

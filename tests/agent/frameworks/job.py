@@ -1,8 +1,8 @@
 """`python job.py FOLDER MODULE LOOP ...`: trains each loop of a module without the agent, then again with it.
 
-LOOP is a function and its options, as in `zero,stage=2`. Of the n-th loop, counted from 0, FOLDER/n/rank-R.json is what both
-trainings produced and FOLDER/n/record what the agent recorded. `--launched` trains one loop once, under `perfagent run`, which
-has attached already. Several ranks meet over gloo, as their environment says.
+LOOP is a function and its options, as in `zero,stage=2`. Of the n-th loop, counted from 0, FOLDER/n/rank-R.json is what
+both trainings produced and FOLDER/n/record what the agent recorded. `--launched` trains one loop once, under `perfagent
+run`, which has attached already. Several ranks meet over gloo, as their environment says.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The matrix of docs/compatibility.md: which loop is trained for each row, and what of it must be captured.
 
-`python matrix.py` prints the document; scripts/compatibility writes it; test_compatibility_table.py fails when they differ. This
-module knows no framework: it is data.
+`python matrix.py` prints the document; scripts/compatibility writes it; test_compatibility_table.py fails when they
+differ. This module knows no framework: it is data.
 """
 
 # ruff: noqa: E501 - a row of a table is one line
@@ -51,8 +51,8 @@ _NO_TRAINING = dict.fromkeys(
 class Row:
     """One real training. absent: column -> key of REASONS; the test demands that nothing is captured there.
 
-    ranks: processes over gloo. sharded: each rank holds a part of the gradients, and the parts, squared and added, are the norm.
-    norm_from: the first step whose norm is known.
+    ranks: processes over gloo. sharded: each rank holds a part of the gradients, and the parts, squared and added, are
+    the norm. norm_from: the first step whose norm is known.
     """
 
     family: str
@@ -70,12 +70,16 @@ class Row:
         return "-".join([self.module, self.function, *self.options.values()])
 
 
-def _one(family: str, name: str, module: str, function: str, absent: dict[str, str] | None = None, **more: object) -> Row:
+def _one(
+    family: str, name: str, module: str, function: str, absent: dict[str, str] | None = None, **more: object
+) -> Row:
     less = _NO_TOKENS | _FULL if absent is None else absent
     return Row(family=family, name=name, module=module, function=function, absent=less | _ALONE, **more)  # type: ignore[arg-type]
 
 
-def _two(family: str, name: str, module: str, function: str, absent: dict[str, str] | None = None, **more: object) -> Row:
+def _two(
+    family: str, name: str, module: str, function: str, absent: dict[str, str] | None = None, **more: object
+) -> Row:
     less = _NO_TOKENS | _FULL if absent is None else absent
     return Row(family=family, name=name, module=module, function=function, absent=less, ranks=2, **more)  # type: ignore[arg-type]
 
@@ -91,7 +95,11 @@ ROWS = (
     _one(PLAIN, "evaluation in between", "plain", "evaluation_between"),
     _one(PLAIN, "LBFGS, closure", "plain", "closure", _NO_TOKENS | _FULL | _NO_LOADER),
     _one(
-        PLAIN, "no gradients (evolution strategy)", "plain", "without_gradients", _NO_TOKENS | _FULL | _NO_LOADER | _NO_TRAINING
+        PLAIN,
+        "no gradients (evolution strategy)",
+        "plain",
+        "without_gradients",
+        _NO_TOKENS | _FULL | _NO_LOADER | _NO_TRAINING,
     ),
     _one(SEVERAL, "two optimizers, one loss", "several", "several_optimizers"),
     _one(SEVERAL, "Muon and AdamW, clipping", "several", "muon"),
@@ -104,7 +112,11 @@ ROWS = (
     _one(TRAINERS, "Transformers Trainer, evaluation", "hf_trainer", "train", _FULL),
     _one(TRAINERS, "Transformers Trainer, accumulation", "hf_trainer", "train", _FULL, options={"accumulate": "2"}),
     _one(
-        TRAINERS, "Lightning, accumulation, clipping", "with_lightning", "automatic", options={"accumulate": "4", "clip": "0.5"}
+        TRAINERS,
+        "Lightning, accumulation, clipping",
+        "with_lightning",
+        "automatic",
+        options={"accumulate": "4", "clip": "0.5"},
     ),
     _one(TRAINERS, "Lightning, accumulation", "with_lightning", "automatic", options={"accumulate": "2"}),
     _one(TRAINERS, "Lightning, manual", "with_lightning", "manual"),
@@ -115,9 +127,28 @@ ROWS = (
     _two(PARALLEL, "FSDP2", "parallel", "fully_sharded", sharded=True),
     _two(PARALLEL, "FSDP2, clipping", "parallel", "fully_sharded", options={"clip": "0.5"}, sharded=True, norm_from=2),
     _two(PARALLEL, "FSDP2, two optimizers", "parallel", "fully_sharded_in_parts", sharded=True),
-    _two(PARALLEL, "FSDP2, two optimizers, one of replicated parameters", "parallel", "fully_sharded_beside_replicated", sharded=True),
-    _two(PARALLEL, "FSDP (first version), sharded gradients", "parallel", "first_version", options={"strategy": "SHARD_GRAD_OP"}, sharded=True),
-    _two(PARALLEL, "FSDP (first version), its clipping", "parallel", "first_version", options={"strategy": "FULL_SHARD", "clip": "0.5"}),
+    _two(
+        PARALLEL,
+        "FSDP2, two optimizers, one of replicated parameters",
+        "parallel",
+        "fully_sharded_beside_replicated",
+        sharded=True,
+    ),
+    _two(
+        PARALLEL,
+        "FSDP (first version), sharded gradients",
+        "parallel",
+        "first_version",
+        options={"strategy": "SHARD_GRAD_OP"},
+        sharded=True,
+    ),
+    _two(
+        PARALLEL,
+        "FSDP (first version), its clipping",
+        "parallel",
+        "first_version",
+        options={"strategy": "FULL_SHARD", "clip": "0.5"},
+    ),
     _two(DEEPSPEED, "ZeRO-1, clipping", "zero", "zero", options={"stage": "1"}),
     _two(DEEPSPEED, "ZeRO-2, accumulation, clipping", "zero", "zero", options={"stage": "2", "windows": "2"}),
     _two(DEEPSPEED, "ZeRO-3, clipping", "zero", "zero", options={"stage": "3"}),

@@ -1,6 +1,6 @@
-"""`python meeting.py SIZE ADDRESS`: a rank that trains four steps, run under some launcher's environment. Its place is in
-MEETING_RANK, which perfagent does not read. ADDRESS is where the ranks meet (tcp://host:port). With `late` behind it, it
-attaches once they have met."""
+"""`python meeting.py SIZE ADDRESS`: a rank that trains four steps, run under some launcher's environment. Its place is
+in MEETING_RANK, which perfagent does not read. ADDRESS is where the ranks meet (tcp://host:port). With `late` behind
+it, it attaches once they have met."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ for _ in range(4):
     optimizer.step()
     optimizer.zero_grad()
 end = time.monotonic() + 60
-while not run._identity.known and time.monotonic() < end:  # a job that lasts: ranks of other nodes learn of it within seconds
+# a job that lasts: ranks of other nodes learn of it within seconds
+while not run._identity.known and time.monotonic() < end:
     time.sleep(0.05)
 dist.barrier()
 dist.destroy_process_group()

@@ -1,4 +1,5 @@
-"""What a loop under test sees: `attach`, which does nothing the first time, and a place to say what each step really was."""
+"""What a loop under test sees: `attach`, which does nothing the first time, and a place to say what each step really
+was."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import torch
 
 @dataclass
 class Script:
-    """One run of a loop. watched: with the agent. rank, ranks: of the job. folder: for what frameworks want to write."""
+    """One run of a loop. watched: with the agent. rank, ranks: of the job. folder: for what frameworks want to
+    write."""
 
     attach: Callable[..., Any]
     watched: bool

@@ -94,7 +94,9 @@ def nothing(rank: int) -> dict[str, str]:
         (nothing, 1),
     ],
 )  # fmt: skip
-def test_ranks_meet_in_the_environment_of(launcher: Callable[[int], dict[str, str]], nodes: int, tmp_path: Path) -> None:
+def test_ranks_meet_in_the_environment_of(
+    launcher: Callable[[int], dict[str, str]], nodes: int, tmp_path: Path
+) -> None:
     """nodes: the nodes' folders are apart, so that their ranks have nothing but the job's own store in common."""
     address = f"tcp://127.0.0.1:{free_port()}"
     environments = [
@@ -143,7 +145,8 @@ for _ in range(5):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "outside", [pytest.param(True, id="run accelerate"), pytest.param(False, id="accelerate run", marks=pytest.mark.long)]
+    "outside",
+    [pytest.param(True, id="run accelerate"), pytest.param(False, id="accelerate run", marks=pytest.mark.long)],
 )
 def test_what_accelerate_starts_alone_is_monitored_on_either_side(outside: bool, tmp_path: Path) -> None:
     """It tells a single process no rank."""

@@ -1,4 +1,5 @@
-"""Schedules of torch.distributed.pipelining: the loss of a step is the mean over its micro-batches. (One stage, one process.)"""
+"""Schedules of torch.distributed.pipelining: the loss of a step is the mean over its micro-batches. (One stage, one
+process.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A trainer that goes on from its own checkpoint counts on from there, for real: the Transformers Trainer and Lightning."""
+"""A trainer that goes on from its own checkpoint counts on from there, for real: the Transformers Trainer and
+Lightning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a server shows as the gradient norm of a sharded job is the norm that a single process finds on the joined batches."""
+"""What a server shows as the gradient norm of a sharded job is the norm that a single process finds on the joined
+batches."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from builders import ServerProcess, job_environment
 SHARDED = {"FSDP2", "ZeRO-3, clipping"}
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.name in SHARDED], ids=lambda row: row.name.partition(",")[0])
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.name in SHARDED], ids=lambda row: row.name.partition(",")[0]
+)
 def test_the_runs_norm_is_that_of_a_single_process(row, server: ServerProcess, tmp_path: Path) -> None:
     training = trained(row)
     steps, run = training.told[0]["watched"]["steps"], recorded(training.record)[0].run

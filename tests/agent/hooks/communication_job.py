@@ -1,4 +1,5 @@
-"""Two ranks train with gradients exchanged in several ways; rank 1 is late in a known place. Each writes what it would send."""
+"""Two ranks train with gradients exchanged in several ways; rank 1 is late in a known place. Each writes what it would
+send."""
 
 from __future__ import annotations
 
@@ -108,14 +109,21 @@ def train(kind: Callable[[nn.Module], Any], folder: Path, *, monitored: bool) ->
     if monitored:
         run.finish()
     rows = [(step, dict(values)) for step, values in sender.drain() if "lr" in values]
-    return {"rows": rows, "losses": losses, "failures": dict(guard.failures), "restored": patched() == before, "watched": watched}
+    return {
+        "rows": rows,
+        "losses": losses,
+        "failures": dict(guard.failures),
+        "restored": patched() == before,
+        "watched": watched,
+    }
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     told = {
-        kind.__name__: {word: train(kind, folder, monitored=word == "with") for word in ("without", "with")} for kind in KINDS
+        kind.__name__: {word: train(kind, folder, monitored=word == "with") for word in ("without", "with")}
+        for kind in KINDS
     }
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(told), encoding="utf-8")
     dist.destroy_process_group()

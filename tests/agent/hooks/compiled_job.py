@@ -1,4 +1,5 @@
-"""One of two ranks, of a process group that only pretends, trains with collectives and clipping in compiled functions."""
+"""One of two ranks, of a process group that only pretends, trains with collectives and clipping in compiled
+functions."""
 
 from __future__ import annotations
 
@@ -132,7 +133,8 @@ def main(folder: Path) -> None:
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     told = {
         name: {
-            word: train(name, folder / "run", whole=name not in BREAKING, attached=word) for word in ("never", "first", "later")
+            word: train(name, folder / "run", whole=name not in BREAKING, attached=word)
+            for word in ("never", "first", "later")
         }
         for name in (*COLLECTIVES, *BREAKING, *BETWEEN)
     }

@@ -14,7 +14,8 @@ from perfagent.step import state
 
 
 class VirtualClock:
-    """Stands still but for `sleep` and a microsecond a reading: what a busy machine does to a test's steps is in no figure."""
+    """Stands still but for `sleep` and a microsecond a reading: what a busy machine does to a test's steps is in no
+    figure."""
 
     def __init__(self) -> None:
         self.ns = time.perf_counter_ns()

@@ -256,7 +256,7 @@ def test_it_waits_while_what_can_tell_of_compiling_is_being_imported(record, mon
     assert is_watched(teacher)
 
 
-# evaluations, logs, waits and phases beside such models ------------------------------------------------------------------------
+# evaluations, logs, waits and phases beside such models ---------------------------------------------------------------
 
 
 def loop(record, model, step, steps, **more):
@@ -309,7 +309,10 @@ def test_a_validation_that_asks_the_teacher_ends_where_its_loader_does(record):
                 (model(x) - teacher(x)).square().mean()
         model.train()
     recorded.finish()
-    samples = {step: round(rate * told(recorded, "step_time_s")[step]) for step, rate in told(recorded, "samples_per_s").items()}
+    samples = {
+        step: round(rate * told(recorded, "step_time_s")[step])
+        for step, rate in told(recorded, "samples_per_s").items()
+    }
     assert samples == dict.fromkeys(range(2, 21), 2)
     assert list(told(recorded, "phase/eval_s")) == [6, 11, 16, 20]
 
@@ -329,7 +332,9 @@ def test_an_evaluation_in_training_mode_is_found_at_the_very_beginning(record, a
 
 def test_a_rollout_in_every_step_is_no_evaluation(record):
     model = student()
-    recorded = loop(record, model, lambda: model(torch.ones(2, 4)).square().mean(), 8, before=lambda _: evaluate(model, calls=10))
+    recorded = loop(
+        record, model, lambda: model(torch.ones(2, 4)).square().mean(), 8, before=lambda _: evaluate(model, calls=10)
+    )
     assert set(told(recorded, "phase/eval_s")) <= {2}, "only while it is not known that every step has one"
     assert min(list(told(recorded, "phase/forward_s").values())[2:]) > 0.0
 
@@ -363,7 +368,9 @@ def test_a_log_behind_a_call_belongs_to_the_step_before(record):
         time.sleep(NAP_S)
     recorded.finish()
     assert told(recorded, "number") == {number: float(number) for number in range(1, 9)}
-    assert statistics.median(told(recorded, "phase/forward_s").values()) < NAP_S, "a metric is no beginning of a forward pass"
+    assert statistics.median(told(recorded, "phase/forward_s").values()) < NAP_S, (
+        "a metric is no beginning of a forward pass"
+    )
 
 
 def test_many_calls_without_gradients_do_not_hide_one_with_them(record):
@@ -428,7 +435,7 @@ def test_an_encoder_in_the_dataset_is_data(record):
     assert min(told(recorded, "phase/data_s").values()) >= NAP_S
 
 
-# the look itself -------------------------------------------------------------------------------------------------------------
+# the look itself ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long

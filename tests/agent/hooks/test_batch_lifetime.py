@@ -212,7 +212,9 @@ def test_two_loaders_in_one_loop(loop: Loop) -> None:
     del x, y
 
 
-def test_a_second_large_tensor_counts_although_the_first_took_its_time(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_large_tensor_counts_although_the_first_took_its_time(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An image and its mask: how long the first takes is known to some percent only, and that is more than a moment."""
     loop.measured()
     first, second = [tensor()], [tensor()]
@@ -331,7 +333,9 @@ def test_the_cost_of_a_size_is_that_of_about_as_many_pages() -> None:
 
 @pytest.mark.parametrize("pages", [0, 1, 7, 15, 16, 17, 31, 32, 100, 4095, 4096, 1 << 20])
 def test_sizes_that_count_as_the_same_are_within_an_eighth(pages: int) -> None:
-    same = [other for other in range(max(pages - pages // 4, 0), pages + pages // 4 + 2) if about(other) == about(pages)]
+    same = [
+        other for other in range(max(pages - pages // 4, 0), pages + pages // 4 + 2) if about(other) == about(pages)
+    ]
     assert same[-1] - same[0] <= pages / 8
     assert about(max(same) + 1) > about(pages)
 

@@ -56,13 +56,17 @@ def test_torch_save_is_a_checkpoint_phase_of_the_next_step_and_an_event(record, 
     for (_, seconds), nap in zip(series, spent, strict=False):
         assert nap <= seconds <= nap + 0.05
     for step, values in recorded.steps():
-        assert step == 1 or values.get("phase/other_s", 0.0) < values["step_time_s"] - values["phase/checkpoint_s"] + 1e-6
+        assert (
+            step == 1 or values.get("phase/other_s", 0.0) < values["step_time_s"] - values["phase/checkpoint_s"] + 1e-6
+        )
     assert [event["name"] for event in phases(recorded)][:1] == ["checkpoint"]
     assert all(event["duration_s"] >= NAP_S for event in phases(recorded))
     assert saved_to[-1] == str(path)
 
 
-@pytest.mark.parametrize(("said", "expected"), [("last.pt", "{folder}/last.pt"), ("memory://bucket/last.pt", "memory://bucket/last.pt")])
+@pytest.mark.parametrize(
+    ("said", "expected"), [("last.pt", "{folder}/last.pt"), ("memory://bucket/last.pt", "memory://bucket/last.pt")]
+)
 def test_the_folder_of_a_checkpoint_does_not_move_with_the_working_directory(said, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _note_path(({}, said), {})
@@ -76,7 +80,11 @@ def test_a_name_imported_before_the_run_is_caught_below(record, tmp_path):
     from torch.distributed.checkpoint import save as imported_earlier
 
     recorded = record()
-    train(lambda model: imported_earlier({"w": model.weight}, storage_writer=FileSystemWriter(tmp_path / "dcp"), no_dist=True))
+    train(
+        lambda model: imported_earlier(
+            {"w": model.weight}, storage_writer=FileSystemWriter(tmp_path / "dcp"), no_dist=True
+        )
+    )
     assert [step for step, _ in recorded.of("phase/checkpoint_s")] == [2, 3]
 
 

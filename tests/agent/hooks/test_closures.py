@@ -240,7 +240,8 @@ def test_what_is_done_in_a_closure_is_no_time_of_the_optimizers(record):
 
 
 def test_nor_where_the_closure_calls_no_module(record):
-    """A network of plain tensors that solves a differential equation; the first step with a model that is yet to be found."""
+    """A network of plain tensors that solves a differential equation; the first step with a model that is yet to be
+    found."""
     weight = torch.ones(4, 1, requires_grad=True)
     optimizer = torch.optim.LBFGS([weight], lr=0.01, max_iter=2)
     recorded = record(optimizer=optimizer)
@@ -256,7 +257,9 @@ def test_nor_where_the_closure_calls_no_module(record):
         optimizer.step(closure)
     recorded.finish()
     assert max(value for _, value in recorded.of("phase/optimizer_s")) < NAP_S
-    assert not [name for _, values in recorded.rows for name in values if name in ("phase/", "phase/_s", "phase/forward_s")]
+    assert not [
+        name for _, values in recorded.rows for name in values if name in ("phase/", "phase/_s", "phase/forward_s")
+    ]
 
 
 def test_a_phase_inside_of_the_backward_pass_is_told_once(record):

@@ -53,7 +53,8 @@ class Accumulating:
 
 
 class OfFastai:
-    """What fastai's optimizers look like: groups made anew each time that they are asked for, and no `lr` in them but by name."""
+    """What fastai's optimizers look like: groups made anew each time that they are asked for, and no `lr` in them but
+    by name."""
 
     def __init__(self, parameters):
         self.param_lists, self.hypers, self.state = [list(parameters)], [{"lr": RATE, "mom": 0.9}], {}

@@ -275,7 +275,9 @@ def test_a_row_waits_for_the_device_and_not_the_training_for_it(record, device):
         optimizer.step()
     rows = [row for row in recorded.sender.rows if hasattr(row, "trace")]
     assert rows
-    assert not any(row.ready(recorded.sender.progress) for row in rows if row.step > 1), "the device has done nothing yet"
+    assert not any(row.ready(recorded.sender.progress) for row in rows if row.step > 1), (
+        "the device has done nothing yet"
+    )
     device.done = device.now
     assert [number for number, _ in recorded.steps()] == [1, 2, 3]
 

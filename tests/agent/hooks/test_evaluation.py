@@ -131,7 +131,9 @@ def test_an_evaluation_after_the_last_step_is_told_at_the_end(record, no_grad):
     assert own <= series[0][1] <= own + spent["score"] / 3 + SLACK_S
     rows = [(number, "lr" in values) for number, values in recorded.rows if "lr" in values or "phase/eval_s" in values]
     assert rows == [(1, True), (2, True), (3, True), (3, False)], "a row of its own, behind that of the step"
-    events = [(data["name"], data["begin_step"], number) for kind, data, number in recorded.sender.events if kind == "phase"]
+    events = [
+        (data["name"], data["begin_step"], number) for kind, data, number in recorded.sender.events if kind == "phase"
+    ]
     assert events == [("eval", 3, 3)]
 
 
@@ -169,7 +171,9 @@ def test_a_model_that_is_asked_an_hour_later_was_not_evaluated_for_an_hour(recor
         model(torch.ones(1, 4))
     p = recorded.run._progress
     hour = 3600 * 10**9
-    p.trace[:] = trace_of([(kind, began - hour, ended - hour, *more) for kind, began, ended, *more in entries_of(p.trace)])
+    p.trace[:] = trace_of(
+        [(kind, began - hour, ended - hour, *more) for kind, began, ended, *more in entries_of(p.trace)]
+    )
     with torch.no_grad():
         model(torch.ones(1, 4))
     ((number, seconds),) = of(recorded, "phase/eval_s")
@@ -185,7 +189,11 @@ def test_an_evaluation_between_two_fetches_of_one_loader_leaves_the_training_dat
             evaluate(model)
     steps = dict(recorded.steps())
     assert [number for number in steps if "phase/eval_s" in steps[number]] == [3]
-    assert all(abs(values["samples_per_s"] * values["step_time_s"] - 2) < 1e-6 for number, values in steps.items() if number > 1)
+    assert all(
+        abs(values["samples_per_s"] * values["step_time_s"] - 2) < 1e-6
+        for number, values in steps.items()
+        if number > 1
+    )
 
 
 def test_a_loader_that_begins_behind_an_evaluation_without_one_is_the_trainings(record):
@@ -297,9 +305,9 @@ def test_what_each_step_asks_without_gradients_is_its_own_behind_an_evaluation_t
             window = []
         evaluate(model)
     steps = dict(recorded.steps())
-    assert {step: round(steps[step]["samples_per_s"] * steps[step]["step_time_s"]) for step in range(2, 7)} == dict.fromkeys(
-        range(2, 7), 6
-    )
+    assert {
+        step: round(steps[step]["samples_per_s"] * steps[step]["step_time_s"]) for step in range(2, 7)
+    } == dict.fromkeys(range(2, 7), 6)
     own = (spent["eval data"] + spent["score"]) / 3 + 3 * NAP_S
     assert [step for step in steps if "phase/eval_s" in steps[step]] == [3, 5]
     assert all(own * 0.8 <= steps[step]["phase/eval_s"] <= own + (left + 1) * NAP_S + SLACK_S for step in (3, 5))

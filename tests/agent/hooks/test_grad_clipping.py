@@ -297,7 +297,8 @@ def test_clipping_is_bit_equal_with_the_agent(every_step):
 
 @pytest.mark.parametrize("how", ["vector", "grad", "by hand"])
 def test_an_optimizer_that_steps_with_gradients_has_their_norm(every_step, how):
-    """Of a vector, of `autograd.grad`, or put there (an evolution strategy): no loss of one number is backpropagated."""
+    """Of a vector, of `autograd.grad`, or put there (an evolution strategy): no loss of one number is
+    backpropagated."""
     model = small()
     optimizer = sgd(model)
     recorded = every_step(model)
@@ -371,7 +372,9 @@ def of_timm(parameters, clip_factor=0.01):
     """What timm does: each row of a gradient becomes at most so large a share of its row of the weight."""
     for parameter in parameters:
         if parameter.grad is not None:
-            weight, gradient = (each.reshape(len(each), -1).norm(dim=1) for each in (parameter.detach(), parameter.grad))
+            weight, gradient = (
+                each.reshape(len(each), -1).norm(dim=1) for each in (parameter.detach(), parameter.grad)
+            )
             share = (clip_factor * weight.clamp(min=1e-3) / gradient.clamp(min=1e-6)).clamp(max=1.0)
             parameter.grad.copy_(parameter.grad * share.reshape(-1, *[1] * (parameter.dim() - 1)))
 

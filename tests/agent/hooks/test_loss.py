@@ -113,9 +113,9 @@ def test_the_value_is_exactly_what_item_gives(record, dtype):
 
 
 class CachedContrast(nn.Module):
-    """A contrastive loss of more pairs than one pass of the encoder takes, as sentence-transformers computes it: embeddings
-    without a graph, the loss from them in parts that are backpropagated at once, and what is returned is a number whose backward
-    pass encodes again."""
+    """A contrastive loss of more pairs than one pass of the encoder takes, as sentence-transformers computes it:
+    embeddings without a graph, the loss from them in parts that are backpropagated at once, and what is returned is a
+    number whose backward pass encodes again."""
 
     def __init__(self, encoder, part=4):
         super().__init__()
@@ -169,7 +169,8 @@ def test_a_loss_whose_parts_are_backpropagated_while_it_is_computed_is_told_as_a
 
 @pytest.mark.parametrize("rows", [10, 4], ids=["parts", "a part of each side"])
 def test_of_a_loss_on_cached_representations_what_carries_its_gradients_on_is_none(record, model, rows):
-    """GradCache: a loss of representations without a graph, and then a product with its gradients for each part of the batch."""
+    """GradCache: a loss of representations without a graph, and then a product with its gradients for each part of the
+    batch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     recorded = record(model)
     printed = []
@@ -246,7 +247,8 @@ def test_of_two_passes_with_the_gradients_cleared_in_between_the_first_counts(re
 
 
 class Sharpness(torch.optim.Optimizer):
-    """Sharpness-aware minimization by a closure, which is called at other weights than those of the pass before the step."""
+    """Sharpness-aware minimization by a closure, which is called at other weights than those of the pass before the
+    step."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 0.1})
@@ -449,11 +451,12 @@ def test_a_loss_that_is_not_finite_makes_its_step_unusual(record, model, bad):
     assert usual[1] is True
 
 
-# ---- means over what a mask leaves -----------------------------------------------------------------------------------------
+# ---- means over what a mask leaves -----------------------------------------------------------------------------------
 
 
 def train_masked(model, masks, loss_of, *, loader=False):
-    """masks: of each window the masks of its micro-batches; answers of each window the losses as the script has them."""
+    """masks: of each window the masks of its micro-batches; answers of each window the losses as the script has
+    them."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     flat = [mask for window in masks for mask in window]
     batches = list(zip(torch.randn(len(flat), len(flat[0]), 8), torch.stack(flat), strict=True))
@@ -596,7 +599,8 @@ def test_what_hooks_hold_is_given_back_once(record, model):
 
 
 class OfPoutyne:
-    """What it does with `batches_per_step`: the last step of an epoch may have fewer batches, the last batch fewer samples."""
+    """What it does with `batches_per_step`: the last step of an epoch may have fewer batches, the last batch fewer
+    samples."""
 
     def __init__(self, network):
         self.network = network

@@ -1,4 +1,5 @@
-"""Several optimizers on one backward pass: the norm of a step is that of all gradients that they take, however they take them."""
+"""Several optimizers on one backward pass: the norm of a step is that of all gradients that they take, however they
+take them."""
 
 from __future__ import annotations
 
@@ -238,7 +239,8 @@ def test_optimizers_that_step_inside_of_the_backward_pass(every_step):
 
 
 def test_of_too_many_optimizers_to_measure_no_share_is_told(every_step):
-    """One for each parameter, stepping inside of the backward pass: the gradient of the first one alone was all of them."""
+    """One for each parameter, stepping inside of the backward pass: the gradient of the first one alone was all of
+    them."""
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(50)), nn.Linear(4, 1))
     with torch.no_grad():
         model[-1].weight.zero_()  # so that nothing reaches the others
@@ -429,7 +431,8 @@ def test_optimizers_that_are_dropped_are_let_go_of(every_step):
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2]])
 def test_optimizers_that_are_made_when_they_first_step_make_one_step(every_step, order):
-    """Stochastic variational inference: each parameter has its optimizer; a larger one that comes makes no step of its own."""
+    """Stochastic variational inference: each parameter has its optimizer; a larger one that comes makes no step of its
+    own."""
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3))
     parameters, optimizers, truth = [*model.parameters()], {}, []
     recorded = every_step()

@@ -29,7 +29,8 @@ def train(model, optimizer, steps):
 
 @pytest.mark.parametrize("tasks", [1, 3])
 def test_optimizers_of_inner_loops_are_not_the_runs(record, tasks):
-    """Meta-learning to first order: each task has a copy and an optimizer of its own, whose last gradients are the model's."""
+    """Meta-learning to first order: each task has a copy and an optimizer of its own, whose last gradients are the
+    model's."""
     model = small()
     outer = torch.optim.Adam(model.parameters(), lr=0.1)
     recorded = record()
@@ -126,7 +127,9 @@ def test_each_of_several_short_trainings_counts_though_all_are_kept(record):
     steps = recorded.steps()
     assert [step for step, _ in steps] == [*range(1, 61)]
     assert [values["loss"] for _, values in steps] == losses
-    assert [values["lr"] for _, values in steps] == pytest.approx([0.1 * trial for trial in range(1, 6) for _ in range(12)])
+    assert [values["lr"] for _, values in steps] == pytest.approx(
+        [0.1 * trial for trial in range(1, 6) for _ in range(12)]
+    )
 
 
 def test_the_layers_of_the_next_training_have_their_names(every_step):

@@ -68,7 +68,8 @@ def test_the_optimizer_that_owns_most_counts_even_when_a_smaller_one_steps_first
 
 
 def test_an_optimizer_that_is_over_but_not_yet_collected_counts_for_nothing(record):
-    """A loop left by an exception, a notebook cell run anew: the optimizer hangs in a cycle until the collector runs."""
+    """A loop left by an exception, a notebook cell run anew: the optimizer hangs in a cycle until the collector
+    runs."""
     forgotten = torch.optim.SGD(nn.Linear(64, 64).parameters(), lr=0.3)
     forgotten.cycle = forgotten
     del forgotten
@@ -187,7 +188,8 @@ def test_a_closure_is_not_optimizer_time_and_its_first_loss_counts(record):
     assert [values["loss"] for _, values in steps] == [losses[first] for first in firsts]
     assert all(values["phase/backward_s"] > 0 and values["phase/optimizer_s"] > 0 for _, values in steps)
     assert all(
-        sum(v for n, v in values.items() if n.startswith("phase/")) <= 1.001 * values["step_time_s"] for _, values in steps[1:]
+        sum(v for n, v in values.items() if n.startswith("phase/")) <= 1.001 * values["step_time_s"]
+        for _, values in steps[1:]
     )
 
 
@@ -218,7 +220,9 @@ def test_a_log_belongs_to_the_same_step_where_gradients_come_without_a_backward_
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorded = record(model)
     batches = torch.randn(4, 4, 8)
-    for number, batch in enumerate(torch.utils.data.DataLoader(batches, batch_size=None) if loader else batches, start=1):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(batches, batch_size=None) if loader else batches, start=1
+    ):
         recorded.run.log({"before": number})
         loss = model(batch).square().mean()
         gradients = torch.autograd.grad(loss, list(model.parameters()))

@@ -1,4 +1,5 @@
-"""What a model returned is let go of when backward begins, so that a timer round the model's call and ours see the same."""
+"""What a model returned is let go of when backward begins, so that a timer round the model's call and ours see the
+same."""
 
 from __future__ import annotations
 

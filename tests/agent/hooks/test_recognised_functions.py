@@ -78,7 +78,9 @@ def test_a_validator_is_an_evaluation_though_no_end_of_its_loader_is_seen(record
 def environment(stand_in):
     """Makes one of gym's: imported behind the run's start, as a script that asks for it late does."""
     name = "gym.wrappers.order_enforcing"
-    module = stand_in(name, "class OrderEnforcing:\n    def step(self, action):\n        return action.cos().expand(1, 4)\n")
+    module = stand_in(
+        name, "class OrderEnforcing:\n    def step(self, action):\n        return action.cos().expand(1, 4)\n"
+    )
     return lambda: module().OrderEnforcing()
 
 
@@ -146,7 +148,9 @@ def test_what_a_model_in_training_writes_is_a_rollout(record, training):
     transformers = pytest.importorskip("transformers")
     import torch
 
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16, n_positions=32))
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16, n_positions=32)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorded = record(model)
     spent = {}
@@ -154,7 +158,9 @@ def test_what_a_model_in_training_writes_is_a_rollout(record, training):
         if step % 4 == 1:
             began = time.perf_counter()
             model.train(training)
-            tokens = model.generate(torch.ones(2, 4, dtype=torch.long), min_new_tokens=12, max_new_tokens=12, pad_token_id=0)
+            tokens = model.generate(
+                torch.ones(2, 4, dtype=torch.long), min_new_tokens=12, max_new_tokens=12, pad_token_id=0
+            )
             model.train()
             with torch.no_grad():
                 model(tokens)  # how probable it was, as the policy stands
@@ -170,7 +176,11 @@ def test_what_a_model_in_training_writes_is_a_rollout(record, training):
     assert evaluations == [], "how probable a rollout was is asked with it"
     assert [step for step, values in steps.items() if "phase/rollout_s" in values] == [1, 5, 9]
     for step in (5, 9):
-        assert spent[step] * 0.8 <= steps[step]["phase/rollout_s"] + steps[step]["phase/forward_s"] <= steps[step]["step_time_s"]
+        assert (
+            spent[step] * 0.8
+            <= steps[step]["phase/rollout_s"] + steps[step]["phase/forward_s"]
+            <= steps[step]["step_time_s"]
+        )
 
 
 @pytest.mark.filterwarnings("ignore")

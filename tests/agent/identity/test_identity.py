@@ -40,7 +40,9 @@ def rank(number: int, **more: str) -> dict[str, str]:
 
 
 def who(folder: Path, environ: dict[str, str], *, now: float = 1000.0, run_id: str | None = None) -> Identity:
-    return Identity.from_environment(AgentConfig(state_dir=folder, run_id=run_id), environ=environ, now=lambda: now, ordinal=0)
+    return Identity.from_environment(
+        AgentConfig(state_dir=folder, run_id=run_id), environ=environ, now=lambda: now, ordinal=0
+    )
 
 
 def test_a_single_process_draws_an_id_of_its_own(tmp_path: Path) -> None:
@@ -168,7 +170,13 @@ print(Identity.from_environment(AgentConfig.from_env()).job_key)
 
 
 def by_hand(number: int) -> dict[str, str]:
-    return {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    return {
+        "RANK": str(number),
+        "LOCAL_RANK": str(number),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
 
 
 def by_mpich(number: int) -> dict[str, str]:
@@ -182,14 +190,18 @@ def by_slurm(number: int) -> dict[str, str]:
 RANK_OF_A_TASK = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=29500\n"
 
 
-@pytest.mark.parametrize(("told", "prelude"), [(by_hand, ""), (by_mpich, ""), (by_slurm, ""), (by_slurm, RANK_OF_A_TASK)])
+@pytest.mark.parametrize(
+    ("told", "prelude"), [(by_hand, ""), (by_mpich, ""), (by_slurm, ""), (by_slurm, RANK_OF_A_TASK)]
+)
 def test_ranks_that_have_a_script_of_their_own_each_are_one_job(
     told: Callable[[int], dict[str, str]], prelude: str, tmp_path: Path
 ) -> None:
     """As with `mpirun sh task.sh`: each rank's parent is a shell of its own."""
     task = f"{prelude}{shlex.join([sys.executable, '-c', JOB_KEY])}\ntrue"
     keys = {
-        subprocess.check_output(["sh", "-c", task], env=job_environment(tmp_path, **told(number)), text=True, timeout=60)
+        subprocess.check_output(
+            ["sh", "-c", task], env=job_environment(tmp_path, **told(number)), text=True, timeout=60
+        )
         for number in (0, 1)
     }
     assert len(keys) == 1

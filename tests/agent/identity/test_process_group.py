@@ -1,4 +1,5 @@
-"""Processes of multiprocessing that attach before anybody knows whose rank they are: real ones, and a server that listens."""
+"""Processes of multiprocessing that attach before anybody knows whose rank they are: real ones, and a server that
+listens."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def started(script: str, folder: Path, server: IngestServer, *arguments: str, **
     (folder / "train.py").write_text(script)
     environment = job_environment(folder, PERFAGENT_SERVER=server.url, OMP_NUM_THREADS="1", **variables)
     command = [sys.executable, "train.py", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=170, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=170, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -72,7 +75,9 @@ def test_ranks_that_attach_before_they_join_a_group_are_one_run(how: str, tmp_pa
     assert len({(frame.rank, frame.source) for frame in frames}) == 2
     for source in {frame.source for frame in frames}:
         assert sorted(server.values("loss", source=source)) == list(range(1, 11))
-    places = [event.data for frame in frames for event in frame.events if event.kind == "state" and "rank" in event.data]
+    places = [
+        event.data for frame in frames for event in frame.events if event.kind == "state" and "rank" in event.data
+    ]
     assert sorted((place["rank"], place["world_size"]) for place in places) == [(0, 2), (1, 2)], "and of no other place"
     assert len({frame.source for frame in frames if any(NODE in group.values for group in frame.groups)}) == 1
 
@@ -97,7 +102,9 @@ for _ in range(5):
         pytest.param({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}, id="rank and address"),
     ],
 )
-def test_variables_that_were_left_in_a_shell_make_no_job(left: dict[str, str], tmp_path: Path, server: IngestServer) -> None:
+def test_variables_that_were_left_in_a_shell_make_no_job(
+    left: dict[str, str], tmp_path: Path, server: IngestServer
+) -> None:
     """It trains in no group, and nobody else is there."""
     started(ALONE, tmp_path, server, RANK="1", WORLD_SIZE="4", **left)
     until(lambda: server.states()[-1:] == ["finished"], within_s=30, why="the run's end was not told")

@@ -89,7 +89,9 @@ def test_a_requeued_job_counts_from_the_beginning(tmp_path: Path) -> None:
 
 
 def test_torchrun_starting_its_workers_again_is_a_new_attempt_of_the_run(tmp_path: Path) -> None:
-    (_, run, began), (_, same, later), (_, joined, told) = srun(tmp_path, task(0, 1), elastic(0, 0), elastic(0, 1), elastic(1, 1))
+    (_, run, began), (_, same, later), (_, joined, told) = srun(
+        tmp_path, task(0, 1), elastic(0, 0), elastic(0, 1), elastic(1, 1)
+    )
     assert run == same == joined == "slurm-42"
     assert int(began) < int(later) == int(told)
 

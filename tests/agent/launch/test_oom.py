@@ -41,12 +41,16 @@ def group() -> Iterator[Path]:
             folder.rmdir()
         pytest.skip(f"no control group can be made here: {error}")
     yield folder
-    until(lambda: not (folder / "cgroup.procs").read_text().strip(), within_s=30, why="processes were left in the group")
+    until(
+        lambda: not (folder / "cgroup.procs").read_text().strip(), within_s=30, why="processes were left in the group"
+    )
     folder.rmdir()
 
 
 @pytest.mark.fault
-def test_a12_the_kernels_out_of_memory_killer_is_told_as_oom_with_the_last_memory_sample(tmp_path: Path, group: Path) -> None:
+def test_a12_the_kernels_out_of_memory_killer_is_told_as_oom_with_the_last_memory_sample(
+    tmp_path: Path, group: Path
+) -> None:
     (tmp_path / "hog.py").write_text(HOG)
     with IngestServer() as server:
         env = job_environment(tmp_path, PERFAGENT_SERVER=server.url)

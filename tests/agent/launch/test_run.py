@@ -36,7 +36,11 @@ def environment(folder: Path, server: IngestServer | str, **more: str) -> dict[s
 
 def ended(server: IngestServer) -> str:
     """The last state that was told, once there is a final one and nothing is left to send."""
-    return str(until(lambda: next((s for s in reversed(server.states()) if s in ENDS), None), within_s=30, why="no final state"))
+    return str(
+        until(
+            lambda: next((s for s in reversed(server.states()) if s in ENDS), None), within_s=30, why="no final state"
+        )
+    )
 
 
 SEES = """
@@ -83,7 +87,9 @@ def test_a13_a_script_sees_and_says_and_ends_the_same_as_under_plain_python(
     assert ours.returncode == plain.returncode
     assert ours.stdout == plain.stdout
     assert ours.stderr == plain.stderr
-    expected = {0: "finished", -9: "killed", -6: "killed", -15: "preempted", -2: "killed"}.get(plain.returncode, "failed")
+    expected = {0: "finished", -9: "killed", -6: "killed", -15: "preempted", -2: "killed"}.get(
+        plain.returncode, "failed"
+    )
     assert ended(server) == expected
 
 
@@ -102,14 +108,18 @@ def test_modules_and_packages_run_as_with_python_m(tmp_path: Path, server: Inges
     assert ours.stdout == plain.stdout
 
 
-@pytest.mark.parametrize(("words", "stem"), [(["broken.py"], "broken"), (["-m", "pkg.broken"], "broken"), (["-m", "pkg"], "pkg")])
+@pytest.mark.parametrize(
+    ("words", "stem"), [(["broken.py"], "broken"), (["-m", "pkg.broken"], "broken"), (["-m", "pkg"], "pkg")]
+)
 def test_a_script_that_python_cannot_run_has_a_name_all_the_same(
     words: list[str], stem: str, tmp_path: Path, server: IngestServer
 ) -> None:
     (tmp_path / "pkg").mkdir()
     for place in ("broken.py", "pkg/broken.py", "pkg/__main__.py", "pkg/__init__.py"):
         (tmp_path / place).write_text("" if "init" in place else "def f(:\n    pass")
-    done = subprocess.run([*PERFAGENT, *words], cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, timeout=60)
+    done = subprocess.run(
+        [*PERFAGENT, *words], cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, timeout=60
+    )
     assert done.returncode == 1
     assert ended(server) == "failed"
     (run,) = {frame.run for frame in server.frames}
@@ -155,9 +165,15 @@ def test_python_options_are_passed_on(tmp_path: Path, server: IngestServer) -> N
     env = environment(tmp_path, server)
     env.pop("PYTHONUNBUFFERED")
     flags = ["-O", "-u", "-W", "ignore", "-Xdev"]
-    plain = subprocess.run([sys.executable, *flags, "script.py"], cwd=tmp_path, env=env, capture_output=True, timeout=60)
+    plain = subprocess.run(
+        [sys.executable, *flags, "script.py"], cwd=tmp_path, env=env, capture_output=True, timeout=60
+    )
     ours = subprocess.run(
-        [sys.executable, *flags, "-m", "perfagent", "run", "script.py"], cwd=tmp_path, env=env, capture_output=True, timeout=60
+        [sys.executable, *flags, "-m", "perfagent", "run", "script.py"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        timeout=60,
     )
     assert ours.stdout == plain.stdout
 
@@ -165,7 +181,9 @@ def test_python_options_are_passed_on(tmp_path: Path, server: IngestServer) -> N
 def test_a_leading_local_rank_is_passed_on_to_the_script(tmp_path: Path, server: IngestServer) -> None:
     (tmp_path / "script.py").write_text("import sys; print(sys.argv[1:])")
     command = [sys.executable, "-m", "perfagent", "--local_rank=1", "run", "script.py", "--lr", "1"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=60
+    )
     assert done.stdout == "['--local_rank=1', '--lr', '1']\n"
 
 
@@ -210,7 +228,9 @@ def test_a_command_that_is_not_pythons_is_wrong_use_and_no_run(
 def test_a_command_that_is_python_is_what_it_starts(words: list[str], tmp_path: Path, server: IngestServer) -> None:
     (tmp_path / "script.py").write_text("import sys; print(sys.argv[1:], sys.flags.optimize)")
     env = environment(tmp_path, server, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    done = subprocess.run([*PERFAGENT, *words, "a", "-m"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [*PERFAGENT, *words, "a", "-m"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (0, "['a', '-m'] 1\n"), done.stderr
 
 
@@ -225,7 +245,9 @@ def test_a_script_that_is_not_there_is_no_run(tmp_path: Path, monkeypatch: pytes
 
 
 def test_isolated_python_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-I", "-m", "perfagent", "run", "x.py"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-I", "-m", "perfagent", "run", "x.py"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 2
     assert "perfagent.attach()" in done.stderr
 
@@ -246,8 +268,23 @@ print("trained", flush=True)
 
 def test_a_training_script_is_a_run_with_all_its_steps(tmp_path: Path, server: IngestServer) -> None:
     (tmp_path / "train.py").write_text(TRAIN.format(end=""))
-    command = [*PERFAGENT, "--project", "vision", "--name", "first", "--tag", "a", "--tag", "b", "--run-id", "mine", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=120)
+    command = [
+        *PERFAGENT,
+        "--project",
+        "vision",
+        "--name",
+        "first",
+        "--tag",
+        "a",
+        "--tag",
+        "b",
+        "--run-id",
+        "mine",
+        "train.py",
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
     assert ended(server) == "finished"
     assert sorted(server.values("loss")) == list(range(1, 61))
@@ -258,7 +295,9 @@ def test_a_training_script_is_a_run_with_all_its_steps(tmp_path: Path, server: I
 
 
 @pytest.mark.long
-def test_a_script_that_begins_to_train_late_and_ends_soon_leaves_no_folder(tmp_path: Path, server: IngestServer) -> None:
+def test_a_script_that_begins_to_train_late_and_ends_soon_leaves_no_folder(
+    tmp_path: Path, server: IngestServer
+) -> None:
     """By then the watcher has spoken for it, in a source of its own."""
     (tmp_path / "train.py").write_text("import time\ntime.sleep(6)\n" + TRAIN.format(end=""))
     done = subprocess.run(
@@ -356,14 +395,19 @@ def test_recorded_runs_are_complete_and_sync_again_stores_nothing_twice(tmp_path
     )
     env = environment(tmp_path, server)
     command = [*PERFAGENT, "--record", "records", "train.py"]
-    assert subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=120).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=120).returncode == -signal.SIGKILL
+    )
     assert server.frames == []
     until(lambda: list((tmp_path / "records").glob("*/*.frames")), why="the watcher never wrote the end")
     for _ in range(2):
         sync = [sys.executable, "-m", "perfagent", "sync", "records"]
         done = until(
             lambda sync=sync: (
-                (r := subprocess.run(sync, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)).returncode == 0
+                (
+                    r := subprocess.run(sync, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+                ).returncode
+                == 0
                 and "skipped" not in r.stdout
                 and r
             ),
@@ -374,7 +418,9 @@ def test_recorded_runs_are_complete_and_sync_again_stores_nothing_twice(tmp_path
     assert stored == list(range(1, len(stored) + 1))
     assert len(stored) >= 30  # the kill came right after the last step: at most the last tick's rows are missing
     assert server.states()[-1] == "killed"
-    assert {(frame.source, frame.seq) for frame in server.frames} == set(server.stored), "the same frames under the same numbers"
+    assert {(frame.source, frame.seq) for frame in server.frames} == set(server.stored), (
+        "the same frames under the same numbers"
+    )
     assert "nothing new for this server" in done.stdout
 
 
@@ -393,7 +439,9 @@ def test_of_runs_one_after_the_other_only_the_last_ends_with_its_process(tmp_pat
         "import os, time, perfagent\nfor lr in range(4):\n    with perfagent.init(name=f'lr {lr}') as run:\n"
         "        run.log({'lr': lr})\nperfagent.init(name='last')\ntime.sleep(1.0)\nos.kill(os.getpid(), 9)\n"
     )
-    subprocess.run([*PERFAGENT, "sweep.py"], cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, timeout=120)
+    subprocess.run(
+        [*PERFAGENT, "sweep.py"], cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, timeout=120
+    )
     until(lambda: "killed" in server.states(), within_s=30, why="the watcher never told the end")
     killed = [f for f in server.stored.values() for event in f.events if event.data.get("state") == "killed"]
     assert [frame.name for frame in killed] == ["last"]
@@ -430,14 +478,21 @@ def test_the_next_name_is_the_next_run_as_without_perfagent_run(tmp_path: Path, 
         "import perfagent\nruns = {perfagent.init(name=f'lr {lr}').id for lr in range(3)}\nprint(len(runs))\n"
     )
     done = subprocess.run(
-        [*PERFAGENT, "sweep.py"], cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=120
+        [*PERFAGENT, "sweep.py"],
+        cwd=tmp_path,
+        env=environment(tmp_path, server),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.stdout == "3\n", done.stderr
     until(lambda: len({frame.run for frame in server.frames}) == 3)
 
 
 @pytest.mark.parametrize(("way", "end"), [("option", KILL), ("variable", "")], ids=["option-kill", "variable-end"])
-def test_the_scripts_project_and_name_are_those_of_a_recording(tmp_path: Path, server: IngestServer, way: str, end: str) -> None:
+def test_the_scripts_project_and_name_are_those_of_a_recording(
+    tmp_path: Path, server: IngestServer, way: str, end: str
+) -> None:
     (tmp_path / "train.py").write_text(LOOK + end)
     records = tmp_path / "records"
     options, variables = (["--record", "records"], {}) if way == "option" else ([], {"PERFAGENT_RECORD": str(records)})
@@ -495,7 +550,10 @@ TOLD = ["--project", "vision", "--name", "first", "--tag", "a"]
     [
         ("option", ""),
         ("drawn", KILL),
-        *(pytest.param(*case, marks=LONG) for case in (("option", KILL), ("variable", ""), ("variable", KILL), ("drawn", ""))),
+        *(
+            pytest.param(*case, marks=LONG)
+            for case in (("option", KILL), ("variable", ""), ("variable", KILL), ("drawn", ""))
+        ),
     ],
 )
 def test_a_script_that_names_another_server_has_the_commands_run_there(
@@ -574,7 +632,15 @@ KILLED = """
 @pytest.mark.parametrize("form", [pytest.param("no-python", marks=LONG), "module", pytest.param("outside", marks=LONG)])
 def test_all_ranks_of_a_torchrun_job_are_one_run(tmp_path: Path, server: IngestServer, form: str) -> None:
     (tmp_path / "ddp.py").write_text(DDP)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--master_port",
+        str(free_port()),
+    ]
     command = {
         "no-python": [*torchrun, "--no-python", *PERFAGENT, "ddp.py"],
         "module": [*torchrun, "-m", "perfagent", "run", "ddp.py"],
@@ -601,7 +667,13 @@ def test_how_a_rank_was_killed_is_told_under_a_launcher(tmp_path: Path, server: 
     inside = [sys.executable, *torchrun, "-m", "perfagent", "run", "ddp.py"]
     command = inside if form == "inside" else [*PERFAGENT, *torchrun, "ddp.py"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170, check=False
+        command,
+        cwd=tmp_path,
+        env=environment(tmp_path, server),
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
     )
     assert done.returncode == 1
     until(lambda: "killed" in server.states(), within_s=30, why="nobody told that rank 1 was killed")
@@ -612,8 +684,18 @@ def test_how_a_rank_was_killed_is_told_under_a_launcher(tmp_path: Path, server: 
 @LONG
 def test_all_ranks_that_name_another_server_are_one_run_there(tmp_path: Path, server: IngestServer) -> None:
     with IngestServer() as other:
-        (tmp_path / "ddp.py").write_text(DDP + f"\nimport perfagent\nperfagent.attach(server={other.url!r})\ntime.sleep(1.0)\n")
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+        (tmp_path / "ddp.py").write_text(
+            DDP + f"\nimport perfagent\nperfagent.attach(server={other.url!r})\ntime.sleep(1.0)\n"
+        )
+        torchrun = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc_per_node",
+            "2",
+            "--master_port",
+            str(free_port()),
+        ]
         command = [*torchrun, "-m", "perfagent", "run", *TOLD, "ddp.py"]
         done = subprocess.run(
             command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170
@@ -622,7 +704,9 @@ def test_all_ranks_that_name_another_server_are_one_run_there(tmp_path: Path, se
         until(lambda: other.states().count("finished") == 2, within_s=30)
         assert len({(frame.run, frame.attempt) for frame in other.frames}) == 1
         assert {frame.run for frame in other.frames} == {frame.run for frame in server.frames}
-        assert {(frame.rank, frame.project, frame.name) for frame in other.frames} == {(r, "vision", "first") for r in (0, 1)}
+        assert {(frame.rank, frame.project, frame.name) for frame in other.frames} == {
+            (r, "vision", "first") for r in (0, 1)
+        }
 
 
 SPAWNED = """
@@ -665,10 +749,14 @@ AS_IT_IS = {"imports": "import perfagent", "before": "", "join": "dist.init_proc
         pytest.param(AS_IT_IS | {"before": "perfagent.attach()"}, id="attaches before", marks=LONG),
     ],
 )
-def test_ranks_that_a_script_spawns_are_ranks_of_its_run(tmp_path: Path, server: IngestServer, script: dict[str, str]) -> None:
+def test_ranks_that_a_script_spawns_are_ranks_of_its_run(
+    tmp_path: Path, server: IngestServer, script: dict[str, str]
+) -> None:
     (tmp_path / "train.py").write_text(SPAWNED.format(**script))
     command = [*PERFAGENT, "train.py", str(free_port())]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     until(lambda: server.states().count("finished") == 3, within_s=30)
     assert len({frame.run for frame in server.frames}) == 1
@@ -678,7 +766,9 @@ def test_ranks_that_a_script_spawns_are_ranks_of_its_run(tmp_path: Path, server:
     assert len(trained) == 2
     assert len({frame.attempt for frame in frames}) == 1
     assert all(sorted(server.values("loss", source=source)) == list(range(1, 21)) for source in trained)
-    assert {frame.attempt for frame in frames} != {frame.attempt for frame in server.frames}, "the script's own is an earlier one"
+    assert {frame.attempt for frame in frames} != {frame.attempt for frame in server.frames}, (
+        "the script's own is an earlier one"
+    )
 
 
 def test_a_spawned_child_may_name_a_run_of_its_own(tmp_path: Path, server: IngestServer) -> None:
@@ -697,10 +787,14 @@ if __name__ == "__main__":
 """
     )
     command = [*PERFAGENT, "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     until(lambda: server.states().count("finished") == 2, within_s=30)
-    runs = {name: {f.run for f in server.frames if any(name in group.values for group in f.groups)} for name in ("x", "y")}
+    runs = {
+        name: {f.run for f in server.frames if any(name in group.values for group in f.groups)} for name in ("x", "y")
+    }
     assert runs["x"] == {"theirs"}
     assert len(runs["y"] - runs["x"]) == 1
 
@@ -709,7 +803,9 @@ if __name__ == "__main__":
 def test_a_spawned_rank_that_has_a_run_of_its_own_keeps_it(tmp_path: Path, server: IngestServer) -> None:
     (tmp_path / "train.py").write_text(SPAWNED.format(**AS_IT_IS | {"before": "perfagent.attach(run_id='theirs')"}))
     command = [*PERFAGENT, "train.py", str(free_port())]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     until(lambda: server.states().count("finished") == 3, within_s=30)
     assert {frame.run for frame in server.frames if any("loss" in group.values for group in frame.groups)} == {"theirs"}

@@ -67,7 +67,8 @@ def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def same(one: list[tuple[int, float]], other: list[tuple[int, float]]) -> bool:
     """Event files hold float32."""
     return [step for step, _ in one] == [step for step, _ in other] and all(
-        math.isclose(a, b, rel_tol=1e-6) or (math.isnan(a) and math.isnan(b)) for (_, a), (_, b) in zip(one, other, strict=True)
+        math.isclose(a, b, rel_tol=1e-6) or (math.isnan(a) and math.isnan(b))
+        for (_, a), (_, b) in zip(one, other, strict=True)
     )
 
 
@@ -90,14 +91,26 @@ def test_every_series_is_in_the_event_file_value_by_value(loop):
 def test_the_sums_over_epochs_stand_at_the_last_step_of_each(loop):
     recording, board = loop
     times = dict(recording.series("step_time_s"))
-    for tag, name in (("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer"), ("data_loading", "data")):
+    for tag, name in (
+        ("forward", "forward"),
+        ("backward", "backward"),
+        ("optimizer", "optimizer"),
+        ("data_loading", "data"),
+    ):
         phase = dict(recording.series(f"phase/{name}_s"))
-        sums = [(end, sum(phase.get(step, 0.0) for step in range(end - 4, end + 1) if step in times)) for end in (5, 10, 15)]
+        sums = [
+            (end, sum(phase.get(step, 0.0) for step in range(end - 4, end + 1) if step in times)) for end in (5, 10, 15)
+        ]
         assert same(board[f"perf/epoch_{tag}_time"], sums)
         if name == "data":
-            ratios = [(end, 100 * spent / sum(times.get(step, 0.0) for step in range(end - 4, end + 1))) for end, spent in sums]
+            ratios = [
+                (end, 100 * spent / sum(times.get(step, 0.0) for step in range(end - 4, end + 1)))
+                for end, spent in sums
+            ]
             assert same(board["perf/epoch_data_loading_ratio"], ratios)
-    for (_, compute), (_, data) in zip(board["perf/epoch_compute_ratio"], board["perf/epoch_data_loading_ratio"], strict=True):
+    for (_, compute), (_, data) in zip(
+        board["perf/epoch_compute_ratio"], board["perf/epoch_data_loading_ratio"], strict=True
+    ):
         assert 0 < compute < compute + data < 100
     assert 0.01 < board["perf/epoch_avg_memory_gb"][-1][1] < 20
 
@@ -150,16 +163,23 @@ def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
 
 
 def test_epochs_end_where_they_end_however_the_samples_come():
-    """Frames are cut anywhere, and one may hold several epochs, or the beginning of one of which there is nothing yet."""
+    """Frames are cut anywhere, and one may hold several epochs, or the beginning of one of which there is nothing
+    yet."""
     steps = range(1, 31)
     begins = [11, 14, 31]
     for size in (1, 3, 7, 30):
         epochs, found = Epochs(), []
         for first, behind in pairwise([*range(1, 31, size), 31]):
             part = [step for step in steps if first <= step < behind]
-            values = {"step_time_s": [1.0] * len(part), "phase/data_s": [0.5] * len(part), "phase/comm_s": [0.25] * len(part)}
+            values = {
+                "step_time_s": [1.0] * len(part),
+                "phase/data_s": [0.5] * len(part),
+                "phase/comm_s": [0.25] * len(part),
+            }
             group = Group(part, [float(step) for step in part], part, values)
-            found += epochs.add([group], [begin for begin in begins if first <= begin < behind or (begin == 31 and behind == 31)])
+            found += epochs.add(
+                [group], [begin for begin in begins if first <= begin < behind or (begin == 31 and behind == 31)]
+            )
         assert [(epoch.step, epoch.values["perf/epoch_time"]) for epoch in found] == [(10, 10.0), (13, 3.0), (30, 17.0)]
         assert {epoch.values["perf/epoch_data_loading_ratio"] for epoch in found} == {50.0}
         assert {epoch.values["perf/epoch_communication_ratio"] for epoch in found} == {25.0}

@@ -29,7 +29,13 @@ from perfagent.redaction import HIDDEN, redacted, redacted_arguments, redacted_t
 @pytest.mark.parametrize("kind", BY_VALUE)
 def test_x10_a_value_that_looks_like_a_secret_is_hidden_wherever_it_stands(kind: str) -> None:
     canary = BY_VALUE[kind]
-    for text in (canary, f"using {canary} now", f"value={canary}", f'{{"x": "{canary}"}}', f"https://x.org/{canary}?a=b"):
+    for text in (
+        canary,
+        f"using {canary} now",
+        f"value={canary}",
+        f'{{"x": "{canary}"}}',
+        f"https://x.org/{canary}?a=b",
+    ):
         assert canary not in redacted_text(text), text
         assert HIDDEN in redacted_text(text)
     assert canary not in str(redacted({"nested": [{"deep": (canary,)}]}))
@@ -54,7 +60,11 @@ def test_x10_a_secret_in_its_surroundings_is_hidden_and_they_stay(text: str, sec
     found = redacted_text(text.format(secret))
     assert secret not in found
     assert HIDDEN in found
-    for nested in ({"lines": text.format(secret).split("\n")}, {"traceback": text.format(secret)}, ["x", text.format(secret)]):
+    for nested in (
+        {"lines": text.format(secret).split("\n")},
+        {"traceback": text.format(secret)},
+        ["x", text.format(secret)],
+    ):
         assert secret not in str(redacted(nested)).replace("\\\\", "\\"), nested
     before, after = text.format("\0").split("\0")
     for kept in (before.split(" ")[0][:12], after.strip("'\")}] ")):
@@ -82,7 +92,11 @@ def filled(structure: Any, secret: str) -> Any:
         return structure.replace("{}", secret)
     if isinstance(structure, dict):
         return {key: filled(item, secret) for key, item in structure.items()}
-    return type(structure)(filled(item, secret) for item in structure) if isinstance(structure, (list, tuple)) else structure
+    return (
+        type(structure)(filled(item, secret) for item in structure)
+        if isinstance(structure, (list, tuple))
+        else structure
+    )
 
 
 @pytest.mark.fault
@@ -111,7 +125,12 @@ def test_ordinary_lists_stay(words: list[Any]) -> None:
 
 
 def test_a_commit_stays_where_nobody_logs_in() -> None:
-    given = {"wandb": {"commit": HEX40, "project": "x"}, "git": {"commit": HEX40}, "cache": {"key": HEX40}, "login": "me"}
+    given = {
+        "wandb": {"commit": HEX40, "project": "x"},
+        "git": {"commit": HEX40},
+        "cache": {"key": HEX40},
+        "login": "me",
+    }
     assert redacted(given) == given
     assert redacted({"name": "commit", "value": HEX40}) == {"name": "commit", "value": HEX40}
 
@@ -131,7 +150,15 @@ def test_a_block_of_yaml_ends_with_its_indentation() -> None:
 
 
 def test_numbers_and_switches_under_the_name_of_a_pass_stay() -> None:
-    given = {"pass": 2, "n_pass": 3, "forward_pass": "eager", "num_passes": 4, "one_pass": True, "db_pass": None, "pw": 16}
+    given = {
+        "pass": 2,
+        "n_pass": 3,
+        "forward_pass": "eager",
+        "num_passes": 4,
+        "one_pass": True,
+        "db_pass": None,
+        "pw": 16,
+    }
     assert redacted(given) == given
 
 
@@ -159,9 +186,18 @@ def test_ordinary_arguments_stay(word: str) -> None:
 
 
 def test_switches_and_numbers_under_a_secret_name_stay_unless_they_may_be_a_password() -> None:
-    given = {"use_auth": True, "token": None, "max_token": 4096, "auth_timeout": 2.5, "password": 12345678, "token_": "5"}
+    given = {
+        "use_auth": True,
+        "token": None,
+        "max_token": 4096,
+        "auth_timeout": 2.5,
+        "password": 12345678,
+        "token_": "5",
+    }
     assert redacted(given) == given | {"password": HIDDEN}
-    assert redacted_text("token=None max_token=4096 password=12345678") == f"token=None max_token=4096 password={HIDDEN}"
+    assert (
+        redacted_text("token=None max_token=4096 password=12345678") == f"token=None max_token=4096 password={HIDDEN}"
+    )
 
 
 @pytest.mark.fault
@@ -186,7 +222,8 @@ def test_x10_text_is_cut_after_it_is_redacted() -> None:
 
 @pytest.mark.parametrize("length", [40_000, pytest.param(200_000, marks=pytest.mark.long)])
 def test_text_that_matches_nothing_is_read_in_a_time_that_grows_with_its_length(length: int) -> None:
-    """Each of these keeps some pattern busy to the end; a pattern that started over at each character would take minutes."""
+    """Each of these keeps some pattern busy to the end; a pattern that started over at each character would take
+    minutes."""
     for piece in (
         "a",
         "a.",

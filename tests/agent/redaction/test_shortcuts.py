@@ -9,7 +9,17 @@ from canaries import BASE62, BY_NAME, BY_VALUE, HEX40, IN_TEXT, ORDINARY_NAMES, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfagent.redaction import arguments, free_text, names, redacted_text, remembered, secret_key, structure, text, values
+from perfagent.redaction import (
+    arguments,
+    free_text,
+    names,
+    redacted_text,
+    remembered,
+    secret_key,
+    structure,
+    text,
+    values,
+)
 from perfagent.redaction.names import compiled, random_looking, weak_key
 
 UNUSUAL = "\u212a\u017f\u0130\u0131é\0\n"
@@ -99,7 +109,11 @@ def test_a_text_is_hidden_as_by_all_patterns_one_after_the_other(shown: str) -> 
 
 def test_every_known_text_is_hidden_as_by_all_patterns_one_after_the_other() -> None:
     secrets = [*BY_VALUE.values(), *(line.format(secret) for line, secret in IN_TEXT), *BY_NAME]
-    for shown in (*secrets, *ORDINARY_TEXT, *(piece for secret in secrets for piece in (secret[:14], secret[:15], secret[1:]))):
+    for shown in (
+        *secrets,
+        *ORDINARY_TEXT,
+        *(piece for secret in secrets for piece in (secret[:14], secret[:15], secret[1:])),
+    ):
         assert redacted_text(shown) == unhurried_text(shown), shown
 
 

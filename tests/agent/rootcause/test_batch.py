@@ -38,7 +38,8 @@ def test_a_list_of_all_batches_does_not_hide_the_one_that_was_trained_on() -> No
 
 
 def test_what_was_looked_at_is_let_go() -> None:
-    """Up to Python 3.12 a look at `f_locals` keeps all that a function holds until it returns: here that would be a batch."""
+    """Up to Python 3.12 a look at `f_locals` keeps all that a function holds until it returns: here that would be a
+    batch."""
 
     def train() -> bool:
         inputs = torch.ones(6, 3)

@@ -110,7 +110,10 @@ def test_commands_in_the_answer_to_a_dead_process_spool_are_not_ours(tmp_path: P
         ours.on_command.append(lambda command: heard.append(dict(command)))
         ours.start()
         ours.rows.append((1, 1.0, 1.0, ("loss",), (2.0,)))
-        until(lambda: any(source == dead.identity.source for source, _ in server.stored), why="the dead one's frame never came")
+        until(
+            lambda: any(source == dead.identity.source for source, _ in server.stored),
+            why="the dead one's frame never came",
+        )
         ours.rows.append((2, 1.0, 1.0, ("loss",), (2.0,)))
         until(lambda: len(server.stored) >= 3)
         ours.close("finished")

@@ -14,7 +14,8 @@ from perfagent.rootcause.graph import first_bad_operator
 
 
 def overflowing(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A product that no operator keeps, and its two factors' loss: the softmax behind it is the first to show the NaN."""
+    """A product that no operator keeps, and its two factors' loss: the softmax behind it is the first to show the
+    NaN."""
     first, second = torch.ones(rows, columns, requires_grad=True), torch.ones(rows, columns, requires_grad=True)
     with torch.no_grad():
         first[0, 0] = second[0, 0] = 1e30
@@ -53,7 +54,10 @@ def test_the_size_of_a_broadcast_is_that_of_its_result(shapes: Any, size: tuple[
 
 
 def test_the_size_of_a_product_of_matrices_is_told_apart_from_its_work() -> None:
-    assert graph._size(graph._AGAIN["Bmm"][1], [torch.empty(2, 3, 5), torch.empty(2, 5, 7)]) == (2 * 3 * 7, 2 * 3 * 5 * 7)
+    assert graph._size(graph._AGAIN["Bmm"][1], [torch.empty(2, 3, 5), torch.empty(2, 5, 7)]) == (
+        2 * 3 * 7,
+        2 * 3 * 5 * 7,
+    )
 
 
 def test_once_its_time_is_over_the_look_blames_nobody_further_back(monkeypatch: pytest.MonkeyPatch) -> None:

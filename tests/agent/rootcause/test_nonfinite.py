@@ -98,7 +98,10 @@ def test_the_operator_that_divided_by_nothing_is_named(train):
     found = evidence(job)
     assert (found["cause"], found["operator"]["operator"], found["after_module"]) == ("operator", "Div", "head")
     assert found["parameters_before"]["nonfinite"] == 0
-    assert "operator Div after module 'head' made the first non-finite value from finite inputs" in job.finding()["message"]
+    assert (
+        "operator Div after module 'head' made the first non-finite value from finite inputs"
+        in job.finding()["message"]
+    )
 
 
 def test_a_module_that_puts_out_nan_is_named_while_the_parameters_are_good(train):
@@ -130,7 +133,9 @@ def test_what_does_not_come_back_is_told_as_such_after_three_good_steps(train):
     found = evidence(job)
     assert found["steps_checked_after"] == 3
     assert "first_module" not in found
-    assert (found["operator"]["read_by"], found["operator"]["read_as"]) == ("Mul", ["other"]), "the number it was multiplied by"
+    assert (found["operator"]["read_by"], found["operator"]["read_as"]) == ("Mul", ["other"]), (
+        "the number it was multiplied by"
+    )
     assert found["after_module"] == "blocks.1.linear", "autograd's graph of the bad step still says where"
 
 
@@ -163,7 +168,8 @@ def test_one_bad_stretch_is_one_finding_and_three_are_the_most(train):
 
 
 def test_rows_that_are_read_after_the_finding_begin_no_second_look(train):
-    """The sender's thread looks five times a second: by then the bad step, those before it and those after lie there together."""
+    """The sender's thread looks five times a second: by then the bad step, those before it and those after lie there
+    together."""
     job = train()
     look, job.look = job.look, lambda: None
     job.steps(5)
@@ -416,8 +422,9 @@ def test_the_operator_behind_a_minus_infinity_that_becomes_nan_is_told(train):
     job.steps(2)
     operator = evidence(job)["operator"]
     assert (operator["operator"], operator["minus_infinity"]["from"]) == ("Mul", "Log")
-    assert "the operator Mul after module 'head' made the first non-finite value from the -inf that Log had made" in (
-        job.finding()["message"]
+    assert (
+        "the operator Mul after module 'head' made the first non-finite value from the -inf that Log had made"
+        in (job.finding()["message"])
     )
 
 
@@ -428,7 +435,9 @@ def test_masks_of_later_steps_are_no_cause_of_what_did_not_come_back(train):
     job.recorded.run._investigator.suspect(torch.tensor(math.nan))
     job.steps(5)
     assert evidence(job)["cause"] == "unknown"
-    assert job.finding()["message"].endswith("did not come back. -inf, which masks hold, was put out by module 'router'.")
+    assert job.finding()["message"].endswith(
+        "did not come back. -inf, which masks hold, was put out by module 'router'."
+    )
 
 
 class Own(torch.autograd.Function):
@@ -583,7 +592,9 @@ def test_bad_targets_are_the_cause_and_not_what_the_loss_was_given_beside_them(t
         step(torch.rand(6, 4))
     found = evidence(job)
     assert (found["cause"], found["batch_tensor"], found["batch_step"]) == ("batch", "y", 4)
-    assert found["operator"].get("operator") in (None, "Cat", "Sub", "Pow", "Square"), "where it came in, never the model"
+    assert found["operator"].get("operator") in (None, "Cat", "Sub", "Pow", "Square"), (
+        "where it came in, never the model"
+    )
 
 
 class Added(nn.Module):
@@ -694,7 +705,8 @@ def test_a_run_that_ends_well_is_not_looked_at(train):
 
 
 def test_older_sound_steps_that_are_judged_meanwhile_change_nothing(train, monkeypatch):
-    """The sender's thread judges step 5 while the training thread looks into step 6: step 7 must not be looked into as well."""
+    """The sender's thread judges step 5 while the training thread looks into step 6: step 7 must not be looked into as
+    well."""
     from perfagent.rootcause.nonfinite import Inquiry
 
     job = train()
@@ -727,7 +739,11 @@ class Attention(nn.Module):
 class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.blocks, self.head = nn.Linear(8, 16), nn.ModuleList([Attention(16), Attention(16)]), nn.Linear(16, 4)
+        self.embed, self.blocks, self.head = (
+            nn.Linear(8, 16),
+            nn.ModuleList([Attention(16), Attention(16)]),
+            nn.Linear(16, 4),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.embed(x)[None]
@@ -806,7 +822,10 @@ class Between(nn.Module):
     ("between", "named"),
     [
         (lambda x, norm: (x.tanh() ** 0.5).sigmoid(), "Pow"),
-        (lambda x, norm: nn.functional.dropout(x.tanh() ** 0.5, 0.1).view(2, 3, 8).transpose(0, 1).reshape(6, 8), "Pow"),
+        (
+            lambda x, norm: nn.functional.dropout(x.tanh() ** 0.5, 0.1).view(2, 3, 8).transpose(0, 1).reshape(6, 8),
+            "Pow",
+        ),
         (lambda x, norm: norm(x).relu(), "NativeBatchNorm"),
         (lambda x, norm: (x * torch.full((8,), 1e30) * torch.full((8,), 1e30)).relu(), "Mul"),
     ],
@@ -1033,7 +1052,11 @@ class Halves(torch.autograd.Function):
         (lambda x: x.tanh() + (x * 1).div_(0.0), "Div", None),
         (lambda x: torch.cat([x.tanh()[:3], (x[3:] * 0).log() * 0.1]), "Log", "-inf"),
         (lambda x: x.tanh() + (x * 0).abs().log() * 0.1, "Log", "-inf"),
-        (lambda x: torch.relu(x) + torch.logsumexp(torch.full_like(x, -math.inf) + x * 0, 1, keepdim=True), "Logsumexp", "-inf"),
+        (
+            lambda x: torch.relu(x) + torch.logsumexp(torch.full_like(x, -math.inf) + x * 0, 1, keepdim=True),
+            "Logsumexp",
+            "-inf",
+        ),
         (lambda x: torch.relu(x) + torch.full((8,), -math.inf), "Add", None),
     ],
 )
@@ -1081,12 +1104,18 @@ def test_what_cannot_be_seen_is_not_said_to_have_been_finite(train, lost):
 
 
 def test_a_parameter_that_no_loss_comes_from_does_not_hide_where_gradients_became_nan(train):
-    """A square root of nothing, whose gradient is infinite; beside it lies a parameter that is not used, and stays good."""
+    """A square root of nothing, whose gradient is infinite; beside it lies a parameter that is not used, and stays
+    good."""
 
     class Rooted(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.unused, self.inner, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+            self.embed, self.unused, self.inner, self.head = (
+                nn.Linear(8, 8),
+                nn.Linear(8, 8),
+                nn.Linear(8, 8),
+                nn.Linear(8, 4),
+            )
             self.on = False
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -1101,7 +1130,10 @@ def test_a_parameter_that_no_loss_comes_from_does_not_hide_where_gradients_becam
     job.steps(2)
     found = evidence(job)
     assert (found["cause"], found["module"], found["good_from"]) == ("backward", "inner", "head.weight")
-    assert "The gradients came back non-finite from what lies between 'inner' (Linear) and 'head'" in job.finding()["message"]
+    assert (
+        "The gradients came back non-finite from what lies between 'inner' (Linear) and 'head'"
+        in job.finding()["message"]
+    )
 
 
 def test_a_model_that_is_gone_when_it_is_told_has_been_looked_at(train):
@@ -1118,12 +1150,18 @@ def test_a_model_that_is_gone_when_it_is_told_has_been_looked_at(train):
 
 @pytest.mark.parametrize("kept", ["frozen", "unused"])
 def test_parameters_that_stay_good_for_no_gradient_reaches_them_do_not_make_the_first_module_the_cause(train, kept):
-    """Activation checkpointing: of the bad step nothing can be seen, and then every parameter that is trained is spoilt."""
+    """Activation checkpointing: of the bad step nothing can be seen, and then every parameter that is trained is
+    spoilt."""
 
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.inner, self.head, self.beside = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 8)
+            self.embed, self.inner, self.head, self.beside = (
+                nn.Linear(8, 8),
+                nn.Linear(8, 8),
+                nn.Linear(8, 4),
+                nn.Linear(8, 8),
+            )
             self.by = 1.0
             self.beside.requires_grad_(kept == "unused")
 
@@ -1141,4 +1179,6 @@ def test_parameters_that_stay_good_for_no_gradient_reaches_them_do_not_make_the_
     job.steps(2)
     found = evidence(job)
     assert (found["cause"], found["module"]) == ("spread", "embed")
-    assert "By then every parameter that is trained was non-finite, so step 6 may have begun" in job.finding()["message"]
+    assert (
+        "By then every parameter that is trained was non-finite, so step 6 may have begun" in job.finding()["message"]
+    )

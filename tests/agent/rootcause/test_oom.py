@@ -211,7 +211,11 @@ def test_on_a_gpu_it_says_what_the_allocator_holds_and_what_would_make_room(trai
     job.run._investigator.passing(error)
     found = job.finding()  # the same exception through a second hook is no second finding
     evidence = found["evidence"]
-    assert (evidence["device"], evidence["tried_bytes"], evidence["capacity_bytes"]) == ("cuda:0", 2 * 2**30, 80 * 2**30)
+    assert (evidence["device"], evidence["tried_bytes"], evidence["capacity_bytes"]) == (
+        "cuda:0",
+        2 * 2**30,
+        80 * 2**30,
+    )
     assert evidence["allocator"] == STATS
     assert evidence["categories"]["activations_and_other"] == 70 * 2**30, "the weights of this model lie on the CPU"
     assert evidence["largest_segments"] == [
@@ -268,13 +272,18 @@ def test_a_sparse_gradient_counts_with_its_numbers_and_their_places(train):
 
 @pytest.mark.parametrize("near", [True, False])
 def test_a_limit_of_addresses_is_told_where_it_was_what_ran_out(train, near):
-    """`ulimit -v`, as some clusters set it: 19 GB were free, and 40 MB could not be had. Others set one that is never reached."""
+    """`ulimit -v`, as some clusters set it: 19 GB were free, and 40 MB could not be had. Others set one that is never
+    reached."""
     import resource
 
     job = train(Model())
     job.steps(2)
     before = resource.getrlimit(resource.RLIMIT_AS)
-    [taken] = (int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize:"))
+    [taken] = (
+        int(line.split()[1])
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmSize:")
+    )
     limit = 1024 * taken * 100 // 95 if near else 2**46
     resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
     try:
@@ -294,7 +303,11 @@ def test_a_limit_of_addresses_is_told_where_the_host_had_more_to_give_than_it_le
     job = train(Model())
     job.steps(2)
     before = resource.getrlimit(resource.RLIMIT_AS)
-    [taken] = (int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize:"))
+    [taken] = (
+        int(line.split()[1])
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmSize:")
+    )
     resource.setrlimit(resource.RLIMIT_AS, (1024 * taken + 2**28, before[1]))
     try:
         with pytest.raises(MemoryError) as raised:
@@ -362,9 +375,24 @@ def test_an_exception_that_was_raised_because_memory_ran_out_is_looked_into_at_t
 @pytest.mark.parametrize(
     ("error", "device", "tried", "said"),
     [
-        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB). Tried to allocate 256.00 MB"), "mps", 256_000_000, "GPU"),
-        (torch.OutOfMemoryError("XPU out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total"), "xpu:1", 2**31, "GPU"),
-        (MemoryError("unable to mmap 400001605 bytes from file </w.pt>: Cannot allocate memory"), "cpu", 400_001_605, "host"),
+        (
+            RuntimeError("MPS backend out of memory (MPS allocated: 1 GB). Tried to allocate 256.00 MB"),
+            "mps",
+            256_000_000,
+            "GPU",
+        ),
+        (
+            torch.OutOfMemoryError("XPU out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total"),
+            "xpu:1",
+            2**31,
+            "GPU",
+        ),
+        (
+            MemoryError("unable to mmap 400001605 bytes from file </w.pt>: Cannot allocate memory"),
+            "cpu",
+            400_001_605,
+            "host",
+        ),
         (MemoryError("Unable to allocate 7.50 GiB for an array with shape (1,)"), "cpu", 15 * 2**29, "host"),
     ],
 )

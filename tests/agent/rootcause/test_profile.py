@@ -54,7 +54,9 @@ def test_a_profile_covers_exactly_the_steps_that_were_asked_for(train):
     summary = summary_of(job)
     assert (summary["first_step"], summary["last_step"], summary["command"]) == (5, 8, "c1")
     names = [event["name"] for event in trace_of(job)["traceEvents"]]
-    assert sorted(name for name in names if name.startswith("ProfilerStep#")) == [f"ProfilerStep#{step}" for step in (5, 6, 7, 8)]
+    assert sorted(name for name in names if name.startswith("ProfilerStep#")) == [
+        f"ProfilerStep#{step}" for step in (5, 6, 7, 8)
+    ]
     calls = {row["name"]: row["calls"] for row in summary["operators"]}
     assert calls["aten::addmm"] == 5 * 4, "five linear layers, four steps"
     assert calls["Optimizer.step#AdamW.step"] == 4
@@ -522,7 +524,9 @@ def test_calls_of_cuda_have_numbers_of_their_own_and_take_no_kernel_from_an_oper
     assert rows["aten::addmm"]["self_device_s"] == 400e-9
     assert rows["aten::relu"]["self_device_s"] == 50e-9
     assert not any("self_device_s" in rows[call.title] for call in calls)
-    assert rows["aten::addmm"]["self_cpu_s"] == pytest.approx((80 - 2 - 40) * 1e-9), "without what CUDA's own calls took"
+    assert rows["aten::addmm"]["self_cpu_s"] == pytest.approx((80 - 2 - 40) * 1e-9), (
+        "without what CUDA's own calls took"
+    )
     assert rows["aten::relu"]["self_cpu_s"] == pytest.approx(10e-9)
 
 

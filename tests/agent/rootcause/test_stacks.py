@@ -43,7 +43,9 @@ def test_a_thread_that_waits_for_a_lock_is_shown_at_the_line_where_it_waits():
     hanging = Hanging(take_the_lock)
     try:
         # it stands at that line for a moment before the kernel lets it sleep
-        stack = until(lambda: (one := hanging.stack()) and "take_the_lock" in one["frames"][-1] and one["state"] == "S" and one)
+        stack = until(
+            lambda: (one := hanging.stack()) and "take_the_lock" in one["frames"][-1] and one["state"] == "S" and one
+        )
         assert stack["frames"][-1].endswith("take_the_lock: lock.acquire()")
         assert stack["training"]
         assert not stack["main"]

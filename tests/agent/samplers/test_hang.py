@@ -19,7 +19,9 @@ from perfagent.samplers.sampler import Sampler
 
 def agents() -> list[str]:
     """Names of the agent's threads in this process, but those of earlier tests."""
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("perfagent-") and thread not in OLD)
+    return sorted(
+        thread.name for thread in threading.enumerate() if thread.name.startswith("perfagent-") and thread not in OLD
+    )
 
 
 OLD: set[threading.Thread] = set()
@@ -57,11 +59,15 @@ def test_a22_a_driver_that_hangs_costs_two_seconds_of_gpu_figures_and_nothing_el
         until(lambda: {"what": "unavailable", "reason": "NVML does not answer"} in server.events("gpu"))
         assert len(server.samples("gpu/utilization_pct")) == figures
         assert sender.counters["couriers_lost"] == 1
-        assert agents() == ["perfagent-courier", "perfagent-courier", "perfagent-sender"]  # one of them waits in the driver
+        # one of them waits in the driver
+        assert agents() == ["perfagent-courier", "perfagent-courier", "perfagent-sender"]
 
         gpu.hanging = False
         gpu.release.set()
-        until(lambda: len(server.samples("gpu/utilization_pct")) > figures, why="figures did not come back with the driver")
+        until(
+            lambda: len(server.samples("gpu/utilization_pct")) > figures,
+            why="figures did not come back with the driver",
+        )
         until(lambda: agents() == ["perfagent-courier", "perfagent-sender"], why="the thread that hung stayed")
         sender.close("finished")
 

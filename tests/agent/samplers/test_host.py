@@ -35,7 +35,16 @@ class Machine:
         self.write(user=0, idle=0, read=0, written=0, received=0, sent=0)
 
     def write(
-        self, *, user: int, idle: int, read: int, written: int, received: int, sent: int, waiting: int = 0, busy: int = 0
+        self,
+        *,
+        user: int,
+        idle: int,
+        read: int,
+        written: int,
+        received: int,
+        sent: int,
+        waiting: int = 0,
+        busy: int = 0,
     ) -> None:
         (self.proc / "stat").write_text(STAT.format(user=user, idle=idle, waiting=waiting))
         (self.proc / "meminfo").write_text(MEMINFO)
@@ -71,7 +80,10 @@ def test_bytes_that_two_interfaces_count_are_told_once(tmp_path: Path) -> None:
     reader = HostReader(machine.proc, NO_GROUP, interfaces=tmp_path / "net")
     for now in (10.0, 12.0):
         counted = int(1000 * (now - 10.0))
-        lines = [f"{name}: {counted} 0 0 0 0 0 0 0 {counted}\n" for name in ("eth0", "enP1s1", "vmbr0", "eno1", "bond0", "eno2")]
+        lines = [
+            f"{name}: {counted} 0 0 0 0 0 0 0 {counted}\n"
+            for name in ("eth0", "enP1s1", "vmbr0", "eno1", "bond0", "eno2")
+        ]
         (machine.proc / "net" / "dev").write_text("".join(lines))
         told = reader.read(now)
     assert told["host/net_received_bytes_per_s"] == told["host/net_sent_bytes_per_s"] == 3 * 1000.0
@@ -145,9 +157,18 @@ def test_memory_is_tight_when_it_will_be_used_up_soon(tmp_path: Path) -> None:
         return reader.tight
 
     assert [tight(now, used) for now, used in ((0.0, 700), (1.0, 710), (2.0, 500), (3.0, 660), (4.0, 840))] == [
-        False, False, False, False, True
+        False,
+        False,
+        False,
+        False,
+        True,
     ]
-    assert [tight(now, used) for now, used in ((5.0, 500), (6.0, 700), (6.2, 740), (6.4, 745))] == [False, True, True, False]
+    assert [tight(now, used) for now, used in ((5.0, 500), (6.0, 700), (6.2, 740), (6.4, 745))] == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.fault
@@ -166,7 +187,9 @@ def test_in_a_limited_group_the_limit_is_the_memory_there_is(tmp_path: Path) -> 
     machine = Machine(tmp_path)
     (tmp_path / "usage").write_text("3000\n")
     (tmp_path / "stat").write_text("anon 1\ninactive_file 1000\n")
-    group = ControlGroup(usage=tmp_path / "usage", limit_bytes=4000, inactive=tmp_path / "stat", events=None, cores=None)
+    group = ControlGroup(
+        usage=tmp_path / "usage", limit_bytes=4000, inactive=tmp_path / "stat", events=None, cores=None
+    )
     found = HostReader(machine.proc, group).read(1.0)
     assert (found["host/memory_total_bytes"], found["host/memory_used_bytes"]) == (4000, 2000)
 
@@ -233,7 +256,13 @@ def test_a_limit_further_up_is_compared_with_what_that_group_uses(tmp_path: Path
     write(job, memory__events="oom_kill 2\n", cpu__max="800000 100000\n", cpu__stat="nr_periods 10\nnr_throttled 5\n")
     write(job / "step_0", memory__max="6400\n", memory__current="5900\n", cpu__max="1600000 100000\n")
     task = job / "step_0" / "user" / "task_0"
-    write(task, memory__max="max\n", memory__current="3000\n", memory__stat="inactive_file 100\n", memory__events="oom_kill 1\n")
+    write(
+        task,
+        memory__max="max\n",
+        memory__current="3000\n",
+        memory__stat="inactive_file 100\n",
+        memory__events="oom_kill 1\n",
+    )
     write(task, cpu__max="max 100000\n", cpu__stat="nr_periods 0\nnr_throttled 0\n")
     found = cgroup.find(root=root, proc=proc)
     assert found is not None
@@ -266,7 +295,9 @@ def test_a_limit_further_up_in_version_1_is_told_with_the_groups_own_kills(tmp_p
 def test_a_quota_in_version_1_is_told_where_memory_is_not_limited_by_groups(tmp_path: Path) -> None:
     proc, root = tmp_path / "proc", tmp_path / "one"
     write(proc / "self", cgroup="3:cpu,cpuacct:/job\n1:name=systemd:/job\n")
-    write(root / "cpu" / "job", cpu__cfs_quota_us="150000\n", cpu__cfs_period_us="100000\n", cpu__stat="nr_periods 10\n")
+    write(
+        root / "cpu" / "job", cpu__cfs_quota_us="150000\n", cpu__cfs_period_us="100000\n", cpu__stat="nr_periods 10\n"
+    )
     found = cgroup.find(root=root, proc=proc)
     assert found is not None
     assert (found.limit_bytes, found.used_bytes(), found.oom_kills(), found.cores) == (None, None, None, 1.5)
@@ -305,7 +336,11 @@ def test_pressure_is_the_share_of_the_time_in_which_some_task_waited(tmp_path: P
     (machine.proc / "pressure" / "memory").write_text(STALLED.format(some=4_250_000))
     (machine.proc / "pressure" / "io").write_text(STALLED.format(some=9_500_000))
     told = reader.read(15.0)
-    assert (told["host/cpu_pressure_pct"], told["host/memory_pressure_pct"], told["host/io_pressure_pct"]) == (20.0, 5.0, 100.0)
+    assert (told["host/cpu_pressure_pct"], told["host/memory_pressure_pct"], told["host/io_pressure_pct"]) == (
+        20.0,
+        5.0,
+        100.0,
+    )
     (tmp_path / "cpu.pressure").write_text(STALLED.format(some=10))
     assert "host/cpu_pressure_pct" not in reader.read(20.0)  # another group's counter, or a kernel's from its start
 
@@ -319,7 +354,11 @@ def test_pressure_is_read_of_the_groups_whose_limits_hold(tmp_path: Path) -> Non
     found = cgroup.find(root=root, proc=proc)
     assert found is not None
     job, task = root / "job", root / "job" / "task"
-    assert found.pressure == {"cpu": job / "cpu.pressure", "memory": task / "memory.pressure", "io": task / "io.pressure"}
+    assert found.pressure == {
+        "cpu": job / "cpu.pressure",
+        "memory": task / "memory.pressure",
+        "io": task / "io.pressure",
+    }
 
     one = tmp_path / "one"
     write(proc / "self", cgroup="5:memory:/job\n3:cpu,cpuacct:/job\n0::/job\n")
@@ -378,5 +417,6 @@ def test_every_name_is_in_the_catalogue() -> None:
     reader = HostReader()
     names = set(reader.read(0.0)) | set(reader.read(10.0))
     now = iter(range(20, 10_000, 10))
-    names |= until(lambda: (told := set(reader.read(float(next(now))))) & {"host/cpu_pct"} and told)  # the kernel's next tick
+    # the kernel's next tick
+    names |= until(lambda: (told := set(reader.read(float(next(now))))) & {"host/cpu_pct"} and told)
     assert names - CATALOGUE.keys() == set()

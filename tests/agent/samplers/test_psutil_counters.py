@@ -55,7 +55,8 @@ def test_the_host_is_measured_as_from_proc() -> None:
 
 
 def test_bytes_that_stay_on_the_host_are_no_network_traffic() -> None:
-    """A megabyte through the loopback interface. Other programs may use the network meanwhile, so the least of five counts."""
+    """A megabyte through the loopback interface. Other programs may use the network meanwhile, so the least of five
+    counts."""
     ours, grown = PsutilHost(), []
     for _ in range(5):
         before = ours.links()
@@ -105,7 +106,9 @@ def test_this_process_is_measured_as_from_proc(tmp_path: Path) -> None:
     assert found["process/threads"] == reference["process/threads"]
     assert abs(found["process/rss_bytes"] - reference["process/rss_bytes"]) < 8 * 2**20
     if "process/disk_write_bytes_per_s" in reference:
-        assert found["process/disk_write_bytes_per_s"] == pytest.approx(reference["process/disk_write_bytes_per_s"], abs=1e5)
+        assert found["process/disk_write_bytes_per_s"] == pytest.approx(
+            reference["process/disk_write_bytes_per_s"], abs=1e5
+        )
     ours.close()
     assert ours.memory() == {}
 
@@ -146,7 +149,9 @@ def test_without_proc_a_run_has_the_figures_of_host_and_process(tmp_path: Path, 
     sender = Sender(
         AgentConfig(state_dir=tmp_path), Identity(project="p", run="r", attempt=1), transport=RecordingTransport()
     )
-    sampler = Sampler(sender, step=lambda: 1, device=lambda: None, environ={}, proc=tmp_path / "none", clock=lambda: moment[0])
+    sampler = Sampler(
+        sender, step=lambda: 1, device=lambda: None, environ={}, proc=tmp_path / "none", clock=lambda: moment[0]
+    )
     for _ in range(2):
         sampler.poll()
         moment[0] += 10.0
@@ -170,6 +175,8 @@ def test_without_proc_a_process_is_known_by_its_number_and_its_start(tmp_path: P
 
 
 def test_where_proc_is_there_psutil_is_not_imported() -> None:
-    program = "import sys; from perfagent.samplers.counters import of_system; of_system(); print('psutil' in sys.modules)"
+    program = (
+        "import sys; from perfagent.samplers.counters import of_system; of_system(); print('psutil' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"

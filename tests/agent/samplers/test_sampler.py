@@ -69,7 +69,8 @@ def test_rows_of_one_shape_share_one_tuple_of_names(tmp_path: Path) -> None:
         sampler.poll()
         clock.now += 1.0
     rows: list[Any] = list(sender.rows)
-    shapes = [row[3] for row in rows]  # the kernel's clock ticks every 10 ms: between two ticks there is no host/cpu_pct
+    # the kernel's clock ticks every 10 ms: between two ticks there is no host/cpu_pct
+    shapes = [row[3] for row in rows]
     assert len(set(shapes)) < len(shapes)
     assert all(one is other for one in shapes for other in shapes if one == other)
 
@@ -134,7 +135,9 @@ def test_other_gpus_of_the_node_are_sent_by_the_elected_rank_only(tmp_path: Path
     found = [FakeGpu(uuid=f"GPU-{n}", utilization=(n, 0)) for n in range(4)]
     environ = {"LOCAL_WORLD_SIZE": "2"}
     first, first_sender, _ = make(tmp_path, *found, environ=environ, rank=0, local_rank=0, world_size=2, job_key="job")
-    second, second_sender, _ = make(tmp_path, *found, environ=environ, rank=1, local_rank=1, world_size=2, job_key="job")
+    second, second_sender, _ = make(
+        tmp_path, *found, environ=environ, rank=1, local_rank=1, world_size=2, job_key="job"
+    )
     second._device = lambda: 1
     for sampler in (first, second):
         sampler.poll()

@@ -1,4 +1,5 @@
-"""Two ranks train models whose gradients are sharded in several ways; each writes what it would send, and the true norms."""
+"""Two ranks train models whose gradients are sharded in several ways; each writes what it would send, and the true
+norms."""
 
 from __future__ import annotations
 
@@ -158,13 +159,17 @@ def train(
         loss = made(torch.randn(4, 6)).square().mean()
         loss.backward()
         losses.append(loss.item())
-        for parameter in made.parameters():  # what nothing shards, nothing reduces either: that is the script's own affair
+        # what nothing shards, nothing reduces either: that is the script's own affair
+        for parameter in made.parameters():
             if not is_piece(parameter) and not same_data:
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= dist.get_world_size()
         squares = {name: square_of(p) for name, p in made.named_parameters()}
         norms.append(sum(squares.values()) ** 0.5)
-        plain = {name.removeprefix("module.").replace("_fsdp_wrapped_module.", ""): square for name, square in squares.items()}
+        plain = {
+            name.removeprefix("module.").replace("_fsdp_wrapped_module.", ""): square
+            for name, square in squares.items()
+        }
         layers.append({name: square**0.5 for name, square in plain.items()})
         clip(made)
         for optimizer in trained:
@@ -184,12 +189,15 @@ def main() -> None:
     dist.init_process_group("gloo")
     said = {
         name: {
-            how: train(made(), folder, same_data=made is tensor_parallel, monitored=how == "with") for how in ("with", "without")
+            how: train(made(), folder, same_data=made is tensor_parallel, monitored=how == "with")
+            for how in ("with", "without")
         }
         for name, made in KINDS.items()
     }
     for name, (made, optimizers) in OPTIMIZERS.items():
-        said[name] = {how: train(made(), folder, monitored=how == "with", optimizers=optimizers) for how in ("with", "without")}
+        said[name] = {
+            how: train(made(), folder, monitored=how == "with", optimizers=optimizers) for how in ("with", "without")
+        }
     for name, (made, clip) in CLIPS.items():
         said[name] = {how: train(made(), folder, monitored=how == "with", clip=clip) for how in ("with", "without")}
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(said))

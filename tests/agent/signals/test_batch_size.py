@@ -39,7 +39,10 @@ BATCHES = {
     "an object that says what it is": (SimpleNamespace(kind="batch", of=[IMAGES]), (None, None)),
     "a list of dicts": ([{"x": 1}, {"x": 2}, {"x": 3}], (3, None)),
     "detection": (([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], [{}, {}]), (2, None)),
-    "packed into one row": ({"input_ids": torch.zeros(100, dtype=torch.long), "cu_seqlens": torch.zeros(4)}, (None, 100)),
+    "packed into one row": (
+        {"input_ids": torch.zeros(100, dtype=torch.long), "cu_seqlens": torch.zeros(4)},
+        (None, 100),
+    ),
     "a packed sequence": (torch.nn.utils.rnn.pack_sequence([torch.zeros(5, 2), torch.zeros(3, 2)]), (2, None)),
     "graphs": (SimpleNamespace(num_graphs=9), (9, None)),
     "token ids alone, from a TensorDataset": ([IDS], (4, 64)),
@@ -139,7 +142,10 @@ def test_a_cheap_reader_follows_the_batch():
 
 def test_a_reader_of_several_texts_follows_the_batch():
     measure = reader({"anchor_input_ids": IDS, "positive_input_ids": IDS, "anchor_modality": "text"})
-    assert measure({"anchor_input_ids": IDS[:3], "positive_input_ids": IDS[:3, :5], "anchor_modality": "text"})[:2] == (3, 63)
+    assert measure({"anchor_input_ids": IDS[:3], "positive_input_ids": IDS[:3, :5], "anchor_modality": "text"})[:2] == (
+        3,
+        63,
+    )
     triplets = {"anchor_input_ids": IDS[:3], "positive_input_ids": IDS[:3], "negative_input_ids": IDS[:3]}
     assert measure(triplets)[:2] == (3, 144), "of another dataset"
     assert measure({"text_input_ids": IDS[:2]})[:2] == (2, 32)
@@ -154,7 +160,9 @@ def test_a_reader_of_tokens_follows_a_loader_with_batches_of_two_kinds():
 
 
 LISTS = {
-    "images and targets, as torchvision's references collate them": tuple(zip(*[(torch.zeros(3, 8, 8), {})] * 5, strict=True)),
+    "images and targets, as torchvision's references collate them": tuple(
+        zip(*[(torch.zeros(3, 8, 8), {})] * 5, strict=True)
+    ),
     "a list of images": [torch.zeros(3, 8, 8)] * 5,
     "a list of sequences": [torch.zeros(length, dtype=torch.long) for length in (7, 7, 7, 4, 9)],
     "a list of pairs": [(torch.zeros(3, 8, 8), 1)] * 5,
@@ -172,10 +180,16 @@ def test_where_a_batch_lists_its_samples_the_loaders_batch_size_says_so(name):
 
 
 PAIRS = {
-    "inputs and targets": (lambda rows: [{"image": IMAGES[:rows]}, {"label": torch.zeros(rows), "path": ["a"] * rows}], None),
+    "inputs and targets": (
+        lambda rows: [{"image": IMAGES[:rows]}, {"label": torch.zeros(rows), "path": ["a"] * rows}],
+        None,
+    ),
     "tokens and targets": (lambda rows: ({"input_ids": IDS[:1].expand(rows, 16)}, {"label": torch.zeros(rows)}), 16),
     "both sides of a pair": (lambda rows: [{"input_ids": IDS[:1].expand(rows, 16)}] * 2, None),
-    "what it is made of beside it": (lambda rows: ({"path": ["a"] * rows}, {"x": IMAGES[:rows]}, {"y": torch.zeros(rows)}), None),
+    "what it is made of beside it": (
+        lambda rows: ({"path": ["a"] * rows}, {"x": IMAGES[:rows]}, {"y": torch.zeros(rows)}),
+        None,
+    ),
 }
 
 
@@ -277,16 +291,24 @@ class TestInputs:
         ("batch", "batch_size", "samples"),
         [
             ([torch.zeros(10, 64, dtype=torch.long)] * 2, 64, 10),
-            (dict.fromkeys(("input_ids", "attention_mask", "labels"), torch.zeros(128, 512, dtype=torch.long)), 512, 128),
+            (
+                dict.fromkeys(("input_ids", "attention_mask", "labels"), torch.zeros(128, 512, dtype=torch.long)),
+                512,
+                128,
+            ),
             ([torch.zeros(2, 3, 8, 8)], 3, 2),
         ],
         ids=["the last", "a rank's part", "pictures"],
     )
-    def test_fewer_samples_of_as_many_numbers_as_a_loader_s_batch_has_samples_are_no_time(self, batch, batch_size, samples):
+    def test_fewer_samples_of_as_many_numbers_as_a_loader_s_batch_has_samples_are_no_time(
+        self, batch, batch_size, samples
+    ):
         assert reader(batch, batch_size)(batch)[0] == samples
 
     def test_names_and_numbers_are_no_input(self):
-        assert self.read({"image": IMAGES, "path": ["a"] * 6, "more": {"index": torch.zeros(6)}, "scale": 2.0}) == [(3, 8, 8)]
+        assert self.read({"image": IMAGES, "path": ["a"] * 6, "more": {"index": torch.zeros(6)}, "scale": 2.0}) == [
+            (3, 8, 8)
+        ]
 
     def test_tokens_say_enough(self):
         assert self.read(IDS, IDS[:, :7], IDS[:, :3]) == []
@@ -326,7 +348,8 @@ def test_matrices_of_other_than_whole_numbers_hold_no_tokens(kind):
 
 
 def test_a_loader_of_whole_batches_one_at_a_time_tells_their_samples():
-    """batch_size=1 and a dataset that gives batches: a column of numbers has one number a sample, and that is no batch size."""
+    """batch_size=1 and a dataset that gives batches: a column of numbers has one number a sample, and that is no batch
+    size."""
     batch = torch.zeros(20, 1), torch.zeros(20, 1)
     assert reader(batch, 1)(batch)[:2] == (20, None)
 

@@ -76,7 +76,8 @@ def test_nan_is_not_dead():
 
 
 def test_where_no_value_can_be_taken_of_the_device_there_is_no_row_of_it(monkeypatch):
-    """Inside of a CUDA graph's capture, or behind a sender that is stuck: it cost the step its row, by a division by zero."""
+    """Inside of a CUDA graph's capture, or behind a sender that is stuck: it cost the step its row, by a division by
+    zero."""
     monkeypatch.setattr("perfagent.signals.dead_units.collect", lambda _tensor: None)
     told = []
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
@@ -176,7 +177,8 @@ def test_a_module_that_is_called_for_several_layers_has_the_units_of_all():
 
 
 def test_calls_with_the_same_units_are_looked_at_once():
-    """A recurrent network's: a unit that is off in its first step may be on in the others, and is no other unit there."""
+    """A recurrent network's: a unit that is off in its first step may be on in the others, and is no other unit
+    there."""
     layer = nn.Linear(32, 32)
     model = _Shared(layer, layer, layer)
     with torch.no_grad():

@@ -1,4 +1,5 @@
-"""Norms of many tensors of one shape, taken together: each is the one that the tensor has by itself, at its own place."""
+"""Norms of many tensors of one shape, taken together: each is the one that the tensor has by itself, at its own
+place."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def each(parameters, plan):
 
 
 def expected(parameters):
-    return [None if p.grad is None else pytest.approx(float(p.grad.detach().double().norm()), rel=1e-3) for p in parameters]
+    return [
+        None if p.grad is None else pytest.approx(float(p.grad.detach().double().norm()), rel=1e-3) for p in parameters
+    ]
 
 
 MIXED = [(16, 3), (5,), (), (7, 2), (5,), (0,), *[(5,), ()] * 9, (MOST_NUMBERS + 1,), *[(2, 4)] * 8, (7, 2)]
@@ -158,7 +161,9 @@ def test_parameters_given_other_shapes_are_measured_as_they_are(places):
 def test_sparse_gradients_are_measured_one_by_one(places):
     parameters, plan = model_of([(5, 2)] * 20)
     for place in places:
-        parameters[place].grad = torch.sparse_coo_tensor([[3, 3]], [[1.0, 1.0], [1.0, 1.0]], (5, 2), check_invariants=True)
+        parameters[place].grad = torch.sparse_coo_tensor(
+            [[3, 3]], [[1.0, 1.0], [1.0, 1.0]], (5, 2), check_invariants=True
+        )
     true = [float(p.grad.to_dense().norm()) for p in parameters]
     for _ in range(2):
         assert each(parameters, plan)[0] == pytest.approx(true)

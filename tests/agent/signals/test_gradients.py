@@ -110,7 +110,7 @@ def test_nan_is_counted_before_clipping_spreads_it(record):
     assert recorded.of("grad/nonfinite") == [(1, 1)]
 
 
-# ---- layers, shares, counts ---------------------------------------------------------------------------------------------------
+# ---- layers, shares, counts ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -189,7 +189,9 @@ def test_clipping_another_optimizers_gradients_says_nothing_of_ours(everything):
         ours.step()
         ours.zero_grad()
         other.zero_grad()
-    assert recorded.of("grad/norm") == [(step, pytest.approx(norm, rel=1e-6)) for step, norm in enumerate(true, start=1)]
+    assert recorded.of("grad/norm") == [
+        (step, pytest.approx(norm, rel=1e-6)) for step, norm in enumerate(true, start=1)
+    ]
 
 
 def test_shares_of_gradients_that_are_zero_or_vanish(everything):
@@ -231,7 +233,9 @@ def test_parameters_of_one_layer_count_together():
     for number, layer in enumerate(model, start=1):
         layer.weight.grad, layer.bias.grad = torch.full((1, 2), float(number)), torch.full((1,), 2.0 * number)
     model[7].bias.grad = model[9].weight.grad = model[9].bias.grad = None
-    report = norms([p.grad for p in model.parameters()], Plan.of(torch.optim.SGD(model.parameters(), lr=0.1), model)).report()
+    report = norms(
+        [p.grad for p in model.parameters()], Plan.of(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    ).report()
     squares = [6.0 * number**2 for number in range(1, 151)]
     squares[7] = 2.0 * 8**2
     assert report.square_sum == pytest.approx(sum(squares) - squares[9])
@@ -252,8 +256,13 @@ def test_numbers_that_are_nan_or_inf_are_counted_by_parameter(everything):
         optimizer.step()
         optimizer.zero_grad()
         nn.init.ones_(model[2].weight)
-        until(lambda: recorded.rows.extend(recorded.sender.drain()) or not recorded.sender.rows, why="the row never became ready")
-    assert recorded.of("grad_nonfinite/2.weight") == [(2, 6.0)], "which are bad is known a step later, and then they are counted"
+        until(
+            lambda: recorded.rows.extend(recorded.sender.drain()) or not recorded.sender.rows,
+            why="the row never became ready",
+        )
+    assert recorded.of("grad_nonfinite/2.weight") == [(2, 6.0)], (
+        "which are bad is known a step later, and then they are counted"
+    )
     assert told == [(1, ["2.weight"]), (2, ["2.weight"])]
     assert recorded.of("grad/nonfinite") == [(1, 1.0), (2, 1.0)]
 
@@ -318,7 +327,8 @@ def test_a_plan_is_made_anew_for_other_parameters():
 
 
 def test_a_plan_is_made_anew_when_the_model_changes_its_type():
-    """In half precision a norm above 65504 is Inf, so it is taken in single: the type of the norms follows the parameters'."""
+    """In half precision a norm above 65504 is Inf, so it is taken in single: the type of the norms follows the
+    parameters'."""
     weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
     plan = Plan([weight], ["weight"], None)
     layer = nn.Module()
@@ -394,7 +404,8 @@ def test_a_device_without_room_for_a_pass_costs_that_pass_only(record, monkeypat
 
 
 def test_nothing_is_read_back_on_the_training_thread():
-    """What reads a tensor's value waits for the device on a GPU: none of it may happen in a pass, a comparison or a look."""
+    """What reads a tensor's value waits for the device on a GPU: none of it may happen in a pass, a comparison or a
+    look."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from perfagent.signals.dead_units import DeadUnits

@@ -72,7 +72,9 @@ def test_a_process_that_may_use_a_part_of_the_device_has_the_rest_of_that_part(
         get_per_process_memory_fraction = staticmethod(lambda device: share)
         get_device_properties = staticmethod(lambda device: SimpleNamespace(total_memory=10_000))
 
-    assert set(vars(Shared)) - {"__module__", "__dict__", "__weakref__", "__doc__"} <= set(dir(torch.cuda)), "as torch has them"
+    assert set(vars(Shared)) - {"__module__", "__dict__", "__weakref__", "__doc__"} <= set(dir(torch.cuda)), (
+        "as torch has them"
+    )
     monkeypatch.setattr(torch, "cuda", Shared)
     assert allocator(0, free_bytes=5000.0)["cuda/headroom_bytes"] == headroom
 

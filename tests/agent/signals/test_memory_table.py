@@ -31,7 +31,10 @@ class Sender:
 
 def trained(steps: int = 1) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     model = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.Linear(20, 5, bias=False))
-    groups = [{"params": model[0].parameters(), "name": "body", "lr": 0.1}, {"params": model[1].parameters(), "lr": 0.2}]
+    groups = [
+        {"params": model[0].parameters(), "name": "body", "lr": 0.1},
+        {"params": model[1].parameters(), "lr": 0.2},
+    ]
     optimizer = torch.optim.AdamW(groups)
     for _ in range(steps):
         model(torch.ones(2, 10)).sum().backward()
@@ -68,14 +71,19 @@ def test_a_frozen_part_has_parameters_only_and_one_that_was_never_stepped_no_gra
 
 def test_a_group_tells_the_numbers_that_it_trains_and_its_rate_however_that_is_given() -> None:
     frozen, trained = torch.nn.Linear(3, 2).requires_grad_(False), torch.nn.Linear(2, 1)
-    groups = [{"params": [*frozen.parameters(), *trained.parameters()], "lr": 1}, {"params": torch.nn.Linear(4, 1).parameters()}]
+    groups = [
+        {"params": [*frozen.parameters(), *trained.parameters()], "lr": 1},
+        {"params": torch.nn.Linear(4, 1).parameters()},
+    ]
     body, head = table(torch.optim.SGD(groups, lr=torch.tensor(0.5)))["groups"]
     assert (body["numbers"], body["lr"], body["parameters"]) == (3, 1.0, 4 * (8 + 3))
     assert (head["numbers"], head["lr"]) == (5, 0.5)
 
 
 def test_an_optimizer_without_state_has_gradients_of_what_it_trains() -> None:
-    layers = torch.nn.ModuleList([torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(5, 5, bias=False).requires_grad_(False)])
+    layers = torch.nn.ModuleList(
+        [torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(5, 5, bias=False).requires_grad_(False)]
+    )
     told = table(torch.optim.SGD(layers.parameters(), lr=0.1))
     assert (told["parameters"], told["gradients"], told["optimizer_state"]) == (4 * (9 + 25), 4 * 9, 0)
 
@@ -98,7 +106,9 @@ def test_what_is_kept_on_the_host_counts_apart_whichever_parameter_comes_first()
 
 
 def test_what_is_not_there_yet_does_not_count() -> None:
-    model = torch.nn.ModuleList([torch.nn.Linear(3, 3, device="meta"), torch.nn.LazyLinear(7), torch.nn.Linear(5, 5, bias=False)])
+    model = torch.nn.ModuleList(
+        [torch.nn.Linear(3, 3, device="meta"), torch.nn.LazyLinear(7), torch.nn.Linear(5, 5, bias=False)]
+    )
     told = table(torch.optim.SGD(model.parameters(), lr=0.1), model)
     assert (told["parameters"], told["gradients"], told["offloaded"]) == (100, 100, 0)
 
@@ -106,7 +116,11 @@ def test_what_is_not_there_yet_does_not_count() -> None:
 def test_of_a_quantized_tensor_its_codes_and_scales_count() -> None:
     layer = torch.nn.Linear(32, 32, bias=False)
     optimizer = torch.optim.AdamW(layer.parameters())
-    optimizer.state[layer.weight] = {"step": torch.zeros(()), "exp_avg": InEightBits(1024), "exp_avg_sq": InEightBits(1024)}
+    optimizer.state[layer.weight] = {
+        "step": torch.zeros(()),
+        "exp_avg": InEightBits(1024),
+        "exp_avg_sq": InEightBits(1024),
+    }
     assert table(optimizer)["optimizer_state"] == 4 + 2 * (1024 + 4 * 4)
 
 
@@ -120,7 +134,9 @@ def test_state_that_is_kept_by_name_once_more_counts() -> None:
 
 
 def test_gradients_of_a_sparse_embedding_are_not_taken_for_its_size() -> None:
-    model = torch.nn.ModuleDict({"words": torch.nn.Embedding(1000, 16, sparse=True), "head": torch.nn.Linear(16, 2, bias=False)})
+    model = torch.nn.ModuleDict(
+        {"words": torch.nn.Embedding(1000, 16, sparse=True), "head": torch.nn.Linear(16, 2, bias=False)}
+    )
     told = table(torch.optim.SGD(model.parameters(), lr=0.1), model)
     assert (told["parameters"], told["gradients"]) == (64_000 + 128, 128)
 
@@ -193,7 +209,9 @@ print(steps)
 @pytest.mark.long
 def test_looking_while_another_thread_trains_does_not_corrupt_its_memory() -> None:
     # torch's own reference counts are not safe for a gradient that backward is replacing: this died within a second
-    done = subprocess.run([sys.executable, "-c", WHILE_IT_TRAINS], capture_output=True, text=True, timeout=60.0, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", WHILE_IT_TRAINS], capture_output=True, text=True, timeout=60.0, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) > 50
 
@@ -233,7 +251,9 @@ def test_activations_are_what_is_left_of_the_peak(polled: Any, monkeypatch: Any,
 
 @pytest.fixture
 def polled() -> Callable[..., tuple[MemoryTable, Sender, Progress, list[float]]]:
-    def make(model: Any, optimizer: Any, device: int | None = None) -> tuple[MemoryTable, Sender, Progress, list[float]]:
+    def make(
+        model: Any, optimizer: Any, device: int | None = None
+    ) -> tuple[MemoryTable, Sender, Progress, list[float]]:
         from perfagent.governor import Governor
         from perfagent.hooks.optimizer_step import make_primary
 
@@ -316,7 +336,11 @@ def test_tensors_in_lists_of_an_optimizers_state_count() -> None:
 
     for _ in range(2):
         optimizer.step(closure)  # type: ignore[arg-type]
-    values = [one for value in optimizer.state[layer.weight].values() for one in (value if isinstance(value, list) else [value])]
+    values = [
+        one
+        for value in optimizer.state[layer.weight].values()
+        for one in (value if isinstance(value, list) else [value])
+    ]
     told = table(optimizer, layer)
     tensors = {id(one): one for one in values if isinstance(one, torch.Tensor)}
     assert told["optimizer_state"] == sum(one.numel() * one.element_size() for one in tensors.values())

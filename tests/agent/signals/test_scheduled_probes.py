@@ -42,7 +42,9 @@ class Tower(nn.Module):
 
 
 def attributes(model):
-    return [(name, sorted(module.__dict__), len(module._forward_hooks)) for name, module in model.named_modules() if name]
+    return [
+        (name, sorted(module.__dict__), len(module._forward_hooks)) for name, module in model.named_modules() if name
+    ]
 
 
 def step(model, optimizer, x):
@@ -147,7 +149,9 @@ def test_pictures_of_another_resolution_are_counted_anew_and_those_seen_before_a
         train(recorded, model, optimizer, torch.randn(4, 3, side, side), 10)
     per_pixel = 4 * 2 * 9 * (3 * 8 * 2 + 8 * 4 * 3)
     told = told_per_step(recorded)
-    assert all(value == pytest.approx(per_pixel * (8 * 8 if 20 < number <= 40 else 32 * 32)) for number, value in told.items())
+    assert all(
+        value == pytest.approx(per_pixel * (8 * 8 if 20 < number <= 40 else 32 * 32)) for number, value in told.items()
+    )
     assert set(range(10, 21)) | set(range(36, 61)) <= set(told)
 
 
@@ -214,7 +218,8 @@ def test_what_was_recorded_of_a_micro_step_is_gone_before_the_next_one(record, h
 
 
 def test_a_step_of_a_large_model_is_read_in_parts(record, held):
-    """What waits for the end of a call waits in one array, and once that is freed glibc keeps as much and more for good."""
+    """What waits for the end of a call waits in one array, and once that is freed glibc keeps as much and more for
+    good."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
     model = nn.TransformerEncoder(layer, 40, enable_nested_tensor=False)
     recorded = record(model)
@@ -284,11 +289,14 @@ def test_a_recording_that_cannot_be_read_is_no_count_and_no_trouble(record, monk
 
 
 def test_an_event_of_a_recording_is_asked_for_little():
-    """One question an event. Names are judged once each, and shapes are asked of what computes: most operators do not."""
+    """One question an event. Names are judged once each, and shapes are asked of what computes: most operators do
+    not."""
     profiler = torch._C._profiler
     model, inputs = Deep(), torch.randn(4, 8)
     torch._C._autograd._enable_profiler_legacy(
-        profiler.ProfilerConfig(profiler.ProfilerState.CPU, True, False, False, False, False, profiler._ExperimentalConfig())
+        profiler.ProfilerConfig(
+            profiler.ProfilerState.CPU, True, False, False, False, False, profiler._ExperimentalConfig()
+        )
     )
     try:
         model(inputs).sum().backward()
@@ -353,7 +361,9 @@ def test_layers_in_lists_of_lists_and_in_modules_that_only_hold_others_are_parts
     class Stages(nn.Module):
         def __init__(self):
             super().__init__()
-            self.stages = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2), nn.ReLU()]), nn.ModuleDict({"last": nn.Linear(2, 2)})])
+            self.stages = nn.ModuleList(
+                [nn.ModuleList([nn.Linear(2, 2), nn.ReLU()]), nn.ModuleDict({"last": nn.Linear(2, 2)})]
+            )
             self.heads = nn.Module()
             self.heads.value, self.heads.policy = nn.Linear(2, 1), nn.Linear(2, 3)
 

@@ -76,11 +76,14 @@ def test_fsdps_own_clipping_tells_the_norm_of_all_ranks(ranks: list[dict[str, An
         assert list(series(said, "grad/norm").values()) == pytest.approx(said["with"]["norms"], rel=1e-5)
     pieces = [series(said["clipped, fsdp1"], "grad/local_square_sum") for said in ranks]
     for step, norm in list(enumerate(ranks[0]["clipped, fsdp1"]["with"]["norms"], start=1))[1:]:
-        assert math.sqrt(sum(piece[step] for piece in pieces)) == pytest.approx(norm, rel=1e-5), "measured after it was clipped"
+        assert math.sqrt(sum(piece[step] for piece in pieces)) == pytest.approx(norm, rel=1e-5), (
+            "measured after it was clipped"
+        )
 
 
 def test_the_norm_of_a_piece_is_no_norm(ranks: list[dict[str, Any]]) -> None:
-    """torch's clipping, called with pieces, clips by what this rank holds: the script's own affair, but not the run's norm."""
+    """torch's clipping, called with pieces, clips by what this rank holds: the script's own affair, but not the run's
+    norm."""
     ranks = [said["clipped by pieces, fsdp1"] for said in ranks]
     assert not any(series(said, "grad/norm") for said in ranks)
     for step, norm in list(enumerate(ranks[0]["with"]["norms"], start=1))[1:]:
@@ -95,7 +98,9 @@ def test_sharded_training_is_bit_equal_with_and_without(ranks: list[dict[str, An
         assert said[kind]["with"]["weights"] == said[kind]["without"]["weights"]
 
 
-def test_replicated_gradients_are_known_to_each_rank_and_their_layers_are_sent_once(ranks: list[dict[str, Any]]) -> None:
+def test_replicated_gradients_are_known_to_each_rank_and_their_layers_are_sent_once(
+    ranks: list[dict[str, Any]],
+) -> None:
     ranks = [said["ddp"] for said in ranks]
     for said in ranks:
         assert list(series(said, "grad/norm").values()) == pytest.approx(said["with"]["norms"], rel=1e-5)
@@ -124,7 +129,9 @@ def test_pieces_of_deepspeed_add_up_to_its_own_norm(zero: list[dict[str, Any]], 
                     layers.setdefault(name.partition("/")[2], {}).setdefault(step, 0.0)
                     layers[name.partition("/")[2]][step] += value
     norms = zero[0][stage]["norms"]
-    assert [math.sqrt(parts[step]) for step in (1, 2, 3, 4)] == pytest.approx(norms, rel=1e-3 if "half" in stage else 1e-5)
+    assert [math.sqrt(parts[step]) for step in (1, 2, 3, 4)] == pytest.approx(
+        norms, rel=1e-3 if "half" in stage else 1e-5
+    )
     assert set(layers) == set(zero[0][stage]["names"])
     for step in (1, 2, 3, 4):
         assert sum(of_layer.get(step, 0.0) for of_layer in layers.values()) == pytest.approx(parts[step])
@@ -172,9 +179,15 @@ def test_copies_are_counted_by_mesh_and_placement() -> None:
     plain = nn.Parameter()
     fsdp, tensor = Mesh(dp=8), Mesh(dp=4, tp=2)
     assert copies_of([Placed(fsdp, "shard"), plain], 8) == [1.0, 8.0]
-    assert copies_of([Placed(tensor, "shard", "replicate"), Placed(tensor, "shard", "shard"), plain], 8) == [2.0, 1.0, 8.0]
+    assert copies_of([Placed(tensor, "shard", "replicate"), Placed(tensor, "shard", "shard"), plain], 8) == [
+        2.0,
+        1.0,
+        8.0,
+    ]
     inner = Mesh(tensor, tp=2)
-    assert copies_of([Placed(inner, "shard")], 8) == [4.0], "data parallelism that the mesh of the parameter does not show"
+    assert copies_of([Placed(inner, "shard")], 8) == [4.0], (
+        "data parallelism that the mesh of the parameter does not show"
+    )
 
 
 def test_stages_of_a_pipeline_hold_other_layers_not_copies() -> None:
@@ -184,7 +197,9 @@ def test_stages_of_a_pipeline_hold_other_layers_not_copies() -> None:
 
 
 def test_where_copies_cannot_be_known_nothing_is_said() -> None:
-    assert copies_of([Placed(Mesh(tp=2), "shard")], 8) is None, "a mesh of some ranks, and nobody says what the others hold"
+    assert copies_of([Placed(Mesh(tp=2), "shard")], 8) is None, (
+        "a mesh of some ranks, and nobody says what the others hold"
+    )
     assert copies_of([Placed(Mesh(dp=8), "partial")], 8) is None
     assert held([nn.Parameter()], 8) is None, "nothing is sharded"
 

@@ -1,4 +1,5 @@
-"""Lines that wait for the device: torch's warnings stand for CUDA here, Python's machinery for warnings is the real one."""
+"""Lines that wait for the device: torch's warnings stand for CUDA here, Python's machinery for warnings is the real
+one."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ SAID = "called a synchronizing CUDA operation (Triggered internally at CUDAFunct
 
 
 class Cuda:
-    """The one door: torch.cuda's debug mode. `inside_torch` is a call that waits, and says so as torch does when asked to."""
+    """The one door: torch.cuda's debug mode. `inside_torch` is a call that waits, and says so as torch does when asked
+    to."""
 
     def __init__(self) -> None:
         self.mode = 0
@@ -29,7 +31,9 @@ class Cuda:
     def set_sync_debug_mode(self, mode: str) -> None:
         self.mode = {"default": 0, "warn": 1, "error": 2}[mode]
         if self.mode:
-            warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all of them", stacklevel=2)
+            warnings.warn(
+                "Synchronization debug mode is a prototype feature and does not yet detect all of them", stacklevel=2
+            )
 
 
 INSIDE = f"""
@@ -164,7 +168,8 @@ def test_a_block_that_changes_nothing_of_that_is_no_reason(record, cuda, shown):
 
 
 def test_a_warning_that_was_shown_before_is_not_shown_again():
-    """In a process of its own, with Python's usual filters: a warning is shown once a line, before and after the look."""
+    """In a process of its own, with Python's usual filters: a warning is shown once a line, before and after the
+    look."""
     script = """
 import sys, warnings
 from types import SimpleNamespace
@@ -184,7 +189,9 @@ look.at_boundary()
 old()
 print(sum(look.lines.values()))
 """
-    done = subprocess.run([sys.executable, "-W", "default", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.split() == ["2"]
     assert done.stderr.count("shown once") == 1
     assert "synchronizing" not in done.stderr

@@ -49,7 +49,9 @@ def test_changes_of_half_precision_weights_are_not_rounded_again(dtype):
 
 def test_complex_weights_count_like_all_others():
     torch.manual_seed(0)
-    model = nn.ParameterList([torch.randn(40, dtype=torch.complex64), torch.randn(30), torch.randn(5, 2, dtype=torch.complex128)])
+    model = nn.ParameterList(
+        [torch.randn(40, dtype=torch.complex64), torch.randn(30), torch.randn(5, 2, dtype=torch.complex128)]
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parameters = with_gradients(list(model.parameters()))
     before = [parameter.detach().clone() for parameter in parameters]
@@ -75,7 +77,8 @@ def test_a_large_model_is_sampled_within_bounds():
 
 
 def test_a_sample_of_a_matrix_is_of_all_its_columns():
-    """Runs that are whole rows apart would all be of the first columns: weights that change elsewhere would stand still."""
+    """Runs that are whole rows apart would all be of the first columns: weights that change elsewhere would stand
+    still."""
     torch.manual_seed(0)
     matrix = nn.Parameter(torch.randn(1024, 1024))
     matrix.grad = torch.zeros(1024, 1024)
@@ -88,7 +91,9 @@ def test_a_sample_of_a_matrix_is_of_all_its_columns():
     assert total == pytest.approx(float((matrix.detach() - before).norm() / before.norm()), rel=0.15)
 
 
-@pytest.mark.parametrize("shape", [(1 << 20,), (1, 1 << 20), (2, 1 << 19), (16, 1 << 16), (1 << 16, 16), (64, 64, 16, 16)])
+@pytest.mark.parametrize(
+    "shape", [(1 << 20,), (1, 1 << 20), (2, 1 << 19), (16, 1 << 16), (1 << 16, 16), (64, 64, 16, 16)]
+)
 def test_a_sample_stays_within_its_parameter_and_no_number_counts_twice(shape):
     matrix = nn.Parameter(torch.arange(1, 1 + (1 << 20), dtype=torch.float64).view(shape))
     matrix.grad = torch.ones(shape, dtype=torch.float64)

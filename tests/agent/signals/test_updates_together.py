@@ -1,4 +1,5 @@
-"""How far a step moves the weights where several optimizers share it: the ratio is that of all that they move together."""
+"""How far a step moves the weights where several optimizers share it: the ratio is that of all that they move
+together."""
 
 from __future__ import annotations
 

@@ -22,7 +22,9 @@ def counted_ns(record, *, clips=False, scaled=False, loader=False, losses=1) -> 
     recorded = record(model, optimizer=optimizer)
     p = recorded.run._progress
     p.measure_at = 2**60
-    batches = DataLoader(TensorDataset(torch.ones(2 * STEPS, 4)), batch_size=2) if loader else [(torch.ones(2, 4),)] * STEPS
+    batches = (
+        DataLoader(TensorDataset(torch.ones(2 * STEPS, 4)), batch_size=2) if loader else [(torch.ones(2, 4),)] * STEPS
+    )
     for (batch,) in batches:
         for _ in range(losses):
             scaler.scale(model(batch).square().mean()).backward()

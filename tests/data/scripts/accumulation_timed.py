@@ -19,7 +19,9 @@ torch.manual_seed(7)
 inputs = torch.randn(args.steps * args.accumulate * 32, 256)
 labels = (inputs[:, :10].argmax(dim=1) + torch.randint(0, 2, (len(inputs),))) % 10
 loader = DataLoader(TensorDataset(inputs, labels), batch_size=32, shuffle=True)
-model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Dropout(0.2), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+model = nn.Sequential(
+    nn.Linear(256, 512), nn.ReLU(), nn.Dropout(0.2), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
 

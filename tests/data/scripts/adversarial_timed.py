@@ -12,8 +12,12 @@ from torch.nn import functional
 
 torch.manual_seed(6)
 torch.set_num_threads(1)
-generator = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 784), nn.Tanh())
-discriminator = nn.Sequential(nn.Linear(784, 512), nn.LeakyReLU(0.2), nn.Linear(512, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1))
+generator = nn.Sequential(
+    nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 784), nn.Tanh()
+)
+discriminator = nn.Sequential(
+    nn.Linear(784, 512), nn.LeakyReLU(0.2), nn.Linear(512, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1)
+)
 generators = torch.optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))
 discriminators = torch.optim.Adam(discriminator.parameters(), lr=2e-4, betas=(0.5, 0.999))
 images = torch.rand(2000, 784) * 2 - 1

@@ -27,7 +27,11 @@ def train(secrets):
     config = {
         "batch_size": 4,
         "login": {
-            "nested": [Login("me", secrets["NAMED_PASSWORD"], [value for name, value in secrets.items() if "NAMED" not in name])]
+            "nested": [
+                Login(
+                    "me", secrets["NAMED_PASSWORD"], [value for name, value in secrets.items() if "NAMED" not in name]
+                )
+            ]
         },
         "endpoints": [("Authorization", "Bearer " + secrets["NAMED_BEARER"])],
         "auth": {"token": secrets["NAMED_TOKEN"]},

@@ -1,4 +1,5 @@
-"""A denoising diffusion model on rings of points: noise added by hand, an average of the weights, and samples in between.
+"""A denoising diffusion model on rings of points: noise added by hand, an average of the weights, and samples in
+between.
 
 Has timers of its own: prints seconds per phase and step as a line of JSON at the end.
 """

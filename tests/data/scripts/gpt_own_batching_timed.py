@@ -38,11 +38,15 @@ class Block(nn.Module):
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(n_embd), nn.LayerNorm(n_embd)
         self.qkv, self.proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
-        self.mlp = nn.Sequential(nn.Linear(n_embd, 4 * n_embd), nn.GELU(), nn.Linear(4 * n_embd, n_embd), nn.Dropout(0.1))
+        self.mlp = nn.Sequential(
+            nn.Linear(n_embd, 4 * n_embd), nn.GELU(), nn.Linear(4 * n_embd, n_embd), nn.Dropout(0.1)
+        )
 
     def forward(self, x):
         b, t, c = x.shape
-        q, k, v = (z.view(b, t, n_head, c // n_head).transpose(1, 2) for z in self.qkv(self.ln_1(x)).split(n_embd, dim=2))
+        q, k, v = (
+            z.view(b, t, n_head, c // n_head).transpose(1, 2) for z in self.qkv(self.ln_1(x)).split(n_embd, dim=2)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(y.transpose(1, 2).reshape(b, t, c))
         return x + self.mlp(self.ln_2(x))

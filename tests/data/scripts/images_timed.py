@@ -1,6 +1,8 @@
-"""A small convolutional network on images of several MiB a batch: a worker makes them, and the loop gives their memory back.
+"""A small convolutional network on images of several MiB a batch: a worker makes them, and the loop gives their memory
+back.
 
-Has timers of its own, read in the head of the loop as in the ImageNet example of torch; prints seconds per phase and step.
+Has timers of its own, read in the head of the loop as in the ImageNet example of torch; prints seconds per phase and
+step.
 """
 
 import argparse
@@ -34,7 +36,9 @@ class Images(Dataset):
 
 if __name__ == "__main__":
     loader = DataLoader(Images(args.steps * 16), batch_size=16, shuffle=True, num_workers=args.workers)
-    model = nn.Sequential(nn.Conv2d(3, 4, 7, stride=8), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64, 5))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 7, stride=8), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64, 5)
+    )
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     timers = []
@@ -54,7 +58,12 @@ if __name__ == "__main__":
         stepped = time.perf_counter()
         print(f"step {i}: loss {loss.item()!r}")
         timers.append(
-            {"data": loaded - end, "forward": forward - called, "backward": backward - cleared, "optimizer": stepped - backward}
+            {
+                "data": loaded - end,
+                "forward": forward - called,
+                "backward": backward - cleared,
+                "optimizer": stepped - backward,
+            }
         )
         end = time.perf_counter()
     print("TIMERS", json.dumps(timers))

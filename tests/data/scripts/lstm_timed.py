@@ -1,4 +1,5 @@
-"""A character LSTM with its own batches, evaluation in between and clipping; clears the gradients right before backward.
+"""A character LSTM with its own batches, evaluation in between and clipping; clears the gradients right before
+backward.
 
 Has timers of its own: prints seconds per phase and step as a line of JSON at the end.
 """
@@ -63,7 +64,9 @@ for it in range(1, args.iters + 1):
     if it % args.eval_every == 0:
         model.eval()
         with torch.no_grad():
-            held_out = [criterion(model(a)[0].flatten(0, 1), b.flatten()).item() for a, b in (batch() for _ in range(4))]
+            held_out = [
+                criterion(model(a)[0].flatten(0, 1), b.flatten()).item() for a, b in (batch() for _ in range(4))
+            ]
         model.train()
         print(f"held out: {sum(held_out) / len(held_out):.4f}")
 print("TIMERS", json.dumps(timers))

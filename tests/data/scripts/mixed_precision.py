@@ -1,4 +1,5 @@
-"""Autocast in bfloat16 on the CPU with gradient clipping; --scaler adds a GradScaler with a scale that has to come down first."""
+"""Autocast in bfloat16 on the CPU with gradient clipping; --scaler adds a GradScaler with a scale that has to come down
+first."""
 
 import argparse
 

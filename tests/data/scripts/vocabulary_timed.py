@@ -1,4 +1,5 @@
-"""A GPT with the vocabulary of GPT-2, whose logits are most of its memory; the next batch is made between model and backward.
+"""A GPT with the vocabulary of GPT-2, whose logits are most of its memory; the next batch is made between model and
+backward.
 
 Has timers of its own: prints seconds per phase and step as a line of JSON at the end.
 """

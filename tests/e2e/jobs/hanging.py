@@ -1,5 +1,5 @@
-"""A job of two ranks over gloo in which rank 1 stops after a few steps, as in a loader that never returns: rank 0 hangs in the
-collective of its step. PERFAGENT_TEST_FOLDER/go lets it end."""
+"""A job of two ranks over gloo in which rank 1 stops after a few steps, as in a loader that never returns: rank 0 hangs
+in the collective of its step. PERFAGENT_TEST_FOLDER/go lets it end."""
 
 import os
 import time

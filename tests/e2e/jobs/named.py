@@ -1,5 +1,5 @@
-"""A job that says of its run what it is told to: `python named.py project=P name=N server=URL ... finished|killed`. Twenty steps,
-with time between them for several frames."""
+"""A job that says of its run what it is told to: `python named.py project=P name=N server=URL ... finished|killed`.
+Twenty steps, with time between them for several frames."""
 
 import os
 import signal

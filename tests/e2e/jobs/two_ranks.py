@@ -1,4 +1,5 @@
-"""A job for torchrun: DistributedDataParallel over gloo, one line of perfagent: `torchrun --nproc-per-node 2 two_ranks.py 30`."""
+"""A job for torchrun: DistributedDataParallel over gloo, one line of perfagent: `torchrun --nproc-per-node 2
+two_ranks.py 30`."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
 """What a training of this folder knows of itself: it notes each step, and writes everything down when it ends.
 
-comparing.py compares that with what the agent recorded; nothing here knows the agent. TRUTH names the file; without it, the
-truth is printed.
+comparing.py compares that with what the agent recorded; nothing here knows the agent. TRUTH names the file; without it,
+the truth is printed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def evaluated() -> None:
 
 
 def step(lr: float, combine: Callable[[list[float]], float] | None = None, **known: float) -> None:
-    """An optimizer step was made. Its loss is the mean of those noted since the last one, unless `combine` says otherwise."""
+    """An optimizer step was made. Its loss is the mean of those noted since the last one, unless `combine` says
+    otherwise."""
     noted: dict[str, float | None] = {"lr": float(lr)}
     if _losses:
         noted["loss"] = combine(_losses) if combine else sum(_losses) / len(_losses)
@@ -66,7 +67,9 @@ def step(lr: float, combine: Callable[[list[float]], float] | None = None, **kno
     _samples.clear()
 
 
-def follow(optimizer: Any, combine: Callable[[list[float]], float] | None = None, samples: int = 0, samples_from: int = 1) -> Any:
+def follow(
+    optimizer: Any, combine: Callable[[list[float]], float] | None = None, samples: int = 0, samples_from: int = 1
+) -> Any:
     """Notes each step of a torch optimizer by its own hooks. Gives it back.
 
     samples: of every step from the one numbered samples_from on.

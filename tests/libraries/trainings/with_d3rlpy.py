@@ -1,4 +1,5 @@
-"""d3rlpy: TD3+BC from recorded episodes. The critic steps each time, the actor every second time: the critic's steps count.
+"""d3rlpy: TD3+BC from recorded episodes. The critic steps each time, the actor every second time: the critic's steps
+count.
 
 Samples of the first three steps are not told, and left out.
 """

@@ -17,6 +17,8 @@ warm_up = create_lr_scheduler_with_warmup(decay, warmup_start_value=0.01, warmup
 trainer.add_event_handler(Events.ITERATION_STARTED, warm_up)
 trainer.add_event_handler(Events.ITERATION_COMPLETED, TerminateOnNan())
 trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(evaluation))
-trainer.add_event_handler(Events.EPOCH_COMPLETED, ModelCheckpoint(truth.FOLDER, "net", require_empty=False), {"model": model})
+trainer.add_event_handler(
+    Events.EPOCH_COMPLETED, ModelCheckpoint(truth.FOLDER, "net", require_empty=False), {"model": model}
+)
 trainer.run(training, max_epochs=3)
 truth.end(model)

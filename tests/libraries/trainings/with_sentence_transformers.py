@@ -21,7 +21,12 @@ def pairs(count):
 
 
 arguments = SentenceTransformerTrainingArguments(
-    **language.TRAINER, per_device_train_batch_size=8, num_train_epochs=2, warmup_steps=2, eval_strategy="steps", eval_steps=4
+    **language.TRAINER,
+    per_device_train_batch_size=8,
+    num_train_epochs=2,
+    warmup_steps=2,
+    eval_strategy="steps",
+    eval_steps=4,
 )
 trainer = SentenceTransformerTrainer(
     model, arguments, train_dataset=pairs(50), eval_dataset=pairs(16), loss=MultipleNegativesRankingLoss(model)

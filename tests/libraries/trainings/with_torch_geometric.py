@@ -18,7 +18,9 @@ class Graphs(nn.Module):
 
 
 def graph(nodes):
-    return Data(x=torch.randn(nodes, 6), edge_index=torch.randint(0, nodes, (2, 3 * nodes)), y=torch.randint(0, 3, (1,)))
+    return Data(
+        x=torch.randn(nodes, 6), edge_index=torch.randint(0, nodes, (2, 3 * nodes)), y=torch.randint(0, 3, (1,))
+    )
 
 
 truth.seed()

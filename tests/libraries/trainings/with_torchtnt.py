@@ -22,7 +22,9 @@ class Unit(AutoUnit):
 truth.seed()
 training, evaluation = truth.loaders()
 model = truth.Net()
-unit = Unit(module=model, device=torch.device("cpu"), gradient_accumulation_steps=2, step_lr_interval="step", clip_grad_norm=1.0)
+unit = Unit(
+    module=model, device=torch.device("cpu"), gradient_accumulation_steps=2, step_lr_interval="step", clip_grad_norm=1.0
+)
 fit(unit, train_dataloader=training, eval_dataloader=evaluation, max_epochs=3, evaluate_every_n_epochs=1)
 unit = Unit(module=model, device=torch.device("cpu"))
 fit(unit, train_dataloader=training, eval_dataloader=evaluation, max_epochs=2, evaluate_every_n_steps=4)

@@ -42,7 +42,9 @@ def channels(server: Listening, folder: Path, *arguments: str, **env: str) -> En
 
 def test_a_channel_is_added_listed_tested_and_removed(server: Listening, receiver: Receiver, tmp_path: Path) -> None:
     assert "channels add webhook URL" in perfagent_process(tmp_path, "channels", "list", **where(server)).stdout
-    added = channels(server, tmp_path, "add", "webhook", receiver.url, "--name", "pager", "--min-severity", "critical", "--json")
+    added = channels(
+        server, tmp_path, "add", "webhook", receiver.url, "--name", "pager", "--min-severity", "critical", "--json"
+    )
     assert added.returncode == 0, added.stderr
     made = json.loads(added.stdout)
     assert made.keys() == {"id", "secret"}
@@ -83,7 +85,11 @@ def test_a_test_that_does_not_arrive_is_a_failure(tmp_path: Path) -> None:
         (("add", "webhook", "http://127.0.0.1:9/hook"), 2, "PERFAGENT_WEBHOOK_ALLOW=127.0.0.1:9"),
         (("add", "webhook", "http://[::1]:9/hook"), 2, "PERFAGENT_WEBHOOK_ALLOW=[::1]:9"),
         (("add", "webhook", "example.com/hook"), 2, "http:// or https://"),
-        (("add", "webhook", "notaurl"), 2, "http:// or https://, as https://example.com/hook; 'notaurl' begins with neither"),
+        (
+            ("add", "webhook", "notaurl"),
+            2,
+            "http:// or https://, as https://example.com/hook; 'notaurl' begins with neither",
+        ),
         (("add", "webhook", "ftp://example.com/hook"), 2, "not with 'ftp'"),
         (("remove", "nothing"), 1, "no channel 'nothing'; `perfagent channels list` lists them"),
         (("add", "slack", "https://example.com/"), 2, "webhook"),

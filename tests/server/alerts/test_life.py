@@ -103,13 +103,20 @@ def test_a_crash_that_turns_out_to_be_the_first_takes_the_alert_over() -> None:
     machine = Machine("process_crash")
 
     def crash(message: str, step: int, ranks: list[int]) -> Finding:
-        return Finding(rule="process_crash", severity="critical", message=message, since_step=step, ranks=ranks, fix=message)
+        return Finding(
+            rule="process_crash", severity="critical", message=message, since_step=step, ranks=ranks, fix=message
+        )
 
     machine.observe(Life(), crash("rank 0: NCCL aborted", 9, [0]), 9, 9.0, "run")
     change = machine.observe(Life(), crash("rank 1: KeyError", 8, [0, 1]), 9, 9.5, "run")
     assert change is not None
     found = change.finding
-    assert (change.kind, found.message, found.fix, found.since_step) == ("update", "rank 1: KeyError", "rank 1: KeyError", 8)
+    assert (change.kind, found.message, found.fix, found.since_step) == (
+        "update",
+        "rank 1: KeyError",
+        "rank 1: KeyError",
+        8,
+    )
 
 
 def test_what_joined_a_finding_stays_with_its_newer_one() -> None:

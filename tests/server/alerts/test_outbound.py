@@ -110,7 +110,16 @@ def test_a_name_with_letters_of_any_script_is_reached_under_its_ascii_name(recei
         assert receiver.deliveries[-1].headers["host"] == f"{ascii_name}:{port}"
 
 
-NO_NAMES = ["a..b", "..", ".example", "a" * 64 + ".example", "ab." * 90 + "example", "\u200b", "\u200b.example", "xn--é.example"]
+NO_NAMES = [
+    "a..b",
+    "..",
+    ".example",
+    "a" * 64 + ".example",
+    "ab." * 90 + "example",
+    "\u200b",
+    "\u200b.example",
+    "xn--é.example",
+]
 
 
 @pytest.mark.parametrize("host", NO_NAMES)

@@ -116,7 +116,9 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_a_server_killed_again_and_again_loses_no_delivery_and_changes_no_id(tmp_path: Path, soon: None, kills: int) -> None:
+def test_a_server_killed_again_and_again_loses_no_delivery_and_changes_no_id(
+    tmp_path: Path, soon: None, kills: int
+) -> None:
     settings = Settings(data=data_folder(tmp_path))
     with Receiver(lambda count: 503 if count % 3 == 0 else 200) as receiver:
         database = open_database(settings)
@@ -182,7 +184,14 @@ def test_only_channels_that_want_the_severity_are_told(database: Database) -> No
         fire(database, name, severity=severity)
     found = sorted((row["alert"], row["channel"]) for row in deliveries(database))
     assert found == sorted(
-        [("al_i", everything), ("al_w", everything), ("al_w", usual), ("al_c", everything), ("al_c", usual), ("al_c", worst)]
+        [
+            ("al_i", everything),
+            ("al_w", everything),
+            ("al_w", usual),
+            ("al_c", everything),
+            ("al_c", usual),
+            ("al_c", worst),
+        ]
     )
 
 
@@ -196,7 +205,9 @@ def test_a_worse_severity_tells_only_those_who_were_not_told(database: Database)
     assert deliveries(database)[-1]["channel"] == worst
 
 
-def test_resolved_is_sent_once_after_firing_and_only_to_those_who_were_told(database: Database, receiver: Receiver) -> None:
+def test_resolved_is_sent_once_after_firing_and_only_to_those_who_were_told(
+    database: Database, receiver: Receiver
+) -> None:
     add_channel(database, receiver.url)
     fire(database, "al_1")
     for kind in ("resolve", "reopen", "resolve"):
@@ -238,7 +249,9 @@ def _advance(database: Database, clock: Clock, answer: Callable[[], int], rounds
     outbox = Outbox(database, clock=clock, send=lambda *_: Reply(answer(), {}))
     waits = []
     for _ in range(rounds):
-        [row] = [one for one in deliveries(database) if one["state"] == "waiting" and one["event"] == "alert.firing"] or [None]
+        [row] = [
+            one for one in deliveries(database) if one["state"] == "waiting" and one["event"] == "alert.firing"
+        ] or [None]
         if row is None:
             break
         waits.append(row["due"] - clock.at)
@@ -262,7 +275,8 @@ def test_tries_follow_the_schedule_and_the_channel_is_disabled_after_five_days(d
     assert waits[1] <= waits[2] <= 5.0
     assert len(waits) == len(RETRY_AFTER_S) + 1
     assert sum(RETRY_AFTER_S) > 4 * 86400
-    assert all(0.8 * planned <= wait <= 1.2 * planned for wait, planned in zip(waits[1:], RETRY_AFTER_S, strict=True))  # jitter
+    # jitter
+    assert all(0.8 * planned <= wait <= 1.2 * planned for wait, planned in zip(waits[1:], RETRY_AFTER_S, strict=True))
     fire(database, "al_2", severity="warning", at=clock.at)
     clock.at = NOW + DISABLE_AFTER_S + 3600
     _advance(database, clock, lambda: 500, 1)
@@ -339,7 +353,9 @@ def test_a_channel_without_a_secret_sends_nothing_unsigned(database: Database, r
     assert receiver.deliveries == []
 
 
-def test_a_receiver_inside_the_network_is_refused_and_the_cause_is_in_the_row(database: Database, receiver: Receiver) -> None:
+def test_a_receiver_inside_the_network_is_refused_and_the_cause_is_in_the_row(
+    database: Database, receiver: Receiver
+) -> None:
     add_channel(database, receiver.url)
     fire(database, "al_1")
     outbox = Outbox(database)

@@ -46,7 +46,9 @@ class Agent:
             project="p", run=self.run, name="gpt", source=f"{self.run}-{self.rank}", attempt=1, rank=self.rank, seq=self.seq,
             groups=groups, events=events,
         )  # fmt: skip
-        answer = self.api.post("/api/v1/ingest", content=encode(made), headers={"Content-Type": "application/x-msgpack"})
+        answer = self.api.post(
+            "/api/v1/ingest", content=encode(made), headers={"Content-Type": "application/x-msgpack"}
+        )
         assert answer.status_code == 200, answer.text
 
 
@@ -87,7 +89,10 @@ def test_a_nan_reaches_the_receiver_signed_and_is_in_every_answer(api: TestClien
 def test_a_healthy_run_has_a_verdict_with_figures(api: TestClient) -> None:
     Agent(api).send(range(1, 41), loss=[3.0 - 0.01 * step for step in range(40)], step_time_s=[0.05] * 40)
     found = until(
-        lambda: "step 40" in api.get("/api/v1/runs/r1/verdict").json()["message"] and api.get("/api/v1/runs/r1/verdict").json()
+        lambda: (
+            "step 40" in api.get("/api/v1/runs/r1/verdict").json()["message"]
+            and api.get("/api/v1/runs/r1/verdict").json()
+        )
     )
     assert found["rule"] == "healthy"
     assert api.get("/api/v1/runs/r1/findings").json() == {"findings": []}
@@ -103,7 +108,9 @@ def test_alerts_are_filtered_acknowledged_muted_and_resolved(api: TestClient) ->
     assert api.post(f"/api/v1/alerts/{ident}/mute", params={"seconds": 0}).json()["muted_until"] is None
     assert api.post(f"/api/v1/alerts/{ident}/resolve").json()["state"] == "resolved"
     assert api.post(f"/api/v1/alerts/{ident}/resolve").status_code == 200
-    assert api.get("/api/v1/runs/r1/verdict").json()["rule"] == "nonfinite_loss", "closing an alert does not heal the run"
+    assert api.get("/api/v1/runs/r1/verdict").json()["rule"] == "nonfinite_loss", (
+        "closing an alert does not heal the run"
+    )
 
 
 def test_seconds_of_a_mute_come_in_the_body_or_in_the_query(api: TestClient) -> None:
@@ -152,7 +159,9 @@ def test_alerts_that_say_what_a_run_is_worth_outlive_it_and_can_be_closed(api: T
     assert api.post(f"/api/v1/alerts/{alert['id']}/resolve").json()["state"] == "resolved"
 
 
-def test_who_was_told_before_a_mute_is_told_that_it_is_over_and_nobody_else(api: TestClient, receiver: Receiver) -> None:
+def test_who_was_told_before_a_mute_is_told_that_it_is_over_and_nobody_else(
+    api: TestClient, receiver: Receiver
+) -> None:
     add(api, receiver.url)
     agent = Agent(api)
     agent.send(range(1, 3), loss=[1.0, math.nan])
@@ -185,7 +194,9 @@ def test_the_end_of_a_mute_tells_what_began_in_it(api: TestClient, receiver: Rec
     assert (again.json["data"]["alert"]["id"], again.json["data"]["alert"]["since_step"]) == (alert["id"], 60)
 
 
-def test_a_nan_logged_as_json_reaches_the_receiver_under_the_name_of_its_run(api: TestClient, receiver: Receiver) -> None:
+def test_a_nan_logged_as_json_reaches_the_receiver_under_the_name_of_its_run(
+    api: TestClient, receiver: Receiver
+) -> None:
     made = add(api, receiver.url)
     for loss in (1.0, "NaN"):
         assert api.post("/api/v1/log", json={"project": "lab", "run": "my net", "metrics": {"loss": loss}}).is_success

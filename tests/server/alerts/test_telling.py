@@ -192,7 +192,9 @@ def test_what_waits_for_the_end_of_a_mute_is_told_as_it_is_by_then(told: Told) -
     slow = {"step_time_s": [0.1] * 60}
     told.judge(range(100, 160), phase__data_s=[0.011] * 60, **slow)
     ident = told.deliveries()[-1]["alert"]
-    told.database.write(lambda connection: connection.execute(delivery.delete().where(delivery.c.alert == ident)) and None)
+    told.database.write(
+        lambda connection: connection.execute(delivery.delete().where(delivery.c.alert == ident)) and None
+    )
     told.mute(ident, 3600.0)
     told.judge(range(160, 220), phase__data_s=[0.09] * 60, **slow)
     [row] = [row for row in told.deliveries() if row["alert"] == ident]

@@ -154,7 +154,9 @@ def test_odd_media_types_are_answered_below_500(client: TestClient, path: str) -
         "application/x-www-form-urlencoded",
     ):
         for method in ("PATCH", "POST", "PUT", "DELETE"):
-            fine(client.request(method, path, content=b"x=1", headers={**ADMIN, "Content-Type": media.encode("latin-1")}))
+            fine(
+                client.request(method, path, content=b"x=1", headers={**ADMIN, "Content-Type": media.encode("latin-1")})
+            )
 
 
 def test_unknown_api_paths_are_json_404_and_wrong_methods_405(client: TestClient) -> None:
@@ -212,7 +214,10 @@ def test_a_field_that_a_body_does_not_have_is_refused_by_name(
     answer = client.request(method, f"/api/v1/{path}", content=json.dumps(body), headers=JSON)
     assert answer.status_code == 422, answer.text
     error = answer.json()["error"]
-    assert (error["field"], error["message"]) == (misspelt, f"the body has no field '{misspelt}'; allowed are {allowed}")
+    assert (error["field"], error["message"]) == (
+        misspelt,
+        f"the body has no field '{misspelt}'; allowed are {allowed}",
+    )
     assert client.get("/api/v1/runs/kept").json()["name"] == "kept"
 
 
@@ -224,7 +229,9 @@ BODIES_OF_ROUTES = [
 
 @pytest.mark.parametrize(("method", "path"), BODIES_OF_ROUTES)
 @pytest.mark.parametrize("media_type", ["application/x-www-form-urlencoded", "text/plain"])
-def test_json_under_another_content_type_is_415_everywhere(client: TestClient, method: str, path: str, media_type: str) -> None:
+def test_json_under_another_content_type_is_415_everywhere(
+    client: TestClient, method: str, path: str, media_type: str
+) -> None:
     sent = {**ADMIN, "Content-Type": f"{media_type}; charset=utf-8"}
     answer = client.request(method, f"/api/v1/{path}", content=b'{"run": "a"}', headers=sent)
     assert answer.status_code == 415, answer.text
@@ -236,7 +243,9 @@ def test_json_under_another_content_type_is_415_everywhere(client: TestClient, m
 
 @pytest.mark.parametrize(("method", "path"), BODIES_OF_ROUTES[1:])
 @pytest.mark.parametrize("body", ["[]", "3", '"text"'])
-def test_a_body_that_is_no_object_is_refused_in_our_words(client: TestClient, method: str, path: str, body: str) -> None:
+def test_a_body_that_is_no_object_is_refused_in_our_words(
+    client: TestClient, method: str, path: str, body: str
+) -> None:
     answer = client.request(method, f"/api/v1/{path}", content=body, headers=JSON)
     assert answer.status_code == 422
     assert answer.json()["error"] == {"code": "invalid", "field": "body", "message": "the body must be a JSON object"}

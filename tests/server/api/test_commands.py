@@ -93,7 +93,9 @@ def test_a_taken_port_and_a_taken_folder_are_told_in_one_line(server: ServerProc
         (("--database", "sqlite://"), 2, "sqlite:////"),
     ],
 )
-def test_up_refuses_what_cannot_work_with_the_cure(tmp_path: Path, arguments: tuple[str, ...], code: int, says: str) -> None:
+def test_up_refuses_what_cannot_work_with_the_cure(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, says: str
+) -> None:
     ended = perfagent(tmp_path, "up", "--port", "0", *arguments)
     assert ended.returncode == code, ended.stderr
     assert one_line(ended.stderr), ended.stderr
@@ -107,7 +109,9 @@ def test_a_public_server_starts_with_a_key_and_lets_only_keys_in(tmp_path: Path)
     assert made.returncode == 0, made.stderr
     key = made.stdout.strip()
     assert key.startswith("pfa_read_")
-    with server_process(folder, "--host", "0.0.0.0", PERFAGENT_PUBLIC_URL="https://perfagent.example.invalid") as server:
+    with server_process(
+        folder, "--host", "0.0.0.0", PERFAGENT_PUBLIC_URL="https://perfagent.example.invalid"
+    ) as server:
         assert web().get(f"{server.url}/api/v1/runs").status_code == 401
         headers = {"Authorization": f"Bearer {key}"}
         assert web().get(f"{server.url}/api/v1/runs", headers=headers).status_code == 200
@@ -193,7 +197,9 @@ def test_s08_a_stop_during_ingest_is_quick_and_keeps_what_was_acknowledged(serve
         began: float | None = None
         while True:
             try:
-                client.post(f"{server.url}/api/v1/log", json={"run": "stopped", "metrics": {"x": 1.0}}).raise_for_status()
+                client.post(
+                    f"{server.url}/api/v1/log", json={"run": "stopped", "metrics": {"x": 1.0}}
+                ).raise_for_status()
             except httpx.HTTPError:
                 break
             acknowledged += 1
@@ -213,7 +219,8 @@ def test_s08_a_stop_during_ingest_is_quick_and_keeps_what_was_acknowledged(serve
 
 @pytest.mark.fault
 def test_s08_a_stop_is_quick_also_with_sockets_that_never_answer(server: ServerProcess) -> None:
-    """A page that went to sleep, a body that stopped half way, an export nobody reads: none of them may hold up the end."""
+    """A page that went to sleep, a body that stopped half way, an export nobody reads: none of them may hold up the
+    end."""
     assert server.process is not None
     rows = [{"run": "exported", "metrics": {f"x{name}": 1 / 3 for name in range(20)}} for _ in range(5000)]
     web().post(f"{server.url}/api/v1/log", json=rows, timeout=60).raise_for_status()

@@ -103,7 +103,9 @@ def test_a_key_of_one_project_sends_to_no_other(tmp_path: Path) -> None:
         made = client.post("/api/v1/keys", json={"scope": "ingest", "project": "mine"}, headers=ADMIN).json()
         headers = {**MSGPACK, "Authorization": f"Bearer {made['key']}"}
         mine = client.post("/api/v1/ingest", content=encode(frame({"loss": [1.0]}, project="mine")), headers=headers)
-        other = client.post("/api/v1/ingest", content=encode(frame({"loss": [1.0]}, project="other", run="r2")), headers=headers)
+        other = client.post(
+            "/api/v1/ingest", content=encode(frame({"loss": [1.0]}, project="other", run="r2")), headers=headers
+        )
         assert (mine.status_code, other.status_code) == (200, 403)
         row = client.post(
             "/api/v1/log",

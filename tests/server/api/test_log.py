@@ -37,7 +37,10 @@ def test_a_row_creates_the_run_and_the_next_one_continues_it(tmp_path: Path) -> 
 
 
 def test_a_list_of_rows_is_one_call(tmp_path: Path) -> None:
-    rows = [{"run": "a", "step": step, "metrics": {"x": step * 0.1, **({"y": step} if step % 2 else {})}} for step in range(1, 8)]
+    rows = [
+        {"run": "a", "step": step, "metrics": {"x": step * 0.1, **({"y": step} if step % 2 else {})}}
+        for step in range(1, 8)
+    ]
     with api(tmp_path) as client:
         answer = client.post("/api/v1/log", json=rows).json()
         assert answer["stored"] == 7 + 4
@@ -144,7 +147,9 @@ def test_a_bad_row_is_refused_with_its_field(tmp_path: Path, body: str | bytes, 
 
 def test_one_bad_row_in_a_list_refuses_the_list_and_names_the_row(tmp_path: Path) -> None:
     with api(tmp_path) as client:
-        answer = client.post("/api/v1/log", json=[{"run": "a", "metrics": {"x": 1}}, {"run": "a", "metrics": {"x": []}}])
+        answer = client.post(
+            "/api/v1/log", json=[{"run": "a", "metrics": {"x": 1}}, {"run": "a", "metrics": {"x": []}}]
+        )
         assert answer.json()["error"]["field"] == "1.metrics.x"
         assert client.post("/api/v1/log", json=[]).json()["stored"] == 0
 
@@ -201,7 +206,10 @@ def test_a_row_that_only_has_names_beyond_the_limit_uses_no_step_up(tmp_path: Pa
 def test_rows_of_last_year_began_last_year_and_the_newest_run_is_still_the_one_begun_last(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         client.post("/api/v1/log", json={"run": "a", "metrics": {"x": 1}})
-        rows = [{"run": "a", "state": state, "time": time} for state, time in (("starting", 1.7e9), ("finished", 1.7e9 + 60))]
+        rows = [
+            {"run": "a", "state": state, "time": time}
+            for state, time in (("starting", 1.7e9), ("finished", 1.7e9 + 60))
+        ]
         second = client.post("/api/v1/log", json=rows).json()["run"]
         found = run_of(client, second)
         assert (found["started"], found["ended"]) == ("2023-11-14T22:13:20.000Z", "2023-11-14T22:14:20.000Z")
@@ -221,7 +229,11 @@ def test_a_row_tells_how_its_run_ended(tmp_path: Path, state: str) -> None:
         told = client.post("/api/v1/log", json={"run": "a", "state": state, "reason": "the disk is full"})
         assert (told.status_code, told.json()["run"], told.json()["step"], told.json()["stored"]) == (200, run, 1, 0)
         found = run_of(client, run)
-        assert (found["state"], found["step"], found["reason"]) == (state, 1, "the disk is full" if state != "finished" else "")
+        assert (found["state"], found["step"], found["reason"]) == (
+            state,
+            1,
+            "the disk is full" if state != "finished" else "",
+        )
         assert found["ended"] is not None
 
 
@@ -245,8 +257,14 @@ def test_a_result_that_comes_after_the_end_still_belongs_to_the_run(tmp_path: Pa
 
 def test_starting_begins_a_new_run_of_the_name(tmp_path: Path) -> None:
     with api(tmp_path) as client:
-        first = client.post("/api/v1/log", json={"run": "a", "metrics": {"loss": 1.0}, "state": "finished"}).json()["run"]
-        rows = [{"run": "a", "state": "starting"}, {"run": "a", "metrics": {"loss": 5.0}}, {"run": "a", "metrics": {"loss": 4.0}}]
+        first = client.post("/api/v1/log", json={"run": "a", "metrics": {"loss": 1.0}, "state": "finished"}).json()[
+            "run"
+        ]
+        rows = [
+            {"run": "a", "state": "starting"},
+            {"run": "a", "metrics": {"loss": 5.0}},
+            {"run": "a", "metrics": {"loss": 4.0}},
+        ]
         second = client.post("/api/v1/log", json=rows).json()
         third = client.post("/api/v1/log", json={"run": "a", "metrics": {"loss": 3.0}}).json()
         assert second["run"] == third["run"] != first
@@ -333,7 +351,9 @@ def test_ranks_that_each_tell_their_start_are_one_run(tmp_path: Path) -> None:
 
 def test_projects_may_use_the_same_idempotency_key(tmp_path: Path) -> None:
     with api(tmp_path) as client:
-        runs = [log(client, key="1", project=project, run="a", metrics={"x": 1})["run"] for project in ("p", "q", "p", "q")]
+        runs = [
+            log(client, key="1", project=project, run="a", metrics={"x": 1})["run"] for project in ("p", "q", "p", "q")
+        ]
         assert (runs[:2], len(set(runs))) == (runs[2:], 2)
 
 

@@ -270,7 +270,12 @@ def test_a_hang_asks_every_rank_for_its_stacks(client: TestClient) -> None:
     data = {"rule": "hang", "severity": "critical", "message": "No step for 90 s.", "since_step": 1}
     next_frame(client, 2, 0, Event(kind="finding", time=1.0, step=1, data=data))
     (order,) = until(lambda: orders(client), why="nobody asked")
-    assert (order["kind"], order["ranks"], order["who"], order["why"]) == ("stacks", None, "rule hang", "No step for 90 s.")
+    assert (order["kind"], order["ranks"], order["who"], order["why"]) == (
+        "stacks",
+        None,
+        "rule hang",
+        "No step for 90 s.",
+    )
     assert [one["id"] for one in next_frame(client, 2, 1)] == [order["id"]]
 
 
@@ -282,7 +287,11 @@ def profile_events(trace: bytes, *, identity: str = "ab12", piece: int = 100, **
     first = {"profile": identity, "command": "cm_1", "first_step": 3, "last_step": 7, "parts": len(pieces), **summary}
     events = [Event(kind="profile", time=1.0, step=7, data=first)]
     return events + [
-        Event(kind="profile", time=1.0, data={"profile": identity, "part": number, "parts": len(pieces), "payload": content})
+        Event(
+            kind="profile",
+            time=1.0,
+            data={"profile": identity, "part": number, "parts": len(pieces), "payload": content},
+        )
         for number, content in enumerate(pieces, 1)
     ]
 
@@ -304,7 +313,9 @@ def test_a_trace_that_comes_in_pieces_is_downloaded_whole(client: TestClient) ->
     assert answer.content == trace
     assert len(json.loads(gzip.decompress(answer.content))["traceEvents"]) == 500
     assert len(client.get(f"{path}/ab12/operators").json()["operators"]) == 9
-    assert len(client.get("/api/v1/runs/r1/events", params={"kind": "profile"}).json()["events"]) == 1, "pieces are no events"
+    assert len(client.get("/api/v1/runs/r1/events", params={"kind": "profile"}).json()["events"]) == 1, (
+        "pieces are no events"
+    )
     assert client.get(f"{path}/nothere").status_code == 404
 
 
@@ -331,7 +342,9 @@ def test_a_trace_that_its_agent_gave_up_is_not_waited_for(client: TestClient) ->
     assert (answer.status_code, answer.json()["error"]["message"]) == (404, why)
 
 
-def test_a_trace_whose_process_is_gone_is_not_waited_for_and_comes_with_its_spool_all_the_same(client: TestClient) -> None:
+def test_a_trace_whose_process_is_gone_is_not_waited_for_and_comes_with_its_spool_all_the_same(
+    client: TestClient,
+) -> None:
     start(client)
     *events, last = profile_events(b"x" * 300)
     next_frame(client, 2, 0, *events)
@@ -396,7 +409,9 @@ def test_stacks_are_grouped_so_that_the_odd_rank_stands_out(client: TestClient) 
     start(client, 0, 1, 2, world_size=3)
     for rank, where in ((0, "all_reduce"), (1, "all_reduce"), (2, "load_batch")):
         threads = [{"name": "MainThread", "training": True, "frames": ["train.py:1 in main", f"x.py:2 in {where}"]}]
-        next_frame(client, 2, rank, Event(kind="stacks", time=2.0, step=4, data={"command": "cm_9", "threads": threads}))
+        next_frame(
+            client, 2, rank, Event(kind="stacks", time=2.0, step=4, data={"command": "cm_9", "threads": threads})
+        )
     answer = client.get("/api/v1/runs/r1/stacks").json()
     assert [one["rank"] for one in answer["stacks"]] == [0, 1, 2]
     assert [(group["ranks"], group["frames"][-1]) for group in answer["groups"]] == [

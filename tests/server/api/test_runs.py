@@ -40,7 +40,9 @@ def test_runs_are_listed_newest_first_and_page_by_page(tmp_path: Path) -> None:
 
 def test_runs_are_filtered_by_project_name_state_and_tag(tmp_path: Path) -> None:
     with api(tmp_path) as client:
-        send(client, frame({"loss": [1.0]}, run="a", project="x", events=[start("first", tags=["big", 'a"b', "größe"])]))
+        send(
+            client, frame({"loss": [1.0]}, run="a", project="x", events=[start("first", tags=["big", 'a"b', "größe"])])
+        )
         send(client, frame({"loss": [1.0]}, run="b", project="y", events=[start("second", tags=["bigger"])]))
 
         def found(**query: str) -> list[str]:
@@ -80,7 +82,10 @@ def test_what_a_job_was_started_with_comes_in_pieces_and_lists_leave_the_long_on
         ]
         send(client, frame({"loss": [1.0]}, events=events))
         packages = {"torch": "2.13.0"}
-        send(client, frame({"loss": [1.0]}, seq=2, events=[context(git={"branch": "main", "dirty": True}, packages=packages)]))
+        send(
+            client,
+            frame({"loss": [1.0]}, seq=2, events=[context(git={"branch": "main", "dirty": True}, packages=packages)]),
+        )
         run = client.get("/api/v1/runs/r1").json()
         assert run["config"] == {"lr": 0.1, "argparse": {"seed": 1}}
         assert run["meta"] == {"git": {"branch": "main", "dirty": True}, "packages": packages}
@@ -163,7 +168,9 @@ def test_a_parquet_export_gives_every_sample_back_to_the_bit(tmp_path: Path) -> 
         assert (answer.status_code, answer.headers["content-type"]) == (200, "application/vnd.apache.parquet")
         rows = parquet.read_table(io.BytesIO(answer.content)).to_pylist()
         lines = [json.loads(line) for line in client.get("/api/v1/runs/r1/export").text.splitlines()]
-    assert [bits(row["value"]) for row in rows if (row["name"], row["rank"]) == ("x", 0)] == [bits(value) for value in EXACT]
+    assert [bits(row["value"]) for row in rows if (row["name"], row["rank"]) == ("x", 0)] == [
+        bits(value) for value in EXACT
+    ]
     assert [{**row, "value": None} for row in rows] == [{**line, "value": None} for line in lines]
 
 

@@ -67,7 +67,9 @@ def test_memory_forensics_of_a_process_that_then_ends_are_in_its_alert() -> None
     _, judge = judge_series({"loss": [1.0] * 20})
     caught = finding(21, "GPU memory ran out.", rules=("oom_observed",), categories={"activations_and_other": 10})
     assert judge.take(frame({}, [], ident=50, events=[caught])) == [], "it may be caught, and training goes on"
-    changes = judge.take(frame({}, [], ident=51, events=[state("oom", step=20, exception="OutOfMemoryError", reason="CUDA")]))
+    changes = judge.take(
+        frame({}, [], ident=51, events=[state("oom", step=20, exception="OutOfMemoryError", reason="CUDA")])
+    )
     (alert,) = fired(changes, "oom_observed")
     assert alert.finding.evidence["causes"][0]["categories"] == {"activations_and_other": 10}
 
@@ -82,9 +84,16 @@ def test_what_explains_nothing_is_left_out() -> None:
 
 @pytest.mark.parametrize("causes", [[1], None, "text", {"rank": 0}, [{"rank": "a"}], [{"rank": 0}], 7])
 def test_evidence_of_a_sender_that_is_no_list_of_causes_is_none(causes: Any) -> None:
-    """A finding under a rule's name, with anything under the name `causes`: it fires, and what explains it still joins."""
+    """A finding under a rule's name, with anything under the name `causes`: it fires, and what explains it still
+    joins."""
     judge = Evaluator("r")
-    told = {"rule": "hang", "severity": "critical", "message": "It hangs.", "since_step": 20, "evidence": {"causes": causes}}
+    told = {
+        "rule": "hang",
+        "severity": "critical",
+        "message": "It hangs.",
+        "since_step": 20,
+        "evidence": {"causes": causes},
+    }
     cause = finding(20, "Rank 0 waits in all_reduce.", rules=("hang",))
     event = Event(kind="finding", time=1.0, step=20, data=told)
     (alert,) = fired(judge.take(frame({"loss": [1.0]}, [20], events=[event])))
@@ -109,7 +118,8 @@ def test_a_cause_is_of_the_rank_that_sent_it_whatever_its_evidence_says(rank: An
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_rank_on_which_a_nan_began_is_told_whichever_ranks_frame_comes_first(first: int) -> None:
-    """DDP: rank 1's loss is NaN in step 30; its gradients spoil the weights of both, and rank 0's follows in step 31."""
+    """DDP: rank 1's loss is NaN in step 30; its gradients spoil the weights of both, and rank 0's follows in step
+    31."""
     judge = Evaluator("r")
     judge.take(frame({}, [], events=[state("starting", world_size=2)]))
     steps = range(1, 33)
@@ -152,4 +162,6 @@ def test_what_filled_the_memory_is_a_sentence_of_its_own_behind_what_the_allocat
     end = state("oom", step=19, exception="RuntimeError", reason="RuntimeError: can't allocate memory (error 12)")
     changes = judge.take(frame({}, [], ident=51, events=[cause, end]))
     (alert,) = fired(changes, "oom_observed")
-    assert alert.finding.message.endswith("RuntimeError: can't allocate memory (error 12). In step 20 an allocation failed.")
+    assert alert.finding.message.endswith(
+        "RuntimeError: can't allocate memory (error 12). In step 20 an allocation failed."
+    )

@@ -68,7 +68,11 @@ def test_what_the_kernel_killed_for_the_control_group_gets_the_host_s_cure() -> 
 
 
 def test_an_exception_that_came_of_another_is_of_the_memory_that_the_other_names() -> None:
-    trace = "torch.OutOfMemoryError: CUDA out of memory.\n\nDuring handling of it:\n" + 600 * "x" + "\nRuntimeError: step failed"
+    trace = (
+        "torch.OutOfMemoryError: CUDA out of memory.\n\nDuring handling of it:\n"
+        + 600 * "x"
+        + "\nRuntimeError: step failed"
+    )
     found = _ended("oom", exception="RuntimeError", reason="RuntimeError: step failed", traceback=trace)
     assert found.message.startswith("GPU memory ran out")
 

@@ -1,4 +1,5 @@
-"""The verdict of a run in which no alert is open: its loss is no number, its step is mostly unaccounted for, or it is healthy."""
+"""The verdict of a run in which no alert is open: its loss is no number, its step is mostly unaccounted for, or it is
+healthy."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def test_a_nan_whose_alert_somebody_closed_does_not_make_a_run_healthy(name: str
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"), [(1, "Too early to tell, nothing wrong so far"), (9, "Too early"), (10, "Nothing holds this run back")]
+    ("steps", "said"),
+    [(1, "Too early to tell, nothing wrong so far"), (9, "Too early"), (10, "Nothing holds this run back")],
 )
 def test_few_steps_are_no_proof_of_health(steps: int, said: str) -> None:
     _, judge = judge_series({"loss": [3.0] * steps})
@@ -44,7 +46,9 @@ def _stepping(other_s: float, step_s: float = 0.1, *, steps: int = 40, **more: l
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("step_s", "after_s", "said"), [(0.1, 59, ""), (0.1, 93, "93 s"), (20, 93, ""), (20, 101, "101 s")])
+@pytest.mark.parametrize(
+    ("step_s", "after_s", "said"), [(0.1, 59, ""), (0.1, 93, "93 s"), (20, 93, ""), (20, 101, "101 s")]
+)
 def test_a_run_that_is_heard_and_ends_no_step_is_not_told_that_nothing_holds_it_back(
     step_s: float, after_s: float, said: str
 ) -> None:

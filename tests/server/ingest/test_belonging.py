@@ -34,14 +34,16 @@ def test_a_key_of_one_project_does_not_write_into_a_run_of_another(tmp_path: Pat
         assert (status, "'mine'" in message, "theirs" in message) == (403, True, False)
         known_source = frame({"loss": [9.0]}, project="mine", seq=2, events=[starting()])
         assert refused(client, known_source, **mine)[0] == 403
-        again = frame({"loss": [1.0, 2.0]}, project="mine")  # as if it were a retry: it must not learn that this is here
+        # as if it were a retry: it must not learn that this is here
+        again = frame({"loss": [1.0, 2.0]}, project="mine")
         assert refused(client, again, **mine)[0] == 403
         assert client.get("/api/v1/runs/r1", headers=ADMIN).json() == before
         assert client.get("/api/v1/runs/r1/series?name=loss", headers=ADMIN).json()["mean"] == [1.0, 2.0]
 
 
 def test_a_run_may_move_to_another_project_by_whoever_may_send_to_both(tmp_path: Path) -> None:
-    """`perfagent run --project vision` of a script that says attach(project="look"), of several ranks, started again."""
+    """`perfagent run --project vision` of a script that says attach(project="look"), of several ranks, started
+    again."""
     with api(tmp_path) as client:
         send(client, frame({"loss": [1.0]}, project="vision", events=[starting()]))
         send(client, frame({"loss": [2.0]}, project="look", seq=2, first_step=2, events=[starting()]))

@@ -86,7 +86,9 @@ def test_too_many_waiting_frames_are_refused_at_once(database: Database) -> None
     assert ingest.waiting == 0
 
 
-def test_a_refusal_of_the_database_reaches_every_sender_and_the_next_one_is_served(database: Database, ingest: Ingest) -> None:
+def test_a_refusal_of_the_database_reaches_every_sender_and_the_next_one_is_served(
+    database: Database, ingest: Ingest
+) -> None:
     database.full = True
     database._fill_reserve = lambda: False  # type: ignore[method-assign]
     with pytest.raises(StorageFull):

@@ -97,7 +97,10 @@ def test_a_new_subscription_replaces_the_old_one(tmp_path: Path) -> None:
 
 
 def test_bands_put_ranks_together_as_the_catalogue_says(tmp_path: Path) -> None:
-    with listening(tmp_path) as server, open_page(server, runs=["r1"], names=["loss", "tokens_per_s"], bands=True) as page:
+    with (
+        listening(tmp_path) as server,
+        open_page(server, runs=["r1"], names=["loss", "tokens_per_s"], bands=True) as page,
+    ):
         for rank in range(3):
             post(server, frame({"loss": [float(rank)] * 4, "tokens_per_s": [10.0] * 4}, rank=rank))
         found: dict[str, Any] = {}
@@ -120,7 +123,12 @@ def test_the_band_of_a_norm_is_made_of_the_parts_of_all_ranks(tmp_path: Path) ->
         for rank, parts in enumerate(([9.0, 1.0, 7.0], [16.0, 3.0])):
             post(server, frame({"grad/local_square_sum": parts}, rank=rank))
         (band,) = receive(page, "bands")
-        assert (band["name"], band["step"], band["mean"], band["nonfinite"]) == ("grad/norm", [1, 2], [5.0, 2.0], [0, 0])
+        assert (band["name"], band["step"], band["mean"], band["nonfinite"]) == (
+            "grad/norm",
+            [1, 2],
+            [5.0, 2.0],
+            [0, 0],
+        )
 
 
 def test_layers_are_told_only_to_who_asks_for_them() -> None:
@@ -189,7 +197,10 @@ def test_a_page_gets_at_most_ten_messages_of_samples_a_second(tmp_path: Path) ->
 @pytest.mark.long
 def test_a_page_that_does_not_read_is_told_that_it_lags_and_ingest_goes_on(tmp_path: Path) -> None:
     address = "ws://127.0.0.1:{}/ws/live"
-    with listening(tmp_path) as server, connect(address.format(server.settings.port), max_size=None, max_queue=1) as sleeper:
+    with (
+        listening(tmp_path) as server,
+        connect(address.format(server.settings.port), max_size=None, max_queue=1) as sleeper,
+    ):
         hub = server.app.state.services.hub
         sleeper.send(json.dumps({"subscribe": {"runs": [], "names": []}}))
         until(lambda: hub._topics)
@@ -228,7 +239,9 @@ def test_publishing_never_raises(tmp_path: Path) -> None:
         hub = server.app.state.services.hub
         odd = Group(step=[1], time=[1.0], monotonic=[1.0], values={"x": [1.0]})
         odd.values["x"] = b"123"  # no whole number of items
-        hub.publish([Stored(id=1, run="r1", attempt=1, rank=0, source="s", seq=1, received=1.0, groups=[odd], events=[])])
+        hub.publish(
+            [Stored(id=1, run="r1", attempt=1, rank=0, source="s", seq=1, received=1.0, groups=[odd], events=[])]
+        )
         assert receive(page, "lagged") is True
         odd_alert = Alert(
             id="a", state="firing", run="r1", rule="x", severity="info", message="", since="", evidence={"x": object()}
@@ -239,10 +252,15 @@ def test_publishing_never_raises(tmp_path: Path) -> None:
         assert hub.counters["errors"] == 2
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "http://localhost:1", "null", "https://127.0.0.1.evil.example"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "http://localhost:1", "null", "https://127.0.0.1.evil.example"]
+)
 def test_another_sites_page_gets_no_socket(tmp_path: Path, origin: str) -> None:
     with listening(tmp_path) as server:
-        with pytest.raises(InvalidStatus) as refused, connect(f"ws://127.0.0.1:{server.settings.port}/ws/live", origin=origin):
+        with (
+            pytest.raises(InvalidStatus) as refused,
+            connect(f"ws://127.0.0.1:{server.settings.port}/ws/live", origin=origin),
+        ):
             pass
         assert refused.value.response.status_code == 403
         with connect(f"ws://127.0.0.1:{server.settings.port}/ws/live", origin=server.url):
@@ -256,7 +274,9 @@ def test_a_page_ends_with_its_key_and_others_go_on(tmp_path: Path) -> None:
         with httpx.Client(base_url=f"{server.url}/api/v1", headers=ADMIN, trust_env=False) as admin:
             for _ in range(2):
                 keys.append(admin.post("/keys", json={"scope": "read"}).json())
-                page = stack.enter_context(connect(address, additional_headers={"Authorization": f"Bearer {keys[-1]['key']}"}))
+                page = stack.enter_context(
+                    connect(address, additional_headers={"Authorization": f"Bearer {keys[-1]['key']}"})
+                )
                 page.send(json.dumps({"subscribe": {}}))
                 assert receive(page, "subscribed") is True
                 pages.append(page)

@@ -70,7 +70,9 @@ def test_a_failed_commit_is_judged_again_by_the_same_engine(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_engines_that_die_at_any_moment_come_to_the_alerts_of_one_that_lived(bench: Bench, tmp_path: Path, seed: int) -> None:
+def test_engines_that_die_at_any_moment_come_to_the_alerts_of_one_that_lived(
+    bench: Bench, tmp_path: Path, seed: int
+) -> None:
     draw = Random(seed)
     other = Bench(tmp_path / "other")
     try:
@@ -80,7 +82,9 @@ def test_engines_that_die_at_any_moment_come_to_the_alerts_of_one_that_lived(ben
             rows = draw.randint(1, 60)
             steps = range(step, step + rows)
             columns = {
-                "loss": [math.nan if at in (650, 651) else 3.0 + draw.gauss(0, 0.02) + (400 <= at < 440) for at in steps],
+                "loss": [
+                    math.nan if at in (650, 651) else 3.0 + draw.gauss(0, 0.02) + (400 <= at < 440) for at in steps
+                ],
                 "step_time_s": [0.1] * rows,
                 "phase/data_s": [0.05 if at > 750 else 0.0 for at in steps],
             }
@@ -97,7 +101,8 @@ def test_engines_that_die_at_any_moment_come_to_the_alerts_of_one_that_lived(ben
         living.run_once()
         bench.engine().run_once()
         facts = [
-            sorted((row["id"], row["rule"], row["state"], row["since_step"]) for row in one.rows(alert)) for one in (bench, other)
+            sorted((row["id"], row["rule"], row["state"], row["since_step"]) for row in one.rows(alert))
+            for one in (bench, other)
         ]
         assert facts[0] == facts[1]
         assert {fact[1] for fact in facts[0]} == {"loss_spike", "nonfinite_loss", "data_bound"}
@@ -129,7 +134,9 @@ die()
 @pytest.mark.parametrize("moment", ["after the ack", "inside the transaction", "after the commit"])
 def test_a_server_killed_at_any_point_of_judging_a_nan_tells_it_once(tmp_path: Path, moment: str) -> None:
     script = KILLED.format(here=str(Path(engine_bench.__file__).parent), folder=str(tmp_path), moment=moment)
-    ended = subprocess.run([sys.executable, "-c", script], check=False, env={**os.environ, "PYTHONPATH": ""}, capture_output=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], check=False, env={**os.environ, "PYTHONPATH": ""}, capture_output=True
+    )
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
     bench = Bench(tmp_path)
     try:
@@ -219,7 +226,7 @@ def test_a_muted_alert_tells_only_that_it_is_over(bench: Bench) -> None:
     assert [one["event"] for one in bench.rows(delivery)] == ["alert.firing", "alert.resolved"]
 
 
-# --- silence ------------------------------------------------------------------------------------------------------------------
+# --- silence ----------------------------------------------------------------------------------------------------------
 
 
 def _silent(bench: Bench) -> list[str]:

@@ -15,7 +15,9 @@ TRACE = "Traceback (most recent call last):\n  File 'train.py', line 3, in <modu
 
 
 def _trained(steps: int = 30, **columns: list[float]) -> Evaluator:
-    _, evaluator = judge_series({"loss": [3.0 - 0.01 * step for step in range(steps)], "step_time_s": [0.1] * steps, **columns})
+    _, evaluator = judge_series(
+        {"loss": [3.0 - 0.01 * step for step in range(steps)], "step_time_s": [0.1] * steps, **columns}
+    )
     return evaluator
 
 
@@ -232,7 +234,9 @@ def test_what_a_user_said_long_ago_makes_room_for_what_is_said_now() -> None:
     changes += _said(evaluator, "best loss 0", now + 70 * 600)  # it made room long ago
     assert len({change.alert for change in fired(changes)}) == 601
     changes += _end(evaluator, "finished")
-    assert {change.alert for change in changes if change.kind == "resolve"} == {change.alert for change in fired(changes)}
+    assert {change.alert for change in changes if change.kind == "resolve"} == {
+        change.alert for change in fired(changes)
+    }
 
 
 def test_what_another_program_reports_and_is_not_over_keeps_its_place() -> None:
@@ -246,7 +250,7 @@ def test_what_another_program_reports_and_is_not_over_keeps_its_place() -> None:
     assert "of another program 0" in evaluator.machines
 
 
-# --- the end with several ranks -----------------------------------------------------------------------------------------------
+# --- the end with several ranks ---------------------------------------------------------------------------------------
 
 
 def test_a_run_has_finished_when_every_rank_that_ever_reported_has() -> None:
@@ -375,7 +379,10 @@ def test_a_rank_that_lost_one_that_was_preempted_is_preempted_with_it() -> None:
     _ended(evaluator, "failed", 0, 0.05, RESET)
     _ended(evaluator, "preempted", 1, 0.0, "terminated by SIGTERM")
     found = verdict(evaluator)
-    assert (found.severity, found.message) == ("info", "Rank 1 was preempted (SIGTERM) after step 30: terminated by SIGTERM")
+    assert (found.severity, found.message) == (
+        "info",
+        "Rank 1 was preempted (SIGTERM) after step 30: terminated by SIGTERM",
+    )
 
 
 def test_a_rank_that_is_terminated_because_another_lost_the_network_is_no_preemption() -> None:

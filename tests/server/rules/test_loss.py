@@ -217,7 +217,10 @@ def _known_limit(kind: str, reason: str) -> Any:
     [
         *HEALTHY,
         *(_known_limit(kind, "the first turn of a cycle looks like a spike") for kind in CYCLES),
-        *(_known_limit(kind, "a loss that jumps up and stays or comes back is what a spike is") for kind in LIKE_SPIKES),
+        *(
+            _known_limit(kind, "a loss that jumps up and stays or comes back is what a spike is")
+            for kind in LIKE_SPIKES
+        ),
     ],
 )
 @pytest.mark.parametrize("seed", [11, pytest.param(12, marks=pytest.mark.long)])
@@ -241,7 +244,8 @@ def test_a_cycle_is_told_once(kind: str, seed: int) -> None:
 
 @pytest.mark.parametrize("decay", [15, 100])
 def test_spikes_at_equal_distances_are_still_spikes(decay: int) -> None:
-    """Trouble that keeps time (a bad shard that comes round) is told each time: it decays, where a cycle falls slowly."""
+    """Trouble that keeps time (a bad shard that comes round) is told each time: it decays, where a cycle falls
+    slowly."""
     found = spikes = 0
     for path in CURVES[:3]:
         losses = read_curve(path)["loss"][:3000]
@@ -260,7 +264,8 @@ def test_spikes_at_equal_distances_are_still_spikes(decay: int) -> None:
 @pytest.mark.parametrize("place", [260, 400, 500, 700])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_a_jump_far_out_of_a_noisy_loss_is_told_early_in_the_run_too(seed: int, place: int) -> None:
-    """Small batches: a spread of 10 % of the level, as unsteady as reinforcement learning. 30 batches have wrong labels."""
+    """Small batches: a spread of 10 % of the level, as unsteady as reinforcement learning. 30 batches have wrong
+    labels."""
     at = np.arange(1000)
     losses = (0.4 + 1.7 * np.exp(-at / 150)) * (1 + 0.1 * _noise(seed).normal(size=1000))
     losses[place : place + 30] += 4.0
@@ -385,14 +390,20 @@ def test_overflow_that_the_scaler_skipped_is_no_fault() -> None:
 
 def test_non_finite_gradients_that_were_stepped_on_are_a_fault_also_with_a_scaler() -> None:
     norms = [1.0] * 20 + [math.nan] * 5
-    changes, _ = judge_series({"loss": [2.0] * 25, "grad/norm": norms, "amp/scale": [1024.0] * 25, "amp/skipped": [0.0] * 25})
+    changes, _ = judge_series(
+        {"loss": [2.0] * 25, "grad/norm": norms, "amp/scale": [1024.0] * 25, "amp/skipped": [0.0] * 25}
+    )
     assert [(change.finding.rule, change.step) for change in fired(changes)] == [("nonfinite_gradient", 21)]
 
 
 def test_a_scaler_that_skips_every_step_is_a_fault() -> None:
     steps = 60
     changes, _ = judge_series(
-        {"loss": [2.0] * steps, "grad/norm": [math.inf] * steps, "amp/scale": [2.0**16 / 2**step for step in range(steps)]},
+        {
+            "loss": [2.0] * steps,
+            "grad/norm": [math.inf] * steps,
+            "amp/scale": [2.0**16 / 2**step for step in range(steps)],
+        },
         rows=5,
     )
     assert [change.finding.rule for change in fired(changes)] == ["nonfinite_gradient"]

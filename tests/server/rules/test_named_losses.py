@@ -49,7 +49,9 @@ def test_what_is_nan_by_design_is_silent(name: str) -> None:
 
 def test_nan_in_all_losses_of_a_run_is_one_alert_about_the_loss() -> None:
     sick = [2.0] * 5 + [math.nan] * 10
-    changes, _ = judge_series({"train/loss": sick, "loss/total": sick, "loss": sick, "loss/kl": sick, "grad/norm": sick}, rows=3)
+    changes, _ = judge_series(
+        {"train/loss": sick, "loss/total": sick, "loss": sick, "loss/kl": sick, "grad/norm": sick}, rows=3
+    )
     [alert] = fired(changes)
     assert alert.finding.message.startswith("The loss became NaN in step 6")
     assert alert.finding.evidence["series"] == "loss"
@@ -86,7 +88,9 @@ def test_the_alert_is_over_when_its_own_series_is_finite_again() -> None:
         ident = 2 * step
         changes += evaluator.take(frame({"total_loss": [1.0]}, [step], ident=ident))
         if step % 10 == 0:
-            changes += evaluator.take(frame({"train/loss": [math.nan if step == 100 else 1.0]}, [step], ident=ident + 1))
+            changes += evaluator.take(
+                frame({"train/loss": [math.nan if step == 100 else 1.0]}, [step], ident=ident + 1)
+            )
     assert [(change.kind, change.step) for change in changes] == [("fire", 100), ("resolve", 600)]
 
 
@@ -103,7 +107,9 @@ def test_a_part_of_a_loss_that_did_not_begin_yet_is_silent() -> None:
 
 def test_a_part_of_a_loss_that_broke_is_told_when_there_is_no_whole_one() -> None:
     losses = [0.7] * 40 + [math.nan] * 200
-    changes, _ = judge_series({"g_loss": losses, "d_loss": [0.5] * 240, "grad/norm": [1.0] * 40 + [math.nan] * 200}, rows=7)
+    changes, _ = judge_series(
+        {"g_loss": losses, "d_loss": [0.5] * 240, "grad/norm": [1.0] * 40 + [math.nan] * 200}, rows=7
+    )
     [alert] = fired(changes)  # the gradient of that step belongs to it
     assert alert.finding.rule == "nonfinite_gradient"
     told = [change.finding for change in changes if change.kind == "update"]
@@ -128,7 +134,9 @@ def test_a_loss_of_the_script_in_a_step_that_the_scaler_skipped_is_excused(begin
         steps = range(first, min(first + rows, 61))
         bad = [step == 30 for step in steps]
         counts = [skipped := skipped + one for one in bad]
-        stored = frame({"loss": [1.0] * len(bad), "amp/scale": [1024.0] * len(bad), "amp/skipped": counts}, steps, ident=first)
+        stored = frame(
+            {"loss": [1.0] * len(bad), "amp/scale": [1024.0] * len(bad), "amp/skipped": counts}, steps, ident=first
+        )
         logged = {"train/loss": [math.nan if one else 1.0 for one in bad]}
         stored.groups.extend(frame(logged, [at - 1 + begin for at in steps]).groups)
         changes += evaluator.take(stored)
@@ -139,7 +147,13 @@ def test_a_running_mean_that_a_skipped_step_poisoned_is_told_when_it_stays_so() 
     steps = 40
     sick = [1.0] * 10 + [math.nan] * 30
     changes, _ = judge_series(
-        {"train/loss": sick, "loss": [1.0] * steps, "amp/scale": [1024.0] * steps, "amp/skipped": [0.0] * 10 + [1.0] * 30}, rows=1
+        {
+            "train/loss": sick,
+            "loss": [1.0] * steps,
+            "amp/scale": [1024.0] * steps,
+            "amp/skipped": [0.0] * 10 + [1.0] * 30,
+        },
+        rows=1,
     )
     [alert] = fired(changes)
     assert (alert.finding.evidence["series"], alert.step) == ("train/loss", 13)

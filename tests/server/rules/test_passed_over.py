@@ -1,4 +1,5 @@
-"""What no rule can judge and no table can hold costs itself, and nothing else: not the run, not the other runs, not a restart."""
+"""What no rule can judge and no table can hold costs itself, and nothing else: not the run, not the other runs, not a
+restart."""
 
 from __future__ import annotations
 
@@ -165,7 +166,9 @@ def test_an_alert_that_no_table_takes_costs_no_other_alert(bench: Bench, monkeyp
     assert engine.run_once() == 0
 
 
-def test_nothing_is_passed_over_while_the_database_cannot_be_written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_passed_over_while_the_database_cannot_be_written(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise StorageError("the disk is full")
 
@@ -196,7 +199,7 @@ def test_a_snapshot_that_cannot_be_read_costs_its_run_the_past_and_no_more(bench
     assert [run for run, _, _ in _told(bench)] == ["a", "b"]
 
 
-# --- what senders may say -----------------------------------------------------------------------------------------------------
+# --- what senders may say ---------------------------------------------------------------------------------------------
 
 
 def _odd(bench: Bench, event: Event) -> Engine:

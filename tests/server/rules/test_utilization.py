@@ -132,7 +132,8 @@ def test_a_gpu_that_idles_for_five_minutes_is_found_with_its_cause(pct: float, s
 
 
 def _with_pauses(every: int, seconds: float) -> dict[str, float]:
-    """What is named when every so many steps a checkpoint takes so long, of steps that else are half the loop's own code."""
+    """What is named when every so many steps a checkpoint takes so long, of steps that else are half the loop's own
+    code."""
     evaluator = Evaluator("r")
     changes = []
     for second in range(1, 341):
@@ -159,7 +160,12 @@ def test_a_gpu_that_idles_while_the_model_acts_in_its_environment_is_said_to() -
     evaluator = Evaluator("r")
     changes = []
     for second in range(1, 341):
-        columns = {"step_time_s": [1.0], "phase/rollout_s": [0.8], "phase/forward_s": [0.2], "gpu/utilization_pct": [20.0]}
+        columns = {
+            "step_time_s": [1.0],
+            "phase/rollout_s": [0.8],
+            "phase/forward_s": [0.2],
+            "gpu/utilization_pct": [20.0],
+        }
         changes += evaluator.take(frame(columns, [second], ident=second, step_s=1.0))
     [alert] = fired(changes, "low_gpu_utilization")
     cause = "making rollouts (acting in an environment, generating) takes the time (80 % of the step)"

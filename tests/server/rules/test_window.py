@@ -67,7 +67,9 @@ def test_memory_is_bounded_however_long_the_run_and_however_late_a_rank() -> Non
         evaluator.take(frame(columns, range(begin, begin + 500), ident=begin + 1, received=1.0))
     window = evaluator.window
     assert "my/own_name" not in window.tracks
-    assert all(len(track.values) <= 2 * track.size + 1000 and len(track.pending) <= 1100 for track in window.tracks.values())
+    assert all(
+        len(track.values) <= 2 * track.size + 1000 and len(track.pending) <= 1100 for track in window.tracks.values()
+    )
     assert len(evaluator.snapshot()) < 64 * 1024
 
 
@@ -93,7 +95,14 @@ def _story(seed: int) -> list[Stored]:
         step += rows
     for rank in (0, 1):
         frames.append(
-            frame({}, [], rank=rank, ident=ident + rank, received=frames[-1].received, events=[state("finished", step=step)])
+            frame(
+                {},
+                [],
+                rank=rank,
+                ident=ident + rank,
+                received=frames[-1].received,
+                events=[state("finished", step=step)],
+            )
         )
     return frames
 

@@ -1,4 +1,5 @@
-"""Every route against every kind of caller. A route without an entry here fails, so that none is added without a decision."""
+"""Every route against every kind of caller. A route without an entry here fails, so that none is added without a
+decision."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ def test_the_name_in_a_host_header(host: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "localhost:1", "127.0.0.1:8420", "[::1]:8420", "LOCALHOST", "mine.example:443", "a.lan.example"]
+    "host",
+    ["localhost", "localhost:1", "127.0.0.1:8420", "[::1]:8420", "LOCALHOST", "mine.example:443", "a.lan.example"],
 )
 def test_own_hosts_are_served(tmp_path: Path, host: str) -> None:
     with api(tmp_path, allowed_hosts=(".lan.example",), public_url="https://mine.example") as client:
@@ -44,7 +45,16 @@ def test_own_hosts_are_served(tmp_path: Path, host: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:8420", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", "", "[", "lan.example"],
+    [
+        "evil.example",
+        "evil.example:8420",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "10.0.0.1",
+        "",
+        "[",
+        "lan.example",
+    ],
 )
 def test_foreign_hosts_are_refused_with_the_cause(tmp_path: Path, host: str) -> None:
     with api(tmp_path, allowed_hosts=(".lan.example",)) as client:
@@ -168,11 +178,16 @@ def test_a_request_that_never_ends_is_cut_off(tmp_path: Path, start: bytes) -> N
         answer = talk(server, start)
         assert answer.startswith(b"HTTP/1.1 408"), answer[:200]
         assert time.monotonic() - began < 15
-        assert talk(server, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").startswith(b"HTTP/1.1 200")
+        assert talk(server, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").startswith(
+            b"HTTP/1.1 200"
+        )
 
 
 def test_an_idle_connection_between_requests_is_kept(tmp_path: Path) -> None:
-    with listening(tmp_path, read_timeout_s=0.3) as server, socket.create_connection(server.address, timeout=20) as connection:
+    with (
+        listening(tmp_path, read_timeout_s=0.3) as server,
+        socket.create_connection(server.address, timeout=20) as connection,
+    ):
         request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
         connection.sendall(request)
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
@@ -218,7 +233,9 @@ def test_a_decoded_bomb_is_not_held_in_memory(tmp_path: Path) -> None:
         assert grown * 1024 < 2 * 32 * 2**20
         assert (
             client.post(
-                "/api/v1/ingest", content=encode(frame({"loss": [1.0]}, seq=2)), headers={"Content-Type": "application/x-msgpack"}
+                "/api/v1/ingest",
+                content=encode(frame({"loss": [1.0]}, seq=2)),
+                headers={"Content-Type": "application/x-msgpack"},
             ).status_code
             == 200
         )

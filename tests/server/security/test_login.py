@@ -81,7 +81,8 @@ def test_pages_are_behind_the_login_where_keys_are_required(tmp_path: Path) -> N
 def test_a_read_key_logs_in_to_read(tmp_path: Path) -> None:
     with api(tmp_path, auth="required") as client:
         keys = {
-            scope: client.post("/api/v1/keys", json={"scope": scope}, headers=ADMIN).json()["key"] for scope in ("read", "ingest")
+            scope: client.post("/api/v1/keys", json={"scope": scope}, headers=ADMIN).json()["key"]
+            for scope in ("read", "ingest")
         }
         assert client.post("/login", data={"token": keys["ingest"]}).status_code == 403
         assert client.post("/login", data={"token": keys["read"]}).status_code == 303
@@ -134,12 +135,16 @@ def test_only_an_ingest_key_is_for_one_project(tmp_path: Path, scope: str) -> No
 
 def test_ten_wrong_keys_a_minute_are_enough(tmp_path: Path) -> None:
     with api(tmp_path) as client:
-        statuses = [client.get("/api/v1/runs", headers={"Authorization": f"Bearer wrong-{n}"}).status_code for n in range(13)]
+        statuses = [
+            client.get("/api/v1/runs", headers={"Authorization": f"Bearer wrong-{n}"}).status_code for n in range(13)
+        ]
         assert statuses == [401] * 10 + [429] * 3
         answer = client.get("/api/v1/runs", headers={"Authorization": "Bearer wrong"})
         assert 0 < int(answer.headers["Retry-After"]) <= 60
         assert client.post("/login", data={"token": "wrong"}).status_code == 429
-        assert client.get("/api/v1/runs", headers=ADMIN).status_code == 200, "a right key is not locked out by a neighbor"
+        assert client.get("/api/v1/runs", headers=ADMIN).status_code == 200, (
+            "a right key is not locked out by a neighbor"
+        )
 
 
 def test_failures_are_counted_by_address_and_minute() -> None:
@@ -173,7 +178,9 @@ def test_a_key_is_shown_once_and_kept_as_a_digest(tmp_path: Path) -> None:
 def test_a_key_with_another_scope_in_its_name_is_refused(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         key = client.post("/api/v1/keys", json={"scope": "read"}, headers=ADMIN).json()["key"]
-        assert client.get("/api/v1/keys", headers={"X-API-Key": key.replace("pfa_read", "pfa_admin")}).status_code == 401
+        assert (
+            client.get("/api/v1/keys", headers={"X-API-Key": key.replace("pfa_read", "pfa_admin")}).status_code == 401
+        )
         assert client.get("/api/v1/runs", headers={"X-API-Key": key}).status_code == 200
         # Written behind the answer, so that a request never waits for it.
         until(lambda: client.get("/api/v1/keys", headers=ADMIN).json()["keys"][0]["used"] is not None)

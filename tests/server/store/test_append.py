@@ -77,7 +77,9 @@ def test_values_come_back_bit_by_bit_from_the_tail_and_from_blocks(shelf) -> Non
 
 def test_bad_names_are_left_out_by_name_and_the_rest_is_stored(shelf) -> None:
     long = "é" * 129
-    piece = rows({"loss": [1.0, 2.0], "": [1.0, 2.0], long: [1.0, 2.0], "a\x00b": [1.0, 2.0], "../<b>": [1.0, 2.0]}, [1, 2])
+    piece = rows(
+        {"loss": [1.0, 2.0], "": [1.0, 2.0], long: [1.0, 2.0], "a\x00b": [1.0, 2.0], "../<b>": [1.0, 2.0]}, [1, 2]
+    )
     (receipt,) = shelf.append(frame(1, piece))
     assert receipt.stored == 4
     assert {(item.name, item.count) for item in receipt.rejected} == {("", 2), (long, 2), ("a\x00b", 2)}
@@ -150,7 +152,9 @@ def test_the_compactor_leaves_what_the_rules_have_not_judged(shelf) -> None:
     ids = [shelf.append(frame(seq, rows({"loss": [1.0]}, [seq])))[0].tail_id for seq in (1, 2, 3)]
     patient = Compactor(shelf.database)
     assert patient.run_once(everything=True) == 0
-    shelf.database.write(lambda connection: connection.execute(tables.cursor.insert().values(name="rules", tail_id=ids[1])))
+    shelf.database.write(
+        lambda connection: connection.execute(tables.cursor.insert().values(name="rules", tail_id=ids[1]))
+    )
     assert patient.run_once(everything=True) == 2
     assert [item.id for item in shelf.store.since(0, 10)] == [ids[2]]
     assert len(exported(shelf)) == 3
@@ -167,7 +171,15 @@ def test_deleting_a_run_takes_everything_of_it_and_nothing_else(shelf) -> None:
     with shelf.database.read() as connection:
         assert connection.execute(select(tables.ledger.c.source).distinct()).scalars().all() == ["r2-1-0"]
         assert connection.execute(select(tables.run.c.id)).scalars().all() == ["r2"]
-        for table in (tables.block, tables.tail, tables.series, tables.source, tables.attempt, tables.event, tables.last):
+        for table in (
+            tables.block,
+            tables.tail,
+            tables.series,
+            tables.source,
+            tables.attempt,
+            tables.event,
+            tables.last,
+        ):
             assert connection.execute(select(func.count()).select_from(table)).scalar_one() >= 1
     assert count(shelf, tables.block) == 1
     # ... and an agent that goes on sending makes a run again

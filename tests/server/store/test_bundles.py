@@ -41,12 +41,18 @@ def exported(shelf, run: str = "r1") -> list[tuple[str, int, int, float, str]]:
 
 
 def answers(shelf, run: str, *, cut: bool) -> list[str]:
-    """What a page would ask, as text (in which a NaN equals a NaN). cut: without questions in which the width of a bucket goes
-    by how far a series reaches, for that is known by the block only where a later attempt cuts one."""
+    """What a page would ask, as text (in which a NaN equals a NaN). cut: without questions in which the width of a
+    bucket goes by how far a series reaches, for that is known by the block only where a later attempt cuts one."""
     asked = [{"rank": rank, "points": 20_000} for rank in (0, 1)]
     found = [repr(sorted(shelf.store.latest(run).items()))]
     if not cut:
-        asked += [{}, {"points": 3}, {"points": 1}, {"from_step": 3, "to_step": 700, "points": 9}, {"rank": 0, "points": 7}]
+        asked += [
+            {},
+            {"points": 3},
+            {"points": 1},
+            {"from_step": 3, "to_step": 700, "points": 9},
+            {"rank": 0, "points": 7},
+        ]
         found.append(repr(shelf.store.ranks(run, "m1", points=5)))
     return [*found, *(repr(shelf.store.series(run, name, **how)) for name in ("m1", "m69") for how in asked)]
 
@@ -140,7 +146,9 @@ def test_a_block_with_room_is_a_bundle_and_a_full_one_a_row_for_each_series(shel
         assert connection.execute(select(tables.block.c.samples).distinct()).scalars().all() == [1024]
     for name in ("m0", "m1"):
         kept = [row.value for row in shelf.store.samples("r1") if row.name == name]
-        assert kept == [value for seq in range(1, 5) for value in wide(range(300), seed=seq)[name].astype("f8").tolist()]
+        assert kept == [
+            value for seq in range(1, 5) for value in wide(range(300), seed=seq)[name].astype("f8").tolist()
+        ]
 
 
 def test_few_series_are_no_bundle(shelf) -> None:
@@ -151,7 +159,9 @@ def test_few_series_are_no_bundle(shelf) -> None:
 
 
 def test_series_that_go_on_elsewhere_leave_their_bundle_and_others_stay(shelf) -> None:
-    shelf.append(frame(1, rows(wide([1, 2], names=NAMES[:40]), [1, 2])), frame(2, rows(wide([1, 2], names=NAMES[40:]), [1, 2])))
+    shelf.append(
+        frame(1, rows(wide([1, 2], names=NAMES[:40]), [1, 2])), frame(2, rows(wide([1, 2], names=NAMES[40:]), [1, 2]))
+    )
     shelf.append(frame(3, rows(wide([1], names=[f"n{at}" for at in range(50)]), [1])))
     shelf.compact()
     with shelf.database.read() as connection:
@@ -194,7 +204,8 @@ def test_old_bundles_become_blocks_with_cells_and_charts_stay_exact(shelf) -> No
 
 
 def test_what_retention_takes_while_it_is_compacted_is_compacted_anew(shelf) -> None:
-    """A bundle that is gone when the compactor's job runs: nothing of the job is written, and its rows stay in the tail."""
+    """A bundle that is gone when the compactor's job runs: nothing of the job is written, and its rows stay in the
+    tail."""
     shelf.append(frame(1, rows(wide([1, 2]), [1, 2])))
     shelf.compact()
     shelf.append(frame(2, rows(wide([3], seed=2), [3])))

@@ -147,13 +147,16 @@ def test_frames_of_any_lengths_and_widths_become_one_series_each(shelf) -> None:
         columns = (tables.series.c.name, tables.block.c.payload)
         widths = {
             row.name: row.payload[1]
-            for row in connection.execute(select(*columns).join(tables.block, tables.block.c.series == tables.series.c.id))
+            for row in connection.execute(
+                select(*columns).join(tables.block, tables.block.c.series == tables.series.c.id)
+            )
         }
     assert (widths["m0"], widths["m1"]) == (4, 8)
 
 
 def test_an_open_block_is_rewritten_seldom(shelf) -> None:
-    """A rank that sends 40 series four times a second: how often a block is written for the 1024 samples that it holds."""
+    """A rank that sends 40 series four times a second: how often a block is written for the 1024 samples that it
+    holds."""
     now = [BEGIN]
     compactor = Compactor(shelf.database, rules_enabled=False, clock=lambda: now[0])
     names = [f"m{at}" for at in range(40)]
@@ -213,7 +216,8 @@ def test_blocks_that_are_made_at_once_hold_what_was_sent(shelf, steps) -> None:
 
 
 def test_series_that_are_rolled_up_together_keep_their_own_values(shelf) -> None:
-    """Groups that close in different jobs, pieces that come late, a series that begins late: level by level what numpy gives."""
+    """Groups that close in different jobs, pieces that come late, a series that begins late: level by level what numpy
+    gives."""
     steps = np.arange(70_000)
     rng = np.random.default_rng(2)
     sent = {name: rng.standard_normal(len(steps)) for name in "abc"}

@@ -90,7 +90,9 @@ def test_a_second_writer_delays_ours_and_nothing_is_lost(database: Database, pla
 
 
 @pytest.mark.fault
-def test_s04_a_lock_that_is_not_released_refuses_writes_and_names_the_cause(place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s04_a_lock_that_is_not_released_refuses_writes_and_names_the_cause(
+    place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "LOCK_PATIENCE_S", 0.2)
     database = open_database(place, reserve_bytes=1 << 12)
     other = sqlite3.connect(place.data / "perfagent.db", isolation_level=None)
@@ -119,7 +121,7 @@ def test_every_connection_is_durable_and_consistent(database: Database) -> None:
     assert found == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "auto_vacuum": 2}
 
 
-# --- the log -----------------------------------------------------------------------------------------------------------------
+# --- the log ----------------------------------------------------------------------------------------------------------
 
 
 def log_bytes(place) -> int:
@@ -137,7 +139,9 @@ def test_the_log_has_its_size_before_the_first_write_and_the_database_stays_smal
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
             assert connection.exec_driver_sql("PRAGMA freelist_count").scalar() == 0
             names = connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars().all()
-            settings = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("cache_size", "busy_timeout")]
+            settings = [
+                connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("cache_size", "busy_timeout")
+            ]
         assert pages * 4096 < 2**20
         assert "perfagent_log_growth" not in names
         assert settings == [-65536, 5000]
@@ -187,7 +191,7 @@ def test_another_programs_lock_does_not_hold_up_the_start(place, monkeypatch: py
     other.close()
 
 
-# --- a full disk -------------------------------------------------------------------------------------------------------------
+# --- a full disk ------------------------------------------------------------------------------------------------------
 
 
 class SmallDisk:
@@ -245,7 +249,7 @@ def test_s02_a_full_disk_refuses_new_data_keeps_reads_and_recovers(place, monkey
     database.close()
 
 
-# --- what must not be opened -------------------------------------------------------------------------------------------------
+# --- what must not be opened ------------------------------------------------------------------------------------------
 
 
 def closed(place) -> Path:
@@ -318,7 +322,7 @@ def test_an_address_that_cannot_be_used_is_refused_in_words(tmp_path: Path, give
     assert "hidden" not in str(refused.value)
 
 
-# --- migrations --------------------------------------------------------------------------------------------------------------
+# --- migrations -------------------------------------------------------------------------------------------------------
 
 
 def test_the_migrations_make_exactly_the_tables_of_the_metadata(tmp_path: Path) -> None:
@@ -331,7 +335,11 @@ def test_the_migrations_make_exactly_the_tables_of_the_metadata(tmp_path: Path) 
         with engine.connect() as connection:
             found = connection.execute(text("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")).all()
         engine.dispose()
-        return {name: sorted(sql.replace(",", " ").split()) for name, sql in found if not name.startswith(("alembic", "sqlite_"))}
+        return {
+            name: sorted(sql.replace(",", " ").split())
+            for name, sql in found
+            if not name.startswith(("alembic", "sqlite_"))
+        }
 
     migrated = made(tmp_path / "migrated.db", lambda engine: schema.upgrade(engine, "x"))
     declared = made(tmp_path / "declared.db", tables.metadata.create_all)

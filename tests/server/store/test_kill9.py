@@ -22,7 +22,13 @@ def test_s01_kill_9_at_any_moment_loses_nothing_acknowledged_and_doubles_nothing
     for kill in range(kills):
         # Every life starts with the frame after the last ack: a frame that was stored but not acknowledged comes twice.
         writer = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("kill_writer.py")), str(place.data), "s", str(acknowledged + 1)],
+            [
+                sys.executable,
+                str(Path(__file__).with_name("kill_writer.py")),
+                str(place.data),
+                "s",
+                str(acknowledged + 1),
+            ],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -34,7 +40,8 @@ def test_s01_kill_9_at_any_moment_loses_nothing_acknowledged_and_doubles_nothing
             frames -= 1
             if not frames:
                 break
-        time.sleep(chance.random() * 0.01)  # not to wait for anything: to be killed at any point of the next transaction
+        # not to wait for anything: to be killed at any point of the next transaction
+        time.sleep(chance.random() * 0.01)
         writer.kill()
         for line in writer.stdout:
             if line.endswith("\n"):

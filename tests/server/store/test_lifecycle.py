@@ -27,12 +27,25 @@ def test_a_run_is_starting_then_running_then_finished(shelf) -> None:
         frame(
             1,
             state(
-                "starting", name="gpt", config={"lr": float("nan")}, tags=["a"], group="g", world_size=2, host="h", python="3.11"
+                "starting",
+                name="gpt",
+                config={"lr": float("nan")},
+                tags=["a"],
+                group="g",
+                world_size=2,
+                host="h",
+                python="3.11",
             ),
         )
     )
     run = run_of(shelf)
-    assert (run["state"], run["name"], run["world_size"], run["group_name"], run["host"]) == ("starting", "gpt", 2, "g", "h")
+    assert (run["state"], run["name"], run["world_size"], run["group_name"], run["host"]) == (
+        "starting",
+        "gpt",
+        2,
+        "g",
+        "h",
+    )
     assert json.loads(run["config"]) == {"lr": "NaN"}
     assert json.loads(run["meta"]) == {"python": "3.11"}
     assert json.loads(run["tags"]) == ["a"]
@@ -188,7 +201,9 @@ def test_the_step_is_the_last_completed_one(shelf) -> None:
     assert run_of(shelf)["step"] == 8
     shelf.append(frame(2, rows({"my/metric": [1.0]}, [10])))  # logged during step 10
     assert run_of(shelf)["step"] == 8
-    shelf.append(frame(1, rows({"acc": [0.5], "host/cpu_pct": [1.0]}, [4]), rows({"host/cpu_pct": [1.0]}, [5]), run="plain"))
+    shelf.append(
+        frame(1, rows({"acc": [0.5], "host/cpu_pct": [1.0]}, [4]), rows({"host/cpu_pct": [1.0]}, [5]), run="plain")
+    )
     assert run_of(shelf, "plain")["step"] == 4  # a client that times no steps is taken at its word
     assert run_of(shelf, "plain")["state"] == "running"
 
@@ -215,7 +230,9 @@ def test_a_configuration_that_json_cannot_hold_becomes_text(shelf) -> None:
 
 
 def test_what_a_script_adds_later_is_added_and_a_new_attempt_keeps_the_name_of_the_run(shelf) -> None:
-    shelf.append(frame(1, state("starting", name="train", config={"lr": 0.1}, tags=["a"], world_size=2, host="h", python="3.11")))
+    shelf.append(
+        frame(1, state("starting", name="train", config={"lr": 0.1}, tags=["a"], world_size=2, host="h", python="3.11"))
+    )
     shelf.append(frame(2, state("running", name="gpt", config={"layers": 4}, tags=["a", "b"]), steps(1)))
     run = run_of(shelf)
     assert (run["name"], run["world_size"], run["host"]) == ("gpt", 2, "h")

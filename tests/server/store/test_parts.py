@@ -17,12 +17,16 @@ PARTS = "grad/local_square_sum"
 numbers = count()
 
 
-def filled(shelf: Shelf, parts: dict[int, dict[int, float]], *, name: str = PARTS, attempt: int = 1, start: int = 1) -> str:
+def filled(
+    shelf: Shelf, parts: dict[int, dict[int, float]], *, name: str = PARTS, attempt: int = 1, start: int = 1
+) -> str:
     """A run whose ranks sent these parts: rank -> step -> value."""
     run = f"sharded{next(numbers)}"
     for rank, samples in parts.items():
         begin = state("starting", start_step=start, rank=rank, world_size=len(parts))
-        shelf.append(frame(1, begin, rows({name: list(samples.values())}, list(samples)), run=run, rank=rank, attempt=attempt))
+        shelf.append(
+            frame(1, begin, rows({name: list(samples.values())}, list(samples)), run=run, rank=rank, attempt=attempt)
+        )
     return run
 
 

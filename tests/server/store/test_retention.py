@@ -14,7 +14,9 @@ def test_old_blocks_lose_their_samples_and_charts_stay_exact(shelf) -> None:
     shelf.append(frame(1, rows({"loss": value}, range(5000))))
     shelf.compact()
     before = shelf.store.series("r1", "loss", points=200)
-    Retention(shelf.database, shelf.store, RetentionPolicy(samples_days=30), clock=lambda: BEGIN + 40 * DAY_S).run_once()
+    Retention(
+        shelf.database, shelf.store, RetentionPolicy(samples_days=30), clock=lambda: BEGIN + 40 * DAY_S
+    ).run_once()
     with shelf.database.read() as connection:
         assert connection.execute(select(func.count(tables.block.c.payload))).scalar() == 0
     assert shelf.store.series("r1", "loss", points=200) == before
@@ -31,7 +33,9 @@ def test_old_blocks_lose_their_samples_and_charts_stay_exact(shelf) -> None:
 def test_young_blocks_keep_their_samples(shelf) -> None:
     shelf.append(frame(1, rows({"loss": [1.0] * 10}, range(10))))
     shelf.compact()
-    Retention(shelf.database, shelf.store, RetentionPolicy(samples_days=30), clock=lambda: BEGIN + 20 * DAY_S).run_once()
+    Retention(
+        shelf.database, shelf.store, RetentionPolicy(samples_days=30), clock=lambda: BEGIN + 20 * DAY_S
+    ).run_once()
     assert len(list(shelf.store.samples("r1"))) == 10
 
 

@@ -16,11 +16,15 @@ from perfagent.wire import Series, metric
 
 numbers = count()
 values = st.one_of(
-    st.floats(-1e6, 1e6, width=32), st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 1e300, 5e-324])
+    st.floats(-1e6, 1e6, width=32),
+    st.floats(-1e6, 1e6),
+    st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 1e300, 5e-324]),
 )
 
 
-def brute(samples: list[tuple[int, float]], first: int, last: int, width: int) -> dict[int, tuple[float, float, float, int, int]]:
+def brute(
+    samples: list[tuple[int, float]], first: int, last: int, width: int
+) -> dict[int, tuple[float, float, float, int, int]]:
     """bucket -> min, max, mean, count, nonfinite, by the definition."""
     buckets: dict[int, list[float]] = {}
     for step, value in samples:
@@ -148,7 +152,9 @@ def test_a_single_spike_in_a_million_points_is_in_the_thousand_buckets(shelf) ->
     shelf.compact()
     begin = time.perf_counter()
     answer = shelf.store.series("r1", "loss", points=1000)
-    print(f"\n1000 buckets of 1,000,000 points: {(time.perf_counter() - begin) * 1e3:.1f} ms, {len(answer.step)} buckets")
+    print(
+        f"\n1000 buckets of 1,000,000 points: {(time.perf_counter() - begin) * 1e3:.1f} ms, {len(answer.step)} buckets"
+    )
     assert len(answer.step) <= 1000
     assert not answer.exact
     assert max(answer.max) == 1e6
@@ -178,13 +184,17 @@ def test_rollups_blocks_cells_and_tail_give_one_answer(shelf, points: int) -> No
     samples = [*enumerate(found.tolist()), (1_234, 7e9), (77_777, math.nan)]
     samples += list(zip([steps, steps + 1, steps + 2, 5, 6], np.arange(5.0).tolist(), strict=True))
     for first, last in ((0, steps + 2), (17, steps - 3), (70_001, 270_000), (4096, 8191)):
-        check(shelf.store.series("r1", "loss", from_step=first, to_step=last, points=points), samples, first, last, points)
+        check(
+            shelf.store.series("r1", "loss", from_step=first, to_step=last, points=points), samples, first, last, points
+        )
 
 
 def test_ranks_are_put_together_as_the_catalogue_says(shelf) -> None:
     names = ["loss", "samples_per_s", "step_time_s", "amp/scale"]
     for rank in range(3):
-        shelf.append(frame(1, rows({name: [rank + 1.0 + 10 * at for at in range(4)] for name in names}, [1, 2, 3, 4]), rank=rank))
+        shelf.append(
+            frame(1, rows({name: [rank + 1.0 + 10 * at for at in range(4)] for name in names}, [1, 2, 3, 4]), rank=rank)
+        )
     for _ in range(2):
         means = {name: shelf.store.series("r1", name).mean for name in names}
         assert [metric(name).over_ranks for name in names] == ["mean", "sum", "max", "min"]
@@ -221,7 +231,12 @@ def test_several_samples_in_one_step_stay_several_and_in_order_of_time(shelf) ->
 
 def test_what_a_later_attempt_starts_again_is_cut_from_every_answer(shelf) -> None:
     shelf.append(
-        frame(1, state("starting", start_step=0), rows({"loss": [1.0] * 10, "eval": [9.0] * 10}, range(1, 11)), attempt=100)
+        frame(
+            1,
+            state("starting", start_step=0),
+            rows({"loss": [1.0] * 10, "eval": [9.0] * 10}, range(1, 11)),
+            attempt=100,
+        )
     )
     shelf.append(frame(1, state("starting", start_step=6), rows({"loss": [2.0] * 3}, [6, 7, 8]), attempt=200))
     for _ in range(2):

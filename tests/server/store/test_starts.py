@@ -1,4 +1,5 @@
-"""Where an attempt begins that its agent did not tell: what older attempts have is hidden from there on, and no earlier."""
+"""Where an attempt begins that its agent did not tell: what older attempts have is hidden from there on, and no
+earlier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A training that is interrupted: `python emergency_job.py FOLDER MODE`. It makes a step for each line on standard input."""
+"""A training that is interrupted: `python emergency_job.py FOLDER MODE`. It makes a step for each line on standard
+input."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def job(folder: Path, mode: str) -> None:
     if mode == "late":
         os.kill(os.getpid(), signal.SIGTERM)
     training.checkpoint.close()  # type: ignore[union-attr]
-    print("closed", signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, sys.excepthook is sys.__excepthook__, flush=True)
+    print(
+        "closed", signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, sys.excepthook is sys.__excepthook__, flush=True
+    )
 
 
 class Breaking(torch.optim.AdamW):

@@ -23,7 +23,9 @@ from perfagent.training.loop import loop as make_loop
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("stop_after", [1, 5, 6, 7, 11])
-def test_a_resumed_training_has_the_losses_of_one_that_went_through(tmp_path: Path, asynchronous: bool, stop_after: int) -> None:
+def test_a_resumed_training_has_the_losses_of_one_that_went_through(
+    tmp_path: Path, asynchronous: bool, stop_after: int
+) -> None:
     reference = small_loop()
     torch.manual_seed(9)
     whole = train(reference)
@@ -190,7 +192,9 @@ SCHEDULES = torch.optim.lr_scheduler
         lambda optimizer: SCHEDULES.MultiStepLR(optimizer, [1, 3]),
         lambda optimizer: SCHEDULES.OneCycleLR(optimizer, 0.1, total_steps=20),
         lambda optimizer: SCHEDULES.CyclicLR(optimizer, 0.01, 0.1, cycle_momentum=False),
-        lambda optimizer: SCHEDULES.SequentialLR(optimizer, [SCHEDULES.LinearLR(optimizer), SCHEDULES.StepLR(optimizer, 2)], [2]),
+        lambda optimizer: SCHEDULES.SequentialLR(
+            optimizer, [SCHEDULES.LinearLR(optimizer), SCHEDULES.StepLR(optimizer, 2)], [2]
+        ),
         lambda optimizer: SCHEDULES.ReduceLROnPlateau(optimizer),
     ],
     ids=["multi step", "one cycle", "cyclic", "sequential", "plateau"],
@@ -217,7 +221,9 @@ def test_every_schedule_of_torch_can_be_saved_and_goes_on(tmp_path: Path, make: 
 def test_a_checkpoint_of_another_model_is_refused_by_its_name(tmp_path: Path) -> None:
     train(small_loop(tmp_path, every=1), steps=1)
     model = torch.nn.Linear(4, 2)
-    other = make_loop(model, torch.optim.SGD(model.parameters(), lr=0.1), checkpoint=Checkpoint(tmp_path, emergency=False))
+    other = make_loop(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), checkpoint=Checkpoint(tmp_path, emergency=False)
+    )
     with pytest.raises(CheckpointError, match=r"(?s)step_1 in .* is whole, but does not fit .*Missing key"):
         other.resume()
 

@@ -19,7 +19,11 @@ from perfagent.training.manifest import DamagedCheckpoint, FileSum, Manifest, su
 
 
 def state(step: int) -> dict[str, object]:
-    return {"model": {"weight": torch.full((7,), float(step))}, "rng": {"torch": torch.arange(5)}, "loop": {"step_count": step}}
+    return {
+        "model": {"weight": torch.full((7,), float(step))},
+        "rng": {"torch": torch.arange(5)},
+        "loop": {"step_count": step},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +163,9 @@ def test_a_checkpoint_that_would_run_code_is_refused_although_its_sums_are_right
 def test_a_checkpoint_of_an_engine_fits_only_as_many_ranks(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     tmp = folder.begin(1, 0)
-    folder.commit(tmp, Manifest(step=1, number=1, kind="deepspeed", world_size=2, reason="asked", created=0.0, files={}))
+    folder.commit(
+        tmp, Manifest(step=1, number=1, kind="deepspeed", world_size=2, reason="asked", created=0.0, files={})
+    )
     with pytest.raises(CheckpointError, match=r"saved by 2 ranks under DeepSpeed.* here are 1: start 2"):
         Checkpoint(tmp_path).load_latest(engine=object())
     with pytest.raises(CheckpointError, match="pass engine="):

@@ -47,7 +47,9 @@ def saved(folder: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("mode", ["default", pytest.param("asynchronous", marks=pytest.mark.long)])
-def test_sigterm_saves_at_the_end_of_the_step_and_then_ends_the_process_as_it_would_have(tmp_path: Path, mode: str) -> None:
+def test_sigterm_saves_at_the_end_of_the_step_and_then_ends_the_process_as_it_would_have(
+    tmp_path: Path, mode: str
+) -> None:
     with job(tmp_path, mode) as child:
         reached(child, 3)
         child.send_signal(signal.SIGTERM)
@@ -115,7 +117,9 @@ def test_an_uncaught_exception_saves_the_last_whole_step(tmp_path: Path) -> None
     ("mode", "said"),
     [("in the step", "half-way"), pytest.param("in the schedule", "after the optimizer", marks=pytest.mark.long)],
 )
-def test_an_exception_between_the_first_changed_weight_and_the_count_saves_nothing(tmp_path: Path, mode: str, said: str) -> None:
+def test_an_exception_between_the_first_changed_weight_and_the_count_saves_nothing(
+    tmp_path: Path, mode: str, said: str
+) -> None:
     with job(tmp_path, mode) as child:
         ended = child.communicate("\n\n\n\n")
     assert ended.returncode == 1

@@ -59,7 +59,8 @@ def test_the_same_step_may_be_saved_again_and_is_then_the_newest(tmp_path: Path)
 def test_whenever_the_writer_dies_a_whole_checkpoint_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int
 ) -> None:
-    """Each call that makes something last, or renames, is once the last thing that the writer does. Step 2 is saved again."""
+    """Each call that makes something last, or renames, is once the last thing that the writer does. Step 2 is saved
+    again."""
     checkpoint = Checkpoint(tmp_path / "runs", keep=1)
     checkpoint.save(2, state(1))
     calls = 0
@@ -88,7 +89,9 @@ def test_whenever_the_writer_dies_a_whole_checkpoint_is_there(
         for name in folder.files(tmp):
             folder_module.sync_file(tmp / name)
             files[name] = sum_of(tmp / name)
-        folder.commit(tmp, Manifest(step=2, number=2, kind="plain", world_size=1, reason="asked", created=0.0, files=files))
+        folder.commit(
+            tmp, Manifest(step=2, number=2, kind="plain", world_size=1, reason="asked", created=0.0, files=files)
+        )
         folder.retain(1, None)
         saved = True
     except Died:
@@ -112,7 +115,9 @@ def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, monkeypa
     assert names(tmp_path) == ["latest", "step_1"]
 
 
-def test_a_disk_that_is_full_in_the_middle_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_in_the_middle_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = Checkpoint(tmp_path)
     checkpoint.save(1, state(1))
 

@@ -331,14 +331,20 @@ def test_the_agent_counts_what_is_computed_again_apart(tmp_path, monkeypatch, ba
         assert counted[mode].total == plain.total
     # the compiler leaves out what its backward pass does not need
     assert counted["all"].recomputed >= (0.8 if backend is None else 0.6) * (plain.total - 3 * head) / 3
-    assert counted["selective"].recomputed <= counted["all"].recomputed  # asked for again, though the kept result is taken
+    # asked for again, though the kept result is taken
+    assert counted["selective"].recomputed <= counted["all"].recomputed
 
 
 def test_a_transformer_of_hugging_face_trains_the_same_with_its_cache_left_on():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=31, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1
+        vocab_size=31,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
     )
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)

@@ -1,4 +1,5 @@
-"""`best_attention` against what torch really runs: each call is made under torch's own recording, which names the kernel."""
+"""`best_attention` against what torch really runs: each call is made under torch's own recording, which names the
+kernel."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def kernel_that_ran(q, k, v, **arguments):
     return ran[0] if ran else "none"
 
 
-def tensors(batch=2, heads=4, length=6, width=8, *, keys=None, key_heads=None, value_width=None, dtype=torch.float32, grad=False):
+def tensors(
+    batch=2, heads=4, length=6, width=8, *, keys=None, key_heads=None, value_width=None, dtype=torch.float32, grad=False
+):
     shapes = [
         (batch, heads, length, width),
         (batch, key_heads or heads, keys or length, width),
@@ -78,7 +81,11 @@ def test_the_kernel_named_is_the_kernel_that_runs(dtype, grad):
     [
         ("three dimensions", "dimensions", lambda: ([t[0] for t in tensors()], {})),
         ("dropout", "dropout", lambda: (tensors(), {"dropout": 0.1})),
-        ("a mask of three dimensions", "shape", lambda: (tensors(2, 2), {"mask": torch.ones(2, 6, 6, dtype=torch.bool)})),
+        (
+            "a mask of three dimensions",
+            "shape",
+            lambda: (tensors(2, 2), {"mask": torch.ones(2, 6, 6, dtype=torch.bool)}),
+        ),
         ("a learned mask", "learned", lambda: (tensors(), {"mask": torch.zeros(6, 6, requires_grad=True)})),
         ("values of another width", "wide", lambda: (tensors(value_width=16), {})),
         ("a last dimension that is spread", "strides", lambda: ([t.transpose(-1, -2) for t in tensors(length=8)], {})),
@@ -165,7 +172,8 @@ def test_reasons_and_torch_s_choice_never_contradict_each_other():
             choice = perfagent.best_attention(q, k, v, causal=causal, mask=mask, dropout=dropout, gqa=gqa)
             assert (choice.kernel == "flash") == (not choice.obstacles), str(choice)
             ran = kernel_that_ran(q, k, v, is_causal=causal, attn_mask=mask, dropout_p=dropout, enable_gqa=gqa)
-            assert choice.kernel == ran or (ran == "none" and choice.kernel == "math")  # math then finds shapes that do not fit
+            # math then finds shapes that do not fit
+            assert choice.kernel == ran or (ran == "none" and choice.kernel == "math")
             kernels.add(choice.kernel)
     assert kernels == {"flash", "math"}
 
@@ -262,7 +270,11 @@ def on(capability, *, dtype=torch.bfloat16, cudnn=0, **shape):
     [
         ("flash", "first that torch tries", {"capability": A100}),
         ("efficient", "flash computes in float16 or bfloat16", {"capability": A100, "dtype": torch.float32}),
-        ("efficient", "flash takes no mask", {"capability": A100, "mask": torch.ones(6, 6, dtype=torch.bool, device="meta")}),
+        (
+            "efficient",
+            "flash takes no mask",
+            {"capability": A100, "mask": torch.ones(6, 6, dtype=torch.bool, device="meta")},
+        ),
         ("efficient", "compute capability 8.0", {"capability": V100, "dtype": torch.float16}),
         ("math", "float16, float32, not in bfloat16", {"capability": V100}),
         ("efficient", "width of 256", {"capability": A100, "width": 264}),
@@ -280,7 +292,11 @@ def on(capability, *, dtype=torch.bfloat16, cudnn=0, **shape):
         ("cudnn", "first", {"capability": H100, "cudnn": 91900}),
         ("flash", "first", {"capability": H100, "cudnn": 91400}),
         ("flash", "first", {"capability": A100, "cudnn": 91900}),
-        ("cudnn", "first", {"capability": B200, "cudnn": 91900, "mask": torch.ones(6, 6, dtype=torch.bool, device="meta")}),
+        (
+            "cudnn",
+            "first",
+            {"capability": B200, "cudnn": 91900, "mask": torch.ones(6, 6, dtype=torch.bool, device="meta")},
+        ),
         ("flash", "steps of 1/16", {"capability": H100, "cudnn": 91900, "dropout": 0.1}),
         ("cudnn", "first", {"capability": H100, "cudnn": 91900, "dropout": 0.125}),
         ("flash", "up to a width of 128", {"capability": H100, "cudnn": 91900, "width": 136}),
@@ -297,7 +313,9 @@ def test_the_kernel_on_another_gpu_follows_the_conditions_in_torch_s_source(kern
 
 def test_every_condition_of_every_kernel_can_fail():
     """What is a condition is met by some call and not by another: no rule is dead, none always says no."""
-    good = AttentionCall(query=(2, 4, 8, 64), key=(2, 4, 8, 64), value=(2, 4, 8, 64), dtypes=(torch.bfloat16,) * 3, device="cuda")
+    good = AttentionCall(
+        query=(2, 4, 8, 64), key=(2, 4, 8, 64), value=(2, 4, 8, 64), dtypes=(torch.bfloat16,) * 3, device="cuda"
+    )
     for kernel in ("flash", "efficient", "cudnn"):
         assert obstacles(kernel, good, Gpu(capability=H100), Switches()) == []
         assert obstacles(kernel, good, Gpu(capability=(13, 0)), Switches())

@@ -18,7 +18,8 @@ from perfagent.training.compute.convolutions import cudnn_benchmark
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`torch.jit.script_method` is deprecated",  # inductor's own imports
-    "ignore:The .grad attribute of a Tensor that is not a leaf",  # the compiler looks at it where blocks follow each other
+    # the compiler looks at it where blocks follow each other
+    "ignore:The .grad attribute of a Tensor that is not a leaf",
 )
 
 

@@ -22,7 +22,9 @@ def test_a_preset_sets_only_names_that_are_read_today(name, monkeypatch):
     preset = nccl_preset(name, interface=interface, apply=False)
     assert set(preset) <= READ_TODAY
     assert check_nccl_environment(dict(preset)) == []
-    assert all(value == "=eth0" for variable, value in preset.items() if variable in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"))
+    assert all(
+        value == "=eth0" for variable, value in preset.items() if variable in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
+    )
 
 
 def test_a_preset_goes_into_the_environment_and_leaves_what_is_there(monkeypatch):

@@ -37,7 +37,9 @@ def alone(q, k, v, lengths, *, causal):
         b, c = b.repeat_interleave(groups, 0), c.repeat_interleave(groups, 0)
         scores = a @ b.transpose(1, 2) / q.shape[-1] ** 0.5
         if causal:
-            scores = scores.masked_fill(~torch.ones(length, length, dtype=torch.bool, device=q.device).tril(), float("-inf"))
+            scores = scores.masked_fill(
+                ~torch.ones(length, length, dtype=torch.bool, device=q.device).tril(), float("-inf")
+            )
         parts.append((scores.softmax(-1) @ c).transpose(0, 1))
         begin += length
     return torch.cat(parts)

@@ -1,4 +1,5 @@
-"""Checkpointed blocks inside the loop, DDP and FSDP2, in a process group of one rank; what two ranks do is the wrappers' own."""
+"""Checkpointed blocks inside the loop, DDP and FSDP2, in a process group of one rank; what two ranks do is the
+wrappers' own."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def trained(model, wrap, mode):
         loop.backward(loss)
         loop.step()
         losses.append(loss.item())
-    state = {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in model.state_dict().items()}
+    state = {
+        name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in model.state_dict().items()
+    }
     return losses, state
 
 

@@ -1,4 +1,5 @@
-"""One rank of a training on batches by token budget: `RANK=... ranks_job.py STORE WORLD`; prints its steps and what it saw."""
+"""One rank of a training on batches by token budget: `RANK=... ranks_job.py STORE WORLD`; prints its steps and what it
+saw."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def main() -> None:
     weights = float(sum(parameter.detach().double().sum() for parameter in model.parameters()))
     print(json.dumps({"steps": loop.step_count, "seen": seen, "weights": weights}), flush=True)
     dist.destroy_process_group()
-    os._exit(0)  # the model drops torch's gloo group, and hung in that: its stacks show one of torch's threads without the GIL
+    # the model drops torch's gloo group, and hung in that: its stacks show one of torch's threads without the GIL
+    os._exit(0)
 
 
 if __name__ == "__main__":

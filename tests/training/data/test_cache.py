@@ -197,7 +197,9 @@ def test_ranks_with_workers_write_and_read_the_same_entries_at_once(tmp_path: Pa
 
 def test_a_killed_writer_leaves_nothing_that_is_taken_for_an_entry(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    with started([str(JOB), str(cache), "10000"], tmp_path / "streams", [job_environment(tmp_path, SEED="1")]) as [dying]:
+    with started([str(JOB), str(cache), "10000"], tmp_path / "streams", [job_environment(tmp_path, SEED="1")]) as [
+        dying
+    ]:
         dying.stdout.readline()
         dying.send_signal(signal.SIGKILL)
         assert dying.wait() == -signal.SIGKILL

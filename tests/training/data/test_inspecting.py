@@ -75,9 +75,19 @@ def broken(change: Any) -> list[dict[str, Tensor]]:
         (lambda batch: batch.update(labels=batch["labels"][:, :5]), "shape of labels", "info", ((1, None),)),
         (lambda batch: batch.update(text_batches()[0]), "repeated batch", "warning", ((1, None),)),
         (lambda batch: [value[1].copy_(value[0]) for value in batch.values()], "repeated sample", "warning", ((1, 1),)),
-        (lambda batch: batch.update(extra=torch.tensor([1.0, float("nan"), 1, 1])), "nonfinite extra", "critical", ((1, 1),)),
+        (
+            lambda batch: batch.update(extra=torch.tensor([1.0, float("nan"), 1, 1])),
+            "nonfinite extra",
+            "critical",
+            ((1, 1),),
+        ),
         (lambda batch: batch.update(extra=torch.zeros(4, 2)), "constant extra", "warning", ((1, None),)),
-        (lambda batch: batch.update(extra=torch.rand(4, 2, dtype=torch.float64)), "float64 extra", "info", ((1, None),)),
+        (
+            lambda batch: batch.update(extra=torch.rand(4, 2, dtype=torch.float64)),
+            "float64 extra",
+            "info",
+            ((1, None),),
+        ),
         (lambda batch: batch.update(extra=torch.rand(4, 3, 2, 2) * 255), "range extra", "info", ((1, None),)),
         (lambda batch: batch.update(extra=torch.empty(4, 0)), "empty extra", "critical", ((1, None),)),
     ],
@@ -237,5 +247,7 @@ def test_a_look_is_no_data_wait_of_the_run(tmp_path: Path, monkeypatch: pytest.M
     recording = Recording(tmp_path / "record")
     assert [step for step, _ in recording.series("phase/data_s")] == [*range(1, 11)]
     seconds = dict(recording.series("step_time_s"))
-    counted = {step: round(value * seconds[step]) for step, value in recording.series("samples_per_s") if step in seconds}
+    counted = {
+        step: round(value * seconds[step]) for step, value in recording.series("samples_per_s") if step in seconds
+    }
     assert set(counted.values()) == {4}

@@ -222,7 +222,9 @@ def losses_of(loop: perfagent.Loop, loader: DataLoader[Any], steps: int | None =
 )
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.usefixtures("one_thread")
-def test_a_run_that_was_interrupted_goes_on_with_the_same_losses(make: Any, collate: Any, steps: int, workers: int) -> None:
+def test_a_run_that_was_interrupted_goes_on_with_the_same_losses(
+    make: Any, collate: Any, steps: int, workers: int
+) -> None:
     whole = losses_of(token_loop(), token_loader(make, collate, workers))
     first = token_loop()
     begun = losses_of(first, token_loader(make, collate, workers), steps=steps)

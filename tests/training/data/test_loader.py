@@ -91,7 +91,9 @@ def test_the_settings_make_a_loader() -> None:
 
 @pytest.mark.parametrize("ranks", [0, "2"])
 def test_a_wrong_number_of_ranks_is_refused(ranks: Any) -> None:
-    with pytest.raises(ConfigError, match="ranks_on_node is the number of training processes on this machine, 1 or more"):
+    with pytest.raises(
+        ConfigError, match="ranks_on_node is the number of training processes on this machine, 1 or more"
+    ):
         loader_defaults(ranks_on_node=ranks)
 
 
@@ -213,7 +215,9 @@ def test_another_number_of_workers_is_refused_in_a_sentence(tmp_path: Path) -> N
     state = first.state_dict()
     second = row_loop()
     second.load_state_dict(state)
-    with pytest.raises(ConfigError, match="torchdata wants the num_workers that it was saved with, and this loader has 1"):
+    with pytest.raises(
+        ConfigError, match="torchdata wants the num_workers that it was saved with, and this loader has 1"
+    ):
         losses_of(second, LOADERS["map-style"](1))
 
 

@@ -105,7 +105,9 @@ def test_a_set_of_integers_knows_its_neighbors(members: set[int], asked: list[in
 @pytest.mark.parametrize("capacity", [1, 63, 64, 65, 4095, 4096, 1_000_000])
 def test_a_row_may_be_exactly_full_at_any_capacity(capacity: int) -> None:
     parts = [capacity, *([capacity // 2, capacity - capacity // 2] if capacity > 1 else [])]
-    assert [sum(parts[index] for index in row) for row in pack(parts, capacity)] == [capacity] * (2 if capacity > 1 else 1)
+    assert [sum(parts[index] for index in row) for row in pack(parts, capacity)] == [capacity] * (
+        2 if capacity > 1 else 1
+    )
 
 
 def test_tensors_and_arrays_are_lengths_too() -> None:

@@ -109,7 +109,9 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> tupl
 
 
 @pytest.mark.parametrize("source", ["loader", "iterable"])
-def test_the_wait_for_data_is_seen_and_counted_once(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_data_is_seen_and_counted_once(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = Slow(6)
     inner: Any = DataLoader(slow, batch_size=None) if source == "loader" else slow
     waited, recording = recorded(tmp_path, monkeypatch, lambda: Prefetcher(inner, "cpu"))
@@ -171,7 +173,9 @@ def test_an_error_comes_after_the_batches_before_it() -> None:
 
 
 def test_the_state_of_a_loader_is_that_of_the_batch_in_hand() -> None:
-    prefetcher = Prefetcher(resumable_loader(TensorDataset(torch.arange(8.0)), batch_size=2, num_workers=0), "cpu", ahead=2)
+    prefetcher = Prefetcher(
+        resumable_loader(TensorDataset(torch.arange(8.0)), batch_size=2, num_workers=0), "cpu", ahead=2
+    )
     reading = prefetcher._through(lambda batch: batch, lambda batch: batch)
     seen = [next(reading)[0].tolist(), next(reading)[0].tolist()]
     state = prefetcher.state_dict()
@@ -179,7 +183,10 @@ def test_the_state_of_a_loader_is_that_of_the_batch_in_hand() -> None:
     other.load_state_dict(state)
     assert seen + [batch.tolist() for (batch,) in other] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     prefetcher.load_state_dict(state)
-    assert [batch.tolist() for (batch,) in prefetcher._through(lambda batch: batch, lambda batch: batch)] == [[4, 5], [6, 7]]
+    assert [batch.tolist() for (batch,) in prefetcher._through(lambda batch: batch, lambda batch: batch)] == [
+        [4, 5],
+        [6, 7],
+    ]
 
 
 # ---- what a batch may be

@@ -1,7 +1,8 @@
-"""`python ranks_job.py FOLDER`: two ranks train the same model in every way the loop knows; each writes what came out of it.
+"""`python ranks_job.py FOLDER`: two ranks train the same model in every way the loop knows; each writes what came out
+of it.
 
-Rank 1 is a fork of rank 0.
-Micro-batches have unequal numbers of items on both ranks, the last window of an epoch is shorter, gradients are clipped.
+Rank 1 is a fork of rank 0. Micro-batches have unequal numbers of items on both ranks, the last window of an epoch is
+shorter, gradients are clipped.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ def held_out(model: Callable[[torch.Tensor], torch.Tensor]) -> float:
         return float(loss_of(model, batches_of(9, 1)[0]))
 
 
-def train(model: Any, optimizer: Any, data: Any, *, steps: int = STEPS, items: Any = None, **options: Any) -> dict[str, Any]:
+def train(
+    model: Any, optimizer: Any, data: Any, *, steps: int = STEPS, items: Any = None, **options: Any
+) -> dict[str, Any]:
     loop = perfagent.loop(model, optimizer, **{"grad_accum": ACCUMULATED, "clip_norm": CLIP, **options})
     norms = []
     for batch in loop.batches(data, epochs=None, items=items, steps=steps):
@@ -120,7 +123,13 @@ def zero(stage: int, data: Any, **options: Any) -> dict[str, Any]:
 
     model = net()
     config = perfagent.zero_config(
-        stage, micro_batch=1, precision="fp32", grad_accum=ACCUMULATED, clip_norm=CLIP, device="cpu", bucket_elements=1000
+        stage,
+        micro_batch=1,
+        precision="fp32",
+        grad_accum=ACCUMULATED,
+        clip_norm=CLIP,
+        device="cpu",
+        bucket_elements=1000,
     )
     engine = deepspeed.initialize(model=model, optimizer=adamw(model), config=config, dist_init_required=False)[0]
     said = train(engine, None, data, grad_accum=None, clip_norm=None, **options)
@@ -156,7 +165,11 @@ def reductions(rank: int) -> dict[str, Any]:
 
     def counting(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         calls["ddp"] += 1
-        return dist.all_reduce(bucket.buffer().div_(2), group=group, async_op=True).get_future().then(lambda f: f.value()[0])
+        return (
+            dist.all_reduce(bucket.buffer().div_(2), group=group, async_op=True)
+            .get_future()
+            .then(lambda f: f.value()[0])
+        )
 
     model = perfagent.ddp(net())
     counting.__annotations__ = {}  # torch wants classes there, not their names
@@ -204,7 +217,11 @@ def uneven_loaders(rank: int) -> dict[str, Any]:
             loss = loss_of(model, batch)
         loop.backward(loss)
         loop.step()
-    return {"steps": loop.step_count, "weights": flat(model), "refused": refused(lambda: next(loop.batches([0] * (7 - rank))))}
+    return {
+        "steps": loop.step_count,
+        "weights": flat(model),
+        "refused": refused(lambda: next(loop.batches([0] * (7 - rank)))),
+    }
 
 
 def refused(call: Callable[[], Any]) -> str:

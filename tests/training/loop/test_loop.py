@@ -421,7 +421,9 @@ def train(loop: perfagent.Loop, data: Any, steps: int | None = None) -> list[flo
     return [step(loop, batch) for batch in loop.batches(data, 3, steps=steps)]
 
 
-@pytest.mark.parametrize(("case", "stop"), [*itertools.product(("shuffled", "generator", "stream"), STOPS), ("workers", 3)])
+@pytest.mark.parametrize(
+    ("case", "stop"), [*itertools.product(("shuffled", "generator", "stream"), STOPS), ("workers", 3)]
+)
 def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(case: str, stop: int) -> None:
     def source() -> Any:
         if case == "generator":

@@ -1,4 +1,5 @@
-"""Two ranks over gloo: every strategy trains as one process with big batches, and what cannot work is refused on all ranks."""
+"""Two ranks over gloo: every strategy trains as one process with big batches, and what cannot work is refused on all
+ranks."""
 
 from __future__ import annotations
 
@@ -127,7 +128,12 @@ def test_the_fp16_hook_works_over_gloo(ranks: list[dict[str, Any]], truth: dict[
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[dict[str, Any]], strategy: str) -> None:
     for said in ranks:
-        assert said["skipping_together"][strategy] == {"skipped": [True, False], "kept": True, "scale": 512.0, "moved": True}
+        assert said["skipping_together"][strategy] == {
+            "skipped": [True, False],
+            "kept": True,
+            "scale": 512.0,
+            "moved": True,
+        }
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
@@ -180,7 +186,9 @@ def test_one_process_goes_on_from_a_checkpoint_of_two_ranks(ranks: list[dict[str
     assert short.epoch == 1
 
 
-def test_a_sharded_checkpoint_is_refused_by_a_model_that_is_not_sharded(ranks: list[dict[str, Any]], folder: Path) -> None:
+def test_a_sharded_checkpoint_is_refused_by_a_model_that_is_not_sharded(
+    ranks: list[dict[str, Any]], folder: Path
+) -> None:
     assert ranks
     loop = ranks_job.checkpointed(ranks_job.net(), folder / "sharded")
     with pytest.raises(CheckpointError, match=r"wrap the model with perfagent\.fsdp"):

@@ -28,7 +28,9 @@ class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(5, 4)
-        self.body = nn.ModuleDict({"layers": nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(3)])})
+        self.body = nn.ModuleDict(
+            {"layers": nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(3)])}
+        )
         self.head = nn.Linear(4, 5)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -85,12 +87,15 @@ def test_options_of_ddp_reach_it_and_impossible_ones_are_refused(alone: None) ->
     ("device", "config", "backend"),
     [
         ("cpu", "cpu:gloo,cuda:gloo", "gloo"),
-        ("cuda", "cpu:gloo,cuda:nccl", "nccl"),  # init_process_group() without a backend, and what asynchronous saves ask for
+        # init_process_group() without a backend, and what asynchronous saves ask for
+        ("cuda", "cpu:gloo,cuda:nccl", "nccl"),
         ("cpu", "cpu:gloo,cuda:nccl", "gloo"),
         ("cuda", "cuda:nccl", "nccl"),
     ],
 )
-def test_a_hook_is_judged_by_the_backend_of_the_device_that_gradients_are_on(device: str, config: str, backend: str) -> None:
+def test_a_hook_is_judged_by_the_backend_of_the_device_that_gradients_are_on(
+    device: str, config: str, backend: str
+) -> None:
     assert backend_for(torch.device(device), config) == backend
 
 

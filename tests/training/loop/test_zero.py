@@ -53,11 +53,15 @@ def test_what_is_written_has_no_conflict_and_is_a_configuration_of_deepspeed(sta
 
 
 def test_overrides_are_laid_over_and_judged() -> None:
-    config = perfagent.zero_config(2, micro_batch=1, device="cuda", overrides={"zero_optimization": {"reduce_bucket_size": 7}})
+    config = perfagent.zero_config(
+        2, micro_batch=1, device="cuda", overrides={"zero_optimization": {"reduce_bucket_size": 7}}
+    )
     assert config["zero_optimization"]["reduce_bucket_size"] == 7
     assert config["zero_optimization"]["stage"] == 2
     with pytest.raises(ConfigError, match=r'zero_optimization\.reduce_bucket_size is "auto"'):
-        perfagent.zero_config(2, micro_batch=1, device="cuda", overrides={"zero_optimization": {"reduce_bucket_size": "auto"}})
+        perfagent.zero_config(
+            2, micro_batch=1, device="cuda", overrides={"zero_optimization": {"reduce_bucket_size": "auto"}}
+        )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +154,9 @@ def test_a_lock_of_a_build_that_goes_on_is_no_conflict(no_extensions: Path) -> N
     assert stale_locks() == []
 
 
-def test_the_folder_of_extensions_is_the_one_that_torch_uses(no_extensions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_extensions_is_the_one_that_torch_uses(
+    no_extensions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch.utils import cpp_extension
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(no_extensions / "cache"))

@@ -46,7 +46,8 @@ training.backward(after)
 training.step()
 last = torch.cat([p.detach().flatten() for p in plain.parameters()])
 
-for _ in training.batches(iter([None])):  # a loader without a length, of which nobody knows whether the ranks' are equal
+# a loader without a length, of which nobody knows whether the ranks' are equal
+for _ in training.batches(iter([None])):
     split.backward(mine, compute)
     training.step()
 streamed = torch.cat([p.detach().flatten() for p in plain.parameters()])

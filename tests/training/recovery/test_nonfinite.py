@@ -89,7 +89,11 @@ def test_a_scheduler_that_computes_from_its_base_stays_lowered() -> None:
         lambda optimizer: SCHEDULES.OneCycleLR(optimizer, 0.1, total_steps=40),
         lambda optimizer: SCHEDULES.CyclicLR(optimizer, 0.01, 0.1),
         lambda optimizer: SCHEDULES.ChainedScheduler(
-            [SCHEDULES.SequentialLR(optimizer, [SCHEDULES.ConstantLR(optimizer), SCHEDULES.LambdaLR(optimizer, [float])], [2])]
+            [
+                SCHEDULES.SequentialLR(
+                    optimizer, [SCHEDULES.ConstantLR(optimizer), SCHEDULES.LambdaLR(optimizer, [float])], [2]
+                )
+            ]
         ),
         lambda optimizer: SCHEDULES.CosineAnnealingLR(optimizer, 20),
     ],

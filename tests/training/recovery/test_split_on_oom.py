@@ -69,7 +69,9 @@ def test_what_was_found_stays_for_the_next_batch() -> None:
 def test_when_a_single_row_does_not_fit_the_error_comes_through_as_it_was() -> None:
     training = a_loop()
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
-        SplitOnOom(training).backward((torch.randn(4, 4).double(), torch.randn(4, 2).double()), memory_for(0, training.model, []))
+        SplitOnOom(training).backward(
+            (torch.randn(4, 4).double(), torch.randn(4, 2).double()), memory_for(0, training.model, [])
+        )
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
@@ -90,13 +92,20 @@ def test_a_batch_without_any_item_leaves_the_weights_as_they_are() -> None:
     training = a_loop()
     before = [parameter.detach().clone() for parameter in training.model.parameters()]
     split = SplitOnOom(training, items=lambda piece: 0)
-    split.backward((torch.randn(4, 4).double(), torch.randn(4, 2).double()), lambda piece: training.model(piece[0]).sum())
+    split.backward(
+        (torch.randn(4, 4).double(), torch.randn(4, 2).double()), lambda piece: training.model(piece[0]).sum()
+    )
     training.step()
     assert all(torch.equal(old, new) for old, new in zip(before, training.model.parameters(), strict=True))
 
 
 def test_batches_of_every_form_are_cut_by_rows() -> None:
-    batch = {"ids": torch.arange(5), "pair": (torch.zeros(5, 2), [torch.ones(5)]), "names": ["a", "b", "c", "d", "e"], "k": 3}
+    batch = {
+        "ids": torch.arange(5),
+        "pair": (torch.zeros(5, 2), [torch.ones(5)]),
+        "names": ["a", "b", "c", "d", "e"],
+        "k": 3,
+    }
     first, second = cut(batch, 2)
     assert first["ids"].tolist() == [0, 1]
     assert second["ids"].tolist() == [2, 3, 4]

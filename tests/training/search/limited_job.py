@@ -1,4 +1,5 @@
-"""find_batch_size in a process whose address space is limited, so that memory really ends; and one with ranks. Prints JSON."""
+"""find_batch_size in a process whose address space is limited, so that memory really ends; and one with ranks. Prints
+JSON."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def limited() -> None:
                 "found": found,
                 "ran": max(alive),
                 "failed": [trial.batch_size for trial in trials if not trial.fits],
-                "same": all(torch.equal(one, other) for one, other in zip(before, model.state_dict().values(), strict=True)),
+                "same": all(
+                    torch.equal(one, other) for one, other in zip(before, model.state_dict().values(), strict=True)
+                ),
                 "generator": bool(torch.equal(generator, torch.get_rng_state())),
                 "state": len(optimizer.state),
                 "grown_mb": (after - resident) / MB,

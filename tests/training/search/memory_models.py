@@ -49,7 +49,11 @@ def convolutions() -> Parts:
 
 def gpt() -> Parts:
     model = GPT(width=96, layers=3, context=64)
-    return model, (torch.randint(0, 256, (8, 64)), torch.randint(0, 256, (8, 64))), torch.optim.AdamW(model.parameters())
+    return (
+        model,
+        (torch.randint(0, 256, (8, 64)), torch.randint(0, 256, (8, 64))),
+        torch.optim.AdamW(model.parameters()),
+    )
 
 
 def encoder() -> Parts:
@@ -71,7 +75,11 @@ class Recurrent(nn.Module):
 
 def lstm() -> Parts:
     model = Recurrent()
-    return model, (torch.randint(0, 500, (16, 40)), torch.randint(0, 500, (16, 40))), torch.optim.AdamW(model.parameters())
+    return (
+        model,
+        (torch.randint(0, 500, (16, 40)), torch.randint(0, 500, (16, 40))),
+        torch.optim.AdamW(model.parameters()),
+    )
 
 
 def frozen() -> Parts:
@@ -129,7 +137,11 @@ class Separable(nn.Module):
 
 def separable() -> Parts:
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2, padding=1), Separable(16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
+        nn.Conv2d(3, 16, 3, stride=2, padding=1),
+        Separable(16),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 10),
     )
     return model, (torch.randn(8, 3, 64, 64), torch.randint(0, 10, (8,))), torch.optim.RMSprop(model.parameters())
 
@@ -157,7 +169,8 @@ def loss_of(output: Tensor, batch: Any) -> Tensor:
 
 
 def measured_peak(name: str, *, half: bool = False, prepare: Callable[[nn.Module], object] = lambda model: None) -> int:
-    """Bytes at the largest moment of three steps, weights included: the running sum of what the profiler saw allocated."""
+    """Bytes at the largest moment of three steps, weights included: the running sum of what the profiler saw
+    allocated."""
     gc.collect()
     torch.manual_seed(0)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:

@@ -27,7 +27,8 @@ HERE = Path(__file__).parent
 
 
 class Training:
-    """Everything that a step can change: weights, running statistics, moments, a schedule, a scale, an average, generators."""
+    """Everything that a step can change: weights, running statistics, moments, a schedule, a scale, an average,
+    generators."""
 
     def __init__(self, room: int) -> None:
         torch.manual_seed(4)
@@ -122,7 +123,8 @@ def test_a_function_that_hides_its_model_is_restored_too() -> None:
     try:
         assert find_batch_size(step, limit=8) == 8
     finally:
-        registry.clear()  # an optimizer that lives on, and never steps, would pass for the one that counts in other tests
+        # an optimizer that lives on, and never steps, would pass for the one that counts in other tests
+        registry.clear()
     assert all(torch.equal(one, p) for one, p in zip(before, model.parameters(), strict=True))
     assert not optimizer.state
     assert all(p.grad is None for p in model.parameters())
@@ -150,7 +152,12 @@ def test_a_schedule_is_restored_wherever_the_step_has_it_from(where: str) -> Non
 
     found: dict[str, Any] = {"train": train, "schedule": schedule}
     exec("def by_global(size): train(size, schedule)", found)  # globals without a __name__: the function has no module
-    steps = {"default": by_default, "keyword-only default": by_keyword, "closure": by_closure, "global": found["by_global"]}
+    steps = {
+        "default": by_default,
+        "keyword-only default": by_keyword,
+        "closure": by_closure,
+        "global": found["by_global"],
+    }
     assert find_batch_size(steps[where], limit=8) == 8
     assert (schedule.last_epoch, optimizer.param_groups[0]["lr"]) == (0, 1.0)
 
@@ -182,7 +189,10 @@ def test_no_hook_stays_and_errors_go_through_with_everything_restored() -> None:
     with pytest.raises(ZeroDivisionError, match="a bug of the user's"):
         find_batch_size(step)
     assert training.state() == before
-    assert (len(hooks_of_modules._global_forward_pre_hooks), len(hooks_of_optimizers._global_optimizer_pre_hooks)) == hooks
+    assert (
+        len(hooks_of_modules._global_forward_pre_hooks),
+        len(hooks_of_optimizers._global_optimizer_pre_hooks),
+    ) == hooks
 
 
 def test_the_running_job_hears_nothing_of_the_search(tmp_path: Path) -> None:
@@ -211,7 +221,8 @@ def test_memory_that_really_ends_is_survived_and_given_back(tmp_path: Path) -> N
     assert seen["generator"]
     assert seen["state"] == 0
     assert seen["large_tensors"] == 0
-    assert seen["grown_mb"] < 4 * seen["found"] / 3, seen  # a third of one step of that size: what many steps had was given back
+    # a third of one step of that size: what many steps had was given back
+    assert seen["grown_mb"] < 4 * seen["found"] / 3, seen
 
 
 def test_ranks_try_the_same_sizes_and_a_step_that_communicates_is_refused(tmp_path: Path) -> None:
@@ -247,7 +258,12 @@ def test_a_host_that_would_be_filled_is_not_tried() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [((7,), "a function of a batch size"), ((print, 0), "start"), ((print, 1, 2.5), "limit"), ((print, 8, 4), "below start")],
+    [
+        ((7,), "a function of a batch size"),
+        ((print, 0), "start"),
+        ((print, 1, 2.5), "limit"),
+        ((print, 8, 4), "below start"),
+    ],
 )
 def test_wrong_use_is_said(arguments: tuple[Any, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

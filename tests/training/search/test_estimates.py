@@ -32,13 +32,22 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 import memory_models as trainings  # noqa: E402 - what is measured in a process of its own
 
-CASES = (*trainings.MODELS, "gpt/bf16", "mlp/bf16", "convolutions/bf16", "autoencoder/bf16", "separable/bf16", "gpt/checkpointed")
+CASES = (
+    *trainings.MODELS,
+    "gpt/bf16",
+    "mlp/bf16",
+    "convolutions/bf16",
+    "autoencoder/bf16",
+    "separable/bf16",
+    "gpt/checkpointed",
+)
 EVERYDAY = ("mlp", "convolutions", "gpt", "adapters", "gpt/bf16", "gpt/checkpointed")
 
 
 @pytest.fixture(scope="module")
 def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """Bytes at the peak, seen by torch.profiler in a process that does nothing else; of the cases that tests ask for."""
+    """Bytes at the peak, seen by torch.profiler in a process that does nothing else; of the cases that tests ask
+    for."""
     folder = tmp_path_factory.mktemp("measured")
     names = {item.name for item in request.session.items}
     cases = [case for case in CASES if case in EVERYDAY or any(name.endswith(f"[{case}]") for name in names)]
@@ -55,12 +64,16 @@ def estimated(case: str) -> MemoryEstimate:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as where it was measured: torch chooses the implementation of a convolution by them
     try:
-        return estimate_memory(model, batch, optimizer=optimizer, precision=precision, checkpointing=how == "checkpointed")  # type: ignore[arg-type]
+        return estimate_memory(
+            model, batch, optimizer=optimizer, precision=precision, checkpointing=how == "checkpointed"
+        )  # type: ignore[arg-type]
     finally:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("case", [case if case in EVERYDAY else pytest.param(case, marks=pytest.mark.long) for case in CASES])
+@pytest.mark.parametrize(
+    "case", [case if case in EVERYDAY else pytest.param(case, marks=pytest.mark.long) for case in CASES]
+)
 def test_the_estimate_is_within_a_tenth_of_what_the_profiler_sees(case: str, measured: dict[str, int]) -> None:
     estimate = estimated(case)
     assert estimate.total_bytes == pytest.approx(measured[case], rel=0.10)
@@ -129,7 +142,9 @@ def test_quantized_weights_take_their_bits() -> None:
     plain, int8, nf4 = (
         estimate_memory(Decoder(shape), batch, lora=4, quantize=kind, device="cpu") for kind in (None, "int8", "nf4")
     )
-    matrices = sum(m.weight.numel() for n, m in Decoder(shape).named_modules() if isinstance(m, nn.Linear) and n != "head")
+    matrices = sum(
+        m.weight.numel() for n, m in Decoder(shape).named_modules() if isinstance(m, nn.Linear) and n != "head"
+    )
     assert plain.weights_bytes - int8.weights_bytes == pytest.approx(3 * matrices, rel=0.01)
     assert plain.weights_bytes - nf4.weights_bytes == pytest.approx((4 - 4.127 / 8) * matrices, rel=0.001)
     assert nf4.trainable == int8.trainable == plain.trainable
@@ -167,7 +182,8 @@ def test_a_model_of_seven_billion_parameters_needs_no_memory_to_be_estimated() -
 
 
 class Gated(nn.Module):
-    """Reads a value back in the middle, as routers and beams do. Its buffer and dropout are state that must not move."""
+    """Reads a value back in the middle, as routers and beams do. Its buffer and dropout are state that must not
+    move."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +231,8 @@ def test_a_fused_optimizer_makes_no_temporaries() -> None:
     fused = estimate_memory(model, batch, optimizer=torch.optim.AdamW(model.parameters(), fused=True))
     together = estimate_memory(model, batch, optimizer=torch.optim.AdamW(model.parameters(), foreach=True))
     assert fused.total_bytes <= single.total_bytes < together.total_bytes
-    assert estimate_memory(model, batch, device="cuda").total_bytes > single.total_bytes  # CUDA's default is all at once
+    # CUDA's default is all at once
+    assert estimate_memory(model, batch, device="cuda").total_bytes > single.total_bytes
 
 
 def test_the_running_job_hears_nothing_of_it(tmp_path: Path) -> None:
@@ -373,14 +390,18 @@ def test_a_batch_larger_than_the_dataset_is_estimated_as_large_as_it_is(
 
 def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert (
-        run_command("--layers", "2", "--width", "128", "--heads", "2", "--vocabulary", "256", "--sequence", "64", "--lora", "4")
+        run_command(
+            "--layers", "2", "--width", "128", "--heads", "2", "--vocabulary", "256", "--sequence", "64", "--lora", "4"
+        )
         == 0
     )
     shown = capsys.readouterr().out
     assert "a decoder of 2 layers" in shown
     assert "in the backward pass" in shown
     assert "LoRA of rank 4 beside 14 linear layers" in shown
-    (tmp_path / "pair.py").write_text("import torch\ndef made():\n    return torch.nn.Linear(8, 2), torch.zeros(4, 8)\n")
+    (tmp_path / "pair.py").write_text(
+        "import torch\ndef made():\n    return torch.nn.Linear(8, 2), torch.zeros(4, 8)\n"
+    )
     assert run_command(f"{tmp_path / 'pair.py'}:made", "--optimizer", "sgd", "--json") == 0
     assert json.loads(capsys.readouterr().out)["weights_bytes"] == 4 * 18
     assert run_command("--demo", "--json") == 0

@@ -47,7 +47,9 @@ def slow_job(**changed: Any) -> TuningJob:
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 4))
     given: dict[str, Any] = {"dataset": Slow(), "batch_size": 4}
-    return TuningJob(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.1), loss=loss, **(given | changed))
+    return TuningJob(
+        model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.1), loss=loss, **(given | changed)
+    )
 
 
 def state_of(job: TuningJob) -> str:
@@ -77,7 +79,9 @@ def test_larger_batches_and_channels_last_are_tried_where_they_can_be() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 4))
     data = TensorDataset(torch.randn(64, 3, 8, 8), torch.randint(0, 4, (64,)))
     job = slow_job(dataset=TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,))), precision="bf16")
-    conv = TuningJob(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, fused=True), loss=loss, dataset=data)
+    conv = TuningJob(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, fused=True), loss=loss, dataset=data
+    )
     assert conv.batch_size == 32
     changes = [step.change for step in tune(conv, steps=2, rounds=1).steps]
     assert "precision='bf16'" in changes
@@ -144,7 +148,9 @@ def test_the_command_prints_the_gain_of_each_step(capsys: pytest.CaptureFixture[
     assert float(spread) >= 0
     assert result.startswith(("kept: fewer larger steps", "left out: "))
     assert any(line.startswith(("all that was kept", "nothing pays here")) for line in lines)
-    assert run_command(str(tmp_path / "mine.py"), "--steps", "1", "--rounds", "1", "--largest-batch", "16", "--json") == 0
+    assert (
+        run_command(str(tmp_path / "mine.py"), "--steps", "1", "--rounds", "1", "--largest-batch", "16", "--json") == 0
+    )
     report = json.loads(capsys.readouterr().out)
     assert report["setting"]["batch_size"] == 16
     assert {"change", "before", "after", "gain_pct", "kept"} <= set(report["steps"][0])
@@ -241,12 +247,16 @@ def test_a_file_may_prepare_what_its_function_needs_and_begins_no_run_meanwhile(
     file.write_text(PREPARES + JOB)
     assert job_from(str(file)).batch_size == 16
     assert session.current() is None
-    assert caplog.messages == [f"perfagent: attach() or init() begins no run here: {file} is read for its function job()"]
+    assert caplog.messages == [
+        f"perfagent: attach() or init() begins no run here: {file} is read for its function job()"
+    ]
 
 
 @pytest.mark.parametrize("name", ["tune", "estimate"])
 def test_without_a_file_the_command_prints_how_it_is_used_and_works_on_nothing(name: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "perfagent", name], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "perfagent", name], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert f"usage: perfagent {name} " in done.stderr
     assert "--demo" in done.stderr

@@ -57,7 +57,9 @@ def test_a_loader_that_ends_is_begun_again_and_persistent_workers_end() -> None:
     loaders: list[Any] = []
 
     def make(workers: int) -> Any:
-        loaders.append(DataLoader(Slow(0.001, length=16), batch_size=8, num_workers=workers, persistent_workers=workers > 0))
+        loaders.append(
+            DataLoader(Slow(0.001, length=16), batch_size=8, num_workers=workers, persistent_workers=workers > 0)
+        )
         return loaders[-1]
 
     assert find_num_workers(make, [0, 2], batches=5, most_s=2.0) in (0, 2)

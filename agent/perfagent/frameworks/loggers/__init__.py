@@ -1,8 +1,9 @@
 """What a script logs by other means than `perfagent.log` appears in its run by itself: a file here for each library.
 
-Each says only which call of the library carries which scalars, under which names and at which step (`Logs`); what all of them
-have in common is in capture.py. A library is watched only in a process that imports it by itself, before `attach` or after.
-Patched is what lies underneath: a method of a class, since names of functions may have been bound before there was a run.
+Each says only which call of the library carries which scalars, under which names and at which step (`Logs`); what all
+of them have in common is in capture.py. A library is watched only in a process that imports it by itself, before
+`attach` or after. Patched is what lies underneath: a method of a class, since names of functions may have been bound
+before there was a run.
 
 Our own files for TensorBoard (perfagent.mirror) are written without its SummaryWriter, so that they are not met here.
 """

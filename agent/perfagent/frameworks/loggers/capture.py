@@ -1,10 +1,10 @@
 """What all loggers have in common: a call is captured once, its scalars are read, and the call goes on as it was.
 
-A logger that forwards to another one (the Trainer to TensorBoard) is captured at the outermost call, under the names given there.
-What is logged inside of such a call and was not given to it (by a callback of the script) counts as well.
+A logger that forwards to another one (the Trainer to TensorBoard) is captured at the outermost call, under the names
+given there. What is logged inside of such a call and was not given to it (by a callback of the script) counts as well.
 
-A number is taken as it is, a tensor as `perfagent.log` takes it: without ever waiting for its device. What is no scalar is
-ignored. The call costs one append more; what goes wrong here ends here, and the library's own errors pass through.
+A number is taken as it is, a tensor as `perfagent.log` takes it: without ever waiting for its device. What is no scalar
+is ignored. The call costs one append more; what goes wrong here ends here, and the library's own errors pass through.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _JOINTS = ("/", "_", ".", "-")
 
 
 class Logs(NamedTuple):
-    """What a call logs. step: which it names, None where it names none; own_step: the logger's own count of steps, if it has one.
-    joint: between the name of a dict among the values and the names in it; "" where the library plots none of these. forwarded:
+    """What a call logs. step: which it names, None where it names none; own_step: the logger's own count of steps, if
+    it has one. joint: between the name of a dict among the values and the names in it; "" where the library plots none
+    of these. forwarded:
     the values under the names by which the library forwards them, where these may be others."""
 
     values: Mapping[Any, Any]
@@ -129,8 +130,8 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_forwarded(name: Any, value: Any, outer: Sequence[Logs]) -> bool:
-    """Whether it is one of the values that the outermost logger was given, maybe with something before its name: `train/loss`
-    is the Trainer's `loss`."""
+    """Whether it is one of the values that the outermost logger was given, maybe with something before its name:
+    `train/loss` is the Trainer's `loss`."""
     for given, number in (item for logs in outer for part in (logs.values, logs.forwarded) for item in part.items()):
         tail = str(given)
         same_name = name == tail or str(name).endswith(tuple(joint + tail for joint in _JOINTS))

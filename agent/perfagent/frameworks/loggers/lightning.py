@@ -1,8 +1,8 @@
 """Lightning: what `self.log` hands to the trainer's loggers, whether it has any or none (`logger=False`).
 
-Names are those of its loggers (`train_loss_step`, `val_loss`, `epoch`). Lightning counts batches and the steps of all optimizers;
-the step here is the optimizer step that was completed last. Where the trainer names a step, in an evaluation that logs each of
-its batches, or the module logs one under the name `step`, it is that.
+Names are those of its loggers (`train_loss_step`, `val_loss`, `epoch`). Lightning counts batches and the steps of all
+optimizers; the step here is the optimizer step that was completed last. Where the trainer names a step, in an
+evaluation that logs each of its batches, or the module logs one under the name `step`, it is that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ __all__ = ["install"]
 
 
 def install(library: ModuleType, patch: Patch) -> None:
-    """library: lightning.pytorch.trainer.connectors.logger_connector.logger_connector, or the same under the older name."""
+    """library: lightning.pytorch.trainer.connectors.logger_connector.logger_connector, or the same under the older
+    name."""
     patch(library._LoggerConnector, "log_metrics", _watch_log)
 
 

@@ -1,5 +1,5 @@
-"""MLflow: where `mlflow.log_metric(s)`, `MlflowClient.log_metric` and its `log_batch` meet, whether they wait for the server or
-not.
+"""MLflow: where `mlflow.log_metric(s)`, `MlflowClient.log_metric` and its `log_batch` meet, whether they wait for the
+server or not.
 
 Below `mlflow.log_metric` a step that was not named is 0: mlflow_fluent.py knows which it was.
 """

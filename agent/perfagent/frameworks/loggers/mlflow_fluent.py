@@ -1,7 +1,7 @@
 """MLflow's functions without a client: a call of `mlflow.log_metric(s)` that names no step is of the step in progress.
 
-Scripts that took a function by its name before there was a run (`from mlflow import log_metric`) are looked up: what they call is
-patched where they have it.
+Scripts that took a function by its name before there was a run (`from mlflow import log_metric`) are looked up: what
+they call is patched where they have it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Transformers Trainer: `Trainer.log`, with whatever `report_to`, under the names that its own callbacks write.
 
-Captured is what it hands to its callbacks: what a subclass adds in its own `log` is among it then, and the epoch. The callbacks
-write on the first process only.
+Captured is what it hands to its callbacks: what a subclass adds in its own `log` is among it then, and the epoch. The
+callbacks write on the first process only.
 """
 
 from __future__ import annotations

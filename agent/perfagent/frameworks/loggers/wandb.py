@@ -1,6 +1,7 @@
 """Weights & Biases: `wandb.log` is `Run.log`, bound when a run begins; both call `Run._log`.
 
-`commit=False` adds to a step that later calls go on with: W&B's own count stays where it is, as the step in progress does.
+`commit=False` adds to a step that later calls go on with: W&B's own count stays where it is, as the step in progress
+does.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Runs at interpreter start-up in a process that `perfagent run` started: takes itself out again and waits for torch.
 
-Found through PYTHONPATH. When it is done, sys.path, os.environ and the finders are what they would have been without us, except
-for one finder that is gone when torch (or perfagent) is imported, and os.execv and os.execve, which see to it that a script that
-starts itself anew (with PYTHONHASHSEED=0, say, or after it has looked how many devices there are) is found again: in a job of
-several ranks only until then, since what the ranks agreed on would be told by one that no longer stands for it. The user's own
-sitecustomize, which this file hides, is run last, so that an error in it is reported by Python as ever. Nothing is imported that
-the script might not want.
+Found through PYTHONPATH. When it is done, sys.path, os.environ and the finders are what they would have been without
+us, except for one finder that is gone when torch (or perfagent) is imported, and os.execv and os.execve, which see to
+it that a script that starts itself anew (with PYTHONHASHSEED=0, say, or after it has looked how many devices there are)
+is found again: in a job of several ranks only until then, since what the ranks agreed on would be told by one that no
+longer stands for it. The user's own sitecustomize, which this file hides, is run last, so that an error in it is
+reported by Python as ever. Nothing is imported that the script might not want.
 """
 # ruff: noqa: PTH100, PTH119, PTH120, PTH123, SIM105, BLE001 - pathlib and contextlib are not loaded into a process that is not ours
 
@@ -53,7 +53,8 @@ def _arm() -> None:
 
 
 def _watch(text: str) -> bool:
-    """Has a process beside this worker see how it ends, as `perfagent run` has where it becomes the trainer itself. Forked here:
+    """Has a process beside this worker see how it ends, as `perfagent run` has where it becomes the trainer itself.
+    Forked here:
     there are no threads yet, and what that process imports is imported there."""
     trainer = os.getpid()
     try:
@@ -102,7 +103,8 @@ def _descends_from(ancestor: int) -> bool:
 class _Finder:
     """Waits for the first import of torch or perfagent, lets it happen as ever, starts the session, and is gone.
 
-    Who only looks (importlib.util.find_spec, as transformers does) gets a spec that is never executed: the next look counts too.
+    Who only looks (importlib.util.find_spec, as transformers does) gets a spec that is never executed: the next look
+    counts too.
     """
 
     def __init__(self, text: str, *, alone: bool) -> None:
@@ -111,7 +113,9 @@ class _Finder:
         self._asking: set[int] = set()  # threads that ask the other finders, of which some ask all others as we do
         self._give_back: Callable[[], None] = lambda: None
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         me = get_ident()
         if name not in ("torch", "perfagent") or os.getpid() != self._pid or me in self._asking:
             return None
@@ -168,7 +172,9 @@ class _Finder:
 
     def _told_again(self, path: Any, env: Any) -> Any:
         """The environment with our word in it, for a Python."""
-        if not os.path.basename(os.fsdecode(path)).startswith("python") or not all(isinstance(name, str) for name in env):
+        if not os.path.basename(os.fsdecode(path)).startswith("python") or not all(
+            isinstance(name, str) for name in env
+        ):
             return env
         import json
 

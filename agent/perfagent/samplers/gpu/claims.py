@@ -1,7 +1,7 @@
 """Which boards of this node the ranks of a job report themselves: a file a board in the job's folder.
 
-A scheduler may show each rank its own GPU only (CUDA_VISIBLE_DEVICES of one entry), so that no rank's own environment shows which
-boards belong to the others.
+A scheduler may show each rank its own GPU only (CUDA_VISIBLE_DEVICES of one entry), so that no rank's own environment
+shows which boards belong to the others.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """One GPU, or one MIG slice of it: what it says at each reading, each second and each ten seconds.
 
-Readings of a device are rare and cheap (utilization 2.5 µs, memory 12 µs as measured elsewhere; power and clocks wake the
-device's controller and cost more). Counters that change once a day are read every ten seconds in one call. Process lists take
-milliseconds under the driver's lock and are read every half minute (processes.py).
+Readings of a device are rare and cheap (utilization 2.5 µs, memory 12 µs as measured elsewhere; power and clocks wake
+the device's controller and cost more). Counters that change once a day are read every ten seconds in one call. Process
+lists take milliseconds under the driver's lock and are read every half minute (processes.py).
 
-A MIG slice reports its memory and its GPM figures. Power, its limit, energy and utilization belong to the whole board and would
-be counted once per slice, so that a slice leaves them out; temperature, clocks and errors of the board are reported by each.
+A MIG slice reports its memory and its GPM figures. Power, its limit, energy and utilization belong to the whole board
+and would be counted once per slice, so that a slice leaves them out; temperature, clocks and errors of the board are
+reported by each.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ THROTTLE_REASONS = {
     "hw_thermal": 0x40,
     "power_brake": 0x80,
 }
-"""Bits of nvmlDeviceGetCurrentClocksEventReasons that hold clocks back (idle and set application clocks do not count)."""
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons that hold clocks back (idle and set application clocks do not
+count)."""
 
 _ALL_LINKS = 2**32 - 1
 _KIB = 1024
@@ -49,7 +51,8 @@ FIELDS: dict[str, tuple[int, int]] = {  # name -> (field id, scope), NVML_FI_DEV
     "remap_pending": (144, 0),
     "remap_failed": (145, 0),
 }
-LINK_FIELDS = {"nvlink_sent": (138, _ALL_LINKS), "nvlink_received": (139, _ALL_LINKS)}  # KiB since the driver was loaded
+# KiB since the driver was loaded
+LINK_FIELDS = {"nvlink_sent": (138, _ALL_LINKS), "nvlink_received": (139, _ALL_LINKS)}
 _VALUE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Member of nvmlValue_t by nvmlValueType_t."""
 _ZERO_SAYS_NOTHING = frozenset(("memory_temperature_c",))
@@ -67,7 +70,9 @@ class Gpu:
         pci = self._door.ask("nvmlDeviceGetPciInfo", handle)
         self.pci = text_of(getattr(pci, "busId", "")).lower()
         self.instance = self._number("nvmlDeviceGetGpuInstanceId", slice_handle) if slice_handle is not None else None
-        self.compute = self._number("nvmlDeviceGetComputeInstanceId", slice_handle) if slice_handle is not None else None
+        self.compute = (
+            self._number("nvmlDeviceGetComputeInstanceId", slice_handle) if slice_handle is not None else None
+        )
         self.processes = Processes(self._door, slice_handle if slice_handle is not None else handle)
         whole_or_numbered = slice_handle is None or self.instance is not None
         self._gpm: Gpm | None = Gpm(self._door, handle, self.instance) if whole_or_numbered else None
@@ -80,7 +85,8 @@ class Gpu:
         self._versioned = (version,) if version is not None and self._memory(version) is not None else ()
 
     def readings(self) -> dict[str, float]:
-        """Several times a second: what is worth a mean, a minimum and a maximum. Throttling is 0 or 100 at each reading."""
+        """Several times a second: what is worth a mean, a minimum and a maximum. Throttling is 0 or 100 at each
+        reading."""
         values: dict[str, float] = {}
         memory = self._memory(*self._versioned)
         self.free_bytes = None if memory is None else float(memory.free)
@@ -98,7 +104,8 @@ class Gpu:
             values["sm_clock_mhz"] = clock
         reasons = self._door.ask("nvmlDeviceGetCurrentClocksEventReasons", self.handle)
         if reasons is None and self._door.refuses("nvmlDeviceGetCurrentClocksEventReasons"):
-            reasons = self._door.ask("nvmlDeviceGetCurrentClocksThrottleReasons", self.handle)  # its name before driver 535
+            # its name before driver 535
+            reasons = self._door.ask("nvmlDeviceGetCurrentClocksThrottleReasons", self.handle)
         if reasons is not None:
             for name, bit in THROTTLE_REASONS.items():
                 values[f"throttle_{name}_pct"] = 100.0 if reasons & bit else 0.0
@@ -128,7 +135,8 @@ class Gpu:
         return None if energy is None else energy / 1e3
 
     def rare(self) -> dict[str, float]:
-        """Every ten seconds: fan, limits, links, and the counters of errors (since the driver was loaded, or ever: aggregate)."""
+        """Every ten seconds: fan, limits, links, and the counters of errors (since the driver was loaded, or ever:
+        aggregate)."""
         values: dict[str, float] = {}
         plain = (
             ("fan_pct", "nvmlDeviceGetFanSpeed", 1.0),
@@ -169,8 +177,8 @@ class Gpu:
         return {key: value for key, value in told.items() if value is not None}
 
     def _memory(self, *version: int) -> Any:
-        """total, free and used: in the second version what processes hold, as nvidia-smi tells it. The first, all that drivers
-        before 510 have and WSL answers, counts the driver's own reserve as used (0.3 to 0.9 GB)."""
+        """total, free and used: in the second version what processes hold, as nvidia-smi tells it. The first, all that
+        drivers before 510 have and WSL answers, counts the driver's own reserve as used (0.3 to 0.9 GB)."""
         handle = self._slice if self._slice is not None else self.handle
         return self._door.ask("nvmlDeviceGetMemoryInfo", handle, *version, what=f"memory {version}")
 

@@ -1,7 +1,7 @@
 """GPU performance monitoring (GPM): how much of the chip really works. Hopper and later, without DCGM and without root.
 
-Two samples of the hardware's counters give exact means over the time between them, so that one call a second loses nothing.
-"Utilization" of NVML says only that some kernel ran; `sm_active_pct` says how many of the multiprocessors did.
+Two samples of the hardware's counters give exact means over the time between them, so that one call a second loses
+nothing. "Utilization" of NVML says only that some kernel ran; `sm_active_pct` says how many of the multiprocessors did.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The one door to NVML. Everything behind it is plain code with None for what a device does not report.
 
-A call that the driver refuses for good (not supported, no permission, unknown to an older driver) is asked once per device and
-never again; one that fails for the moment gives None; a device that is gone raises DeviceLost, and only that. A call that hangs
-hangs the courier's thread, which is given two seconds and then replaced (delivery/courier.py). Where the script itself shut NVML
-down, once more than it had started it, NotStarted says so: it can be started again.
+A call that the driver refuses for good (not supported, no permission, unknown to an older driver) is asked once per
+device and never again; one that fails for the moment gives None; a device that is gone raises DeviceLost, and only
+that. A call that hangs hangs the courier's thread, which is given two seconds and then replaced (delivery/courier.py).
+Where the script itself shut NVML down, once more than it had started it, NotStarted says so: it can be started again.
 
 Error codes are NVML's own and part of its ABI: nvmlReturn_t in nvml.h.
 """
@@ -50,7 +50,8 @@ class Door:
     def ask(self, name: str, *arguments: Any, what: str = "", nothing: Any = None) -> Any:
         """The answer of a function of the library; None when the device does not report it. Raises DeviceLost.
 
-        what: names the question where one function answers several. nothing: the answer where there is nothing to report.
+        what: names the question where one function answers several. nothing: the answer where there is nothing to
+        report.
         """
         if (key := what or name) in self._refused:
             return None
@@ -70,7 +71,8 @@ class Door:
                 return nothing
             if code in _FOR_GOOD:
                 self._refused.add(key)
-        except (AttributeError, ctypes.ArgumentError, OSError, UnicodeDecodeError):  # a library that is older, newer or broken
+        # a library that is older, newer or broken
+        except (AttributeError, ctypes.ArgumentError, OSError, UnicodeDecodeError):
             self._refused.add(key)
         return None
 

@@ -1,8 +1,8 @@
 """What this process itself uses of a GPU, and what others on the same GPU use.
 
-The driver's list of processes takes milliseconds under a lock that launches need too, so it is read every half minute, and the
-utilization by process every five seconds. In a container the driver may give the host's process ids; where our own is not
-among them, nothing is said: guessing which one is ours would be wrong on a shared GPU.
+The driver's list of processes takes milliseconds under a lock that launches need too, so it is read every half minute,
+and the utilization by process every five seconds. In a container the driver may give the host's process ids; where our
+own is not among them, nothing is said: guessing which one is ours would be wrong on a shared GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Processes:
         self._listed = False
 
     def read(self, now: float) -> dict[str, float]:
-        """process_memory_bytes, other_memory_bytes, other_processes, process_utilization_pct, as far as the driver gives them."""
+        """process_memory_bytes, other_memory_bytes, other_processes, process_utilization_pct, as far as the driver
+        gives them."""
         values: dict[str, float] = {}
         if now >= self._memory_at:
             self._memory_at = now + MEMORY_EVERY_S

@@ -1,8 +1,9 @@
-"""Samples the GPUs that this process answers for: its own as `gpu/*`, and on one rank of a node the rest as `node_gpu<i>/*`.
+"""Samples the GPUs that this process answers for: its own as `gpu/*`, and on one rank of a node the rest as
+`node_gpu<i>/*`.
 
-NVML is asked twice a second. At 10 Hz and more its calls queue up in the driver, and were seen to block kernel launches.
-Runs on the courier's thread, about twice a second: that thread may hang in the driver, and is replaced when it does. What is
-read at every call is sent once a second as mean, minimum and maximum; counters every ten seconds.
+NVML is asked twice a second. At 10 Hz and more its calls queue up in the driver, and were seen to block kernel
+launches. Runs on the courier's thread, about twice a second: that thread may hang in the driver, and is replaced when
+it does. What is read at every call is sent once a second as mean, minimum and maximum; counters every ten seconds.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ Tell = Callable[[dict[str, Any]], None]
 class GpuSampler:
     """`poll()`, about twice a second.
 
-    emit: takes the values of one moment; tell: takes what happened (an event's data). ordinal: CUDA's number of this rank's
-    device, or None while it has none. step: the step in progress. begun: whether one has ended. elected: whether this rank speaks
-    for the node. period_s: how often values are sent. claims: which boards the other ranks report. library: starts NVML (a test
-    passes its own).
+    emit: takes the values of one moment; tell: takes what happened (an event's data). ordinal: CUDA's number of this
+    rank's device, or None while it has none. step: the step in progress. begun: whether one has ended. elected: whether
+    this rank speaks for the node. period_s: how often values are sent. claims: which boards the other ranks report.
+    library: starts NVML (a test passes its own).
     """
 
     def __init__(
@@ -159,14 +160,15 @@ class GpuSampler:
             with contextlib.suppress(DeviceLost):  # it is reported when it is read
                 described.append(gpu.describe())
         driver = None
-        with contextlib.suppress(DeviceLost):  # a driver that goes at this moment is reported when a device is read, too
+        # a driver that goes at this moment is reported when a device is read, too
+        with contextlib.suppress(DeviceLost):
             driver = door.ask("nvmlSystemGetDriverVersion")
         self._tell({"what": "found", "driver": text_of(driver), "gpus": described})
         self._described = True
 
     def _begin_again(self, now: float) -> None:
-        """NVML counts who started it: a script that shuts it down more often than it started it takes ours along. Handles and the
-        set of events are of no use then."""
+        """NVML counts who started it: a script that shuts it down more often than it started it takes ours along.
+        Handles and the set of events are of no use then."""
         self._found, self._own, self._events, self.free_bytes = None, None, None, None
         self._slices.clear()
         self._intervals.clear()
@@ -197,7 +199,8 @@ class GpuSampler:
         return watched
 
     def _of_ranks(self) -> list[Gpu]:
-        """Devices that other ranks of this node will report, before they say so: rank by rank, as launchers place them."""
+        """Devices that other ranks of this node will report, before they say so: rank by rank, as launchers place
+        them."""
         words = (self._environ.get("LOCAL_WORLD_SIZE") or "1").strip()
         local = int(words) if words.isdigit() else 1
         return self._visible[:local] if local > 1 else []

@@ -1,4 +1,5 @@
-"""Which of the node's GPUs CUDA shows to this process, in which order: CUDA_VISIBLE_DEVICES, with indices, UUIDs and MIG."""
+"""Which of the node's GPUs CUDA shows to this process, in which order: CUDA_VISIBLE_DEVICES, with indices, UUIDs and
+MIG."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ Slices = Callable[[Gpu], list[Gpu]]
 def visible(found: Sequence[Gpu], environ: Mapping[str, str], slices_of: Slices) -> list[Gpu]:
     """The devices in the order in which CUDA counts them in this process.
 
-    An entry is an index, the head of a UUID ("GPU-3f"), a slice ("MIG-<uuid>"), or a slice as drivers before 470 wrote it
-    ("MIG-GPU-<uuid>/<instance>/<compute>"). Everything from the first entry that names nothing is ignored, as CUDA does. A
-    divided GPU shows its first slice only. CUDA counts by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID; the GPUs of a training
-    node are alike, so that order is NVML's. `with_uuid` needs none of this, where torch tells the UUID.
+    An entry is an index, the head of a UUID ("GPU-3f"), a slice ("MIG-<uuid>"), or a slice as drivers before 470 wrote
+    it ("MIG-GPU-<uuid>/<instance>/<compute>"). Everything from the first entry that names nothing is ignored, as CUDA
+    does. A divided GPU shows its first slice only. CUDA counts by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID; the GPUs
+    of a training node are alike, so that order is NVML's. `with_uuid` needs none of this, where torch tells the UUID.
     """
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:

@@ -1,8 +1,8 @@
 """Xid errors: what the NVIDIA driver reports when something goes wrong with a GPU.
 
-NVML's event set is polled with no time to wait. Where events cannot be registered (some containers, vGPU), and once a lost GPU
-has ended them for all, the kernel's log is read instead, if it may be. Codes and their meaning: NVIDIA's catalogue of Xid errors
-(docs.nvidia.com/deploy/xid-errors).
+NVML's event set is polled with no time to wait. Where events cannot be registered (some containers, vGPU), and once a
+lost GPU has ended them for all, the kernel's log is read instead, if it may be. Codes and their meaning: NVIDIA's
+catalogue of Xid errors (docs.nvidia.com/deploy/xid-errors).
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class XidEvents:
 
     def poll(self) -> list[Xid]:
         """What happened since the last call. Never waits."""
-        logged = self._log.poll()  # read on where events say the same: it is to stand in from here on, not from its beginning
+        # read on where events say the same: it is to stand in from here on, not from its beginning
+        logged = self._log.poll()
         if not self._registered:
             return [Xid(self._by_pci(pci), code) for pci, code in logged]
         found: list[Xid] = []
@@ -136,7 +137,8 @@ class KernelLog:
 
     def __del__(self) -> None:
         if self._file is not None:  # a search of many runs in one process would come to its limit of open files
-            with contextlib.suppress(OSError, AttributeError, TypeError):  # at the very end of the process modules are empty
+            # at the very end of the process modules are empty
+            with contextlib.suppress(OSError, AttributeError, TypeError):
                 self._file.close()
 
     def poll(self) -> list[tuple[str, int]]:

@@ -44,7 +44,10 @@ _TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     (r"L4", {"float32": 30.3, "tf32": 60.0, "float16": 121.0, "bfloat16": 121.0, "float8": 242.5}),
     (r"L40", {"float32": 90.5, "tf32": 90.5, "float16": 181.05, "bfloat16": 181.05, "float8": 362.0}),
     (r"L40S", {"float32": 91.6, "tf32": 183.0, "float16": 362.05, "bfloat16": 362.05, "float8": 733.0}),
-    (r"RTX 6000 Ada Generation", {"float32": 91.1, "tf32": 182.1, "float16": 364.2, "bfloat16": 364.2, "float8": 728.5}),
+    (
+        r"RTX 6000 Ada Generation",
+        {"float32": 91.1, "tf32": 182.1, "float16": 364.2, "bfloat16": 364.2, "float8": 728.5},
+    ),
     (r"B200", {"float32": 75.0, "tf32": 1125.0, "float16": 2250.0, "bfloat16": 2250.0, "float8": 4500.0}),
     (r"GB200", {"float32": 80.0, "tf32": 1250.0, "float16": 2500.0, "bfloat16": 2500.0, "float8": 5000.0}),
     (r"GeForce RTX 3080", {"float32": 29.8, "tf32": 29.8, "float16": 59.5, "bfloat16": 59.5}),

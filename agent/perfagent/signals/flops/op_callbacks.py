@@ -56,7 +56,9 @@ def can_clear_here() -> bool:
 def any_here() -> bool:
     """True if this thread, or all threads, have callbacks. Without the C++ functions: True if a profiler is on."""
     functions = _functions()
-    return bool(functions.has() or functions.has_global() if functions else sys.modules["torch"].autograd._profiler_enabled())
+    return bool(
+        functions.has() or functions.has_global() if functions else sys.modules["torch"].autograd._profiler_enabled()
+    )
 
 
 def clear_here() -> None:

@@ -111,7 +111,9 @@ _PRODUCTS: dict[str, Callable[[Shapes], float]] = {
     "aten::_scaled_grouped_mm": lambda shapes: _grouped(shapes[0], shapes[1]),
     "aten::_scaled_grouped_mm_v2": lambda shapes: _grouped(shapes[0], shapes[1]),
 }
-_ATTENTION = re.compile(r"aten::_scaled_dot_product_(flash_attention|efficient_attention|cudnn_attention|fused_attention).*")
+_ATTENTION = re.compile(
+    r"aten::_scaled_dot_product_(flash_attention|efficient_attention|cudnn_attention|fused_attention).*"
+)
 _UNKNOWN = re.compile(
     r"aten::(_flash_attention|_efficient_attention|_thnn_fused|_cudnn_rnn|miopen_rnn|mkldnn_rnn|_fft|_sparse_\w*mm|_cslt_sparse_mm|sparse_sampled)\w*"
     r"|(torch_attn|flash_attn\w*|xformers\w*)::.*|torch_sparse::spmm\w*|pyg::\w+_matmul\w*"
@@ -351,7 +353,9 @@ class Attended:
         self._pairs: dict[tuple[int, int, int], float] = {}
         for (query, key), share in causal.items():
             if len(query) == len(key) == 4:
-                self._pairs[query[0] * query[1], query[2], key[2]] = self._pairs[query[0] * query[1], key[2], query[2]] = share
+                self._pairs[query[0] * query[1], query[2], key[2]] = self._pairs[
+                    query[0] * query[1], key[2], query[2]
+                ] = share
 
     def share(self, op: Op) -> float | None:
         """Returns the share of a product's position pairs that are needed; None if it is not part of attention."""

@@ -49,7 +49,9 @@ class Recording:
         self._undo = [replace(module, name, self._break_off) for module, name in makers]
         ways = ((starts(), self._break_off, self._before_start), (ends(), self._make_way, self._before_end))
         for places, of_kineto, of_legacy in ways:
-            self._undo += [replace(module, name, of_legacy if name.endswith("_legacy") else of_kineto) for module, name in places]
+            self._undo += [
+                replace(module, name, of_legacy if name.endswith("_legacy") else of_kineto) for module, name in places
+            ]
         self._undo.append(replace(torch.autograd.profiler.record_function, "__enter__", self._leave_out, self._go_on))
         profiler = torch._C._profiler
         config = profiler.ProfilerConfig(

@@ -107,7 +107,12 @@ class StepFlops:
     def add(self, step: int, values: dict[str, float], samples: int, tokens: int, seconds: float) -> None:
         """Adds `flops_per_s` and `mfu` to a step's values."""
         flops = self.of(step, samples, tokens)
-        if self.look is not None and self._newest is not None and step == self.look.step and (tokens or self._is_settled(step)):
+        if (
+            self.look is not None
+            and self._newest is not None
+            and step == self.look.step
+            and (tokens or self._is_settled(step))
+        ):
             self.look.size = self._newest[1]
         if flops is None or not seconds:
             return
@@ -149,7 +154,9 @@ class StepFlops:
         counted = self._known.get(size)
         if counted is not None:
             return counted.total
-        alike = [known for known in self._known if known[0] and bool(known[1]) == bool(size[1]) and known[2:] == size[2:]]
+        alike = [
+            known for known in self._known if known[0] and bool(known[1]) == bool(size[1]) and known[2:] == size[2:]
+        ]
         if not alike or not size[0]:
             return None
         near = min(alike, key=lambda known: abs(known[1] - size[1]) + abs(known[0] - size[0]))
@@ -178,7 +185,9 @@ def _multiplies_in_tf32(torch: Any) -> bool:
         return False
 
 
-def own_operations(look: FlopCount, causal: Mapping[tuple[Any, Any], float] | None, model: Any, length: int = 0) -> Counted:
+def own_operations(
+    look: FlopCount, causal: Mapping[tuple[Any, Any], float] | None, model: Any, length: int = 0
+) -> Counted:
     """Returns the operations of all calls of a step together.
 
     causal: (shape of the query, shape of the key) -> share of the pairs that attention needs; None: read it from the
@@ -194,7 +203,9 @@ def own_operations(look: FlopCount, causal: Mapping[tuple[Any, Any], float] | No
     attended = Attended(_causal_shares(look) if causal is None else causal, length)
     if False in look.operators and True in look.operators:
         look.operators[False].close_by(look.operators[True])
-    ways = {backward: count(operators.ran, attended, operators.not_told) for backward, operators in look.operators.items()}
+    ways = {
+        backward: count(operators.ran, attended, operators.not_told) for backward, operators in look.operators.items()
+    }
     forward, behind = ways.get(False, Counted()), ways.get(True, Counted())
     passed, kind = _passed(look, attended)
     if passed.total > forward.total:
@@ -237,7 +248,9 @@ def _causal_shares(look: FlopCount) -> dict[tuple[Any, Any], float]:
     """Returns, by shapes of query and key, the share of pairs that the step's attention needs."""
     if not look.calls:
         ran = (op for operators in look.operators.values() for op in operators.ran)
-        attended = {op.attended[:2] for op in ran if op.attends and len(op.attended) == 3 and all(map(len, op.attended))}
+        attended = {
+            op.attended[:2] for op in ran if op.attends and len(op.attended) == 3 and all(map(len, op.attended))
+        }
         if not attended or not causal_in_compiled_code():
             return {}
         return {(query, key): causal_share(query[-2], key[-2]) for query, key in attended}

@@ -271,7 +271,9 @@ class FlopCount:
             self.broken_off = True
             raise
 
-    def _recorded(self, function: Callable[..., Any], args: Any, kwargs: Any, *, backward: bool, graph: bool = False) -> Any:
+    def _recorded(
+        self, function: Callable[..., Any], args: Any, kwargs: Any, *, backward: bool, graph: bool = False
+    ) -> Any:
         """Runs and records a call. graph: autograd builds a graph of the backward pass, too."""
         p = self._progress
         began = now()

@@ -1,13 +1,14 @@
-"""Activation checkpointing: blocks of the model keep only their inputs, and compute the rest again when the backward pass comes.
+"""Activation checkpointing: blocks of the model keep only their inputs, and compute the rest again when the backward
+pass comes.
 
-Memory for time (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). torch's `checkpoint(use_reentrant=False)`
-does it; here it is put round a model's blocks from outside, and what torch leaves to the user is taken care of: state that a
-block changes as it runs (running statistics, power iterations) is put back for the second computation and does not move twice,
-random numbers of Python and numpy are drawn the same again as torch's are, a key-value cache is not filled twice. Losses,
-gradients, state and random numbers are those without checkpointing.
+Memory for time (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). torch's
+`checkpoint(use_reentrant=False)` does it; here it is put round a model's blocks from outside, and what torch leaves to
+the user is taken care of: state that a block changes as it runs (running statistics, power iterations) is put back for
+the second computation and does not move twice, random numbers of Python and numpy are drawn the same again as torch's
+are, a key-value cache is not filled twice. Losses, gradients, state and random numbers are those without checkpointing.
 
-Names of parameters, hooks, the type of the blocks and `copy.deepcopy` work as before; a pickled model comes back without
-checkpointing. Under FSDP2 and DDP call it before the model is wrapped, and before it is compiled.
+Names of parameters, hooks, the type of the blocks and `copy.deepcopy` work as before; a pickled model comes back
+without checkpointing. Under FSDP2 and DDP call it before the model is wrapped, and before it is compiled.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 
 
 class _Settings:
-    """Of one block, as an attribute of it and copied with it. keep: operators whose results stay in memory. plain: a forward that
-    the block had of its own before. kept: see recomputing."""
+    """Of one block, as an attribute of it and copied with it. keep: operators whose results stay in memory. plain: a
+    forward that the block had of its own before. kept: see recomputing."""
 
     __slots__ = ("keep", "kept", "plain")
 
@@ -63,14 +64,15 @@ def checkpoint_activations(
 ) -> Callable[[], None]:
     """Has blocks of the model compute their activations again in the backward pass; returns what takes it out again.
 
-    mode: "all" blocks; "every:n", the first of each n (every:2 keeps half of the activations); "selective": all blocks, of which
-    the results of matrix products, convolutions and attention stay in memory and only the cheap rest is computed again; or a
-    function of (name, module) that says which modules. Blocks are the items of every list of like modules, such as a
-    transformer's layers. keep: operators (torch.ops.aten...) whose results stay, instead of those of "selective". preserve_rng:
+    mode: "all" blocks; "every:n", the first of each n (every:2 keeps half of the activations); "selective": all blocks,
+    of which the results of matrix products, convolutions and attention stay in memory and only the cheap rest is
+    computed again; or a function of (name, module) that says which modules. Blocks are the items of every list of like
+    modules, such as a transformer's layers. keep: operators (torch.ops.aten...) whose results stay, instead of those of
+    "selective". preserve_rng:
     False saves the reading of the generators' states, for a model that draws nothing at random in its blocks.
 
-    Raises ConfigError where nothing would be checkpointed, or something twice, or where a kept result would be overwritten by a
-    module with inplace=True (by a function such as relu_, torch says so in the backward pass).
+    Raises ConfigError where nothing would be checkpointed, or something twice, or where a kept result would be
+    overwritten by a module with inplace=True (by a function such as relu_, torch says so in the backward pass).
     """
     chosen = _chosen(model, mode)
     operators = _operators(mode, keep)
@@ -126,7 +128,9 @@ def _chosen(model: Any, mode: Any) -> list[tuple[str, nn.Module]]:
         )
     names = {id(module): name for name, module in model.named_modules()}
     if callable(mode):
-        chosen = [(name, module) for name, module in model.named_modules() if module is not model and mode(name, module)]
+        chosen = [
+            (name, module) for name, module in model.named_modules() if module is not model and mode(name, module)
+        ]
     else:
         blocks = blocks_of(nn.ModuleList([model]))
         chosen = [(names[id(block)], block) for block in blocks[:: _stride(mode)]]
@@ -153,7 +157,9 @@ def _check_each(chosen: list[tuple[str, nn.Module]]) -> None:
                 "choose one of them"
             )
         if vars(module).get(_SETTINGS) is not None:
-            raise ConfigError(f"{name} is checkpointed already; call what checkpoint_activations returned to take it out first")
+            raise ConfigError(
+                f"{name} is checkpointed already; call what checkpoint_activations returned to take it out first"
+            )
         if getattr(module, "_compiled_call_impl", None) is not None:
             raise ConfigError(f"{name} is compiled already; call checkpoint_activations before compile")
 
@@ -210,8 +216,12 @@ def _checkpointed(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, 
         return plain(*args, **kwargs)
     if any(kwargs.get(name) is not None for name in _CACHES) or kwargs.get("use_cache"):
         kwargs = _without_cache(block, kwargs)
-    context = _compiled_contexts(settings) if torch.compiler.is_compiling() else _contexts(block, settings, preserve_rng)
-    return checkpoint(functools.partial(plain, **kwargs), *args, use_reentrant=False, preserve_rng_state=preserve_rng, **context)
+    context = (
+        _compiled_contexts(settings) if torch.compiler.is_compiling() else _contexts(block, settings, preserve_rng)
+    )
+    return checkpoint(
+        functools.partial(plain, **kwargs), *args, use_reentrant=False, preserve_rng_state=preserve_rng, **context
+    )
 
 
 def _contexts(block: nn.Module, settings: _Settings, preserve_rng: bool) -> dict[str, Any]:

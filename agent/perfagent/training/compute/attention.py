@@ -1,10 +1,12 @@
-"""`best_attention`: the kernel that a call of scaled_dot_product_attention will run, why, and what to change for a better one.
+"""`best_attention`: the kernel that a call of scaled_dot_product_attention will run, why, and what to change for a
+better one.
 
 The kernel is not guessed: where the tensors are, torch is asked by the function that its own dispatch uses
-(`torch._fused_sdp_choice`), after what autocast will do to them. The reasons come from attention_rules.py. For a GPU that is not
-here, `gpu=Gpu(capability=(9, 0))` answers by the rules alone.
+(`torch._fused_sdp_choice`), after what autocast will do to them. The reasons come from attention_rules.py. For a GPU
+that is not here, `gpu=Gpu(capability=(9, 0))` answers by the rules alone.
 
-Which length of sequence makes which kernel worthwhile is a matter of the machine: `perfagent bench attention` measures it.
+Which length of sequence makes which kernel worthwhile is a matter of the machine: `perfagent bench attention` measures
+it.
 """
 
 from __future__ import annotations
@@ -37,11 +39,13 @@ _FUSED: tuple[Kernel, ...] = ("cudnn", "flash", "efficient")
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """kernel: flash, efficient, cudnn (fused: scores are never written to memory), math (matrix products with all scores in
-    memory), explicit (the same, in the model's own code), or none (torch will raise, or there is nothing to compute). why: the
-    reason, in a sentence. change: what to do for a faster kernel or a smaller call; empty where there is nothing. score_bytes:
-    memory of one matrix of scores, of which math keeps about two for the backward pass; 0 for fused kernels. obstacles: what
-    keeps each kernel away that torch would have preferred. predicted: by the rules for another GPU, not by torch on this machine.
+    """kernel: flash, efficient, cudnn (fused: scores are never written to memory), math (matrix products with all
+    scores in memory), explicit (the same, in the model's own code), or none (torch will raise, or there is nothing to
+    compute). why: the reason, in a sentence. change: what to do for a faster kernel or a smaller call; empty where
+    there is nothing. score_bytes:
+    memory of one matrix of scores, of which math keeps about two for the backward pass; 0 for fused kernels. obstacles:
+    what keeps each kernel away that torch would have preferred. predicted: by the rules for another GPU, not by torch
+    on this machine.
     """
 
     kernel: Kernel
@@ -74,11 +78,12 @@ def best_attention(
 ) -> AttentionChoice:
     """The kernel for these tensors, in the autocast, grad mode and sdpa_kernel context in which it is asked.
 
-    q, k, v: (batch, heads, length, width), as given to torch.nn.functional.scaled_dot_product_attention; tensors on the meta
-    device will do with `gpu`. causal, mask, dropout, gqa: its is_causal, attn_mask, dropout_p and enable_gqa. weights: the model
-    needs the attention weights themselves. gpu: answer for this GPU instead of the tensors' device.
+    q, k, v: (batch, heads, length, width), as given to torch.nn.functional.scaled_dot_product_attention; tensors on the
+    meta device will do with `gpu`. causal, mask, dropout, gqa: its is_causal, attn_mask, dropout_p and enable_gqa.
+    weights: the model needs the attention weights themselves. gpu: answer for this GPU instead of the tensors' device.
 
-    Nothing is computed but a look at the mask; on a GPU that look waits for it. Raises ConfigError for what torch would refuse.
+    Nothing is computed but a look at the mask; on a GPU that look waits for it. Raises ConfigError for what torch would
+    refuse.
     """
     _check(q, k, v, causal, mask, dropout)
     dtype = _autocast_dtype(q, gpu)
@@ -90,7 +95,9 @@ def best_attention(
         )
     switches = Switches.now()
     if 0 in (q.numel(), k.numel(), v.numel()):
-        return AttentionChoice("none", "there is nothing to compute: a sequence is empty", "leave out batches without tokens")
+        return AttentionChoice(
+            "none", "there is nothing to compute: a sequence is empty", "leave out batches without tokens"
+        )
     if weights:
         return AttentionChoice(
             "explicit",
@@ -188,9 +195,13 @@ def _check(q: Any, k: Any, v: Any, causal: bool, mask: Any, dropout: float) -> N
     if q.shape[-1] != k.shape[-1]:
         raise ConfigError(f"q is {q.shape[-1]} wide and k {k.shape[-1]}: their product does not exist; make them equal")
     if k.shape[-2] != v.shape[-2]:
-        raise ConfigError(f"k has {k.shape[-2]} positions and v {v.shape[-2]}: each key needs its value; make them equal")
+        raise ConfigError(
+            f"k has {k.shape[-2]} positions and v {v.shape[-2]}: each key needs its value; make them equal"
+        )
     if mask is not None and causal:
-        raise ConfigError("mask and causal=True exclude each other in torch; put causality into the mask, or leave the mask out")
+        raise ConfigError(
+            "mask and causal=True exclude each other in torch; put causality into the mask, or leave the mask out"
+        )
     if mask is not None and not isinstance(mask, Tensor):
         raise ConfigError(f"mask must be a tensor, boolean or added to the scores, not {type(mask).__name__}")
     if not 0.0 <= dropout <= 1.0:

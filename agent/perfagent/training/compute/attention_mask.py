@@ -1,8 +1,8 @@
 """Reads what a mask says from its shape and numbers: nothing, causality, padding, packed documents, or something of its
 own.
 
-Kernels that take no mask are the fast ones, and most masks in use say what a flag or a list of lengths says as well. Reading a
-mask on a GPU waits for it: this is for looking once, not for every step.
+Kernels that take no mask are the fast ones, and most masks in use say what a flag or a list of lengths says as well.
+Reading a mask on a GPU waits for it: this is for looking once, not for every step.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from torch import Tensor
 
 __all__ = ["MaskKind", "MaskMeaning", "meaning_of"]
 
-MaskKind = Literal["full", "causal", "padding", "causal and padding", "packed", "packed and causal", "bias", "other", "unread"]
+MaskKind = Literal[
+    "full", "causal", "padding", "causal and padding", "packed", "packed and causal", "bias", "other", "unread"
+]
 LARGEST = 1 << 26  # elements of a mask that is looked at
 _NEVER = -1e4  # what is added to scores that are to vanish: at most this in use, -inf or the type's least number mostly
 
 
 @dataclass(frozen=True, slots=True)
 class MaskMeaning:
-    """kind: what the mask says. lengths: of the documents, where it is packed and the same for all samples; right: padding is
-    at the end of each sequence."""
+    """kind: what the mask says. lengths: of the documents, where it is packed and the same for all samples; right:
+    padding is at the end of each sequence."""
 
     kind: MaskKind
     lengths: tuple[int, ...] = ()
@@ -31,7 +33,8 @@ class MaskMeaning:
 
 
 def meaning_of(mask: Tensor) -> MaskMeaning:
-    """mask: of scaled_dot_product_attention, boolean (True takes part) or added to the scores; two to four dimensions."""
+    """mask: of scaled_dot_product_attention, boolean (True takes part) or added to the scores; two to four
+    dimensions."""
     if mask.dim() < 2 or mask.numel() > LARGEST or mask.numel() == 0 or mask.is_meta:
         return MaskMeaning("unread")
     keep = _kept(mask.detach())

@@ -1,8 +1,9 @@
 """Which kernels of `scaled_dot_product_attention` can take a call, and if not, why and what to change.
 
-These are the conditions of torch 2.11 to 2.13, one by one, as pure functions of a description of the call: on the CPU those of
-aten/src/ATen/native/transformers/sdp_utils_cpp.{h,cpp}, on CUDA those of .../cuda/sdp_utils.cpp. They explain; where the
-tensors' device is at hand, `best_attention` asks torch itself for its choice, and the tests hold the two against each other.
+These are the conditions of torch 2.11 to 2.13, one by one, as pure functions of a description of the call: on the CPU
+those of aten/src/ATen/native/transformers/sdp_utils_cpp.{h,cpp}, on CUDA those of .../cuda/sdp_utils.cpp. They explain;
+where the tensors' device is at hand, `best_attention` asks torch itself for its choice, and the tests hold the two
+against each other.
 
 Not described: nested tensors, ROCm, and FlashAttention 3 or 4 put in place by `activate_flash_attention_impl`.
 """
@@ -25,9 +26,9 @@ Shape = tuple[int, ...]
 class AttentionCall:
     """One call of scaled_dot_product_attention, as far as the choice of a kernel depends on it.
 
-    query, key, value: shapes, (batch, heads, length, width). last_strides: of their last dimensions. offsets: where they begin in
-    their storage, in elements. mask: its shape; mask_stride: of its last dimension; mask_grad: it is learned. grad: gradients are
-    wanted of query, key or value.
+    query, key, value: shapes, (batch, heads, length, width). last_strides: of their last dimensions. offsets: where
+    they begin in their storage, in elements. mask: its shape; mask_stride: of its last dimension; mask_grad: it is
+    learned. grad: gradients are wanted of query, key or value.
     """
 
     query: Shape
@@ -61,8 +62,8 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU as the rules see it: compute capability, cuDNN's version as torch.backends.cudnn.version() gives it (91501 is 9.15.1;
-    0 without cuDNN), CUDA's version."""
+    """A GPU as the rules see it: compute capability, cuDNN's version as torch.backends.cudnn.version() gives it (91501
+    is 9.15.1; 0 without cuDNN), CUDA's version."""
 
     capability: tuple[int, int]
     cudnn: int = 91900
@@ -89,7 +90,8 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switches:
-    """Which kernels the process allows (torch.nn.attention.sdpa_kernel, torch.backends.cuda.enable_*_sdp), and determinism."""
+    """Which kernels the process allows (torch.nn.attention.sdpa_kernel, torch.backends.cuda.enable_*_sdp), and
+    determinism."""
 
     flash: bool = True
     efficient: bool = True
@@ -119,7 +121,8 @@ class Obstacle:
 
 
 def default_order(device: str, gpu: Gpu | None) -> list[Kernel]:
-    """In which torch tries the kernels: cuDNN's first on Hopper and Blackwell with cuDNN above 9.15.0, else never before math."""
+    """In which torch tries the kernels: cuDNN's first on Hopper and Blackwell with cuDNN above 9.15.0, else never
+    before math."""
     if device == "cpu" or gpu is None:
         return ["flash", "math"]
     major, minor = gpu.capability
@@ -131,10 +134,14 @@ def obstacles(kernel: Kernel, call: AttentionCall, gpu: Gpu | None, switches: Sw
     """All that keeps this kernel from taking the call; nothing where it can."""
     if kernel == "math":
         return (
-            [] if switches.math else [Obstacle("the math kernel is switched off", "leave MATH in the list given to sdpa_kernel")]
+            []
+            if switches.math
+            else [Obstacle("the math kernel is switched off", "leave MATH in the list given to sdpa_kernel")]
         )
     if not getattr(switches, kernel):
-        return [Obstacle(f"the {kernel} kernel is switched off", "leave the sdpa_kernel context, or add it to its list")]
+        return [
+            Obstacle(f"the {kernel} kernel is switched off", "leave the sdpa_kernel context, or add it to its list")
+        ]
     if call.device == "cpu":
         return [*_flash_on_cpu(call)]
     if gpu is None:
@@ -170,7 +177,9 @@ def _flash_on_cpu(call: AttentionCall) -> Iterator[Obstacle]:
 
 def _flash_on_cuda(call: AttentionCall, gpu: Gpu, switches: Switches) -> Iterator[Obstacle]:  # noqa: ARG001 - one form for all
     if not (8, 0) <= gpu.capability <= (12, 1):
-        yield Obstacle(f"flash needs compute capability 8.0 to 12.1, and this is {gpu.said}", "an A100, L4, H100 or later has it")
+        yield Obstacle(
+            f"flash needs compute capability 8.0 to 12.1, and this is {gpu.said}", "an A100, L4, H100 or later has it"
+        )
     if call.mask is not None:
         yield Obstacle(
             "flash takes no mask",
@@ -202,7 +211,8 @@ def _flash_on_cuda(call: AttentionCall, gpu: Gpu, switches: Switches) -> Iterato
 def _efficient_on_cuda(call: AttentionCall, gpu: Gpu, switches: Switches) -> Iterator[Obstacle]:  # noqa: ARG001 - one form for all
     if not (5, 0) <= gpu.capability <= (12, 1):
         yield Obstacle(
-            f"the efficient kernel needs compute capability 5.0 to 12.1, and this is {gpu.said}", "use a torch built for it"
+            f"the efficient kernel needs compute capability 5.0 to 12.1, and this is {gpu.said}",
+            "use a torch built for it",
         )
     modern = gpu.capability >= (8, 0)
     allowed = (torch.float16, torch.float32, torch.bfloat16) if modern else (torch.float16, torch.float32)
@@ -256,7 +266,11 @@ def _cudnn_widths(call: AttentionCall, gpu: Gpu) -> Iterator[Obstacle]:
     query, value, keys = call.query[-1], call.value[-1], call.key[-2]
     hopper = gpu.capability == (9, 0) or gpu.capability[0] == 10
     widest = (
-        256 if hopper and gpu.cudnn > 92200 else 192 if hopper and gpu.cudnn >= 91100 and (query, value) == (192, 128) else 128
+        256
+        if hopper and gpu.cudnn > 92200
+        else 192
+        if hopper and gpu.cudnn >= 91100 and (query, value) == (192, 128)
+        else 128
     )
     if max(query, value) > widest:
         yield Obstacle(
@@ -264,12 +278,17 @@ def _cudnn_widths(call: AttentionCall, gpu: Gpu) -> Iterator[Obstacle]:
         )
     elif call.grad and widest == 256 and max(query, value) > 128 and (query, value) not in ((192, 128), (256, 256)):
         yield Obstacle(
-            f"cuDNN cannot go backward through heads of width {query} and {value}", "make them at most 128 wide, or 256 both"
+            f"cuDNN cannot go backward through heads of width {query} and {value}",
+            "make them at most 128 wide, or 256 both",
         )
     if query % 8 or value % 8:
-        yield Obstacle(f"cuDNN attention needs heads whose width is a multiple of 8, not {query} and {value}", "pad them")
+        yield Obstacle(
+            f"cuDNN attention needs heads whose width is a multiple of 8, not {query} and {value}", "pad them"
+        )
     if keys == 1:
-        yield Obstacle("cuDNN attention takes no sequence of a single key", "nothing needs to be done: it is quick by any kernel")
+        yield Obstacle(
+            "cuDNN attention takes no sequence of a single key", "nothing needs to be done: it is quick by any kernel"
+        )
     if call.dropout > 0.0 and call.query[-2] == 1:
         yield Obstacle("cuDNN attention takes no single query with dropout", "set dropout_p to 0 when generating")
     if max(call.query[0], call.query[1]) > 65535:
@@ -301,11 +320,13 @@ def _half(call: AttentionCall, gpu: Gpu, kernel: str) -> Iterator[Obstacle]:
 def _dtypes(call: AttentionCall, allowed: tuple[torch.dtype, ...]) -> Iterator[Obstacle]:
     if len({*call.dtypes}) > 1:
         yield Obstacle(
-            f"query, key and value differ in type ({', '.join(_name(dtype) for dtype in call.dtypes)})", "bring them to one type"
+            f"query, key and value differ in type ({', '.join(_name(dtype) for dtype in call.dtypes)})",
+            "bring them to one type",
         )
     elif call.dtype not in allowed:
         yield Obstacle(
-            f"it computes in {', '.join(_name(dtype) for dtype in allowed)}, not in {_name(call.dtype)}", "use one of these types"
+            f"it computes in {', '.join(_name(dtype) for dtype in allowed)}, not in {_name(call.dtype)}",
+            "use one of these types",
         )
 
 

@@ -1,12 +1,14 @@
-"""Which kernel each attention of a model runs, seen from outside during one pass of yours, and a warning for the slow ones.
+"""Which kernel each attention of a model runs, seen from outside during one pass of yours, and a warning for the slow
+ones.
 
     with perfagent.watch_attention(model) as seen:
         loss = model(**batch).loss
     print(seen)
 
-What is looked at is every call of scaled_dot_product_attention and nn.MultiheadAttention made by Python code while the context
-is open. Compiled code makes none: look at the model before it is compiled (the compiler makes the same choices). Nothing is
-changed, computed twice or drawn at random; on a GPU a mask is read once for each kind of call, which waits for it.
+What is looked at is every call of scaled_dot_product_attention and nn.MultiheadAttention made by Python code while the
+context is open. Compiled code makes none: look at the model before it is compiled (the compiler makes the same
+choices). Nothing is changed, computed twice or drawn at random; on a GPU a mask is read once for each kind of call,
+which waits for it.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class SeenCall:
 
 @dataclass(slots=True)
 class SeenAttention:
-    """What was seen. calls: by kind, in order of appearance; slow: those that run no fused kernel, with something to change."""
+    """What was seen. calls: by kind, in order of appearance; slow: those that run no fused kernel, with something to
+    change."""
 
     calls: list[SeenCall] = field(default_factory=list)
 
@@ -57,7 +60,8 @@ class SeenAttention:
         if not self.calls:
             return "no attention was called: the model has none, writes it by hand, or is compiled"
         return "\n".join(
-            f"{call.count} x {tuple(call.shape)} {str(call.dtype).removeprefix('torch.')}: {call.choice}" for call in self.calls
+            f"{call.count} x {tuple(call.shape)} {str(call.dtype).removeprefix('torch.')}: {call.choice}"
+            for call in self.calls
         )
 
 
@@ -65,8 +69,8 @@ class SeenAttention:
 def watch_attention(model: nn.Module | None = None, *, warn: bool = True) -> Iterator[SeenAttention]:
     """Notes the attention calls made inside; at the end, warns once of each kind that runs no fused kernel.
 
-    model: is asked whether its attention is written by hand (transformers: attn_implementation="eager"), where there is no call
-    to see. warn: False leaves it to you to print what was seen.
+    model: is asked whether its attention is written by hand (transformers: attn_implementation="eager"), where there is
+    no call to see. warn: False leaves it to you to print what was seen.
     """
     if model is not None and not isinstance(model, nn.Module):
         raise ConfigError(f"model must be a torch module or be left out, not {type(model).__name__}")
@@ -96,8 +100,8 @@ class _Watch(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _multi_head(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """nn.MultiheadAttention: with weights wanted it multiplies by itself; without, it calls the function that is watched,
-        which this mode does not see while it handles a call."""
+        """nn.MultiheadAttention: with weights wanted it multiplies by itself; without, it calls the function that is
+        watched, which this mode does not see while it handles a call."""
         given = _MULTI_HEAD.bind(*args, **kwargs)
         given.apply_defaults()
         if given.arguments["need_weights"]:
@@ -135,7 +139,9 @@ class _Watch(TorchFunctionMode):
             torch.empty((batch, heads, length, width), device="meta", dtype=query.dtype)
             for length in (query.shape[0], key.shape[0], key.shape[0])
         ]
-        self._count((*(t.shape for t in like), query.dtype, "weights"), like[0], lambda: best_attention(*like, weights=True))
+        self._count(
+            (*(t.shape for t in like), query.dtype, "weights"), like[0], lambda: best_attention(*like, weights=True)
+        )
 
     def _count(self, kind: Any, query: torch.Tensor, choose: Callable[[], AttentionChoice]) -> None:
         call = self._kinds.get(kind)

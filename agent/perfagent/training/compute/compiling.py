@@ -1,7 +1,7 @@
 """torch.compile, in place, with what each mode needs checked before the first step instead of in the middle of it.
 
-The model keeps its type and the names of its parameters (`Module.compile`, not the wrapper that `torch.compile` returns), so that
-checkpoints, DDP, FSDP2 and the agent see what they would have seen.
+The model keeps its type and the names of its parameters (`Module.compile`, not the wrapper that `torch.compile`
+returns), so that checkpoints, DDP, FSDP2 and the agent see what they would have seen.
 """
 
 from __future__ import annotations
@@ -44,18 +44,21 @@ def compile_model(
 ) -> Model:
     """The same model, compiled when it is first called.
 
-    mode: default; reduce-overhead, which records CUDA graphs and wants inputs of one shape and address; max-autotune, which tries
-    kernels for minutes and records CUDA graphs; max-autotune-no-cudagraphs. blocks: compile each of the model's repeated blocks
-    instead of the whole: the first one is compiled, the others take its code, so that a deep model compiles in the time of a
-    shallow one. dynamic: True for inputs of changing shapes, None lets torch find out (it compiles a second time then).
-    fullgraph: raise where the code cannot become one graph. backend: of torch.compile; "eager" and "aot_eager" need no compiler.
+    mode: default; reduce-overhead, which records CUDA graphs and wants inputs of one shape and address; max-autotune,
+    which tries kernels for minutes and records CUDA graphs; max-autotune-no-cudagraphs. blocks: compile each of the
+    model's repeated blocks instead of the whole: the first one is compiled, the others take its code, so that a deep
+    model compiles in the time of a shallow one. dynamic: True for inputs of changing shapes, None lets torch find out
+    (it compiles a second time then). fullgraph: raise where the code cannot become one graph. backend: of
+    torch.compile; "eager" and "aot_eager" need no compiler.
 
     Call it after checkpoint_activations. Raises ConfigError where the first step would fail for want of a compiler.
     """
     _check(model, mode, backend)
     parts: list[nn.Module] = blocks_of(nn.ModuleList([model])) if blocks else [model]
     if not parts:
-        raise ConfigError("blocks=True compiles the items of lists of like modules, and the model has none; leave it out")
+        raise ConfigError(
+            "blocks=True compiles the items of lists of like modules, and the model has none; leave it out"
+        )
     device = _device_of(model)
     if mode in _GPU_ONLY and device.type != "cuda":
         logger.warning("perfagent: mode %r compiles as 'default' on the %s: %s", mode, device.type, _GPU_ONLY[mode])
@@ -69,8 +72,9 @@ def compile_model(
 
 
 def compile_in_place(module: nn.Module, **options: Any) -> None:
-    """`Module.compile`, which by itself compiles nothing of a module whose class is torch's own (nn.Sequential, say): torch
-    leaves frames of its own files alone. A frame of ours round such a module is one that it takes; torch.compile has one, too.
+    """`Module.compile`, which by itself compiles nothing of a module whose class is torch's own (nn.Sequential, say):
+    torch leaves frames of its own files alone. A frame of ours round such a module is one that it takes; torch.compile
+    has one, too.
 
     options: of torch.compile.
     """
@@ -96,7 +100,9 @@ def uncompile_model(model: nn.Module) -> None:
 
 def _check(model: Any, mode: Any, backend: str) -> None:
     if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
-        raise ConfigError("the model is what torch.compile returned; pass the model that was given to torch.compile instead")
+        raise ConfigError(
+            "the model is what torch.compile returned; pass the model that was given to torch.compile instead"
+        )
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be a torch module, not {type(model).__name__}")
     if mode not in MODES:
@@ -106,7 +112,9 @@ def _check(model: Any, mode: Any, backend: str) -> None:
         raise ConfigError(f"{done[0]} is compiled already; call uncompile_model first to compile it in another way")
     if backend != "inductor":
         if mode != "default":
-            raise ConfigError(f"mode={mode!r} belongs to the backend inductor, not to {backend!r}; leave one of them out")
+            raise ConfigError(
+                f"mode={mode!r} belongs to the backend inductor, not to {backend!r}; leave one of them out"
+            )
         return
     _check_compiler(_device_of(model))
 

@@ -1,7 +1,8 @@
 """cuDNN's search for the fastest convolution (`torch.backends.cudnn.benchmark`), where it helps, and why not elsewhere.
 
-With it on, cuDNN times its algorithms for each new shape of a convolution, in the first step that has the shape: a gain where the
-same shapes come again, a loss where each batch brings new ones. It concerns convolutions on NVIDIA GPUs, and nothing else.
+With it on, cuDNN times its algorithms for each new shape of a convolution, in the first step that has the shape: a gain
+where the same shapes come again, a loss where each batch brings new ones. It concerns convolutions on NVIDIA GPUs, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionChoice:
-    """enabled: whether cuDNN searches now. why: the reason. change: what else would make convolutions faster, or nothing."""
+    """enabled: whether cuDNN searches now. why: the reason. change: what else would make convolutions faster, or
+    nothing."""
 
     enabled: bool
     why: str
@@ -31,11 +33,11 @@ class ConvolutionChoice:
 def cudnn_benchmark(model: nn.Module, *, same_shapes: bool, limit: int | None = None) -> ConvolutionChoice:
     """Turns cuDNN's search on where it helps this model, and off elsewhere; says which and why.
 
-    same_shapes: batches have the same shape in every step (images of one size, drop_last=True). limit: how many algorithms are
-    tried for a shape, 10 by default; 0 tries all. The setting holds for the process.
+    same_shapes: batches have the same shape in every step (images of one size, drop_last=True). limit: how many
+    algorithms are tried for a shape, 10 by default; 0 tries all. The setting holds for the process.
 
-    Raises ConfigError where torch.use_deterministic_algorithms or cudnn.deterministic is on: a search picks what is fastest on
-    the day, so that two runs may differ in their last bits.
+    Raises ConfigError where torch.use_deterministic_algorithms or cudnn.deterministic is on: a search picks what is
+    fastest on the day, so that two runs may differ in their last bits.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be a torch module, not {type(model).__name__}")
@@ -59,7 +61,9 @@ def _choice(found: Sequence[nn.Module], same_shapes: bool) -> ConvolutionChoice:
         return ConvolutionChoice(False, "the model has no convolutions, and cuDNN searches for nothing else")
     on_gpu = [module for module in found if next(module.parameters()).is_cuda]
     if not on_gpu:
-        return ConvolutionChoice(False, f"its {len(found)} convolutions are not on a GPU, and cuDNN computes nowhere else")
+        return ConvolutionChoice(
+            False, f"its {len(found)} convolutions are not on a GPU, and cuDNN computes nowhere else"
+        )
     if not same_shapes:
         return ConvolutionChoice(
             False,

@@ -1,10 +1,13 @@
 """NCCL's environment: few settings for few situations, by the names that NCCL and torch read today.
 
-NCCL finds out most of what there is to set, and its documentation asks that variables it lists under debugging be left alone:
-they keep it from choosing. A preset therefore says what NCCL cannot know (which network, how patient) and nothing else. Many
-lists on the web are of older versions; names that nobody reads any more are recognized, and what replaced them is said.
+NCCL finds out most of what there is to set, and its documentation asks that variables it lists under debugging be left
+alone:
+they keep it from choosing. A preset therefore says what NCCL cannot know (which network, how patient) and nothing else.
+Many lists on the web are of older versions; names that nobody reads any more are recognized, and what replaced them is
+said.
 
-Sources: NVIDIA's NCCL user guide, "Environment Variables" (2.32), and PyTorch's "ProcessGroupNCCL Environment Variables" (2.13).
+Sources: NVIDIA's NCCL user guide, "Environment Variables" (2.32), and PyTorch's "ProcessGroupNCCL Environment
+Variables" (2.13).
 """
 
 from __future__ import annotations
@@ -23,8 +26,18 @@ NcclPreset = Literal["default", "ethernet", "infiniband", "roce", "no-p2p", "deb
 _PRESETS: dict[str, dict[str, str]] = {
     "default": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"},
     "ethernet": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "NCCL_IB_DISABLE": "1"},
-    "infiniband": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "NCCL_NET": "IB", "NCCL_IB_TIMEOUT": "22", "NCCL_IB_RETRY_CNT": "7"},
-    "roce": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "NCCL_NET": "IB", "NCCL_IB_TIMEOUT": "22", "NCCL_IB_ROCE_VERSION_NUM": "2"},
+    "infiniband": {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        "NCCL_NET": "IB",
+        "NCCL_IB_TIMEOUT": "22",
+        "NCCL_IB_RETRY_CNT": "7",
+    },
+    "roce": {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        "NCCL_NET": "IB",
+        "NCCL_IB_TIMEOUT": "22",
+        "NCCL_IB_ROCE_VERSION_NUM": "2",
+    },
     "no-p2p": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "NCCL_P2P_DISABLE": "1"},
     "debug": {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
@@ -40,8 +53,8 @@ _INTERFACE = {"ethernet": "NCCL_SOCKET_IFNAME", "infiniband": "NCCL_IB_HCA", "ro
 
 @dataclass(frozen=True, slots=True)
 class NcclCorrection:
-    """name, value: as found. instead: name and value that do today what was meant; None where nothing need be set. why: a
-    sentence."""
+    """name, value: as found. instead: name and value that do today what was meant; None where nothing need be set. why:
+    a sentence."""
 
     name: str
     value: str
@@ -56,13 +69,15 @@ class NcclCorrection:
 def nccl_preset(
     name: NcclPreset = "default", *, interface: str | None = None, apply: bool = True, **more: str | int
 ) -> dict[str, str]:
-    """The variables of a preset, and with `apply` into os.environ: before torch.distributed.init_process_group in every rank.
+    """The variables of a preset, and with `apply` into os.environ: before torch.distributed.init_process_group in every
+    rank.
 
-    name: default (a rank whose collective failed or hangs is ended, which is torch's own default said aloud); ethernet (TCP, not
-    looking for InfiniBand); infiniband and roce (never falling back to TCP in silence, patient with large fabrics: 2 minutes);
-    no-p2p (GPUs of a host whose peer-to-peer traffic hangs, as under some virtual machines and IOMMU settings); debug (what NCCL
-    chose, and the last 2000 collectives written down at a timeout). interface: network interfaces by name ("eth0" or "mlx5_0"),
-    exactly those. more: further variables; old names are corrected as check_nccl_environment does.
+    name: default (a rank whose collective failed or hangs is ended, which is torch's own default said aloud); ethernet
+    (TCP, not looking for InfiniBand); infiniband and roce (never falling back to TCP in silence, patient with large
+    fabrics: 2 minutes); no-p2p (GPUs of a host whose peer-to-peer traffic hangs, as under some virtual machines and
+    IOMMU settings); debug (what NCCL chose, and the last 2000 collectives written down at a timeout). interface:
+    network interfaces by name ("eth0" or "mlx5_0"), exactly those. more: further variables; old names are corrected as
+    check_nccl_environment does.
 
     What the environment says already is left as it is. Raises ConfigError for an unknown preset or variable.
     """
@@ -81,7 +96,9 @@ def nccl_preset(
     return {variable: environment.get(variable, value) for variable, value in wanted.items()}
 
 
-def check_nccl_environment(environment: MutableMapping[str, str] | None = None, *, correct: bool = False) -> list[NcclCorrection]:
+def check_nccl_environment(
+    environment: MutableMapping[str, str] | None = None, *, correct: bool = False
+) -> list[NcclCorrection]:
     """What the environment says to NCCL under old names, or to no effect, with what to say instead.
 
     environment: os.environ by default. correct: also put it right there; a new name that is set already stays as it is.
@@ -137,7 +154,9 @@ def _correction(name: str, value: str, environment: Mapping[str, str]) -> NcclCo
         return NcclCorrection(name, value, ("TORCH_FR_BUFFER_SIZE", value), "torch renamed it in 2.9")
     if name in _GONE:
         more = (
-            ", and 0 turned trees off, which NCCL_ALGO=^Tree does today (for experiments)" if (name, value) == _NO_TREES else ""
+            ", and 0 turned trees off, which NCCL_ALGO=^Tree does today (for experiments)"
+            if (name, value) == _NO_TREES
+            else ""
         )
         return NcclCorrection(name, value, None, f"it {_GONE[name]}{more}")
     if name == "NCCL_IB_CUDA_SUPPORT":
@@ -151,14 +170,18 @@ def _correction(name: str, value: str, environment: Mapping[str, str]) -> NcclCo
         return NcclCorrection(name, value, (new, _path(value) if new == "NCCL_NET_GDR_LEVEL" else value), f"it {why}")
     if name in ("NCCL_NET_GDR_LEVEL", "NCCL_P2P_LEVEL") and value.isdigit():
         return NcclCorrection(
-            name, value, (name, _path(value)), "its numbers are of an old count of paths, and NVIDIA advises against them"
+            name,
+            value,
+            (name, _path(value)),
+            "its numbers are of an old count of paths, and NVIDIA advises against them",
         )
     if _DEFAULTS.get(name) == value:
         return NcclCorrection(name, value, None, "that is what NCCL does anyway")
     if name == "NCCL_BUFFSIZE" and value.isdigit() and 0 < int(value) < int(_DEFAULTS[name]):
         smaller = int(_DEFAULTS[name]) / int(value)
         why = (
-            f"it makes buffers {smaller:.1f} times smaller than NCCL's own 4194304 bytes, which saves memory and costs bandwidth"
+            f"it makes buffers {smaller:.1f} times smaller than NCCL's own 4194304 bytes, "
+            "which saves memory and costs bandwidth"
         )
         return NcclCorrection(name, value, None, why)
     return None
@@ -175,7 +198,9 @@ def _corrected(more: Mapping[str, str | int]) -> dict[str, str]:
     wanted: dict[str, str] = {}
     for name, value in more.items():
         if not name.startswith(("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_")):
-            raise ConfigError(f"{name} is no variable of NCCL or of torch's NCCL backend; those begin with NCCL_ or TORCH_NCCL_")
+            raise ConfigError(
+                f"{name} is no variable of NCCL or of torch's NCCL backend; those begin with NCCL_ or TORCH_NCCL_"
+            )
         wanted[name] = str(value)
     check_nccl_environment(wanted, correct=True)
     return wanted

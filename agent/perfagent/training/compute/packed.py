@@ -1,9 +1,9 @@
 """Attention over packed documents: many sequences of unequal length in one row, none of which sees another.
 
-Three ways to the same result. "varlen": torch's variable-length kernel (torch.nn.attention.varlen, FlashAttention) on a GPU in
-half precision, which computes only what is inside a document. "each": scaled_dot_product_attention document by document, the same
-amount of work anywhere. "mask": one call with a block-diagonal mask over all tokens, the plain definition that the others are
-tested against; its work grows with the square of the whole row.
+Three ways to the same result. "varlen": torch's variable-length kernel (torch.nn.attention.varlen, FlashAttention) on a
+GPU in half precision, which computes only what is inside a document. "each": scaled_dot_product_attention document by
+document, the same amount of work anywhere. "mask": one call with a block-diagonal mask over all tokens, the plain
+definition that the others are tested against; its work grows with the square of the whole row.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ def packed_attention(
 ) -> Tensor:
     """Attention within each document of a packed row; the result has q's shape.
 
-    q, k, v: (tokens, heads, width), the documents one after the other; k and v may have fewer heads, a divisor of q's. Rows of a
-    batch are put one behind the other: x.flatten(0, 1) of (rows, tokens, heads, width), with the lengths of all rows. lengths:
-    tokens of each document, in order; they add up to all tokens (padding at the end is a document of its own). causal: within
-    each document. scale: of the scores, 1/sqrt(width) by default. method: see the module; "auto" is varlen where it runs, else
-    each, which for lengths on a GPU waits for them: give a list.
+    q, k, v: (tokens, heads, width), the documents one after the other; k and v may have fewer heads, a divisor of q's.
+    Rows of a batch are put one behind the other: x.flatten(0, 1) of (rows, tokens, heads, width), with the lengths of
+    all rows. lengths:
+    tokens of each document, in order; they add up to all tokens (padding at the end is a document of its own). causal:
+    within each document. scale: of the scores, 1/sqrt(width) by default. method: see the module; "auto" is varlen where
+    it runs, else each, which for lengths on a GPU waits for them: give a list.
 
     Raises ConfigError for lengths or shapes that do not fit, and for varlen where there is no such kernel.
     """
@@ -56,7 +57,9 @@ def packed_attention(
     return _each(q, k, v, counts, causal, scale)
 
 
-def block_diagonal_mask(lengths: Sequence[int] | Tensor, *, causal: bool = True, device: torch.device | str = "cpu") -> Tensor:
+def block_diagonal_mask(
+    lengths: Sequence[int] | Tensor, *, causal: bool = True, device: torch.device | str = "cpu"
+) -> Tensor:
     """Which pairs of tokens of a packed row may see each other: boolean, (tokens, tokens), True within a document."""
     counts = _counts(lengths)
     ids = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.long)).to(device)
@@ -73,7 +76,8 @@ def cumulative_lengths(lengths: Sequence[int] | Tensor, *, device: torch.device 
 
 
 def lengths_of_positions(positions: Tensor) -> list[int]:
-    """Lengths of the documents from the tokens' positions, which begin anew at 0 in each: (tokens,) or (rows, tokens)."""
+    """Lengths of the documents from the tokens' positions, which begin anew at 0 in each: (tokens,) or (rows,
+    tokens)."""
     flat = positions.reshape(-1)
     begins = (flat == 0).nonzero().flatten().tolist()
     if not begins or begins[0] != 0:
@@ -110,7 +114,9 @@ def _each(q: Tensor, k: Tensor, v: Tensor, counts: list[int], causal: bool, scal
             alike += 1
         piece = slice(begin, begin + length * alike)
         query, key, value = (t[piece].reshape(alike, length, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
-        done = scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        done = scaled_dot_product_attention(
+            query, key, value, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
         parts.append(done.transpose(1, 2).flatten(0, 1))
         begin, place = piece.stop, place + alike
     return torch.cat(parts)
@@ -118,7 +124,9 @@ def _each(q: Tensor, k: Tensor, v: Tensor, counts: list[int], causal: bool, scal
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
     query, key, value = (t.transpose(0, 1)[None] for t in (q, k, v))
-    done = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    done = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
     return done[0].transpose(0, 1)
 
 

@@ -1,12 +1,13 @@
 """Restores for the second computation of a block what the first one found, beyond torch's random numbers.
 
-torch's checkpoint runs a block's forward() again. A block that changes a buffer as it runs (batch norm's running statistics,
-spectral norm's vectors) would change it twice, and compute something else the second time; one that draws from Python's or
-numpy's generator would draw something else. Both are put back here, before and after.
+torch's checkpoint runs a block's forward() again. A block that changes a buffer as it runs (batch norm's running
+statistics, spectral norm's vectors) would change it twice, and compute something else the second time; one that draws
+from Python's or numpy's generator would draw something else. Both are put back here, before and after.
 
-What a block changes and draws from is learned from its first forward pass, by comparing (which waits for a GPU, once): batch norm
-changes its statistics without a new version of the tensor, and reading a generator takes longer than a small layer. What did not
-move then is not copied again; a block that draws only now and then from Python's or numpy's generator needs torch's instead.
+What a block changes and draws from is learned from its first forward pass, by comparing (which waits for a GPU, once):
+batch norm changes its statistics without a new version of the tensor, and reading a generator takes longer than a small
+layer. What did not move then is not copied again; a block that draws only now and then from Python's or numpy's
+generator needs torch's instead.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Moving(NamedTuple):
 
 
 class Kept:
-    """Remembers what a block's forward passes change. moving: by which of the block's modules were in training mode; empty
-    before the first pass."""
+    """Remembers what a block's forward passes change. moving: by which of the block's modules were in training mode;
+    empty before the first pass."""
 
     __slots__ = ("moving",)
 
@@ -46,7 +47,8 @@ class Kept:
 def contexts(
     block: nn.Module, kept: Kept, selective: tuple[Context, Context] | None, *, preserve_rng: bool
 ) -> tuple[Context, Context]:
-    """The contexts of the first and of the second computation of one call. selective: those of selective checkpointing."""
+    """The contexts of the first and of the second computation of one call. selective: those of selective
+    checkpointing."""
     before = _Before(block, kept, preserve_rng)
     again = _Again(before)
     if selective is None:
@@ -67,7 +69,9 @@ class _Both:
             stack.enter_context(self._inner)
             self._stack = stack.pop_all()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool | None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
         return self._stack.__exit__(kind, error, trace)
 
 
@@ -94,7 +98,9 @@ class _Before:
         if self._preserve_rng and numpy is not None and (known is None or known.numpy):
             self.numpy = numpy.get_state()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is not None or self._training in self._kept.moving:
             return
         now = dict(self.block.named_buffers())
@@ -130,7 +136,9 @@ class _Again:
             self._numpy = numpy.get_state()
             numpy.set_state(before.numpy)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._now:
             self._swap(self._now)
             self._now = {}

@@ -18,12 +18,13 @@ _BATCHES_A_WINDOW = 50
 class LengthBucketBatchSampler(LengthBatchSampler):
     """Batches of batch_size samples each, whose lengths are nearly the same, so that little is padding.
 
-    Without boundaries, a window of 50 batches drawn at random is sorted by length and cut. boundaries: the upper lengths of
-    buckets, as [128, 512]; a batch then holds samples of one bucket, which gives few different shapes when each is padded to
-    its bucket's upper length (`bound_of`): torch.compile makes one graph a shape. Every bucket's last batch may be smaller.
+    Without boundaries, a window of 50 batches drawn at random is sorted by length and cut. boundaries: the upper
+    lengths of buckets, as [128, 512]; a batch then holds samples of one bucket, which gives few different shapes when
+    each is padded to its bucket's upper length (`bound_of`): torch.compile makes one graph a shape. Every bucket's last
+    batch may be smaller.
 
-    lengths, shuffle, seed, drop_last, rank, world_size: see LengthBatchSampler. Raises ConfigError for a length above the last
-    boundary.
+    lengths, shuffle, seed, drop_last, rank, world_size: see LengthBatchSampler. Raises ConfigError for a length above
+    the last boundary.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class LengthBucketBatchSampler(LengthBatchSampler):
                 f"boundaries are the rising upper lengths of the buckets, such as [128, 512]; got {boundaries!r:.80}"
             )
         most = self.boundaries[-1] if self.boundaries else None
-        super().__init__(lengths, most=most, shuffle=shuffle, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size)
+        super().__init__(
+            lengths, most=most, shuffle=shuffle, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size
+        )
         self.batch_size = batch_size
 
     def bound_of(self, batch: Sequence[int]) -> int:

@@ -1,8 +1,9 @@
 """Samples that were prepared once, kept on disk for every later epoch, worker, rank and run.
 
-An entry is written into a draft and then renamed: who looks, at whatever moment a writer dies, sees it whole or
-not at all, and two processes that write the same one do no harm. Nothing waits for the disk to sync: what a power failure leaves
-is found by the entry's checksum, like any other damage, and made anew. A full disk ends writing, never the training.
+An entry is written into a draft and then renamed: who looks, at whatever moment a writer dies, sees it whole or not at
+all, and two processes that write the same one do no harm. Nothing waits for the disk to sync: what a power failure
+leaves is found by the entry's checksum, like any other damage, and made anew. A full disk ends writing, never the
+training.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class DiskCache:
     """Values by key in a folder that many processes may use at once.
 
     folder: made if it is not there. keep_free_bytes: nothing is written while the disk has less room than that (1 GiB).
-    hits, misses, damaged: counts of this process; damaged entries were misses too. `writing` turns False when the disk is full or
-    refuses; what is there is still read. May be pickled and used in DataLoader workers.
+    hits, misses, damaged: counts of this process; damaged entries were misses too. `writing` turns False when the disk
+    is full or refuses; what is there is still read. May be pickled and used in DataLoader workers.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, keep_free_bytes: int = 2**30) -> None:
@@ -52,7 +53,9 @@ class DiskCache:
         try:
             self._drafts.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"the cache's folder {self.folder} cannot be made: {error.strerror}; choose another") from error
+            raise ConfigError(
+                f"the cache's folder {self.folder} cannot be made: {error.strerror}; choose another"
+            ) from error
         self._clear_left_overs()
 
     def get(self, key: str, make: Callable[[], Any]) -> Any:
@@ -102,7 +105,9 @@ class DiskCache:
     def _write(self, path: Path, content: bytes) -> None:
         draft = self._drafts / f"{os.getpid()}-{secrets.token_hex(8)}"
         try:
-            if self._writes % _LOOK_EVERY == 0 and shutil.disk_usage(self.folder).free < self.keep_free_bytes + len(content):
+            if self._writes % _LOOK_EVERY == 0 and shutil.disk_usage(self.folder).free < self.keep_free_bytes + len(
+                content
+            ):
                 self._stop(f"less than {self.keep_free_bytes / 2**30:.1f} GiB would be left on its disk")
                 return
             self._writes += 1
@@ -124,7 +129,9 @@ class DiskCache:
     def _found_damage(self, path: Path, error: DamagedEntry) -> None:
         self.damaged += 1
         if self.damaged == 1:
-            logger.warning("perfagent: %s in the cache %s is damaged (%s) and made anew", path.name, self.folder, str(error))
+            logger.warning(
+                "perfagent: %s in the cache %s is damaged (%s) and made anew", path.name, self.folder, str(error)
+            )
         with contextlib.suppress(OSError):
             path.unlink()
 
@@ -151,15 +158,21 @@ def _read(path: Path) -> bytearray | None:
 class CachedDataset(Dataset[Any]):
     """A map-style dataset whose samples are computed once and read from disk from then on.
 
-    dataset: gives what entry.py can hold. folder: of the cache. version: of everything that a sample depends on (source,
-    tokenizer, preprocessing): another version, or a dataset of another length, lies in a folder of its own. What a dataset draws
-    at random is drawn once: keep random augmentation outside, in a dataset around this one.
+    dataset: gives what entry.py can hold. folder: of the cache. version: of everything that a sample depends on
+    (source, tokenizer, preprocessing): another version, or a dataset of another length, lies in a folder of its own.
+    What a dataset draws at random is drawn once: keep random augmentation outside, in a dataset around this one.
 
     Shared by workers, ranks and nodes. Raises ConfigError for an iterable dataset and for samples that it cannot hold.
     """
 
-    def __init__(self, dataset: Any, folder: str | os.PathLike[str], *, version: str = "", keep_free_bytes: int = 2**30) -> None:
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+    def __init__(
+        self, dataset: Any, folder: str | os.PathLike[str], *, version: str = "", keep_free_bytes: int = 2**30
+    ) -> None:
+        if (
+            isinstance(dataset, IterableDataset)
+            or not hasattr(dataset, "__getitem__")
+            or not hasattr(dataset, "__len__")
+        ):
             raise ConfigError(
                 f"CachedDataset needs a dataset with __getitem__ and __len__, not {type(dataset).__name__}; samples of a stream "
                 "have no name to be found by: write them out with map_tokens, or use DiskCache with keys of your own"

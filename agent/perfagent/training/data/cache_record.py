@@ -2,8 +2,8 @@
 
     magic 8 · CRC-32 of all that follows 4 · length of the head 4 · head · tensors, each at a multiple of 64
 
-Reading runs no code that is in the file, unlike pickle: a folder of cached samples may come from anywhere. Tensors and arrays
-that are read share the memory that the file was read into, without another copy.
+Reading runs no code that is in the file, unlike pickle: a folder of cached samples may come from anywhere. Tensors and
+arrays that are read share the memory that the file was read into, without another copy.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def encode(key: str, sample: Any) -> bytes:
 
 
 def decode(content: bytearray, key: str) -> Any:
-    """The sample. content: the file's bytes, which its tensors go on using. Raises DamagedEntry when a byte differs from what
-    was written, or when it is another key's entry."""
+    """The sample. content: the file's bytes, which its tensors go on using. Raises DamagedEntry when a byte differs
+    from what was written, or when it is another key's entry."""
     if len(content) < _HEAD.size:
         raise DamagedEntry(f"it has {len(content)} bytes")
     magic, crc, length = _HEAD.unpack_from(content)

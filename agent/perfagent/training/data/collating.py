@@ -1,8 +1,8 @@
 """Samples of different lengths as one batch: padded to the longest, or joined into one row.
 
-A sample is a mapping of one-dimensional sequences of one length (`input_ids`, `labels`, `attention_mask` and others beside), or a
-sequence of tokens, which counts as its `input_ids`. Where there are no labels, the tokens are the labels, as language models of
-Transformers take them: those shift them by one themselves.
+A sample is a mapping of one-dimensional sequences of one length (`input_ids`, `labels`, `attention_mask` and others
+beside), or a sequence of tokens, which counts as its `input_ids`. Where there are no labels, the tokens are the labels,
+as language models of Transformers take them: those shift them by one themselves.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ IGNORED = -100
 """The label that losses leave out (torch.nn.CrossEntropyLoss's ignore_index)."""
 
 
-def pad(samples: Sequence[Any], *, pad_id: int = 0, length: int | None = None, multiple_of: int = 1) -> dict[str, Tensor]:
-    """A batch of shape (samples, longest): `input_ids` padded by pad_id, `labels` by -100, everything else by 0, and the
-    `attention_mask`, 1 where there is a token.
+def pad(
+    samples: Sequence[Any], *, pad_id: int = 0, length: int | None = None, multiple_of: int = 1
+) -> dict[str, Tensor]:
+    """A batch of shape (samples, longest): `input_ids` padded by pad_id, `labels` by -100, everything else by 0, and
+    the `attention_mask`, 1 where there is a token.
 
-    length: to what samples are padded, instead of the longest. multiple_of: rounds that up. As a collate_fn with settings:
+    length: to what samples are padded, instead of the longest. multiple_of: rounds that up. As a collate_fn with
+    settings:
     functools.partial(pad, pad_id=...). Raises ConfigError where a sample is longer, or its parts are not of one length.
     """
     if type(multiple_of) is not int or multiple_of < 1:
@@ -34,20 +37,26 @@ def pad(samples: Sequence[Any], *, pad_id: int = 0, length: int | None = None, m
     longest = max(len(row["input_ids"]) for row in rows)
     width = -(-(longest if length is None else length) // multiple_of) * multiple_of
     if longest > width:
-        raise ConfigError(f"a sample has {longest} tokens and the batch is {width} wide; truncate it, or leave length out")
+        raise ConfigError(
+            f"a sample has {longest} tokens and the batch is {width} wide; truncate it, or leave length out"
+        )
     for row in rows:
         row.setdefault("attention_mask", torch.ones_like(row["input_ids"]))
     filler = {"input_ids": pad_id, "labels": IGNORED}
-    return {name: torch.stack([_filled(row[name], width, filler.get(name, 0)) for row in rows]) for name in _names_of_all(rows)}
+    return {
+        name: torch.stack([_filled(row[name], width, filler.get(name, 0)) for row in rows])
+        for name in _names_of_all(rows)
+    }
 
 
 def join(samples: Sequence[Any], *, capacity: int | None = None, pad_id: int = 0) -> dict[str, Tensor]:
     """A batch of one row in which the samples follow one another, of shape (1, tokens).
 
-    `position_ids` begin at 0 in every sample, and `labels` are -100 where a sample begins, since what comes before it belongs to
-    another one. `lengths` (one a sample) and `cu_seqlens` (their running sum from 0, int32) say where samples end, for attention
-    that stays within them. capacity: fills the row up to so many tokens by pad_id, as one more sample without labels, so that
-    all rows have one shape. As a collate_fn with settings: functools.partial(join, capacity=...).
+    `position_ids` begin at 0 in every sample, and `labels` are -100 where a sample begins, since what comes before it
+    belongs to another one. `lengths` (one a sample) and `cu_seqlens` (their running sum from 0, int32) say where
+    samples end, for attention that stays within them. capacity: fills the row up to so many tokens by pad_id, as one
+    more sample without labels, so that all rows have one shape. As a collate_fn with settings: functools.partial(join,
+    capacity=...).
     """
     rows = _rows(samples)
     lengths = [len(row["input_ids"]) for row in rows]
@@ -58,7 +67,9 @@ def join(samples: Sequence[Any], *, capacity: int | None = None, pad_id: int = 0
         row.pop("attention_mask", None)  # it would be all ones
     missing = 0 if capacity is None else capacity - sum(lengths)
     if missing < 0:
-        raise ConfigError(f"the samples have {sum(lengths)} tokens and the row is {capacity} long; pack them with that capacity")
+        raise ConfigError(
+            f"the samples have {sum(lengths)} tokens and the row is {capacity} long; pack them with that capacity"
+        )
     names = _names_of_all(rows)
     parts = {name: [row[name] for row in rows] for name in names}
     if missing:

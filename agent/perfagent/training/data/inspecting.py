@@ -1,9 +1,9 @@
 """A look at what a loader gives, before hours are spent on it: `print(perfagent.inspect_batches(loader))`.
 
-Reads some batches and says what will hurt: labels that are all left out, ids outside of the vocabulary, values that are not
-finite, the same batch again, one class a batch, mostly padding. The loader is left as it was found, so that training sees the
-batches that it would have seen: a DataLoader is read through a copy with workers of its own, random generators and what has a
-state are put back.
+Reads some batches and says what will hurt: labels that are all left out, ids outside of the vocabulary, values that are
+not finite, the same batch again, one class a batch, mostly padding. The loader is left as it was found, so that
+training sees the batches that it would have seen: a DataLoader is read through a copy with workers of its own, random
+generators and what has a state are put back.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _MOST_ROWS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """kind: a word to test for. severity: critical (training breaks or learns nothing), warning or info. where: pairs of batch
-    and row, the first few of `count`; a row of None is the whole batch."""
+    """kind: a word to test for. severity: critical (training breaks or learns nothing), warning or info. where: pairs
+    of batch and row, the first few of `count`; a row of None is the whole batch."""
 
     kind: str
     severity: str
@@ -57,7 +57,8 @@ class Problem:
 class BatchReport:
     """What inspect_batches saw.
 
-    lengths: tokens of each sample, None where the batches hold no tokens. padding: share of tokens that are padding; labelled:
+    lengths: tokens of each sample, None where the batches hold no tokens. padding: share of tokens that are padding;
+    labelled:
     share of labels that count; from 0 to 1; None where unknown. shapes: how many different ones each tensor had.
     """
 
@@ -102,11 +103,12 @@ def inspect_batches(
 ) -> BatchReport:
     """Reads the first `batches` batches and reports what is in them.
 
-    loader: a DataLoader or another iterable that can be read again. model: its embeddings say which token ids there may be.
-    pad_id: tells padding where there is no attention_mask. ignored: the label that the loss leaves out.
+    loader: a DataLoader or another iterable that can be read again. model: its embeddings say which token ids there may
+    be. pad_id: tells padding where there is no attention_mask. ignored: the label that the loss leaves out.
 
-    Tensors are found by name (input_ids, labels, attention_mask, loss_mask and a few more) in mappings; of a pair, the second is
-    taken for the labels. An error that the loader raises is part of the report. Nothing is counted as data wait of the run.
+    Tensors are found by name (input_ids, labels, attention_mask, loss_mask and a few more) in mappings; of a pair, the
+    second is taken for the labels. An error that the loader raises is part of the report. Nothing is counted as data
+    wait of the run.
     """
     if type(batches) is not int or batches < 1:
         raise ConfigError(f"batches is how many batches are looked at, 1 or more; got {batches!r:.80}")
@@ -140,7 +142,8 @@ _END = object()
 
 
 class _AsFound:
-    """Gives what to read instead of the loader; puts back all that reading changes, and keeps it out of the run's data wait."""
+    """Gives what to read instead of the loader; puts back all that reading changes, and keeps it out of the run's data
+    wait."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -149,7 +152,8 @@ class _AsFound:
         loader = self._loader
         self._random = random_state()
         self._generators = [(one, one.get_state()) for one in generators_of(loader)]
-        if isinstance(loader, DataLoader):  # a loader's own iterator may be in use, and its workers go on from where they are
+        # a loader's own iterator may be in use, and its workers go on from where they are
+        if isinstance(loader, DataLoader):
             loader = copy.copy(loader)
             loader._iterator = None
             parts = [getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler")]
@@ -202,7 +206,9 @@ class _Look:
         self.batches += 1
         parts = dict(_named(batch))
         if not parts:
-            self.problem("no tensors", "warning", f"a batch is a {type(batch).__name__} without tensors", (number, None))
+            self.problem(
+                "no tensors", "warning", f"a batch is a {type(batch).__name__} without tensors", (number, None)
+            )
             self._samples = None
             return
         for name, tensor in parts.items():
@@ -210,7 +216,9 @@ class _Look:
             self._tensors.setdefault(name, _described(tensor))
             self._check_values(number, name, tensor)
         tokens, labels = _first(parts, _TOKENS), _first(parts, _LABELS)
-        rows = next((len(tensor) for tensor in (tokens, labels, *parts.values()) if tensor is not None and tensor.dim()), None)
+        rows = next(
+            (len(tensor) for tensor in (tokens, labels, *parts.values()) if tensor is not None and tensor.dim()), None
+        )
         if self._samples is not None:
             self._samples = None if rows is None else self._samples + rows
         if tokens is not None and tokens.dim() == 2 and not tokens.is_floating_point():
@@ -226,16 +234,24 @@ class _Look:
         if not tensor.is_floating_point():
             return
         if not bool(torch.isfinite(tensor).all()):
-            bad = [row for row, one in enumerate(tensor) if not bool(torch.isfinite(one).all())] if tensor.dim() else [None]
+            bad = (
+                [row for row, one in enumerate(tensor) if not bool(torch.isfinite(one).all())]
+                if tensor.dim()
+                else [None]
+            )
             text = f"{name} holds NaN or infinite values: the loss becomes NaN"
             self.problem(f"nonfinite {name}", "critical", text, *((number, row) for row in bad))
-        elif tensor.numel() > 1 and not re.search("mask|weight", name) and bool((tensor == tensor.reshape(-1)[0]).all()):
+        elif (
+            tensor.numel() > 1 and not re.search("mask|weight", name) and bool((tensor == tensor.reshape(-1)[0]).all())
+        ):
             self.problem(f"constant {name}", "warning", f"{name} has one value in all places", (number, None))
         elif tensor.dim() == 4 and float(tensor.amax()) > 16:
             text = f"{name} looks like images that are not normalized (values up to {float(tensor.amax()):g})"
             self.problem(f"range {name}", "info", text, (number, None))
         if tensor.dtype is torch.float64:
-            self.problem(f"float64 {name}", "info", f"{name} is float64: twice the memory, and slow on a GPU", (number, None))
+            self.problem(
+                f"float64 {name}", "info", f"{name} is float64: twice the memory, and slow on a GPU", (number, None)
+            )
 
     def _check_tokens(self, number: int, tokens: Tensor, mask: Tensor | None) -> None:
         rows, width = tokens.shape
@@ -252,7 +268,9 @@ class _Look:
         self._widest[width] += sum(1 for length in lengths if length == width)
         if not all(lengths):
             empty = [(number, row) for row, length in enumerate(lengths) if not length]
-            self.problem("empty sample", "critical", "samples without a token: attention over nothing gives NaN", *empty)
+            self.problem(
+                "empty sample", "critical", "samples without a token: attention over nothing gives NaN", *empty
+            )
         lowest, highest = int(tokens.min()), int(tokens.max())
         if lowest < 0 or (self._vocabulary is not None and highest >= self._vocabulary):
             bad = tokens.lt(0) | (tokens.ge(self._vocabulary) if self._vocabulary is not None else False)
@@ -301,7 +319,9 @@ class _Look:
         for row in range(rows if rows > 1 else 0):
             place = self._seen.setdefault(_digest(tensor[row] for tensor in aligned), (number, row))
             if place != (number, row):
-                self.problem("repeated sample", "warning", "samples that came before, in this batch or another", (number, row))
+                self.problem(
+                    "repeated sample", "warning", "samples that came before, in this batch or another", (number, row)
+                )
 
     def finish(self, loader: Any, *, ended: bool) -> None:
         if not self.batches and "error" not in self._found:
@@ -311,10 +331,18 @@ class _Look:
             text = f"{100 * padding:.0f} % of the tokens are padding: batch by length (TokenBudgetBatchSampler, "
             self.problem("padding", "warning", text + "LengthBucketBatchSampler) or pack (PackedBatchSampler)")
         self._check_truncation()
-        if len(self._classes) > 2 and all(len(one) == 1 for one in self._classes) and len(set.union(*self._classes)) > 1:
-            self.problem("one class a batch", "warning", "every batch holds one class: the data is sorted and not shuffled")
+        if (
+            len(self._classes) > 2
+            and all(len(one) == 1 for one in self._classes)
+            and len(set.union(*self._classes)) > 1
+        ):
+            self.problem(
+                "one class a batch", "warning", "every batch holds one class: the data is sorted and not shuffled"
+            )
         if max((len(shapes) for shapes in self._shapes.values()), default=1) > 8:
-            self.problem("shapes", "info", "more than 8 shapes: torch.compile makes a graph for each unless dynamic=True")
+            self.problem(
+                "shapes", "info", "more than 8 shapes: torch.compile makes a graph for each unless dynamic=True"
+            )
         if isinstance(loader, DataLoader):
             self._check_loader(loader, ended=ended)
 
@@ -326,7 +354,8 @@ class _Look:
         share = lengths.count(longest) / len(lengths)
         if 0.1 <= share < 1.0 and len(set(lengths)) > 2:
             text = (
-                f"{100 * share:.0f} % of the samples have exactly {longest} tokens, the most of all: they were probably truncated"
+                f"{100 * share:.0f} % of the samples have exactly {longest} tokens, the most of all: "
+                "they were probably truncated"
             )
             self.problem("truncated", "info", text)
 
@@ -336,12 +365,18 @@ class _Look:
             isinstance(sampler, torch.utils.data.SequentialSampler)
             and type(loader.batch_sampler) is torch.utils.data.BatchSampler
         ):
-            self.problem("not shuffled", "info", "samples come in the dataset's order, every epoch: shuffle=True for training")
+            self.problem(
+                "not shuffled", "info", "samples come in the dataset's order, every epoch: shuffle=True for training"
+            )
         if torch.cuda.is_available() and not loader.pin_memory:
-            self.problem("not pinned", "info", "batches are not in pinned memory: copies to the GPU wait; pin_memory=True")
+            self.problem(
+                "not pinned", "info", "batches are not in pinned memory: copies to the GPU wait; pin_memory=True"
+            )
         last = [shapes for name, shapes in self._shapes.items() if any(shape[:1] == (1,) for shape in shapes)]
         if ended and last and self.batches > 1 and not loader.drop_last:
-            self.problem("last batch", "info", "the last batch has one sample, with which batch norm fails: drop_last=True")
+            self.problem(
+                "last batch", "info", "the last batch has one sample, with which batch norm fails: drop_last=True"
+            )
 
     @property
     def padding(self) -> float | None:

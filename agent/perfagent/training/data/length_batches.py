@@ -1,9 +1,9 @@
 """The common part of the samplers that group samples by length: epochs, ranks, and when their batches are made.
 
-The batches of an epoch follow from the lengths, the seed and the epoch alone, so that every rank finds the same ones without
-a word to the others, and a resumed training goes on in the middle of an epoch: the loop gives the sampler its epoch and passes
-over what was seen. Samples of like length lie in the same batch, batches of like length in the same step of all ranks, and apart
-from that the order is random.
+The batches of an epoch follow from the lengths, the seed and the epoch alone, so that every rank finds the same ones
+without a word to the others, and a resumed training goes on in the middle of an epoch: the loop gives the sampler its
+epoch and passes over what was seen. Samples of like length lie in the same batch, batches of like length in the same
+step of all ranks, and apart from that the order is random.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["LengthBatchSampler", "longest_first_windows"]
 class LengthBatchSampler(Sampler[list[int]]):
     """A batch sampler (`DataLoader(dataset, batch_sampler=...)`) over samples whose lengths are known.
 
-    lengths: of each sample of the dataset, in tokens. shuffle: other batches in every epoch (the loop calls `set_epoch`), or
-    the same ones, longest first. seed: the same on all ranks. drop_last: leave out what does not fill a batch or a step of all
-    ranks. rank, world_size: this process's part; of the process group by default.
+    lengths: of each sample of the dataset, in tokens. shuffle: other batches in every epoch (the loop calls
+    `set_epoch`), or the same ones, longest first. seed: the same on all ranks. drop_last: leave out what does not fill
+    a batch or a step of all ranks. rank, world_size: this process's part; of the process group by default.
 
-    Ranks get equally many batches. Where these do not go round, the largest are halved, so that every sample comes exactly once;
-    with fewer samples than ranks some come twice.
+    Ranks get equally many batches. Where these do not go round, the largest are halved, so that every sample comes
+    exactly once; with fewer samples than ranks some come twice.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class LengthBatchSampler(Sampler[list[int]]):
         self._planned: tuple[int, list[list[int]]] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch's batches come next. `perfagent.loop` calls it; in a loop of your own, call it before each epoch."""
+        """Which epoch's batches come next. `perfagent.loop` calls it; in a loop of your own, call it before each
+        epoch."""
         if type(epoch) is not int or epoch < 0:
             raise ConfigError(f"an epoch is counted from 0, not {epoch!r:.80}")
         self.epoch = epoch
@@ -131,7 +132,8 @@ class LengthBatchSampler(Sampler[list[int]]):
 
 
 def longest_first_windows(order: list[int], lengths: Sequence[int], window: int) -> Iterator[list[int]]:
-    """Windows of the order, each sorted by length, longest first: what is near has nearly one length, what is far is random."""
+    """Windows of the order, each sorted by length, longest first: what is near has nearly one length, what is far is
+    random."""
     for begin in range(0, len(order), window):
         yield sorted(order[begin : begin + window], key=lengths.__getitem__, reverse=True)
 
@@ -142,5 +144,7 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
             return dist.get_rank(), dist.get_world_size()
         return 0, 1
     if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
-        raise ConfigError(f"rank and world_size go together, 0 <= rank < world_size; got {rank!r:.40} and {world_size!r:.40}")
+        raise ConfigError(
+            f"rank and world_size go together, 0 <= rank < world_size; got {rank!r:.40} and {world_size!r:.40}"
+        )
     return rank, world_size

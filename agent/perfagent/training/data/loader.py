@@ -1,7 +1,8 @@
 """What a DataLoader is given on this machine, and one that goes on in the middle of an epoch.
 
-Cores are those that this process may use (its affinity and its control group's quota, which os.cpu_count() knows nothing of),
-shared by the ranks of the node. In a container with 2 of 64 cores, 8 workers a rank stand in each other's way.
+Cores are those that this process may use (its affinity and its control group's quota, which os.cpu_count() knows
+nothing of), shared by the ranks of the node. In a container with 2 of 64 cores, 8 workers a rank stand in each other's
+way.
 """
 
 from __future__ import annotations
@@ -45,16 +46,18 @@ def loader_defaults(
 ) -> LoaderSettings:
     """num_workers, pin_memory, persistent_workers and prefetch_factor for this machine.
 
-    dataset: tensors in memory need no workers. batch_bytes: of one batch; batches of all workers must fit into half of the shared
-    memory, which in containers is often 64 MB. ranks_on_node: processes that train on this machine; LOCAL_WORLD_SIZE by default.
-    device: what is trained on, as torch names it; CUDA by default where there is any.
+    dataset: tensors in memory need no workers. batch_bytes: of one batch; batches of all workers must fit into half of
+    the shared memory, which in containers is often 64 MB. ranks_on_node: processes that train on this machine;
+    LOCAL_WORLD_SIZE by default. device: what is trained on, as torch names it; CUDA by default where there is any.
 
     Workers: the cores of this rank but one, at least 1 and at most 8. What suits a dataset best is measured by
     `perfagent.find_num_workers`; this is where to begin.
     """
     ranks = ranks_on_node if ranks_on_node is not None else _ranks_on_node(os.environ)
     if type(ranks) is not int or ranks < 1:
-        raise ConfigError(f"ranks_on_node is the number of training processes on this machine, 1 or more; got {ranks!r:.80}")
+        raise ConfigError(
+            f"ranks_on_node is the number of training processes on this machine, 1 or more; got {ranks!r:.80}"
+        )
     if batch_bytes is not None and (type(batch_bytes) is not int or batch_bytes < 1):
         raise ConfigError(f"batch_bytes is the size of one batch, 1 or more; got {batch_bytes!r:.80}")
     cuda = _on_cuda(device)
@@ -76,7 +79,9 @@ def loader_defaults(
     if workers and batch_bytes is not None:
         workers, prefetch = _within_shared_memory(workers, prefetch, batch_bytes, ranks, why)
     arguments: dict[str, Any] = {"num_workers": workers, "pin_memory": cuda}
-    why.append("pinned memory: copies to the GPU do not wait" if cuda else "no pinned memory: nothing is copied to a GPU")
+    why.append(
+        "pinned memory: copies to the GPU do not wait" if cuda else "no pinned memory: nothing is copied to a GPU"
+    )
     if workers:
         arguments |= {"persistent_workers": True, "prefetch_factor": prefetch}
         why.append(f"workers stay for all epochs, and prepare {prefetch} batches each")
@@ -94,9 +99,10 @@ def usable_cores() -> float:
 def resumable_loader(dataset: Dataset[Any], **arguments: Any) -> DataLoader[Any]:
     """torchdata's StatefulDataLoader with the settings of `loader_defaults`, of which any may be given.
 
-    It knows where every worker is, so that a checkpoint of `perfagent.loop` goes on after the last batch that was trained on,
-    also with iterable datasets that have state_dict() and load_state_dict(). A plain DataLoader over a map-style dataset
-    needs none of this: the loop passes over what was seen without loading it. Must be resumed with the same num_workers.
+    It knows where every worker is, so that a checkpoint of `perfagent.loop` goes on after the last batch that was
+    trained on, also with iterable datasets that have state_dict() and load_state_dict(). A plain DataLoader over a
+    map-style dataset needs none of this: the loop passes over what was seen without loading it. Must be resumed with
+    the same num_workers.
 
     Raises ConfigError without torchdata.
     """
@@ -118,7 +124,9 @@ def _on_cuda(device: Any) -> bool:
     try:
         return torch.device(device).type == "cuda"
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device is what is trained on, as torch names it ('cuda', 'cpu'); got {device!r:.80}") from error
+        raise ConfigError(
+            f"device is what is trained on, as torch names it ('cuda', 'cpu'); got {device!r:.80}"
+        ) from error
 
 
 def _fitting(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""Datasets in files that are mapped into memory: no copy a process, nothing read before it is used, any number of workers.
+"""Datasets in files that are mapped into memory: no copy a process, nothing read before it is used, any number of
+workers.
 
-The page cache holds what is in use once for all processes of the machine. A mapping is private: writing into a tensor that came
-from it changes that process's copy, never the file. Only the path goes to a worker, which maps the file itself.
+The page cache holds what is in use once for all processes of the machine. A mapping is private: writing into a tensor
+that came from it changes that process's copy, never the file. Only the path goes to a worker, which maps the file
+itself.
 """
 
 from __future__ import annotations
@@ -27,23 +29,29 @@ from perfagent.errors import ConfigError
 __all__ = ["MappedLines", "MappedTokens", "map_tokens"]
 
 _MAGIC = b"pftokens"
-_HEAD = struct.Struct("<8s12sIQQII")  # magic, dtype, CRC of the rest of the head, documents, tokens, CRCs of offsets and tokens
+# magic, dtype, CRC of the rest of the head, documents, tokens, CRCs of offsets and tokens
+_HEAD = struct.Struct("<8s12sIQQII")
 _FIRST = 64
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
-"""MAP_NORESERVE: or the kernel refuses to map a file that is larger than the memory, though no page of it is ever copied."""
+"""MAP_NORESERVE: or the kernel refuses to map a file that is larger than the memory, though no page of it is ever
+copied."""
 _LINES_MAGIC = b"pflines1"
 _LINES_HEAD = struct.Struct("<8sQqQI")  # magic, size and mtime of the text, lines, CRC of the offsets
 _CHUNK = 1 << 24
 
 
-def map_tokens(path: str | os.PathLike[str], documents: Iterable[Any], *, dtype: torch.dtype = torch.int32) -> MappedTokens:
+def map_tokens(
+    path: str | os.PathLike[str], documents: Iterable[Any], *, dtype: torch.dtype = torch.int32
+) -> MappedTokens:
     """Writes documents (sequences of token ids) into one file, and opens it.
 
-    dtype: of the file; uint16 halves it for vocabularies below 65,536. The file appears under its name when all is written and on
-    the disk. Raises ConfigError for an id that the dtype cannot hold, naming the document.
+    dtype: of the file; uint16 halves it for vocabularies below 65,536. The file appears under its name when all is
+    written and on the disk. Raises ConfigError for an id that the dtype cannot hold, naming the document.
     """
     if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
-        raise ConfigError(f"token ids are whole numbers: dtype {dtype} cannot hold them; use torch.uint16 or torch.int32")
+        raise ConfigError(
+            f"token ids are whole numbers: dtype {dtype} cannot hold them; use torch.uint16 or torch.int32"
+        )
     path = Path(path)
     draft = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     lowest, highest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
@@ -80,9 +88,9 @@ def map_tokens(path: str | os.PathLike[str], documents: Iterable[Any], *, dtype:
 class MappedTokens(Dataset[Tensor]):
     """Documents of token ids in a file that map_tokens wrote: `dataset[i]` is a tensor that lies in the mapping.
 
-    lengths: of each document, for the samplers. tokens: all of them in a row, for windows that run over documents' ends.
-    Raises ConfigError for a file that is none of ours, cut short, or damaged where it says what it holds; `verify()` reads all
-    of it.
+    lengths: of each document, for the samplers. tokens: all of them in a row, for windows that run over documents'
+    ends. Raises ConfigError for a file that is none of ours, cut short, or damaged where it says what it holds;
+    `verify()` reads all of it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -95,7 +103,9 @@ class MappedTokens(Dataset[Tensor]):
         if magic != _MAGIC:
             raise ConfigError(f"{self.path} is no file of tokens; write it with map_tokens")
         if zlib.crc32(name + head[24:]) != crc:
-            raise ConfigError(f"{self.path} is damaged: its head is not as it was written; write it anew with map_tokens")
+            raise ConfigError(
+                f"{self.path} is damaged: its head is not as it was written; write it anew with map_tokens"
+            )
         dtype = getattr(torch, name.rstrip(b"\0").decode())
         index = -(-(_FIRST + count * dtype.itemsize) // 8) * 8
         if len(self._map) != index + 8 * (documents + 1):
@@ -106,7 +116,9 @@ class MappedTokens(Dataset[Tensor]):
         if zlib.crc32(memoryview(self._map)[index:]) != index_crc:
             raise ConfigError(f"{self.path} is damaged: its list of documents is not as it was written; write it anew")
         self.tokens = (
-            torch.frombuffer(self._map, dtype=dtype, count=count, offset=_FIRST) if count else torch.empty(0, dtype=dtype)
+            torch.frombuffer(self._map, dtype=dtype, count=count, offset=_FIRST)
+            if count
+            else torch.empty(0, dtype=dtype)
         )
 
     def __len__(self) -> int:
@@ -129,7 +141,9 @@ class MappedTokens(Dataset[Tensor]):
         for begin in range(_FIRST, end, _CHUNK):
             crc = zlib.crc32(view[begin : min(begin + _CHUNK, end)], crc)
         if crc != self._crc:
-            raise ConfigError(f"{self.path} is damaged: its tokens are not as they were written; write it anew with map_tokens")
+            raise ConfigError(
+                f"{self.path} is damaged: its tokens are not as they were written; write it anew with map_tokens"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path}
@@ -142,9 +156,9 @@ class MappedTokens(Dataset[Tensor]):
 class MappedLines(Dataset[Any]):
     """The lines of a text file as samples: `dataset[i]` is parse(line), a line without its end, as bytes.
 
-    parse: json.loads for JSON lines (default), bytes.decode for text. index: where the places of the lines are kept (8 bytes a
-    line), `FILE.lines` by default; made anew when the text's size or time changes, or when it is damaged; kept in memory alone
-    where it cannot be written. Empty lines at the end are no samples.
+    parse: json.loads for JSON lines (default), bytes.decode for text. index: where the places of the lines are kept (8
+    bytes a line), `FILE.lines` by default; made anew when the text's size or time changes, or when it is damaged; kept
+    in memory alone where it cannot be written. Empty lines at the end are no samples.
     """
 
     def __init__(

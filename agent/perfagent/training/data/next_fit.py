@@ -1,11 +1,12 @@
 """Rows filled one after the other, each nearly to its end: for lengths with which best-fit decreasing wastes room.
 
-Best-fit decreasing puts the two longest that fit together into a row. Where no short sequence is left for the gap, as among
-lengths from a quarter to a half of the row, it stays: 82 % full where 100 % is possible. Here each row takes the longest sequence
-that is left, draws others at random as long as one more will fit behind them, and then takes the one that fits best (as in
-minimum bin slack, Gupta and Ho, Production Planning & Control 10(6), 1999); of a few such rows the fullest is kept. Drawing keeps
-the mix of lengths: taking the longest each time leaves lengths that do not fit together (97.7 % full instead of 99). What is
-empty in the end lies in few rows; these are filled anew, together with some of the full ones, as long as that gains.
+Best-fit decreasing puts the two longest that fit together into a row. Where no short sequence is left for the gap, as
+among lengths from a quarter to a half of the row, it stays: 82 % full where 100 % is possible. Here each row takes the
+longest sequence that is left, draws others at random as long as one more will fit behind them, and then takes the one
+that fits best (as in minimum bin slack, Gupta and Ho, Production Planning & Control 10(6), 1999); of a few such rows
+the fullest is kept. Drawing keeps the mix of lengths: taking the longest each time leaves lengths that do not fit
+together (97.7 % full instead of 99). What is empty in the end lies in few rows; these are filled anew, together with
+some of the full ones, as long as that gains.
 
 The draws begin from a fixed seed: the same lengths give the same rows.
 """
@@ -31,7 +32,8 @@ _MOST_DRAWN = 3
 
 
 def fill_rows(lengths: Sequence[int], capacity: int, wanted: int) -> list[list[int]]:
-    """Indices of the lengths (1 to capacity each) by row, every index once. Stops looking for better ones at `wanted` rows."""
+    """Indices of the lengths (1 to capacity each) by row, every index once. Stops looking for better ones at `wanted`
+    rows."""
     draw = _Draw(_MOST_DRAWN * len(lengths))
     rows = _filled(range(len(lengths)), lengths, capacity, draw)
     while len(rows) > wanted and draw.left > 0:
@@ -50,7 +52,9 @@ class _Draw(random.Random):
         self.left = left
 
 
-def _apart(rows: list[list[int]], lengths: Sequence[int], capacity: int, draw: _Draw) -> tuple[list[list[int]], list[list[int]]]:
+def _apart(
+    rows: list[list[int]], lengths: Sequence[int], capacity: int, draw: _Draw
+) -> tuple[list[list[int]], list[list[int]]]:
     """The rows that are not full with some that are, and the others."""
     again: list[list[int]] = []
     others: list[list[int]] = []

@@ -17,8 +17,8 @@ class PackedBatchSampler(LengthBatchSampler):
 
         DataLoader(dataset, batch_sampler=PackedBatchSampler(lengths, 8192), collate_fn=join)
 
-    lengths: of each sample. capacity: tokens of a row. window: samples that are packed together, drawn at random each epoch; more
-    fill better, fewer mix better. shuffle, seed, drop_last, rank, world_size: see LengthBatchSampler.
+    lengths: of each sample. capacity: tokens of a row. window: samples that are packed together, drawn at random each
+    epoch; more fill better, fewer mix better. shuffle, seed, drop_last, rank, world_size: see LengthBatchSampler.
 
     Raises ConfigError for a sample that is longer than a row.
     """
@@ -36,7 +36,9 @@ class PackedBatchSampler(LengthBatchSampler):
         world_size: int | None = None,
     ) -> None:
         if type(window) is not int or window < 1:
-            raise ConfigError(f"window is the number of samples that are packed together, 1 or more; got {window!r:.80}")
+            raise ConfigError(
+                f"window is the number of samples that are packed together, 1 or more; got {window!r:.80}"
+            )
         super().__init__(
             lengths, most=capacity, shuffle=shuffle, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size
         )

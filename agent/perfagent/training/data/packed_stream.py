@@ -17,11 +17,12 @@ __all__ = ["PackedStream"]
 
 
 class PackedStream(IterableDataset[Any]):
-    """Rows of at most `capacity` tokens, packed as the samples come: `DataLoader(PackedStream(samples, 8192), batch_size=None)`.
+    """Rows of at most `capacity` tokens, packed as the samples come: `DataLoader(PackedStream(samples, 8192),
+    batch_size=None)`.
 
-    source: an IterableDataset, which shares itself among workers and ranks as it always must; or a map-style dataset or another
-    iterable that can be read again, of which each worker of each rank takes every n-th sample. length, window: see pack_stream.
-    collate: what makes a batch of a row's samples; collating.join by default.
+    source: an IterableDataset, which shares itself among workers and ranks as it always must; or a map-style dataset or
+    another iterable that can be read again, of which each worker of each rank takes every n-th sample. length, window:
+    see pack_stream. collate: what makes a batch of a row's samples; collating.join by default.
 
     Raises ConfigError for a source that can be read only once.
     """

@@ -1,13 +1,14 @@
 """Sequences of many lengths put together into rows of one capacity, with almost nothing left empty.
 
-Best-fit decreasing: the longest first, each into the fullest row that still takes it. Never more than 11/9 of the fewest rows
-possible plus one (Johnson et al., "Worst-Case Performance Bounds for Simple One-Dimensional Packing Algorithms", SIAM J. Comput.
-3(4), 1974); with lengths of text it is about the fewest, where next fit leaves rows 83 % full. Where more than one part in a
-hundred is empty, rows are filled one by one as well (next_fit.py), and the fewer are taken. Rows are found by their free room in
-a set of integers (sorted_ints.py), so that 50,000 lengths take a fraction of a second in plain Python.
+Best-fit decreasing: the longest first, each into the fullest row that still takes it. Never more than 11/9 of the
+fewest rows possible plus one (Johnson et al., "Worst-Case Performance Bounds for Simple One-Dimensional Packing
+Algorithms", SIAM J. Comput. 3(4), 1974); with lengths of text it is about the fewest, where next fit leaves rows 83 %
+full. Where more than one part in a hundred is empty, rows are filled one by one as well (next_fit.py), and the fewer
+are taken. Rows are found by their free room in a set of integers (sorted_ints.py), so that 50,000 lengths take a
+fraction of a second in plain Python.
 
-A packed row holds several documents. A model must not attend from one to the next: give it `position_ids` and the lengths
-(collating.py makes both), and attend by `perfagent.training.compute.packed`.
+A packed row holds several documents. A model must not attend from one to the next: give it `position_ids` and the
+lengths (collating.py makes both), and attend by `perfagent.training.compute.packed`.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _FULL = 0.99
 def pack(lengths: Sequence[int] | Any, capacity: int) -> list[list[int]]:
     """Indices of the lengths that go together into one row each, every index once, no row above capacity.
 
-    lengths: tokens of each sequence, 1 or more; a list, a tensor or an array. capacity: tokens of a row. Deterministic: the same
-    lengths give the same rows. Raises ConfigError for a length below 1 or above the capacity.
+    lengths: tokens of each sequence, 1 or more; a list, a tensor or an array. capacity: tokens of a row. Deterministic:
+    the same lengths give the same rows. Raises ConfigError for a length below 1 or above the capacity.
     """
     numbers = checked_lengths(lengths, checked_capacity(capacity))
     rows = _best_fit_decreasing(numbers, capacity)
@@ -76,10 +77,10 @@ def pack_stream(
 ) -> Iterator[list[Item]]:
     """Rows of items from a stream of unknown length, without more than `window` items in hand.
 
-    length: tokens of an item; without it len(item), or the length of its "input_ids". A window is packed, full rows go out,
-    and what lies in the emptier ones is packed again with what comes next. A larger window fills better: see docs/data.md.
-    Every item comes out once, after eight windows at the latest. Raises ConfigError for an item that is longer than the
-    capacity, with its place in the stream.
+    length: tokens of an item; without it len(item), or the length of its "input_ids". A window is packed, full rows go
+    out, and what lies in the emptier ones is packed again with what comes next. A larger window fills better: see
+    docs/data.md. Every item comes out once, after eight windows at the latest. Raises ConfigError for an item that is
+    longer than the capacity, with its place in the stream.
     """
     if type(window) is not int or window < 1:
         raise ConfigError(f"window is the number of items in hand, 1 or more; got {window!r:.80}")
@@ -125,7 +126,9 @@ def length_of(item: Any) -> int:
     """Tokens of a sample: of its "input_ids" where it is a mapping, else its own length."""
     if hasattr(item, "keys"):
         if "input_ids" not in item:
-            raise ConfigError(f"a sample with {', '.join(map(str, item))[:200]} has no 'input_ids': say what counts with length=")
+            raise ConfigError(
+                f"a sample with {', '.join(map(str, item))[:200]} has no 'input_ids': say what counts with length="
+            )
         item = item["input_ids"]
     if not isinstance(item, Sized):
         raise ConfigError(f"the length of {type(item).__name__} is not known: say it with length=")
@@ -162,7 +165,9 @@ def _refuse(numbers: list[int], most: int | None, begin: int = 0) -> None:
         return
     if min(numbers) < 1:
         index = next(index for index, one in enumerate(numbers) if one < 1)
-        raise ConfigError(f"length {begin + index} is {numbers[index]}: leave out what is empty before it is batched or packed")
+        raise ConfigError(
+            f"length {begin + index} is {numbers[index]}: leave out what is empty before it is batched or packed"
+        )
     if most is not None and max(numbers) > most:
         index = next(index for index, one in enumerate(numbers) if one > most)
         over = sum(1 for one in numbers if one > most)

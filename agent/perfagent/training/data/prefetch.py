@@ -3,9 +3,9 @@
     for batch in Prefetcher(loader, "cuda"):     # tensors are on the device
         ...
 
-Batches are read on the thread that asks for them, so that what a dataset draws at random, and the wait that the monitor shows,
-stay where they were; what overlaps is the copy (transfer.py) and, with DataLoader workers, the loading. `perfagent.loop` copies
-on a stream of its own already and needs no Prefetcher.
+Batches are read on the thread that asks for them, so that what a dataset draws at random, and the wait that the monitor
+shows, stay where they were; what overlaps is the copy (transfer.py) and, with DataLoader workers, the loading.
+`perfagent.loop` copies on a stream of its own already and needs no Prefetcher.
 """
 
 from __future__ import annotations
@@ -27,20 +27,24 @@ __all__ = ["Prefetcher", "read_ahead"]
 class Prefetcher:
     """An iterable over the loader's batches on a device.
 
-    loader: a DataLoader or any iterable of batches. device: where to; without one the current CUDA device if there is one, else
-    the CPU. ahead: batches that are on their way while one is in use; each takes its room on the device.
+    loader: a DataLoader or any iterable of batches. device: where to; without one the current CUDA device if there is
+    one, else the CPU. ahead: batches that are on their way while one is in use; each takes its room on the device.
 
-    On the CPU the loader's own batches are handed out, untouched and none ahead. `len()`, `set_epoch`, `dataset`, `sampler` and
-    whatever else a loader has are the loader's. `state_dict()`, where the loader has one, is the state after the last batch that
-    was handed out, not after the last one read. An error of the loader is raised where its batch would have come, after those
-    before it.
+    On the CPU the loader's own batches are handed out, untouched and none ahead. `len()`, `set_epoch`, `dataset`,
+    `sampler` and whatever else a loader has are the loader's. `state_dict()`, where the loader has one, is the state
+    after the last batch that was handed out, not after the last one read. An error of the loader is raised where its
+    batch would have come, after those before it.
 
     Raises ConfigError for a device that is not there, and inside of a DataLoader worker, where a GPU cannot be used.
     """
 
-    def __init__(self, loader: Iterable[Any], device: torch.device | str | int | None = None, *, ahead: int = 1) -> None:
+    def __init__(
+        self, loader: Iterable[Any], device: torch.device | str | int | None = None, *, ahead: int = 1
+    ) -> None:
         if not isinstance(loader, Iterable):
-            raise ConfigError(f"Prefetcher takes a DataLoader or another iterable of batches, not {type(loader).__name__}")
+            raise ConfigError(
+                f"Prefetcher takes a DataLoader or another iterable of batches, not {type(loader).__name__}"
+            )
         if type(ahead) is not int or ahead < 1:
             raise ConfigError(f"ahead is the number of batches on their way, 1 or more; got {ahead!r:.80}")
         self.loader = loader
@@ -132,7 +136,9 @@ def _device(wanted: torch.device | str | int | None) -> torch.device:
     try:
         device = torch.device(wanted)
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device must be one of torch's, such as 'cuda', 'cuda:1' or 'cpu', not {wanted!r:.80}") from error
+        raise ConfigError(
+            f"device must be one of torch's, such as 'cuda', 'cuda:1' or 'cpu', not {wanted!r:.80}"
+        ) from error
     if device.type != "cuda":
         return device
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,7 +1,7 @@
 """A set of whole numbers that finds its neighbors: the smallest from a number on, the largest up to one.
 
-One bit a number, and one a block of numbers, in Python's integers: both questions are a few operations on machine words, for any
-number of members.
+One bit a number, and one a block of numbers, in Python's integers: both questions are a few operations on machine
+words, for any number of members.
 """
 
 from __future__ import annotations

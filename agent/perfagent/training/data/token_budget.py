@@ -11,7 +11,8 @@ from perfagent.training.data.length_batches import LengthBatchSampler, longest_f
 __all__ = ["TokenBudgetBatchSampler"]
 
 _BATCHES_A_WINDOW = 100
-"""How many batches lie in one window sorted by length: enough that neighbors are alike, few enough that epochs differ."""
+"""How many batches lie in one window sorted by length: enough that neighbors are alike, few enough that epochs
+differ."""
 
 
 class TokenBudgetBatchSampler(LengthBatchSampler):
@@ -19,9 +20,10 @@ class TokenBudgetBatchSampler(LengthBatchSampler):
 
     A sum of lengths without the padding would let one long sample among many short ones take many times the memory.
 
-    lengths: of each sample. max_tokens: of a batch, samples times the longest of them. max_samples: of a batch, besides.
-    multiple_of: to what lengths are padded (8 or 64 for tensor cores). shuffle, seed, drop_last, rank, world_size: see
-    LengthBatchSampler. Batches have different numbers of samples: tell `loop.backward` how many items each loss is a mean of.
+    lengths: of each sample. max_tokens: of a batch, samples times the longest of them. max_samples: of a batch,
+    besides. multiple_of: to what lengths are padded (8 or 64 for tensor cores). shuffle, seed, drop_last, rank,
+    world_size: see LengthBatchSampler. Batches have different numbers of samples: tell `loop.backward` how many items
+    each loss is a mean of.
 
     Raises ConfigError where a sample alone is over the budget.
     """
@@ -44,8 +46,12 @@ class TokenBudgetBatchSampler(LengthBatchSampler):
                 raise ConfigError(f"{name} is a whole number, 1 or more; got {value!r:.80}")
         most = max_tokens // multiple_of * multiple_of
         if not most:
-            raise ConfigError(f"max_tokens {max_tokens} is less than multiple_of {multiple_of}: no padded sample would fit")
-        super().__init__(lengths, most=most, shuffle=shuffle, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size)
+            raise ConfigError(
+                f"max_tokens {max_tokens} is less than multiple_of {multiple_of}: no padded sample would fit"
+            )
+        super().__init__(
+            lengths, most=most, shuffle=shuffle, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size
+        )
         self.max_tokens, self.max_samples, self.multiple_of = max_tokens, max_samples, multiple_of
         self._padded = [-(-length // multiple_of) * multiple_of for length in self.lengths]
         average = max(1, max_tokens * len(self._padded) // sum(self._padded))

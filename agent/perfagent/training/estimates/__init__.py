@@ -1,1 +1,2 @@
-"""How much memory a training needs, worked out before it begins: `perfagent.estimate_memory` and `perfagent estimate`."""
+"""How much memory a training needs, worked out before it begins: `perfagent.estimate_memory` and `perfagent
+estimate`."""

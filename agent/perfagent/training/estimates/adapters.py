@@ -1,7 +1,8 @@
 """LoRA and quantized weights as they occupy memory: stand-ins put into a copy of the model, which is then simulated.
 
-LoRA (Hu et al., 2021): W stays as it is, B·A of a small rank is trained. Quantized weights (QLoRA, Dettmers et al., 2023) lie in
-memory in 8 or 4 bits with their scales; a layer expands its own while it computes, and once more in the backward pass.
+LoRA (Hu et al., 2021): W stays as it is, B·A of a small rank is trained. Quantized weights (QLoRA, Dettmers et al.,
+2023) lie in memory in 8 or 4 bits with their scales; a layer expands its own while it computes, and once more in the
+backward pass.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def checked_adapters(lora: Any, quantize: Any) -> None:
 
 
 def quantized_bytes(count: int, rows: int, kind: Quantization) -> int:
-    """Bytes of a quantized matrix. int8: one each and a float32 scale a row. nf4: half of one, a byte of scale for each block of
-    64, and a float32 for each 256 of those (QLoRA's double quantization: 0.127 bits a weight)."""
+    """Bytes of a quantized matrix. int8: one each and a float32 scale a row. nf4: half of one, a byte of scale for each
+    block of 64, and a float32 for each 256 of those (QLoRA's double quantization: 0.127 bits a weight)."""
     if kind == "int8":
         return count + 4 * rows
     blocks = -(-count // 64)
@@ -45,7 +46,8 @@ def add_lora(
 ) -> list[str]:
     """Freezes a model (a copy) and puts adapters beside its linear layers; answers their names.
 
-    targets: the last part of their names; all linear layers but the output layer when None, as peft's "all-linear". account:
+    targets: the last part of their names; all linear layers but the output layer when None, as peft's "all-linear".
+    account:
     keeps the books of what is made.
     """
     chosen = [*_chosen(model, targets)]
@@ -102,7 +104,8 @@ class _Adapted(nn.Module):
             size = quantized_bytes(weight.numel(), weight.shape[0], quantize)
             self.weight = None
             self.packed = nn.Buffer(torch.empty(size, dtype=torch.uint8, device=weight.device))
-        dtype = weight.dtype if quantize is None else torch.float32  # peft keeps adapters of quantized layers in float32
+        # peft keeps adapters of quantized layers in float32
+        dtype = weight.dtype if quantize is None else torch.float32
         self.a = nn.Parameter(torch.empty(rank, inputs, dtype=dtype, device=weight.device))
         self.b = nn.Parameter(torch.empty(outputs, rank, dtype=dtype, device=weight.device))
 
@@ -117,7 +120,8 @@ class _Adapted(nn.Module):
 
 
 class _Expanded(torch.autograd.Function):
-    """A product with a quantized matrix: expanded for the product, thrown away, expanded again for the backward pass."""
+    """A product with a quantized matrix: expanded for the product, thrown away, expanded again for the backward
+    pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Tensor, shape: torch.Size, across: bool) -> Tensor:

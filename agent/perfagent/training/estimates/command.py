@@ -1,4 +1,5 @@
-"""`perfagent estimate`: what a training will hold in memory, from a file that describes it or from a number of parameters."""
+"""`perfagent estimate`: what a training will hold in memory, from a file that describes it or from a number of
+parameters."""
 
 from __future__ import annotations
 
@@ -29,10 +30,16 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     what = parser.add_argument_group("what is trained")
-    what.add_argument("file", nargs="?", metavar="FILE.py[:FUNCTION]", help="returns a TuningJob, its fields, or (model, batch)")
+    what.add_argument(
+        "file", nargs="?", metavar="FILE.py[:FUNCTION]", help="returns a TuningJob, its fields, or (model, batch)"
+    )
     what.add_argument("--demo", action="store_true", help="the training of `perfagent demo`")
-    what.add_argument("--parameters", "--params", metavar="N", help="a decoder of so many parameters, such as 7B or 350M")
-    what.add_argument("--config", metavar="DIR", help="a folder with the config.json of a model of transformers; or its path")
+    what.add_argument(
+        "--parameters", "--params", metavar="N", help="a decoder of so many parameters, such as 7B or 350M"
+    )
+    what.add_argument(
+        "--config", metavar="DIR", help="a folder with the config.json of a model of transformers; or its path"
+    )
     what.add_argument("--layers", type=int, help="of the decoder, with --width and --heads, in place of --parameters")
     what.add_argument("--width", type=int)
     what.add_argument("--heads", type=int)
@@ -40,13 +47,19 @@ def command(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--sequence", type=int, help=f"tokens of a sample of a language model (default {_SEQUENCE})")
     what.add_argument("--batch-size", type=int, help="samples of a micro-step on one rank (default: the job's, or 1)")
     how = parser.add_argument_group("how")
-    how.add_argument("--optimizer", help="adamw, sgd, momentum, adafactor, adamw8bit ... (default: the job's, or adamw)")
+    how.add_argument(
+        "--optimizer", help="adamw, sgd, momentum, adafactor, adamw8bit ... (default: the job's, or adamw)"
+    )
     how.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="(default: the job's, or fp32)")
     how.add_argument("--zero-stage", type=int, default=0, choices=(0, 1, 2, 3), help="3 is FSDP too")
     how.add_argument("--world-size", type=int, default=1, help="ranks")
     how.add_argument("--grad-accum", type=int, default=1, help="micro-steps of a step")
-    how.add_argument("--checkpointing", nargs="?", const="all", default=False, metavar="MODE", help="all, every:N or selective")
-    how.add_argument("--lora", type=int, metavar="RANK", help="adapters beside the linear layers, everything else frozen")
+    how.add_argument(
+        "--checkpointing", nargs="?", const="all", default=False, metavar="MODE", help="all, every:N or selective"
+    )
+    how.add_argument(
+        "--lora", type=int, metavar="RANK", help="adapters beside the linear layers, everything else frozen"
+    )
     how.add_argument("--quantize", choices=("int8", "nf4"), help="of the frozen matrices, with --lora")
     how.add_argument("--device", choices=("cpu", "cuda"), help="whose allocator and optimizers (default: the model's)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -54,7 +67,14 @@ def command(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
-    described = (arguments.file, arguments.parameters, arguments.config, arguments.layers, arguments.width, arguments.heads)
+    described = (
+        arguments.file,
+        arguments.parameters,
+        arguments.config,
+        arguments.layers,
+        arguments.width,
+        arguments.heads,
+    )
     if not arguments.demo and all(item is None for item in described):
         parser.error("give FILE.py, --parameters N, --config DIR, --layers with --width and --heads, or --demo")
     from perfagent.training.estimates.memory import estimate_memory
@@ -94,16 +114,27 @@ class _Given:
     def __init__(self, arguments: argparse.Namespace) -> None:
         shape = (arguments.layers, arguments.width, arguments.heads)
         shaped = any(one is not None for one in shape)
-        ways = [one is not None for one in (arguments.file, arguments.parameters, arguments.config)] + [shaped, arguments.demo]
+        ways = [one is not None for one in (arguments.file, arguments.parameters, arguments.config)] + [
+            shaped,
+            arguments.demo,
+        ]
         if sum(ways) > 1:
-            raise ConfigError("give one of FILE.py, --parameters, --config, --demo and --layers with --width and --heads")
+            raise ConfigError(
+                "give one of FILE.py, --parameters, --config, --demo and --layers with --width and --heads"
+            )
         decoder = arguments.parameters is not None or shaped
-        for name, of in (("batch_size", True), ("sequence", decoder or arguments.config is not None), ("vocabulary", decoder)):
+        for name, of in (
+            ("batch_size", True),
+            ("sequence", decoder or arguments.config is not None),
+            ("vocabulary", decoder),
+        ):
             value = getattr(arguments, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be 1 or more")
             if value is not None and not of:
-                raise ConfigError(f"--{name} is {value}, and the model with its batches comes from elsewhere; leave it out")
+                raise ConfigError(
+                    f"--{name} is {value}, and the model with its batches comes from elsewhere; leave it out"
+                )
         arguments.sequence = arguments.sequence or _SEQUENCE
         arguments.vocabulary = arguments.vocabulary or _VOCABULARY
         if decoder:
@@ -143,7 +174,9 @@ class _Given:
         try:
             config = AutoConfig.from_pretrained(arguments.config, local_files_only=True)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{arguments.config!r:.200} holds no configuration of transformers: {str(error)[:200]}") from None
+            raise ConfigError(
+                f"{arguments.config!r:.200} holds no configuration of transformers: {str(error)[:200]}"
+            ) from None
         with torch.device("meta"):
             self.model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         tokens = self._tokens(arguments)
@@ -168,8 +201,12 @@ class _Given:
             self.said = f"{source}: {type(job.model).__name__}, batches of {size}"
         elif isinstance(made, tuple) and len(made) == 2:
             if arguments.batch_size is not None:
-                raise ConfigError("--batch-size needs a TuningJob, whose data make a batch; the file returns one itself")
+                raise ConfigError(
+                    "--batch-size needs a TuningJob, whose data make a batch; the file returns one itself"
+                )
             self.model, self.batch = made
             self.said = f"{source}: {type(self.model).__name__}"
         else:
-            raise ConfigError(f"{source} returns a {type(made).__name__}; it must be a TuningJob, its fields, or (model, batch)")
+            raise ConfigError(
+                f"{source} returns a {type(made).__name__}; it must be a TuningJob, its fields, or (model, batch)"
+            )

@@ -1,8 +1,8 @@
 """Estimates the memory that a convolution on a CPU takes inside itself, in addition to its results.
 
-oneDNN copies what it reads into an order of its own, and what it writes out of it. What it does not take (bfloat16 on many
-processors) is computed by torch itself: the input once more for every place of the kernel, as one matrix. Which of the two it is
-is asked of torch; how much each takes was seen with torch.profiler (PyTorch 2.13, AVX-512).
+oneDNN copies what it reads into an order of its own, and what it writes out of it. What it does not take (bfloat16 on
+many processors) is computed by torch itself: the input once more for every place of the kernel, as one matrix. Which of
+the two it is is asked of torch; how much each takes was seen with torch.profiler (PyTorch 2.13, AVX-512).
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class ConvolutionScratch:
             with unset_fake_temporarily():
                 real = [torch.empty_strided(one.size(), one.stride(), dtype=one.dtype) for one in (inputs, weight)]
                 name = torch._C._select_conv_backend(*real, None, *options).name
-            self._backends[key] = "MkldnnTranspose" if name == "???" and options.transposed else name  # torch forgot its name
+            # torch forgot its name
+            self._backends[key] = "MkldnnTranspose" if name == "???" and options.transposed else name
         return self._backends[key]
 
 
@@ -91,12 +92,14 @@ def _reordered(inputs: Tensor, weight: Tensor, output: Tensor, options: _Options
     if _last(inputs):
         return weight.nbytes
     read, written = _orders(inputs, output, options)
-    return max(_copied(inputs, read) + weight.nbytes + written - output.nbytes, written * (2 if options.transposed else 1))
+    return max(
+        _copied(inputs, read) + weight.nbytes + written - output.nbytes, written * (2 if options.transposed else 1)
+    )
 
 
 def _reordered_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, options: _Options, wanted: list[bool]) -> int:
-    """The gradient of the input comes first, written as a transposed convolution writes; then that of the weight, which needs two
-    of the others in oneDNN's order."""
+    """The gradient of the input comes first, written as a transposed convolution writes; then that of the weight, which
+    needs two of the others in oneDNN's order."""
     if _last(inputs):
         return weight.nbytes
     if any(step > 1 for step in options.dilation) and "AVX512" not in torch.backends.cpu.get_cpu_capability():
@@ -120,8 +123,8 @@ def _last(tensor: Tensor) -> bool:
 
 
 def _orders(inputs: Tensor, output: Tensor, options: _Options) -> tuple[int, int]:
-    """Bytes of both in oneDNN's order: channels in blocks, but for the three or so of an image, where they are the side that a
-    convolution reads (a transposed one is the same convolution backward)."""
+    """Bytes of both in oneDNN's order: channels in blocks, but for the three or so of an image, where they are the side
+    that a convolution reads (a transposed one is the same convolution backward)."""
     image, other = (output, inputs) if options.transposed else (inputs, output)
     few = 2 <= image.shape[1] <= _FEW_CHANNELS
     of_image, of_other = image.nbytes if few else _blocked(image), _blocked(other)
@@ -142,7 +145,8 @@ def _blocked(tensor: Tensor) -> int:
 
 
 def _columns(inputs: Tensor, weight: Tensor, output: Tensor, options: _Options, backend: str) -> int:
-    """The matrix with a row for every place of the kernel: of one group; of all samples, or of one where it is dilated."""
+    """The matrix with a row for every place of the kernel: of one group; of all samples, or of one where it is
+    dilated."""
     kernel = weight.shape[2:]
     if options.transposed:  # the places are those of the input, the channels those of the output
         channels, places = output.shape[1], math.prod(inputs.shape[2:])

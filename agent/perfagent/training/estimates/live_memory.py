@@ -1,8 +1,8 @@
 """Keeps account of what is alive at every moment of a simulated step, by what it is for.
 
-Every operation below autograd passes through a dispatch mode; the storages that it makes are entered, and a weak reference takes
-each out again at the moment it is freed. On fake tensors nothing is computed and nothing allocated, and yet what autograd saves,
-what checkpointing frees and what an optimizer makes on the way is all there, in its order.
+Every operation below autograd passes through a dispatch mode; the storages that it makes are entered, and a weak
+reference takes each out again at the moment it is freed. On fake tensors nothing is computed and nothing allocated, and
+yet what autograd saves, what checkpointing frees and what an optimizer makes on the way is all there, in its order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ CUDA_BLOCK = 512
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The bytes alive just after something was allocated, by part; `activations` are all tensors that are nothing else."""
+    """The bytes alive just after something was allocated, by part; `activations` are all tensors that are nothing
+    else."""
 
     step: int
     phase: Phase
@@ -83,7 +84,8 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._part = before
 
     def belongs(self, tensor: Tensor, part: Part) -> None:
-        """A tensor turned out to be of this part (a gradient, once it is one). A sparse one stays what its values were."""
+        """A tensor turned out to be of this part (a gradient, once it is one). A sparse one stays what its values
+        were."""
         if tensor.layout != torch.strided:
             return
         storage = tensor.untyped_storage()._cdata

@@ -30,8 +30,9 @@ __all__ = ["MemoryEstimate", "estimate_memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on one rank. The parts are what each takes at its largest; they are not all there at the same moment, so that their
-    sum is more than the total. What is there at the largest moment is in `at_peak`, whose sum is the total."""
+    """Bytes on one rank. The parts are what each takes at its largest; they are not all there at the same moment, so
+    that their sum is more than the total. What is there at the largest moment is in `at_peak`, whose sum is the
+    total."""
 
     total_bytes: int
     """The largest sum of all that is alive at once, in every step but the first."""
@@ -70,19 +71,29 @@ class MemoryEstimate:
 
     def __str__(self) -> str:
         rows = [("", "at its largest", "at the peak")]
-        largest = (self.weights_bytes, self.gradients_bytes, self.optimizer_bytes, self.inputs_bytes, self.activations_bytes)
+        largest = (
+            self.weights_bytes,
+            self.gradients_bytes,
+            self.optimizer_bytes,
+            self.inputs_bytes,
+            self.activations_bytes,
+        )
         names = ("weights and buffers", "gradients", "optimizer", "batch", "activations")
         for part, name, size in zip(PARTS, names, largest, strict=True):
             rows.append((name, size_said(size), size_said(self.at_peak[part])))
         rows.append(("peak", "", size_said(self.total_bytes)))
         lines = [f"{name:<20}{one:>16}{other:>16}" for name, one, other in rows]
-        lines[-1] += f"   in the {self.peak_phase} pass" if self.peak_phase != "optimizer" else "   in the optimizer's step"
+        lines[-1] += (
+            f"   in the {self.peak_phase} pass" if self.peak_phase != "optimizer" else "   in the optimizer's step"
+        )
         trained = "" if self.trainable == self.parameters else f", {self.trainable:,} of them trained"
         lines.append(f"{self.parameters:,} parameters{trained}: {self._rule()}")
         return "\n".join([*lines, *self.notes])
 
     def _rule(self) -> str:
-        each = [part / max(1, self.parameters) for part in (self.weights_bytes, self.gradients_bytes, self.optimizer_bytes)]
+        each = [
+            part / max(1, self.parameters) for part in (self.weights_bytes, self.gradients_bytes, self.optimizer_bytes)
+        ]
         return (
             f"{self.bytes_per_parameter:.2f} bytes each before any activation "
             f"({each[0]:.2f} weight, {each[1]:.2f} gradient, {each[2]:.2f} optimizer)"
@@ -107,21 +118,24 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """The memory of a training step, without running it: nothing is computed, nothing of the model is changed.
 
-    model: as it is before it is sharded; it may lie on the meta device, where even 70 billion parameters take no room. batch:
-    what the model is called with on one rank: a tensor, a tuple or list (what the forward pass does not take are targets) or a
-    mapping of keyword arguments; only shapes and types count. optimizer: yours, a class or function of parameters, or a name of
-    torch's ("adamw", "sgd", "momentum", "adafactor", "adamw8bit"). precision: as in `perfagent.loop`: autocast over weights as
-    they are; with a zero_stage the weights too, beside float32 masters. zero_stage: what is divided over world_size ranks: 1
-    optimizer, 2 gradients too, 3 weights too (3 is also FSDP). checkpointing: True, or what `checkpoint_activations` takes.
-    grad_accum: micro-steps of a step, between which gradients stay. loss: of the output and the batch, where the model does not
-    answer a loss itself; guessed from the last tensor of the batch otherwise. lora: rank of adapters beside lora_targets (all
-    linear layers but the last), with everything else frozen. quantize: "int8" or "nf4" for the frozen matrices. device: cpu or
-    cuda; the model's by default, and where that is meta, CUDA if there is any.
+    model: as it is before it is sharded; it may lie on the meta device, where even 70 billion parameters take no room.
+    batch:
+    what the model is called with on one rank: a tensor, a tuple or list (what the forward pass does not take are
+    targets) or a mapping of keyword arguments; only shapes and types count. optimizer: yours, a class or function of
+    parameters, or a name of torch's ("adamw", "sgd", "momentum", "adafactor", "adamw8bit"). precision: as in
+    `perfagent.loop`: autocast over weights as they are; with a zero_stage the weights too, beside float32 masters.
+    zero_stage: what is divided over world_size ranks: 1 optimizer, 2 gradients too, 3 weights too (3 is also FSDP).
+    checkpointing: True, or what `checkpoint_activations` takes. grad_accum: micro-steps of a step, between which
+    gradients stay. loss: of the output and the batch, where the model does not answer a loss itself; guessed from the
+    last tensor of the batch otherwise. lora: rank of adapters beside lora_targets (all linear layers but the last),
+    with everything else frozen. quantize: "int8" or "nf4" for the frozen matrices. device: cpu or cuda; the model's by
+    default, and where that is meta, CUDA if there is any.
 
-    Gradients are taken to be cleared before the next forward pass. Not in the figure: the CUDA context (some 0.5 GB), libraries
-    of communication, fragmentation, and what an operation uses inside itself.
+    Gradients are taken to be cleared before the next forward pass. Not in the figure: the CUDA context (some 0.5 GB),
+    libraries of communication, fragmentation, and what an operation uses inside itself.
 
-    Raises ConfigError for options that do not exist or do not fit, and for a model that is sharded or quantized already.
+    Raises ConfigError for options that do not exist or do not fit, and for a model that is sharded or quantized
+    already.
     """
     plan = _plan(
         plain_module(model), batch, optimizer, precision, zero_stage, world_size, checkpointing, grad_accum, loss, lora,
@@ -170,8 +184,8 @@ def _plan(
 
 
 def _device(model: nn.Module, given: Any) -> tuple[torch.device, bool]:
-    """Where it is simulated, and whether as CUDA would do it. A torch without CUDA ends the process when autograd meets a tensor
-    that pretends to be on one (seen in 2.13), so that CUDA is then played on the CPU."""
+    """Where it is simulated, and whether as CUDA would do it. A torch without CUDA ends the process when autograd meets
+    a tensor that pretends to be on one (seen in 2.13), so that CUDA is then played on the CPU."""
     if given is None:
         kinds = {parameter.device.type for parameter in model.parameters()} - {"meta"}
         given = kinds.pop() if len(kinds) == 1 else "cuda" if torch.cuda.is_available() else "cpu"
@@ -226,7 +240,8 @@ class _Shares:
         if self.stage >= 3 and self.world > 1:
             weights = self.weights(weights)
             if moment.phase in ("forward", "backward"):
-                rest += self.gathered_bytes - self.weights(self.gathered_bytes)  # its own part of the layer it has already
+                # its own part of the layer it has already
+                rest += self.gathered_bytes - self.weights(self.gathered_bytes)
         if self.stage >= 2:
             gradients = _part_of(gradients, self.world)
         if self.stage >= 1:
@@ -243,11 +258,17 @@ def _part_of(size: int, world: int) -> int:
 def _notes(found: Simulated, plan: Plan, world: int, *, measured: bool) -> list[str]:
     notes = []
     if measured:
-        notes.append("The model reads values back while it computes: the step was run on a copy, and its tensors were counted.")
+        notes.append(
+            "The model reads values back while it computes: the step was run on a copy, and its tensors were counted."
+        )
     if plan.precision != "fp32" and not plan.zero_stage:
-        notes.append(f"Autocast keeps a {plan.precision} copy of a weight until its backward pass: 2 bytes more a parameter.")
+        notes.append(
+            f"Autocast keeps a {plan.precision} copy of a weight until its backward pass: 2 bytes more a parameter."
+        )
     if world > 1 and not plan.zero_stage:
-        notes.append("DistributedDataParallel adds buckets as large as the gradients, unless gradient_as_bucket_view=True.")
+        notes.append(
+            "DistributedDataParallel adds buckets as large as the gradients, unless gradient_as_bucket_view=True."
+        )
     if plan.zero_stage:
         notes.append(
             f"ZeRO-{plan.zero_stage} over {world} rank{'s' if world > 1 else ''}; DeepSpeed adds its buckets: reduce_bucket_size "

@@ -1,7 +1,7 @@
 """Copies a model and its optimizer into tensors that have a size and no contents.
 
-The user's own are never written to: what is simulated are copies. Where fake tensors do not suffice (the model reads a value back
-in the middle of its forward pass) the same copy is made of real ones.
+The user's own are never written to: what is simulated are copies. Where fake tensors do not suffice (the model reads a
+value back in the middle of its forward pass) the same copy is made of real ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 
 class Twin:
-    """Makes copies of modules, optimizers and batches. device: where they pretend to be. real: with contents after all."""
+    """Makes copies of modules, optimizers and batches. device: where they pretend to be. real: with contents after
+    all."""
 
     def __init__(self, device: torch.device, *, real: bool = False) -> None:
         self.device = device
@@ -47,14 +48,18 @@ class Twin:
         """A copy over the parameters of the copied module, with the state that it has already."""
         for owner, state in optimizer.state.items():
             if id(owner) not in self._memo:
-                raise ConfigError("the optimizer has parameters that are not the model's; make it of model.parameters()")
+                raise ConfigError(
+                    "the optimizer has parameters that are not the model's; make it of model.parameters()"
+                )
             for value in state.values():
                 if isinstance(value, Tensor):
                     self._remember(value, self._scalar(value) if value.ndim == 0 else self._tensor(value, None))
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in self._memo:
-                    raise ConfigError("the optimizer has parameters that are not the model's; make it of model.parameters()")
+                    raise ConfigError(
+                        "the optimizer has parameters that are not the model's; make it of model.parameters()"
+                    )
         with nullcontext() if self.mode is None else FakeCopyMode(self.mode):
             twin: torch.optim.Optimizer = copy.deepcopy(optimizer, self._memo)
         return twin
@@ -93,7 +98,8 @@ class Twin:
 
 
 def plain_module(model: Any) -> nn.Module:
-    """The module inside a compiled or DistributedDataParallel wrapper. Raises ConfigError for what cannot be copied whole."""
+    """The module inside a compiled or DistributedDataParallel wrapper. Raises ConfigError for what cannot be copied
+    whole."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}; pass the module itself")
     while True:

@@ -1,4 +1,5 @@
-"""The optimizer of a simulation: the user's own, copied; a class or function of parameters; or one of torch's by its name."""
+"""The optimizer of a simulation: the user's own, copied; a class or function of parameters; or one of torch's by its
+name."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ __all__ = ["AdamW8bit", "optimizer_for"]
 
 
 def optimizer_for(given: Any, parameters: list[nn.Parameter], twin: Twin, *, fresh: bool) -> torch.optim.Optimizer:
-    """An optimizer over copied parameters. fresh: the parameters are others than the user's (adapters): only kind and options
-    of an optimizer are taken over. Raises ConfigError for one that computes the loss itself, as often as it likes."""
+    """An optimizer over copied parameters. fresh: the parameters are others than the user's (adapters): only kind and
+    options of an optimizer are taken over. Raises ConfigError for one that computes the loss itself, as often as it
+    likes."""
     found = _optimizer(given, parameters, twin, fresh=fresh)
     check_optimizer_step(
         found,
@@ -60,13 +62,15 @@ def _named(name: str) -> Any:
         if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
     }
     if name.lower() not in known:
-        raise ConfigError(f"there is no optimizer {name!r:.60}; known are {', '.join(sorted([*known, 'adamw8bit', 'momentum']))}")
+        raise ConfigError(
+            f"there is no optimizer {name!r:.60}; known are {', '.join(sorted([*known, 'adamw8bit', 'momentum']))}"
+        )
     return known[name.lower()]
 
 
 class AdamW8bit(torch.optim.Optimizer):
-    """Occupies what AdamW with 8-bit moments does (Dettmers et al., 2022): two bytes a parameter and a float32 scale for each
-    block of 256 and moment; in float32 where a tensor has less than 4096 numbers. It computes nothing."""
+    """Occupies what AdamW with 8-bit moments does (Dettmers et al., 2022): two bytes a parameter and a float32 scale
+    for each block of 256 and moment; in float32 where a tensor has less than 4096 numbers. It computes nothing."""
 
     def __init__(self, params: Any, lr: float = 1e-3) -> None:
         super().__init__(params, {"lr": lr})

@@ -1,8 +1,8 @@
-"""The training step that is simulated: forward pass, loss, backward pass, optimizer, twice; the second is what every later one
-is.
+"""The training step that is simulated: forward pass, loss, backward pass, optimizer, twice; the second is what every
+later one is.
 
-In the first step the optimizer has no state yet: it makes it when the activations are gone already. A size that survives one step
-can therefore still fail in the next.
+In the first step the optimizer has no state yet: it makes it when the activations are gone already. A size that
+survives one step can therefore still fail in the next.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Simulated:
 
 
 def simulate(plan: Plan, *, real: bool = False) -> Simulated:
-    """Runs two steps over a copy of everything. real: over tensors with contents, which takes the memory that it counts."""
+    """Runs two steps over a copy of everything. real: over tensors with contents, which takes the memory that it
+    counts."""
     twin = Twin(plan.device, real=real)
     account = Account(block=CUDA_BLOCK if plan.on_cuda else 1)
     half = plan.zero_stage > 0 and plan.precision != "fp32"
@@ -98,8 +99,8 @@ def simulate(plan: Plan, *, real: bool = False) -> Simulated:
 
 
 class _Step(ExitStack):
-    """One step over the copies, entered into the books phase by phase. On leaving, its hooks are taken off the parameters: a hook
-    that leads back to its parameter is a cycle which the garbage collector does not see."""
+    """One step over the copies, entered into the books phase by phase. On leaving, its hooks are taken off the
+    parameters: a hook that leads back to its parameter is a cycle which the garbage collector does not see."""
 
     def __init__(
         self, plan: Plan, account: Account, model: nn.Module, batch: Any, twin: Twin, trainable: list[nn.Parameter]
@@ -126,7 +127,10 @@ class _Step(ExitStack):
         saved = 0
         for _ in range(self._plan.grad_accum):
             account.phase = "forward"
-            with autocast_of("fp32" if self._plan.zero_stage else self._plan.precision, self._plan.device) or nullcontext():
+            with (
+                autocast_of("fp32" if self._plan.zero_stage else self._plan.precision, self._plan.device)
+                or nullcontext()
+            ):
                 loss = call(self._model, self._batch, self._plan.loss)
             saved = account.live("activations")
             account.phase = "backward"
@@ -141,7 +145,8 @@ class _Step(ExitStack):
             self._account.belongs(parameter.grad, "gradients")
 
     def _update(self) -> None:
-        """DeepSpeed steps on float32 masters of what a rank owns; without ZeRO the weights themselves are stepped on."""
+        """DeepSpeed steps on float32 masters of what a rank owns; without ZeRO the weights themselves are stepped
+        on."""
         for parameter, master in self._masters.items():
             if parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.float(), None
@@ -187,13 +192,16 @@ def _taken(model: nn.Module, given: int) -> int:
 
 
 def _loss_of(output: Any, batch: Any) -> Tensor:
-    """The output's own loss; else by the targets that come last in the batch; else the mean, which has no size to speak of."""
+    """The output's own loss; else by the targets that come last in the batch; else the mean, which has no size to speak
+    of."""
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor):
         return own
     tensors = [one for one in _flat(output) if one.is_floating_point() and one.requires_grad]
     if not tensors:
-        raise ConfigError("the model's output holds no tensor that requires a gradient; pass loss=lambda output, batch: ...")
+        raise ConfigError(
+            "the model's output holds no tensor that requires a gradient; pass loss=lambda output, batch: ..."
+        )
     scalars = [one for one in tensors if one.numel() == 1]
     if scalars:
         return scalars[0]

@@ -1,8 +1,9 @@
 """Memory that an operation takes inside itself, of which its fake version knows nothing.
 
-Recurrent layers take most: on a CPU oneDNN keeps a workspace for the backward pass, several times the layer's output, on CUDA
-cuDNN keeps a reserve. oneDNN is asked: the real operation runs over a few time steps, and its workspace grows evenly with their
-number. Convolutions on a CPU: see convolutions.py. Losses that are reduced to one number keep the memory of all numbers on a CPU:
+Recurrent layers take most: on a CPU oneDNN keeps a workspace for the backward pass, several times the layer's output,
+on CUDA cuDNN keeps a reserve. oneDNN is asked: the real operation runs over a few time steps, and its workspace grows
+evenly with their number. Convolutions on a CPU: see convolutions.py. Losses that are reduced to one number keep the
+memory of all numbers on a CPU:
 the result is the front of it.
 """
 
@@ -47,7 +48,11 @@ class Scratch:
         if func is _ONEDNN and isinstance(result[3], FakeTensor) and not result[3].numel():
             return (*result[:3], torch.empty(self._workspace(args), dtype=torch.uint8, device=result[3].device))
         if func is _CUDNN and isinstance(result[3], FakeTensor) and not result[3].numel() and args[12]:
-            return (*result[:3], torch.empty(_reserve(args, result[0]), dtype=torch.uint8, device=result[3].device), *result[4:])
+            return (
+                *result[:3],
+                torch.empty(_reserve(args, result[0]), dtype=torch.uint8, device=result[3].device),
+                *result[4:],
+            )
         if func in _REDUCED and _is_reduced(func, args) and isinstance(result, FakeTensor):
             return torch.empty(_numbers(args), dtype=result.dtype, device=result.device).as_strided((), ())
         return result
@@ -101,12 +106,14 @@ def _zeros(value: Any) -> Any:
 
 
 def _gates(inputs: Tensor, weight: Tensor, *others: Tensor) -> int:
-    """The gates of every step, and the weights reordered. weight: (gates x hidden, inputs); inputs: (time, batch, inputs)."""
+    """The gates of every step, and the weights reordered. weight: (gates x hidden, inputs); inputs: (time, batch,
+    inputs)."""
     gates: int = inputs.shape[0] * inputs.shape[1] * weight.shape[0] * inputs.element_size()
     return gates + sum(one.nbytes for one in (weight, *others))
 
 
 def _reserve(args: tuple[Any, ...], output: Tensor) -> int:
-    """cuDNN's reserve: the gates and the cell of every step, layer and direction. From its documentation; not measured here."""
+    """cuDNN's reserve: the gates and the cell of every step, layer and direction. From its documentation; not measured
+    here."""
     gates = {2: 4, 3: 3}.get(int(args[6]), 1)
     return int(output.nbytes * (gates + 2) * int(args[9]))

@@ -1,8 +1,8 @@
 """`perfagent.find_batch_size`: the largest batch whose whole training step fits.
 
-Doubling until it does not fit, then halving the gap. A forward pass alone would promise too much: the backward pass, the
-gradients and the optimizer's state need most of the memory, and that state is only there from the second step on. So a trial is
-a whole step, the first size is stepped twice, and the answer once more before it is given.
+Doubling until it does not fit, then halving the gap. A forward pass alone would promise too much: the backward pass,
+the gradients and the optimizer's state need most of the memory, and that state is only there from the second step on.
+So a trial is a whole step, the first size is stepped twice, and the answer once more before it is given.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from perfagent.training.split_on_oom import is_out_of_memory
 __all__ = ["BatchTrial", "find_batch_size", "search_batch_size"]
 
 HOST_SHARE = 0.9
-"""What a step may take of the host memory that is available: beyond it the kernel swaps or kills, and raises nothing."""
+"""What a step may take of the host memory that is available: beyond it the kernel swaps or kills, and raises
+nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTrial:
-    """One size that was tried. fits: on all ranks. peak_bytes: of the device's allocator, or of the process on a CPU; None where
-    it did not fit or cannot be read."""
+    """One size that was tried. fits: on all ranks. peak_bytes: of the device's allocator, or of the process on a CPU;
+    None where it did not fit or cannot be read."""
 
     batch_size: int
     fits: bool
@@ -46,15 +47,16 @@ def find_batch_size(
 ) -> int:
     """The largest batch size from start to limit with which a whole training step fits into memory.
 
-    step: runs one full training step (forward, backward, optimizer) with a batch of the size that it is given. What it uses
-    (modules, optimizers, and the schedulers and scalers that it refers to) is put back as it was, with the random generators of
-    Python, numpy and torch; freed memory goes back to the device, so that the search leaves nothing in pieces. restore: further
-    objects with state_dict() and load_state_dict(). group: of ranks that search together, each calling this; all ranks by
-    default. They get the same answer. On a CPU, where nothing is raised when memory ends, a size is not tried that would, as the
-    smaller ones grew, take more than 90 % of what the host or the control group has left.
+    step: runs one full training step (forward, backward, optimizer) with a batch of the size that it is given. What it
+    uses (modules, optimizers, and the schedulers and scalers that it refers to) is put back as it was, with the random
+    generators of Python, numpy and torch; freed memory goes back to the device, so that the search leaves nothing in
+    pieces. restore: further objects with state_dict() and load_state_dict(). group: of ranks that search together, each
+    calling this; all ranks by default. They get the same answer. On a CPU, where nothing is raised when memory ends, a
+    size is not tried that would, as the smaller ones grew, take more than 90 % of what the host or the control group
+    has left.
 
-    Raises ConfigError when not even `start` fits, for a step that communicates between ranks, and for sizes that are not whole
-    numbers; every error of the step but a lack of memory goes through.
+    Raises ConfigError when not even `start` fits, for a step that communicates between ranks, and for sizes that are
+    not whole numbers; every error of the step but a lack of memory goes through.
     """
     return search_batch_size(step, start, limit, restore=restore, group=group)[0]
 
@@ -64,7 +66,9 @@ def search_batch_size(
 ) -> tuple[int, list[BatchTrial]]:
     """The answer, and what was tried on the way."""
     if not callable(step):
-        raise ConfigError(f"step must be a function of a batch size that runs one training step, not {type(step).__name__}")
+        raise ConfigError(
+            f"step must be a function of a batch size that runs one training step, not {type(step).__name__}"
+        )
     for name, value in (("start", start), ("limit", limit)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name} must be a whole number of samples, 1 or more, not {value!r:.60}")
@@ -75,7 +79,8 @@ def search_batch_size(
         if not search.fits(start, times=2):
             raise ConfigError(
                 f"a step with a batch of {start} does not fit; use checkpointing, a lower precision or a smaller model "
-                "(`perfagent estimate` shows what takes the memory)" + ("" if start == 1 else f", or start below {start}")
+                "(`perfagent estimate` shows what takes the memory)"
+                + ("" if start == 1 else f", or start below {start}")
             )
         low, high = start, limit + 1
         while low < limit and high > limit:

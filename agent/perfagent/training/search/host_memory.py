@@ -1,7 +1,7 @@
 """Measures how much memory this process took at its worst, and how much the host has left.
 
-On a CPU nothing is raised when memory ends: the kernel swaps, then kills. A search must therefore stop before, by what the sizes
-tried so far took.
+On a CPU nothing is raised when memory ends: the kernel swaps, then kills. A search must therefore stop before, by what
+the sizes tried so far took.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class HostMemory:
         return peak
 
     def would_not_hold(self, size: int, share: float) -> bool:
-        """Whether a batch of this size would take more than a share of what is available, by the two largest that fitted."""
+        """Whether a batch of this size would take more than a share of what is available, by the two largest that
+        fitted."""
         room = available_bytes()
         if room is None or not self._took:
             return False
@@ -53,7 +54,8 @@ class HostMemory:
 
 
 def available_bytes() -> int | None:
-    """What can still be taken without swapping, by the host and by this process's control group; None where neither says."""
+    """What can still be taken without swapping, by the host and by this process's control group; None where neither
+    says."""
     found: list[int] = []
     with suppress(OSError, TypeError):
         match = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)

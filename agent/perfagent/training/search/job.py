@@ -1,4 +1,5 @@
-"""What `perfagent tune` and `perfagent estimate` work on: the pieces of a training, before anyone has put them together."""
+"""What `perfagent tune` and `perfagent estimate` work on: the pieces of a training, before anyone has put them
+together."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ __all__ = ["TuningJob", "checked_loss", "demo_job", "job_from"]
 class TuningJob:
     """A training in its pieces.
 
-    loss: of the model and a batch that lies on the model's device. dataset: map-style. collate: makes a batch of samples, torch's
-    own by default. The other fields are what the training uses today; a search begins there.
+    loss: of the model and a batch that lies on the model's device. dataset: map-style. collate: makes a batch of
+    samples, torch's own by default. The other fields are what the training uses today; a search begins there.
     """
 
     model: nn.Module
@@ -43,7 +44,9 @@ class TuningJob:
     def __post_init__(self) -> None:
         for name, kind in (("model", nn.Module), ("optimizer", torch.optim.Optimizer)):
             if not isinstance(getattr(self, name), kind):
-                raise ConfigError(f"{name} must be a {kind.__module__}.{kind.__name__}, not {type(getattr(self, name)).__name__}")
+                raise ConfigError(
+                    f"{name} must be a {kind.__module__}.{kind.__name__}, not {type(getattr(self, name)).__name__}"
+                )
         if not callable(self.loss):
             raise ConfigError("loss must be a function of the model and a batch that returns one number")
         if not (hasattr(self.dataset, "__len__") and hasattr(self.dataset, "__getitem__")) or not len(self.dataset):
@@ -62,7 +65,9 @@ class TuningJob:
         """The model and its loss as one module: called with a batch, it returns the loss."""
         return _WithLoss(self.model, self.loss)
 
-    def loader(self, *, batch_size: int | None = None, workers: int | None = None, pin: bool = False) -> DataLoader[Any]:
+    def loader(
+        self, *, batch_size: int | None = None, workers: int | None = None, pin: bool = False
+    ) -> DataLoader[Any]:
         """Shuffled batches of whole size, as long as there are enough samples for one."""
         size = batch_size or self.batch_size
         return DataLoader(
@@ -97,22 +102,27 @@ def checked_loss(found: Any) -> Tensor:
     if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
         what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         without = " without a gradient" if isinstance(found, Tensor) and not found.requires_grad else ""
-        raise ConfigError(f"loss(model, batch) returned {what}{without}; it must be one number, a tensor that has a gradient")
+        raise ConfigError(
+            f"loss(model, batch) returned {what}{without}; it must be one number, a tensor that has a gradient"
+        )
     return found
 
 
 def job_from(text: str) -> Any:
-    """What the function `NAME` (by default `job`) of FILE.py returns, given as `FILE.py[:NAME]`: a TuningJob, or a mapping with
-    its fields, which becomes one; anything else as it is. The file is run as a module, with its folder on the path; where it
-    parses its arguments, it finds none, and so its defaults. No run begins meanwhile.
+    """What the function `NAME` (by default `job`) of FILE.py returns, given as `FILE.py[:NAME]`: a TuningJob, or a
+    mapping with its fields, which becomes one; anything else as it is. The file is run as a module, with its folder on
+    the path; where it parses its arguments, it finds none, and so its defaults. No run begins meanwhile.
 
-    Raises ConfigError for a file or function that is not there, and for a file that trains when it is imported (job_file.py).
+    Raises ConfigError for a file or function that is not there, and for a file that trains when it is imported
+    (job_file.py).
     """
     path, _, name = text.partition(":")
     name = name or "job"
     file = Path(path)
     if not file.is_file():
-        raise ConfigError(f"there is no file {path!r:.200}; give FILE.py or FILE.py:FUNCTION, whose function returns a TuningJob")
+        raise ConfigError(
+            f"there is no file {path!r:.200}; give FILE.py or FILE.py:FUNCTION, whose function returns a TuningJob"
+        )
     check_job_file(file, name)
     spec = importlib.util.spec_from_file_location(f"perfagent_job_{file.stem}", file)
     if spec is None or spec.loader is None:
@@ -124,7 +134,9 @@ def job_from(text: str) -> Any:
         spec.loader.exec_module(module)
         make = getattr(module, name, None)
         if not callable(make):
-            raise ConfigError(f"{path}: {name} is a {type(make).__name__}; it must be a function that returns a TuningJob")
+            raise ConfigError(
+                f"{path}: {name} is a {type(make).__name__}; it must be a function that returns a TuningJob"
+            )
         if _needs_arguments(make):
             raise ConfigError(f"{path}:{name} is called without arguments, and needs some; give them defaults")
         made = make()
@@ -132,7 +144,9 @@ def job_from(text: str) -> Any:
         known = {one.name for one in fields(TuningJob)}
         strangers = sorted(set(made) - known)
         if strangers:
-            raise ConfigError(f"{name} returns {', '.join(map(str, strangers))}; a TuningJob has only {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"{name} returns {', '.join(map(str, strangers))}; a TuningJob has only {', '.join(sorted(known))}"
+            )
         missing = sorted({"model", "optimizer", "dataset", "loss"} - set(made))
         if missing:
             raise ConfigError(f"{name} returns no {', '.join(missing)}")
@@ -175,4 +189,6 @@ def demo_job() -> TuningJob:
         return nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return TuningJob(model=model, optimizer=optimizer, dataset=Windows(read_sources(), model.context), loss=loss, batch_size=16)
+    return TuningJob(
+        model=model, optimizer=optimizer, dataset=Windows(read_sources(), model.context), loss=loss, batch_size=16
+    )

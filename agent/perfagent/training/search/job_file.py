@@ -1,7 +1,8 @@
 """What a file that describes a training may hold, read from its syntax tree before it is imported.
 
-`perfagent tune FILE.py` imports the file to call its function `job`. A training script that is given by mistake would train then,
-for as long as it takes. So the file must bind that name, and its other statements at top level must be such as only prepare.
+`perfagent tune FILE.py` imports the file to call its function `job`. A training script that is given by mistake would
+train then, for as long as it takes. So the file must bind that name, and its other statements at top level must be such
+as only prepare.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ _HARMLESS = (ast.Import, ast.ImportFrom, *_DEFINITIONS, ast.Pass, ast.Global)
 
 
 def check_job_file(file: Path, function: str) -> None:
-    """Raises ConfigError where the file does not define that function, and where importing it would do more than prepare."""
+    """Raises ConfigError where the file does not define that function, and where importing it would do more than
+    prepare."""
     try:
         tree = ast.parse(decode_source(file.read_bytes()), str(file))
     except (SyntaxError, UnicodeDecodeError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise ConfigError(f"{file}{line}: this is no Python that can be read ({getattr(error, 'msg', error)})") from None
+        raise ConfigError(
+            f"{file}{line}: this is no Python that can be read ({getattr(error, 'msg', error)})"
+        ) from None
     names = _Names(tree)
     if function not in names.bound and not names.star:
         if not names.defined:
@@ -44,12 +48,13 @@ def check_job_file(file: Path, function: str) -> None:
     for statement in _that_do_more(tree.body, names):
         raise ConfigError(
             f"{file}, line {statement.lineno}: `{_shown(statement)}` would run when the file is imported, before {function}() is "
-            f"called; move it into {function}() or below `if __name__ == \"__main__\":`. The file was not run"
+            f'called; move it into {function}() or below `if __name__ == "__main__":`. The file was not run'
         )
 
 
 class _Names:
-    """What the names at top level are. imported: name -> module; own: defined or assigned here; star: `from x import *`."""
+    """What the names at top level are. imported: name -> module; own: defined or assigned here; star: `from x import
+    *`."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.imported: dict[str, str] = {}
@@ -75,8 +80,8 @@ class _Names:
         return self.own | set(self.imported)
 
     def module_of(self, function: ast.expr) -> str | None:
-        """The module that a called function comes from, `builtins` among them; None where it is the file's own, or a method of
-        what a library made: `Trainer().fit` trains, and `Path(__file__).resolve` does not."""
+        """The module that a called function comes from, `builtins` among them; None where it is the file's own, or a
+        method of what a library made: `Trainer().fit` trains, and `Path(__file__).resolve` does not."""
         made = False
         while isinstance(function, (ast.Attribute, ast.Call)):
             made = made or isinstance(function, ast.Call)
@@ -132,7 +137,9 @@ def _is_a_parsers(call: ast.Call) -> bool:
 
 
 def _asks_for_main(test: ast.expr) -> bool:
-    return isinstance(test, ast.Compare) and any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(test))
+    return isinstance(test, ast.Compare) and any(
+        isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(test)
+    )
 
 
 def _shown(statement: ast.stmt) -> str:

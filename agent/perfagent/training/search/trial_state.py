@@ -1,9 +1,10 @@
 """Saves the state that trial steps change, and restores it after the search.
 
-Modules and optimizers are saved when the step first uses them: torch's global hooks see each of them, wherever the step function
-gets it from. Other objects with a state_dict(), such as schedulers, gradient scalers and averages of the weights, are found by
-following the references of the step function: its closure, its global variables, its default arguments, keyword-only ones too,
-and the attributes of its object. Copies lie in host memory: they must not take device memory from the trials.
+Modules and optimizers are saved when the step first uses them: torch's global hooks see each of them, wherever the step
+function gets it from. Other objects with a state_dict(), such as schedulers, gradient scalers and averages of the
+weights, are found by following the references of the step function: its closure, its global variables, its default
+arguments, keyword-only ones too, and the attributes of its object. Copies lie in host memory: they must not take device
+memory from the trials.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class SavedState:
             for parameter in group["params"]:
                 self._parameter(parameter)
         state = {parameter: _copied(dict(values)) for parameter, values in optimizer.state.items()}
-        groups = [_copied({name: group[name] for name in group if name != "params"}) for group in optimizer.param_groups]
+        groups = [
+            _copied({name: group[name] for name in group if name != "params"}) for group in optimizer.param_groups
+        ]
         self._optimizers[id(optimizer)] = (optimizer, {"state": state, "groups": groups})
 
     def stateful(self, item: Any) -> None:
@@ -107,12 +110,15 @@ class SavedState:
 
 @contextmanager
 def restoring_state(step: Any, also: Iterable[Any] = ()) -> Iterator[SavedState]:
-    """Saves what the step uses inside of the block and restores it at the end, after an error too. also: further objects with
-    state_dict() and load_state_dict(), which no reference of the step leads to. The current run records nothing meanwhile."""
+    """Saves what the step uses inside of the block and restores it at the end, after an error too. also: further
+    objects with state_dict() and load_state_dict(), which no reference of the step leads to. The current run records
+    nothing meanwhile."""
     saved = SavedState()
     for item in also:
         if not _has_state(item):
-            raise ConfigError(f"restore takes objects with state_dict() and load_state_dict(); {type(item).__name__} lacks them")
+            raise ConfigError(
+                f"restore takes objects with state_dict() and load_state_dict(); {type(item).__name__} lacks them"
+            )
         saved.stateful(item)
     for item in _reachable(step):
         saved.stateful(item)
@@ -222,7 +228,9 @@ def _reachable(step: Any) -> Iterator[Any]:
 
 
 def _has_state(item: Any) -> bool:
-    return not inspect.isclass(item) and all(callable(getattr(item, name, None)) for name in ("state_dict", "load_state_dict"))
+    return not inspect.isclass(item) and all(
+        callable(getattr(item, name, None)) for name in ("state_dict", "load_state_dict")
+    )
 
 
 def _references(item: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """`perfagent.tune`: one change at a time to a training, each measured against the best so far, kept when it pays.
 
-A change is measured in turns with what it is compared with, over the same number of steps, so that a machine that slows down
-slows both. What is changed is put back at the end: the answer is a report, not a trained model.
+A change is measured in turns with what it is compared with, over the same number of steps, so that a machine that slows
+down slows both. What is changed is put back at the end: the answer is a report, not a trained model.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Setting:
 class TuningStep:
     """One change, measured in turns with the best so far.
 
-    before, after: samples a second without and with it, medians over the rounds. kept: it brought more than 3 % and was ahead in
-    every round. spread_pct: how far the rounds of one side lie apart, in percent of their median. remark: what to look at where
-    it is kept, why it is left out where it is not.
+    before, after: samples a second without and with it, medians over the rounds. kept: it brought more than 3 % and was
+    ahead in every round. spread_pct: how far the rounds of one side lie apart, in percent of their median. remark: what
+    to look at where it is kept, why it is left out where it is not.
     """
 
     change: str
@@ -75,9 +75,9 @@ class TuningStep:
 
 @dataclass(frozen=True, slots=True)
 class TuningReport:
-    """samples_per_s: of the training as it was given. setting: the best that was found. gain_pct: of all that was kept together,
-    measured at the end in turns with the training as given. load: programs that wanted a core when the search began, for each
-    core (None where the system does not count them). spread_pct: the median of the steps' own."""
+    """samples_per_s: of the training as it was given. setting: the best that was found. gain_pct: of all that was kept
+    together, measured at the end in turns with the training as given. load: programs that wanted a core when the search
+    began, for each core (None where the system does not count them). spread_pct: the median of the steps' own."""
 
     samples_per_s: float
     steps: list[TuningStep]
@@ -108,12 +108,14 @@ def tune(
 ) -> TuningReport:
     """Searches for a faster setting of a training; a minute for a small one.
 
-    In this order: num_workers, pin_memory (CUDA), bf16, the fused version of the optimizer, channels_last (models with 2-d
-    convolutions), torch.compile (compiling: on CUDA by default, since it takes a minute), and batches of twice, four and eight
-    times the size, up to largest_batch (by default eight times, what fits on CUDA). steps, rounds: how many steps each side of a
-    comparison makes, and how often they take turns. told: hears of every step when it is done.
+    In this order: num_workers, pin_memory (CUDA), bf16, the fused version of the optimizer, channels_last (models with
+    2-d convolutions), torch.compile (compiling: on CUDA by default, since it takes a minute), and batches of twice,
+    four and eight times the size, up to largest_batch (by default eight times, what fits on CUDA). steps, rounds: how
+    many steps each side of a comparison makes, and how often they take turns. told: hears of every step when it is
+    done.
 
-    Model, optimizer and random generators are put back. Raises ConfigError for no TuningJob; errors of the training go through.
+    Model, optimizer and random generators are put back. Raises ConfigError for no TuningJob; errors of the training go
+    through.
     """
     if not isinstance(job, TuningJob):
         raise ConfigError(f"tune takes a perfagent.TuningJob, not {type(job).__name__}")
@@ -151,7 +153,9 @@ class _Search:
             self._try("pin_memory=True", pin_memory=True)
         if self.best.precision == "fp32" and _computes_bf16(self._job.device):
             self._try("precision='bf16'", "computes in half precision: compare the loss curves", precision="bf16")
-        if type(self._job.optimizer) in _FUSED and not any(group.get("fused") for group in self._job.optimizer.param_groups):
+        if type(self._job.optimizer) in _FUSED and not any(
+            group.get("fused") for group in self._job.optimizer.param_groups
+        ):
             self._try("optimizer: fused=True", fused_optimizer=True)
         if any(isinstance(module, nn.Conv2d) for module in self._job.model.modules()):
             self._try("model.to(memory_format=torch.channels_last)", channels_last=True)
@@ -199,13 +203,18 @@ class _Search:
 
     def _workers(self) -> None:
         job = self._job
-        found, trials = search_num_workers(lambda workers: job.loader(workers=workers), None, batches=self._steps, most_s=3.0)
+        found, trials = search_num_workers(
+            lambda workers: job.loader(workers=workers), None, batches=self._steps, most_s=3.0
+        )
         if found == self.best.num_workers:
             return
         alone = {trial.workers: trial.seconds for trial in trials}
         seconds = alone.get(found) or 0.0
         self._try(
-            f"num_workers={found}", f"the loader alone: {job.batch_size / seconds:,.0f} samples/s", empty=True, num_workers=found
+            f"num_workers={found}",
+            f"the loader alone: {job.batch_size / seconds:,.0f} samples/s",
+            empty=True,
+            num_workers=found,
         )
 
     def _batches(self, largest: int | None) -> None:
@@ -218,7 +227,9 @@ class _Search:
             fits, _ = search_batch_size(training.step_of, first, largest)
         size = 2 * first
         while size <= fits:
-            if not self._try(f"batch_size={size}", "fewer, larger steps: look at the learning rate again", batch_size=size):
+            if not self._try(
+                f"batch_size={size}", "fewer, larger steps: look at the learning rate again", batch_size=size
+            ):
                 break
             size *= 2
 
@@ -259,7 +270,9 @@ class _Training:
         self._loss: Callable[[nn.Module, Any], Any] = torch.compile(job.loss) if setting.compiled else job.loss
         self._autocast = autocast_of(setting.precision, self._device)
         with more_workers_than_cores():
-            self._loader = job.loader(batch_size=setting.batch_size, workers=setting.num_workers, pin=setting.pin_memory)
+            self._loader = job.loader(
+                batch_size=setting.batch_size, workers=setting.num_workers, pin=setting.pin_memory
+            )
         self._batches: Iterator[Any] | None = None
         self._samples: list[Any] = []
 
@@ -279,14 +292,16 @@ class _Training:
 
     def warm(self, *, empty: bool) -> None:
         """Two steps that are not counted; more where the queue of the workers is to be emptied."""
-        self._job.model.to(memory_format=torch.channels_last if self._setting.channels_last else torch.contiguous_format)  # type: ignore[call-overload]
+        self._job.model.to(
+            memory_format=torch.channels_last if self._setting.channels_last else torch.contiguous_format
+        )  # type: ignore[call-overload]
         ahead = 2 * self._setting.num_workers if empty else 0
         for _ in range(2 + ahead):
             self._step(self._next())
 
     def rate(self, steps: int) -> float:
-        """Samples a second over at least so many steps, data and device included. Batches come in turns of the workers, many at
-        once and then none: whole turns are timed."""
+        """Samples a second over at least so many steps, data and device included. Batches come in turns of the workers,
+        many at once and then none: whole turns are timed."""
         turn = max(1, self._setting.num_workers)
         steps = -(-steps // turn) * turn
         self._wait()

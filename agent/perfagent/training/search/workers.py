@@ -1,5 +1,5 @@
-"""`perfagent.find_num_workers`: the fewest DataLoader workers with which batches come as fast as they can, or as they are
-needed."""
+"""`perfagent.find_num_workers`: the fewest DataLoader workers with which batches come as fast as they can, or as they
+are needed."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def find_num_workers(
     """The number of workers to give to a DataLoader.
 
     make_loader: makes a loader with so many workers, as in `lambda n: DataLoader(data, batch_size=32, num_workers=n)`.
-    candidates: numbers to try; 0, 1, 2, 4 ... up to the larger of 8 and twice the cores by default, since workers that wait for
-    a disk or a network need no core. batches, most_s: how many batches, and how many seconds, a trial may take at most beside
-    the start of the workers. step_s: what a training step takes without its data; with it, the fewest workers are chosen whose
-    batches come in that time.
+    candidates: numbers to try; 0, 1, 2, 4 ... up to the larger of 8 and twice the cores by default, since workers that
+    wait for a disk or a network need no core. batches, most_s: how many batches, and how many seconds, a trial may take
+    at most beside the start of the workers. step_s: what a training step takes without its data; with it, the fewest
+    workers are chosen whose batches come in that time.
 
-    The first batches are not counted: they wait for the processes to start. A loader that ends is begun again. Ends early
-    when more workers bring nothing; before any worker is recommended, the loader without them gets a second chance, since a
-    machine that was busy for a moment must not cost processes for good. Puts the random generators back. Raises ConfigError
-    for candidates that are no numbers of workers and for a loader without batches, and the loader's own error when none of
-    the candidates works.
+    The first batches are not counted: they wait for the processes to start. A loader that ends is begun again. Ends
+    early when more workers bring nothing; before any worker is recommended, the loader without them gets a second
+    chance, since a machine that was busy for a moment must not cost processes for good. Puts the random generators
+    back. Raises ConfigError for candidates that are no numbers of workers and for a loader without batches, and the
+    loader's own error when none of the candidates works.
     """
     return search_num_workers(make_loader, candidates, batches=batches, most_s=most_s, step_s=step_s)[0]
 
@@ -107,7 +107,9 @@ def _fewest(trials: Sequence[WorkersTrial], step_s: float | None) -> int:
 
 def _candidates(given: Sequence[int] | None) -> list[int]:
     if given is None:
-        most = max(8, 2 * len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)))
+        most = max(
+            8, 2 * len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+        )
         found = [0, 1]
         while found[-1] * 2 <= most:
             found.append(found[-1] * 2)
@@ -130,7 +132,9 @@ def _enough(trials: list[WorkersTrial], step_s: float | None) -> bool:
 def more_workers_than_cores() -> Iterator[None]:
     """torch warns of them; here they are meant."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create .* worker processes", category=UserWarning)
+        warnings.filterwarnings(
+            "ignore", message="This DataLoader will create .* worker processes", category=UserWarning
+        )
         yield
 
 

@@ -1,4 +1,5 @@
-"""What all captured loggers have in common, by TensorBoard's writer: what a call costs the script is nothing but time."""
+"""What all captured loggers have in common, by TensorBoard's writer: what a call costs the script is nothing but
+time."""
 
 from __future__ import annotations
 
@@ -141,7 +142,9 @@ def test_a_step_named_before_the_training_begins_does_not_move_the_runs_step(
     time.sleep(SENT_S)
     train(4)
     run.finish()
-    [shown] = until(lambda: [one for one in server.get("/runs")["runs"] if one["state"] == "finished"], why="it did not end")
+    [shown] = until(
+        lambda: [one for one in server.get("/runs")["runs"] if one["state"] == "finished"], why="it did not end"
+    )
     assert shown["step"] == 4
     assert [sample["step"] for sample in server.export(shown["run"]) if sample["name"] == "resumed"] == [10_000]
 
@@ -240,12 +243,16 @@ def test_a_forked_child_logs_for_itself_only(record: Record, watched: Any) -> No
     if not child:
         state.current = None  # as session does in every forked child
         logger.log({"x": 1.0}, step=1)
-        os._exit(len([row for row in run.sender.rows if type(row) is CapturedLog]) + 100 * (logger.given != [{"x": 1.0}]))
+        os._exit(
+            len([row for row in run.sender.rows if type(row) is CapturedLog]) + 100 * (logger.given != [{"x": 1.0}])
+        )
     assert os.waitpid(child, 0)[1] == 0
     run.finish()
 
 
-def test_a_value_on_a_device_is_read_when_it_is_there(record: Record, watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_on_a_device_is_read_when_it_is_there(
+    record: Record, watched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from perfagent.frameworks.loggers import capture
 
     class Event:

@@ -1,4 +1,5 @@
-"""What trainers and scripts log by other means than ours: every scalar of it is in the run, exactly, once, at its step."""
+"""What trainers and scripts log by other means than ours: every scalar of it is in the run, exactly, once, at its
+step."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def trained(script: str) -> Path:
     """Where a script has left what it logged and recorded; it runs once."""
     _folders.append(tempfile.TemporaryDirectory())
     folder = Path(_folders[-1].name)
-    [ended] = run([str(SCRIPTS / script), str(folder)], folder, [job_environment(folder / "environment", OMP_NUM_THREADS="1")])
+    [ended] = run(
+        [str(SCRIPTS / script), str(folder)], folder, [job_environment(folder / "environment", OMP_NUM_THREADS="1")]
+    )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-3000:]
     said = [line for line in (ended.stdout + ended.stderr).splitlines() if "perfagent:" in line]
     assert all("the loss is NaN" in line for line in said), said
@@ -76,7 +79,9 @@ def test_what_the_trainer_evaluates_stands_beside_the_measured_loss(part):
     recording = Recording(trained("trainer.py") / part / "record")
     assert [step for step, _ in recording.series("eval/loss")] == [4, 8, 10], "and at the end"
     assert [step for step, _ in recording.series("loss")] == [*range(1, 11)]
-    assert [step for step, _ in recording.series("train/epoch")] == [2, 4, 6, 8, 10], "an evaluation says the epoch once more"
+    assert [step for step, _ in recording.series("train/epoch")] == [2, 4, 6, 8, 10], (
+        "an evaluation says the epoch once more"
+    )
 
 
 def test_what_is_logged_stays_out_where_that_is_wanted():
@@ -115,5 +120,7 @@ def test_a_loss_that_breaks_is_one_alert_about_the_measured_loss_however_often_i
     changes = []
     for number, (groups, events) in enumerate(recording.frames(), 1):
         changes += evaluator.take(Stored(number, "r", 1, 0, "s", number, time.time(), groups, events))
-    alerts = [change for change in changes if change.kind in ("fire", "reopen") and change.finding.rule == "nonfinite_loss"]
+    alerts = [
+        change for change in changes if change.kind in ("fire", "reopen") and change.finding.rule == "nonfinite_loss"
+    ]
     assert [(alert.finding.evidence["series"], alert.finding.since_step) for alert in alerts] == [("loss", 40)]

@@ -11,7 +11,8 @@ from transformers.utils import logging
 
 
 def train(script: Script, accumulate: str = "1") -> None:
-    """A tiny GPT-2, the Trainer's own clipping and schedule, evaluation every two steps; the truth is the Trainer's log."""
+    """A tiny GPT-2, the Trainer's own clipping and schedule, evaluation every two steps; the truth is the Trainer's
+    log."""
     logging.set_verbosity_error()
     script.attach()
     window = int(accumulate)
@@ -29,6 +30,10 @@ def train(script: Script, accumulate: str = "1") -> None:
     for entry in trainer.state.log_history:
         if "loss" in entry:
             script.step(
-                loss=entry["loss"], lr=entry["learning_rate"], norm=entry["grad_norm"], samples=4 * window, tokens=48 * window
+                loss=entry["loss"],
+                lr=entry["learning_rate"],
+                norm=entry["grad_norm"],
+                samples=4 * window,
+                tokens=48 * window,
             )
     script.produced(model)

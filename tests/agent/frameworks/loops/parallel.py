@@ -1,4 +1,5 @@
-"""Two ranks over gloo: data parallel and fully sharded. The truth about the norm is a single process's on the joined batches."""
+"""Two ranks over gloo: data parallel and fully sharded. The truth about the norm is a single process's on the joined
+batches."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 BATCH, STEPS = 4, 6
 
 
-def alone(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, *, windows: int = 1, clip: float = 0.0) -> list[float]:
+def alone(
+    model: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, *, windows: int = 1, clip: float = 0.0
+) -> list[float]:
     """Norms of a single process that trains on the batches of all ranks joined."""
     data, norms = Points(BATCH * ranks * STEPS * windows), []
     samplers = [DistributedSampler(data, ranks, rank, shuffle=False) for rank in range(ranks)]
@@ -36,7 +39,9 @@ def alone(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, *, win
 
 def batches(script: Script, windows: int = 1) -> DataLoader:
     data = Points(BATCH * script.ranks * STEPS * windows)
-    return DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data, script.ranks, script.rank, shuffle=False))
+    return DataLoader(
+        data, batch_size=BATCH, sampler=DistributedSampler(data, script.ranks, script.rank, shuffle=False)
+    )
 
 
 def pair() -> tuple[nn.Module, nn.Module]:
@@ -127,13 +132,17 @@ def fully_sharded_in_parts(script: Script) -> None:
 
 
 def fully_sharded_beside_replicated(script: Script) -> None:
-    """FSDP2 that leaves the biases to the script, which averages their gradients; an optimizer of their own for them."""
+    """FSDP2 that leaves the biases to the script, which averages their gradients; an optimizer of their own for
+    them."""
     model, other = pair()
     norms = alone(other, torch.optim.SGD(other.parameters(), lr=0.1), script.ranks)
     script.attach()
     biases = [p for p in model.parameters() if p.dim() == 1]
     fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (script.ranks,)), ignored_params=set(biases))
-    optimizers = [torch.optim.SGD([p for p in model.parameters() if p.dim() == 2], lr=0.1), torch.optim.SGD(biases, lr=0.1)]
+    optimizers = [
+        torch.optim.SGD([p for p in model.parameters() if p.dim() == 2], lr=0.1),
+        torch.optim.SGD(biases, lr=0.1),
+    ]
     for (x, y), norm in zip(batches(script), norms, strict=True):
         loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()

@@ -21,7 +21,8 @@ warnings.simplefilter("ignore")
 
 
 def automatic(script: Script, accumulate: str = "1", clip: str = "") -> None:
-    """Automatic optimization, validation in between: the optimizer is given a closure that trains on the last micro-batch."""
+    """Automatic optimization, validation in between: the optimizer is given a closure that trains on the last
+    micro-batch."""
     _fit(script, lightning.pytorch, manual=False, accumulate=int(accumulate), clip=float(clip or 0))
 
 

@@ -18,7 +18,12 @@ logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
 
 def engine_of(model: nn.Module, optimizer: torch.optim.Optimizer, **config: Any) -> Any:
-    settings = {"train_micro_batch_size_per_gpu": BATCH, "zero_force_ds_cpu_optimizer": False, "steps_per_print": 10**9, **config}
+    settings = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+        **config,
+    }
     return deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)[0]
 
 
@@ -93,7 +98,9 @@ def zero_adversarial(script: Script) -> None:
     generator = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 16))
     discriminator = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
     make = engine_of(generator, torch.optim.Adam(generator.parameters(), lr=2e-3), zero_optimization={"stage": 1})
-    judge = engine_of(discriminator, torch.optim.Adam(discriminator.parameters(), lr=1e-3), zero_optimization={"stage": 1})
+    judge = engine_of(
+        discriminator, torch.optim.Adam(discriminator.parameters(), lr=1e-3), zero_optimization={"stage": 1}
+    )
     criterion = nn.BCEWithLogitsLoss()
     for real, _ in batches(script):
         fake = make(torch.randn(BATCH, 8))

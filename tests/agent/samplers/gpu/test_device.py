@@ -96,7 +96,9 @@ def test_memory_is_what_processes_hold_as_nvidia_smi_tells_it_and_what_is_free_i
     gpu, library = the(fake)
     assert gpu.readings()["memory_used_bytes"] == float(8 << 30)
     assert gpu.free_bytes == float((132 << 30) - (600 << 20))
-    old, library = the(FakeGpu(memory=(8 << 30, 140 << 30), reserved=600 << 20, unsupported={"nvmlDeviceGetMemoryInfo_v2"}))
+    old, library = the(
+        FakeGpu(memory=(8 << 30, 140 << 30), reserved=600 << 20, unsupported={"nvmlDeviceGetMemoryInfo_v2"})
+    )
     for _ in range(3):
         assert old.readings()["memory_used_bytes"] == float((8 << 30) + (600 << 20))
     assert old.free_bytes == gpu.free_bytes

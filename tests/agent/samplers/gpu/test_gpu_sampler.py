@@ -61,7 +61,11 @@ def test_a_second_is_told_as_mean_minimum_and_maximum() -> None:
     assert len(watch.rows) == 1
     gpu.utilization, gpu.power_mw, gpu.reasons = (90, 0), 500_000, 0
     row = watch.poll()
-    assert (row["gpu/utilization_pct"], row["gpu/utilization_min_pct"], row["gpu/utilization_max_pct"]) == (60.0, 30.0, 90.0)
+    assert (row["gpu/utilization_pct"], row["gpu/utilization_min_pct"], row["gpu/utilization_max_pct"]) == (
+        60.0,
+        30.0,
+        90.0,
+    )
     assert (row["gpu/power_w"], row["gpu/power_min_w"], row["gpu/power_max_w"]) == (400.0, 300.0, 500.0)
     assert row["gpu/throttle_hw_thermal_pct"] == 50.0
     assert row["gpu/throttle_sw_power_cap_pct"] == 0.0
@@ -215,7 +219,10 @@ def test_a22_the_xid_of_a_gpu_that_fell_off_the_bus_is_told_though_it_answers_no
     watch.poll()
     library.events.append((lost, 79))
     assert watch.poll()["gpu/xid"] == 79.0
-    assert [(told["what"], told["index"], told["uuid"]) for told in watch.told[1:]] == [("lost", 0, "GPU-a"), ("xid", 0, "GPU-a")]
+    assert [(told["what"], told["index"], told["uuid"]) for told in watch.told[1:]] == [
+        ("lost", 0, "GPU-a"),
+        ("xid", 0, "GPU-a"),
+    ]
     assert watch.told[-1]["meaning"] == "GPU has fallen off the bus"
 
 
@@ -263,9 +270,7 @@ def test_a22_a_container_that_was_not_given_all_boards_names_no_loss() -> None:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize(
-    "reason", ["no NVIDIA driver on this machine", "GPU figures of AMD devices are not available"]
-)
+@pytest.mark.parametrize("reason", ["no NVIDIA driver on this machine", "GPU figures of AMD devices are not available"])
 def test_a22_without_nvml_the_reason_is_told_and_no_value(reason: str) -> None:
     class Without(FakeNvml):
         def load(self) -> tuple[Any, str]:

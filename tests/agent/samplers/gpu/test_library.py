@@ -56,7 +56,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         pytest.skip("no C compiler")
     folder = tmp_path_factory.mktemp("nvml")
     source = Path(__file__).with_name("nvml.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)], check=True, timeout=60)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)], check=True, timeout=60
+    )
     environment, command = os.environ | {"LD_LIBRARY_PATH": str(folder)}, [sys.executable, "-c", WATCHED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -48,7 +48,9 @@ def test_the_kernels_log_stands_in_where_events_cannot_be_had(tmp_path: Path) ->
     events = XidEvents(library, KernelLog(str(pipe)))
     events.watch([Gpu(library, 0, board)])
     assert events.poll() == []
-    os.write(writer, b"4,917,1234,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.\n")
+    os.write(
+        writer, b"4,917,1234,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.\n"
+    )
     assert [(xid.gpu and xid.gpu.index, xid.code) for xid in events.poll()] == [(0, 79)]
     os.write(writer, b"6,918,1235,-;usb 1-1: new device\n6,919,1236,-;NVRM: Xid (PCI:0000:99:00): 31, Ch 00000008\n")
     assert events.poll() == [(None, 31)]

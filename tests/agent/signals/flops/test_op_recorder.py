@@ -22,7 +22,9 @@ from perfagent.step.state import state
 @pytest.fixture(autouse=True)
 def no_callback_is_left():
     """One that is left writes into the next profiler of this thread as if that were its own."""
-    has_callbacks = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))._ZN2at23hasThreadLocalCallbacksEv
+    has_callbacks = ctypes.CDLL(
+        str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    )._ZN2at23hasThreadLocalCallbacksEv
     has_callbacks.restype = ctypes.c_bool
     assert not has_callbacks()
     yield
@@ -482,7 +484,8 @@ def names_of(threads):
 
 
 def test_a_range_that_the_script_names_leads_nowhere_when_it_ends():
-    """It would write into a profiler of the script's that began in the midst of it, or since: an abort or a hang in some runs."""
+    """It would write into a profiler of the script's that began in the midst of it, or since: an abort or a hang in
+    some runs."""
     from torch.profiler import record_function
 
     from perfagent.signals.flops.op_callbacks import are_on_here

@@ -30,7 +30,8 @@ def nothing_compiled():
 
 
 def test_a_model_compiled_after_its_first_steps_is_counted_and_the_compiler_stumbles_over_nothing(record):
-    """We lie inside of what it traces then: a clock of ours would be a warning to the user, here an error, and break graphs."""
+    """We lie inside of what it traces then: a clock of ours would be a warning to the user, here an error, and break
+    graphs."""
 
     class Model(nn.Sequential):
         def forward(self, x):
@@ -76,7 +77,11 @@ class Attention(nn.Module):
 class Language(nn.Module):
     def __init__(self, causal=True):
         super().__init__()
-        self.table, self.layers, self.head = nn.Embedding(50, 32), nn.ModuleList(Attention(causal=causal) for _ in range(2)), None
+        self.table, self.layers, self.head = (
+            nn.Embedding(50, 32),
+            nn.ModuleList(Attention(causal=causal) for _ in range(2)),
+            None,
+        )
         self.head = nn.Linear(32, 50, bias=False)
 
     def forward(self, ids):
@@ -129,7 +134,9 @@ def by_torch(model, loss_of):
 
 
 def test_matrix_products_are_counted_as_torch_does(record):
-    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8), nn.Unflatten(1, (2, 4)), nn.Linear(4, 3, bias=False))
+    model = nn.Sequential(
+        nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8), nn.Unflatten(1, (2, 4)), nn.Linear(4, 3, bias=False)
+    )
     x = torch.randn(32, 16)
     record(model)
     counted = recorded_step(model, lambda m: m(x).square().mean())
@@ -165,7 +172,9 @@ def test_a_model_may_end_with_a_convolution_as_those_that_make_pictures_do(recor
 
 def test_grouped_convolutions_count_their_own_channels_only(record):
     """torch's counter takes the gradient of the weight for an ungrouped one."""
-    model = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Flatten())
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, groups=2), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Flatten()
+    )
     x = torch.randn(2, 4, 10, 10)
     record(model)
     counted = recorded_step(model, lambda m: m(x).square().mean())
@@ -174,8 +183,9 @@ def test_grouped_convolutions_count_their_own_channels_only(record):
 
 
 class Computed(TorchDispatchMode):
-    """Counts a step's products and convolutions from what each was called with: a convolution's backward pass says there which
-    gradients it computes, and whether it is transposed. (torch's counter takes grouped ones for ungrouped in part.)"""
+    """Counts a step's products and convolutions from what each was called with: a convolution's backward pass says
+    there which gradients it computes, and whether it is transposed. (torch's counter takes grouped ones for ungrouped
+    in part.)"""
 
     def __init__(self):
         super().__init__()
@@ -211,7 +221,10 @@ class Branches(nn.Module):
     def __init__(self):
         super().__init__()
         self.near, self.far = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 8, 5, padding=2)
-        self.down, self.up = nn.Conv2d(16, 16, 3, stride=2, padding=1), nn.ConvTranspose2d(16, 16, 2, stride=2, groups=16)
+        self.down, self.up = (
+            nn.Conv2d(16, 16, 3, stride=2, padding=1),
+            nn.ConvTranspose2d(16, 16, 2, stride=2, groups=16),
+        )
 
     def forward(self, x):
         x = torch.cat([self.near(x), self.far(x)], 1).relu()
@@ -247,10 +260,20 @@ class TextAndPictures(nn.Module):
         Branches,
         TextAndPictures,
         lambda: nn.Sequential(Adapted(3, 8), nn.ReLU(), Adapted(8, 3)),
-        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3).requires_grad_(False), nn.ReLU(), nn.Conv2d(8, 2, 1)),
-        lambda: nn.Sequential(nn.ConvTranspose2d(3, 3, 4, stride=2, groups=3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.Tanh()),
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3).requires_grad_(False), nn.ReLU(), nn.Conv2d(8, 2, 1)
+        ),
+        lambda: nn.Sequential(
+            nn.ConvTranspose2d(3, 3, 4, stride=2, groups=3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.Tanh()
+        ),
     ],
-    ids=["two branches from the picture", "text before pictures", "adapters", "a frozen one in the midst", "transposed"],
+    ids=[
+        "two branches from the picture",
+        "text before pictures",
+        "adapters",
+        "a frozen one in the midst",
+        "transposed",
+    ],
 )
 @pytest.mark.parametrize("wants", [False, True], ids=["", "the picture's gradient too"])
 def test_of_a_convolution_s_gradients_those_count_that_are_computed(record, make, wants):
@@ -344,7 +367,9 @@ def test_attention_that_a_script_imported_by_its_name_is_known_to_be_causal(reco
         def forward(self, x):
             q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, -1).permute(2, 0, 3, 1, 4)
             shared = scaled_dot_product_attention(q, k, v)  # the same shapes
-            return self.out((shared + scaled_dot_product_attention(q, k, v, is_causal=causal)).transpose(1, 2).flatten(2))
+            return self.out(
+                (shared + scaled_dot_product_attention(q, k, v, is_causal=causal)).transpose(1, 2).flatten(2)
+            )
 
     model, x = Imported(), torch.randn(2, 24, 32)
     record(model)
@@ -354,10 +379,16 @@ def test_attention_that_a_script_imported_by_its_name_is_known_to_be_causal(reco
 
 @pytest.mark.parametrize(
     ("how", "kind"),
-    [("around a part", "bfloat16"), ("of the adapter only", "float32"), ("around a method", "bfloat16"), ("nowhere", "float32")],
+    [
+        ("around a part", "bfloat16"),
+        ("of the adapter only", "float32"),
+        ("around a method", "bfloat16"),
+        ("nowhere", "float32"),
+    ],
 )
 def test_the_type_that_is_multiplied_in_is_the_one_most_of_it_was(record, how, kind):
-    """The model's numbers are of one type, what it does in another: autocast is inside of it, or the root is not called."""
+    """The model's numbers are of one type, what it does in another: autocast is inside of it, or the root is not
+    called."""
 
     class Model(nn.Module):
         def __init__(self):
@@ -397,7 +428,8 @@ def test_compiled_attention_is_as_causal_as_the_code_that_was_written_says(recor
 
 
 def test_experts_multiplied_in_groups_count(record):
-    """Their weights' gradients share the rows among them: as many operations as the forward pass, whatever the groups' sizes."""
+    """Their weights' gradients share the rows among them: as many operations as the forward pass, whatever the groups'
+    sizes."""
 
     class Experts(nn.Module):
         def __init__(self):
@@ -444,7 +476,8 @@ def test_a_vector_at_the_end_counts(record):
 
 
 def test_what_a_graph_kept_is_not_asked_for(record):
-    """It may be on another device, or be computed again when it is asked for: that is the backward pass's to do, once."""
+    """It may be on another device, or be computed again when it is asked for: that is the backward pass's to do,
+    once."""
     model, x, asked = Pictures(), torch.randn(2, 3, 16, 16), []
 
     def loss_of(m):
@@ -557,7 +590,8 @@ def test_variable_length_kernels_make_the_count_unknown(record):
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 @pytest.mark.parametrize("product", [torch.sparse.mm, torch.spmm, torch.matmul])
 def test_products_of_sparse_matrices_make_the_count_unknown(record, layout, product):
-    """A graph's adjacency: as if it were dense, a step of a graph network counted hundreds of times what it computes."""
+    """A graph's adjacency: as if it were dense, a step of a graph network counted hundreds of times what it
+    computes."""
 
     class Graph(nn.Module):
         def __init__(self):
@@ -742,7 +776,9 @@ class TestStepFlops:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
         assert self.said(flops, 4, 40)["mfu"] == pytest.approx(0.5)
 
-    @pytest.mark.parametrize(("name", "kind"), [("NVIDIA Unheard Of", "bfloat16"), ("NVIDIA H200", ""), ("NVIDIA H200", "int8")])
+    @pytest.mark.parametrize(
+        ("name", "kind"), [("NVIDIA Unheard Of", "bfloat16"), ("NVIDIA H200", ""), ("NVIDIA H200", "int8")]
+    )
     def test_what_is_not_known_has_none(self, monkeypatch, name, kind):
         flops = self.known(products=1e12)
         flops._device, flops.kind = lambda: 0, kind
@@ -777,7 +813,9 @@ def written(monkeypatch, folder, *lines):
 
     (folder / "compiled.py").write_text("\n".join(lines))
     modules = [SimpleNamespace(__file__=str(folder / "compiled.py"))]
-    monkeypatch.setitem(sys.modules, "torch._inductor.codecache", SimpleNamespace(PyCodeCache=SimpleNamespace(modules=modules)))
+    monkeypatch.setitem(
+        sys.modules, "torch._inductor.codecache", SimpleNamespace(PyCodeCache=SimpleNamespace(modules=modules))
+    )
 
 
 @pytest.mark.parametrize(
@@ -790,7 +828,9 @@ def written(monkeypatch, folder, *lines):
         ("    extern_kernels.mm(arg0, arg1, out=buf0)", False),
     ],
 )
-def test_products_in_kernels_that_the_compiler_wrote_make_the_count_unknown(record, monkeypatch, tmp_path, line, hidden):
+def test_products_in_kernels_that_the_compiler_wrote_make_the_count_unknown(
+    record, monkeypatch, tmp_path, line, hidden
+):
     """Of those nothing is recorded: what is left would pass for all."""
     model, x = nn.Linear(4, 2), torch.randn(3, 4)
     record(model)
@@ -806,7 +846,9 @@ def test_causality_is_read_from_what_inductor_wrote(monkeypatch, tmp_path):
 
     flash = "buf1 = torch.ops.aten._scaled_dot_product_flash_attention.default(view(a, (2, 3), 0), b, c, 0.0, {}, scale=0.2)"
     wide = "buf2 = torch.ops.aten._scaled_dot_product_efficient_attention.default(a, b, c, None, True, 0.0, {})"
-    backward = "buf3 = torch.ops.aten._scaled_dot_product_flash_attention_backward.default(g, a, b, c, d, e, 0.0, False)"
+    backward = (
+        "buf3 = torch.ops.aten._scaled_dot_product_flash_attention_backward.default(g, a, b, c, d, e, 0.0, False)"
+    )
     assert said(flash.format(True), wide.format(True), backward) is True
     assert said(flash.format(False)) is False
     assert said(flash.format(True), wide.format(False)) is None

@@ -35,7 +35,9 @@ def upgrade() -> None:
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("message", sa.Text(), nullable=False),
         sa.Column("answered", sa.Float(precision=53), nullable=True),
-        sa.ForeignKeyConstraint(["command"], ["command.id"], name=op.f("fk_command_source_command"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["command"], ["command.id"], name=op.f("fk_command_source_command"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("command", "source", name=op.f("pk_command_source")),
         sqlite_with_rowid=False,
     )

@@ -1,4 +1,5 @@
-"""The Transformers Trainer with evaluations and TensorBoard: what its callbacks were given, and what TensorBoard got."""
+"""The Transformers Trainer with evaluations and TensorBoard: what its callbacks were given, and what TensorBoard
+got."""
 
 import sys
 
@@ -53,5 +54,7 @@ for entry in trainer.state.log_history:
         if name != "step" and isinstance(value, (int, float)):
             written = f"eval/{name[5:]}" if name.startswith("eval_") else f"train/{name}"
             logged.append((written, entry["step"], value))
-print("events", sum(len(EventAccumulator(p).Reload().Tags()["scalars"]) for p in [f"{folder}/tb"]) if sys.argv[2:] else 0)
+print(
+    "events", sum(len(EventAccumulator(p).Reload().Tags()["scalars"]) for p in [f"{folder}/tb"]) if sys.argv[2:] else 0
+)
 report(logged + own)

@@ -77,7 +77,12 @@ for n in range(1, 9):
     perfagent.log({"mine": float(n)})
     writer.add_scalar("mine", n, n)
     value = loss.item()
-    logged += [("logged/loss", n, value), ("logged/lr", n, 0.01), ("train/loss", n, value), ("score", n, np.float32(n) / 3)]
+    logged += [
+        ("logged/loss", n, value),
+        ("logged/lr", n, 0.01),
+        ("train/loss", n, value),
+        ("score", n, np.float32(n) / 3),
+    ]
     logged += [("unnamed", n, n), ("both/a", n, n), ("both/b", n, 2.0 * n), ("mine", n, n), ("logged/mine", n, n)]
 perfagent.finish()
 report(f"{folder}/writer", logged)
@@ -107,7 +112,12 @@ for n in range(1, 5):
     writer.add_scalar("gpu/power_w", 80.0, n)
     optimizer.step()
     optimizer.zero_grad()
-    logged += [("logged/loss", n, loss), ("tokens_per_s", n, 10.0 * n), ("logged/mfu", n, 30), ("logged/gpu/power_w", n, 80)]
+    logged += [
+        ("logged/loss", n, loss),
+        ("tokens_per_s", n, 10.0 * n),
+        ("logged/mfu", n, 30),
+        ("logged/gpu/power_w", n, 80),
+    ]
 perfagent.finish()
 report(f"{folder}/{place}", logged)
 

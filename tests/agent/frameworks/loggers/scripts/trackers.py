@@ -16,7 +16,11 @@ place = f"{folder}/{tracker}"
 for part in (place, f"{folder}/untrained"):
     Path(part).mkdir(parents=True)
 os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": place, "TRACKIO_DIR": f"{place}/trackio"}
-os.environ |= {"MLFLOW_TRACKING_URI": f"file://{place}/mlruns", "MLFLOW_ALLOW_FILE_STORE": "true", "HF_HUB_OFFLINE": "1"}
+os.environ |= {
+    "MLFLOW_TRACKING_URI": f"file://{place}/mlruns",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    "HF_HUB_OFFLINE": "1",
+}
 os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 STEPS = 5
 if tracker == "mlflow":

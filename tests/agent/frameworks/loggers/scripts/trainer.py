@@ -1,4 +1,5 @@
-"""The Transformers Trainer with evaluations, three times: alone, with TensorBoard and a callback that logs, and not captured.
+"""The Transformers Trainer with evaluations, three times: alone, with TensorBoard and a callback that logs, and not
+captured.
 
 Arguments: a folder.
 """
