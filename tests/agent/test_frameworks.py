@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from agent_recorded import Recording
 from builders import job_environment
+from case_selection import everyday
 from preloaded import run
 
 SCRIPTS = Path(__file__).parents[1] / "data" / "scripts"
@@ -58,7 +59,7 @@ def output(folder: Path, *arguments: str, **environment: str) -> str:
     return str(done.stdout)
 
 
-@pytest.mark.parametrize("how", ["model", "in place", pytest.param("whole step", marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", everyday(1, ["in place", "model", "whole step"]))
 def test_compiled_training_has_the_same_graphs_and_all_its_steps(tmp_path, how):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(COMPILED), encoding="utf-8")
@@ -70,6 +71,7 @@ def test_compiled_training_has_the_same_graphs_and_all_its_steps(tmp_path, how):
         assert [step for step, _ in record.series("phase/forward_s")] == [2, 3, 4, 5, 6]
 
 
+@pytest.mark.long
 def test_the_trainers_losses_norms_and_rates_are_ours(tmp_path):
     pytest.importorskip("transformers")
     printed = output(tmp_path, "-m", "perfagent", "run", str(SCRIPTS / "hf_trainer.py"), str(tmp_path / "out"))

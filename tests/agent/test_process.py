@@ -51,6 +51,7 @@ def ends(folder: Path) -> list[tuple[str, str]]:
 # ---- imports
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [
@@ -120,6 +121,7 @@ def test_a_script_that_starts_itself_anew_after_it_has_imported_torch_is_monitor
     assert Recording(tmp_path / "record").events("state")[-1]["state"] == "finished"
 
 
+@pytest.mark.long
 def test_a_training_that_starts_itself_anew_is_another_attempt_of_the_run(tmp_path: Path) -> None:
     waits = "while sender.counters['rows'] < 20: time.sleep(0.3)"  # a process that execs is gone without a last tick
     begin = ["exec(os.environ['STEPS'])", "import perfagent, time", "sender = perfagent.attach()._sender"]

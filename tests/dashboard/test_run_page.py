@@ -224,6 +224,7 @@ def test_drag_zooms_all_charts_refetches_and_is_in_the_address(site: ServerProce
     reopened.wait("() => document.querySelector('[data-name=\"loss\"] .plot').data[3].x[0] === 1")
 
 
+@pytest.mark.long
 def test_one_spike_in_a_million_points_is_visible_at_every_zoom(server: ServerProcess, tab: OpenTab, run: str) -> None:
     """With a server of its own: its rules judge a million points for a minute, and other runs' verdicts wait for
     them."""

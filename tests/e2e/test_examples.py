@@ -88,6 +88,7 @@ def test_an_example_of_several_ranks_trains_and_is_one_run(server: ServerProcess
     one_new_run(server, known, name, 30)
 
 
+@pytest.mark.long
 def test_the_example_for_torchrun_is_started_by_it(server: ServerProcess, tmp_path: Path) -> None:
     known = known_runs(server)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from builders import free_port, until
+from case_selection import everyday
 from faults.accounts import Accounts, row
 from ingest_server import Scripted
 
@@ -93,7 +94,7 @@ class Injected:
         return call
 
 
-@pytest.mark.parametrize("at", [1, 4])
+@pytest.mark.parametrize("at", everyday(1, [1, 4]))
 @pytest.mark.parametrize(
     ("place", "name", "error"),
     [

@@ -56,6 +56,7 @@ def test_a_gap_in_the_steps_and_a_step_too_many_are_found(trained: Any) -> None:
     assert "steps" in wrong(fewer, fewer, sources)
 
 
+@pytest.mark.long
 def test_an_evaluation_that_is_not_told_is_found(trained: Any) -> None:
     alone, watched, sources = trained
     assert watched.truth["evaluations"] == [8, 16, 24]

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from agent_recorded import Recording
 from builders import RecordingSender, job_environment
+from case_selection import everyday
 
 from perfagent.delivery import segments
 from perfagent.delivery.columns import Columns
@@ -322,7 +323,7 @@ BODIES = {
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("case", BODIES)
+@pytest.mark.parametrize("case", everyday(1, BODIES))
 def test_a11_kill_9_before_the_first_step_loses_no_log_older_than_200_ms(case: str, tmp_path: Path) -> None:
     imports, body, expected = BODIES[case]
     (tmp_path / "script.py").write_text(SCRIPT.format(imports=imports, body=body))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case_selection import everyday
 
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns, pack
@@ -263,7 +264,7 @@ def succeed(folder: Path, books: Books) -> None:
 
 
 @pytest.mark.parametrize(("living", "seeds"), [(live, SEEDS), (live_early, (0, 6))], ids=["rows", "logs that wait"])
-@pytest.mark.parametrize("listed", ["first to last", "last to first"])
+@pytest.mark.parametrize("listed", everyday(1, ["first to last", "last to first"]))
 @pytest.mark.parametrize("torn", [False, True])
 def test_a11_killed_at_any_call_and_its_successor_at_another_all_arrives_once(
     tmp_path: Path,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from agent.frameworks.recordings import Recorded, recorded
 from builders import free_port, job_environment
+from case_selection import everyday
 from preloaded import run
 
 HERE = Path(__file__).parent
@@ -18,7 +19,8 @@ NODE = "host/memory_used_bytes"
 PERFAGENT = ("perfagent", "run")
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
 def test_a_launchers_ranks_are_one_run(launcher: str, tmp_path: Path) -> None:
     port = str(free_port())
     words = {
@@ -89,10 +91,13 @@ def nothing(rank: int) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("launcher", "nodes"),
-    [
-        (slurm, 1), (slurm_of_two_nodes, 2), (open_mpi, 1), (open_mpi_with_pmix, 1), (intel_mpi, 1), (deepspeed_of_two_nodes, 2),
-        (nothing, 1),
-    ],
+    everyday(
+        3,
+        [
+            (slurm_of_two_nodes, 2), (open_mpi, 1), (nothing, 1), (slurm, 1), (open_mpi_with_pmix, 1), (intel_mpi, 1),
+            (deepspeed_of_two_nodes, 2),
+        ],
+    ),
 )  # fmt: skip
 def test_ranks_meet_in_the_environment_of(
     launcher: Callable[[int], dict[str, str]], nodes: int, tmp_path: Path
@@ -146,7 +151,7 @@ for _ in range(5):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "outside",
-    [pytest.param(True, id="run accelerate"), pytest.param(False, id="accelerate run", marks=pytest.mark.long)],
+    [pytest.param(True, id="run accelerate"), pytest.param(False, id="accelerate run")],
 )
 def test_what_accelerate_starts_alone_is_monitored_on_either_side(outside: bool, tmp_path: Path) -> None:
     """It tells a single process no rank."""

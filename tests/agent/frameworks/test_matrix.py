@@ -8,13 +8,15 @@ import math
 import pytest
 from agent.frameworks.matrix import COLUMNS, REASONS, ROWS, Row
 from agent.frameworks.recordings import Recorded, recorded
-from agent.frameworks.training import trained
+from agent.frameworks.training import is_everyday, trained
 
 NODE = "host/memory_used_bytes"
 PHASES = ("data", "forward", "backward", "optimizer")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.id for row in ROWS])
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row.id, marks=() if is_everyday(row) else pytest.mark.long) for row in ROWS]
+)
 def test_training_is_captured_and_unchanged(row: Row) -> None:
     training = trained(row)
     told, sources = training.told, recorded(training.record)

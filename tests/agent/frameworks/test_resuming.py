@@ -146,6 +146,7 @@ def steps(folder: Path) -> list[int]:
     return [step for step, _ in Recording(folder).series("lr")]
 
 
+@pytest.mark.long
 def test_a_resumed_trainer_counts_on(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     told = went_on(tmp_path, HUGGINGFACE)

@@ -1,7 +1,8 @@
 """Trains rows of the matrix in processes of their own.
 
 Rows of one module are trained one after the other in the same processes, whose start takes longer than the training: a
-framework is imported once for all of them.
+framework is imported once for all of them. Two rows of each module are trained every day; the others, in processes of
+their own, only by tests that are marked `long`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from builders import free_port, job_environment
 from preloaded import run
 
 JOB = Path(__file__).with_name("job.py")
+EVERYDAY = 2
 
 
 @dataclass(frozen=True)
@@ -28,26 +30,32 @@ class Training:
     record: Path
 
 
+def is_everyday(row: Row) -> bool:
+    return row in _rows(row.module, everyday=True)
+
+
 def trained(row: Row) -> Training:
-    """What became of a row; its processes are started by the first of its module's rows that asks."""
-    folder = _job(row.module) / str(_rows(row.module).index(row))
+    """What became of a row; its processes are started by the first that asks of the rows that they train."""
+    rows = _rows(row.module, everyday=is_everyday(row))
+    folder = _job(row.module, everyday=is_everyday(row)) / str(rows.index(row))
     told = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(row.ranks)]
     return Training(told, folder / "record")
 
 
-def _rows(module: str) -> list[Row]:
-    return [row for row in ROWS if row.module == module]
+def _rows(module: str, *, everyday: bool) -> list[Row]:
+    rows = [row for row in ROWS if row.module == module]
+    return rows[:EVERYDAY] if everyday else rows[EVERYDAY:]
 
 
 _folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @functools.cache
-def _job(module: str) -> Path:
+def _job(module: str, *, everyday: bool) -> Path:
     """Where the processes of a module have left what they did."""
     _folders.append(tempfile.TemporaryDirectory())
     folder = Path(_folders[-1].name)
-    rows = _rows(module)
+    rows = _rows(module, everyday=everyday)
     loops = [",".join([row.function, *(f"{name}={value}" for name, value in row.options.items())]) for row in rows]
     ranks = rows[0].ranks
     meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from case_selection import everyday
 from torch import nn
 
 from perfagent.hooks import evaluation, forward
@@ -169,7 +170,7 @@ CYCLES = torch.profiler.schedule(wait=1, warmup=3, active=3, repeat=2)
 
 
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
-@pytest.mark.parametrize("accumulates", [False, True])
+@pytest.mark.parametrize("accumulates", everyday(1, [False, True]))
 @pytest.mark.parametrize("asked_at", [2, 4, 9, 11], ids=["warm-up", "recording", "second warm-up", "second recording"])
 def test_where_the_scripts_profiler_is_warming_up_ours_is_refused(train, asked_at, accumulates):
     """Its end would kill the process, if ours had been in between."""

@@ -217,6 +217,7 @@ def test_what_was_recorded_of_a_micro_step_is_gone_before_the_next_one(record, h
     recorded.finish()
 
 
+@pytest.mark.long
 def test_a_step_of_a_large_model_is_read_in_parts(record, held):
     """What waits for the end of a call waits in one array, and once that is freed glibc keeps as much and more for
     good."""

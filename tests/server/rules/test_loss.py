@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from case_selection import everyday
 from judging import DATA, fired, frame, judge_series, read_curve, state
 
 from perfagent_server.diagnosis.verdict import verdict
@@ -35,7 +36,7 @@ def test_a_healthy_pre_training_run_raises_no_alert(path: Path) -> None:
         ("recover", 0.5, 0.95),
         pytest.param("recover", 1.0, 1.0, marks=pytest.mark.long),
         pytest.param("stick", 0.5, 0.97, marks=pytest.mark.long),
-        ("stick", 3.0, 1.0),
+        pytest.param("stick", 3.0, 1.0, marks=pytest.mark.long),
     ],
 )
 def test_spikes_of_half_a_nat_are_found_within_ten_steps(shape: str, nats: float, recall: float) -> None:
@@ -242,7 +243,7 @@ def test_a_cycle_is_told_once(kind: str, seed: int) -> None:
     assert {change.kind for change in changes} <= {"fire", "resolve"}
 
 
-@pytest.mark.parametrize("decay", [15, 100])
+@pytest.mark.parametrize("decay", everyday(1, [15, 100]))
 def test_spikes_at_equal_distances_are_still_spikes(decay: int) -> None:
     """Trouble that keeps time (a bad shard that comes round) is told each time: it decays, where a cycle falls
     slowly."""

@@ -8,6 +8,7 @@ from itertools import count, pairwise
 
 import numpy as np
 import pytest
+from case_selection import everyday
 from frames import BEGIN, frame, rows, state
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -172,7 +173,7 @@ def test_a_single_spike_in_a_million_points_is_in_the_thousand_buckets(shelf) ->
     assert near.step == [654_321]
 
 
-@pytest.mark.parametrize("points", [3, 40, 200, 900])
+@pytest.mark.parametrize("points", everyday(2, [3, 200, 40, 900]))
 def test_rollups_blocks_cells_and_tail_give_one_answer(shelf, points: int) -> None:
     steps = 300_000
     found = fill(shelf, steps)

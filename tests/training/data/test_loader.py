@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from case_selection import everyday
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
@@ -187,8 +188,9 @@ LOADERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize(
+    ("kind", "workers"), everyday(5, [*((kind, 0) for kind in LOADERS), *((kind, 2) for kind in LOADERS)])
+)
 def test_a_checkpoint_goes_on_after_the_last_batch_that_was_trained_on(
     kind: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,6 +207,7 @@ def test_the_running_job_hears_nothing_of_the_search(tmp_path: Path) -> None:
         run.finish()
 
 
+@pytest.mark.long
 def test_memory_that_really_ends_is_survived_and_given_back(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(HERE / "limited_job.py"), "limited"], capture_output=True, text=True, timeout=120, check=False,
