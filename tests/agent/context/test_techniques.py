@@ -4,8 +4,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import bitsandbytes
-import peft
 import pytest
 import torch
 import webdataset
@@ -27,6 +25,8 @@ def test_a_model_that_trains_everything_uses_no_technique() -> None:
 
 
 def test_an_adapter_is_told_with_its_options_the_trainable_share_and_what_it_saves() -> None:
+    import peft  # here: five seconds of the collection of all tests
+
     model = peft.get_peft_model(
         network(), peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["0", "2"])
     )
@@ -40,6 +40,8 @@ def test_an_adapter_is_told_with_its_options_the_trainable_share_and_what_it_sav
 
 
 def test_weights_in_four_bits_count_as_what_they_stand_for() -> None:
+    import bitsandbytes  # here, as above
+
     model = torch.nn.Sequential(
         bitsandbytes.nn.Linear4bit(64, 128, bias=False, quant_type="nf4", compute_dtype=torch.float32),
         torch.nn.Linear(128, 2),
