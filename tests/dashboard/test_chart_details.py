@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from builders import ServerProcess
     from conftest import OpenTab, Tab
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 nan = math.nan
 BAND, LOW, HIGH, MEAN, SMOOTH, NONFINITE, POINTS = range(7)

@@ -56,6 +56,7 @@ def test_a_text_finds_a_run_beyond_the_first_page(crowded: ServerProcess, tab: O
     page.wait("() => document.querySelector('#fleet-note').textContent.includes('No run matches')")
 
 
+@pytest.mark.long
 def test_state_and_project_of_an_address_reach_beyond_the_first_page(crowded: ServerProcess, tab: OpenTab) -> None:
     for address in ("/?state=failed", "/?project=attic&q=failed"):
         page = tab(address, server=crowded)
@@ -63,6 +64,7 @@ def test_state_and_project_of_an_address_reach_beyond_the_first_page(crowded: Se
     assert page.page.locator("#fleet-project select").input_value() == "attic"
 
 
+@pytest.mark.long
 def test_a_count_that_is_not_of_all_runs_says_so(crowded: ServerProcess, tab: OpenTab) -> None:
     page = tab("/", server=crowded)
     page.wait("() => document.querySelector('#fleet-states [data-state=\"\"] b')?.textContent === '100+'")
@@ -75,6 +77,7 @@ def test_a_count_that_is_not_of_all_runs_says_so(crowded: ServerProcess, tab: Op
     page.wait("() => document.querySelector('#fleet-states [data-state=\"\"] b').textContent === '107'")
 
 
+@pytest.mark.long
 def test_fleet_and_logo_take_the_filter_away(crowded: ServerProcess, tab: OpenTab) -> None:
     for link in (".bar nav a", ".logo"):
         page = tab("/?q=new-00", server=crowded)
@@ -87,6 +90,7 @@ def test_fleet_and_logo_take_the_filter_away(crowded: ServerProcess, tab: OpenTa
         page.wait(f"() => ({VISIBLE})().length === 10")
 
 
+@pytest.mark.long
 def test_a_page_whose_request_was_lost_comes_by_itself(crowded: ServerProcess, tab: OpenTab) -> None:
     page = tab("/", server=crowded)
     page.expected += ["ERR_FAILED", "Failed to fetch", "Callback failed"]

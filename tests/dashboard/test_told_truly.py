@@ -18,7 +18,7 @@ from perfagent.wire import Event
 if TYPE_CHECKING:
     from conftest import OpenTab
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ def figure(pattern: str, output: str) -> float:
     return float(found[1].replace(",", ""))
 
 
+@pytest.mark.long
 def test_lora_trains_a_tenth_of_the_parameters_and_merges_without_a_trace(tmp_path: Path) -> None:
     output, techniques = run(tmp_path, "lora", "--steps", "15", "--output", str(tmp_path / "adapters"))
     share = figure(r"trainable: (\S+) %", output)
