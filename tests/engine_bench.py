@@ -11,7 +11,7 @@ from sqlalchemy import select
 from perfagent.wire import Event, Frame, Group
 from perfagent_server.alerts import channels
 from perfagent_server.database import Database, open_database
-from perfagent_server.rules.engine import Engine
+from perfagent_server.engine.scheduler import Engine
 from perfagent_server.settings import Settings
 from perfagent_server.store.sql import SqlStore
 from perfagent_server.store.tables import channel

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from perfagent.wire import Event, Group
-from perfagent_server.alerts.life import Change
-from perfagent_server.rules.catalogue import RULES, Rule
-from perfagent_server.rules.evaluator import Evaluator
-from perfagent_server.store.interface import Stored
+from perfagent_server.alerts.state_machine import Change
+from perfagent_server.engine.evaluator import Evaluator
+from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.plan import Plan
+from perfagent_server.rules.rule import Rule
+from perfagent_server.store.stored import Stored
 
 DATA = Path(__file__).parent / "data"
 START = 1_700_000_000.0
@@ -58,17 +60,27 @@ def state(name: str, *, step: int | None = None, **data: Any) -> Event:
     return Event(kind="state", time=START, step=step, data={"state": name, **data})
 
 
+def make_evaluator(run: str = "r", rules: Sequence[Rule] | None = None) -> Evaluator:
+    """An evaluator of these rules, of all by default."""
+    return Evaluator(run, Plan(all_rules() if rules is None else rules))
+
+
+def restored(evaluator: Evaluator) -> Evaluator:
+    """The evaluator, after it was put into bytes and back."""
+    return Evaluator.restore(evaluator.snapshot(), evaluator.plan)
+
+
 def judge_series(
     series: Mapping[str, Sequence[float]],
     *,
     first_step: int = 1,
     rows: int = 50,
-    rules: Sequence[Rule] = RULES,
+    rules: Sequence[Rule] | None = None,
     step_s: float = 0.1,
     evaluator: Evaluator | None = None,
 ) -> tuple[list[Change], Evaluator]:
     """Feeds whole columns in frames of `rows` rows."""
-    evaluator = evaluator or Evaluator("r", rules=rules)
+    evaluator = evaluator or make_evaluator(rules=rules)
     length = len(next(iter(series.values())))
     changes: list[Change] = []
     for begin in range(0, length, rows):

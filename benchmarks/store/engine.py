@@ -81,8 +81,8 @@ class Perfagent:
         from types import SimpleNamespace
 
         from perfagent_server.database import open_database
-        from perfagent_server.store.compaction import Compactor
         from perfagent_server.store.sql import SqlStore
+        from perfagent_server.store.write.compaction import Compactor
 
         self.folder, self.names = folder, case.series()
         self.asked = self.names[min(3, case.names - 1)]

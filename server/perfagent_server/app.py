@@ -15,9 +15,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, HTMLResponse, Response
 
 from perfagent import __version__
-from perfagent_server import openapi, problems
 from perfagent_server.database import StorageError
-from perfagent_server.problems import ApiError
 from perfagent_server.routes import (
     alerts,
     channels,
@@ -29,14 +27,17 @@ from perfagent_server.routes import (
     keys,
     live,
     log,
-    parameters,
+    openapi,
+    problems,
     profiles,
+    query_check,
     rules,
     runs,
     series,
+    server_info,
     session,
 )
-from perfagent_server.routes import self as self_
+from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.edge import (
     BodyLimits,
@@ -55,7 +56,22 @@ __all__ = ["create_app"]
 logger = logging.getLogger("perfagent.server")
 
 _STATIC = Path(__file__).with_name("static")
-_API = (ingest, log, runs, series, export, findings, alerts, commands, profiles, channels, rules, keys, session, self_)
+_API = (
+    ingest,
+    log,
+    runs,
+    series,
+    export,
+    findings,
+    alerts,
+    commands,
+    profiles,
+    channels,
+    rules,
+    keys,
+    session,
+    server_info,
+)
 
 
 def create_app(settings: Settings, *, dashboard: bool = True, services: Services | None = None) -> FastAPI:
@@ -81,7 +97,7 @@ def create_app(settings: Settings, *, dashboard: bool = True, services: Services
     problems.install(app)
     for module in _API:
         # What agents send a thousand times a second has no query.
-        checks = [] if module is ingest else [Depends(parameters.only_known)]
+        checks = [] if module is ingest else [Depends(query_check.only_known)]
         app.include_router(
             module.router, prefix="/api/v1", tags=[module.__name__.rpartition(".")[2]], dependencies=checks
         )

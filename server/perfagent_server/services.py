@@ -16,22 +16,24 @@ from perfagent.local_server import ADMIN_TOKEN_FILE
 from perfagent.wire import Finding
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.database import Database, open_database
-from perfagent_server.ingest.log_rows import LogRows
-from perfagent_server.ingest.writer import Ingest
-from perfagent_server.live import Hub
-from perfagent_server.orders import Orders
-from perfagent_server.problems import ApiError
-from perfagent_server.rules.engine import Engine
-from perfagent_server.runs import Runs
+from perfagent_server.engine.rule_settings import RULES_FILE, RuleSettings
+from perfagent_server.engine.scheduler import Engine
+from perfagent_server.ingest.group_commit import Ingest
+from perfagent_server.ingest.json_rows import LogRows
+from perfagent_server.live.hub import Hub
+from perfagent_server.routes.problems import ApiError
+from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.runs.run_commands import Orders
+from perfagent_server.runs.run_queries import Runs
 from perfagent_server.security.access import Access
 from perfagent_server.security.keys import PEPPER_FILE, Keys, secret_file
 from perfagent_server.security.sessions import Sessions
 from perfagent_server.settings import Settings
 from perfagent_server.store.artifacts import Profiles
-from perfagent_server.store.compaction import Compactor
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.retention import Retention, RetentionPolicy
 from perfagent_server.store.sql import SqlStore
+from perfagent_server.store.write.compaction import Compactor
 
 __all__ = ["Services", "ServicesDep", "known_run", "open_services"]
 
@@ -46,6 +48,7 @@ class Services:
     log_rows: LogRows
     hub: Hub
     engine: Engine
+    rule_settings: RuleSettings
     outbox: Outbox
     orders: Orders
     profiles: Profiles
@@ -69,6 +72,11 @@ class Services:
         counted["access"] = {"failures": self.access.failures.total}
         counted["server"] = {"uptime_s": round(time.time() - self.started, 3)}
         return counted
+
+    def rules_changed(self) -> None:
+        """The rules of some runs have other thresholds now: runs are loaded with them when they move."""
+        self.rule_settings.changed()
+        self.engine.reload()
 
     async def start(self) -> None:
         await self.hub.start()
@@ -103,14 +111,16 @@ def open_services(settings: Settings) -> Services:
         for summary in runs.summaries(changed):
             hub.publish_run(summary)
 
+    rule_settings = RuleSettings(database, settings.data / RULES_FILE)
     engine = Engine(
         database,
         store,
         hub,
+        plan_of=rule_settings.plan_of,
         link=lambda run: f"{settings.url}/run/{quote(run, safe='')}",
         on_deliveries=outbox.wake,
         on_states=publish_runs,
-        on_fire=lambda run, finding: ask_for_stacks(orders, run, finding),
+        on_fire=lambda run, finding: ask_ranks(orders, run, finding),
     )
     log_rows = LogRows(database, runs, ingest)
 
@@ -129,6 +139,7 @@ def open_services(settings: Settings) -> Services:
         log_rows=log_rows,
         hub=hub,
         engine=engine,
+        rule_settings=rule_settings,
         outbox=outbox,
         orders=orders,
         profiles=Profiles(database),
@@ -144,13 +155,11 @@ def open_services(settings: Settings) -> Services:
     )
 
 
-_ASKS_FOR_STACKS = ("hang",)
-
-
-def ask_for_stacks(orders: Orders, run: str, finding: Finding) -> None:
-    """An alert fired: where a stack says why, every rank of the run is asked for its own."""
-    if finding.rule in _ASKS_FOR_STACKS:
-        orders.ask(run, "stacks", rule=finding.rule, why=finding.message)
+def ask_ranks(orders: Orders, run: str, finding: Finding) -> None:
+    """An alert fired: every rank of the run gets the command that its rule asks for."""
+    rule = next((rule for rule in all_rules() if rule.id == finding.rule), None)
+    if rule is not None and rule.asks_for:
+        orders.ask(run, rule.asks_for, rule=rule.id, why=finding.message)
 
 
 def _private_folder(folder: Path) -> None:

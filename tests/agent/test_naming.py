@@ -8,7 +8,7 @@ from perfagent.agent_config import AgentConfig
 from perfagent.errors import ConfigError, WireError
 from perfagent.naming import identity_problem
 from perfagent.wire import Frame
-from perfagent_server.ingest.limits import check_frame
+from perfagent.wire.limits import check_frame
 
 GOOD = ["a", "slurm-42", "x" * 128, "läuft", "a b", "user@host:1+2=3"]
 BAD = ["", " ", "x" * 129, "a/b", "a\\b", "a?b", "a#b", "50%", ".", "..", "a\nb", "\ud800"]

@@ -21,7 +21,7 @@ from perfagent.errors import PerfagentError
 from perfagent.wire import Event, encode
 from perfagent_client import root_cause
 from perfagent_client.client import ApiError
-from perfagent_server.lifecycle import mark_lost
+from perfagent_server.runs.lifecycle import mark_lost
 from perfagent_server.store.tables import source
 
 AT_ONCE_S = 10.0

@@ -22,7 +22,7 @@ from documents import ROOT, Document, Piece, documents, tracked_files
 import perfagent
 from perfagent.agent_config import AgentConfig
 from perfagent_client import AsyncClient, Client
-from perfagent_server.rules.catalogue import RULES
+from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.settings import Settings
 
 DECISIONS = ROOT / "docs" / "decisions.md"
@@ -31,7 +31,7 @@ DECISIONS = ROOT / "docs" / "decisions.md"
 FOREIGN_OPTIONS = {"--multirun"}
 """Options of other people's programs that documents name without the program."""
 
-USERS_FILES = {"train.py", "script.py", "job.py", "section.md"}
+USERS_FILES = {"train.py", "script.py", "job.py", "section.md", "rules.toml"}
 """A reader's own files, and what a command writes where the reader says."""
 
 OF_A_RUN = {"perfagent.config"}
@@ -285,7 +285,7 @@ def unknown_variables(document: Document) -> Problems:
 def unknown_rows(document: Document) -> Problems:
     """The first cells of a table whose head says `setting` or `rule`."""
     settings = {item.name for kind in (AgentConfig, Settings) for item in dataclasses.fields(kind)}
-    known = {"setting": settings, "rule": {rule.id for rule in RULES}}
+    known = {"setting": settings, "rule": {rule.id for rule in all_rules()}}
     head = ""
     for number, line in enumerate(document.prose().splitlines(), 1):
         if not line.startswith("|"):

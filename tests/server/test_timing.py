@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from api_builders import api, frame, send
 
-from perfagent_server.timing import quantile
+from perfagent_server.runs.step_timing import quantile
 
 
 def test_percentiles_are_those_of_the_newest_steps(tmp_path: Path) -> None:

@@ -46,7 +46,9 @@ STATES: tuple[State, ...] = get_args(State)
 @dataclass(slots=True, kw_only=True)
 class Finding:
     """What a rule says about a run. evidence: the numbers it is based on; fix: what to do, in words; gain_pct: how much
-    less time a step would take without it. message: one sentence with the figures in it; since: RFC 3339 UTC."""
+    less time a step would take without it. message: one sentence with the figures in it; since: RFC 3339 UTC. title:
+    the same in at most 90 characters; cause: which of the rule's causes it is, "" for the usual one; cost: what it
+    costs, in words."""
 
     rule: str
     severity: Severity
@@ -57,6 +59,9 @@ class Finding:
     evidence: dict[str, Any] = field(default_factory=dict)
     fix: str = ""
     gain_pct: float | None = None
+    title: str = ""
+    cause: str = ""
+    cost: str = ""
 
     def __str__(self) -> str:
         """For print: the sentence, and what to do. repr() shows the evidence too."""
@@ -97,11 +102,15 @@ class Alert:
     resolved: str | None = None
     acknowledged: str | None = None
     muted_until: str | None = None
+    title: str = ""
+    cause: str = ""
+    cost: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
 class RunSummary:
-    """One run as in GET /api/v1/runs. step: the last completed one; started, updated, ended: RFC 3339 UTC."""
+    """One run as in GET /api/v1/runs. step: the last completed one; started, updated, ended: RFC 3339 UTC; rules_off:
+    rules that do not judge it."""
 
     run: str
     project: str
@@ -119,6 +128,7 @@ class RunSummary:
     host: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
+    rules_off: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import zlib
 
 from perfagent.errors import WireError
 from perfagent.wire import MAX_DECODED_BYTES, Frame, decode
-from perfagent_server.ingest.limits import check_frame
+from perfagent.wire.limits import check_frame
 
 __all__ = ["MAX_RATIO", "TooLarge", "UnknownEncoding", "decode_body", "inflate"]
 

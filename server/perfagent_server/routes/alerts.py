@@ -12,9 +12,9 @@ from sqlalchemy import Connection, select, update
 from starlette.responses import Response
 
 from perfagent.wire import SEVERITIES, Alert
-from perfagent_server.alerts import rows
-from perfagent_server.alerts.rows import alert_of
-from perfagent_server.problems import CLOSED, ApiError
+from perfagent_server.alerts import tables
+from perfagent_server.alerts.tables import alert_of
+from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
@@ -101,7 +101,7 @@ def mute(
 
     def job(connection: Connection) -> bool:
         audit(connection)
-        return rows.mute(connection, alert_id, now + lasts_s if lasts_s else None, now)
+        return tables.mute(connection, alert_id, now + lasts_s if lasts_s else None, now)
 
     if services.database.write(job):
         services.outbox.wake()

@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from perfagent.errors import ConfigError
 from perfagent_server.alerts import channels
-from perfagent_server.alerts.rows import as_dict
-from perfagent_server.problems import CLOSED, ApiError
+from perfagent_server.alerts.tables import as_dict
+from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record

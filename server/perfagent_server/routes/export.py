@@ -14,8 +14,8 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response, StreamingResponse
 
 from perfagent.wire import LogRow, plain
-from perfagent_server import parquet
-from perfagent_server.problems import ApiError
+from perfagent_server.routes import parquet
+from perfagent_server.routes.problems import ApiError
 from perfagent_server.security.access import require
 from perfagent_server.services import ServicesDep, known_run
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from perfagent.wire import Frame
 from perfagent_server.ingest.decode import decode_body
-from perfagent_server.problems import ApiError
+from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.services import ServicesDep

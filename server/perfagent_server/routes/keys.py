@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import ConfigDict
 from starlette.responses import Response
 
-from perfagent_server.problems import CLOSED, ApiError
+from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record

@@ -1,12 +1,12 @@
-"""/ws/live: see perfagent_server/live.py for what goes over it."""
+"""/ws/live: see perfagent_server/live/hub.py for what goes over it."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, WebSocket
 from starlette.responses import Response
 
-from perfagent_server.live import Hub
-from perfagent_server.problems import ApiError
+from perfagent_server.live.hub import Hub
+from perfagent_server.routes.problems import ApiError
 from perfagent_server.security.access import Access, authorize
 
 __all__ = ["router"]

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from starlette.responses import Response, StreamingResponse
 
-from perfagent_server.problems import ApiError
+from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import require
 from perfagent_server.services import Services, ServicesDep, known_run

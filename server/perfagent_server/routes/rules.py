@@ -1,31 +1,49 @@
-"""The rules of this server and their thresholds."""
+"""The rules of this server: what they mean, their thresholds, and other thresholds for a project."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import ConfigDict
+from sqlalchemy import Connection
 from starlette.responses import Response
 
+from perfagent.errors import ConfigError
+from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
-from perfagent_server.rules.catalogue import RULES, describe
-from perfagent_server.security.access import require
+from perfagent_server.rules.catalogue import all_rules, describe
+from perfagent_server.security.access import Identity, require
+from perfagent_server.security.audit import record
+from perfagent_server.services import Services, ServicesDep
 
 __all__ = ["router"]
 
 router = APIRouter()
 
+Project = Annotated[str, Query(max_length=128)]
+
 
 @dataclass
 class RuleShown:
-    """reads: the series (or "state", "contact") it judges; thresholds, life: by name."""
+    """reads: the series, events and clock that it is judged on; charts: the series on whose charts its alert is marked,
+    the first that a run has; thresholds, defaults, units, life: by name; words: name, meaning, when it fires and
+    remedies by cause ("" is the usual one), in English and Chinese."""
 
     rule: str
+    enabled: bool
+    name: str
     description: str
+    severities: list[str]
+    question: str
     reads: list[str]
+    charts: list[str]
     thresholds: dict[str, Any]
+    defaults: dict[str, Any]
+    units: dict[str, str]
     life: dict[str, Any]
+    words: dict[str, Any]
 
 
 @dataclass
@@ -33,7 +51,71 @@ class RuleList:
     rules: list[RuleShown]
 
 
+@dataclass
+class RuleChange:
+    """thresholds: those that are not the rule's own; all others are. enabled: false switches the rule off."""
+
+    enabled: bool = True
+    thresholds: dict[str, float] = field(default_factory=dict)
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+
 @router.get("/rules", dependencies=[Depends(require("read"))], responses={200: {"model": RuleList}})
-def list_rules() -> Response:
-    """Every rule that judges runs, what it means, and its thresholds."""
-    return reply({"rules": [describe(rule) for rule in RULES]})
+def list_rules(services: ServicesDep, project: Project = "") -> Response:
+    """Every rule that judges runs, in the order of verdicts. `project`: with the thresholds of this project."""
+    rules = services.rule_settings.rules_of(project)
+    return reply({"rules": [describe(rule, enabled=enabled) for rule, enabled in rules]})
+
+
+@router.put("/rules/{rule}", responses={200: {"model": RuleShown}})
+def change_rule(
+    rule: str, change: RuleChange, request: Request, services: ServicesDep, project: Project = "",
+    identity: Identity = Depends(require("admin")),  # noqa: B008
+) -> Response:  # fmt: skip
+    """Sets a rule for a project; for all projects without one. It counts from the next sample on, and wins over
+    rules.toml."""
+    _known(rule)
+    settings = {**change.thresholds, "enabled": change.enabled}
+    try:
+        services.rule_settings.check(rule, settings)
+    except ConfigError as error:
+        raise ApiError(422, "invalid", str(error), "thresholds") from error
+    audit = record(request, identity, "rule.change", f"{rule} of {project or 'all projects'}: {settings}")
+
+    def job(connection: Connection) -> None:
+        services.rule_settings.put(connection, project, rule, settings)
+        audit(connection)
+
+    services.database.write(job, essential=True)
+    services.rules_changed()
+    return _shown(services, rule, project)
+
+
+@router.delete("/rules/{rule}", responses={200: {"model": RuleShown}})
+def reset_rule(
+    rule: str, request: Request, services: ServicesDep, project: Project = "",
+    identity: Identity = Depends(require("admin")),  # noqa: B008
+) -> Response:  # fmt: skip
+    """Takes back what PUT set for this project, or for all: the rule is as rules.toml and its own thresholds say."""
+    _known(rule)
+    audit = record(request, identity, "rule.reset", f"{rule} of {project or 'all projects'}")
+
+    def job(connection: Connection) -> None:
+        services.rule_settings.drop(connection, project, rule)
+        audit(connection)
+
+    services.database.write(job, essential=True)
+    services.rules_changed()
+    return _shown(services, rule, project)
+
+
+def _known(rule: str) -> None:
+    known = [one.id for one in all_rules()]
+    if rule not in known:
+        raise ApiError(404, "not_found", f"there is no rule {rule[:80]!r}; there are {', '.join(known)}", "rule")
+
+
+def _shown(services: Services, rule: str, project: str) -> Response:
+    found = services.rule_settings.rules_of(project)
+    return reply(next(describe(one, enabled=enabled) for one, enabled in found if one.id == rule))

@@ -11,9 +11,10 @@ from sqlalchemy import Connection
 from starlette.responses import Response
 
 from perfagent.wire import EVENT_KINDS, STATES, Latest, RunSummary, plain
-from perfagent_server.problems import CLOSED, ApiError
+from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
-from perfagent_server.runs import EventRow
+from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.runs.run_queries import EventRow
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
 from perfagent_server.services import Services, ServicesDep, known_run
@@ -35,11 +36,13 @@ class RunPage:
 
 @dataclass
 class RunChange:
-    """What may be changed; a field that is left out stays. tags replaces the whole list."""
+    """What may be changed; a field that is left out stays. tags and rules_off replace the whole list. rules_off: rules
+    that do not judge this run."""
 
     name: str | None = None
     tags: list[str] | None = None
     notes: str | None = None
+    rules_off: list[str] | None = None
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -76,21 +79,35 @@ def change_run(
     run: KnownRun, change: RunChange, request: Request, services: ServicesDep,
     identity: Identity = Depends(require("ingest")),  # noqa: B008
 ) -> Response:  # fmt: skip
-    """Name, tags and notes of a run. Needs the rights to read and to send, because it answers with the run: on loopback
-    everybody has them, elsewhere an administrator; a job's ingest key neither reads nor changes other runs."""
+    """Name, tags, notes and switched-off rules of a run. Needs the rights to read and to send, because it answers with
+    the run: on loopback everybody has them, elsewhere an administrator; a job's ingest key neither reads nor changes
+    other runs."""
     if change.name is not None and not _can_be_a_name(change.name):
         raise ApiError(422, "invalid", "name must be a printable text of 1 to 256 bytes, not only spaces", "name")
     if change.tags is not None and (len(change.tags) > 100 or any(not 1 <= len(tag) <= 256 for tag in change.tags)):
         raise ApiError(422, "invalid", "tags may be up to 100 texts of 1 to 256 characters", "tags")
     if change.notes is not None and len(change.notes) > 100_000:
         raise ApiError(422, "invalid", "notes may have up to 100000 characters", "notes")
+    unknown = {*(change.rules_off or ())} - {rule.id for rule in all_rules()}
+    if unknown:
+        known = ", ".join(rule.id for rule in all_rules())
+        raise ApiError(422, "invalid", f"there is no rule {min(unknown)[:80]!r}; there are {known}", "rules_off")
     audit = record(request, identity, "run.change", run)
 
     def job(connection: Connection) -> None:
-        services.runs.change(connection, run, name=change.name, tags=change.tags, notes=change.notes)
+        services.runs.change(
+            connection,
+            run,
+            name=change.name,
+            tags=change.tags,
+            notes=change.notes,
+            rules_off=change.rules_off,
+        )
         audit(connection)
 
     services.database.write(job)
+    if change.rules_off is not None:
+        services.engine.reload(run)
     if change.name is not None:
         services.log_rows.forget(run)
     summary = services.runs.get(run)

@@ -1,51 +1,103 @@
-"""Every rule that there is, in the order of judging: what is worse, or the cause of the other, first."""
+"""Every rule that there is, and the rules of a project: found in this package, so that a new rule is one file.
+
+Overrides are one mapping of a rule's id to its settings: thresholds by name, and `enabled`. The same format stands in
+`rules.toml` and in the body of `PUT /api/v1/rules/{rule}`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any, ClassVar, Protocol
+import importlib
+import pkgutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any
 
-from perfagent.wire import Finding
-from perfagent_server.alerts.life import Life
-from perfagent_server.rules.gradients import NonfiniteGradient
-from perfagent_server.rules.liveness import LostContact, ProcessCrash
-from perfagent_server.rules.loss import LossSpike, NonfiniteLoss
-from perfagent_server.rules.memory import OomObserved
-from perfagent_server.rules.utilization import DataBound, LowGpuUtilization
-from perfagent_server.rules.window import Window
+from perfagent.errors import ConfigError
+from perfagent_server import rules as package
+from perfagent_server.rules.rule import Every, Rule, Series, unit_of
 
-__all__ = ["RULES", "Rule", "describe"]
+__all__ = ["Overrides", "all_rules", "describe", "marks", "overridden", "rules_for"]
 
-
-class Rule(Protocol):
-    """A frozen dataclass of thresholds with a pure judgement. id: as in INTERFACES; on: the series (or "state",
-    "contact") at whose every new step it is judged; urgent: the kind of non-finite value that has it judged at once,
-    ranks not awaited."""
-
-    id: ClassVar[str]
-    on: ClassVar[tuple[str, ...]]
-    urgent: ClassVar[str]
-    life: ClassVar[Life]
-
-    def judge(self, window: Window) -> Finding | None:
-        """What is wrong at window.at, or None: nothing, or not enough is known. No clock, database or network."""
+Overrides = Mapping[str, Mapping[str, Any]]
 
 
-RULES: tuple[Rule, ...] = (
-    OomObserved(),
-    ProcessCrash(),
-    NonfiniteLoss(),
-    NonfiniteGradient(),
-    LossSpike(),
-    LostContact(),
-    DataBound(),
-    LowGpuUtilization(),
-)
+@cache
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule with its own thresholds, in the order of verdicts, which is also that of judging."""
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+    made = [kind() for kind in Rule.__subclasses__()]
+    return tuple(sorted(made, key=lambda rule: rule.place))
 
 
-def describe(rule: Rule) -> dict[str, Any]:
-    """A rule as GET /rules shows it: its thresholds, and what it means in its own words."""
-    words = " ".join((type(rule).__doc__ or "").split())
-    thresholds = {item.name: getattr(rule, item.name) for item in fields(rule)}  # type: ignore[arg-type]  # all are dataclasses
-    life = {item.name: getattr(rule.life, item.name) for item in fields(rule.life)}
-    return {"rule": rule.id, "description": words, "reads": list(rule.on), "thresholds": thresholds, "life": life}
+def rules_for(*overrides: Overrides, off: Collection[str] = ()) -> tuple[Rule, ...]:
+    """The rules that judge a run. overrides: from the weakest to the strongest, as the settings of the server and of
+    the project say; off: rules that are switched off for this run. Raises ConfigError for a setting that is none."""
+    kept = []
+    for rule in all_rules():
+        settings: dict[str, Any] = {}
+        for one in overrides:
+            settings.update(one.get(rule.id, {}))
+        if settings.pop("enabled", True) and rule.id not in off:
+            kept.append(overridden(rule, settings))
+    return tuple(kept)
+
+
+def overridden(rule: Rule, settings: Mapping[str, Any]) -> Rule:
+    """The rule with other thresholds. Raises ConfigError that says what is allowed."""
+    known = {field.name: getattr(rule, field.name) for field in fields(rule)}  # type: ignore[arg-type]  # all rules are dataclasses
+    changed = {}
+    for name, value in settings.items():
+        if name not in known:
+            raise ConfigError(f"{rule.id} has no threshold {name!r}; it has {', '.join(known)}, and `enabled`")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"{rule.id}.{name} must be a number, not {value!r:.80}")
+        if isinstance(known[name], int) and value != int(value):
+            raise ConfigError(f"{rule.id}.{name} must be a whole number, not {value!r}")
+        changed[name] = type(known[name])(value)
+    return replace(rule, **changed) if changed else rule  # type: ignore[type-var]
+
+
+def describe(rule: Rule, *, enabled: bool = True) -> dict[str, Any]:
+    """A rule as GET /rules shows it."""
+    defaults = {one.id: one for one in all_rules()}[rule.id].thresholds()
+    life = {field.name: getattr(rule.life, field.name) for field in fields(rule.life)}
+    words = {
+        language: {
+            "name": said.name, "meaning": said.meaning, "fires": said.fires.format(**rule.thresholds()),
+            "remedies": dict(said.remedies),
+        }
+        for language, said in (("en", rule.english), ("zh", rule.chinese))
+    }  # fmt: skip
+    return {
+        "rule": rule.id,
+        "enabled": enabled,
+        "name": rule.english.name,
+        "description": rule.english.meaning,
+        "severities": list(rule.severities),
+        "question": rule.place.question.name.lower(),
+        "reads": _reads(rule),
+        "charts": list(rule.charts),
+        "thresholds": rule.thresholds(),
+        "defaults": defaults,
+        "units": {name: unit for name in defaults if (unit := unit_of(name))},
+        "life": life,
+        "words": words,
+    }
+
+
+def _reads(rule: Rule) -> list[str]:
+    """What a rule reads, in words: names of series, "event KIND", "every N s"."""
+    said: dict[str, None] = {}
+    for one in rule.reads:
+        if isinstance(one, Series):
+            said[one.name] = None
+        else:
+            said[f"every {one.seconds:g} s" if isinstance(one, Every) else f"event {one.kind}"] = None
+    return list(said)
+
+
+def marks(rules: Sequence[Rule]) -> dict[str, list[str]]:
+    """Rule -> the series on whose charts its alerts are marked, the first that a run has."""
+    return {rule.id: list(rule.charts) for rule in rules if rule.charts}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from starlette.requests import HTTPConnection
 
-from perfagent_server.problems import ApiError
+from perfagent_server.routes.problems import ApiError
 from perfagent_server.settings import Settings
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from perfagent_server.problems import problem
+from perfagent_server.routes.problems import problem
 from perfagent_server.settings import Settings
 
 __all__ = ["BodyLimits", "HeadAsGet", "HostCheck", "OriginCheck", "SecurityHeaders", "content_security_policy"]

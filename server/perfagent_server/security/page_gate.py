@@ -7,7 +7,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perfagent_server.problems import ApiError, problem
+from perfagent_server.routes.problems import ApiError, problem
 from perfagent_server.security.access import Access
 from perfagent_server.settings import Settings
 

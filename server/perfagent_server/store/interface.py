@@ -12,9 +12,10 @@ from typing import Literal, Protocol
 
 from sqlalchemy import Connection
 
-from perfagent.wire import Event, Frame, Group, Latest, LogRow, RankMatrix, Series
+from perfagent.wire import Frame, Latest, LogRow, RankMatrix, Series
+from perfagent_server.store.stored import Stored
 
-__all__ = ["MetricStore", "Receipt", "Refused", "Rejected", "Stored"]
+__all__ = ["MetricStore", "Receipt", "Refused", "Rejected"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +49,6 @@ class Receipt:
     refused: Refused | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """One accepted frame, as everything behind the ack (live hub, rules) reads it. id: position in the tail,
-    increasing; received: server clock, Unix seconds; groups: without what was rejected, with their times as monotonic
-    times where they come from the tail."""
-
-    id: int
-    run: str
-    attempt: int
-    rank: int
-    source: str
-    seq: int
-    received: float
-    groups: list[Group]
-    events: list[Event]
-
-
 class MetricStore(Protocol):
     def append(
         self, connection: Connection, frames: Sequence[Frame], now: float, limited: Collection[int] = ()
@@ -96,9 +80,12 @@ class MetricStore(Protocol):
     def names(self, run: str) -> list[str]:
         """Every name that this run has sent, sorted."""
 
-    def since(self, tail_id: int, limit: int) -> list[Stored]:
-        """Accepted frames after `tail_id`, oldest first. Frames stay readable here until the cursor "rules" has passed
-        them."""
+    def since(self, tail_id: int, limit: int, max_bytes: int | None = None) -> list[Stored]:
+        """Accepted frames after `tail_id`, oldest first: at most `limit`, and after the first no more than `max_bytes`
+        as stored. Frames stay readable here until the cursor "rules" has passed them."""
+
+    def newest_id(self) -> int:
+        """The id of the newest accepted frame; 0 if there is none."""
 
     def samples(self, run: str) -> Iterator[LogRow]:
         """Every visible sample exactly once: by name, then rank, then step."""

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select, update
 
 from perfagent_server.database import Database, StorageError
-from perfagent_server.store.compaction import drop_unused_axes, thin_bundles
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.tables import block, run, tail
+from perfagent_server.store.write.compaction import drop_unused_axes, thin_bundles
 
 __all__ = ["Retention", "RetentionPolicy"]
 

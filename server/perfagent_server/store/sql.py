@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from perfagent.wire.limits import MAX_NAMES_PER_RUN
 from perfagent_server.database import Database
-from perfagent_server.ingest.limits import MAX_NAMES_PER_RUN
-from perfagent_server.store.answering import Answers
-from perfagent_server.store.appending import Appender
+from perfagent_server.store.read.queries import Answers
+from perfagent_server.store.write.append import Appender
 
 __all__ = ["SqlStore"]
 

@@ -60,6 +60,7 @@ run = Table(
     Column("notes", Text, nullable=False, default=""),  # written by people
     Column("config", Text, nullable=False, default="{}"),  # JSON object: the user's hyperparameters
     Column("meta", Text, nullable=False, default="{}"),  # JSON object: what the agent found out about the run
+    Column("rules_off", Text, nullable=False, server_default="[]"),  # JSON: rules that do not judge it
     Index(None, "project", "started"),
     Index(None, "name"),
     Index(None, "started"),
@@ -298,6 +299,14 @@ rule_state = Table(
     Column("state", LargeBinary, nullable=False),  # MessagePack: windows and alert machines of the run
 )
 
+rule_setting = Table(
+    "rule_setting",
+    metadata,
+    Column("project", String(128), primary_key=True),  # "" is all projects
+    Column("rule", String(64), primary_key=True),
+    Column("settings", Text, nullable=False),  # JSON: thresholds by name, and `enabled`
+)
+
 alert = Table(
     "alert",
     metadata,
@@ -308,6 +317,9 @@ alert = Table(
     Column("state", String(16), nullable=False),  # pending, firing, resolved
     Column("message", Text, nullable=False),
     Column("fix", Text, nullable=False, default=""),
+    Column("title", Text, nullable=False, default="", server_default=""),
+    Column("cause", Text, nullable=False, default="", server_default=""),
+    Column("cost", Text, nullable=False, default="", server_default=""),
     Column("evidence", Text, nullable=False, default="{}"),  # JSON
     Column("ranks", Text, nullable=False, default="[]"),  # JSON
     Column("gain_pct", Float(53)),

@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfagent.wire import Finding
-from perfagent_server.alerts.life import Change, Life, Machine
+from perfagent_server.alerts.state_machine import Change, Machine
+from perfagent_server.rules.rule import Life
 
 LIFE = Life(clear_steps=5, cooldown_steps=100, cooldown_s=600)
+RESTATED = Life(clear_steps=5, restated=True)
 
 
 def found(severity: str = "warning", ranks: list[int] | None = None) -> Finding:
@@ -20,7 +22,7 @@ def play(life: Life, pattern: str, *, step_s: float = 1.0, machine: Machine | No
     machine = machine or Machine("x")
     changes = []
     for step, mark in enumerate(pattern, 1):
-        change = machine.observe(life, found() if mark == "x" else None, step, step * step_s, "run")
+        change = machine.observe(life, found() if mark == "x" else None, step, step * step_s, f"run {step}")
         if change is not None:
             changes.append(change)
     return changes
@@ -63,8 +65,8 @@ def share(pct: int, *, severity: str = "warning", since_step: int = 26) -> Findi
 
 def test_what_is_found_anew_at_every_step_is_told_with_its_newest_figures() -> None:
     machine = Machine("data_bound")
-    machine.observe(LIFE, share(83, since_step=25), 25, 0.0, "run")
-    changes = [machine.observe(LIFE, share(30 + step % 7), step, float(step), "run") for step in range(26, 226)]
+    machine.observe(RESTATED, share(83, since_step=25), 25, 0.0, "run")
+    changes = [machine.observe(RESTATED, share(30 + step % 7), step, float(step), "run") for step in range(26, 226)]
     assert machine.finding is not None
     assert (machine.finding.message, machine.finding.since_step) == (f"{30 + 225 % 7} %", 25)
     written = [change.step for change in changes if change is not None]
@@ -75,16 +77,16 @@ def test_what_is_found_anew_at_every_step_is_told_with_its_newest_figures() -> N
 
 def test_a_severity_falls_once_it_was_lower_for_as_long_as_resolving_takes() -> None:
     machine = Machine("data_bound")
-    machine.observe(LIFE, share(83, severity="critical"), 1, 1.0, "run")
+    machine.observe(RESTATED, share(83, severity="critical"), 1, 1.0, "run")
     severities = []
     for step in range(2, 20):
         worse_again = step == 5
         found = share(90 if worse_again else 11, severity="critical" if worse_again else "warning")
-        change = machine.observe(LIFE, found, step, float(step), "run")
+        change = machine.observe(RESTATED, found, step, float(step), "run")
         severities += [(step, change.finding.severity)] if change is not None else []
         assert machine.finding is not None
-        assert machine.finding.severity == ("warning" if step >= 6 + LIFE.clear_steps else "critical")
-    assert severities == [(6 + LIFE.clear_steps, "warning")]
+        assert machine.finding.severity == ("warning" if step >= 6 + RESTATED.clear_steps else "critical")
+    assert severities == [(6 + RESTATED.clear_steps, "warning")]
 
 
 def test_a_rank_that_is_back_is_no_longer_named() -> None:
@@ -93,8 +95,8 @@ def test_a_rank_that_is_back_is_no_longer_named() -> None:
     def silent(*ranks: int) -> Finding:
         return Finding(rule="lost_contact", severity="critical", message=f"{len(ranks)} of 2 ranks", ranks=list(ranks))
 
-    machine.observe(Life(), silent(0, 1), 5, 5.0, "run")
-    change = machine.observe(Life(), silent(1), 5, 6.0, "run")
+    machine.observe(Life(restated=True), silent(0, 1), 5, 5.0, "run")
+    change = machine.observe(Life(restated=True), silent(1), 5, 6.0, "run")
     assert change is not None
     assert (change.kind, change.finding.message, change.finding.ranks) == ("update", "1 of 2 ranks", [1])
 
@@ -107,8 +109,8 @@ def test_a_crash_that_turns_out_to_be_the_first_takes_the_alert_over() -> None:
             rule="process_crash", severity="critical", message=message, since_step=step, ranks=ranks, fix=message
         )
 
-    machine.observe(Life(), crash("rank 0: NCCL aborted", 9, [0]), 9, 9.0, "run")
-    change = machine.observe(Life(), crash("rank 1: KeyError", 8, [0, 1]), 9, 9.5, "run")
+    machine.observe(Life(restated=True), crash("rank 0: NCCL aborted", 9, [0]), 9, 9.0, "run")
+    change = machine.observe(Life(restated=True), crash("rank 1: KeyError", 8, [0, 1]), 9, 9.5, "run")
     assert change is not None
     found = change.finding
     assert (change.kind, found.message, found.fix, found.since_step) == (
@@ -121,11 +123,11 @@ def test_a_crash_that_turns_out_to_be_the_first_takes_the_alert_over() -> None:
 
 def test_what_joined_a_finding_stays_with_its_newer_one() -> None:
     machine = Machine("data_bound")
-    machine.observe(LIFE, share(83, since_step=25), 25, 0.0, "run")
+    machine.observe(RESTATED, share(83, since_step=25), 25, 0.0, "run")
     assert machine.finding is not None
     machine.finding.evidence = {"causes": [{"rank": 0, "message": "Decoding takes it."}]}
     machine.finding.fix = "Decode once."
-    machine.observe(LIFE, share(30), 26, 1.0, "run")
+    machine.observe(RESTATED, share(30), 26, 1.0, "run")
     assert (machine.finding.message, machine.finding.fix) == ("30 % Decoding takes it.", "Decode once.")
 
 
@@ -150,7 +152,7 @@ def test_flapping_never_opens_two_alerts_within_a_cool_down_and_survives_snapsho
     for step, mark in enumerate(pattern, 1):
         if step == cut:
             machine = Machine.restore(machine.snapshot())
-        change = machine.observe(LIFE, found() if mark == "x" else None, step, float(step), "run")
+        change = machine.observe(LIFE, found() if mark == "x" else None, step, float(step), f"run {step}")
         changes += [change] if change is not None else []
     assert [(change.kind, change.step, change.alert) for change in changes] == [
         (change.kind, change.step, change.alert) for change in whole

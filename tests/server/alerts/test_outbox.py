@@ -20,9 +20,9 @@ from sqlalchemy import insert, select
 from standardwebhooks import Webhook
 
 from perfagent.wire import Finding
-from perfagent_server.alerts import channels, rows
-from perfagent_server.alerts.life import Change
+from perfagent_server.alerts import channels, tables
 from perfagent_server.alerts.outbox import DISABLE_AFTER_S, RETRY_AFTER_S, Outbox, next_try
+from perfagent_server.alerts.state_machine import Change
 from perfagent_server.database import Database, open_database
 from perfagent_server.security.outbound import Guard, Reply
 from perfagent_server.settings import Settings
@@ -55,7 +55,7 @@ def add_channel(database: Database, url: str, *, min_severity: str = "warning") 
 def fire(database: Database, name: str, *, severity: str = "critical", kind: str = "fire", at: float = NOW) -> None:
     found = Finding(rule="nonfinite_loss", severity=severity, message=f"alert {name}", ranks=[0])  # type: ignore[arg-type]
     change = Change(kind, name, found, 1, at)  # type: ignore[arg-type]
-    database.write(lambda connection: rows.apply(connection, [("r", change)], at, "http://here/run/{}".format))
+    database.write(lambda connection: tables.apply(connection, [("r", change)], at, "http://here/run/{}".format))
 
 
 def deliveries(database: Database) -> list:

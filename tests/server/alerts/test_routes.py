@@ -17,6 +17,7 @@ from standardwebhooks import Webhook
 
 from perfagent.wire import Event, Frame, Group, encode
 from perfagent_server.app import create_app
+from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.settings import Settings
 
 TOKEN = "t" * 32
@@ -283,9 +284,12 @@ def test_unknown_runs_and_alerts_are_404(api: TestClient) -> None:
 
 def test_every_rule_is_described_with_its_thresholds(api: TestClient) -> None:
     rules = {rule["rule"]: rule for rule in api.get("/api/v1/rules").json()["rules"]}
-    assert set(rules) == {
-        "nonfinite_loss", "nonfinite_gradient", "loss_spike", "oom_observed", "low_gpu_utilization", "data_bound",
-        "process_crash", "lost_contact",
-    }  # fmt: skip
+    assert set(rules) == {rule.id for rule in all_rules()}
     assert rules["low_gpu_utilization"]["thresholds"]["warning_below_pct"] == 30.0
-    assert all(rule["description"] for rule in rules.values())
+    assert rules["low_gpu_utilization"]["units"]["warning_below_pct"] == "%"
+    for rule in rules.values():
+        assert rule["description"]
+        for words in rule["words"].values():
+            assert "{" not in words["fires"]
+            assert words["remedies"][""]
+        assert rule["words"]["en"]["remedies"].keys() == rule["words"]["zh"]["remedies"].keys()

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from data_folder import data_folder
-from judging import START, frame
+from judging import START, frame, make_evaluator
 from sqlalchemy import insert, select
 
-from perfagent_server.alerts import channels, rows
+from perfagent_server.alerts import channels, tables
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.database import open_database
-from perfagent_server.rules.evaluator import Evaluator
+from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.security.outbound import Guard, Reply
 from perfagent_server.settings import Settings
 from perfagent_server.store.tables import alert, delivery, run
@@ -27,7 +27,7 @@ class Told:
 
     def __init__(self, folder: Path) -> None:
         self.database = open_database(Settings(data=data_folder(folder)))
-        self.evaluator, self.now = Evaluator("r"), START
+        self.evaluator, self.now = make_evaluator(), START
         values = {"id": "r", "project": "p", "name": "gpt", "state": "running", "started": START, "updated": START}
         self.database.write(lambda connection: connection.execute(insert(run).values(**values)) and None)
         new = channels.NewChannel(name="hook", url="https://example.org/hook")
@@ -38,11 +38,11 @@ class Told:
         values = {name.replace("__", "/"): values for name, values in series.items()}
         made = frame(values, steps, ident=self.evaluator.upto + 1, received=self.now)
         changes = [("r", change) for change in self.evaluator.take(made)]
-        self.database.write(lambda connection: rows.apply(connection, changes, self.now, "http://here/run/{}".format))
+        self.database.write(lambda connection: tables.apply(connection, changes, self.now, "http://here/run/{}".format))
 
     def mute(self, ident: str, lasts_s: float | None) -> None:
         until = None if lasts_s is None else self.now + lasts_s
-        self.database.write(lambda connection: rows.mute(connection, ident, until, self.now))
+        self.database.write(lambda connection: tables.mute(connection, ident, until, self.now))
 
     def alerts(self) -> list[tuple[str, str, int]]:
         with self.database.read() as connection:
@@ -77,7 +77,7 @@ def test_an_alert_that_opens_again_for_good_is_told_again(told: Told) -> None:
     told.judge([1, 2], loss=[2.0, NAN])
     heal(told, 3)
     told.judge([63], loss=[NAN])
-    assert told.due()[2] == ("firing", rows.SETTLED_S)
+    assert told.due()[2] == ("firing", tables.SETTLED_S)
     for step in range(64, 200):
         told.judge([step], loss=[NAN])
     sent = told.deliveries()
@@ -103,7 +103,7 @@ def test_judging_the_same_again_after_a_kill_tells_nothing_twice(told: Told) -> 
     heal(told, 3)
     saved, at = told.evaluator.snapshot(), told.now
     for _ in range(2):
-        told.evaluator, told.now = Evaluator.restore(saved), at
+        told.evaluator, told.now = Evaluator.restore(saved, told.evaluator.plan), at
         told.judge([63], loss=[NAN])
     assert [event for event, _ in told.due()] == ["firing", "resolved", "firing"]
 
@@ -122,7 +122,7 @@ def test_firing_again_is_not_sent_before_resolved_has_arrived(told: Told) -> Non
     outbox = Outbox(told.database, clock=lambda: told.now, send=send)
     launched: list = []
     outbox._launch = launched.append  # type: ignore[method-assign]
-    told.now += 2 * rows.SETTLED_S
+    told.now += 2 * tables.SETTLED_S
     while any(row["state"] == "waiting" for row in told.deliveries()):
         outbox._schedule()
         assert len(launched) <= 1, "one of them at a time"

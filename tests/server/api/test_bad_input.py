@@ -203,7 +203,7 @@ def test_the_message_names_the_mistake_and_not_the_library(client: TestClient) -
         ("POST", "channels", {"url": "https://8.8.8.8/", "min_severty": "critical"}, "min_severty",
          "url, name, kind, secret, min_severity"),
         ("POST", "channels", {"ulr": "https://8.8.8.8/"}, "ulr", "url, name, kind, secret, min_severity"),
-        ("PATCH", "runs/kept", {"state": "failed"}, "state", "name, tags, notes"),
+        ("PATCH", "runs/kept", {"state": "failed"}, "state", "name, tags, notes, rules_off"),
         ("POST", "keys", {"scope": "read", "expires": 60}, "expires", "scope, name, project, expires_in_s"),
         ("POST", "alerts/none/mute", {"second": 60}, "second", "seconds"),
     ],

@@ -11,8 +11,8 @@ from api_builders import ADMIN, api, frame, send
 from fastapi.testclient import TestClient
 
 from perfagent.wire import Event
+from perfagent.wire.limits import MAX_NAMES_PER_RUN
 from perfagent_server.database import StorageFull
-from perfagent_server.ingest.limits import MAX_NAMES_PER_RUN
 
 JSON = {"Content-Type": "application/json"}
 

@@ -17,7 +17,7 @@ from frames import state
 from sqlalchemy import update
 
 from perfagent.wire import Event
-from perfagent_server.lifecycle import mark_lost
+from perfagent_server.runs.lifecycle import mark_lost
 from perfagent_server.store.tables import source
 from perfagent_server.timestamps import rfc3339
 

@@ -17,7 +17,7 @@ from api_builders import ADMIN, api, frame, send
 from pyarrow import parquet
 
 from perfagent.wire import Event, LogRow
-from perfagent_server.parquet import write
+from perfagent_server.routes.parquet import write
 
 
 def start(name: str, **data: object) -> Event:

@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 import pytest
-from judging import fired, frame, judge_series, state
+from judging import fired, frame, judge_series, make_evaluator, restored, state
 
 from perfagent.wire import Event
-from perfagent_server.alerts.life import Change
-from perfagent_server.rules.evaluator import Evaluator
+from perfagent_server.alerts.state_machine import Change
+from perfagent_server.engine.evaluator import Evaluator
 
 NAN = ("nonfinite_loss", "nonfinite_gradient")
 
@@ -41,7 +41,7 @@ def test_a_cause_that_comes_after_the_alert_joins_it_and_nobody_is_told_twice() 
 def test_a_cause_that_comes_first_waits_for_its_alert_over_a_restart() -> None:
     _, judge = judge_series({"loss": [1.0] * 19})
     assert judge.take(frame({}, [], ident=50, events=[finding(20, "It began in 'head'.", module="head")])) == []
-    judge = Evaluator.restore(judge.snapshot())
+    judge = restored(judge)
     changes = judge.take(frame({"loss": [math.nan]}, [20], ident=51))
     (alert,) = fired(changes, "nonfinite_loss")
     assert alert.finding.evidence["causes"][0]["module"] == "head"
@@ -86,7 +86,7 @@ def test_what_explains_nothing_is_left_out() -> None:
 def test_evidence_of_a_sender_that_is_no_list_of_causes_is_none(causes: Any) -> None:
     """A finding under a rule's name, with anything under the name `causes`: it fires, and what explains it still
     joins."""
-    judge = Evaluator("r")
+    judge = make_evaluator()
     told = {
         "rule": "hang",
         "severity": "critical",
@@ -120,7 +120,7 @@ def test_a_cause_is_of_the_rank_that_sent_it_whatever_its_evidence_says(rank: An
 def test_the_rank_on_which_a_nan_began_is_told_whichever_ranks_frame_comes_first(first: int) -> None:
     """DDP: rank 1's loss is NaN in step 30; its gradients spoil the weights of both, and rank 0's follows in step
     31."""
-    judge = Evaluator("r")
+    judge = make_evaluator()
     judge.take(frame({}, [], events=[state("starting", world_size=2)]))
     steps = range(1, 33)
     began = {0: 31, 1: 30}

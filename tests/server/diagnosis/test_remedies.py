@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from judging import frame, state
+from judging import frame, make_evaluator, state
 
 from perfagent.wire import Finding
-from perfagent_server.diagnosis.remedies import REMEDIES
-from perfagent_server.rules.evaluator import Evaluator
+from perfagent_server.rules.data_bound import DataBound
+from perfagent_server.rules.oom_observed import OomObserved
 
 GPU = {
     "caching allocator": "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -35,7 +35,7 @@ SHARED = {
 
 
 def _ended(name: str, **data: str) -> Finding:
-    judge = Evaluator("r")
+    judge = make_evaluator()
     judge.take(frame({"loss": [2.0]}, [1]))
     (change,) = judge.take(frame({}, [], ident=2, events=[state(name, step=1, **data)]))
     return change.finding
@@ -46,7 +46,7 @@ def test_a_gpu_without_memory_is_told_as_one(words: str) -> None:
     found = _ended("failed", exception=words.partition(":")[0], reason=words)
     assert found.rule == "oom_observed"
     assert found.message.startswith("GPU memory ran out on rank 0")
-    assert found.fix == REMEDIES["oom_observed"]
+    assert found.fix == OomObserved.english.remedies[""]
 
 
 @pytest.mark.parametrize("words", HOST.values(), ids=HOST)
@@ -106,6 +106,6 @@ def test_what_only_sounds_like_it_is_a_crash(words: str) -> None:
 
 
 def test_pinned_memory_is_recommended_for_gpus_and_workers_where_there_are_none() -> None:
-    fix = REMEDIES["data_bound"]
+    fix = DataBound.english.remedies[""]
     assert "on a GPU pin_memory=True" in fix
     assert "with 0, its default" in fix

@@ -8,8 +8,6 @@ import math
 import pytest
 from judging import fired, frame, judge_series, state
 
-from perfagent_server.diagnosis.verdict import verdict
-
 
 @pytest.mark.parametrize("name", ["loss", "train/loss"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -18,7 +16,7 @@ def test_a_nan_whose_alert_somebody_closed_does_not_make_a_run_healthy(name: str
     changes, judge = judge_series({name: [2.0] * 50 + [bad] * count})
     (alert,) = fired(changes)
     assert judge.resolve(alert.alert, judge.window.now, "by hand")
-    found = verdict(judge)
+    found = judge.verdict()
     assert (found.rule, found.severity, found.since_step) == ("nonfinite_loss", "critical", 51)
     assert found.message == f"{'The loss' if name == 'loss' else name} is NaN or infinite since step 51."
 
@@ -29,14 +27,14 @@ def test_a_nan_whose_alert_somebody_closed_does_not_make_a_run_healthy(name: str
 )
 def test_few_steps_are_no_proof_of_health(steps: int, said: str) -> None:
     _, judge = judge_series({"loss": [3.0] * steps})
-    assert verdict(judge).message.startswith(said)
+    assert judge.verdict().message.startswith(said)
 
 
 def test_a_run_whose_newest_step_the_scaler_skipped_is_healthy_by_its_last_finite_loss() -> None:
     series = {"loss": [3.0] * 49 + [math.nan], "amp/scale": [1024.0] * 49 + [512.0], "amp/skipped": [0.0] * 49 + [1.0]}
     changes, judge = judge_series(series)
     assert changes == []
-    assert verdict(judge).message == "Nothing holds this run back: step 50, loss 3 (from 3)."
+    assert judge.verdict().message == "Nothing holds this run back: step 50, loss 3 (from 3)."
 
 
 def _stepping(other_s: float, step_s: float = 0.1, *, steps: int = 40, **more: list[float]) -> dict[str, list[float]]:
@@ -55,20 +53,20 @@ def test_a_run_that_is_heard_and_ends_no_step_is_not_told_that_nothing_holds_it_
     _, judge = judge_series(_stepping(0.0, step_s), step_s=step_s)
     alive = judge.window.now + after_s
     judge.take(frame({"host/load1": [0.0]}, [40], ident=judge.upto + 1, received=alive))
-    found = verdict(judge)
+    found = judge.verdict()
     assert found.rule == "healthy"
     assert found.message.startswith(f"No step has ended for {said}: step 40" if said else "Nothing holds this run back")
     assert ("perfagent stacks RUN" in found.fix) == bool(said)
     steps = {"loss": [3.0], "step_time_s": [alive - judge.window.now + step_s]}
     judge.take(frame(steps, [41], ident=judge.upto + 1, received=alive + 1))
-    assert verdict(judge).message.startswith("Nothing holds this run back: step 41")
+    assert judge.verdict().message.startswith("Nothing holds this run back: step 41")
     judge.take(frame({}, [], ident=judge.upto + 1, received=alive + 900, events=[state("finished", step=41)]))
-    assert verdict(judge).message.startswith("Nothing held this run back")
+    assert judge.verdict().message.startswith("Nothing held this run back")
 
 
 def test_a_run_most_of_whose_step_no_phase_accounts_for_is_told_so_and_how_to_find_out() -> None:
     _, judge = judge_series(_stepping(0.095))
-    found = verdict(judge)
+    found = judge.verdict()
     assert (found.rule, found.severity) == ("healthy", "info")
     assert found.message == (
         "Most of the step (95 %) is outside of data, forward, backward and optimizer: step 40, loss 3 (from 3), 100 ms a step."
@@ -77,14 +75,14 @@ def test_a_run_most_of_whose_step_no_phase_accounts_for_is_told_so_and_how_to_fi
     assert "run.phase(" in found.fix
     assert "perfagent profile RUN" in found.fix
     judge.take(frame({}, [], ident=judge.upto + 1, events=[state("finished", step=40)]))
-    assert verdict(judge).message.startswith("Most of the step (95 %) was outside of data, forward")
+    assert judge.verdict().message.startswith("Most of the step (95 %) was outside of data, forward")
 
 
 def test_time_outside_of_the_phases_is_not_told_where_it_is_little_rare_or_unknown() -> None:
     one_long_pause = [0.005] * 39 + [9.0]
     rare = _stepping(0.005) | {"phase/other_s": one_long_pause, "step_time_s": [0.1] * 39 + [9.1]}
     for series in (_stepping(0.04), _stepping(0.0009, 0.001), _stepping(0.095, steps=9), rare, {"loss": [3.0] * 40}):
-        found = verdict(judge_series(series)[1])
+        found = judge_series(series)[1].verdict()
         assert not found.message.startswith("Most of the step"), found.message
         assert not found.fix
         assert "other_share_pct" not in found.evidence
@@ -92,4 +90,4 @@ def test_time_outside_of_the_phases_is_not_told_where_it_is_little_rare_or_unkno
 
 def test_a_script_that_waits_for_busy_gpus_is_not_told_that_its_step_is_elsewhere() -> None:
     _, judge = judge_series(_stepping(0.095, steps=200, **{"gpu/utilization_pct": [99.0] * 200}))
-    assert verdict(judge).message.startswith("Nothing holds this run back")
+    assert judge.verdict().message.startswith("Nothing holds this run back")

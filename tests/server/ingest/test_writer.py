@@ -12,9 +12,9 @@ from data_folder import data_folder
 from frames import frame, rows
 
 from perfagent_server.database import Database, QueueFull, StorageFull, open_database
-from perfagent_server.ingest.writer import Ingest
-from perfagent_server.store.interface import Stored
+from perfagent_server.ingest.group_commit import Ingest
 from perfagent_server.store.sql import SqlStore
+from perfagent_server.store.stored import Stored
 
 
 @pytest.fixture

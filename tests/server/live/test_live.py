@@ -18,8 +18,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from perfagent.wire import Alert, Event, Frame, Group, encode
-from perfagent_server.live import Subscription, _over_ranks
-from perfagent_server.store.interface import Stored
+from perfagent_server.live.hub import Subscription, _over_ranks
+from perfagent_server.store.stored import Stored
 
 
 @contextlib.contextmanager

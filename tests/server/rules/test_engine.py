@@ -16,7 +16,8 @@ import pytest
 from engine_bench import NOW, Bench, Clock
 
 from perfagent.wire import Alert, Event
-from perfagent_server.rules.engine import Engine
+from perfagent_server.database import StorageError
+from perfagent_server.engine.scheduler import Engine
 from perfagent_server.store.tables import alert, cursor, delivery, rule_state, run, source
 
 
@@ -43,27 +44,27 @@ def test_alert_deliveries_and_snapshot_are_one_transaction(bench: Bench) -> None
     bench.send({"loss": [1.0, math.nan]}, [1, 2])
 
     def fails(name: str) -> str:
-        raise RuntimeError(f"the disk is gone while the delivery of {name} is written")
+        raise StorageError(f"the disk is gone while the delivery of {name} is written")
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(StorageError):
         bench.engine(link=fails).run_once()
     assert bench.rows(alert) == bench.rows(delivery) == bench.rows(rule_state) == []
     bench.engine().run_once()
     assert len(bench.rows(alert)) == len(bench.rows(delivery)) == 1
 
 
-def test_a_failed_commit_is_judged_again_by_the_same_engine(bench: Bench) -> None:
+def test_a_commit_that_fails_once_is_tried_again(bench: Bench) -> None:
     bench.send({"loss": [1.0, math.nan]}, [1, 2])
     failing = [True]
 
     def link(name: str) -> str:
         if failing:
             failing.clear()
-            raise RuntimeError("once")
+            raise StorageError("once")
         return name
 
     engine = bench.engine(link=link)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(StorageError):
         engine.run_once()
     engine.run_once()
     assert len(bench.rows(alert)) == len(bench.rows(delivery)) == 1

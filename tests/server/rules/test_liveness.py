@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from judging import fired, frame, judge_series, state
+from judging import fired, frame, judge_series, make_evaluator, restored, state
 
 from perfagent.wire import Event
-from perfagent_server.diagnosis.verdict import findings, verdict
-from perfagent_server.rules.evaluator import Evaluator
+from perfagent_server.engine.evaluator import Evaluator
 
 TRACE = "Traceback (most recent call last):\n  File 'train.py', line 3, in <module>\nValueError: bad shape"
 
@@ -31,7 +30,7 @@ def test_an_exception_is_a_crash_with_the_last_lines_of_its_traceback() -> None:
     assert (change.kind, change.finding.rule, change.finding.severity) == ("fire", "process_crash", "critical")
     assert "ValueError: bad shape" in change.finding.message
     assert change.finding.evidence["traceback"].endswith("ValueError: bad shape")
-    assert verdict(evaluator).rule == "process_crash"
+    assert evaluator.verdict().rule == "process_crash"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_every_end_has_its_rule(name: str, data: dict[str, str], rule: str, seve
 def test_a_finished_run_raises_nothing_and_is_healthy_with_figures() -> None:
     evaluator = _trained()
     assert _end(evaluator, "finished") == []
-    found = verdict(evaluator)
+    found = evaluator.verdict()
     assert found.rule == "healthy"
     assert "step 30" in found.message
     assert "2.71" in found.message
@@ -111,21 +110,21 @@ def test_a_finished_run_that_waited_for_data_all_the_time_still_says_so() -> Non
     evaluator = _trained(60, **{"phase/data_s": [0.08] * 60})
     changes = _end(evaluator, "finished")
     assert [(change.kind, change.finding.rule) for change in changes] == [("resolve", "data_bound")]
-    assert verdict(evaluator).rule == "data_bound"
+    assert evaluator.verdict().rule == "data_bound"
 
 
 def test_a_nan_stays_open_when_the_run_ends_with_it() -> None:
     evaluator = _trained(30, loss=[3.0] * 20 + [math.nan] * 10)
     assert _end(evaluator, "finished") == []
-    assert verdict(evaluator).rule == "nonfinite_loss"
+    assert evaluator.verdict().rule == "nonfinite_loss"
 
 
 def test_sick_comes_before_slow_and_dead_before_sick() -> None:
     evaluator = _trained(60, loss=[3.0] * 50 + [math.nan] * 10, **{"phase/data_s": [0.08] * 60})
-    assert verdict(evaluator).rule == "nonfinite_loss"
-    assert [found.rule for found in findings(evaluator)] == ["nonfinite_loss", "data_bound"]
+    assert evaluator.verdict().rule == "nonfinite_loss"
+    assert [found.rule for found in evaluator.findings()] == ["nonfinite_loss", "data_bound"]
     _end(evaluator, "oom", reason="limit")
-    assert verdict(evaluator).rule == "oom_observed"
+    assert evaluator.verdict().rule == "oom_observed"
 
 
 def test_silence_is_told_once_and_taken_back_when_frames_come_again() -> None:
@@ -152,11 +151,11 @@ def test_silence_names_who_fell_silent_and_stays_true_with_time(world: int, sile
 
 
 def test_a_healthy_verdict_is_in_the_tense_of_its_run_and_claims_nothing_before_anything_came() -> None:
-    assert verdict(Evaluator("r")).message == "Nothing to judge yet: no loss, step time or gradient norm has come."
+    assert make_evaluator().verdict().message == "Nothing to judge yet: no loss, step time or gradient norm has come."
     evaluator = _trained()
-    assert verdict(evaluator).message == "Nothing holds this run back: step 30, loss 2.71 (from 3), 100 ms a step."
+    assert evaluator.verdict().message == "Nothing holds this run back: step 30, loss 2.71 (from 3), 100 ms a step."
     _end(evaluator, "finished")
-    assert verdict(evaluator).message == "Nothing held this run back: step 30, loss 2.71 (from 3), 100 ms a step."
+    assert evaluator.verdict().message == "Nothing held this run back: step 30, loss 2.71 (from 3), 100 ms a step."
 
 
 def test_silence_of_an_older_attempt_or_after_the_end_says_nothing() -> None:
@@ -197,7 +196,7 @@ def test_a_users_alert_is_told_at_once_and_not_again_within_a_minute() -> None:
     assert (over.kind, over.alert, over.why) == ("resolve", first[0].alert, "said again")
     assert again.kind == "fire"
     assert again.alert != first[0].alert
-    assert verdict(evaluator).rule == "healthy"
+    assert evaluator.verdict().rule == "healthy"
 
 
 def _said(evaluator: Evaluator, title: str, at: float) -> list:
@@ -254,7 +253,7 @@ def test_what_another_program_reports_and_is_not_over_keeps_its_place() -> None:
 
 
 def test_a_run_has_finished_when_every_rank_that_ever_reported_has() -> None:
-    evaluator = Evaluator("r")
+    evaluator = make_evaluator()
     evaluator.take(frame({}, [], events=[state("starting", world_size=8)]))
     slow = {"phase/data_s": [0.05] * 60, "step_time_s": [0.1] * 60}
     for rank in (0, 1):
@@ -267,7 +266,7 @@ def test_a_run_has_finished_when_every_rank_that_ever_reported_has() -> None:
 
 
 def test_what_waited_for_ranks_that_never_came_is_judged_at_the_end() -> None:
-    evaluator = Evaluator("r")
+    evaluator = make_evaluator()
     evaluator.take(frame({}, [], events=[state("starting", world_size=2)]))
     slow = {"phase/data_s": [0.05] * 60, "step_time_s": [0.1] * 60}
     assert evaluator.take(frame(slow, range(1, 61), ident=2)) == []
@@ -285,7 +284,7 @@ def test_a_rank_that_begins_when_the_others_have_finished_is_judged_and_waited_f
     )
     changes += evaluator.tick(evaluator.window.now + 20)
     assert [change.finding.rule for change in fired(changes)] == ["data_bound"]
-    evaluator = Evaluator.restore(evaluator.snapshot())
+    evaluator = restored(evaluator)
     assert [change.kind for change in _end(evaluator, "finished", rank=1)] == ["resolve"]
 
 
@@ -315,7 +314,7 @@ def test_no_alert_opens_after_the_run_has_failed_that_nobody_would_resolve() -> 
     changes += evaluator.tick(evaluator.window.now + 60)
     assert changes == []
     assert [change.kind for change in _said(evaluator, "I am still here", evaluator.window.now)] == ["fire", "resolve"]
-    assert [found.rule for found in evaluator.findings()] == ["process_crash"]
+    assert evaluator.window.firing == {"process_crash"}
 
 
 def test_the_earliest_failure_leads_in_whatever_order_the_ranks_report() -> None:
@@ -333,7 +332,7 @@ def test_the_earliest_failure_leads_in_whatever_order_the_ranks_report() -> None
     assert (update.kind, update.alert) == ("update", first.alert)
     assert update.finding.message == "Rank 1 failed after step 30: KeyError: 'labels'"
     assert update.finding.evidence["exception"] == "KeyError: 'labels'"
-    assert "KeyError" in verdict(evaluator).message
+    assert "KeyError" in evaluator.verdict().message
 
 
 RESET = "RuntimeError: [pair.cc:537] Read error [10.0.0.2]:33976: Connection reset by peer. Check the logs of the remote worker"
@@ -355,7 +354,7 @@ def test_a_rank_that_lost_its_peer_does_not_lead_before_the_peer(name: str, caus
     evaluator = _trained()
     _ended(evaluator, "failed", 0, 0.0, said)
     _ended(evaluator, name, 1, 0.05, cause)
-    found = verdict(evaluator)
+    found = evaluator.verdict()
     assert found.message.startswith("Rank 1 ")
     assert cause in found.message
     assert found.ranks == [0, 1]
@@ -365,20 +364,20 @@ def test_a_rank_that_the_launcher_kills_long_after_a_broken_connection_is_its_co
     evaluator = _trained()
     _ended(evaluator, "failed", 0, 0.0, RESET)
     _ended(evaluator, "killed", 1, 30.0, "killed by SIGKILL")
-    assert verdict(evaluator).message.startswith("Rank 0 failed")
+    assert evaluator.verdict().message.startswith("Rank 0 failed")
 
 
 def test_a_rank_that_lost_a_peer_of_which_nothing_is_known_sends_the_reader_there() -> None:
     evaluator = _trained()
     _ended(evaluator, "failed", 0, 0.0, RESET)
-    assert "the other ranks" in verdict(evaluator).fix
+    assert "the other ranks" in evaluator.verdict().fix
 
 
 def test_a_rank_that_lost_one_that_was_preempted_is_preempted_with_it() -> None:
     evaluator = _trained()
     _ended(evaluator, "failed", 0, 0.05, RESET)
     _ended(evaluator, "preempted", 1, 0.0, "terminated by SIGTERM")
-    found = verdict(evaluator)
+    found = evaluator.verdict()
     assert (found.severity, found.message) == (
         "info",
         "Rank 1 was preempted (SIGTERM) after step 30: terminated by SIGTERM",
@@ -389,7 +388,7 @@ def test_a_rank_that_is_terminated_because_another_lost_the_network_is_no_preemp
     evaluator = _trained()
     _ended(evaluator, "preempted", 1, 0.1, "terminated by SIGTERM")
     _ended(evaluator, "failed", 0, 0.0, RESET)
-    assert verdict(evaluator).message.startswith("Rank 0 failed")
+    assert evaluator.verdict().message.startswith("Rank 0 failed")
 
 
 def test_the_step_of_an_end_is_not_moved_by_what_other_ranks_tell_later() -> None:
@@ -399,7 +398,7 @@ def test_the_step_of_an_end_is_not_moved_by_what_other_ranks_tell_later() -> Non
     [change] = evaluator.take(frame({}, [], ident=evaluator.upto + 1, rank=1, events=[killed]))
     evaluator.take(frame({"loss": [2.0] * 9}, range(31, 40), ident=evaluator.upto + 1))
     _ended(evaluator, "preempted", 0, 60.0, "terminated by SIGTERM")
-    assert change.finding.message == verdict(evaluator).message == "Rank 1 was killed after step 30: killed by SIGKILL"
+    assert change.finding.message == evaluator.verdict().message == "Rank 1 was killed after step 30: killed by SIGKILL"
 
 
 ELSEWHERE = "ConnectionResetError: [Errno 104] Connection reset by peer"
@@ -410,7 +409,7 @@ def test_a_reset_connection_to_something_else_than_a_rank_is_a_cause() -> None:
     evaluator = _trained()
     _ended(evaluator, "failed", 0, 0.0, ELSEWHERE)
     _ended(evaluator, "killed", 1, 2.0, "killed by SIGABRT")
-    found = verdict(evaluator)
+    found = evaluator.verdict()
     assert found.message.startswith("Rank 0 failed")
     assert "the other ranks" not in found.fix
 
@@ -419,4 +418,4 @@ def test_a_rank_that_fails_long_after_a_preemption_failed() -> None:
     evaluator = _trained()
     _ended(evaluator, "preempted", 1, 0.0, "terminated by SIGTERM")
     _ended(evaluator, "failed", 0, 3600.0, RESET)
-    assert verdict(evaluator).severity == "critical"
+    assert evaluator.verdict().severity == "critical"

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from case_selection import everyday
-from judging import DATA, fired, frame, judge_series, read_curve, state
+from judging import DATA, fired, frame, judge_series, make_evaluator, read_curve, restored, state
 
-from perfagent_server.diagnosis.verdict import verdict
-from perfagent_server.rules.evaluator import Evaluator
-from perfagent_server.rules.loss import LossSpike
+from perfagent_server.rules.loss_spike import LossSpike
 
 CURVES = sorted((DATA / "loss_curves").glob("*.csv"))
 STEPS = 3000
@@ -93,11 +91,11 @@ def _jumping(level: float, steps: int, *, before: int = 500) -> list[float]:
 def test_a_loss_that_never_comes_back_stays_a_spike_until_the_new_level_is_what_this_run_has() -> None:
     changes, evaluator = judge_series({"loss": _jumping(9.0, 900)})
     assert [change.kind for change in changes] == ["fire"]
-    assert verdict(evaluator).rule == "loss_spike"
+    assert evaluator.verdict().rule == "loss_spike"
     changes, evaluator = judge_series({"loss": _jumping(9.0, 1500)})
     assert [change.kind for change in changes] == ["fire", "resolve"]
     assert changes[1].step > 1500
-    told = verdict(evaluator).message
+    told = evaluator.verdict().message
     assert told.endswith("The loss did not come back from its jump to 8.971 in step 505: 2.994 was expected there.")
 
 
@@ -106,22 +104,22 @@ def test_a_spike_is_over_when_the_loss_is_half_the_way_back() -> None:
     changes, evaluator = judge_series({"loss": _jumping(0.0, 0) + falling})
     assert [change.kind for change in changes] == ["fire", "resolve"]
     assert 560 <= changes[1].step <= 500 + 69 + 4 + 30 + 5
-    assert "did not come back" not in verdict(evaluator).message
+    assert "did not come back" not in evaluator.verdict().message
 
 
 def test_a_spike_that_ends_in_nan_is_not_over() -> None:
     changes, evaluator = judge_series({"loss": _jumping(6.0, 12) + [math.nan] * 200})
     assert {change.finding.rule for change in fired(changes)} == {"loss_spike", "nonfinite_loss"}
     assert [change for change in changes if change.kind == "resolve"] == []
-    assert verdict(evaluator).rule == "nonfinite_loss"
+    assert evaluator.verdict().rule == "nonfinite_loss"
 
 
 def test_an_open_spike_is_judged_alike_by_a_restarted_server() -> None:
     losses = _jumping(6.0, 300) + [4.0] * 30 + [3.0] * 100
     whole, _ = judge_series({"loss": losses}, rows=10)
-    pieces, evaluator = [], Evaluator("r")
+    pieces, evaluator = [], make_evaluator()
     for begin in range(0, len(losses), 10):
-        evaluator = Evaluator.restore(evaluator.snapshot())
+        evaluator = restored(evaluator)
         stored = frame({"loss": losses[begin : begin + 10]}, range(begin + 1, begin + 11), ident=evaluator.upto + 1)
         pieces += evaluator.take(stored)
     assert [(one.kind, one.alert, one.step) for one in pieces] == [(one.kind, one.alert, one.step) for one in whole]
@@ -328,7 +326,7 @@ def test_a_nan_loss_is_critical_at_once_with_its_surroundings() -> None:
 
 def test_the_surroundings_of_a_nan_are_those_of_its_step_whatever_came_with_it() -> None:
     """One frame brings the NaN and what came after it; the other rank is still behind."""
-    evaluator = Evaluator("r")
+    evaluator = make_evaluator()
     evaluator.take(frame({}, [], events=[state("starting", world_size=2)]))
     columns = {"loss": [3.0, 2.0, math.nan, 9.0], "lr": [0.1, 0.2, 0.3, 0.4], "grad/norm": [1.0, 2.0, 3.0, 4.0]}
     [alert] = fired(evaluator.take(frame(columns, [1, 2, 3, 4], ident=2)))
@@ -426,7 +424,7 @@ def test_a_loss_that_stays_nan_is_a_fault_although_the_scaler_skips() -> None:
 @pytest.mark.parametrize("order", ["loss first", "gradient first"])
 def test_nan_in_loss_and_gradients_on_many_ranks_in_one_step_is_one_alert(order: str) -> None:
     ranks = 64
-    evaluator = Evaluator("r")
+    evaluator = make_evaluator()
     changes = evaluator.take(frame({}, [], events=[state("starting", world_size=ranks)]))
     sick = {"loss": [2.0, math.nan], "grad/norm": [1.0, math.nan], "grad/nonfinite": [0.0, 3.0]}
     only_gradient = {"loss": [2.0], "grad/norm": [1.0], "grad/nonfinite": [0.0]}
@@ -445,7 +443,7 @@ def test_nan_in_loss_and_gradients_on_many_ranks_in_one_step_is_one_alert(order:
 
 
 def test_a_new_attempt_closes_the_old_alerts_and_arms_the_rules_again() -> None:
-    evaluator = Evaluator("r")
+    evaluator = make_evaluator()
     changes = evaluator.take(frame({"loss": [1.0, math.nan]}, [1, 2], ident=1))
     changes += evaluator.take(frame({"loss": [1.0, math.nan]}, [1, 2], ident=2, attempt=2))
     assert [change.kind for change in changes] == ["fire", "resolve", "fire"]

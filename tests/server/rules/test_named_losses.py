@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 
-import msgspec
 import pytest
-from judging import fired, frame, judge_series, state
+from judging import fired, frame, judge_series, make_evaluator, restored, state
 
 from perfagent.wire import loss_kind
-from perfagent_server.rules.evaluator import Evaluator
-from perfagent_server.rules.loss import LossSpike
-from perfagent_server.rules.window import Track, Window
+from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.loss_spike import LossSpike
+from perfagent_server.rules.plan import Plan
+from perfagent_server.rules.step_series import StepSeries
+from perfagent_server.rules.window import Window
 
 NAMES = {
     "whole": """loss train/loss train_loss trainLoss trainloss loss/total total_loss lm_loss Loss losses/loss loss/train
@@ -44,7 +45,7 @@ def test_a_nan_in_the_script_s_own_loss_is_told_at_once_with_its_name(name: str,
 def test_what_is_nan_by_design_is_silent(name: str) -> None:
     changes, evaluator = judge_series({"train/loss": [1.0] * 60, name: [math.nan] * 60})
     assert changes == []
-    assert name not in evaluator.window.tracks
+    assert name not in evaluator.window.by_step
 
 
 def test_nan_in_all_losses_of_a_run_is_one_alert_about_the_loss() -> None:
@@ -58,7 +59,7 @@ def test_nan_in_all_losses_of_a_run_is_one_alert_about_the_loss() -> None:
 
 
 def test_a_script_that_counts_its_steps_from_zero_is_still_one_alert_about_the_loss() -> None:
-    evaluator = Evaluator("r")
+    evaluator = make_evaluator()
     changes = []
     for step in range(1, 12):
         value = 2.0 if step < 6 else math.nan
@@ -76,13 +77,13 @@ def test_a_mirrored_loss_is_read_by_no_rule() -> None:
     copied = [*values[:300], *[9.0] * 290, *[math.nan] * 10]
     changes, evaluator = judge_series({"loss": values, "logged/loss": copied, "logged/grad/norm": copied})
     assert changes == []
-    assert not {name for name in evaluator.window.tracks if name.startswith("logged/")}
+    assert not {name for name in evaluator.window.by_step if name.startswith("logged/")}
     assert judge_series({"loss": copied[:595]})[0], "and these would be"
 
 
 def test_the_alert_is_over_when_its_own_series_is_finite_again() -> None:
     """Others that are finite beside it, also more often, do not say that it is over."""
-    evaluator = Evaluator("r")
+    evaluator = make_evaluator()
     changes = []
     for step in range(1, 1001):
         ident = 2 * step
@@ -121,14 +122,14 @@ def test_a_part_of_a_loss_that_broke_is_told_when_there_is_no_whole_one() -> Non
 def test_a_part_beside_a_whole_loss_says_nothing_because_its_nan_would_be_in_the_whole() -> None:
     changes, evaluator = judge_series({"loss/kl": [1.0] * 5 + [math.nan] * 100, "train/loss": [1.0] * 105})
     assert changes == []
-    assert evaluator.window.bad["loss"] == []
+    assert evaluator.window.nonfinite["loss"].steps == []
 
 
 @pytest.mark.parametrize("begin", [0, 1])
 @pytest.mark.parametrize("rows", [1, 7])
 def test_a_loss_of_the_script_in_a_step_that_the_scaler_skipped_is_excused(begin: int, rows: int) -> None:
     """Counted from 0 or from 1, in whatever pieces it comes: the word on the skipped step may follow one step later."""
-    evaluator = Evaluator("r")
+    evaluator = make_evaluator()
     changes, skipped = [], 0.0
     for first in range(1, 61, rows):
         steps = range(first, min(first + rows, 61))
@@ -162,9 +163,9 @@ def test_a_running_mean_that_a_skipped_step_poisoned_is_told_when_it_stays_so() 
 def test_the_judgement_goes_on_from_a_snapshot_at_any_frame() -> None:
     losses = [0.7] * 30 + [math.nan] * 25 + [0.6] * 80
     whole, _ = judge_series({"g_loss": losses, "d_loss": [1.0] * 135}, rows=5)
-    pieces, evaluator = [], Evaluator("r")
+    pieces, evaluator = [], make_evaluator()
     for begin in range(0, 135, 5):
-        evaluator = Evaluator.restore(evaluator.snapshot())
+        evaluator = restored(evaluator)
         columns = {"g_loss": losses[begin : begin + 5], "d_loss": [1.0] * 5}
         pieces += evaluator.take(frame(columns, range(begin + 1, begin + 6), ident=evaluator.upto + 1))
     assert [(one.kind, one.alert, one.step, one.finding.message) for one in pieces] == [
@@ -173,24 +174,14 @@ def test_the_judgement_goes_on_from_a_snapshot_at_any_frame() -> None:
     assert [one.kind for one in whole] == ["fire", "resolve"]
 
 
-def test_a_snapshot_of_an_older_server_is_read() -> None:
-    """It wrote no names beside its non-finite steps: they were of `loss`."""
-    changes, evaluator = judge_series({"loss": [1.0, math.nan]})
-    kept = msgspec.msgpack.decode(evaluator.snapshot(), strict=False)
-    kept["window"]["bad"] = {kind: [entry[:4] for entry in entries] for kind, entries in kept["window"]["bad"].items()}
-    again = Evaluator.restore(msgspec.msgpack.encode(kept))
-    assert again.take(frame({"loss": [math.nan]}, [3], ident=9)) == []
-    assert [found.message for found in again.findings()] == [fired(changes)[0].finding.message]
-
-
 def test_a_run_keeps_only_so_many_losses() -> None:
     changes, evaluator = judge_series({f"loss_{place}": [1.0] * 10 for place in range(1000)})
     assert changes == []
-    assert len(evaluator.window.tracks) <= 32
+    assert len(evaluator.window.by_step) <= 32
 
 
 def test_another_rank_s_nan_joins_the_alert() -> None:
-    evaluator = Evaluator("r")
+    evaluator = make_evaluator()
     evaluator.take(frame({}, [], events=[state("starting", world_size=2)]))
     [alert] = fired(evaluator.take(frame({"train/loss": [1.0, math.nan]}, [1, 2], ident=2)))
     assert "on rank 0" in alert.finding.message
@@ -200,9 +191,8 @@ def test_another_rank_s_nan_joins_the_alert() -> None:
 
 @pytest.mark.parametrize("name", ["loss", "train/loss", "train_loss"])
 def test_a_spike_is_one_in_whatever_series_is_the_loss_of_the_run(name: str) -> None:
-    window = Window("r")
-    track = window.tracks[name] = Track(name)
-    track.size = 1200
+    window = Window("r", Plan(all_rules()))
+    track = window.by_step[name] = StepSeries(name, window.plan.series_of(name))
     losses = [3.0 + 0.02 * math.sin(7.0 * step) for step in range(500)] + [9.0] * 5
     track.take(0, range(1, 506), losses, [0.0] * 505, 0.0, 1)
     while window.advance(name):

@@ -12,14 +12,17 @@ from typing import ClassVar
 
 import pytest
 from engine_bench import NOW, Bench, Clock
+from judging import make_evaluator
 
 from perfagent.wire import Event, Finding
-from perfagent_server.alerts.life import Life
 from perfagent_server.database import StorageError
-from perfagent_server.rules import engine as engine_module
-from perfagent_server.rules.catalogue import RULES
-from perfagent_server.rules.engine import Engine
-from perfagent_server.rules.evaluator import Evaluator
+from perfagent_server.engine import scheduler as engine_module
+from perfagent_server.engine.evaluator import Evaluator
+from perfagent_server.engine.scheduler import Engine
+from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.plan import Plan
+from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.time_series import TimeSeries
 from perfagent_server.rules.window import Window
 from perfagent_server.store.tables import alert, cursor, delivery, rule_state
 from perfagent_server.timestamps import rfc3339
@@ -34,14 +37,16 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.database.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fragile:
+@dataclass(frozen=True, kw_only=True)
+class Fragile(Rule):
     """A rule with a fault: it raises at one step."""
 
     id: ClassVar[str] = "fragile"
-    on: ClassVar[tuple[str, ...]] = ("loss",)
-    urgent: ClassVar[str] = ""
-    life: ClassVar[Life] = Life()
+    severities = ("warning",)
+    place = Place(Question.IS_IT_FAST, 99)
+    reads = (Series("loss", judged=True),)
+    life = Life()
+    english = chinese = Words("Fragile", "It raises.", "Never.", {"": "Mend it."})
 
     def judge(self, window: Window) -> Finding | None:
         if window.at == POISON:
@@ -54,7 +59,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames with the step POISON cannot be judged at all: half of them is taken in when it raises."""
     take = Window.take
 
-    def fails(self: Window, rank: int, groups: list) -> list[str]:
+    def fails(self: Window, rank: int, groups: list) -> set[str]:
         ready = take(self, rank, groups)
         if any(POISON in group.steps() for group in groups):
             raise OverflowError("a frame nobody foresaw")
@@ -68,7 +73,8 @@ def _told(bench: Bench) -> list[tuple[str, str, int]]:
 
 
 def test_a_rule_that_raises_is_left_out_at_that_step_and_the_others_go_on(bench: Bench) -> None:
-    engine = bench.engine(rules=(*RULES, Fragile()))
+    plan = Plan((*all_rules(), Fragile()))
+    engine = bench.engine(plan_of=lambda *_: plan)
     bench.send({"loss": [2.0] * 15 + [math.nan]}, range(1, 17))
     assert engine.run_once() == 1
     assert _told(bench) == [("r", "nonfinite_loss", 16)]
@@ -76,7 +82,7 @@ def test_a_rule_that_raises_is_left_out_at_that_step_and_the_others_go_on(bench:
 
 
 def test_a_rule_that_raises_is_heard_of_in_tests_and_backtests() -> None:
-    bench_of_its_own = Evaluator("r", rules=(Fragile(),))
+    bench_of_its_own = make_evaluator(rules=(Fragile(),))
     bench_of_its_own.window.at = POISON
     with pytest.raises(ZeroDivisionError):
         bench_of_its_own._judge(Fragile())
@@ -101,7 +107,6 @@ def test_a_frame_that_cannot_be_judged_is_passed_over_and_stops_neither_its_run_
     assert [record.getMessage() for record in caplog.records] == [
         "a frame of run a is passed over, and so is what fails in this way later"
     ]
-    assert engine._judges["a"].window.tracks["loss"].steps == [*range(1, 11), 14, 15]
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -145,20 +150,18 @@ def test_a_step_that_waits_for_a_rank_and_cannot_be_judged_is_passed_over(
 
 
 def test_an_alert_that_no_table_takes_costs_no_other_alert(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    apply = engine_module.rows.apply
+    apply = engine_module.tables.apply
 
     def picky(connection, changes, now, link):  # type: ignore[no-untyped-def]
         if any(change.finding.rule == "nonfinite_gradient" and run == "a" for run, change in changes):
             raise OverflowError("Python int too large to convert to SQLite INTEGER")
         return apply(connection, changes, now, link)
 
-    monkeypatch.setattr(engine_module.rows, "apply", picky)
+    monkeypatch.setattr(engine_module.tables, "apply", picky)
     engine = bench.engine()
     bench.send({"grad/norm": [math.nan]}, [1], name="a")
     bench.send({"loss": [2.0, math.nan]}, [1, 2], name="b")
     bench.send({}, [], name="a", events=[Event(kind="state", time=NOW, step=1, data={"state": "failed"})])
-    with pytest.raises(OverflowError):
-        engine.run_once()
     engine.run_once()
     assert [(run, rule) for run, rule, _ in _told(bench)] == [("a", "process_crash"), ("b", "nonfinite_loss")]
     assert engine.counters["passed_over"] == 1
@@ -175,7 +178,7 @@ def test_nothing_is_passed_over_while_the_database_cannot_be_written(
     engine = bench.engine()
     bench.send({"loss": [2.0, math.nan]}, [1, 2])
     with monkeypatch.context() as patch:
-        patch.setattr(engine_module.rows, "apply", full)
+        patch.setattr(engine_module.tables, "apply", full)
         for _ in range(3):
             with pytest.raises(StorageError):
                 engine.run_once()
@@ -229,9 +232,9 @@ def test_an_event_whose_clock_says_nothing_is_of_when_it_came(bench: Bench, kind
 
 @pytest.mark.parametrize("time", [math.inf, -math.inf, math.nan])
 def test_utilization_of_no_moment_is_left_out(time: float) -> None:
-    window = Window("r")
-    window._note_busy([50.0, 60.0], [NOW, time])
-    assert window.busy == [[NOW, 50.0, 1, 0.0]]
+    readings = TimeSeries(60, apart=False)
+    readings.take(0, [NOW, time], [50.0, 60.0], [False, False])
+    assert [(one.second, one.total, one.count) for one in readings.seconds()] == [(NOW, 50.0, 1)]
 
 
 def test_a_time_that_is_no_number_has_a_text() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from judging import fired, frame, judge_series
+from judging import fired, frame, judge_series, make_evaluator
 
-from perfagent_server.diagnosis.verdict import verdict
-from perfagent_server.rules.evaluator import Evaluator
-from perfagent_server.rules.utilization import LowGpuUtilization, spell_s
+from perfagent_server.engine.evaluator import Evaluator
+from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.low_gpu_utilization import LowGpuUtilization
 
 
 def test_a_loader_that_sleeps_is_told_in_words_and_figures_within_a_short_run() -> None:
@@ -20,7 +20,7 @@ def test_a_loader_that_sleeps_is_told_in_words_and_figures_within_a_short_run() 
     assert alert.finding.gain_pct == pytest.approx(83.3, abs=0.1)
     for word in ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "cache"):
         assert word in alert.finding.fix
-    assert verdict(evaluator).rule == "data_bound"
+    assert evaluator.verdict().rule == "data_bound"
 
 
 @pytest.mark.parametrize(("wait", "severity"), [(0.009, None), (0.012, "warning"), (0.025, "critical")])
@@ -57,7 +57,7 @@ def test_a_loader_that_is_slow_all_the_time_is_one_alert_however_many_steps_come
 
 
 def test_one_slow_rank_is_not_the_loader_of_all() -> None:
-    evaluator = Evaluator("r")
+    evaluator = make_evaluator()
     evaluator.window.world_size = 4
     changes = []
     for begin in range(1, 101, 10):
@@ -105,12 +105,12 @@ def test_gpus_that_are_busy_all_the_time_wait_for_no_loader(pct: float, rules: l
 def test_a_loop_without_a_loader_says_nothing_about_it() -> None:
     changes, evaluator = judge_series({"step_time_s": [0.1] * 100, "loss": [1.0] * 100})
     assert changes == []
-    assert verdict(evaluator).rule == "healthy"
+    assert evaluator.verdict().rule == "healthy"
 
 
 def _train_with_gpu(pct: float, seconds: int, *, pause: range = range(0), known: bool = True) -> tuple[list, Evaluator]:
     """One step a second, utilization sampled once a second; no steps in `pause`."""
-    evaluator = Evaluator("r")
+    evaluator = make_evaluator()
     changes = []
     for second in range(1, seconds + 1):
         columns = {"step_time_s": [1.0], "phase/data_s": [0.0], "phase/other_s": [0.7], "phase/forward_s": [0.3]}
@@ -134,7 +134,7 @@ def test_a_gpu_that_idles_for_five_minutes_is_found_with_its_cause(pct: float, s
 def _with_pauses(every: int, seconds: float) -> dict[str, float]:
     """What is named when every so many steps a checkpoint takes so long, of steps that else are half the loop's own
     code."""
-    evaluator = Evaluator("r")
+    evaluator = make_evaluator()
     changes = []
     for second in range(1, 341):
         spent = {"phase/forward_s": 0.5, "phase/other_s": 0.5}
@@ -157,7 +157,7 @@ def test_a_checkpoint_now_and_then_is_weighed_by_all_steps_and_not_by_those_that
 
 
 def test_a_gpu_that_idles_while_the_model_acts_in_its_environment_is_said_to() -> None:
-    evaluator = Evaluator("r")
+    evaluator = make_evaluator()
     changes = []
     for second in range(1, 341):
         columns = {
@@ -173,7 +173,7 @@ def test_a_gpu_that_idles_while_the_model_acts_in_its_environment_is_said_to() -
 
 
 def test_the_phases_of_a_slow_loader_s_steps_are_means_over_all_of_them() -> None:
-    evaluator = Evaluator("r")
+    evaluator = make_evaluator()
     changes = []
     for step in range(1, 41):
         columns = {"step_time_s": [0.1], "phase/data_s": [0.05]} | ({"phase/eval_s": [2.0]} if step == 10 else {})

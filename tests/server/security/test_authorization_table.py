@@ -51,6 +51,8 @@ TABLE: dict[tuple[str, str], str] = {
     ("POST", "/api/v1/channels/{channel_id}/test"): ADMIN_ONLY,
     ("GET", "/api/v1/deliveries"): READ,
     ("GET", "/api/v1/rules"): READ,
+    ("PUT", "/api/v1/rules/{rule}"): ADMIN_ONLY,
+    ("DELETE", "/api/v1/rules/{rule}"): ADMIN_ONLY,
     ("GET", "/api/v1/keys"): ADMIN_ONLY,
     ("POST", "/api/v1/keys"): ADMIN_ONLY,
     ("DELETE", "/api/v1/keys/{key_id}"): ADMIN_ONLY,
@@ -75,6 +77,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("PATCH", "/api/v1/runs/{run}"): {},
     ("POST", "/api/v1/log"): {"run": "x", "metrics": {}},
     ("POST", "/api/v1/runs/{run}/commands"): {"kind": "flush"},
+    ("PUT", "/api/v1/rules/{rule}"): {},
     ("POST", "/api/v1/keys"): {"scope": "read"},
     ("POST", "/api/v1/channels"): {"kind": "webhook", "url": "https://example.com/"},
 }

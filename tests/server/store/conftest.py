@@ -10,9 +10,9 @@ from frames import BEGIN
 
 from perfagent.wire import Frame
 from perfagent_server.database import Database, open_database
-from perfagent_server.store.compaction import Compactor
 from perfagent_server.store.interface import Receipt
 from perfagent_server.store.sql import SqlStore
+from perfagent_server.store.write.compaction import Compactor
 
 
 @dataclass(frozen=True)

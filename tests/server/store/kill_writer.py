@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 from perfagent.wire import Frame, Group
 from perfagent_server.database import open_database
-from perfagent_server.ingest.writer import Ingest
-from perfagent_server.store.compaction import CompactionPolicy, Compactor
+from perfagent_server.ingest.group_commit import Ingest
 from perfagent_server.store.sql import SqlStore
+from perfagent_server.store.write.compaction import CompactionPolicy, Compactor
 
 folder, source, first = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 database = open_database(SimpleNamespace(data=folder, database=None), reserve_bytes=1 << 12)

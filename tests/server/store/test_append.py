@@ -8,10 +8,10 @@ from frames import BEGIN, frame, rows, state
 from sqlalchemy import func, select
 
 from perfagent.wire import Event
-from perfagent_server.ingest.limits import MAX_STEP
+from perfagent.wire.limits import MAX_STEP
 from perfagent_server.store import tables
-from perfagent_server.store.compaction import trim_ledger
 from perfagent_server.store.sql import SqlStore
+from perfagent_server.store.write.compaction import trim_ledger
 
 
 def count(shelf, table) -> int:
@@ -147,7 +147,7 @@ def test_since_gives_frames_in_order_with_groups_and_events(shelf) -> None:
 
 
 def test_the_compactor_leaves_what_the_rules_have_not_judged(shelf) -> None:
-    from perfagent_server.store.compaction import Compactor
+    from perfagent_server.store.write.compaction import Compactor
 
     ids = [shelf.append(frame(seq, rows({"loss": [1.0]}, [seq])))[0].tail_id for seq in (1, 2, 3)]
     patient = Compactor(shelf.database)

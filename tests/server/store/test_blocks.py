@@ -2,7 +2,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfagent_server.store.blocks import (
+from perfagent_server.store.codec.aggregates import aggregate, decode_cells, encode_cells, places
+from perfagent_server.store.codec.blocks import (
     Samples,
     axis_key,
     decode_axis,
@@ -12,7 +13,6 @@ from perfagent_server.store.blocks import (
     encode_values,
     merged,
 )
-from perfagent_server.store.cells import aggregate, decode_cells, encode_cells, places
 
 any_bits = st.integers(0, 2**64 - 1)
 quiet = st.floats(allow_nan=True, allow_infinity=True)

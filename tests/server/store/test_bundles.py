@@ -15,9 +15,9 @@ from sqlalchemy import func, select
 
 from perfagent.errors import WireError
 from perfagent_server.store import tables
-from perfagent_server.store.bundles import BUNDLE_SERIES, Place, bundle_rows, bundled_samples, put_bundles
-from perfagent_server.store.compaction import CompactionPolicy, Compactor
+from perfagent_server.store.codec.wide_blocks import BUNDLE_SERIES, Place, bundle_rows, bundled_samples, put_bundles
 from perfagent_server.store.retention import DAY_S, Retention, RetentionPolicy
+from perfagent_server.store.write.compaction import CompactionPolicy, Compactor
 
 NAMES = [f"m{at}" for at in range(70)]
 numbers = counting()

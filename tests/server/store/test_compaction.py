@@ -9,7 +9,7 @@ from frames import BEGIN, frame, rows
 from sqlalchemy import func, select
 
 from perfagent_server.store import tables
-from perfagent_server.store.compaction import CompactionPolicy, Compactor
+from perfagent_server.store.write.compaction import CompactionPolicy, Compactor
 
 
 def count(shelf, table) -> int:

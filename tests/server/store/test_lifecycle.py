@@ -8,8 +8,8 @@ from frames import BEGIN, frame, rows, state
 from sqlalchemy import select
 
 from perfagent.wire import Event
-from perfagent_server.lifecycle import mark_lost, silent_sources
-from perfagent_server.runs import Runs
+from perfagent_server.runs.lifecycle import mark_lost, silent_sources
+from perfagent_server.runs.run_queries import Runs
 from perfagent_server.store import tables
 
 
@@ -247,7 +247,9 @@ def test_what_a_script_adds_later_is_added_and_a_new_attempt_keeps_the_name_of_t
 
 def test_what_a_person_has_set_is_not_undone_by_the_job(shelf) -> None:
     shelf.append(frame(1, state("starting", name="train", tags=["wip"])))
-    shelf.database.write(lambda connection: Runs.change(connection, "r1", name="mine", tags=["good"], notes=None))
+    shelf.database.write(
+        lambda connection: Runs.change(connection, "r1", name="mine", tags=["good"], notes=None, rules_off=None)
+    )
     context = Event(kind="context", time=BEGIN, data={"packages": {"torch": "2"}, "_set_by_people": []})
     shelf.append(frame(2, context, state("starting", name="train", tags=["wip"]), name="train"))
     shelf.append(frame(1, state("starting", name="train", tags=["wip"]), attempt=2))

@@ -1,14 +1,14 @@
 from sqlalchemy import insert, select
 
-from perfagent_server.store import appending, compaction
-from perfagent_server.store.prepared import Prepared
+from perfagent_server.store.statements import Prepared
 from perfagent_server.store.tables import ledger
+from perfagent_server.store.write import append, compaction
 
 
 def test_rows_that_come_by_the_thousand_go_to_the_driver_as_they_are(database) -> None:
     """Blocks come by the thousand: a dictionary and a list for each took as long as SQLite's own work."""
     statements = (
-        appending._new_series,
+        append._new_series,
         compaction._put_axis,
         compaction._put_block,
         compaction._put_rollup,

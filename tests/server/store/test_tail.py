@@ -6,7 +6,7 @@ import pytest
 
 from perfagent.errors import WireError
 from perfagent.wire import Group
-from perfagent_server.store.tail import last_step, pack_tail, unpack_tail, unpack_whole
+from perfagent_server.store.codec.tail import last_step, pack_tail, unpack_tail, unpack_whole
 
 _REGULAR = 1.79e9 + 0.25 * np.arange(640)
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from agent_recorded import Recording
 from builders import job_environment
+from judging import make_evaluator
 from preloaded import run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from perfagent.wire import loss_kind, metric
-from perfagent_server.rules.evaluator import Evaluator
-from perfagent_server.store.interface import Stored
+from perfagent_server.store.stored import Stored
 
 SCRIPTS = Path(__file__).with_name("scripts")
 _folders: list[tempfile.TemporaryDirectory[str]] = []
@@ -116,7 +116,7 @@ def test_a_loss_that_breaks_is_one_alert_about_the_measured_loss_however_often_i
     recording = Recording(trained("loops.py") / "nan" / "record")
     assert [step for step, value in recording.series("train/loss") if math.isnan(value)] == [39]
     assert [step for step, value in recording.series("logged/loss") if math.isnan(value)] == [39]
-    evaluator = Evaluator("r")
+    evaluator = make_evaluator()
     changes = []
     for number, (groups, events) in enumerate(recording.frames(), 1):
         changes += evaluator.take(Stored(number, "r", 1, 0, "s", number, time.time(), groups, events))

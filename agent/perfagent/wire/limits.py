@@ -1,0 +1,55 @@
+"""The limits on a frame's content: identities that fit into an address, names, steps, and how many names a run may
+have.
+
+A frame with a bad identity, or an event at a step that is none, is refused as a whole (WireError). Samples with a bad
+name or step are left out by name and counted, the rest of the frame is stored: one odd metric must not cost the others.
+"""
+
+from __future__ import annotations
+
+from perfagent.errors import WireError
+from perfagent.naming import identity_problem
+from perfagent.wire.frame import MAX_NAME_BYTES, Frame
+
+__all__ = ["MAX_NAMES_PER_RUN", "MAX_STEP", "check_frame", "name_problem", "whole"]
+
+MAX_NAMES_PER_RUN = 2000
+MAX_STEP = 2**53  # JSON numbers, and so the page, hold no larger integer exactly
+
+
+def check_frame(frame: Frame) -> None:
+    """Raises WireError if the frame cannot be stored at all."""
+    for field in ("project", "run", "source"):
+        problem = identity_problem(field, getattr(frame, field))
+        if problem is not None:
+            raise WireError(problem)
+    if not 0 <= frame.attempt <= MAX_STEP or not 0 <= frame.rank < 2**31 or not 1 <= frame.seq <= MAX_STEP:
+        raise WireError(
+            "attempt, rank and seq must be whole numbers from 0 up to 2**53 (rank: 2**31; seq: from 1), "
+            f"not {frame.attempt}, {frame.rank}, {frame.seq}"
+        )
+    for event in frame.events:
+        if event.step is not None and not 0 <= event.step <= MAX_STEP:
+            raise WireError(f"the step of an event ({event.kind[:80]}) must be from 0 to {MAX_STEP}, not {event.step}")
+
+
+def whole(value: object) -> int | None:
+    """A step, rank or count in an event, or None where it is no whole number that the tables and pages can hold."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value <= MAX_STEP else None
+
+
+def name_problem(name: str) -> str | None:
+    """Why this cannot be the name of a series; None if it can."""
+    if not name:
+        return "the name is empty"
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return "the name is not valid Unicode"
+    if size > MAX_NAME_BYTES:
+        return f"the name has {size} bytes; {MAX_NAME_BYTES} are allowed"
+    if not name.isprintable():
+        return "the name holds control characters"
+    return None

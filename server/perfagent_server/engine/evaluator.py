@@ -1,0 +1,515 @@
+"""The judge of one run: frames in, changes of alerts out. Pure, so that the engine, a backtest and the tests share it.
+
+It holds the run's window and one alert machine a rule, and can be put into bytes and back at any point between two
+frames: judging the rest from the restored one gives the same changes, with the same alert ids.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from perfagent.wire import LOSS, Event, Finding
+from perfagent.wire.limits import whole
+from perfagent_server.alerts import causes
+from perfagent_server.alerts.grouping import group
+from perfagent_server.alerts.state_machine import Change, Machine
+from perfagent_server.engine import reports
+from perfagent_server.engine.reports import REPORTED_LIFE, USER_LIFE
+from perfagent_server.rules.loss_spike import LossSpike
+from perfagent_server.rules.plan import Plan
+from perfagent_server.rules.rule import USER_ALERT, Life, Rule
+from perfagent_server.rules.step_series import PATIENCE_S
+from perfagent_server.rules.window import TERMINAL, End, Window
+from perfagent_server.store.stored import Stored
+from perfagent_server.timestamps import rfc3339
+from perfagent_server.verdict.verdict import verdict, worst_first
+
+__all__ = ["STATE_VERSION", "Evaluator"]
+
+STATE_VERSION = 2
+_MOST_OTHERS = 256
+"""Alerts that no rule of ours raises: a script that gives each of them another title must not fill the memory."""
+_SAID_S = 3600.0
+"""After that a user's alert may make room for another: it is a point in time, and nothing that goes on."""
+_MOST_ENDS = 64
+_NOTED = (LOSS, "lr")  # the window itself takes a note of each of their steps
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Evaluator:
+    """upto: the tail id of the newest frame that was judged; dropped: alerts for which there was no room.
+
+    on_failure: called with the rule and its error; judging goes on without it. None, as in tests and backtests: it is
+    raised.
+    """
+
+    def __init__(self, run: str, plan: Plan, *, on_failure: Callable[[str, Exception], None] | None = None) -> None:
+        self.plan = plan
+        self.window = Window(run, plan)
+        self.machines: dict[str, Machine] = {}
+        self.upto = 0
+        self.dropped = 0
+        self.on_failure = on_failure
+        self._clock_due: dict[str, float] = {}  # rule -> when it is judged by the clock next, server clock
+        self._older: Evaluator | None = None  # of the attempt before, for its ends that come late
+
+    # --- judging ------------------------------------------------------------------------------------------------------
+
+    def take(self, stored: Stored, *, drained: bool = False) -> list[Change]:
+        """Judges one frame. drained: it lay in a spool, and its sender is still lost."""
+        window = self.window
+        self.upto = max(self.upto, stored.id)
+        window.now = max(window.now, stored.received)
+        if stored.attempt < window.attempt:
+            return self._take_of_an_older_attempt(stored)
+        changes: list[Change] = []
+        if stored.attempt > window.attempt:
+            changes += self._restart(stored.attempt)
+            window = self.window
+        self._hear(stored.rank)
+        ends: list[Event] = []
+        for event in stored.events:
+            changes += self._take_event(stored, event, ends)
+        if stored.rank in window.lost and not drained:
+            del window.lost[stored.rank]
+            changes += self._judge_event("contact")
+        touched = window.take(stored.rank, stored.groups)
+        changes += self._judge_urgent()
+        changes += self._judge_ready(window.close(touched))
+        for event in ends:
+            changes += self._end(stored, event)
+        return changes
+
+    def _take_event(self, stored: Stored, event: Event, ends: list[Event]) -> list[Change]:
+        window = self.window
+        if event.kind == "state":
+            if event.data.get("state") in TERMINAL:
+                ends.append(event)
+            else:
+                self._begin(event)
+            return []
+        if event.kind == "finding":
+            return self._explained(stored, event) if "explains" in event.data else self._reported(stored, event)
+        if event.kind == "alert":
+            return self._by_user(stored, event)
+        if event.kind in self.plan.on_event:
+            window.note_event(stored.rank, event)
+            window.step = max(window.step, whole(event.step) or 0)
+            return self._judge_event(event.kind)
+        return []
+
+    def _take_of_an_older_attempt(self, stored: Stored) -> list[Change]:
+        """A late frame of an older start: what it says is no longer so, but how that start ended is worth an alert.
+
+        torchrun starts the job again before the last frame of a rank that ran out of memory has come.
+        """
+        if self._older is None:
+            self._older = Evaluator(self.window.run, self.plan, on_failure=self.on_failure)
+            self._older.window.attempt = stored.attempt
+        older = self._older
+        if stored.attempt != older.window.attempt:
+            return []
+        older.upto, older.window.now = self.upto, self.window.now
+        older._hear(stored.rank)
+        changes = [
+            change
+            for event in stored.events
+            if event.kind == "state" and event.data.get("state") in TERMINAL
+            for change in older._end(stored, event)
+        ]
+        return changes + older._close_all("the run was started again")
+
+    # --- by the clock -------------------------------------------------------------------------------------------------
+
+    def due(self) -> float | None:
+        """When time alone changes something, server clock: a step that waits for a slow rank, a rule that is judged by
+        the clock. None: never."""
+        window = self.window
+        times = list(self._clock_due.values()) if self._is_clocked() else []
+        waits = window.waits_until()
+        if waits is not None:
+            times.append(waits)
+        for noted in window.nonfinite.values():
+            times += [entry.time + 2 * PATIENCE_S for step in noted.fresh if (entry := noted.at(step)) is not None]
+        return min(times, default=None)
+
+    def tick(self, now: float) -> list[Change]:
+        """Time passed and nothing came: steps that waited for a slow rank are judged without it, and rules that are
+        judged by the clock."""
+        window = self.window
+        window.now = max(window.now, now)
+        changes = self._judge_urgent()
+        changes += self._judge_ready(window.close(list(window.by_step)))
+        if self._is_clocked():
+            for seconds, rule in self.plan.clocked:
+                if self._clock_due.get(rule.id, now) <= now:
+                    self._clock_due[rule.id] = now + seconds
+                    window.at = window.step
+                    changes += self._judge(rule)
+        return changes
+
+    def start_clock(self, now: float) -> None:
+        """From now on the rules that are judged by the clock are due."""
+        for seconds, rule in self.plan.clocked:
+            self._clock_due.setdefault(rule.id, now + seconds)
+
+    def _is_clocked(self) -> bool:
+        """Whether the run goes on and is heard: no rule judges the silence of a run by the clock."""
+        window = self.window
+        return bool(self.plan.clocked) and not window.ended and not (window.lost and window.heard <= window.lost.keys())
+
+    def silence(self, lost: dict[tuple[int, int], float], now: float) -> list[Change]:
+        """(attempt, rank) that fell silent, and for how many seconds they were."""
+        window = self.window
+        window.now = max(window.now, now)
+        if window.ended:
+            return []
+        window.lost.update({rank: quiet for (attempt, rank), quiet in lost.items() if attempt == window.attempt})
+        return self._judge_event("contact")
+
+    def resolve(self, alert: str, now: float, why: str) -> list[Change]:
+        """Closes one alert by hand; it opens again only after its cool-down, or at the next finding of another kind."""
+        changes = []
+        for machine in self.machines.values():
+            if machine.alert == alert:
+                change = machine.close(self.window.step, now, why)
+                if change is not None:
+                    changes.append(change)
+        self.note_firing()
+        return changes
+
+    # --- the life of the run ------------------------------------------------------------------------------------------
+
+    def _restart(self, attempt: int) -> list[Change]:
+        """A new attempt of the run began: what the older one left is no history for this one."""
+        window = self.window
+        changes = self._close_all("the run was started again")
+        if window.attempt >= 0:
+            window.forget_series()
+            self._older = Evaluator(window.run, self.plan, on_failure=self.on_failure)
+            self._older.window, self._older.machines = window, self.machines
+            self.machines = {}
+        self.window = Window(
+            window.run, self.plan, attempt=attempt, world_size=window.world_size, now=window.now, started=window.now
+        )
+        self._clock_due.clear()
+        self.start_clock(window.now)
+        return changes
+
+    def _close_all(self, why: str) -> list[Change]:
+        window = self.window
+        closed = (machine.close(window.step, window.now, why) for machine in self.machines.values())
+        changes = [change for change in closed if change is not None]
+        self.note_firing()
+        return changes
+
+    def _hear(self, rank: int) -> None:
+        window = self.window
+        if rank not in window.heard:
+            window.heard.add(rank)
+            if window.state == "finished":
+                window.state = "running"  # as lifecycle has it: those who had reported so far were not all
+
+    def _begin(self, event: Event) -> None:
+        window = self.window
+        world_size, start_step = event.data.get("world_size"), whole(event.data.get("start_step"))
+        if isinstance(world_size, int) and 0 < world_size <= 1_000_000:
+            window.world_size = max(world_size, 1)
+        if start_step is not None and start_step > window.start_step:
+            window.start_step = start_step
+
+    def _end(self, stored: Stored, event: Event) -> list[Change]:
+        window = self.window
+        state = str(event.data.get("state"))
+        earlier = [end for end in window.ends if end.rank == stored.rank]
+        # The trainer's own word comes first and says most; a watcher's only counts where it says more.
+        if any(end.state == state or (end.state != "finished" and state != "oom") for end in earlier):
+            return []
+        words = {key: str(event.data.get(key) or "")[:8000] for key in ("reason", "exception", "traceback")}
+        step = whole(event.step)
+        # A watcher knows no step. What other ranks send of later steps must not move this end.
+        time = reports.time_of(event, window.now)
+        self._note_end(End(state, stored.rank, time, window.step if step is None else step, **words))
+        window.lost.pop(stored.rank, None)
+        changes = self._judge_urgent(final=True)
+        changes += self._judge_ready(window.close(list(window.by_step)))
+        if state == "finished":
+            if not window.heard <= window.done:
+                return changes
+            changes += self._judge_ready(window.close(list(window.by_step), final=True))
+        if not window.ended or window.state == "finished":
+            window.state = state
+        changes += self._judge_event("state")
+        window.lost = {}
+        for rule, machine in self.machines.items():
+            if not self._life(rule).outlives_run:
+                machine.open_at_end = machine.open_at_end or machine.state == "firing"
+                change = machine.close(window.step, window.now, f"the run ended ({state})")
+                if change is not None:
+                    changes.append(change)
+        self.note_firing()
+        return changes
+
+    def _note_end(self, end: End) -> None:
+        """Of thousands of ranks that end those that finished say nothing of interest: they make room."""
+        window = self.window
+        window.done.add(end.rank)
+        if len(window.ends) >= _MOST_ENDS:
+            place = next((at for at, known in enumerate(window.ends) if known.state == "finished"), None)
+            if end.state == "finished" or place is None:
+                return
+            del window.ends[place]
+        window.ends.append(end)
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _judge_urgent(self, *, final: bool = False) -> list[Change]:
+        """Judges steps with non-finite values the moment they are known."""
+        changes: list[Change] = []
+        for kind, noted in self.window.nonfinite.items():
+            if not noted.fresh:
+                continue
+            fresh, noted.fresh = noted.fresh, []
+            rule = self.plan.urgent.get(kind)
+            if rule is None:
+                continue
+            for step in sorted(set(fresh), key=lambda step, kind=kind: (not self._is_measured(kind, step), step)):  # type: ignore[misc]
+                if not final and self._scaler_may_say_more(kind, step):
+                    noted.fresh.append(step)
+                    continue
+                self.window.at = step
+                changes += self._judge(rule)
+        return changes
+
+    def _is_measured(self, kind: str, step: int) -> bool:
+        """Whether it is `loss` itself, or a gradient: judged before what the script logged of the same step, or one
+        beside it."""
+        bad = self.window.nonfinite_at(kind, step)
+        return kind == "gradient" or (bad is not None and bad.leading == LOSS)
+
+    def _scaler_may_say_more(self, kind: str, step: int) -> bool:
+        """Whether a GradScaler is at work whose word on this step (skipped or not) may come with the next one. Its word
+        on `loss` comes with it."""
+        window = self.window
+        bad = window.nonfinite_at(kind, step)
+        if bad is None or window.now - bad.time > 2 * PATIENCE_S or (kind == "loss" and bad.leading == LOSS):
+            return False
+        words = [
+            series
+            for name in ("amp/skipped", "amp/scale")
+            if (series := window.by_step.get(name)) is not None and series.steps
+        ]
+        return bool(words) and all(series.steps[-1] <= step for series in words)
+
+    def _judge_ready(self, names: Iterable[str]) -> list[Change]:
+        window, plan = self.window, self.plan
+        changes: list[Change] = []
+        for name in names:
+            if name not in window.by_step:  # readings over time, and families
+                window.at = window.step
+                for rule in (*plan.on_time.get(name, ()), *plan.on_step.get(name, ())):
+                    changes += self._judge(rule)
+                continue
+            rules = plan.rules_on(name, window.loss_name)
+            if name not in _NOTED and not any(self._wants(rule) for rule in rules):
+                window.by_step[name].show_all()
+                continue
+            while window.advance(name):
+                for rule in rules:
+                    changes += self._judge_step(rule, name)
+        return changes
+
+    def _judge_step(self, rule: Rule, name: str) -> list[Change]:
+        if not rule.urgent:
+            return self._judge(rule)
+        # Steps with a bad value were judged when they came; here it counts that this one has none.
+        window = self.window
+        is_finite = window.nonfinite_at(rule.urgent, window.at) is None
+        return self._observe(rule, None) if self._wants(rule) and is_finite and self._heals(rule, name) else []
+
+    def _heals(self, rule: Rule, name: str) -> bool:
+        """Whether a finite value of this series says that the alert's trouble is over: of losses only the one it is
+        about."""
+        machine = self.machines.get(rule.id)
+        if rule.urgent != "loss" or machine is None or machine.finding is None:
+            return True
+        return bool(machine.finding.evidence.get("series", LOSS) == name)
+
+    def _wants(self, rule: Rule) -> bool:
+        """Whether a rule has something to say about single steps: one that judges urgently has, only while an alert is
+        open."""
+        if not rule.urgent:
+            return True
+        machine = self.machines.get(rule.id)
+        return machine is not None and machine.state != "inactive"
+
+    def _judge_event(self, kind: str) -> list[Change]:
+        self.window.at = self.window.step
+        return [change for rule in self.plan.on_event.get(kind, ()) for change in self._judge(rule)]
+
+    def _judge(self, rule: Rule) -> list[Change]:
+        """Runs a rule at the step window.at. If it raises, it has not judged this step: its findings at other steps
+        stay, and the other rules go on."""
+        try:
+            found = rule.judge(self.window)
+        except Exception as error:
+            if self.on_failure is None:
+                raise
+            self.on_failure(rule.id, error)
+            return []
+        return self._observe(rule, found)
+
+    # --- alerts -------------------------------------------------------------------------------------------------------
+
+    def _observe(self, rule: Rule, found: Finding | None) -> list[Change]:
+        if found is not None and self.window.ended and not rule.life.outlives_run:
+            return []  # nobody would resolve it any more
+        return self._carry(rule.id, rule.life, found, self.window.at)
+
+    def _carry(self, key: str, life: Life, found: Finding | None, step: int) -> list[Change]:
+        window = self.window
+        machine = self.machines.get(key)
+        changes: list[Change] = []
+        if machine is None:
+            room = self._make_room() if key not in self.plan.rules else []
+            if room is None:
+                self.dropped += 1
+                return []
+            changes += room
+            machine = self.machines[key] = Machine(key)
+        if found is not None and found.since is None:
+            found.since = rfc3339(self._time_of(step, found.evidence.get("series")))
+        change = machine.observe(life, found, step, window.now, f"{window.run}\n{window.attempt}\n{self.upto}")
+        if change is None:
+            return changes
+        change = group(change, key, self.machines, self.plan.rules)
+        if change.kind in ("fire", "reopen"):
+            causes.join(window.reported, change.finding)
+        self.note_firing()
+        return [*changes, change]
+
+    def _make_room(self) -> list[Change] | None:
+        """Room for one more alert that is none of our rules'; None when there is none. First goes what is over, oldest
+        first, then what a user said long ago."""
+        window = self.window
+        others = [machine for key, machine in self.machines.items() if key not in self.plan.rules]
+        if len(others) < _MOST_OTHERS:
+            return []
+        done = [machine for machine in others if machine.state == "inactive"] or [
+            machine for machine in others if machine.rule.startswith(USER_ALERT) and window.now - machine.hit > _SAID_S
+        ]
+        if not done:
+            return None
+        oldest = min(done, key=lambda machine: machine.hit)
+        del self.machines[oldest.rule]
+        change = oldest.close(window.step, window.now, "newer ones took its place")
+        return [] if change is None else [change]
+
+    def note_firing(self) -> None:
+        """Tells the window which alerts are open."""
+        self.window.firing = {key for key, machine in self.machines.items() if machine.state == "firing"}
+
+    def _life(self, key: str) -> Life:
+        if key.startswith(USER_ALERT):
+            return USER_LIFE
+        return self.plan.rules[key].life if key in self.plan.rules else REPORTED_LIFE
+
+    def _time_of(self, step: int, series: str | None) -> float:
+        """When a step was, by the clock of who measured it (first that of the series in question); else the server's
+        own."""
+        for name in (series or LOSS, LOSS, "step_time_s"):
+            found = self.window.by_step.get(name)
+            if found is not None and found.steps and found.steps[-1] >= step:
+                return found.times[bisect_left(found.steps, step)]
+        return self.window.now
+
+    # --- what the agent and the user say ------------------------------------------------------------------------------
+
+    def _reported(self, stored: Stored, event: Event) -> list[Change]:
+        found = reports.of_the_agent(event, stored.rank, self.window.now, self.window.step)
+        if found is None:
+            return []
+        return self._carry(found.rule, self._life(found.rule), found, found.since_step or self.window.step)
+
+    def _explained(self, stored: Stored, event: Event) -> list[Change]:
+        """What an agent found out about an alert that is open, or that will be: it becomes part of its evidence."""
+        cause = causes.cause_of(event.data, stored.rank, reports.step_of(self.window.step, event.step))
+        if cause is None:
+            return []
+        for rule in cause["explains"]:
+            machine = self.machines.get(rule)
+            if machine is None or machine.state != "firing" or machine.finding is None or machine.absorbed:
+                continue
+            if causes.join([cause], machine.finding):
+                return [Change("update", machine.alert, machine.finding, self.window.step, self.window.now)]
+            return []
+        self.window.reported = [*self.window.reported, cause][-causes.MOST :]
+        return []
+
+    def _by_user(self, stored: Stored, event: Event) -> list[Change]:
+        """run.alert(title, text, level): fires at once; the same title not again within a minute."""
+        window, key = self.window, reports.user_key(event)
+        machine = self.machines.get(key)
+        changes: list[Change | None] = []
+        if machine is not None and machine.state == "firing":
+            if window.now - machine.hit < USER_LIFE.cooldown_s:
+                return []
+            changes.append(machine.close(window.step, window.now, "said again"))
+            machine.resolved = machine.resolved_step = None  # no cool-down: what is said again fires again
+        found = reports.of_the_user(event, stored.rank, window.now, window.step)
+        changes += self._carry(key, USER_LIFE, found, found.since_step or 0)
+        if window.ended and key in self.machines:  # said by a rank that outlived the run, or late: sent, and over
+            changes.append(self.machines[key].close(window.step, window.now, f"the run ended ({window.state})"))
+            self.note_firing()
+        return [change for change in changes if change is not None]
+
+    # --- for the verdict ----------------------------------------------------------------------------------------------
+
+    def findings(self) -> list[Finding]:
+        """What is so now, worst first; for a run that ended also what was so at its end, or most of the time it ran."""
+        found = [
+            machine.finding
+            for machine in self.machines.values()
+            if machine.state == "firing" and machine.finding is not None
+        ]
+        if self.window.ended:
+            known = {finding.rule for finding in found}
+            found += [
+                one
+                for machine in self.machines.values()
+                if (one := machine.held()) is not None and one.rule not in known
+            ]
+        return worst_first(found, self.plan.rules)
+
+    def verdict(self, *, lost: bool = False) -> Finding:
+        """lost: nothing is heard of the run any more."""
+        spike = self.machines.get(LossSpike.id)
+        jump = spike.finding if spike is not None and spike.state != "firing" else None
+        return verdict(self.window, self.findings(), jump=jump, lost=lost)
+
+    # --- persistence --------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        machines = {key: machine.snapshot() for key, machine in self.machines.items()}
+        older = None if self._older is None else self._older.snapshot()
+        return _encoder.encode(
+            {"upto": self.upto, "window": self.window.snapshot(), "machines": machines, "older": older}
+        )
+
+    @classmethod
+    def restore(
+        cls, data: bytes, plan: Plan, *, on_failure: Callable[[str, Exception], None] | None = None
+    ) -> Evaluator:
+        state: dict[str, Any] = msgspec.msgpack.decode(data, strict=False)
+        judge = cls(state["window"]["run"], plan, on_failure=on_failure)
+        judge.upto = state["upto"]
+        judge.window = Window.restore(state["window"], plan)
+        judge.machines = {key: Machine.restore(entry) for key, entry in state["machines"].items()}
+        if state["older"] is not None:
+            judge._older = cls.restore(state["older"], plan, on_failure=on_failure)
+        return judge

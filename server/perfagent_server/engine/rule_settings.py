@@ -1,0 +1,144 @@
+"""The rules of each project: their own thresholds, then `rules.toml` of the data folder, then what was set by API.
+
+One function of project and run (`plan_of`) gives the rules that judge, to the engine, the verdict and the API alike.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, delete, select
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+from perfagent.errors import ConfigError
+from perfagent_server.database import Database
+from perfagent_server.rules.catalogue import Overrides, all_rules, overridden, rules_for
+from perfagent_server.rules.plan import Plan
+from perfagent_server.rules.rule import Rule
+from perfagent_server.store.tables import rule_setting
+
+__all__ = ["RULES_FILE", "RuleSettings", "read_rules_file"]
+
+RULES_FILE = "rules.toml"
+ALL_PROJECTS = ""
+_MOST_PLANS = 1000  # that are kept; another project's is made when it is asked for
+
+
+class RuleSettings:
+    """file: rules.toml. Raises ConfigError when it is not what it should be."""
+
+    def __init__(self, database: Database, file: Path) -> None:
+        self._database = database
+        self._of_file = read_rules_file(file)
+        self._lock = threading.Lock()
+        self._of_api: dict[str, dict[str, dict[str, Any]]] = {}  # project -> rule -> settings
+        self._plans: dict[tuple[str, tuple[str, ...]], Plan] = {}
+        self._load()
+
+    def plan_of(self, project: str, off: Sequence[str] = ()) -> Plan:
+        """The rules that judge a run of this project. off: those that are switched off for the run."""
+        key = project, tuple(sorted(off))
+        with self._lock:
+            if key not in self._plans:
+                if len(self._plans) >= _MOST_PLANS:
+                    self._plans.clear()
+                self._plans[key] = Plan(rules_for(*self._overrides(project), off=off))
+            return self._plans[key]
+
+    def rules_of(self, project: str) -> list[tuple[Rule, bool]]:
+        """Every rule with the thresholds of this project, and whether it is switched on."""
+        with self._lock:
+            overrides = self._overrides(project)
+        found = []
+        for rule in all_rules():
+            settings: dict[str, Any] = {}
+            for one in overrides:
+                settings.update(one.get(rule.id, {}))
+            enabled = bool(settings.pop("enabled", True))
+            found.append((overridden(rule, settings), enabled))
+        return found
+
+    def check(self, rule: str, settings: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a rule or a setting that there is not."""
+        _checked({rule: settings})
+
+    def put(self, connection: Connection, project: str, rule: str, settings: Mapping[str, Any]) -> None:
+        """Sets a rule for a project, or for all (""), in the caller's transaction; call changed() behind it."""
+        self.check(rule, settings)
+        make = postgresql_insert if connection.dialect.name == "postgresql" else sqlite_insert
+        values = {"project": project, "rule": rule, "settings": json.dumps(dict(settings))}
+        statement = make(rule_setting).values(**values)
+        update = {"settings": statement.excluded.settings}
+        connection.execute(statement.on_conflict_do_update(index_elements=["project", "rule"], set_=update))
+
+    def drop(self, connection: Connection, project: str, rule: str) -> bool:
+        """Takes back what was set by API; whether there was anything. Call changed() behind it."""
+        its = (rule_setting.c.project == project) & (rule_setting.c.rule == rule)
+        return bool(connection.execute(delete(rule_setting).where(its)).rowcount)
+
+    def changed(self) -> None:
+        """Reads the table anew; plans are made anew when they are asked for."""
+        self._load()
+
+    def _load(self) -> None:
+        with self._database.read() as connection:
+            rows = connection.execute(select(rule_setting)).all()
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for row in rows:
+            found.setdefault(row.project, {})[row.rule] = json.loads(row.settings)
+        with self._lock:
+            self._of_api = found
+            self._plans.clear()
+
+    def _overrides(self, project: str) -> list[Overrides]:
+        """From the weakest to the strongest."""
+        return [
+            self._of_file.get(ALL_PROJECTS, {}),
+            self._of_api.get(ALL_PROJECTS, {}),
+            self._of_file.get(project, {}) if project else {},
+            self._of_api.get(project, {}) if project else {},
+        ]
+
+
+def read_rules_file(file: Path) -> dict[str, Overrides]:
+    """Project -> rule -> settings; "" is all projects. A file that is not there sets nothing. Raises ConfigError."""
+    try:
+        text = file.read_text("utf-8")
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is no TOML: {error}") from error
+    projects = found.pop("projects", {})
+    if not isinstance(projects, dict):
+        raise ConfigError(f"{file}: `projects` must be tables of rules, such as [projects.NAME.loss_spike]")
+    try:
+        return {ALL_PROJECTS: _checked(found), **{name: _checked(rules) for name, rules in projects.items()}}
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def _checked(rules: Any) -> Overrides:
+    """The settings, if every rule and threshold in them exists."""
+    if not isinstance(rules, Mapping):
+        raise ConfigError(f"expected tables of rules, such as [loss_spike], not {rules!r:.80}")
+    known = {rule.id: rule for rule in all_rules()}
+    for name, settings in rules.items():
+        if name not in known:
+            raise ConfigError(f"there is no rule {name!r:.80}; there are {', '.join(known)}")
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"{name} must be a table of settings, not {settings!r:.80}")
+        rest = dict(settings)
+        if not isinstance(rest.pop("enabled", True), bool):
+            raise ConfigError(f"{name}.enabled must be true or false, not {settings['enabled']!r:.80}")
+        overridden(known[name], rest)
+    return rules

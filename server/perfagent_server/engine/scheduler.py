@@ -1,0 +1,525 @@
+"""The rules thread: it judges what was committed and writes what follows from it.
+
+It reads the tail from its cursor, has each run's evaluator judge its frames in order, and writes everything that one
+round caused in ONE transaction: alert rows, their deliveries, the snapshot of each run concerned. Killed before that
+commit, it judges the same frames again from the same snapshots and comes to the same alerts with the same ids; killed
+after it, the snapshots say (`upto`) which frames are behind them. Nothing is sent twice, nothing is forgotten.
+
+Between two rounds, also while it is behind, the thread does what is due by time: runs in which time alone changes
+something (a heap of due times), sources that fell silent, and a piece of a checkpoint. The tail keeps what lies beyond
+the cursor, so that a kill costs the judging of some seconds again, and no alert.
+
+No frame and no rule stops the others. A rule that raises is left out at that step. A frame that cannot be judged, and an
+alert that no table takes, is passed over, counted and logged once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+
+from perfagent.wire import Alert, Finding, healthy
+from perfagent_server.alerts import tables
+from perfagent_server.alerts.state_machine import Change
+from perfagent_server.database import Database, StorageError
+from perfagent_server.engine.checkpoints import Checkpoints, load_cursor, save_snapshots
+from perfagent_server.engine.evaluator import Evaluator
+from perfagent_server.engine.evaluators import Evaluators, PlanOf
+from perfagent_server.engine.silence import Silence, Silent
+from perfagent_server.rules.catalogue import all_rules, rules_for
+from perfagent_server.rules.lost_contact import LostContact
+from perfagent_server.rules.plan import Plan
+from perfagent_server.runs import lifecycle
+from perfagent_server.store.interface import MetricStore
+from perfagent_server.store.stored import Stored
+from perfagent_server.store.tables import run as runs
+from perfagent_server.store.tables import source
+
+__all__ = ["CHECKPOINT_S", "MOST_LAG_FRAMES", "Engine", "Listener", "default_plan"]
+
+log = logging.getLogger("perfagent.server")
+
+CHECKPOINT_S = 2.0
+MOST_LAG_FRAMES = 100_000
+"""So many frames the rules may be behind; then agents are told to send again later."""
+_BATCH = 256  # frames judged between two commits
+_BATCH_BYTES = 8 * 2**20  # as stored
+_IDLE_WAIT_S = 1.0
+_LAG_EVERY_S = 1.0
+_AGAIN_S = 1.0  # when what could not be judged by the clock is tried again
+_MOST_SAID = 1000  # kinds of trouble that are remembered as logged
+
+
+class Listener(Protocol):
+    """Who shows alerts live (live.Hub)."""
+
+    def publish_alert(self, alert: Alert) -> None: ...
+
+
+_default = Plan(rules_for())
+
+
+def default_plan(_project: str, _off: Sequence[str]) -> Plan:
+    """Every rule with its own thresholds."""
+    return _default
+
+
+class Engine:
+    """start() and stop() the thread; wake() after each commit; run_once() does one round by hand (tests, backtests).
+
+    plan_of: the rules of a run. link: the address of a run's page, for webhooks. on_deliveries: called after deliveries
+    were written (wakes the outbox); on_states: with the runs that were just called lost; on_fire: with each finding
+    that became an alert. clock: wall clock, Unix seconds; monotonic: measures silence, so that a jump of the wall clock
+    looks like nothing.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        store: MetricStore,
+        hub: Listener | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        plan_of: PlanOf = default_plan,
+        link: Callable[[str], str] = "http://127.0.0.1:8420/run/{}".format,
+        on_deliveries: Callable[[], None] | None = None,
+        on_states: Callable[[list[str]], None] | None = None,
+        on_fire: Callable[[str, Finding], None] | None = None,
+        checkpoint_s: float = CHECKPOINT_S,
+    ) -> None:
+        self._database, self._store, self._hub = database, store, hub
+        self._clock, self._monotonic, self._link = clock, monotonic, link
+        self.on_deliveries, self.on_states, self.on_fire = on_deliveries, on_states, on_fire
+        self._lock = threading.RLock()  # evaluators: the thread judges, routes read verdicts
+        self.evaluators = Evaluators(database, store, plan_of, on_failure=self._pass_over)
+        self.checkpoints = Checkpoints(lambda job: self._database.write(job, essential=True), every_s=checkpoint_s)
+        self.checkpoints.due = monotonic()
+        self.silence = Silence(database, monotonic, after_s=LostContact().after_s)
+        self._dirty: set[str] = set()  # runs whose snapshot is older than their evaluator
+        self._heap: list[tuple[float, str]] = []  # when time alone changes something in a run, server clock
+        self._due_of: dict[str, float] = {}  # run -> its entry of the heap that counts
+        self._next_lag = monotonic()
+        self._started = clock()
+        self._said: set[tuple[str, str]] = set()  # run and what was passed over in it, logged already
+        self._seen: int | None = None  # tail id judged in memory; None before the first round
+        self._event = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        # passed_over: frames, judgements of a rule, and changes of alerts; dropped_alerts: of users, for which there
+        # was no room; lag_frames, lag_s: how far behind the newest frame the rules are
+        self.counters: dict[str, float] = {
+            "frames": 0, "rounds": 0, "alerts": 0, "checkpoints": 0, "failures": 0, "runs_in_memory": 0, "passed_over": 0,
+            "dropped_alerts": 0, "lag_frames": 0, "lag_s": 0.0,
+        }  # fmt: skip
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="perfagent-rules", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Judges what is there, writes a last checkpoint and ends the thread."""
+        self._stopping = True
+        self._event.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+            self._thread = None
+
+    def wake(self) -> None:
+        """There may be something new. Cheap; called on the writer thread after each commit."""
+        self._event.set()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs; true for one that was not started, or is stopped on purpose."""
+        return self._thread is None or self._thread.is_alive()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether ingest must wait for the rules."""
+        return self.counters["lag_frames"] > MOST_LAG_FRAMES
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._stopping:
+            self._event.wait(_IDLE_WAIT_S if pause == 0 else pause)
+            self._event.clear()
+            try:
+                self._work()
+                pause = 0.0
+            except Exception as error:  # noqa: BLE001 - the rules must outlive a full disk and a frame nobody foresaw; it is counted and said
+                pause = min(max(1.0, 2 * pause), 30.0)
+                self._failed(error, pause)
+        with suppress(StorageError):
+            self.checkpoint()
+
+    def _work(self) -> None:
+        """Rounds until everything is judged, and between them what is due by time."""
+        while not self._stopping:
+            judged = self.run_once()
+            if self._monotonic() >= self.silence.due:
+                self.look_for_silence()
+            self._checkpoint_piece()
+            if judged == 0:
+                break
+        while self.checkpoints.is_under_way and not self._stopping and not self._event.is_set():
+            self._checkpoint_piece()
+
+    def _failed(self, error: Exception, pause: float) -> None:
+        self.counters["failures"] += 1
+        if isinstance(error, StorageError):
+            log.warning("the rules wait %.0f s for the database: %s", pause, error)
+        else:
+            log.error("judging failed, tried again in %.0f s", pause, exc_info=error)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops everything that is only in memory: the next round starts from what the tables say."""
+        with self._lock:
+            for run in list(self.evaluators.in_memory):
+                self.evaluators.drop(run)
+            self._dirty.clear()
+            self._heap.clear()
+            self._due_of.clear()
+            self.checkpoints.forget(0)
+            self._seen = None
+
+    # --- one round ----------------------------------------------------------------------------------------------------
+
+    def run_once(self) -> int:
+        """Judges what came since the last round; how many frames that were. Everything it causes is committed on
+        return."""
+        with self._lock:
+            if self._seen is None:
+                with self._database.read() as connection:
+                    self._seen = self.checkpoints.saved = load_cursor(connection)
+            batch = self._store.since(self._seen, _BATCH, _BATCH_BYTES)
+            moment, now = self._monotonic(), self._clock()
+            self._load({stored.run for stored in batch}, batch)
+            changes: list[tuple[str, Change]] = []
+            drained = self._still_lost(batch)
+            for stored in batch:
+                changes += self._take(stored, moment, drained=stored.source in drained)
+            changes += self._tick_due(now)
+            if moment >= self._next_lag:
+                self._next_lag = moment + _LAG_EVERY_S
+                self._note_lag(batch, now)
+            if changes:
+                self._commit(changes)
+            if batch:
+                self._seen = batch[-1].id
+                self.counters["frames"] += len(batch)
+                self.counters["rounds"] += 1
+            return len(batch)
+
+    def _take(self, stored: Stored, moment: float, *, drained: bool) -> list[tuple[str, Change]]:
+        judge = self.evaluators.in_memory.get(stored.run)
+        if judge is None or stored.id <= judge.upto:
+            return []  # the run is deleted, or the snapshot was taken after this frame
+        changes = self._judged(stored.run, "a frame", lambda: judge.take(stored, drained=drained))
+        judge.upto = stored.id  # also of one that was passed over
+        self.counters["dropped_alerts"] += judge.dropped
+        judge.dropped = 0
+        self.evaluators.in_memory.move_to_end(stored.run)
+        self.evaluators.moved[stored.run] = moment
+        self._dirty.add(stored.run)
+        if not drained:
+            by_itself = not stored.source.startswith(lifecycle.JSON_SOURCE)
+            fresh = stored.received >= self._started
+            self.silence.note(stored.source, stored.received, moment, by_itself=by_itself, fresh=fresh)
+        self._schedule(stored.run, judge)
+        return changes
+
+    def _still_lost(self, batch: Sequence[Stored]) -> set[str]:
+        """The sources of these frames that were called lost and are: what is found in the spool of a dead process is no
+        sign of life. Which frames are one, lifecycle has said when it stored them."""
+        judges = self.evaluators.in_memory
+        asked = {one.source for one in batch if one.run in judges and one.rank in judges[one.run].window.lost}
+        if not asked:
+            return set()
+        with self._database.read() as connection:
+            still = select(source.c.id).where(source.c.id.in_(asked), source.c.state == "lost")
+            return set(connection.execute(still).scalars())
+
+    def _note_lag(self, batch: Sequence[Stored], now: float) -> None:
+        behind = len(batch) >= _BATCH
+        newest = self._store.newest_id() if behind else 0
+        self.counters["lag_frames"] = max(0, newest - batch[-1].id) if behind else 0
+        self.counters["lag_s"] = round(max(0.0, now - batch[-1].received), 3) if behind else 0.0
+
+    # --- what time alone changes --------------------------------------------------------------------------------------
+
+    def _schedule(self, run: str, judge: Evaluator) -> None:
+        due = judge.due()
+        if due is None:
+            self._due_of.pop(run, None)
+        elif self._due_of.get(run) != due:
+            self._due_of[run] = due
+            heapq.heappush(self._heap, (due, run))
+
+    def _tick_due(self, now: float) -> list[tuple[str, Change]]:
+        changes: list[tuple[str, Change]] = []
+        while self._heap and self._heap[0][0] <= now:
+            due, run = heapq.heappop(self._heap)
+            judge = self.evaluators.in_memory.get(run)
+            if judge is None or self._due_of.get(run) != due:
+                continue  # another time counts by now
+            del self._due_of[run]
+            found = self._judged(run, "a tick", lambda judge=judge: judge.tick(now))  # type: ignore[misc]
+            changes += found
+            if found:
+                self._dirty.add(run)
+            self._schedule(run, judge)
+            if self._due_of.get(run, now + 1) <= now:  # it could not be judged: not again at once
+                self._due_of[run] = now + _AGAIN_S
+                heapq.heappush(self._heap, (self._due_of[run], run))
+        return changes
+
+    def look_for_silence(self) -> None:
+        """One look at the sources (the thread does it every two seconds)."""
+        found = self.silence.look()
+        if not found:
+            return
+        while self.run_once() and not self._stopping:
+            pass  # what is committed but not yet judged may be the sign of life
+        with self._lock:
+            self._call_lost([one for one in found if not self._was_heard(one)])
+
+    def _was_heard(self, one: Silent) -> bool:
+        return self.silence.quiet_s(one.source) < one.quiet_s
+
+    def _call_lost(self, found: Sequence[Silent]) -> None:
+        silent: dict[str, dict[tuple[int, int], float]] = {}
+        for one in found:
+            if one.heartbeat:
+                silent.setdefault(one.run, {})[one.attempt, one.rank] = one.quiet_s
+        self._load(silent)
+        now = self._clock()
+        changes: list[tuple[str, Change]] = []
+        for run, ranks in silent.items():
+            judge = self.evaluators.in_memory.get(run)
+            if judge is not None:
+                changes += self._judged(run, "the silence", lambda judge=judge, ranks=ranks: judge.silence(ranks, now))  # type: ignore[misc]
+                self._dirty.add(run)
+        lost: list[str] = []
+
+        def mark(connection: Connection) -> None:
+            lost[:] = lifecycle.mark_lost(connection, [one.source for one in found])
+
+        self._commit(changes, mark)
+        if lost and self.on_states is not None:
+            self.on_states(lost)
+
+    # --- what cannot be judged or written -----------------------------------------------------------------------------
+
+    def _judged(self, run: str, what: str, judging: Callable[[], list[Change]]) -> list[tuple[str, Change]]:
+        """What a run's evaluator makes of something. What it cannot judge is passed over."""
+        try:
+            return [(run, change) for change in judging()]
+        except Exception as error:  # noqa: BLE001 - one frame must not stop the others
+            self._pass_over(run, what, error)
+            return []
+
+    def _pass_over(self, run: str, what: str, error: Exception) -> None:
+        self.counters["passed_over"] += 1
+        if (run, what) not in self._said:
+            if len(self._said) >= _MOST_SAID:
+                self._said.clear()
+            self._said.add((run, what))
+            log.error("%s of run %s is passed over, and so is what fails in this way later", what, run, exc_info=error)
+
+    def _snapshots(self, names: Iterable[str]) -> dict[str, bytes]:
+        taken = {}
+        for run in names:
+            judge = self.evaluators.in_memory.get(run)
+            try:
+                if judge is not None:
+                    taken[run] = judge.snapshot()
+            except Exception as error:  # noqa: BLE001 - one run's state; it is rebuilt after a restart
+                self._pass_over(run, "the state", error)
+        return taken
+
+    def _commit(self, changes: list[tuple[str, Change]], also: Callable[[Connection], object] | None = None) -> None:
+        """Alerts, deliveries and the snapshots of the runs concerned, in one transaction. Where a table does not take
+        one of them, each is written by itself, so that it costs no other."""
+        snapshots = self._snapshots(sorted({run for run, _ in changes}))
+        try:
+            try:
+                self._write(changes, snapshots, also)
+            except Exception as error:
+                if not _is_of_the_rows(error):
+                    raise
+                self._write_apart(changes, snapshots, also)
+        except BaseException:
+            self.forget()  # the evaluators have moved on from what the tables say
+            raise
+
+    def _write_apart(
+        self,
+        changes: list[tuple[str, Change]],
+        snapshots: dict[str, bytes],
+        also: Callable[[Connection], object] | None,
+    ) -> None:
+        """A kill between them has the rest written after the restart: a row that is there already is not written, nor
+        sent, again."""
+        for run, change in changes:
+            try:
+                self._write([(run, change)], {}, None)
+            except Exception as error:
+                if not _is_of_the_rows(error):
+                    raise
+                self._pass_over(run, f"an alert ({change.finding.rule})", error)
+        self._write([], snapshots, also)
+
+    def _write(
+        self,
+        changes: list[tuple[str, Change]],
+        snapshots: dict[str, bytes],
+        also: Callable[[Connection], object] | None,
+    ) -> None:
+        now = self._clock()
+
+        def job(connection: Connection) -> tuple[list[Alert], int]:
+            if also is not None:
+                also(connection)
+            written, deliveries = tables.apply(connection, changes, now, self._link)
+            save_snapshots(connection, snapshots)
+            return written, deliveries
+
+        alerts, deliveries = self._database.write(job, essential=True)
+        self._dirty.difference_update(snapshots)
+        self.counters["alerts"] += sum(1 for _, change in changes if change.kind == "fire")
+        if deliveries and self.on_deliveries is not None:
+            self.on_deliveries()
+        if self.on_fire is not None:
+            for run, change in changes:
+                if change.kind == "fire":
+                    self.on_fire(run, change.finding)
+        if self._hub is not None:
+            for alert in alerts:
+                self._hub.publish_alert(alert)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        """A whole checkpoint, now."""
+        with self._lock:
+            if not self.checkpoints.is_under_way:
+                self.checkpoints.due = self._monotonic()
+            self._checkpoint_piece()
+            while self.checkpoints.is_under_way:
+                self._checkpoint_piece()
+
+    def _checkpoint_piece(self) -> None:
+        """The next piece of the checkpoint that is under way, or the first of one that is due."""
+        with self._lock:
+            begun = self._monotonic()
+            points = self.checkpoints
+            if not points.is_under_way:
+                if begun < points.due or self._seen is None:
+                    return
+                if not self._dirty and self._seen <= points.saved:
+                    self._evict(begun)
+                    points.plan_next(begun)
+                    return
+                points.begin(self._dirty, self._seen)
+            names = points.next_piece()
+            snapshots = self._snapshots(names)
+            complete = points.write_piece(snapshots)
+            self._dirty.difference_update(names)
+            points.took_s += self._monotonic() - begun
+            if complete:
+                self.counters["checkpoints"] += 1
+                self._evict(begun)
+                points.plan_next(self._monotonic())
+
+    def _evict(self, moment: float) -> None:
+        for run in self.evaluators.evict(moment, self._dirty):
+            self._due_of.pop(run, None)
+        self.counters["runs_in_memory"] = len(self.evaluators.in_memory)
+
+    def _load(self, wanted: Iterable[str], batch: Sequence[Stored] = ()) -> None:
+        for run in self.evaluators.load(wanted, self._monotonic(), self._clock(), batch):
+            self._schedule(run, self.evaluators.in_memory[run])
+
+    # --- for routes ---------------------------------------------------------------------------------------------------
+
+    def verdict(self, run: str) -> Finding:
+        """Healthy, or the one thing that holds the run back."""
+        with self._lock:
+            judge = self._judge_of(run)
+            if judge is None:
+                return healthy("Nothing is known of this run yet.")
+            with self._database.read() as connection:
+                state = connection.execute(select(runs.c.state).where(runs.c.id == run)).scalar()
+            return judge.verdict(lost=state == "lost")
+
+    def findings(self, run: str) -> list[Finding]:
+        """Everything that the rules find now, worst first; for a run that ended also what held most of the time."""
+        with self._lock:
+            judge = self._judge_of(run)
+            return judge.findings() if judge is not None else []
+
+    def resolve(self, run: str, alert: str, why: str) -> bool:
+        """Closes an alert by hand. False when its run has no such alert open."""
+        with self._lock:
+            judge = self._judge_of(run)
+            if judge is None:
+                return False
+            changes = judge.resolve(alert, self._clock(), why)
+            if changes:
+                self._commit([(run, change) for change in changes])
+            return bool(changes)
+
+    def reload(self, run: str | None = None) -> None:
+        """The rules of a run, or of all, have changed: it is written down, and loaded anew with its rules when it
+        moves. What a rule that is switched off had found is resolved."""
+        with self._lock:
+            for name in [run] if run is not None else list(self.evaluators.in_memory):
+                self._load([name])
+                snapshots = self._snapshots([name])
+                self._database.write(partial(save_snapshots, snapshots=snapshots), essential=True)
+                self.drop(name)
+                changes = self._without_rules(name)
+                if changes:
+                    self._commit(changes)
+
+    def _without_rules(self, run: str) -> list[tuple[str, Change]]:
+        """Resolves the alerts of rules that no longer judge this run."""
+        judge = self._judge_of(run)
+        if judge is None:
+            return []
+        now, ours = self._clock(), {rule.id for rule in all_rules()}
+        off = [machine for key, machine in judge.machines.items() if key in ours and key not in judge.plan.rules]
+        return [(run, change) for one in off for change in judge.resolve(one.alert, now, "the rule was switched off")]
+
+    def drop(self, run: str) -> None:
+        """Forgets a run that was deleted."""
+        with self._lock:
+            self.evaluators.drop(run)
+            self._dirty.discard(run)
+            self._due_of.pop(run, None)
+
+    def _judge_of(self, run: str) -> Evaluator | None:
+        self._load([run])
+        return self.evaluators.in_memory.get(run)
+
+
+def _is_of_the_rows(error: Exception) -> bool:
+    """Whether a write failed for what was to be written, and will fail again; and not for the database of this
+    moment."""
+    if isinstance(error, DBAPIError):
+        return isinstance(error, (DataError, IntegrityError))
+    return not isinstance(error, (StorageError, sqlite3.Error, OSError, MemoryError))

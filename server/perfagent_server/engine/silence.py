@@ -1,0 +1,110 @@
+"""Which sources have fallen silent, by the monotonic clock.
+
+Silence is measured between two looks at the same stored contact, so that no jump of a wall clock and no downtime of
+this server can look like it. A look reads only sources that are in contact, whatever the number of those that were lost
+long ago.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import select
+
+from perfagent_server.database import Database
+from perfagent_server.store.tables import source
+
+__all__ = ["GRACE_S", "Silence", "Silent"]
+
+GRACE_S = 60.0
+"""Of uptime, before a source is called lost that was not heard since the start: agents need time to find a server that
+came back."""
+_EVERY_S = 2.0
+# A program without an agent sends when it has something, which may be once an epoch: it is called lost (without an
+# alert: most such programs just end) after ten times its longest pause, once there were pauses enough to know.
+_PAUSES_KNOWN = 10
+_PAUSES_TIMES = 10.0
+_LEAST_SILENCE_S = 120.0
+_UNKNOWN_SILENCE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A source that was just found silent. heartbeat: it sends by itself, so its silence raises an alert."""
+
+    source: str
+    run: str
+    attempt: int
+    rank: int
+    quiet_s: float
+    heartbeat: bool
+
+
+@dataclass(slots=True)
+class _Contact:
+    """contact: as stored; since: when that value was first met, monotonic; fresh: it moved since this server
+    started."""
+
+    contact: float
+    since: float
+    fresh: bool
+
+
+class Silence:
+    """look() every two seconds; note() for each frame that is judged."""
+
+    def __init__(self, database: Database, monotonic: Callable[[], float], *, after_s: float) -> None:
+        self._database, self._monotonic, self._after_s = database, monotonic, after_s
+        self._started = self.due = monotonic()
+        self._known: dict[str, _Contact] = {}
+        self._pauses: dict[str, tuple[int, float]] = {}  # source without an agent -> (how many, the longest, seconds)
+
+    def note(self, name: str, received: float, moment: float, *, by_itself: bool, fresh: bool) -> None:
+        """A frame of this source was judged. by_itself: its sender has an agent; fresh: it came since the start."""
+        known = self._known.get(name)
+        if not by_itself and known is not None:
+            count, longest = self._pauses.get(name, (0, 0.0))
+            self._pauses[name] = (count + 1, max(longest, moment - known.since))
+        self._known[name] = _Contact(received, moment, fresh=fresh or (known is not None and known.fresh))
+
+    def look(self) -> list[Silent]:
+        """The sources that have been silent for too long, and are still called alive."""
+        moment = self._monotonic()
+        self.due = moment + _EVERY_S
+        with self._database.read() as connection:
+            columns = source.c.id, source.c.run, source.c.attempt, source.c.rank, source.c.contact, source.c.heartbeat
+            active = source.c.state.in_(("starting", "running", "stuck"))
+            rows = connection.execute(select(*columns).where(active)).all()
+        silent = []
+        for row in rows:
+            known = self._known.get(row.id)
+            if known is None:
+                known = self._known[row.id] = _Contact(row.contact, moment, fresh=False)
+            elif known.contact != row.contact:
+                known.contact, known.since, known.fresh = row.contact, moment, True
+            quiet = moment - known.since
+            graced = known.fresh or moment - self._started >= GRACE_S
+            if graced and quiet >= self._patience(row.id, heartbeat=row.heartbeat):
+                silent.append(Silent(row.id, row.run, row.attempt, row.rank, quiet, row.heartbeat))
+        self._forget({row.id for row in rows}, moment)
+        return silent
+
+    def quiet_s(self, name: str) -> float:
+        """For how long a source has been silent by now; infinitely long when nothing is known of it."""
+        known = self._known.get(name)
+        return math.inf if known is None else self._monotonic() - known.since
+
+    def _patience(self, name: str, *, heartbeat: bool) -> float:
+        """How long a source may be silent, in seconds."""
+        if heartbeat:
+            return self._after_s
+        count, longest = self._pauses.get(name, (0, 0.0))
+        return max(_LEAST_SILENCE_S if count >= _PAUSES_KNOWN else _UNKNOWN_SILENCE_S, _PAUSES_TIMES * longest)
+
+    def _forget(self, active: set[str], moment: float) -> None:
+        gone = [name for name, one in self._known.items() if name not in active and moment - one.since > GRACE_S]
+        for name in gone:
+            del self._known[name]
+            self._pauses.pop(name, None)

@@ -1,0 +1,231 @@
+"""Stores decoded frames and returns receipts: everyone who sends at the same time shares one transaction, and is
+answered after COMMIT.
+
+The event loop puts frames down and goes on; the writer thread picks up all that lie there, stores them with one call of
+the store, commits, notifies the readers behind the ack, and wakes the senders with one call per event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+
+from perfagent.wire import Frame
+from perfagent_server.database import Database, QueueFull, StorageError
+from perfagent_server.store.interface import MetricStore, Receipt
+from perfagent_server.store.stored import Stored
+
+__all__ = ["Ingest"]
+
+MAX_WAITING_FRAMES = 20_000
+MAX_FRAMES = 512  # in one transaction: about 0.1 s of writing
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Delivery:
+    """Frames that are acknowledged together, and who waits for it: a coroutine of `loop`, or a thread."""
+
+    frames: Sequence[Frame]
+    future: asyncio.Future[list[Receipt]] | Future[list[Receipt]]
+    loop: asyncio.AbstractEventLoop | None
+    limited: bool = False
+    """Their key may send to one project only."""
+    outcome: list[Receipt] | Exception = field(default_factory=list)
+
+    def resolve(self) -> None:
+        if self.future.done():  # the request was cancelled meanwhile; its frames are stored all the same
+            return
+        if isinstance(self.outcome, Exception):
+            self.future.set_exception(self.outcome)
+        else:
+            self.future.set_result(self.outcome)
+
+
+class Ingest:
+    """`on_commit`: called on the writer thread after each commit with what was stored; must be quick. `counters`: for
+    /self."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: MetricStore,
+        *,
+        clock: Callable[[], float] = time.time,
+        max_waiting: int = MAX_WAITING_FRAMES,
+    ) -> None:
+        self.on_commit: list[Callable[[list[Stored]], None]] = []
+        self.counters = {
+            "frames": 0,
+            "samples": 0,
+            "duplicate_samples": 0,
+            "rejected_samples": 0,
+            "refused_frames": 0,
+            "commits": 0,
+        }
+        self._database, self._store, self._clock = database, store, clock
+        self._max_waiting = max_waiting
+        self._lock = threading.Lock()
+        self._waiting: deque[_Delivery] = deque()
+        self._frames_waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        """Frames that wait for the writer."""
+        return self._frames_waiting
+
+    async def accept(self, frames: Sequence[Frame], *, limited: bool = False) -> list[Receipt]:
+        """Stores the frames and answers after the commit. Raises QueueFull or StorageFull if that is not possible now.
+        limited:
+        whether their key may send to their project only."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Receipt]] = loop.create_future()
+        self._put(_Delivery(frames, future, loop, limited))
+        return await future
+
+    def accept_and_wait(self, frames: Sequence[Frame]) -> list[Receipt]:
+        """accept() for a thread."""
+        future: Future[list[Receipt]] = Future()
+        self._put(_Delivery(frames, future, None))
+        return future.result()
+
+    def _put(self, delivery: _Delivery) -> None:
+        with self._lock:
+            if self._frames_waiting + len(delivery.frames) > self._max_waiting:
+                self.counters["refused_frames"] += len(delivery.frames)
+                raise QueueFull(
+                    f"{self._frames_waiting} frames wait already, {self._max_waiting} are allowed; send again later"
+                )
+            first = not self._waiting
+            self._waiting.append(delivery)
+            self._frames_waiting += len(delivery.frames)
+        if first:  # whoever finds the place empty calls the writer; the others are taken along
+            self._call_writer()
+
+    def _call_writer(self, deliveries: list[_Delivery] | None = None) -> None:
+        """Has a batch stored: these deliveries, or whatever waits when the writer comes to it."""
+        batch = _Batch(self, deliveries)
+        try:
+            self._database.submit(batch.store).add_done_callback(batch.done)
+        except QueueFull as error:
+            for delivery in self._take(None) if deliveries is None else deliveries:
+                delivery.outcome = error
+                self._wake([delivery])
+
+    def _take(self, frames: int | None) -> list[_Delivery]:
+        """What waits, up to so many frames (at least one delivery); calls the writer again for the rest."""
+        taken: list[_Delivery] = []
+        with self._lock:
+            count = 0
+            while self._waiting and (frames is None or not taken or count + len(self._waiting[0].frames) <= frames):
+                delivery = self._waiting.popleft()
+                count += len(delivery.frames)
+                taken.append(delivery)
+            self._frames_waiting -= count
+            more = bool(self._waiting)
+        if more:
+            self._call_writer()
+        return taken
+
+    def _append(self, connection: Connection, deliveries: list[_Delivery]) -> list[Stored]:
+        now = self._clock()
+        frames = [frame for delivery in deliveries for frame in delivery.frames]
+        limits = [delivery.limited for delivery in deliveries for _ in delivery.frames]
+        limited = {at for at, is_limited in enumerate(limits) if is_limited}
+        receipts = self._store.append(connection, frames, now, limited)
+        at = 0
+        for delivery in deliveries:
+            delivery.outcome = receipts[at : at + len(delivery.frames)]
+            at += len(delivery.frames)
+        return [
+            Stored(
+                receipt.tail_id,
+                frame.run,
+                frame.attempt,
+                frame.rank,
+                frame.source,
+                frame.seq,
+                now,
+                frame.groups,
+                frame.events,
+            )
+            for frame, receipt in zip(frames, receipts, strict=True)
+            if receipt.tail_id is not None
+        ]
+
+    def _committed(self, deliveries: list[_Delivery], stored: list[Stored]) -> None:
+        counters = self.counters
+        counters["commits"] += 1
+        for delivery in deliveries:
+            assert not isinstance(delivery.outcome, Exception)
+            counters["frames"] += len(delivery.outcome)
+            for receipt in delivery.outcome:
+                counters["samples"] += receipt.stored
+                counters["duplicate_samples"] += receipt.duplicate
+                counters["rejected_samples"] += sum(item.count for item in receipt.rejected)
+                counters["refused_frames"] += receipt.refused is not None
+        if stored:
+            for hook in self.on_commit:
+                try:
+                    hook(stored)
+                except Exception:  # noqa: BLE001 - a reader's failure must not cost the sender its ack: the frames are stored
+                    _log.exception("a reader behind the ack failed")
+        self._wake(deliveries)
+
+    def _wake(self, deliveries: list[_Delivery]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Delivery]] = {}
+        for delivery in deliveries:
+            if delivery.loop is None:
+                delivery.resolve()
+            else:
+                by_loop.setdefault(delivery.loop, []).append(delivery)
+        for loop, mine in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_resolve_all, mine)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                _log.debug("%d senders left before their answer", len(mine))
+
+
+class _Batch:
+    """One job of the writer: the deliveries it took, and what it stored of them."""
+
+    def __init__(self, ingest: Ingest, deliveries: list[_Delivery] | None) -> None:
+        self._ingest = ingest
+        self._deliveries = deliveries
+
+    def store(self, connection: Connection) -> list[Stored]:
+        if self._deliveries is None:  # the writer may run a job again, after it waited for a lock
+            self._deliveries = self._ingest._take(MAX_FRAMES)
+        return self._ingest._append(connection, self._deliveries)
+
+    def done(self, future: Future[list[Stored]]) -> None:
+        """After COMMIT, or after the writer gave up; on the writer thread."""
+        error = future.exception()
+        if error is None:
+            self._ingest._committed(self._deliveries or [], future.result())
+            return
+        deliveries = self._deliveries if self._deliveries is not None else self._ingest._take(None)
+        if not isinstance(error, StorageError) and len(deliveries) > 1:
+            _log.warning(
+                "a frame could not be stored (%s: %s); storing its neighbors one by one", type(error).__name__, error
+            )
+            for delivery in deliveries:
+                self._ingest._call_writer([delivery])
+            return
+        for delivery in deliveries:
+            delivery.outcome = error if isinstance(error, Exception) else RuntimeError(str(error))
+            self._ingest.counters["refused_frames"] += len(delivery.frames)
+        self._ingest._wake(deliveries)
+
+
+def _resolve_all(deliveries: list[_Delivery]) -> None:
+    for delivery in deliveries:
+        delivery.resolve()

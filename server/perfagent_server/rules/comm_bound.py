@@ -1,0 +1,104 @@
+"""comm_bound: ranks wait for communication that nothing overlaps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.rank_medians import rank_medians
+from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.window import Window
+
+__all__ = ["CommBound"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommBound(Rule):
+    """Exposed communication takes a large share of the step, on every rank.
+
+    A rank that waits for a slow one shows the wait as communication. The rank that waits least waits for the transfer
+    alone, so its share counts (the medians over the last `steps` steps).
+    """
+
+    warning_pct: float = 30.0
+    steps: int = 20
+    skip_steps: int = 5
+    clear_at: float = 0.8  # of the threshold
+
+    id: ClassVar[str] = "comm_bound"
+    severities = ("warning",)
+    place = Place(Question.IS_IT_FAST, 6)
+    reads = (
+        Series("phase/comm_s", merge="median", judged=True),
+        Series("step_time_s", merge="median"),
+        Series("phase/comm_s", ranks="apart"),
+        Series("step_time_s", ranks="apart"),
+    )
+    charts = ("phase/comm_s", "step_time_s")
+    life = Life(clear_steps=20, restated=True)
+    english = Words(
+        name="Waiting for communication",
+        meaning="Every rank waits for communication that no computation hides.",
+        fires=(
+            "When exposed communication takes at least {warning_pct:g} % of the step on the rank that waits least. "
+            "Medians over the newest {steps} steps. A wait for one slow rank is not counted: that is `straggler`."
+        ),
+        remedies={
+            "": (
+                "Send less, or more rarely: accumulate gradients over more micro-batches (no_sync between them), let "
+                "communication overlap the backward pass (larger bucket_cap_mb in DDP, forward prefetch in FSDP), "
+                "send bf16 gradients (a DDP communication hook), and keep sharded groups inside a node (HSDP)."
+            ),
+        },
+    )
+    chinese = Words(
+        name="等待通信",
+        meaning="每个 rank 都在等待没有被计算掩盖的通信。",
+        fires=(
+            "等待最少的 rank 上，暴露的通信至少占步时间的 {warning_pct:g} %（最近 {steps} 步的中位数）时触发。"
+            "等待单个慢 rank 属于 `straggler`。"
+        ),
+        remedies={
+            "": (
+                "减少通信量或频率：用更多微批次累积梯度（其间用 no_sync），让通信与反向传播重叠（增大 DDP 的 "
+                "bucket_cap_mb，FSDP 的前向预取），用 bf16 发送梯度（DDP 通信钩子），"
+                "并把分片组放在同一节点内（HSDP）。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | None:
+        merged = window.series("phase/comm_s")
+        if merged is None or merged.total < self.steps + self.skip_steps:
+            return None
+        typical = sorted(merged.last(self.steps))[self.steps // 2]
+        whole = window.value("step_time_s")
+        if whole is None or typical < 0.5 * self.clear_at * self.warning_pct / 100 * whole:
+            return None  # most steps end here
+        ranks, medians = rank_medians(window, ("phase/comm_s", "step_time_s"), self.steps)
+        if len(ranks) < 2 or min(medians[1]) <= 0:
+            return None
+        waited, total = medians
+        shares = 100 * waited / total
+        least = int(np.argmin(shares))
+        share = float(shares[least])
+        if not share >= self.warning_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
+            return None
+        wait_s, step_s = float(waited[least]), float(total[least])
+        return self.found(
+            "warning",
+            f"Communication that nothing overlaps takes {share:.0f} % of the step",
+            f"Every rank waits at least {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %) for communication that "
+            "nothing overlaps.",
+            cost=f"{spell_s(wait_s)} of each step of {spell_s(step_s)}",
+            since_step=window.at,
+            evidence={
+                "comm_s": wait_s, "step_time_s": step_s, "share_pct": share, "least_waiting_rank": ranks[least],
+                "comm_max_s": float(waited.max()), "steps": self.steps,
+            },
+            gain_pct=share,
+        )  # fmt: skip

@@ -1,0 +1,138 @@
+"""data_bound: the step waits for its batch."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perfagent.wire import Finding
+from perfagent_server.rules import step_shares
+from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.step_shares import ON_DEVICE, UTILIZATION, busy_pct, phase_means, seconds_in
+from perfagent_server.rules.window import Window
+
+__all__ = ["DataBound"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataBound(Rule):
+    """The step waits for its batch: the share of phase/data_s in step_time_s, medians over ranks, over the last `steps`
+    steps.
+
+    The single worst step of the window is left out: the first batch of an epoch waits for its workers to start. The
+    first skip_steps steps are not judged, and a wait below least_wait_s a step is not worth anyone's time, whatever its
+    share.
+
+    On a GPU the loader's wait is the host's time, and forward, backward, optimizer and communication are the device's:
+    a host that runs ahead may wait while the device works on what it was given. Only what these leave of the step can
+    be gained, and where the GPUs are busy for busy_pct of the time nothing can.
+    """
+
+    warning_pct: float = 10.0
+    critical_pct: float = 20.0
+    steps: int = 20
+    skip_steps: int = 5
+    least_wait_s: float = 0.001
+    busy_pct: float = 90.0
+    clear_at: float = 0.8  # of the threshold
+
+    id: ClassVar[str] = "data_bound"
+    severities = ("warning", "critical")
+    place = Place(Question.IS_IT_FAST, 3)
+    reads = (Series("phase/data_s", merge="median", judged=True), *step_shares.READS, UTILIZATION)
+    charts = ("phase/data_s", "step_time_s")
+    life = Life(clear_steps=20, restated=True)
+    english = Words(
+        name="Waiting for data",
+        meaning="The step waits for its batch.",
+        fires=(
+            "When steps wait for their batches for at least {warning_pct:g} % (warning) or {critical_pct:g} % "
+            "(critical) of the step time, and for at least 1 ms a step. The rule looks at the newest {steps} steps, "
+            "without the worst step. Waiting counts only as far as it makes the step longer than the device's own "
+            "work (forward, backward, optimizer, communication). The alert does not fire while the GPUs are busy for "
+            "{busy_pct:g} % of the time."
+        ),
+        remedies={
+            "": (
+                "Give the DataLoader more workers (num_workers=4 or more; with 0, its default, it loads in the "
+                "training process), persistent_workers=True and a higher prefetch_factor, and on a GPU "
+                "pin_memory=True; cache what is decoded or tokenized again in every epoch, and move slow transforms "
+                "out of the loop."
+            ),
+        },
+    )
+    chinese = Words(
+        name="等待数据",
+        meaning="训练步在等待它的批次。",
+        fires=(
+            "最近 {steps} 步（去掉最差的一步）中，等待批次的时间至少占步时间的 {warning_pct:g} %（警告）或 "
+            "{critical_pct:g} %（严重），且每步至少 1 毫秒时触发。GPU 忙碌时间达到 {busy_pct:g} % 时不触发。"
+        ),
+        remedies={
+            "": (
+                "为 DataLoader 增加 worker（num_workers=4 或更多；默认 0 在训练进程内加载），设置 "
+                "persistent_workers=True 和更大的 prefetch_factor，在 GPU 上设置 pin_memory=True；缓存每个 epoch "
+                "重复解码或分词的内容，并把慢的变换移出训练循环。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | None:
+        waits = window.by_step["phase/data_s"]
+        took = window.series("step_time_s")
+        if took is None or waits.total < self.steps + self.skip_steps:
+            return None
+        last = waits.last(self.steps)
+        if sum(last) < self.least_wait_s * (self.steps - 1):
+            return None  # nearly every step of a healthy run ends here
+        steps = waits.last_steps(self.steps)
+        # Not the newest step times: all of a frame's may be seen before its first wait is judged.
+        begin, end = bisect_left(took.steps, steps[0]), bisect_right(took.steps, steps[-1], hi=took.seen)
+        told, times = took.steps[begin:end].tolist(), took.values[begin:end].tolist()
+        if told != steps:  # measured by different rows: pair them by step
+            by_step = dict(zip(told, times, strict=True))
+            pairs = [(at, wait, by_step[at]) for at, wait in zip(steps, last, strict=True) if at in by_step]
+            if len(pairs) < self.steps // 2:
+                return None
+            steps, last, times = (
+                [at for at, _, _ in pairs],
+                [wait for _, wait, _ in pairs],
+                [time for _, _, time in pairs],
+            )
+        worst = max(range(len(last)), key=last.__getitem__)
+        waited, total = sum(last) - last[worst], sum(times) - times[worst]
+        count = len(last) - 1
+        if not 0 < total < math.inf or not waited >= self.least_wait_s * count:
+            return None
+        # What a device computed meanwhile was not waited for: without the loader's wait the step still takes as long as
+        # that.
+        counted = {*steps} - {steps[worst]}
+        gain = min(waited, total - sum(seconds_in(window, phase, counted) for phase in ON_DEVICE))
+        share = min(100.0, 100 * gain / total)
+        lowest = self.warning_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
+        if share < lowest:
+            return None
+        busy = busy_pct(window, took.time, total)
+        if busy is not None and busy >= self.busy_pct:
+            return None
+        wait_s, step_s = gain / count, total / count
+        ordered = sorted(last)
+        return self.found(
+            "critical" if share >= self.critical_pct else "warning",
+            f"The data loader keeps each step waiting {spell_s(wait_s)} ({share:.0f} %)",
+            (
+                f"The data loader keeps each step waiting {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %): "
+                f"without that wait a step would take {spell_s(step_s - wait_s)}."
+            ),
+            since_step=window.at,
+            evidence={
+                "wait_s": wait_s, "step_time_s": step_s, "share_pct": share, "hidden_wait_s": (waited - gain) / count,
+                "wait_p50_s": ordered[len(ordered) // 2], "wait_p90_s": ordered[int(0.9 * (len(ordered) - 1))],
+                "wait_max_s": ordered[-1], "steps": len(last), "phases_s": phase_means(window, self.steps),
+            },
+            cost=f"{spell_s(wait_s)} of each step of {spell_s(step_s)}",
+            gain_pct=share,
+        )  # fmt: skip

@@ -1,0 +1,54 @@
+"""What several rules put into their sentences and their evidence."""
+
+from __future__ import annotations
+
+from perfagent_server.rules.window import Window
+
+__all__ = ["named_ranks", "one_line", "spell_bytes", "spell_s", "surroundings"]
+
+
+def surroundings(window: Window) -> dict[str, object]:
+    """Learning rate, loss scale and gradient norms up to the step under judgement, as far as they are known."""
+
+    def last(name: str, count: int) -> list[float]:
+        series = window.by_step.get(name)
+        return series.before(window.at, count) if series else []
+
+    return {
+        "lr": next(iter(last("lr", 1)), None),
+        "scale": next(iter(last("amp/scale", 1)), None),
+        "grad_norms": last("grad/norm", 20),
+    }
+
+
+def named_ranks(ranks: list[int], world_size: int) -> str:
+    if len(ranks) == world_size:
+        return f"all {world_size} ranks"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"{len(ranks)} of {world_size} ranks ({shown})"
+
+
+def spell_s(seconds: float) -> str:
+    """A duration as people write it: 50 ms, 1.25 s, 180 µs."""
+    if seconds >= 100:
+        return f"{seconds:.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{1000 * seconds:.3g} ms" if seconds >= 0.001 else f"{1e6 * seconds:.3g} µs"
+
+
+def spell_bytes(size: float) -> str:
+    """A size in the largest unit that gives a number of at least one: 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"
+
+
+def one_line(text: str) -> str:
+    """A text in at most 300 characters, without line breaks."""
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else line[:297] + "..."

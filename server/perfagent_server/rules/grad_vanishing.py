@@ -1,0 +1,119 @@
+"""grad_vanishing: layers get next to no gradient while others do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from perfagent.wire import Finding
+from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.window import Window
+
+__all__ = ["GradVanishing"]
+
+_NAMED = 5  # layers that the finding names
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradVanishing(Rule):
+    """Layers whose gradient norm is next to nothing for `observations` measured steps in a row, while others' are not.
+
+    The measure is SageMaker Debugger's (a mean below 1e-7), taken on norms and beside the other layers of the same
+    step, for a norm grows with the number of parameters: at most vanished_norm, and vanished_share of the median layer.
+    A gradient of exactly zero is no vanished one: frozen layers, experts that got no token, LoRA's A before B has moved.
+    Warm-up is left out, and a run in which all layers are as small (then it is the loss that is scaled down).
+    """
+
+    vanished_norm: float = 1e-6
+    vanished_share: float = 1e-4
+    observations: int = 20
+    skip_steps: int = 20
+
+    id: ClassVar[str] = "grad_vanishing"
+    severities = ("warning",)
+    place = Place(Question.DOES_IT_LEARN, 5)
+    reads = (Series("grad_norm/", keep=4, judged=True),)
+    charts = ("grad/vanishing_share", "grad/norm")
+    life = Life(clear_steps=1, restated=True)
+    english = Words(
+        name="Vanishing gradients",
+        meaning="Some layers get next to no gradient, so they do not learn, while others do.",
+        fires=(
+            "When the gradient norm of a layer is above zero, but at most {vanished_norm:g} and at most "
+            "{vanished_share:g} times that of the median layer, in {observations} measured steps in a row. The first "
+            "{skip_steps} steps do not count."
+        ),
+        remedies={
+            "": (
+                "The signal dies on its way back to these layers: use residual connections and normalization "
+                "(LayerNorm, RMSNorm), activations that do not saturate (ReLU, GELU instead of sigmoid or tanh), and "
+                "an initialization made for them (Kaiming, Xavier). In fp16, check that the loss scale is not at its "
+                "minimum."
+            ),
+        },
+    )
+    chinese = Words(
+        name="梯度消失",
+        meaning="部分层几乎得不到梯度，因此没有在学习，而其他层正常。",
+        fires=(
+            "某层的梯度范数大于零，但不超过 {vanished_norm:g} 且不超过中位层的 {vanished_share:g} 倍，连续 "
+            "{observations} 次测量时触发；前 {skip_steps} 步不计。"
+        ),
+        remedies={
+            "": (
+                "信号在反传到这些层之前已经消失：使用残差连接和归一化（LayerNorm、RMSNorm）、不饱和的激活函数（ReLU、"
+                "GELU）以及相应的初始化（Kaiming、Xavier）；在 fp16 中检查损失缩放是否已降到最小。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | None:
+        family = window.by_family.get("grad_norm/")
+        if family is None:
+            return None
+        # the newest step that was counted, and for each layer in how many measured steps in a row it had vanished
+        state = window.state_of(self, {"step": -1, "rows": {}, "since": {}})
+        layers, steps, norms = family.matrix(window.step - 1)  # the newest step may lack the layers of other ranks
+        for column, step in enumerate(steps):
+            if step > max(state["step"], window.start_step + self.skip_steps):
+                state["step"] = step
+                self._count(state, layers, step, norms[:, column])
+        if not steps:
+            return None
+        vanished = [layer for layer, count in state["rows"].items() if count >= self.observations]
+        if not vanished:
+            return None
+        newest = {layer: float(norm) for layer, norm in zip(layers, norms[:, -1], strict=True)}
+        vanished.sort(key=lambda layer: newest.get(layer, math.nan))
+        since = min(state["since"][layer] for layer in vanished)
+        named = ", ".join(layer.removeprefix("grad_norm/") for layer in vanished[:_NAMED])
+        more = f" and {len(vanished) - _NAMED} more" if len(vanished) > _NAMED else ""
+        median = float(np.nanmedian(norms[:, -1]))
+        return self.found(
+            "warning",
+            f"{len(vanished)} of {len(layers)} layers get next to no gradient",
+            f"{len(vanished)} of {len(layers)} layers get next to no gradient since step {since:,}: "
+            f"{named}{more}; the median "
+            f"layer has a norm of {median:.2g}.",
+            since_step=since,
+            evidence={
+                "layers": {layer.removeprefix("grad_norm/"): newest.get(layer) for layer in vanished[:64]},
+                "vanished": len(vanished), "measured": len(layers), "median_norm": median,
+            },
+        )  # fmt: skip
+
+    def _count(self, state: dict[str, dict[str, int]], layers: list[str], step: int, norms: np.ndarray) -> None:
+        known = norms[np.isfinite(norms)]
+        limit = min(self.vanished_norm, self.vanished_share * float(np.median(known))) if len(known) else 0.0
+        for layer, norm in zip(layers, norms.tolist(), strict=True):
+            if math.isnan(norm):
+                continue  # not measured in this step
+            if 0.0 < norm <= limit:
+                state["rows"][layer] = state["rows"].get(layer, 0) + 1
+                state["since"].setdefault(layer, step)
+            else:
+                state["rows"].pop(layer, None)
+                state["since"].pop(layer, None)

@@ -1,0 +1,121 @@
+"""docs/rules.md, written from the rules: a heading a rule, with what it means, when it fires and what to do.
+
+python -m perfagent_server.rules.handbook > docs/rules.md
+"""
+
+from __future__ import annotations
+
+import sys
+
+from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.rule import Events, Every, Question, Rule, Series
+
+__all__ = ["handbook"]
+
+_QUESTIONS = {
+    Question.IS_IT_DEAD: "Is it dead, and of what?",
+    Question.ARE_ITS_NUMBERS_FINITE: "Are its numbers finite?",
+    Question.DOES_IT_MOVE: "Does it move, and is it heard?",
+    Question.DOES_IT_LEARN: "Does it learn?",
+    Question.WILL_IT_GO_ON: "Will it go on?",
+    Question.IS_IT_FAST: "Is it fast?",
+}
+
+_HEAD = """# Rules
+
+<!-- Written by `python -m perfagent_server.rules.handbook` from the rules themselves. Change them there. -->
+
+A rule reads the samples and events of one run, in the order of steps. If something is wrong, the rule reports a
+finding, with the evidence and a fix. The most important finding is the run's verdict. A run without findings has the
+verdict `healthy`. The rules below stand in the order in which a verdict asks: sick comes before slow, and a cause
+before what follows from it. `GET /api/v1/rules` shows every threshold that your server uses, with names, meanings and
+remedies in English and Chinese.
+
+"""
+
+_TAIL = """
+## The life of an alert
+
+Findings with the same cause in the same step are one alert, even if they come from several ranks. An alert fires. It
+is resolved when the finding has been gone for a while. If the finding comes back soon after, the same alert opens
+again under the same id. If an open alert describes an ongoing state (the share of waiting, which ranks are silent),
+it shows the newest figures. If it describes a moment (a NaN, a jump), it shows the first figures. The severity of an
+open alert falls only after the findings have been less severe for as long as it takes to resolve the alert. When a
+run ends, alerts about NaN, memory and crashes stay open as the run's result. The other alerts are resolved. A new
+attempt of the run resolves all alerts. If a process of the older attempt reports only now how it ended, its alert
+fires and is resolved. A run whose newest loss is NaN is never called healthy, even if somebody closed the alert.
+
+A run has finished when every rank that ever reported has finished. An attempt has room for 256 different alerts from
+`run.alert()` and from rules of other programs. When all 256 places are taken, a new alert replaces a resolved alert,
+or a user's alert that is more than an hour old. If there is no such alert, the server drops the new alert and counts
+it (`dropped_alerts` of `rules` in `GET /self`). Alerts of the rules above do not use these places.
+
+A rule whose data is missing reports nothing: without an NVIDIA GPU there is no utilization, and without a DataLoader
+there is no data wait.
+
+## Other thresholds
+
+`rules.toml` in the server's data folder changes rules for all projects, or for one. The file is read when the server
+starts:
+
+```toml
+[loss_spike]
+rise_pct = 8.0
+
+[projects.research.data_bound]
+enabled = false
+```
+
+`PUT /api/v1/rules/{rule}?project=NAME` with `{"enabled": true, "thresholds": {"rise_pct": 8.0}}` does the same while
+the server runs, and wins over the file; without `project` it counts for all projects. `DELETE` takes it back. `PATCH
+/api/v1/runs/{run}` with `{"rules_off": ["loss_spike"]}` switches rules off for a single run.
+
+## When something goes wrong in the server
+
+If a rule raises an error at a step, the server skips this rule at this step, and the other rules go on. If a frame
+cannot be judged at all, or an alert cannot be stored, the server skips the frame or the alert. Each skip is counted
+(`passed_over` of `rules` in `GET /self`), and the server logs the cause once. No other frame, alert or run has to
+wait. How far the rules are behind is in `lag_frames` and `lag_s`. If they are more than 100,000 frames behind, the
+server asks agents to send again later.
+"""
+
+
+def handbook() -> str:
+    """The document."""
+    parts = [_HEAD]
+    question: Question | None = None
+    for rule in all_rules():
+        if rule.place.question is not question:
+            question = rule.place.question
+            parts.append(f"## {_QUESTIONS[question]}\n\n")
+        parts.append(_section(rule))
+    return "".join(parts).rstrip() + "\n" + _TAIL
+
+
+def _section(rule: Rule) -> str:
+    words = rule.english
+    lines = [f"### `{rule.id}`: {words.name}", "", f"**What it means:** {words.meaning}", ""]
+    lines += [f"**When it fires** ({', '.join(rule.severities)}): {words.fires.format(**rule.thresholds())}", ""]
+    if rule.asks_for:
+        lines += [f"**It asks every rank** for `{rule.asks_for}` when it fires.", ""]
+    usual, *others = words.remedies.items()
+    lines += [f"**What to do:** {usual[1]}", ""]
+    lines += [f"- *{cause}:* {remedy}" for cause, remedy in others] + ([""] if others else [])
+    lines += [f"**It reads** {', '.join(_inputs(rule))}.", ""]
+    return "\n".join(lines) + "\n"
+
+
+def _inputs(rule: Rule) -> list[str]:
+    said: dict[str, None] = {}
+    for one in rule.reads:
+        if isinstance(one, Series):
+            said[f"`{one.name}{'...' if one.is_family else ''}`"] = None
+        elif isinstance(one, Events):
+            said["whether a rank is heard" if one.kind == "contact" else f"`{one.kind}` events"] = None
+        elif isinstance(one, Every):
+            said[f"the clock, every {one.seconds:g} s"] = None
+    return list(said)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(handbook())

@@ -1,0 +1,132 @@
+"""low_gpu_utilization: the GPUs are idle much of the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perfagent.wire import Finding
+from perfagent_server.rules import step_shares
+from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.step_shares import PAUSES, phase_means, seconds_by_step
+from perfagent_server.rules.window import Window
+
+__all__ = ["LowGpuUtilization"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowGpuUtilization(Rule):
+    """The GPUs are idle much of the time: mean over ranks and over for_s seconds of stepping (pauses do not count).
+
+    Absent utilization (no NVIDIA GPU, no NVML) is not zero: the rule then says nothing.
+    """
+
+    warning_below_pct: float = 30.0
+    info_below_pct: float = 70.0
+    for_s: float = 300.0
+    clear_at: float = 1.1  # times the threshold
+
+    id: ClassVar[str] = "low_gpu_utilization"
+    severities = ("info", "warning")
+    place = Place(Question.IS_IT_FAST, 12)
+    reads = (Series("gpu/utilization_pct", keep=330, axis="time", judged=True), *step_shares.READS)
+    charts = ("gpu/utilization_pct",)
+    life = Life(clear_s=60.0, restated=True)
+    english = Words(
+        name="Low GPU utilization",
+        meaning="The GPUs are idle much of the time in which the run makes steps.",
+        fires=(
+            "When mean utilization over {for_s:g} s of stepping is below {info_below_pct:g} % (info) or "
+            "{warning_below_pct:g} % (warning). Pauses between steps do not count. The finding names the phase to "
+            "look at, by its share of the newest 64 steps."
+        ),
+        remedies={
+            "": (
+                "The GPU waits: remove the largest phase named in the evidence first. If none stands out, raise the "
+                "batch size, compile the model (torch.compile) or capture CUDA graphs, and remove calls that wait "
+                "for the device, such as .item()."
+            ),
+        },
+    )
+    chinese = Words(
+        name="GPU 利用率低",
+        meaning="在训练步进行期间，GPU 大部分时间空闲。",
+        fires=(
+            "在 {for_s:g} 秒的训练时间内，平均利用率低于 {info_below_pct:g} %（提示）或 {warning_below_pct:g} "
+            "%（警告）时触发。"
+        ),
+        remedies={
+            "": (
+                "GPU 在等待：先消除证据中占比最大的阶段。若没有突出的阶段，请增大批次、"
+                "编译模型（torch.compile）或使用 CUDA Graph，并去掉等待设备的调用，例如 .item()。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | None:
+        covered = total = count = 0.0
+        later: float | None = None
+        readings = window.by_time.get("gpu/utilization_pct")
+        for one in reversed(readings.seconds() if readings is not None else []):
+            if one.stepping:
+                # a sampler may be slower than one a second
+                covered += 1.0 if later is None else min(later - one.second, 5.0)
+                total += one.total
+                count += one.count
+            later = one.second
+            if covered >= self.for_s:
+                break
+        if covered < self.for_s or not count:
+            return None
+        mean = total / count
+        limit = self.info_below_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
+        if mean >= limit:
+            return None
+        shares, why = _cause(window)
+        said = f"; {why}" if why else ""
+        return self.found(
+            "warning" if mean < self.warning_below_pct else "info",
+            f"The GPU is busy {mean:.0f} % of the time",
+            f"The GPU is busy {mean:.0f} % of the time over {covered:.0f} s of stepping{said}.",
+            since_step=window.step,
+            evidence={
+                "utilization_pct": mean, "over_s": covered, "samples": count, "phase_shares_pct": shares, "cause": why,
+            },
+        )  # fmt: skip
+
+
+_WAITS = {
+    "data": "the step waits for its batch",
+    "h2d": "copies to the device take the time",
+    "comm": "communication takes the time",
+    "checkpoint": "saving checkpoints takes the time",
+    "eval": "evaluation takes the time",
+    "rollout": "making rollouts (acting in an environment, generating) takes the time",
+    "other": "Python code outside the model takes the time",
+    "optimizer": "the optimizer's step takes the time",
+    "forward": "the forward pass keeps the host busy: its kernels are small",
+    "backward": "the backward pass keeps the host busy: its kernels are small",
+}
+
+
+def _cause(window: Window) -> tuple[dict[str, float], str]:
+    """Shares of the newest steps by phase, and the one to look at, in words: what is not the model's own work comes
+    first."""
+    took = window.series("step_time_s")
+    if took is None:
+        return {}, ""
+    steps, times = took.last_steps(took.size), took.last(took.size)
+    # What was saved or evaluated after the last step stands under that step's number, beside its time.
+    pauses = seconds_by_step(window, PAUSES)
+    whole = sum(max(time, pauses.get(step, 0.0)) for step, time in zip(steps, times, strict=True))
+    means = phase_means(window, took.size)
+    if not whole > 0 or not means:
+        return {}, ""
+    shares = {phase: 100 * len(steps) * value / whole for phase, value in means.items()}
+    waits = {phase: share for phase, share in shares.items() if phase not in ("forward", "backward")}
+    phase = (
+        max(waits, key=waits.__getitem__)
+        if waits and max(waits.values()) >= 20
+        else max(shares, key=shares.__getitem__)
+    )
+    return shares, f"{_WAITS[phase]} ({shares[phase]:.0f} % of the step)"

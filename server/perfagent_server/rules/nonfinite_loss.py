@@ -1,0 +1,169 @@
+"""nonfinite_loss: the loss of a step is NaN or infinite."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perfagent.wire import LOSS, Finding, loss_kind
+from perfagent_server.rules import grad_scaler
+from perfagent_server.rules.evidence import named_ranks, surroundings
+from perfagent_server.rules.grad_scaler import skips_in_a_row, was_skipped
+from perfagent_server.rules.loss_series import bad_in_a_row, named
+from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.window import Window
+
+__all__ = ["NonfiniteLoss"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonfiniteLoss(Rule):
+    """The loss of a step is NaN or infinite on any rank: critical at once, without a warm-up.
+
+    Loss is the series `loss`, and what by its name is the loss of the training as a whole: `train/loss`, `train_loss`,
+    `loss/total` (`perfagent.wire.loss_kind`). That of an evaluation is not: it is NaN where there was nothing to
+    average. A part of a loss (`loss/kl`, `g_loss`) counts where the run logs no whole one, and when it was finite and
+    then is not for part_values of its values in a row: one that is computed in every tenth step is NaN in nine by
+    design.
+
+    excused_steps: a step that the GradScaler skipped (amp/skipped rose, or the scale fell, in that very step) changed
+    no weight; that many of them in a row are no fault, one more is. A loss that rose by grown_times without a break
+    before ran away:
+    its remedy is another one.
+    """
+
+    excused_steps: int = 2
+    part_values: int = 20
+    grown_times: float = 1000.0
+
+    id: ClassVar[str] = "nonfinite_loss"
+    severities = ("critical",)
+    place = Place(Question.ARE_ITS_NUMBERS_FINITE, 1)
+    reads = (
+        Series(LOSS, judged=True), Series("lr", merge="max"), Series("grad/norm", merge="max"), *grad_scaler.READS,
+    )  # fmt: skip
+    urgent = "loss"
+    charts = (LOSS,)
+    life = Life(clear_steps=50, outlives_run=True)
+    english = Words(
+        name="Loss is NaN or infinite",
+        meaning="The loss of a step is no number, and every later step works with damaged weights.",
+        fires=(
+            "At once, when the loss of a step is NaN or infinite on any rank. Up to {excused_steps} steps in a row "
+            "that a GradScaler skipped are excused. The rule judges `loss`, and every series whose name says that it "
+            "is the loss of the whole training (`train/loss`, `train_loss`, `loss/total`). It never judges the loss "
+            "of an evaluation (`val/loss`) or a figure about a loss (`loss_scale`, `best_loss`). It judges a part of "
+            "a loss (`loss/kl`, `g_loss`) only if the run logs no whole loss: then {part_values} values in a row "
+            "must be NaN, after finite ones."
+        ),
+        remedies={
+            "": (
+                "Every later step works with damaged weights: stop the run if it still trains, go back to the last "
+                "checkpoint before this step and skip the batch; if it comes back, lower the learning rate, clip the "
+                "gradient norm (1.0 is usual), use bf16 instead of fp16, and look for log(0), division by zero or a "
+                "bad sample in that batch."
+            ),
+            "the loss grew before": (
+                "The loss ran away before it was no number: most often the steps are too large. Stop the run, go "
+                "back to the last checkpoint from before it grew, and lower the learning rate (to a tenth, if it was "
+                "just raised or never tried), warm it up, and clip the gradient norm (1.0 is usual); look for inputs "
+                "that are not normalized if that does not help."
+            ),
+        },
+    )
+    chinese = Words(
+        name="损失为 NaN 或无穷大",
+        meaning="某一步的损失不是有限数值，此后的每一步都在用已损坏的权重训练。",
+        fires=(
+            "任一 rank 上某一步的损失为 NaN 或无穷大时立即触发。GradScaler 连续跳过的最多 {excused_steps} 步不计。"
+            "规则检查 `loss`以及名称表明是整个训练损失的序列（`train/loss`、`train_loss`、`loss/total`），"
+            "从不检查评估损失（`val/loss`）。"
+        ),
+        remedies={
+            "": (
+                "后续每一步都在用已损坏的权重：如果仍在训练，请停止，回到这一步之前的最后一个检查点并跳过该批数据；"
+                "若再次出现，请降低学习率、裁剪梯度范数（常用 1.0）、用 bf16 代替 fp16，并在该批数据中查找 log(0)、"
+                "除以零或异常样本。"
+            ),
+            "the loss grew before": (
+                "损失在变为非数值之前已经失控：多半是步长过大。请停止训练，回到损失增长之前的检查点，"
+                "降低学习率（若刚调高或从未验证过，降到十分之一）、加入预热并裁剪梯度范数（常用 1.0）；若仍无效，"
+                "检查输入是否未归一化。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | None:
+        bad = window.nonfinite_at("loss", window.at)
+        if bad is None:
+            return None
+        series = bad.leading
+        since = window.at
+        if series == LOSS:
+            if skips_in_a_row(window, "loss", window.at, self.excused_steps) in range(1, self.excused_steps + 1):
+                return None
+        elif loss_kind(series) == "whole":
+            if self._excused(window, series):
+                return None
+        else:
+            stayed = self._stayed(window, series)
+            if stayed is None:
+                return None
+            since = stayed
+        spelled = "NaN" if math.isnan(bad.value) else ("+Inf" if bad.value > 0 else "-Inf")
+        where = f" on {named_ranks(bad.ranks, window.world_size)}" if window.world_size > 1 else ""
+        losses = window.by_step[series].before(since - 1, 50) if series in window.by_step else []
+        finite = [value for value in losses if math.isfinite(value)]
+        before = f"; the last finite value was {finite[-1]:.4g}" if finite else "; no finite value came before"
+        grew = self._grew(finite)
+        if grew is not None:
+            count, lowest = grew
+            before = f"; over the {count} values before it had grown from {lowest:.4g} to {finite[-1]:.4g}"
+        return self.found(
+            "critical",
+            f"{named(series)} became {spelled} in step {since:,}",
+            f"{named(series)} became {spelled} in step {since}{where}{before}.",
+            cause="" if grew is None else "the loss grew before",
+            since_step=since,
+            ranks=list(bad.ranks),
+            evidence={
+                "step": since, "series": series, "value": bad.value, **surroundings(window), "last_losses": finite,
+            },
+        )  # fmt: skip
+
+    def _grew(self, finite: list[float]) -> tuple[int, float] | None:
+        """(over how many values, from what) the loss ran away before it was no number: the training diverged, which no
+        bad sample does. None when it did not."""
+        count = 1
+        while count < len(finite) and finite[-count - 1] < finite[-count]:
+            count += 1
+        first = finite[-count] if finite else 0.0
+        return (count, first) if finite and finite[-1] >= self.grown_times * abs(first) > 0 else None
+
+    def _excused(self, window: Window, series: str) -> bool:
+        """Whether the GradScaler skipped a step since the last finite value of a loss that the script logged. Scripts
+        count from 0 or 1 and log every so many steps, so the skipped step is looked for from there to one step
+        later."""
+        track = window.by_step.get(series)
+        if track is None:
+            return False
+        row = bad_in_a_row(track.before(window.at, self.excused_steps + 1))
+        places = range(len(track.steps) - 1, -1, -1)
+        last = next(
+            (track.steps[at] for at in places if track.steps[at] < window.at and math.isfinite(track.values[at])), None
+        )
+        after = window.at - 1 if last is None else last
+        return row <= self.excused_steps and was_skipped(window, after + 1, later=window.at - after)
+
+    def _stayed(self, window: Window, series: str) -> int | None:
+        """Since which step a part of a loss is no number, when that is no habit of it; None otherwise."""
+        track = window.by_step.get(series)
+        if track is None or window.loss_name is not None:
+            return None
+        values = track.before(window.at, track.size)
+        row = bad_in_a_row(values)
+        if row < self.part_values or (row == len(values) and not window.is_firing(self.id)):
+            return None
+        steps = track.steps_before(window.at, row)
+        return steps[0]

@@ -1,0 +1,38 @@
+"""What is typical of each rank: medians over the newest steps, side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfagent_server.rules.window import Window
+
+__all__ = ["Floats", "rank_medians"]
+
+Floats = NDArray[np.float64]
+
+
+def rank_medians(window: Window, names: tuple[str, ...], steps: int) -> tuple[list[int], list[Floats]]:
+    """The ranks that have all of these series, and for each series a median over the newest `steps` steps up to
+    window.at: float64 (ranks,). A rank has a series if it reported it in at least half of those steps."""
+    found: list[dict[int, float]] = []
+    for name in names:
+        rows = window.by_rank.get(name)
+        if rows is None:
+            return [], []
+        ranks, columns, values = rows.matrix(window.at)
+        found.append(_medians(ranks, values[:, -steps:], min(steps, len(columns))))
+    common = sorted(set.intersection(*(set(one) for one in found)))
+    return common, [np.array([one[rank] for rank in common]) for one in found]
+
+
+def _medians(ranks: list[int], values: Floats, steps: int) -> dict[int, float]:
+    ordered = np.sort(values, axis=1)  # NaN, a step without a value, comes last
+    counts = np.count_nonzero(~np.isnan(values), axis=1)
+    places = np.maximum(counts - 1, 0) // 2
+    middles = ordered[np.arange(len(ordered)), places]
+    return {
+        rank: float(middle)
+        for rank, middle, count in zip(ranks, middles, counts, strict=True)
+        if count and 2 * count >= steps
+    }

@@ -1,0 +1,178 @@
+"""What a rule is: one class that says everything about itself, and judges without a clock, a database or the network.
+
+A rule is a frozen dataclass in a file of its own; its fields are its thresholds, with the unit in the name. (Without
+slots: they would make a second class of it.) The class declares what the rule reads. The engine builds the window of a
+run from what all rules declare, and judges a rule when something came that it wants to be judged on. Everything else
+that is known of a rule is derived from here: the catalogue, the order of verdicts, which alerts are one, the marks on
+charts, `GET /rules` and docs/rules.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from perfagent.wire import Finding, Severity
+
+if TYPE_CHECKING:
+    from perfagent_server.rules.window import Window
+
+__all__ = ["USER_ALERT", "Events", "Every", "Input", "Life", "Place", "Question", "Rule", "Series", "Words", "unit_of"]
+
+USER_ALERT = "user_alert"
+"""The rule's id in findings that a user's script made with run.alert()."""
+Merge = Literal["mean", "median", "min", "max", "sum", "root of sum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A series that a rule reads.
+
+    name: as on the wire; one that ends with "/" is a family, and stands for all names that begin so. axis: "step", or
+    "time" for what samplers send. ranks: "merged" is one value for all ranks, by `merge`; "apart" keeps a row for each
+    rank. keep: how many steps, or seconds, are kept. judged: the rule is judged at each new step (on the time axis: at
+    each new reading). part_of: the series that rules read instead, when ranks send parts of it; a step of which a part
+    is missing is left out.
+    """
+
+    name: str
+    keep: int = 64
+    merge: Merge = "mean"
+    axis: Literal["step", "time"] = "step"
+    ranks: Literal["merged", "apart"] = "merged"
+    judged: bool = False
+    part_of: str = ""
+
+    @property
+    def is_family(self) -> bool:
+        return self.name.endswith("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Events of this kind: the rule is judged when one comes. "contact" is the server's own: a rank fell silent, or was
+    heard again."""
+
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """The rule is judged by the server's clock, this often, for as long as the run goes on."""
+
+    seconds: float
+
+
+Input = Series | Events | Every
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """The life of a rule's alert.
+
+    for_steps, for_s: how long a finding must hold before it fires; clear_steps, clear_s: how long it must be gone
+    before it is resolved (both must pass); cooldown_steps, cooldown_s: within either, a new firing reopens the old
+    alert. outlives_run: stays open when the run ends, because it says why the run ended or what it is worth. restated:
+    every finding describes the present as a whole (a share over the last steps, which ranks are silent), so the newest
+    replaces the first. Findings of other rules are about a moment: of a NaN, the first step is what people look for.
+    """
+
+    for_steps: int = 0
+    for_s: float = 0.0
+    clear_steps: int = 0
+    clear_s: float = 0.0
+    cooldown_steps: int = 100
+    cooldown_s: float = 600.0
+    outlives_run: bool = False
+    restated: bool = False
+
+
+class Question(IntEnum):
+    """The questions of a verdict, in the order in which they are asked. Sick comes before slow: a run that trains on
+    NaN has no use for advice on its loader."""
+
+    IS_IT_DEAD = 1
+    ARE_ITS_NUMBERS_FINITE = 2
+    DOES_IT_MOVE = 3
+    DOES_IT_LEARN = 4
+    WILL_IT_GO_ON = 5
+    IS_IT_FAST = 6
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """A rule's place among verdicts. order: within the question, the cause before what follows from it."""
+
+    question: Question
+    order: int
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A rule in one language. name: as a heading; meaning: one sentence; fires: when, with thresholds as
+    `{field:g}`; remedies: what to do, by cause; "" is the usual one."""
+
+    name: str
+    meaning: str
+    fires: str
+    remedies: Mapping[str, str]
+
+
+class Rule:
+    """The base of all rules.
+
+    severities: those that its findings may have. reads: its inputs. charts: the series on whose charts its alert is
+    marked, the first that the run has. joins: rules whose open alert takes this one in; same_step: only if both began
+    in one step. asks_for: the command that every rank of the run gets when its alert fires. state_version: a rule that
+    keeps a state of its own (`window.state_of(rule)`) counts this up when its form changes; an older state is dropped.
+    """
+
+    id: ClassVar[str]
+    severities: ClassVar[tuple[Severity, ...]]
+    place: ClassVar[Place]
+    reads: ClassVar[tuple[Input, ...]]
+    charts: ClassVar[tuple[str, ...]] = ()
+    life: ClassVar[Life] = Life()
+    joins: ClassVar[tuple[str, ...]] = ()
+    same_step: ClassVar[bool] = False
+    asks_for: ClassVar[str] = ""
+    state_version: ClassVar[int] = 1
+    urgent: ClassVar[Literal["", "loss", "gradient"]] = ""
+    """The kind of non-finite value at which it is judged at once: other ranks are not awaited."""
+    english: ClassVar[Words]
+    chinese: ClassVar[Words]
+
+    def judge(self, window: Window) -> Finding | None:
+        """Returns what is wrong at window.at; None if nothing is, or not enough is known."""
+        raise NotImplementedError
+
+    def found(
+        self,
+        severity: Severity,
+        title: str,
+        message: str,
+        *,
+        cause: str = "",
+        cost: str = "",
+        fix: str | None = None,
+        **rest: Any,
+    ) -> Finding:
+        """A finding of this rule. cause: a key of its remedies, whose words become the fix; fix: other words."""
+        remedies = self.english.remedies
+        words = fix if fix is not None else remedies.get(cause, remedies[""])
+        return Finding(
+            rule=self.id, severity=severity, message=message, fix=words, title=title, cause=cause, cost=cost, **rest
+        )
+
+    def thresholds(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # all rules are dataclasses
+
+
+_UNITS = {"pct": "%", "s": "s", "steps": "steps", "bytes": "B", "times": "times", "mib": "MiB", "values": "values"}
+
+
+def unit_of(threshold: str) -> str:
+    """The unit in a threshold's name: "%" of `warning_pct`; "" when it is a bare number."""
+    return _UNITS.get(threshold.rpartition("_")[2], "")

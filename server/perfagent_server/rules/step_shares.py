@@ -1,0 +1,98 @@
+"""Where the time of the newest steps went: shares of phases, and how busy the GPUs were meanwhile."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+
+from perfagent.wire import TIMED_PHASES
+from perfagent_server.rules.rule import Series
+from perfagent_server.rules.window import Window
+
+__all__ = [
+    "ON_DEVICE",
+    "PAUSES",
+    "READS",
+    "UTILIZATION",
+    "busy_pct",
+    "phase_means",
+    "seconds_by_step",
+    "seconds_in",
+    "share_elsewhere",
+]
+
+READS = (Series("step_time_s", merge="median"), *(Series(f"phase/{phase}_s", merge="median") for phase in TIMED_PHASES))
+UTILIZATION = Series("gpu/utilization_pct", keep=60, axis="time")
+ON_DEVICE = ("forward", "backward", "optimizer", "comm")  # on CPU their times leave room for the loader's, too
+PAUSES = ("checkpoint", "eval")
+_FEWEST_STEPS = 10
+"""Of fewer steps no share is typical."""
+_LEAST_BUSY_S = 5.0  # utilization is sampled once a second
+_BUSY_PCT = 90.0  # so busy, the device's own work bounds the step
+_LEAST_WAIT_S = 0.001
+
+
+def share_elsewhere(window: Window) -> float | None:
+    """What part of a typical step (the median of the newest) no phase accounts for, 0 to 1. None where too few steps
+    tell, or the GPUs are busy all the same: the script then only waits for their work."""
+    took, other = window.series("step_time_s"), window.by_step.get("phase/other_s")
+    if took is None or other is None:
+        return None
+    times = dict(zip(took.last_steps(took.size), took.last(took.size), strict=True))
+    told = {
+        step: value
+        for step, value in zip(other.steps, other.values, strict=True)
+        if 0 < times.get(step, 0.0) < math.inf
+    }
+    busy = busy_pct(window, took.time, sum(times.values()))
+    if len(told) < _FEWEST_STEPS or (busy is not None and busy >= _BUSY_PCT):
+        return None
+    if sorted(told.values())[len(told) // 2] < _LEAST_WAIT_S:  # the loop of a toy
+        return None
+    return min(1.0, sorted(value / times[step] for step, value in told.items())[len(told) // 2])
+
+
+def phase_means(window: Window, steps: int) -> dict[str, float]:
+    """Mean seconds that each phase takes of the newest steps. A step without a phase (it saved no checkpoint) spent
+    none in it; phases that none of them had are absent."""
+    took = window.series("step_time_s")
+    if took is None:
+        return {}
+    newest = set(took.last_steps(steps))
+    sums = {phase: seconds_in(window, phase, newest) for phase in TIMED_PHASES if has_phase(window, phase, newest)}
+    return {phase: value / len(newest) for phase, value in sums.items()}
+
+
+def has_phase(window: Window, phase: str, steps: set[int]) -> bool:
+    track = window.by_step.get(f"phase/{phase}_s")
+    return track is not None and not steps.isdisjoint(track.steps)
+
+
+def seconds_in(window: Window, phase: str, steps: set[int]) -> float:
+    """Seconds that a phase took of these steps, as far as they are told. Not only of those that rules may see: the
+    other phases of a step are shown to them after its wait for data."""
+    track = window.by_step.get(f"phase/{phase}_s")
+    if track is None or not steps:
+        return 0.0
+    # A frame may hold thousands of steps, all of them in the track before the first is judged.
+    part = slice(bisect_left(track.steps, min(steps)), bisect_right(track.steps, max(steps)))
+    return sum(value for step, value in zip(track.steps[part], track.values[part], strict=True) if step in steps)
+
+
+def seconds_by_step(window: Window, phases: tuple[str, ...]) -> dict[int, float]:
+    spent: dict[int, float] = {}
+    for phase in phases:
+        track = window.by_step.get(f"phase/{phase}_s")
+        for step, value in zip(track.steps, track.values, strict=True) if track else ():
+            spent[step] = spent.get(step, 0.0) + value
+    return spent
+
+
+def busy_pct(window: Window, until: float | None, seconds: float) -> float | None:
+    """Mean utilization of the GPUs over the last seconds (at least _LEAST_BUSY_S) up to a time; None where it is not
+    known."""
+    if until is None:
+        return None
+    since = until - max(seconds, _LEAST_BUSY_S)
+    readings = window.by_time.get(UTILIZATION.name)
+    return None if readings is None else readings.mean(since, until)

@@ -1,0 +1,162 @@
+"""straggler: one rank is slower than its peers, and all wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import named_ranks, spell_s
+from perfagent_server.rules.rank_medians import Floats, rank_medians
+from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.window import Window
+
+__all__ = ["Straggler"]
+
+_PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler(Rule):
+    """A rank's own work (the step without its wait for others) takes slow_times that of a typical rank.
+
+    1 / 0.75 is the threshold of NVIDIA Resiliency Extension's relative score. Ranks of other pipeline stages do other
+    work, and long sequences fall on some ranks of every step: so only a few slow ranks of many are stragglers
+    (most_share of them, at least one), medians over the last `steps` steps are compared, and the wait of the others
+    must cost cost_pct of the step.
+    """
+
+    slow_times: float = 1 / 0.75
+    cost_pct: float = 10.0
+    critical_cost_pct: float = 30.0
+    most_share: float = 1 / 16
+    steps: int = 32
+    least_steps: int = 16
+    clear_at: float = 0.8  # of what is above 1
+
+    id: ClassVar[str] = "straggler"
+    severities = ("warning", "critical")
+    place = Place(Question.IS_IT_FAST, 1)
+    reads = (
+        Every(3.0),
+        Series("step_time_s", merge="median"),
+        Series("step_time_s", ranks="apart"),
+        Series("phase/comm_s", ranks="apart"),
+        *(Series(f"phase/{phase}_s", ranks="apart") for phase in _PHASES),
+    )
+    charts = ("phase/comm_s", "step_time_s")
+    life = Life(for_s=6.0, clear_s=15.0, restated=True)
+    english = Words(
+        name="Straggler",
+        meaning="One rank is slower than its peers, and all the others wait for it.",
+        fires=(
+            "When the own work of a rank (its step without the wait for other ranks) takes at least {slow_times:.3g} "
+            "times that of a typical rank, and the wait of the others costs at least {cost_pct:g} % of the step "
+            "(critical: {critical_cost_pct:g} %). Medians over the newest {steps} steps. If more than one rank in 16 "
+            "is slow, it is no straggler: then ranks have different work, such as other pipeline stages."
+        ),
+        remedies={
+            "": (
+                "Compare the slow rank's node with another: GPU clocks and throttling, other processes on its cores "
+                "or its GPU, its network. Start it on another node; if the slowness stays with the rank and not with "
+                "the node, look at the work that only this rank does (logging, evaluation, its part of the data)."
+            ),
+            "data": (
+                "The slow rank waits for its data: look at the disk and the network of its node, at the CPU cores "
+                "that its loader workers share, and at the files of its shard; give it more workers."
+            ),
+            "other": (
+                "The slow rank spends the time in Python outside of the model: move what only it does (logging, "
+                "plotting, writing files) off the training loop, or on all ranks in turn."
+            ),
+        },
+    )
+    chinese = Words(
+        name="掉队 rank",
+        meaning="某个 rank 比其他的慢，所有 rank 都在等它。",
+        fires=(
+            "某个 rank 自身的工作（步时间减去等待其他 rank 的时间）达到典型 rank 的 {slow_times:.3g} 倍，且其他 rank "
+            "的等待至少占步时间的 {cost_pct:g} %（严重：{critical_cost_pct:g} %）时触发，取最近 {steps} 步的中位数。"
+        ),
+        remedies={
+            "": (
+                "将慢 rank 所在节点与其他节点比较：GPU 频率与降频、占用其核心或 GPU 的其他进程、网络。换一个节点；"
+                "若仍随 rank 而慢，检查只有它执行的工作。"
+            ),
+            "data": (
+                "慢 rank 在等待数据：检查其节点的磁盘和网络、加载 worker 共享的 CPU 核心以及它的数据分片；增加 worker。"
+            ),
+            "other": "慢 rank 的时间花在模型之外的 Python 代码上：把只有它做的事（日志、绘图、写文件）移出训练循环。",
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | None:
+        took = window.series("step_time_s")
+        if window.world_size < 2 or took is None or took.total < self.least_steps:
+            return None
+        ranks, medians = rank_medians(window, ("step_time_s", "phase/comm_s"), self.steps)
+        if len(ranks) < 2:
+            return None
+        total, waited = medians
+        own = np.maximum(total - waited, 0.0)
+        typical = float(np.sort(own)[(len(own) - 1) // 2])
+        limit = 1 + (self.slow_times - 1) * (self.clear_at if window.is_firing(self.id) else 1.0)
+        slow = np.flatnonzero(own >= limit * typical).tolist()
+        if not slow or len(slow) > max(1, int(self.most_share * len(ranks))) or typical <= 0:
+            return None
+        worst = int(np.argmax(own))
+        step_s, lost_s = float(np.median(total)), float(own[worst]) - typical
+        cost = min(100.0, 100 * lost_s / step_s)
+        if cost < self.cost_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
+            return None
+        return self._finding(window, ranks, own, slow, typical, step_s, lost_s, cost)
+
+    def _finding(
+        self,
+        window: Window,
+        ranks: list[int],
+        own: Floats,
+        slow: list[int],
+        typical: float,
+        step_s: float,
+        lost_s: float,
+        cost: float,
+    ) -> Finding:
+        worst = int(np.argmax(own))
+        rank, times = ranks[worst], float(own[worst]) / typical
+        phase, more_s = _slowest_phase(window, rank, self.steps)
+        named = [ranks[place] for place in slow]
+        who = named_ranks(named, window.world_size)
+        where = f", {spell_s(more_s)} of it in {phase}" if phase else ""
+        return self.found(
+            "critical" if cost >= self.critical_cost_pct else "warning",
+            f"{who[0].upper()}{who[1:]} is {times:.2g} times as slow as the others" if len(named) == 1 else f"{who} are slow",
+            f"{who[0].upper()}{who[1:]} needs {spell_s(float(own[worst]))} for its own work in a step, "
+            f"{times:.2g} times the "
+            f"{spell_s(typical)} of a typical rank{where}: the others wait {spell_s(lost_s)} of {spell_s(step_s)} "
+            f"({cost:.0f} %).",
+            cause=phase if phase in self.english.remedies else "",
+            cost=f"{spell_s(lost_s)} of each step of {spell_s(step_s)}, on every other rank",
+            since_step=window.at,
+            ranks=named,
+            evidence={
+                "rank": rank, "own_s": float(own[worst]), "typical_own_s": typical, "times": times, "step_time_s": step_s,
+                "share_pct": cost, "phase": phase, "phase_more_s": more_s, "steps": self.steps,
+                "own_s_by_rank": {str(one): float(value) for one, value in list(zip(ranks, own, strict=True))[:64]},
+            },
+            gain_pct=cost,
+        )  # fmt: skip
+
+
+def _slowest_phase(window: Window, rank: int, steps: int) -> tuple[str, float]:
+    """The phase in which a rank spends most more than a typical one, and how much more in seconds; "" if none does."""
+    most: tuple[str, float] = ("", 0.0)
+    for phase in _PHASES:
+        ranks, medians = rank_medians(window, (f"phase/{phase}_s",), steps)
+        if rank in ranks:
+            values = medians[0]
+            more = float(values[ranks.index(rank)] - np.sort(values)[(len(values) - 1) // 2])
+            most = max(most, (phase, more), key=lambda one: one[1])
+    return most

@@ -1,0 +1,544 @@
+"""Runs, attempts and sources: who sends, how far they are, and how it ended.
+
+Everything here happens inside the transaction that stores the frames, so that a run's state and its samples never
+disagree. A run's state is computed from the sources of its newest attempt, so it does not depend on the order in which
+reports arrive:
+- the earliest failure among the ranks is the run's (a rank that another rank's crash brings down reports later);
+- finished, when every rank that ever reported has finished;
+- lost, when no rank that has not finished is in contact; a frame that was made just now brings it back;
+- frames that arrive late for a source that has ended (a drained spool) change nothing.
+
+When a run began and ended is its senders' word, put right where their clocks are wrong; when it was last heard is ours.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+
+from perfagent.errors import WireError
+from perfagent.wire import STATES, Event, Frame, to_json
+from perfagent.wire.limits import whole
+from perfagent_server.rules.first_failure import Failure, first_of
+from perfagent_server.store.attempt_starts import UNDECIDED, Starts
+from perfagent_server.store.statements import Prepared
+from perfagent_server.store.tables import attempt as attempts
+from perfagent_server.store.tables import run as runs
+from perfagent_server.store.tables import source as sources
+
+__all__ = [
+    "ENDED",
+    "FAILED",
+    "FRESH_S",
+    "JSON_SOURCE",
+    "SET_BY_PEOPLE",
+    "Seen",
+    "Silent",
+    "load_runs",
+    "load_sources",
+    "mark_lost",
+    "record",
+    "set_by_people",
+    "silent_sources",
+]
+
+FAILED = ("failed", "oom", "killed", "preempted")
+ENDED = ("finished", *FAILED)
+FRESH_S = 120.0
+JSON_SOURCE = "http-"
+"""How the sources begin that this server keeps for programs without an agent (POST /log): they send when they have
+something."""
+SET_BY_PEOPLE = "_set_by_people"
+"""In a run's `meta`, shown to nobody: what of `name` and `tags` a person has set, which no job changes from then on."""
+_FIRST = struct.Struct("<d")
+_SKEW_S = 60.0
+"""A clock is off when it differs from ours by more; less may be the time that the first frame took to come."""
+_CLOCK_SET = 1e9
+"""Unix seconds (2001). Before that a clock was not set yet."""
+_REASON_CHARACTERS = 4000
+_NOTES_CHARACTERS = 100_000
+_CONFIG_BYTES = 256 * 1024
+_OWN_COLUMN = {
+    "state",
+    "heartbeat",
+    "name",
+    "config",
+    "tags",
+    "group",
+    "notes",
+    "start_step",
+    "world_size",
+    "host",
+    "pid",
+    "reason",
+    "traceback",
+    "exception",
+    SET_BY_PEOPLE,
+}
+
+
+@dataclass(slots=True)
+class Seen:
+    """A frame and what its rows say. step: the last completed step in it; first_step: the first of its rows but those
+    of samplers; None if it holds none."""
+
+    frame: Frame
+    step: int | None
+    first_step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A source that has not been heard of. contact: Unix seconds of its last frame, server clock."""
+
+    source: str
+    run: str
+    attempt: int
+    rank: int
+    contact: float
+
+
+class _RankState(NamedTuple):
+    rank: int
+    state: str
+    reason: str
+    started: float
+    contact: float
+    ended: float | None
+    clock_offset_s: float | None
+
+    def ended_by_our_clock(self) -> float:
+        """Between the start and the last contact, give or take what clocks may be apart, whatever its own clock
+        said."""
+        return max(self.started, min(_our_time(self.ended or 0.0, self.clock_offset_s), self.contact + _SKEW_S))
+
+
+_SOURCE_COLUMNS = ("state", "reason", "step", "host", "pid", "started", "contact", "ended", "heartbeat")
+_RUN_COLUMNS = (
+    "project",
+    "name",
+    "state",
+    "reason",
+    "step",
+    "started",
+    "updated",
+    "ended",
+    "attempt",
+    "attempts",
+    "world_size",
+    "group_name",
+    "host",
+)
+_SOURCE_ROW = ("id", "run", "attempt", "rank", *_SOURCE_COLUMNS, "clock_offset_s", "seq_floor")
+_RUN_ROW = ("id", *_RUN_COLUMNS)
+# Those of a new row: all columns, for what is handed to the driver as it is has no defaults.
+_NEW_RUN = (*_RUN_ROW, "tags", "notes", "config", "meta")
+_load_source = Prepared(select(*(sources.c[name] for name in _SOURCE_ROW)).where(sources.c.id == bindparam("_id")))
+_new_run = Prepared(insert(runs), _NEW_RUN)
+_new_source = Prepared(insert(sources), _SOURCE_ROW)
+_begin_attempt = Prepared(
+    update(attempts)
+    .where(
+        attempts.c.run == bindparam("_run"),
+        attempts.c.attempt == bindparam("_attempt"),
+        attempts.c.started > bindparam("started"),
+    )
+    .values(started=bindparam("started"))
+)
+_load_run = Prepared(select(*(runs.c[name] for name in _RUN_ROW)).where(runs.c.id == bindparam("_id")))
+_states_of_attempt = Prepared(
+    select(*(sources.c[name] for name in _RankState._fields)).where(
+        sources.c.run == bindparam("run"), sources.c.attempt == bindparam("attempt")
+    )
+)
+_by_source = update(sources).where(sources.c.id == bindparam("_id"))
+_by_run = update(runs).where(runs.c.id == bindparam("_id"))
+_update_source = Prepared(_by_source.values({name: bindparam(name) for name in _SOURCE_COLUMNS}))
+_touch_source = Prepared(_by_source.values({name: bindparam(name) for name in ("step", "contact")}))
+_update_run = Prepared(_by_run.values({name: bindparam(name) for name in _RUN_COLUMNS}))
+_touch_run = Prepared(_by_run.values({name: bindparam(name) for name in ("step", "updated")}))
+_describe_run = Prepared(_by_run.values({name: bindparam(name) for name in ("tags", "notes", "config", "meta")}))
+
+
+def load_sources(connection: Connection, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The rows of these sources as far as they exist."""
+    rows = _load_source.each(connection, [{"_id": source_id} for source_id in ids])
+    return {row[0]: dict(zip(_SOURCE_ROW, row, strict=True)) for row in rows if row is not None}
+
+
+def load_runs(connection: Connection, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The rows of these runs as far as they exist."""
+    rows = _load_run.each(connection, [{"_id": run} for run in ids])
+    return {row[0]: dict(zip(_RUN_ROW, row, strict=True)) for row in rows if row is not None}
+
+
+def record(
+    connection: Connection,
+    seen: Sequence[Seen],
+    known_sources: dict[str, dict[str, Any]],
+    known_runs: dict[str, dict[str, Any]],
+    starts: Starts,
+    now: float,
+) -> None:
+    """Creates and updates the rows of the runs, attempts and sources of these fresh frames. known_sources, known_runs:
+    from load_sources() and load_runs()."""
+    if not seen:
+        return
+    book = _Book(connection, known_runs, known_sources, starts, now)
+    for item in seen:
+        book.enter(item)
+    book.close()
+
+
+class _Book:
+    """The rows in the hands of one transaction: read once, changed in memory, written once."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        run_rows: dict[str, dict[str, Any]],
+        source_rows: dict[str, dict[str, Any]],
+        starts: Starts,
+        now: float,
+    ) -> None:
+        self.connection, self.runs, self.sources, self.starts, self.now = connection, run_rows, source_rows, starts, now
+        self.touched_sources: dict[str, None] = {}
+        self.changed_sources: dict[str, None] = {}
+        self.new_sources: list[dict[str, Any]] = []
+        self.touched_runs: dict[str, None] = {}
+        self.judge: dict[str, None] = {}  # runs whose state must be computed again
+        self.changed_runs: dict[str, None] = {}
+
+    def enter(self, item: Seen) -> None:
+        frame = item.frame
+        states = [event for event in frame.events if event.kind == "state"]
+        run = self._run(frame)
+        source = self.sources.get(frame.source)
+        if source is None:
+            source = self._source(frame, run, states)
+        elif source["state"] == "lost" and self._is_fresh(frame, source):
+            source["state"] = "running" if source["step"] or item.step is not None else "starting"
+            self._changed(source)
+        self._began(run, source, frame)
+        source["contact"] = self.now
+        self.touched_sources[source["id"]] = None
+        for event in states:
+            self._report(run, source, frame, event)
+        for event in frame.events:
+            if event.kind == "context":
+                self._describe(run, frame, event.data)
+        if item.first_step is not None and not frame.source.startswith(JSON_SOURCE):
+            self.starts.has_row(self.connection, frame.run, frame.attempt, item.first_step)
+        step = max([item.step or 0, *(event.step or 0 for event in states)])
+        if step > source["step"]:
+            source["step"] = step
+            if source["state"] == "starting" and item.step is not None:
+                source["state"] = "running"  # steps are done: a source that does not send its state is running
+                self._changed(source)
+        run["updated"] = max(run["updated"], self.now)
+        if frame.attempt == run["attempt"]:
+            run["step"] = max(run["step"], source["step"])
+        self.touched_runs[run["id"]] = None
+
+    def close(self) -> None:
+        """Writes what changed, then the states that follow from it."""
+        self._write_sources()
+        for run in self.judge:
+            self._judge(self.runs[run])
+        fresh_runs = [self.runs[run] for run in self.changed_runs]
+        if fresh_runs:
+            _update_run.many(
+                self.connection,
+                [{"_id": run["id"], **{name: run[name] for name in _RUN_COLUMNS}} for run in fresh_runs],
+            )
+        rest = [run for run in self.touched_runs if run not in self.changed_runs]
+        if rest:
+            _touch_run.many(
+                self.connection,
+                [{"_id": run, "step": self.runs[run]["step"], "updated": self.runs[run]["updated"]} for run in rest],
+            )
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def _run(self, frame: Frame) -> dict[str, Any]:
+        run = self.runs.get(frame.run)
+        if run is None:
+            run = {
+                "id": frame.run,
+                "project": frame.project,
+                "name": (frame.name or frame.run)[:256],
+                "state": "starting",
+                "reason": "",
+                "step": 0,
+                "started": self.now,
+                "updated": self.now,
+                "ended": None,
+                "attempt": frame.attempt,
+                "attempts": 0,
+                "world_size": 1,
+                "group_name": None,
+                "host": None,
+            }
+            _new_run.many(self.connection, [{**run, "tags": "[]", "notes": "", "config": "{}", "meta": "{}"}])
+            self.runs[frame.run] = run
+            self.judge[frame.run] = None
+        return run
+
+    def _source(self, frame: Frame, run: dict[str, Any], states: Sequence[Event]) -> dict[str, Any]:
+        self._attempt(frame, run, states)
+        sent = frame.sent if frame.sent is not None and math.isfinite(frame.sent) else self.now
+        source = {
+            "id": frame.source,
+            "run": frame.run,
+            "attempt": frame.attempt,
+            "rank": frame.rank,
+            "state": "starting",
+            "reason": "",
+            "step": 0,
+            "host": None,
+            "pid": None,
+            "started": self.now,
+            "contact": self.now,
+            "ended": None,
+            "clock_offset_s": sent - self.now,
+            "heartbeat": False,
+            "seq_floor": 0,
+        }
+        self.sources[frame.source] = source
+        self.new_sources.append(source)
+        self.judge[frame.run] = None
+        return source
+
+    def _attempt(self, frame: Frame, run: dict[str, Any], states: Sequence[Event]) -> None:
+        if self.starts.exists(self.connection, frame.run, frame.attempt):
+            return
+        self.starts.begin(self.connection, frame.run, frame.attempt, UNDECIDED, self.now)
+        run["attempts"] += 1
+        if frame.attempt > run["attempt"]:
+            run.update(attempt=frame.attempt, step=0, ended=None, reason="")
+        told = next((start for event in states if (start := whole(event.data.get("start_step"))) is not None), None)
+        if told is not None:
+            self._told_start(run, frame, told)
+        self.changed_runs[run["id"]] = None
+        self.judge[run["id"]] = None
+
+    def _told_start(self, run: dict[str, Any], frame: Frame, start: int) -> None:
+        taken = self.starts.tell(self.connection, frame.run, frame.attempt, frame.rank, start)
+        if taken and frame.attempt == run["attempt"]:
+            run["step"] = max(run["step"], start - 1)
+
+    def _began(self, run: dict[str, Any], source: dict[str, Any], frame: Frame) -> None:
+        """A run, an attempt and a source began at the earliest time in their frames, in whatever order those come. (By
+        the time of arrival, a run recorded offline would end before it began.)"""
+        offset = source["clock_offset_s"]
+        if frame.sent is not None and math.isfinite(frame.sent):
+            offset = frame.sent - self.now  # a clock may have been set since the source's first frame
+        told = [_our_time(time, offset) for time in _times(frame)]
+        began = min((time for time in told if time >= _CLOCK_SET), default=self.now)
+        if began >= source["started"]:
+            return
+        source["started"] = began
+        self.changed_sources[source["id"]] = None
+        _begin_attempt.many(self.connection, [{"_run": frame.run, "_attempt": frame.attempt, "started": began}])
+        if began < run["started"]:
+            run["started"] = began
+            self.changed_runs[run["id"]] = None
+
+    def _report(self, run: dict[str, Any], source: dict[str, Any], frame: Frame, event: Event) -> None:
+        """A state event of a source."""
+        data = event.data
+        state = data.get("state")
+        if state not in STATES:
+            return
+        source["heartbeat"] = data.get("heartbeat") is not False
+        if isinstance(data.get("host"), str):
+            source["host"] = data["host"][:256]
+        if (pid := whole(data.get("pid"))) is not None:
+            source["pid"] = pid
+        # the agent says more when a later attach() or init() adds to the run
+        if state == "starting" or "config" in data:
+            self._describe(run, frame, data)
+        if source["state"] in ENDED and not (state in FAILED and source["state"] == "finished"):
+            self._changed(source)  # how it ended is known; only a failure after "finished" is news
+            return
+        source["state"] = state
+        if state in ENDED:
+            source["ended"] = event.time if math.isfinite(event.time) else self.now
+            source["reason"] = str(data.get("reason") or data.get("exception") or "")[:_REASON_CHARACTERS]
+        self._changed(source)
+
+    def _describe(self, run: dict[str, Any], frame: Frame, data: dict[str, Any]) -> None:
+        """What the user and the agent said about the run at its start; rank 0 says it, others only what is still
+        missing."""
+        first = frame.rank == 0
+        start = whole(data.get("start_step"))
+        if start is not None:
+            self._told_start(run, frame, start)
+        if frame.attempt != run["attempt"] or not (first or run["host"] is None):
+            return
+        run["project"] = frame.project
+        if "world_size" in data:
+            run["world_size"] = max(whole(data["world_size"]) or 1, 1)
+        if data.get("group"):
+            run["group_name"] = str(data["group"])[:256]
+        if data.get("host"):
+            run["host"] = str(data["host"])[:256]
+        self.changed_runs[run["id"]] = None
+        self._add_to_description(run, frame, data)
+
+    def _add_to_description(self, run: dict[str, Any], frame: Frame, data: dict[str, Any]) -> None:
+        """Adds to what the run has already, and leaves alone what a person has set since."""
+        columns = select(runs.c.tags, runs.c.notes, runs.c.config, runs.c.meta)
+        before = self.connection.execute(columns.where(runs.c.id == run["id"])).one()
+        known = json.loads(before.meta)
+        by_people = known.pop(SET_BY_PEOPLE, [])
+        name = data.get("name") or frame.name
+        # A later attempt keeps what the run is called by now.
+        if isinstance(name, str) and name and run["attempts"] <= 1 and "name" not in by_people:
+            run["name"] = name[:256]
+        tags, config = data.get("tags"), data.get("config")
+        said = [str(tag)[:256] for tag in tags] if isinstance(tags, (list, tuple)) and "tags" not in by_people else []
+        meta = {key: value for key, value in data.items() if key not in _OWN_COLUMN}
+        described = {
+            "_id": run["id"],
+            "tags": _json(list(dict.fromkeys([*json.loads(before.tags), *said]))[:100]),
+            "notes": before.notes or str(data.get("notes") or "")[:_NOTES_CHARACTERS],  # what people wrote since stays
+            "config": _json(json.loads(before.config) | (config if isinstance(config, dict) else {})),
+            "meta": set_by_people(_json(known | meta), by_people),
+        }
+        _describe_run.many(self.connection, [described])
+
+    def _is_fresh(self, frame: Frame, source: dict[str, Any]) -> bool:
+        """Whether the frame was made just now, so that its sender lives, and not drained from a spool that somebody
+        found."""
+        if frame.sent is None:
+            return True
+        return self.now - (frame.sent - (source["clock_offset_s"] or 0.0)) < FRESH_S
+
+    def _changed(self, source: dict[str, Any]) -> None:
+        self.changed_sources[source["id"]] = None
+        self.judge[source["run"]] = None
+
+    def _write_sources(self) -> None:
+        new = {source["id"] for source in self.new_sources}
+        if new:
+            _new_source.many(self.connection, self.new_sources)
+        changed = [self.sources[source] for source in self.changed_sources if source not in new]
+        if changed:
+            rows = [{"_id": source["id"], **{name: source[name] for name in _SOURCE_COLUMNS}} for source in changed]
+            _update_source.many(self.connection, rows)
+        rest = [source for source in self.touched_sources if source not in new and source not in self.changed_sources]
+        if rest:
+            rows = [
+                {"_id": source, "step": self.sources[source]["step"], "contact": self.sources[source]["contact"]}
+                for source in rest
+            ]
+            _touch_source.many(self.connection, rows)
+
+    def _judge(self, run: dict[str, Any]) -> None:
+        state, reason, ended = _state_of(self.connection, run["id"], run["attempt"])
+        run.update(state=state, reason=reason, ended=ended)
+        self.changed_runs[run["id"]] = None
+
+
+def mark_lost(connection: Connection, source_ids: Sequence[str]) -> list[str]:
+    """Marks active sources as lost, and with them runs that have no other rank in contact. Answers the runs that
+    changed. Their `updated` stays: it says when the run was last heard."""
+    active = sources.c.state.in_(("starting", "running", "stuck"))
+    rows = connection.execute(
+        select(sources.c.id, sources.c.run).where(sources.c.id.in_(list(source_ids)), active)
+    ).all()
+    if not rows:
+        return []
+    connection.execute(update(sources).where(sources.c.id.in_([row.id for row in rows])).values(state="lost"))
+    changed = []
+    for run in sorted({row.run for row in rows}):
+        before = connection.execute(select(runs.c.state, runs.c.attempt).where(runs.c.id == run)).one()
+        state, reason, ended = _state_of(connection, run, before.attempt)
+        if state != before.state:
+            connection.execute(update(runs).where(runs.c.id == run).values(state=state, reason=reason, ended=ended))
+            changed.append(run)
+    return changed
+
+
+def silent_sources(connection: Connection, now: float, after_s: float) -> list[Silent]:
+    """Active sources that send their state by themselves (agents; not plain /log clients) and were last heard `after_s`
+    ago."""
+    rows = connection.execute(
+        select(sources.c.id, sources.c.run, sources.c.attempt, sources.c.rank, sources.c.contact).where(
+            sources.c.state.in_(("starting", "running", "stuck")),
+            sources.c.heartbeat.is_(True),
+            sources.c.contact <= now - after_s,
+        )
+    )
+    return [Silent(row.id, row.run, row.attempt, row.rank, row.contact) for row in rows]
+
+
+def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str, float | None]:
+    """State, reason and end (Unix seconds) of a run, from the sources of one attempt."""
+    rows = [_RankState(*row) for row in _states_of_attempt.all(connection, {"run": run, "attempt": attempt})]
+    # By the ranks' own clocks: on one host they resolve milliseconds, which our guess of how far a clock is off does
+    # not.
+    failures = [row for row in rows if row.state in FAILED]
+    if failures:
+        first = failures[first_of([Failure(row.ended or 0.0, row.rank, row.state, row.reason) for row in failures])]
+        several = len({row.rank for row in rows}) > 1
+        reason = f"rank {first.rank}: {first.reason}" if several and first.reason else first.reason
+        return first.state, reason, first.ended_by_our_clock()
+    finished = {row.rank for row in rows if row.state == "finished"}
+    active = [row for row in rows if row.rank not in finished]
+    if finished and not active:
+        return "finished", "", max(row.ended_by_our_clock() for row in rows if row.state == "finished")
+    states = {row.state for row in active}
+    for state in ("stuck", "running", "starting"):
+        if state in states:
+            return state, "", None
+    return ("lost", "no contact", None) if states else ("starting", "", None)
+
+
+def _times(frame: Frame) -> list[float]:
+    """The times in a frame, by its sender's clock: of its events, and of the first row of each group, which is its
+    earliest (all but: to look at every row would take longer than storing them)."""
+    times = [_FIRST.unpack_from(group.time)[0] for group in frame.groups if group.rows]
+    for event in frame.events:
+        times.append(event.time)
+        if event.kind == "state" and isinstance(told := event.data.get("started"), float):
+            times.append(told)  # of a watcher, which may have said nothing before its script ended
+    return times
+
+
+def _our_time(time: float, clock_offset_s: float | None) -> float:
+    """A sender's time by our clock. A frame holds the time at which it was sent, so that even one that was kept for
+    days shows how far its sender's clock is off."""
+    return time - clock_offset_s if clock_offset_s is not None and abs(clock_offset_s) > _SKEW_S else time
+
+
+def set_by_people(meta: str, fields: Collection[str]) -> str:
+    """A run's `meta` with the note that a person has set these of its fields, besides those that it notes already."""
+    if not fields:
+        return meta
+    found = json.loads(meta)
+    return json.dumps({**found, SET_BY_PEOPLE: sorted({*found.get(SET_BY_PEOPLE, []), *fields})})
+
+
+def _json(value: Any) -> str:
+    """JSON text of what a user gave us; what JSON cannot say becomes its text, and what is too large is named, not
+    kept."""
+    try:
+        text = to_json(value).decode()
+    except (WireError, ValueError, OverflowError, RecursionError):
+        try:
+            text = json.dumps(value, default=str, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            return "{}" if isinstance(value, dict) else "[]"
+    if len(text) > _CONFIG_BYTES:
+        return (
+            json.dumps({"dropped": f"{len(text)} bytes; {_CONFIG_BYTES} are kept"}) if isinstance(value, dict) else "[]"
+        )
+    return text

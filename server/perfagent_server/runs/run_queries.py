@@ -1,0 +1,213 @@
+"""Reads runs from the tables (lists with filters, one run, its events), and changes what people may change."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from sqlalchemy import JSON, Connection, and_, cast, func, or_, select, update
+from sqlalchemy.sql.elements import ColumnElement
+
+from perfagent.errors import WireError
+from perfagent.wire import RunSummary
+from perfagent_server.database import Database
+from perfagent_server.runs.lifecycle import JSON_SOURCE, SET_BY_PEOPLE, set_by_people
+from perfagent_server.store.tables import event, run, source
+from perfagent_server.timestamps import rfc3339
+
+__all__ = ["EventRow", "Runs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRow:
+    """One event as the API shows it. time: Unix seconds of the sender's clock; data: by kind."""
+
+    id: int
+    kind: str
+    rank: int
+    attempt: int
+    step: int | None
+    time: float
+    data: dict[str, Any]
+
+
+class Runs:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def page(
+        self, *, project: str | None = None, name: str | None = None, state: str | None = None, tag: str | None = None,
+        limit: int = 100, cursor: str | None = None,
+    ) -> tuple[list[RunSummary], str | None]:  # fmt: skip
+        """Runs, newest first, and the cursor of the next page. Raises WireError for a cursor that is not one of
+        ours."""
+        query = select(run).order_by(run.c.started.desc(), run.c.id.desc()).limit(limit + 1)
+        for column, wanted in ((run.c.project, project), (run.c.name, name), (run.c.state, state)):
+            if wanted is not None:
+                query = query.where(column == wanted)
+        if tag is not None:
+            query = query.where(_has_tag(tag, self._database.engine.dialect.name))
+        if cursor is not None:
+            started, identifier = _parse_cursor(cursor)
+            query = query.where(or_(run.c.started < started, and_(run.c.started == started, run.c.id < identifier)))
+        with self._database.read() as connection:
+            rows = connection.execute(query).mappings().all()
+        following = _cursor(rows[limit - 1]) if len(rows) > limit else None
+        return [_summary(row, brief=True) for row in rows[:limit]], following
+
+    def get(self, identifier: str) -> RunSummary | None:
+        with self._database.read() as connection:
+            row = connection.execute(select(run).where(run.c.id == identifier)).mappings().first()
+        return None if row is None else _summary(row)
+
+    def notes(self, identifier: str) -> str:
+        """What people wrote about a run."""
+        with self._database.read() as connection:
+            return str(connection.execute(select(run.c.notes).where(run.c.id == identifier)).scalar() or "")
+
+    def exists(self, identifier: str) -> bool:
+        with self._database.read() as connection:
+            return connection.execute(select(run.c.id).where(run.c.id == identifier)).first() is not None
+
+    def summaries(self, identifiers: Sequence[str]) -> list[RunSummary]:
+        """The runs of these ids that exist."""
+        with self._database.read() as connection:
+            rows = connection.execute(select(run).where(run.c.id.in_(identifiers[:500]))).mappings().all()
+        return [_summary(row, brief=True) for row in rows]
+
+    def newest_named(self, project: str, name: str) -> Mapping[str, Any] | None:
+        """id and attempt of the run of a name that was begun last. Not the one with the latest rows: they may hold any
+        time."""
+        query = (
+            select(run.c.id, run.c.attempt)
+            .where(run.c.project == project, run.c.name == name)
+            .order_by(run.c.attempt.desc(), run.c.started.desc(), run.c.id.desc())
+            .limit(1)
+        )
+        with self._database.read() as connection:
+            row = connection.execute(query).mappings().first()
+        return None if row is None else dict(row)
+
+    def named(self, name: str) -> str | None:
+        """id of the run of a name that was begun last, in whatever project."""
+        query = select(run.c.id).where(run.c.name == name).order_by(run.c.started.desc(), run.c.id.desc()).limit(1)
+        with self._database.read() as connection:
+            found = connection.execute(query).scalar()
+        return None if found is None else str(found)
+
+    def step_of_rank(self, identifier: str, attempt: int, rank: int) -> int:
+        """The last completed step of one rank of an attempt, 0 when it has sent none."""
+        query = select(func.max(source.c.step)).where(
+            source.c.run == identifier, source.c.attempt == attempt, source.c.rank == rank
+        )
+        with self._database.read() as connection:
+            return int(connection.execute(query).scalar() or 0)
+
+    def awaits_rank(self, identifier: str, attempt: int, rank: int) -> bool:
+        """Whether a run of programs without an agent goes on, and this rank was not heard yet."""
+        sources = select(source.c.id, source.c.rank).where(source.c.run == identifier, source.c.attempt == attempt)
+        with self._database.read() as connection:
+            state = connection.execute(select(run.c.state).where(run.c.id == identifier)).scalar()
+            heard = connection.execute(sources).all()
+        others = all(row.id.startswith(JSON_SOURCE) and row.rank != rank for row in heard)
+        return others and state in ("starting", "running", "stuck")
+
+    def events(
+        self,
+        identifier: str,
+        *,
+        kind: str | None = None,
+        rank: int | None = None,
+        limit: int = 100,
+        before: int | None = None,
+    ) -> list[EventRow]:
+        """The newest events of a run, oldest of them first. before: only those with a smaller id, for paging back."""
+        query = select(event).where(event.c.run == identifier).order_by(event.c.id.desc()).limit(limit)
+        if kind is not None:
+            query = query.where(event.c.kind == kind)
+        if rank is not None:
+            query = query.where(event.c.rank == rank)
+        if before is not None:
+            query = query.where(event.c.id < before)
+        with self._database.read() as connection:
+            rows = connection.execute(query).mappings().all()
+        return [
+            EventRow(
+                id=row["id"], kind=row["kind"], rank=row["rank"], attempt=row["attempt"], step=row["step"], time=row["time"],
+                data=msgspec.msgpack.decode(row["data"]),
+            )
+            for row in reversed(rows)
+        ]  # fmt: skip
+
+    @staticmethod
+    def change(
+        connection: Connection,
+        identifier: str,
+        *,
+        name: str | None,
+        tags: list[str] | None,
+        notes: str | None,
+        rules_off: list[str] | None,
+    ) -> None:
+        """Changes what people may change; what is None stays."""
+        values: dict[str, Any] = {}
+        if name is not None:
+            values["name"] = name
+        if tags is not None:
+            values["tags"] = json.dumps(tags)
+        if values:  # the job must not undo it: what else it says of its run comes for hours
+            meta = connection.execute(select(run.c.meta).where(run.c.id == identifier)).scalar()
+            values["meta"] = set_by_people(meta or "{}", list(values))
+        if notes is not None:
+            values["notes"] = notes
+        if rules_off is not None:
+            values["rules_off"] = json.dumps(rules_off)
+        if values:
+            connection.execute(update(run).where(run.c.id == identifier).values(**values))
+
+
+_LONG = ("packages", "environment")
+
+
+def _summary(row: Mapping[Any, Any], *, brief: bool = False) -> RunSummary:
+    """brief: without what is long and read of one run at a time."""
+    meta = json.loads(row["meta"])
+    meta.pop(SET_BY_PEOPLE, None)
+    if brief:
+        meta = {name: value for name, value in meta.items() if name not in _LONG}
+    return RunSummary(
+        run=row["id"], project=row["project"], name=row["name"], state=row["state"], step=row["step"],
+        started=rfc3339(row["started"]), updated=rfc3339(row["updated"]), ended=rfc3339(row["ended"]), reason=row["reason"],
+        world_size=row["world_size"], attempts=row["attempts"], tags=json.loads(row["tags"]), group=row["group_name"],
+        host=row["host"], config=json.loads(row["config"]), meta=meta, rules_off=json.loads(row["rules_off"]),
+    )  # fmt: skip
+
+
+def _has_tag(tag: str, dialect: str) -> ColumnElement[bool]:
+    """Tags are a JSON list in text."""
+    if dialect == "postgresql":
+        items = func.json_array_elements_text(cast(run.c.tags, JSON)).table_valued("value")
+    else:
+        items = func.json_each(run.c.tags).table_valued("value")
+    return select(items.c.value).where(items.c.value == tag).exists()
+
+
+def _cursor(row: Mapping[Any, Any]) -> str:
+    return base64.urlsafe_b64encode(struct.pack("<d", row["started"]) + row["id"].encode()).decode()
+
+
+def _parse_cursor(cursor: str) -> tuple[float, str]:
+    try:
+        raw = base64.urlsafe_b64decode(cursor.encode("ascii"))
+        (started,) = struct.unpack_from("<d", raw)
+        return started, raw[8:].decode()
+    except (ValueError, binascii.Error, struct.error):
+        raise WireError(
+            f"cursor {cursor[:80]!r} is not one that this server gave; leave it out to begin with the newest run"
+        ) from None

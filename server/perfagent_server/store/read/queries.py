@@ -1,0 +1,263 @@
+"""Answers questions about a run: the newest values, a series in so many buckets, ranks side by side, every sample.
+
+Every question is answered from blocks and tail together, inside one read transaction (reading.py).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from sqlalchemy import Connection, func, select
+
+from perfagent.wire import Latest, LogRow, RankMatrix, Series, metric, parts_of, whole_of
+from perfagent_server.database import Database
+from perfagent_server.store.codec.aggregates import Cells, Floats, concatenate, reduced
+from perfagent_server.store.codec.tail import unpack_whole
+from perfagent_server.store.codec.wide_blocks import last_of_run
+from perfagent_server.store.read.ranks import latest_over_ranks, over_ranks
+from perfagent_server.store.read.view import (
+    CUT_NEVER,
+    View,
+    cells_by_rank,
+    few_samples,
+    in_order,
+    last_visible,
+    newest_in_tail,
+    open_view,
+    stored_payloads,
+    value_at,
+    visible_attempts,
+)
+from perfagent_server.store.sharded_norms import root_of_sums
+from perfagent_server.store.stored import Stored
+from perfagent_server.store.tables import last, series, tail
+
+__all__ = ["Answers"]
+
+MAX_POINTS = 20_000
+_LOOK_BACK = 2048  # steps in which ranks that measure at different periods have one in common: a period is at most 1024
+
+
+class Answers:
+    """The half of SqlStore that reads."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def names(self, run: str) -> list[str]:
+        with self.database.read() as connection:
+            found = set(connection.execute(select(series.c.name).distinct().where(series.c.run == run)).scalars())
+        return sorted(found | {whole for name in found if (whole := whole_of(name))})
+
+    def since(self, tail_id: int, limit: int, max_bytes: int | None = None) -> list[Stored]:
+        statement = select(tail).where(tail.c.id > tail_id).order_by(tail.c.id).limit(limit)
+        found: list[Stored] = []
+        size = 0
+        with self.database.read() as connection:
+            for row in connection.execute(statement):
+                size += len(row.frame)
+                if found and max_bytes is not None and size > max_bytes:
+                    break
+                groups, events = unpack_whole(row.frame)
+                found.append(
+                    Stored(row.id, row.run, row.attempt, row.rank, row.source, row.seq, row.received, groups, events)
+                )
+        return found
+
+    def newest_id(self) -> int:
+        with self.database.read() as connection:
+            return connection.execute(select(func.max(tail.c.id))).scalar() or 0
+
+    def latest(self, run: str) -> dict[str, Latest]:
+        with self.database.read() as connection:
+            attempts = visible_attempts(connection, run)
+            top = dict(attempts)
+            # (name, rank) -> attempt, step, time, value
+            best: dict[tuple[str, int], tuple[int, int, float, float]] = {}
+            rows = connection.execute(
+                select(
+                    series.c.id, series.c.rank, series.c.name, last.c.attempt, last.c.step, last.c.time, last.c.value
+                )
+                .outerjoin(last, last.c.series == series.c.id)
+                .where(series.c.run == run)
+            )
+            keys: dict[int, tuple[str, int]] = {}
+            for series_id, rank, name, attempt, step, time, value in rows:
+                keys[series_id] = (name, rank)
+                if attempt is not None:
+                    best[name, rank] = (attempt, step, time, struct.unpack("<d", value)[0])
+            for series_id, newest in last_of_run(connection, run):
+                before = best.get(keys[series_id])
+                if before is None or newest[:3] >= before[:3]:
+                    best[keys[series_id]] = newest
+            for (rank, _), (attempt, step, time, at, group) in newest_in_tail(connection, run).items():
+                for name, value in zip(group.names, group.row(at), strict=True):
+                    held = best.get((name, rank))
+                    if held is None or (attempt, step, time) >= held[:3]:
+                        best[name, rank] = (attempt, step, time, value)
+            for (name, rank), (attempt, step, _, _) in list(best.items()):
+                # the newest sample belongs to what a later attempt has started again
+                if step > top.get(attempt, CUT_NEVER):
+                    visible = last_visible(connection, run, name, rank)
+                    if visible is None:
+                        del best[name, rank]
+                    else:
+                        best[name, rank] = visible
+        grouped: dict[str, dict[int, tuple[int, int, float, float]]] = {}
+        for (name, rank), found in sorted(best.items()):
+            grouped.setdefault(name, {})[rank] = found
+        combined = {name: latest_over_ranks(name, found) for name, found in grouped.items()}
+        for name, of_ranks in grouped.items():
+            whole = whole_of(name)
+            if whole and whole not in combined:
+                newest_whole = self._latest_whole(run, whole, name, of_ranks)
+                if newest_whole is not None:
+                    combined[whole] = newest_whole
+        return combined
+
+    def series(
+        self,
+        run: str,
+        name: str,
+        *,
+        rank: int | Literal["all"] = "all",
+        from_step: int | None = None,
+        to_step: int | None = None,
+        points: int = 1000,
+    ) -> Series:
+        points = min(max(points, 1), MAX_POINTS)
+        with self.database.read() as connection:
+            view = open_view(connection, run, name, None if rank == "all" else rank)
+            parts = parts_of(name) if rank == "all" and not view.ranks else ""
+            if parts:
+                view = open_view(connection, run, parts, None)
+            span = _clamped(view.extent(), from_step, to_step)
+            if span is None:
+                return _answer(name, rank, 1, True, concatenate([]), np.empty(0), 0)
+            first, last_step = span
+            if parts:
+                width = _width(first, last_step, points)
+                cells = self._whole(connection, view, first, last_step, width)
+                return _answer(name, rank, width, False, cells, cells.mean, first)
+            single = few_samples(connection, view, first, last_step, points)
+            if single is not None:
+                return _answer(name, rank, 1, True, single, single.mean, first)
+            width = _width(first, last_step, points)
+            by_rank = cells_by_rank(connection, view, first, last_step, width)
+        cells, mean = over_ranks(name, list(by_rank.values()))
+        return _answer(name, rank, width, False, cells, mean, first)
+
+    def ranks(
+        self, run: str, name: str, *, from_step: int | None = None, to_step: int | None = None, points: int = 200
+    ) -> RankMatrix:
+        points = min(max(points, 1), MAX_POINTS)
+        unit = metric(name).unit
+        with self.database.read() as connection:
+            view = open_view(connection, run, name, None)
+            span = _clamped(view.extent(), from_step, to_step)
+            if span is None:
+                return RankMatrix(name=name, unit=unit, ranks=[], step=[], mean=[])
+            by_rank = cells_by_rank(connection, view, *span, _width(*span, points))
+        ranks = sorted(by_rank)
+        steps = np.unique(np.concatenate([by_rank[rank].step for rank in ranks])) if ranks else np.empty(0, np.int64)
+        mean = np.full((len(ranks), len(steps)), np.nan)
+        for row, rank in enumerate(ranks):
+            cells = by_rank[rank]
+            mean[row, np.searchsorted(steps, cells.step)] = cells.mean
+        return RankMatrix(
+            name=name, unit=unit, ranks=ranks, step=np.maximum(steps, span[0]).tolist(), mean=mean.tolist()
+        )
+
+    def samples(self, run: str) -> Iterator[LogRow]:
+        """See MetricStore. Each series is read in a transaction of its own and decoded block by block outside of it."""
+        with self.database.read() as connection:
+            wanted = connection.execute(
+                select(series.c.name, series.c.rank).where(series.c.run == run).order_by(series.c.name, series.c.rank)
+            ).all()
+        for name, rank in wanted:
+            with self.database.read() as connection:
+                view = open_view(connection, run, name, rank)
+                stored = {
+                    attempt: stored_payloads(connection, list(view.ranks), attempt, 0, top)
+                    for attempt, top in view.attempts
+                }
+            yield from in_order(view, stored, name, rank)
+
+    def _whole(self, connection: Connection, view: View, first: int, last_step: int, width: int) -> Cells:
+        """Cells of a value that ranks send parts of: each attempt's own ranks together."""
+        cells = []
+        for attempt, top in view.attempts:
+            ranks = {view.ranks[series_id] for series_id, of in view.ends if of == attempt}
+            ranks |= {rank for (rank, of), samples in view.tail.items() if of == attempt and len(samples)}
+            mine = replace(view, attempts=[(attempt, top)])
+            cells.append(
+                root_of_sums(list(cells_by_rank(connection, mine, first, last_step, width).values()), len(ranks))
+            )
+        return reduced(concatenate(cells), width)
+
+    def _latest_whole(
+        self, run: str, whole: str, name: str, parts: dict[int, tuple[int, int, float, float]]
+    ) -> Latest | None:
+        """The newest step of which every rank has sent its part."""
+        newest_attempt = max(attempt for attempt, _, _, _ in parts.values())
+        mine = {rank: part for rank, part in parts.items() if part[0] == newest_attempt}
+        steps = {step for _, step, _, _ in mine.values()}
+        if len(steps) == 1:
+            time = max(time for _, _, time, _ in mine.values())
+            return Latest(
+                value=_root(value for _, _, _, value in mine.values()), step=steps.pop(), time=time, rank="all"
+            )
+        newest = self.series(run, whole, from_step=max(0, min(steps) - _LOOK_BACK), points=MAX_POINTS)
+        if not newest.step or newest.time is None:
+            return None
+        step, value = newest.step[-1], newest.mean[-1]
+        if newest.nonfinite[-1]:  # cells do not keep which it was, NaN or infinite: the samples do
+            with self.database.read() as connection:
+                known = [value_at(connection, run, name, rank, step) for rank in mine]
+            root = _root(part for part in known if part is not None)
+            value = root if not math.isfinite(root) else math.nan
+        return Latest(value=value, step=step, time=newest.time[-1], rank="all")
+
+
+def _root(parts: Iterable[float]) -> float:
+    total = sum(parts)
+    return math.sqrt(total) if total >= 0 else math.nan
+
+
+def _clamped(extent: tuple[int, int] | None, first: int | None, last_step: int | None) -> tuple[int, int] | None:
+    if extent is None:
+        return None
+    low = extent[0] if first is None else max(first, extent[0])
+    high = extent[1] if last_step is None else min(last_step, extent[1])
+    return (low, high) if low <= high else None
+
+
+def _width(first: int, last_step: int, points: int) -> int:
+    """Steps per bucket: the smallest power of two with which the range has at most `points` buckets."""
+    width = 1
+    while last_step // width - first // width + 1 > points:
+        width *= 2
+    return width
+
+
+def _answer(name: str, rank: int | str, width: int, exact: bool, cells: Cells, mean: Floats, first: int) -> Series:
+    empty = cells.count == cells.nonfinite
+    return Series(
+        name=name,
+        rank=rank,
+        unit=metric(name).unit,
+        exact=exact,
+        step=np.maximum(cells.step, first).tolist(),
+        min=np.where(empty, np.nan, cells.min).tolist(),
+        max=np.where(empty, np.nan, cells.max).tolist(),
+        mean=mean.tolist(),
+        count=cells.count.tolist(),
+        nonfinite=cells.nonfinite.tolist(),
+        time=cells.time.tolist(),
+        bucket_steps=width,
+    )

@@ -1,0 +1,306 @@
+"""The ack path: frames into ledger and tail, in one transaction with the rows of their runs, sources and series.
+
+A frame is stored whole, as one row; that is all the work before the acknowledgement. The compactor (compaction.py)
+turns tail rows into blocks later.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from sqlalchemy import Connection, bindparam, delete, insert, select
+
+from perfagent.wire import Frame, Group
+from perfagent.wire.limits import MAX_NAMES_PER_RUN, MAX_STEP, name_problem
+from perfagent_server.database import Database
+from perfagent_server.ingest.ownership import refusals
+from perfagent_server.runs import lifecycle
+from perfagent_server.store import artifacts
+from perfagent_server.store.attempt_starts import Starts
+from perfagent_server.store.codec.tail import pack_tail, step_range
+from perfagent_server.store.interface import Receipt, Rejected
+from perfagent_server.store.statements import Prepared, compile_all, insert_for
+from perfagent_server.store.tables import event, idempotency, ledger, series, source, tail
+from perfagent_server.store.tables import run as run_table
+
+__all__ = ["Appender", "deletion_mark"]
+
+_KNOWN_RANKS = 8192  # (run, rank) pairs whose names stay in memory
+
+# Rows with this name are written at the end of an optimizer step. A process that never sends it is believed by whatever
+# it logs, except for what samplers write while a step is still going on.
+_STEP_MARKS = frozenset(("step_time_s", "phase/optimizer_s"))
+"""Series of completed steps only; the first step of a process has no time."""
+_SAMPLED = ("gpu/", "node_gpu", "host/", "disk/", "process/", "agent/", "cuda/")
+
+_encoder = msgspec.msgpack.Encoder()
+_claim_frame = Prepared(
+    lambda dialect: insert_for(dialect)(ledger).on_conflict_do_nothing().returning(ledger.c.seq), ("source", "seq")
+)
+_keep_frame = Prepared(
+    insert(tail).returning(tail.c.id), ("run", "attempt", "rank", "source", "seq", "samples", "received", "frame")
+)
+_keep_event = Prepared(insert(event), ("run", "attempt", "rank", "source", "kind", "step", "time", "data"))
+_names_of_rank = Prepared(
+    select(series.c.name).where(series.c.run == bindparam("run"), series.c.rank == bindparam("rank"))
+)
+_names_of_run = Prepared(select(series.c.name).distinct().where(series.c.run == bindparam("run")))
+# Fifty names a statement take 1.0 µs a name, a statement for each takes 1.6: 5 % of the first frames of a rank with
+# 2000 names.
+_new_series = Prepared(
+    lambda dialect: insert_for(dialect)(series).on_conflict_do_nothing(), ("run", "rank", "name"), at_once=50
+)
+
+
+class Appender:
+    """The half of SqlStore that writes."""
+
+    def __init__(self, database: Database, *, max_names: int = MAX_NAMES_PER_RUN) -> None:
+        compile_all(database.engine)
+        self.database = database
+        self._max_names = max_names
+        # Names of series; filled inside transactions, so forgotten whenever one is undone. Only the writer thread
+        # looks.
+        self._known: dict[tuple[str, int], set[str]] = {}
+        self._of_run: dict[str, set[str]] = {}  # names that some rank of a run has; another server may know more
+        # runs that no server lets have more names, so that those in memory are all there are
+        self._full: set[str] = set()
+        self._starts = Starts()
+        database.on_rollback.append(self._forget)
+
+    def append(
+        self, connection: Connection, frames: Sequence[Frame], now: float, limited: Collection[int] = ()
+    ) -> list[Receipt]:
+        """See MetricStore. What is rejected is taken out of the frames themselves, so that the readers behind the ack
+        see what was stored."""
+        self._make_room()
+        sources = lifecycle.load_sources(connection, {frame.source for frame in frames})
+        runs = lifecycle.load_runs(connection, {frame.run for frame in frames})
+        refused = refusals(frames, sources, runs, limited)
+        fresh = self._fresh(connection, frames, sources, refused)
+        rejected: dict[int, list[Rejected]] = {}
+        new_names: list[tuple[str, int, str]] = []
+        seen = []
+        for at in fresh:
+            frame = frames[at]
+            rejected[at] = _take_out_bad_steps(frame)
+            new_names += self._admit_names(connection, frame, rejected[at])
+            first, done = _measure(frame, not _STEP_MARKS.isdisjoint(self._names(connection, frame.run, frame.rank)))
+            seen.append(lifecycle.Seen(frame, done, first))
+        lifecycle.record(connection, seen, sources, runs, self._starts, now)
+        if new_names:
+            _new_series.rows(connection, new_names)
+        for at in fresh:
+            artifacts.take(connection, frames[at], now)
+        ids = self._write_tail(connection, [frames[at] for at in fresh], now)
+        return [
+            Receipt(frame.samples, 0, rejected[at], ids.get((frame.source, frame.seq)))
+            if at in rejected
+            else Receipt(0, 0 if at in refused else frame.samples, refused=refused.get(at))
+            for at, frame in enumerate(frames)
+        ]
+
+    def _fresh(
+        self,
+        connection: Connection,
+        frames: Sequence[Frame],
+        sources: dict[str, dict[str, Any]],
+        refused: Collection[int],
+    ) -> list[int]:
+        """Positions of the frames that are to be stored and not here yet; they are in the ledger from now on."""
+        claims: dict[tuple[str, int], int] = {}
+        for at, frame in enumerate(frames):
+            row = sources.get(frame.source)
+            if at not in refused and (row is None or frame.seq > row["seq_floor"]):
+                claims.setdefault((frame.source, frame.seq), at)
+        if not claims:
+            return []
+        won = _claim_frame.each(connection, [{"source": source_id, "seq": seq} for source_id, seq in claims])
+        return sorted(at for at, row in zip(claims.values(), won, strict=True) if row is not None)
+
+    def _names(self, connection: Connection, run: str, rank: int) -> set[str]:
+        """Names of a rank's series."""
+        known = self._known.get((run, rank))
+        if known is None:
+            known = self._known[run, rank] = {
+                name for (name,) in _names_of_rank.all(connection, {"run": run, "rank": rank})
+            }
+        return known
+
+    def _make_room(self) -> None:
+        """Between transactions: names that one admits are not in the tables before its end."""
+        if len(self._known) >= _KNOWN_RANKS:
+            self._forget_names()
+        self._starts.make_room()
+
+    def _forget(self) -> None:
+        self._forget_names()
+        self._starts.forget()
+
+    def _forget_names(self) -> None:
+        self._known.clear()
+        self._of_run.clear()
+        self._full.clear()
+
+    def _admit_names(
+        self, connection: Connection, frame: Frame, rejected: list[Rejected]
+    ) -> list[tuple[str, int, str]]:
+        """The names of which series are to be created, as (run, rank, name); takes out of the frame what may not become
+        one."""
+        known = self._names(connection, frame.run, frame.rank)
+        new = {
+            name: None
+            for group in frame.groups
+            if not group.values.keys() <= known
+            for name in group.values
+            if name not in known
+        }
+        if not new:
+            return []
+        refused = self._refused(connection, frame.run, new)
+        admitted = [name for name in new if name not in refused]
+        known.update(admitted)
+        if refused:
+            counts = dict.fromkeys(refused, 0)
+            for group in frame.groups:
+                for name in refused.keys() & group.values.keys():
+                    del group.values[name]
+                    counts[name] += group.rows
+            frame.groups = [group for group in frame.groups if group.values]
+            rejected.extend(
+                Rejected(name[:300].encode(errors="replace").decode(), refused[name], count)
+                for name, count in counts.items()
+            )
+        return [(frame.run, frame.rank, name) for name in admitted]
+
+    def _refused(self, connection: Connection, run: str, new: Iterable[str]) -> dict[str, str]:
+        """Which of the names that are new to a rank may not become series, and why."""
+        of_run = self._of_run.get(run, set())
+        # what one rank sends, the others have mostly sent before
+        unheard = [name for name in new if name not in of_run]
+        refused = {name: problem for name in unheard if (problem := name_problem(name)) is not None}
+        wanted = [name for name in unheard if name not in refused]
+        if wanted and run not in self._full:
+            # Names that are not in the tables yet are those that this transaction has admitted.
+            stored = {name for (name,) in _names_of_run.all(connection, {"run": run})}
+            if len(stored) >= self._max_names:  # from now on a name too many costs no look at all of them
+                self._full.add(run)
+            of_run = self._of_run[run] = stored | of_run
+        for name in wanted:
+            if name in of_run or len(of_run) < self._max_names:
+                of_run.add(name)
+            else:
+                refused[name] = f"the run has {self._max_names} names already, which is the limit"
+        return refused
+
+    def _write_tail(self, connection: Connection, frames: Sequence[Frame], now: float) -> dict[tuple[str, int], int]:
+        """Tail ids by (source, seq). A frame that only said "I am here" has nothing to keep and no row."""
+        events = [artifacts.lasting(frame.events) for frame in frames]
+        rows: list[dict[str, Any]] = [
+            {
+                "run": frame.run,
+                "attempt": frame.attempt,
+                "rank": frame.rank,
+                "source": frame.source,
+                "seq": frame.seq,
+                "samples": frame.samples,
+                "received": now,
+                "frame": pack_tail(frame.groups, lasting),
+            }
+            for frame, lasting in zip(frames, events, strict=True)
+            if frame.groups or lasting
+        ]
+        if not rows:
+            return {}
+        ids = {
+            (row["source"], row["seq"]): found[0]
+            for row, found in zip(rows, _keep_frame.each(connection, rows), strict=True)
+        }
+        happened = [
+            {
+                "run": frame.run,
+                "attempt": frame.attempt,
+                "rank": frame.rank,
+                "source": frame.source,
+                "kind": item.kind[:16],
+                "step": item.step,
+                "time": item.time if math.isfinite(item.time) else now,
+                "data": _encoder.encode(item.data),
+            }
+            for frame, lasting in zip(frames, events, strict=True)
+            for item in lasting
+        ]
+        if happened:
+            _keep_event.many(connection, happened)
+        return ids
+
+    def delete(self, connection: Connection, run: str) -> None:
+        """See MetricStore. The foreign keys take everything else of the run along."""
+        fed = select(source.c.id).where(source.c.run == run, source.c.id.startswith(lifecycle.JSON_SOURCE)).limit(1)
+        if connection.execute(fed).first() is not None:
+            mark = {"key": deletion_mark(run), "created": time.time(), "reply": b""}
+            connection.execute(insert_for(connection.dialect.name)(idempotency).values(mark).on_conflict_do_nothing())
+        connection.execute(delete(ledger).where(ledger.c.source.in_(select(source.c.id).where(source.c.run == run))))
+        connection.execute(delete(run_table).where(run_table.c.id == run))
+        self._of_run.pop(run, None)
+        self._full.discard(run)
+        self._starts.drop(run)
+        for key in [key for key in self._known if key[0] == run]:
+            del self._known[key]
+
+
+def deletion_mark(run: str) -> str:
+    """Stands among the idempotency keys, as long as one of them, after a run with rows of POST /log was deleted: a
+    retry of these rows must not bring it back."""
+    return f"deleted:{run}"
+
+
+def _take_out_bad_steps(frame: Frame) -> list[Rejected]:
+    """Takes out rows whose step is no step, and what has no rows."""
+    rejected: list[Rejected] = []
+    for at, group in enumerate(frame.groups):
+        if group.step:
+            low, high = step_range(group)
+            if low < 0 or high > MAX_STEP:
+                frame.groups[at] = _without_bad_steps(group, rejected)
+    frame.groups = [group for group in frame.groups if group.step and group.values]
+    return rejected
+
+
+def _measure(frame: Frame, marks: bool) -> tuple[int | None, int | None]:
+    """First step of a frame's rows but those of samplers, and the last one that it shows to be completed. marks:
+    whether its process marks the ends of its steps."""
+    first: int | None = None
+    marked: int | None = None
+    logged: int | None = None
+    for group in frame.groups:
+        if all(name.startswith(_SAMPLED) for name in group.values):
+            continue
+        low, high = step_range(group)
+        first = low if first is None else min(first, low)
+        logged = high if logged is None else max(logged, high)
+        if not _STEP_MARKS.isdisjoint(group.values):
+            marked = high if marked is None else max(marked, high)
+    return first, marked if marks else logged
+
+
+def _without_bad_steps(group: Group, rejected: list[Rejected]) -> Group:
+    steps = np.frombuffer(group.step, "<i8")
+    keep = (steps >= 0) & (steps <= MAX_STEP)
+    count = int((~keep).sum())
+    rejected.extend(Rejected(name[:300], f"a step must be from 0 to {MAX_STEP}", count) for name in group.values)
+
+    def kept(column: bytes) -> bytes:
+        return bytes(np.frombuffer(column, f"V{len(column) // len(steps)}")[keep].tobytes())
+
+    return Group(
+        kept(group.step),
+        kept(group.time),
+        kept(group.monotonic),
+        {name: kept(column) for name, column in group.values.items()},
+    )

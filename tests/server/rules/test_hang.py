@@ -1,0 +1,87 @@
+"""hang: judged by the clock, by the pauses that this run has made so far."""
+
+from __future__ import annotations
+
+from judging import START, fired, frame, make_evaluator, restored, state
+
+from perfagent_server.alerts.state_machine import Change
+from perfagent_server.engine.evaluator import Evaluator
+from perfagent_server.rules.hang import Hang
+
+
+def training(*, ranks: int = 1) -> Evaluator:
+    evaluator = make_evaluator(rules=(Hang(),))
+    for rank in range(ranks):
+        evaluator.take(frame({}, [], rank=rank, ident=rank + 1, events=[state("starting", world_size=ranks)]))
+    return evaluator
+
+
+def steps(evaluator: Evaluator, first: int, last: int, at: float, *, took: float = 1.0, rank: int = 0) -> list[Change]:
+    columns = {"step_time_s": [took] * (last - first + 1)}
+    made = frame(columns, range(first, last + 1), rank=rank, ident=evaluator.upto + 1, received=at)
+    return evaluator.take(made)
+
+
+def wait(evaluator: Evaluator, since: float, seconds: float, every: float = 3.0) -> list[Change]:
+    changes: list[Change] = []
+    for tick in range(1, int(seconds / every) + 1):
+        changes += evaluator.tick(since + tick * every)
+    return changes
+
+
+def test_a_run_that_stands_for_a_minute_hangs_and_goes_on_when_a_step_ends() -> None:
+    evaluator = training()
+    steps(evaluator, 1, 10, START)
+    assert wait(evaluator, START, 57.0) == []
+    [change] = wait(evaluator, START + 57, 6.0)
+    assert (change.kind, change.finding.rule, change.finding.severity) == ("fire", "hang", "critical")
+    assert change.finding.title == "No step has ended since step 10"
+    assert "No step has ended for 60 s after step 10" in change.finding.message
+    assert change.finding.ranks == [0]
+    assert steps(evaluator, 11, 11, START + 64) == []
+    [over] = wait(evaluator, START + 64, 3.0)
+    assert over.kind == "resolve"
+
+
+def test_evaluations_and_saves_that_a_run_has_made_before_are_no_hang() -> None:
+    evaluator = training()
+    at = START
+    for begin in range(1, 60, 10):
+        steps(evaluator, begin, begin + 9, at)
+        assert wait(evaluator, at, 45.0) == [], "an evaluation of 45 seconds"
+        at += 45
+    steps(evaluator, 61, 70, at)
+    assert wait(evaluator, at, 210.0) == []
+    assert len(fired(wait(evaluator, at + 210, 30.0))) == 1
+
+
+def test_neither_a_jump_of_the_clock_nor_a_server_that_was_away_is_a_hang() -> None:
+    evaluator = training()
+    steps(evaluator, 1, 10, START)
+    evaluator.tick(START + 3)
+    assert evaluator.tick(START + 86_400) == []
+    evaluator = restored(evaluator)
+    evaluator.start_clock(START + 200_000)
+    assert evaluator.tick(START + 200_003) == []
+
+
+def test_the_first_steps_a_run_without_an_agent_and_one_that_ended_are_not_judged() -> None:
+    few = training()
+    steps(few, 1, 3, START)
+    assert wait(few, START, 300.0) == []
+    logs = training()
+    logs.take(frame({"loss": [1.0] * 50}, range(50), ident=9, received=START))
+    assert wait(logs, START, 300.0) == []
+    ended = training()
+    steps(ended, 1, 10, START)
+    ended.take(frame({}, [], ident=9, received=START, events=[state("finished", step=10)]))
+    assert wait(ended, START, 300.0) == []
+    assert ended.due() is None
+
+
+def test_of_several_ranks_one_that_goes_on_alone_is_no_hang_and_silence_is_not_judged() -> None:
+    evaluator = training(ranks=2)
+    for rank in (0, 1):
+        steps(evaluator, 1, 10, START, rank=rank)
+    evaluator.silence({(1, 0): 31.0, (1, 1): 31.0}, START + 31)
+    assert wait(evaluator, START + 31, 300.0) == []

@@ -1,0 +1,89 @@
+"""straggler and comm_bound: what one rank does beside the others."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from judging import START, fired, frame, make_evaluator, state
+
+from perfagent_server.alerts.state_machine import Change
+from perfagent_server.rules.comm_bound import CommBound
+from perfagent_server.rules.straggler import Straggler
+
+
+def train(
+    own: list[float],
+    *,
+    transfer: float = 0.002,
+    steps: int = 60,
+    phase: str = "forward",
+    noise: float = 0.02,
+    seed: int = 0,
+) -> list[Change]:
+    """Synchronous steps of so many ranks: each works for `own` seconds, and waits for the slowest. phase: where a rank
+    that is slower than the first one spends what it needs more."""
+    draw = random.Random(seed)
+    evaluator = make_evaluator(rules=(CommBound(), Straggler()))
+    changes: list[Change] = []
+    for rank in range(len(own)):
+        changes += evaluator.take(
+            frame({}, [], rank=rank, ident=rank + 1, events=[state("starting", world_size=len(own))])
+        )
+    for step in range(1, steps + 1):
+        now = START + 0.5 * step
+        works = [seconds * (1 + draw.gauss(0, noise)) for seconds in own]
+        whole = max(works) + transfer
+        for rank, work in enumerate(works):
+            more = work - min(works)
+            columns = {
+                "step_time_s": [whole], "phase/comm_s": [whole - work], "phase/forward_s": [min(works) * 0.4],
+                "phase/backward_s": [min(works) * 0.6], "phase/data_s": [0.0], "phase/other_s": [0.0],
+            }  # fmt: skip
+            columns[f"phase/{phase}_s"] = [columns[f"phase/{phase}_s"][0] + more]
+            changes += evaluator.take(frame(columns, [step], rank=rank, ident=evaluator.upto + 1, received=now))
+        changes += evaluator.tick(now)
+    return changes
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_one_rank_that_is_a_third_slower_is_named(ranks: int) -> None:
+    own = [0.1] * ranks
+    own[ranks - 1] = 0.14
+    [change] = fired(train(own))
+    assert (change.finding.rule, change.finding.ranks) == ("straggler", [ranks - 1])
+    assert change.finding.evidence["phase"] == "forward"
+    assert f"Rank {ranks - 1} needs" in change.finding.message
+    assert len(change.finding.title) <= 90
+
+
+def test_its_cause_is_the_phase_that_takes_longer() -> None:
+    [change] = fired(train([0.1] * 7 + [0.3], phase="data"))
+    assert (change.finding.cause, change.finding.severity) == ("data", "critical")
+    assert "disk and the network of its node" in change.finding.fix
+
+
+def test_ranks_that_are_as_fast_or_only_a_little_slower_are_no_stragglers() -> None:
+    for seed in range(3):
+        assert train([0.1] * 8, noise=0.05, seed=seed) == []
+        assert train([0.1] * 7 + [0.11], seed=seed) == []
+
+
+def test_a_stage_with_more_work_is_no_straggler() -> None:
+    assert fired(train([0.1] * 6 + [0.2] * 2)) == []
+    assert fired(train([0.1] * 32 + [0.15] * 32)) == []
+
+
+def test_communication_that_takes_a_third_of_every_ranks_step_is_told() -> None:
+    [change] = fired(train([0.1] * 4, transfer=0.08))
+    assert change.finding.rule == "comm_bound"
+    assert 40 < change.finding.evidence["share_pct"] < 50
+    assert "44 %" in change.finding.message or "43 %" in change.finding.message
+
+
+def test_a_wait_for_one_slow_rank_is_not_communication() -> None:
+    assert [change.finding.rule for change in fired(train([0.1] * 7 + [0.3]))] == ["straggler"]
+
+
+def test_one_rank_alone_has_neither() -> None:
+    assert train([0.1]) == []
