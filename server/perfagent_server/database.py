@@ -13,6 +13,7 @@ Reading goes on all the while.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import sqlite3
@@ -31,6 +32,8 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, Operational
 
 from perfagent.errors import ConfigError, PerfagentError, ResourceError
 from perfagent_server.store import schema
+
+log = logging.getLogger("perfagent.server")
 
 __all__ = ["Database", "DatabaseSettings", "QueueFull", "StorageError", "StorageFull", "open_database"]
 
@@ -148,6 +151,11 @@ class Database:
         return self.submit(job, essential=essential).result()
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the writer runs. Without it nothing is stored any more."""
+        return self._writer.is_alive()
+
+    @property
     def waiting(self) -> int:
         """Jobs that wait for the writer."""
         return len(self._waiting)
@@ -190,6 +198,13 @@ class Database:
         self.full = False
         return batch
 
+    def _tell_of_rollback(self) -> None:
+        for hook in self.on_rollback:
+            try:
+                hook()
+            except Exception:
+                log.exception("a cache could not forget what was rolled back")
+
     def _settle(self, batch: list[_Job]) -> None:
         """Runs and commits the jobs, and resolves every future whatever happens."""
         if not batch:
@@ -197,8 +212,7 @@ class Database:
         try:
             self._commit(batch)
         except Exception as error:  # noqa: BLE001 - the writer must outlive any failure; each caller gets the cause
-            for hook in self.on_rollback:
-                hook()
+            self._tell_of_rollback()
             cause: Exception = error
             if _is_full(error):
                 self._release_reserve()
@@ -235,8 +249,7 @@ class Database:
                         if _is_full(error) or _is_locked(error):
                             raise
                         job.failure = error
-                        for hook in self.on_rollback:
-                            hook()
+                        self._tell_of_rollback()
         except Exception as error:
             if len(batch) == 1 and not isinstance(error, DBAPIError) and connection.in_transaction() is False:
                 raise  # the job's own failure, undone in good order: the connection is as good as before

@@ -80,6 +80,7 @@ class Services:
 
     async def start(self) -> None:
         await self.hub.start()
+        self.ingest.is_behind = lambda: self.engine.is_behind
         self.ingest.on_commit += [self.hub.publish, self.orders.note, lambda _stored: self.engine.wake()]
         self.compactor.start()
         self.retention.start()

@@ -99,6 +99,11 @@ class Group(msgspec.Struct):
     def samples(self) -> int:
         return self.rows * len(self.values)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all columns."""
+        return 3 * len(self.step) + sum(map(len, self.values.values()))
+
     def steps(self) -> array[int]:
         """int64 (rows,)."""
         return _unpack("q", self.step)

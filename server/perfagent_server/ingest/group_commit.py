@@ -26,7 +26,9 @@ from perfagent_server.store.stored import Stored
 __all__ = ["Ingest"]
 
 MAX_WAITING_FRAMES = 20_000
+MAX_WAITING_BYTES = 256 * 2**20  # of samples
 MAX_FRAMES = 512  # in one transaction: about 0.1 s of writing
+MAX_BYTES = 32 * 2**20  # the same, of samples
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +41,8 @@ class _Delivery:
     loop: asyncio.AbstractEventLoop | None
     limited: bool = False
     """Their key may send to one project only."""
+    size: int = 0
+    """Bytes of samples."""
     outcome: list[Receipt] | Exception = field(default_factory=list)
 
     def resolve(self) -> None:
@@ -52,7 +56,7 @@ class _Delivery:
 
 class Ingest:
     """`on_commit`: called on the writer thread after each commit with what was stored; must be quick. `counters`: for
-    /self."""
+    /self. is_behind: whether what reads behind the ack cannot keep up; then senders have to wait."""
 
     def __init__(
         self,
@@ -61,6 +65,8 @@ class Ingest:
         *,
         clock: Callable[[], float] = time.time,
         max_waiting: int = MAX_WAITING_FRAMES,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+        is_behind: Callable[[], bool] = lambda: False,
     ) -> None:
         self.on_commit: list[Callable[[list[Stored]], None]] = []
         self.counters = {
@@ -72,10 +78,11 @@ class Ingest:
             "commits": 0,
         }
         self._database, self._store, self._clock = database, store, clock
-        self._max_waiting = max_waiting
+        self._max_waiting, self._max_waiting_bytes = max_waiting, max_waiting_bytes
+        self.is_behind = is_behind
         self._lock = threading.Lock()
         self._waiting: deque[_Delivery] = deque()
-        self._frames_waiting = 0
+        self._frames_waiting = self._bytes_waiting = 0
 
     @property
     def waiting(self) -> int:
@@ -98,17 +105,29 @@ class Ingest:
         return future.result()
 
     def _put(self, delivery: _Delivery) -> None:
+        delivery.size = sum(group.size_bytes for frame in delivery.frames for group in frame.groups)
         with self._lock:
-            if self._frames_waiting + len(delivery.frames) > self._max_waiting:
+            refusal = self._refusal(delivery)
+            if refusal is not None:
                 self.counters["refused_frames"] += len(delivery.frames)
-                raise QueueFull(
-                    f"{self._frames_waiting} frames wait already, {self._max_waiting} are allowed; send again later"
-                )
+                raise QueueFull(refusal)
             first = not self._waiting
             self._waiting.append(delivery)
             self._frames_waiting += len(delivery.frames)
+            self._bytes_waiting += delivery.size
         if first:  # whoever finds the place empty calls the writer; the others are taken along
             self._call_writer()
+
+    def _refusal(self, delivery: _Delivery) -> str | None:
+        """Why these frames cannot wait here; None if they can. One delivery always may, however large."""
+        if self._frames_waiting + len(delivery.frames) > self._max_waiting:
+            return f"{self._frames_waiting} frames wait already, {self._max_waiting} are allowed; send again later"
+        if self._waiting and self._bytes_waiting + delivery.size > self._max_waiting_bytes:
+            waiting, most = self._bytes_waiting // 2**20, self._max_waiting_bytes // 2**20
+            return f"{waiting} MiB of samples wait already, {most} MiB are allowed; send again later"
+        if self.is_behind():
+            return "the rules are far behind the samples that were sent; send again later"
+        return None
 
     def _call_writer(self, deliveries: list[_Delivery] | None = None) -> None:
         """Has a batch stored: these deliveries, or whatever waits when the writer comes to it."""
@@ -124,12 +143,18 @@ class Ingest:
         """What waits, up to so many frames (at least one delivery); calls the writer again for the rest."""
         taken: list[_Delivery] = []
         with self._lock:
-            count = 0
-            while self._waiting and (frames is None or not taken or count + len(self._waiting[0].frames) <= frames):
-                delivery = self._waiting.popleft()
+            count = size = 0
+            while self._waiting:
+                delivery = self._waiting[0]
+                is_full = count + len(delivery.frames) > (frames or 0) or size + delivery.size > MAX_BYTES
+                if frames is not None and taken and is_full:
+                    break
+                self._waiting.popleft()
                 count += len(delivery.frames)
+                size += delivery.size
                 taken.append(delivery)
             self._frames_waiting -= count
+            self._bytes_waiting -= size
             more = bool(self._waiting)
         if more:
             self._call_writer()

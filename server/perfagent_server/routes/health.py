@@ -27,7 +27,7 @@ async def healthz() -> Response:
 
 @router.get("/readyz")
 def readyz(services: ServicesDep) -> Response:
-    """The database can be read, and there is room to write."""
+    """The database can be read, there is room to write, and the threads that write and judge run."""
     try:
         with services.database.read() as connection:
             connection.execute(text("SELECT 1"))
@@ -36,6 +36,12 @@ def readyz(services: ServicesDep) -> Response:
     if services.database.full:
         return problem(
             503, "disk_full", "the disk with the data folder is full; reading works, writing waits for space"
+        )
+    if not services.database.is_alive:
+        return problem(503, "not_ready", "the thread that writes has ended: nothing is stored; restart the server")
+    if not services.engine.is_alive:
+        return problem(
+            503, "not_ready", "the thread of the rules has ended: nothing raises an alert; restart the server"
         )
     return reply({"status": "ok"})
 
