@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -130,7 +131,9 @@ class Evaluators:
         if not rows and (first is None or before is None or before <= 1):
             return
         window.attempt, window.state = about.attempt, about.state if about.state != "lost" else "running"
-        judge.machines = {machine.rule: machine for machine in map(_machine, rows)}
+        # a clock that was set back meanwhile must not keep an alert open
+        now = frames[0].received if frames else window.now or math.inf
+        judge.machines = {machine.rule: machine for machine in (_machine(row, now) for row in rows)}
         judge.note_firing()
         self._fill(judge, None if before is None else before - 1)
 
@@ -173,8 +176,8 @@ def _alerts(connection: Connection, run: str, attempt: int) -> Sequence[RowMappi
     return connection.execute(select(alert).where(wanted).order_by(alert.c.fired)).mappings().all()
 
 
-def _machine(row: RowMapping) -> Machine:
-    """The machine of an alert, as far as its row tells."""
+def _machine(row: RowMapping, now: float) -> Machine:
+    """The machine of an alert, as far as its row says. now: by the server clock of the frames."""
     finding = Finding(
         rule=row["rule"],
         severity=row["severity"],
@@ -201,9 +204,9 @@ def _machine(row: RowMapping) -> Machine:
         since_step=finding.since_step or step,
         since=row["since"],
         hit_step=step,
-        hit=row["fired"],
+        hit=min(row["fired"] or now, now),
         resolved_step=None if is_open else step,
-        resolved=row["resolved"],
+        resolved=None if is_open else min(row["resolved"] or now, now),
         written=row["fired"],
         finding=finding,
     )

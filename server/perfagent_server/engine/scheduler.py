@@ -105,12 +105,11 @@ class Engine:
         self.evaluators = Evaluators(database, store, plan_of, on_failure=self._pass_over)
         self.checkpoints = Checkpoints(lambda job: self._database.write(job, essential=True), every_s=checkpoint_s)
         self.checkpoints.due = monotonic()
-        self.silence = Silence(database, monotonic, after_s=LostContact().after_s)
+        self.silence = Silence(database, clock, monotonic, after_s=LostContact().after_s)
         self._dirty: set[str] = set()  # runs whose snapshot is older than their evaluator
         self._heap: list[tuple[float, str]] = []  # when time alone changes something in a run, server clock
         self._due_of: dict[str, float] = {}  # run -> its entry of the heap that counts
         self._next_lag = monotonic()
-        self._started = clock()
         self._said: set[tuple[str, str]] = set()  # run and what was passed over in it, logged already
         self._seen: int | None = None  # tail id judged in memory; None before the first round
         self._event = threading.Event()
@@ -237,8 +236,7 @@ class Engine:
         self._dirty.add(stored.run)
         if not drained:
             by_itself = not stored.source.startswith(lifecycle.JSON_SOURCE)
-            fresh = stored.received >= self._started
-            self.silence.note(stored.source, stored.received, moment, by_itself=by_itself, fresh=fresh)
+            self.silence.note(stored, moment, by_itself=by_itself)
         self._schedule(stored.run, judge)
         return changes
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from perfagent_server.database import Database
+from perfagent_server.store.stored import Stored
 from perfagent_server.store.tables import source
 
 __all__ = ["GRACE_S", "Silence", "Silent"]
@@ -44,30 +45,38 @@ class Silent:
 
 @dataclass(slots=True)
 class _Contact:
-    """contact: as stored; since: when that value was first met, monotonic; fresh: it moved since this server
-    started."""
+    """contact: as stored; since: when that value was first met, monotonic; fresh: it moved since this server started;
+    upto: the newest frame that was judged."""
 
     contact: float
     since: float
     fresh: bool
+    upto: int = 0
 
 
 class Silence:
     """look() every two seconds; note() for each frame that is judged."""
 
-    def __init__(self, database: Database, monotonic: Callable[[], float], *, after_s: float) -> None:
+    def __init__(
+        self, database: Database, clock: Callable[[], float], monotonic: Callable[[], float], *, after_s: float
+    ) -> None:
         self._database, self._monotonic, self._after_s = database, monotonic, after_s
         self._started = self.due = monotonic()
+        self._started_at = clock()
         self._known: dict[str, _Contact] = {}
         self._pauses: dict[str, tuple[int, float]] = {}  # source without an agent -> (how many, the longest, seconds)
 
-    def note(self, name: str, received: float, moment: float, *, by_itself: bool, fresh: bool) -> None:
-        """A frame of this source was judged. by_itself: its sender has an agent; fresh: it came since the start."""
-        known = self._known.get(name)
+    def note(self, stored: Stored, moment: float, *, by_itself: bool) -> None:
+        """A frame was judged. by_itself: its sender has an agent."""
+        name, known = stored.source, self._known.get(stored.source)
+        if known is not None and stored.id <= known.upto:
+            return  # judged again: it was heard when it came
+        fresh = stored.received >= self._started_at
         if not by_itself and known is not None:
             count, longest = self._pauses.get(name, (0, 0.0))
             self._pauses[name] = (count + 1, max(longest, moment - known.since))
-        self._known[name] = _Contact(received, moment, fresh=fresh or (known is not None and known.fresh))
+        was_fresh = known is not None and known.fresh
+        self._known[name] = _Contact(stored.received, moment, fresh=fresh or was_fresh, upto=stored.id)
 
     def look(self) -> list[Silent]:
         """The sources that have been silent for too long, and are still called alive."""
