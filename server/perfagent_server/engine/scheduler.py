@@ -195,18 +195,22 @@ class Engine:
             self.checkpoints.forget(0)
             self._seen = None
 
+    def _judged_upto(self) -> int:
+        """The newest tail id that was judged; at first what the table says."""
+        if self._seen is None:
+            with self._database.read() as connection:
+                self._seen = self.checkpoints.saved = load_cursor(connection)
+        return self._seen
+
     # --- one round ----------------------------------------------------------------------------------------------------
 
     def run_once(self) -> int:
         """Judges what came since the last round; how many frames that were. Everything it causes is committed on
         return."""
         with self._lock:
-            if self._seen is None:
-                with self._database.read() as connection:
-                    self._seen = self.checkpoints.saved = load_cursor(connection)
-            batch = self._store.since(self._seen, _BATCH, _BATCH_BYTES)
+            batch = self._store.since(self._judged_upto(), _BATCH, _BATCH_BYTES)
             moment, now = self._monotonic(), self._clock()
-            self._load({stored.run for stored in batch}, batch)
+            self._load({stored.run for stored in batch})
             changes: list[tuple[str, Change]] = []
             drained = self._still_lost(batch)
             for stored in batch:
@@ -448,8 +452,8 @@ class Engine:
             self._due_of.pop(run, None)
         self.counters["runs_in_memory"] = len(self.evaluators.in_memory)
 
-    def _load(self, wanted: Iterable[str], batch: Sequence[Stored] = ()) -> None:
-        for run in self.evaluators.load(wanted, self._monotonic(), self._clock(), batch):
+    def _load(self, wanted: Iterable[str]) -> None:
+        for run in self.evaluators.load(wanted, self._monotonic(), self._clock(), self._judged_upto()):
             self._schedule(run, self.evaluators.in_memory[run])
 
     # --- for routes ---------------------------------------------------------------------------------------------------

@@ -150,11 +150,24 @@ class StepSeries:
             return
         for step, value, time in zip(steps, values, times, strict=True):
             if step <= self.closed:
-                continue  # late: that step has been judged without this rank
+                self._amend(step, value, time)
+                continue
             entry = self.pending.get(step)
             if entry is None:
                 entry = self.pending[step] = _Pending(now, time)
             entry.values[rank] = value
+
+    def _amend(self, step: int, value: float, time: float) -> None:
+        """A step that comes after later ones were judged is history: rules see it beside the others, and are not judged
+        at it. One that is known was judged without this rank."""
+        place = bisect_right(self.steps, step, hi=self.seen)
+        if self.of_parts or (place and self.steps[place - 1] == step) or (not place and self.seen >= self.size):
+            return
+        self.steps.insert(place, step)
+        self.values.insert(place, value)
+        self.times.insert(place, time)
+        self.seen += 1
+        self.total += 1
 
     def fill(self, steps: Sequence[int], values: Sequence[float]) -> None:
         """Takes steps that were judged before: they are seen already, and their ranks are together."""

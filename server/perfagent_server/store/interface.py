@@ -80,9 +80,9 @@ class MetricStore(Protocol):
     def names(self, run: str) -> list[str]:
         """Every name that this run has sent, sorted."""
 
-    def since(self, tail_id: int, limit: int, max_bytes: int | None = None) -> list[Stored]:
+    def since(self, tail_id: int, limit: int, max_bytes: int | None = None, *, run: str | None = None) -> list[Stored]:
         """Accepted frames after `tail_id`, oldest first: at most `limit`, and after the first no more than `max_bytes`
-        as stored. Frames stay readable here until the cursor "rules" has passed them."""
+        as stored. run: only its frames. Frames stay readable here until the cursor "rules" has passed them."""
 
     def newest_id(self) -> int:
         """The id of the newest accepted frame; 0 if there is none."""

@@ -54,8 +54,10 @@ class Answers:
             found = set(connection.execute(select(series.c.name).distinct().where(series.c.run == run)).scalars())
         return sorted(found | {whole for name in found if (whole := whole_of(name))})
 
-    def since(self, tail_id: int, limit: int, max_bytes: int | None = None) -> list[Stored]:
+    def since(self, tail_id: int, limit: int, max_bytes: int | None = None, *, run: str | None = None) -> list[Stored]:
         statement = select(tail).where(tail.c.id > tail_id).order_by(tail.c.id).limit(limit)
+        if run is not None:
+            statement = statement.where(tail.c.run == run)
         found: list[Stored] = []
         size = 0
         with self.database.read() as connection:

@@ -1,0 +1,157 @@
+"""An evaluator without a snapshot, from what the tables say of its run.
+
+Snapshots are lost with a broken database page, and are of no use after an upgrade that changed their form. The run's
+alerts are then taken from the alert table, so that an open alert goes on under its id and none comes twice. Its
+processes come from the table of sources, and the recent past of its series from the store, so that rules need not be
+blind until they have seen enough again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence, Set
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, select
+
+from perfagent.wire import LOSS, Event, Finding, loss_kind
+from perfagent_server.alerts.state_machine import Machine
+from perfagent_server.database import Database
+from perfagent_server.engine.evaluator import Evaluator
+from perfagent_server.engine.reports import title_key
+from perfagent_server.rules.rule import USER_ALERT
+from perfagent_server.rules.step_series import StepSeries
+from perfagent_server.rules.window import TERMINAL, End
+from perfagent_server.store.attempt_starts import UNDECIDED
+from perfagent_server.store.interface import MetricStore
+from perfagent_server.store.stored import Stored
+from perfagent_server.store.tables import alert, source
+from perfagent_server.store.tables import attempt as attempts
+from perfagent_server.store.tables import run as runs
+from perfagent_server.timestamps import rfc3339
+
+__all__ = ["rebuild"]
+
+_MOST_FRAMES = 64  # frames that wait to be judged, of which the first steps are looked at
+
+
+def rebuild(judge: Evaluator, database: Database, store: MetricStore, judged: int) -> None:
+    """Fills a fresh evaluator with what was judged. judged: the tail id up to which. Of a run that is new there is
+    nothing to fill in."""
+    run = judge.window.run
+    frames = store.since(judged, _MOST_FRAMES, run=run)
+    with database.read() as connection:
+        about = connection.execute(select(runs.c.attempt, runs.c.state).where(runs.c.id == run)).one()
+        alerts = _alerts(connection, run, about.attempt)
+        sources = connection.execute(select(source).where(source.c.run == run, source.c.attempt == about.attempt)).all()
+        start = _start_step(connection, run, about.attempt)
+    if not sources:
+        return
+    now = frames[0].received if frames else math.inf
+    window = judge.window
+    window.attempt, window.start_step = about.attempt, start
+    window.state = about.state if about.state in TERMINAL and not frames else "running"
+    window.now = window.started = window.stepped = frames[0].received if frames else max(row.contact for row in sources)
+    _processes(judge, sources, frames)
+    judge.machines = {machine.rule: machine for machine in (_machine(row, now) for row in alerts)}
+    judge.note_firing()
+    _series(judge, store, start, {step for stored in frames for group in stored.groups for step in group.steps()})
+
+
+def _alerts(connection: Connection, run: str, attempt: int) -> Sequence[RowMapping]:
+    """The alerts that are open, and those that fired in this attempt, oldest first."""
+    its = (attempts.c.run == run) & (attempts.c.attempt == attempt)
+    began = connection.execute(select(attempts.c.started).where(its)).scalar() or 0.0
+    wanted = (alert.c.run == run) & ((alert.c.state == "firing") | (alert.c.fired >= began))
+    return connection.execute(select(alert).where(wanted).order_by(alert.c.fired)).mappings().all()
+
+
+def _start_step(connection: Connection, run: str, attempt: int) -> int:
+    its = (attempts.c.run == run) & (attempts.c.attempt == attempt)
+    step = connection.execute(select(attempts.c.start_step).where(its)).scalar()
+    return step if step is not None and 0 <= step < UNDECIDED else 0
+
+
+def _processes(judge: Evaluator, sources: Sequence[Any], frames: Sequence[Stored]) -> None:
+    """Who was heard, who ended and how. Not of those whose end is in a frame that is about to be judged."""
+    window = judge.window
+    coming = {stored.source for stored in frames if any(map(_is_end, stored.events))}
+    for row in sources:
+        window.heard.add(row.rank)
+        if row.state == "lost":
+            window.lost[row.rank] = 0.0
+        if row.state in TERMINAL and row.id not in coming:
+            window.done.add(row.rank)
+            window.ends.append(End(row.state, row.rank, row.ended or row.contact, row.step, row.reason))
+
+
+def _is_end(event: Event) -> bool:
+    return event.kind == "state" and event.data.get("state") in TERMINAL
+
+
+def _machine(row: RowMapping, now: float) -> Machine:
+    """The machine of an alert, as far as its row says. now: by the server clock of the frames: a clock that was set back
+    meanwhile must not keep an alert open."""
+    finding = Finding(
+        rule=row["rule"],
+        severity=row["severity"],
+        message=row["message"],
+        since_step=row["since_step"],
+        since=rfc3339(row["since"]),
+        ranks=json.loads(row["ranks"]),
+        evidence=json.loads(row["evidence"]),
+        fix=row["fix"],
+        gain_pct=row["gain_pct"],
+        title=row["title"],
+        cause=row["cause"],
+        cost=row["cost"],
+    )
+    key = row["rule"]
+    if key == USER_ALERT:
+        key = title_key(str(finding.evidence.get("title", "")))
+    is_open = row["state"] == "firing"
+    step = row["last_step"] or row["since_step"] or 0
+    return Machine(
+        key,
+        "firing" if is_open else "inactive",
+        row["id"],
+        since_step=finding.since_step or step,
+        since=row["since"],
+        hit_step=step,
+        hit=min(row["fired"] or now, now),
+        resolved_step=None if is_open else step,
+        resolved=None if is_open else min(row["resolved"] or now, now),
+        written=row["fired"] or 0.0,
+        finding=finding,
+    )
+
+
+def _series(judge: Evaluator, store: MetricStore, start: int, waiting: Set[int]) -> None:
+    """The newest steps of the series that rules read, as they were stored. waiting: steps that are still to be
+    judged."""
+    window, plan = judge.window, judge.plan
+    for name, newest in store.latest(window.run).items():
+        if not plan.is_signal(name) and loss_kind(name) != "whole":
+            continue
+        kept = plan.series_of(name)
+        first = max(start, newest.step - kept.keep - len(waiting))
+        steps, values = _stored(store, window.run, name, first, newest.step)
+        judged = [place for place, step in enumerate(steps) if step not in waiting]
+        if not judged:
+            continue
+        steps, values = [steps[place] for place in judged], [values[place] for place in judged]
+        series = window.by_step[plan.part_of(name)] = StepSeries(name, kept)
+        series.fill(steps, values)
+        window.step = window.at = max(window.step, steps[-1])
+        if name == LOSS:
+            window.first_loss = next((value for value in values if math.isfinite(value)), None)
+        elif name == "lr":
+            for place, (step, rate) in enumerate(zip(steps, values, strict=True)):
+                window.learning_rate.note(step, rate, values[max(0, place - 16) : place])
+
+
+def _stored(store: MetricStore, run: str, name: str, first: int, last: int) -> tuple[list[int], list[float]]:
+    """Steps of a series, both ends included, and their values, ranks put together as the catalogue says."""
+    found = store.series(run, name, from_step=first, to_step=last, points=last - first + 1)
+    return (found.step, found.mean) if found.bucket_steps == 1 else ([], [])
