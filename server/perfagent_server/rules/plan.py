@@ -12,6 +12,7 @@ __all__ = ["Kept", "Plan", "merged_names"]
 
 _NAMED_LOSS = Series("", keep=64)  # `loss/kl`, `g_loss`: only looked at for values that are no numbers
 _MOST_KNOWN = 100_000
+_MOST_COLUMNS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,22 @@ class Kept:
     apart: Series | None = None
     time: Series | None = None
     family: Series | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What is wanted of a group with these names. losses: training losses by other names than `loss`; has_signals:
+    whether any rule reads a series of it over steps."""
+
+    merged: tuple[str, ...]
+    apart: tuple[tuple[str, int], ...]
+    time: tuple[tuple[str, Series], ...]
+    families: tuple[tuple[Series, tuple[str, ...]], ...]
+    losses: tuple[str, ...]
+
+    @property
+    def has_signals(self) -> bool:
+        return bool(self.merged)
 
 
 class Plan:
@@ -50,6 +67,7 @@ class Plan:
         self.order = {name: place for place, name in enumerate(self._merged)}
         """Judged first within a frame: what the rules on the later ones look up. The loss comes last."""
         self._known: dict[str, Kept | None] = {}
+        self._columns: dict[tuple[str, ...], Columns] = {}
 
     def kept(self, name: str) -> Kept | None:
         """What is kept of the series of this name; None if nothing is."""
@@ -60,6 +78,29 @@ class Plan:
                 self._known.clear()
             found = self._known[name] = self._find(name)
             return found
+
+    def columns(self, names: tuple[str, ...]) -> Columns:
+        """What is wanted of a group with these names; groups of a run have the same names again and again."""
+        found = self._columns.get(names)
+        if found is None:
+            if len(self._columns) >= _MOST_COLUMNS:
+                self._columns.clear()
+            found = self._columns[names] = self._choose(names)
+        return found
+
+    def _choose(self, names: tuple[str, ...]) -> Columns:
+        kept = [(name, one) for name in names if (one := self.kept(name)) is not None]
+        families: dict[Series, list[str]] = {}
+        for name, one in kept:
+            if one.family is not None:
+                families.setdefault(one.family, []).append(name)
+        return Columns(
+            merged=tuple(name for name, one in kept if one.merged is not None),
+            apart=tuple((name, one.apart.keep) for name, one in kept if one.apart is not None),
+            time=tuple((name, one.time) for name, one in kept if one.time is not None),
+            families=tuple((family, tuple(members)) for family, members in families.items()),
+            losses=tuple(name for name in names if name != LOSS and not self.is_signal(name) and loss_kind(name)),
+        )
 
     def of_loss(self, name: str) -> Series:
         """How a loss by another name than `loss` is kept: the whole loss of a script as `loss` itself."""

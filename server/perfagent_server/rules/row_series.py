@@ -22,18 +22,27 @@ class RowSeries(Generic[Key]):
         self._rows: dict[Key, int] = {}
         self._columns: dict[int, int] = {}  # step -> column
         self._values = np.full((0, keep), np.nan)
+        self._newest_keys: tuple[Key, ...] = ()
+        self._newest_rows = np.empty(0, np.intp)
 
-    def take(self, key: Key, steps: Sequence[int], values: Sequence[float], *, largest: bool = False) -> None:
-        """Sets values of a row. largest: of several values for one step (those of several ranks) the largest counts."""
+    def take(self, key: Key, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Sets values of a row."""
         row = self._row(key)
         for step, value in zip(steps, values, strict=True):
-            column = self._columns.get(step)
-            if column is None:
-                column = self._new_column(step)
-                if column is None:
-                    continue  # older than all that are kept
-            if not largest or not self._values[row, column] >= value:
+            column = self._column(step)
+            if column is not None:  # else it is older than all that are kept
                 self._values[row, column] = value
+
+    def take_largest(self, keys: tuple[Key, ...], steps: Sequence[int], values: NDArray[np.float64]) -> None:
+        """Sets values of several rows: float64 (keys, steps). Of several values for one step (those of several ranks)
+        the largest counts; of more steps than are kept the newest are taken."""
+        if keys is not self._newest_keys:
+            self._newest_keys, self._newest_rows = keys, np.array([self._row(key) for key in keys])
+        for place in range(max(0, len(steps) - self.keep), len(steps)):
+            column = self._column(steps[place])
+            if column is not None:
+                known = self._values[self._newest_rows, column]
+                self._values[self._newest_rows, column] = np.fmax(known, values[:, place])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -62,6 +71,11 @@ class RowSeries(Generic[Key]):
                 more = np.full((max(8, len(self._values)), self.keep), np.nan)
                 self._values = np.concatenate([self._values, more])
         return row
+
+    def _column(self, step: int) -> int | None:
+        """The column of a step; None for one that is older than all that are kept."""
+        found = self._columns.get(step)
+        return self._new_column(step) if found is None else found
 
     def _new_column(self, step: int) -> int | None:
         if len(self._columns) < self.keep:

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from perfagent.wire import LOSS, Event, Group, loss_kind
 from perfagent_server.rules.learning_rate import LearningRate
 from perfagent_server.rules.nonfinite_steps import GRADIENTS, NonfiniteStep, NonfiniteSteps
-from perfagent_server.rules.plan import Plan
+from perfagent_server.rules.plan import Columns, Plan
 from perfagent_server.rules.row_series import RowSeries
-from perfagent_server.rules.rule import Rule
+from perfagent_server.rules.rule import Rule, Series
 from perfagent_server.rules.step_series import Part, StepSeries, in_step_order
 from perfagent_server.rules.time_series import TimeSeries
 
@@ -142,37 +145,32 @@ class Window:
         parts: dict[str, list[Part]] = {}
         for noted in self.nonfinite.values():
             noted.forget_old()
-        self._follow_losses(groups)
-        for group in groups:
-            self._take_group(rank, group, parts, touched)
+        chosen = [(group, self.plan.columns(tuple(group.values))) for group in groups if group.rows]
+        self._follow_losses(chosen)
+        for group, columns in chosen:
+            self._take_group(rank, group, columns, parts, touched)
         for shown, found in parts.items():
             self.by_step[shown].take(rank, *in_step_order(found), self.now, self.world_size)
         return touched | parts.keys()
 
-    def _take_group(self, rank: int, group: Group, parts: dict[str, list[Part]], touched: set[str]) -> None:
-        rows, plan = group.rows, self.plan
-        wanted = [(name, kept) for name in group.values if (kept := plan.kept(name)) is not None]
-        losses = [name for name in group.values if name in self.by_step and not plan.is_signal(name)]
-        if not rows or not (wanted or losses):
-            return
+    def _take_group(
+        self, rank: int, group: Group, columns: Columns, parts: dict[str, list[Part]], touched: set[str]
+    ) -> None:
+        losses = [name for name in columns.losses if name in self.by_step]
         steps, times = group.steps(), group.times()
-        if "step_time_s" not in self.by_step or any(kept.merged is not None for _, kept in wanted):
+        if "step_time_s" not in self.by_step or columns.has_signals:
             # a script may count its own losses otherwise than the agent counts steps
             self._note_step(max(steps))
-        for name, kept in wanted:
-            values = group.column(name)
-            if kept.merged is not None:
-                self._take_merged(name, rank, steps, values, times, parts)
-            if kept.apart is not None and self.world_size > 1:
-                self._rows(name, kept.apart.keep).take(rank, steps, values)
-            if kept.time is not None:
-                self._take_readings(name, kept, rank, times, values)
-                touched.add(name)
-            if kept.family is not None:
-                self._family(kept.family.name, kept.family.keep).take(name, steps, values, largest=True)
-                touched.add(kept.family.name)
-        for name in losses:
+        for name in (*columns.merged, *losses):
             self._take_merged(name, rank, steps, group.column(name), times, parts)
+        for name, keep in columns.apart if self.world_size > 1 else ():
+            self._rows(name, keep).take(rank, steps, group.column(name))
+        for name, kept in columns.time:
+            self._take_readings(name, kept, rank, times, group.column(name))
+            touched.add(name)
+        for family, names in columns.families:
+            self._family(family.name, family.keep).take_largest(names, steps, _matrix(group, names))
+            touched.add(family.name)
 
     def _note_step(self, step: int) -> None:
         if step > self.step:
@@ -198,10 +196,12 @@ class Window:
         if series.name == name:
             parts.setdefault(shown, []).append((steps, values, times))
 
-    def _take_readings(self, name: str, kept: Any, rank: int, times: Sequence[float], values: Sequence[float]) -> None:
+    def _take_readings(
+        self, name: str, kept: Series, rank: int, times: Sequence[float], values: Sequence[float]
+    ) -> None:
         series = self.by_time.get(name)
         if series is None:
-            series = self.by_time[name] = TimeSeries(kept.time.keep, apart=kept.time.ranks == "apart")
+            series = self.by_time[name] = TimeSeries(kept.keep, apart=kept.ranks == "apart")
         until = self._stepping_until()
         series.take(rank, times, values, [time <= until for time in times])
 
@@ -222,13 +222,13 @@ class Window:
             self.by_family[prefix] = RowSeries(keep)
         return self.by_family[prefix]
 
-    def _follow_losses(self, groups: Sequence[Group]) -> None:
+    def _follow_losses(self, chosen: Sequence[tuple[Group, Columns]]) -> None:
         """Begins the series of training losses by other names than `loss`: not too many, and of parts only where no
         whole is."""
-        names = {name for group in groups for name in group.values if loss_kind(name)} - self.by_step.keys() - {LOSS}
+        names = {name for _, columns in chosen for name in columns.losses if name not in self.by_step}
         if not names:
             return
-        whole = self.loss_name is not None or any(LOSS in group.values for group in groups)
+        whole = self.loss_name is not None or any(LOSS in group.values for group, _ in chosen)
         room = _MOST_NAMED_LOSSES - sum(1 for known in self.by_step if not self.plan.is_signal(known))
         for name in sorted(names, key=lambda name: (loss_kind(name) == "part", name))[: max(0, room)]:
             if loss_kind(name) == "part" and (whole or self.loss_name is not None):
@@ -343,3 +343,13 @@ class Window:
             if name in plan.rules and plan.rules[name].state_version == version
         }
         return window
+
+
+def _matrix(group: Group, names: Sequence[str]) -> NDArray[np.float64]:
+    """The columns of several series at once: float64 (names, rows)."""
+    columns = [group.values[name] for name in names]
+    size = len(columns[0])
+    if all(len(column) == size for column in columns):
+        kind = "<f8" if size == 8 * group.rows else "<f4"
+        return np.frombuffer(b"".join(columns), kind).reshape(len(names), -1).astype(np.float64)
+    return np.array([group.column(name) for name in names], np.float64)
