@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from frames import BEGIN, frame, rows, state
 from sqlalchemy import func, select
+from sqlite_calls import sqlite_calls
 
 from perfagent.wire import Event
 from perfagent.wire.limits import MAX_STEP
@@ -233,13 +234,3 @@ def test_rows_that_were_refused_do_not_move_the_run_on(database) -> None:
         database.write(lambda connection, sent=sent: store.append(connection, [sent], BEGIN))
     with database.read() as connection:
         assert connection.execute(select(tables.run.c.step)).scalar_one() == 1
-
-
-def sqlite_calls(database, into: list[str]):
-    """Notes the statements of the writer's connection; answers what ends it."""
-
-    def trace(callback):
-        database.write(lambda connection: connection.connection.driver_connection.set_trace_callback(callback))
-
-    trace(into.append)
-    return lambda: trace(None)
