@@ -3,7 +3,7 @@
 A block older than `samples_days` loses its samples and keeps its cells of 16 steps: charts stay exact at that width and
 wider. A run that ended (or was last heard of) more than `runs_days` ago is deleted. The file gives pages back to the
 disk a little at a time, so that no writer waits long. Every step is an essential job: it runs when the disk is full,
-which is when it counts.
+which is when it counts. Nothing is deleted while its age is in doubt (deletion_guard.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select, update
 
 from perfagent_server.database import Database, StorageError
+from perfagent_server.store.deletion_guard import DeletionGuard, time_since_boot
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.tables import block, run, tail
 from perfagent_server.store.write.compaction import drop_unused_axes, thin_bundles
@@ -53,12 +54,14 @@ class Retention:
         policy: RetentionPolicy | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] = time_since_boot,
         on_deleted: Callable[[str], None] = lambda _run: None,
     ) -> None:
         self._on_deleted = on_deleted
         self._database, self._store, self._clock = database, store, clock
         self.policy = policy or RetentionPolicy()
-        self.counters = {"blocks_thinned": 0, "runs_deleted": 0, "pages_returned": 0}
+        self.counters = {"blocks_thinned": 0, "runs_deleted": 0, "pages_returned": 0, "refused": 0}
+        self._guard = DeletionGuard(clock=clock, uptime=uptime)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -82,12 +85,24 @@ class Retention:
 
     def run_once(self) -> None:
         """Drops what is over age and returns the room to the disk."""
-        now = self._clock()
+        self._drop_old(self._clock())
+        self._shrink()
+
+    def _drop_old(self, now: float) -> None:
+        with self._database.read() as connection:
+            newest = connection.execute(select(func.max(run.c.updated))).scalar()
+        if newest is None or self._is_refused(self._guard.distrust(now, newest)):
+            return
         if self.policy.runs_days is not None:
             self._delete_runs(now - self.policy.runs_days * DAY_S)
         if self.policy.samples_days is not None:
             self._thin(now - self.policy.samples_days * DAY_S)
-        self._shrink()
+
+    def _is_refused(self, why: str | None) -> bool:
+        if why is not None:
+            self.counters["refused"] += 1
+            _log.warning("nothing is deleted by age: %s", why)
+        return why is not None
 
     def _delete_runs(self, before: float) -> None:
         with self._database.read() as connection:
@@ -95,6 +110,9 @@ class Retention:
                 select(run.c.id).where(func.coalesce(run.c.ended, run.c.updated) < before, run.c.updated < before)
             )
             ids = old.scalars().all()
+            all_runs = connection.execute(select(func.count()).select_from(run)).scalar_one()
+        if self._is_refused(self._guard.too_many(len(ids), all_runs)):
+            return
         for each in ids:  # one at a time: between two of them other writers have their turn
             self._database.write(functools.partial(self._store.delete, run=each), essential=True)
             self._on_deleted(each)
