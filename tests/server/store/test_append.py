@@ -12,7 +12,6 @@ from perfagent.wire import Event
 from perfagent.wire.limits import MAX_STEP
 from perfagent_server.store import tables
 from perfagent_server.store.sql import SqlStore
-from perfagent_server.store.write.compaction import trim_ledger
 
 
 def count(shelf, table) -> int:
@@ -33,18 +32,6 @@ def test_a_frame_is_stored_once_however_often_it_comes(shelf) -> None:
     assert shelf.append(again)[0].duplicate == 2  # also after its block was made
     shelf.compact()
     assert exported(shelf) == [("loss", 0, 1, 1.0), ("loss", 0, 2, 2.0)]
-
-
-def test_the_ledger_is_trimmed_and_still_knows_every_frame(shelf) -> None:
-    for seq in (1, 2, 3, 5):
-        shelf.append(frame(seq, rows({"loss": [1.0]}, [seq])))
-    shelf.compact()
-    assert shelf.database.write(lambda connection: trim_ledger(connection, "r1-1-0")) == 3
-    assert count(shelf, tables.ledger) == 1
-    receipts = [shelf.append(frame(seq, rows({"loss": [1.0]}, [seq])))[0] for seq in (1, 3, 4, 5)]
-    assert [receipt.stored for receipt in receipts] == [0, 0, 1, 0]
-    assert shelf.database.write(lambda connection: trim_ledger(connection, "r1-1-0")) == 2
-    assert [step for _, _, step, _ in exported(shelf)] == [1, 2, 3, 4, 5]
 
 
 def test_a_job_that_fails_leaves_nothing_behind_and_no_memory_of_it(shelf) -> None:
