@@ -49,12 +49,12 @@ def _sqlite_file(settings: Settings) -> Path:
 
 
 def _upgrade(arguments: argparse.Namespace) -> int:
-    from perfagent_server.commands.up import only_server
+    from perfagent_server.commands.server_lock import only_server
     from perfagent_server.database import open_database
     from perfagent_server.store import schema
 
     settings = _settings(arguments)
-    with only_server(settings.data):
+    with only_server(settings):
         open_database(settings).close()
     print(f"the database is at schema version {schema.head()}")
     return 0
@@ -81,7 +81,7 @@ def _backup(arguments: argparse.Namespace) -> int:
 
 
 def _restore(arguments: argparse.Namespace) -> int:
-    from perfagent_server.commands.up import only_server
+    from perfagent_server.commands.server_lock import only_server
     from perfagent_server.database import open_database
 
     settings = _settings(arguments)
@@ -90,7 +90,7 @@ def _restore(arguments: argparse.Namespace) -> int:
     if not source.is_file():
         raise ResourceError(f"there is no file {source}")
     _check(source)
-    with only_server(settings.data):
+    with only_server(settings):
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         fresh = target.with_name(f"{target.name}.restoring")
         fresh.unlink(missing_ok=True)
