@@ -140,8 +140,7 @@ def delete_run(
         audit(connection)
 
     services.database.write(job, essential=True)
-    services.log_rows.forget(run)
-    services.engine.drop(run)
+    services.forget(run)
     return Response(status_code=204)
 
 
