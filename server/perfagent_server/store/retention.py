@@ -12,24 +12,44 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, bindparam, func, null, select, update
 
 from perfagent_server.database import Database, StorageError
 from perfagent_server.store.deletion_guard import DeletionGuard, time_since_boot
 from perfagent_server.store.interface import MetricStore
-from perfagent_server.store.tables import block, run, tail
+from perfagent_server.store.statements import Prepared
+from perfagent_server.store.tables import block, bundle, run, tail
 from perfagent_server.store.write.compaction import drop_unused_axes, thin_bundles
 
 __all__ = ["Retention", "RetentionPolicy"]
 
 _log = logging.getLogger(__name__)
 DAY_S = 86_400.0
-BLOCKS_AT_ONCE = 2000
+BLOCKS_AT_ONCE = 200  # some 10 ms
 BUNDLES_AT_ONCE = 4  # up to 4000 blocks
 PAGES_AT_ONCE = 2000  # 8 MB: some milliseconds
+
+_old_blocks = Prepared(
+    select(block.c.series, block.c.attempt, block.c.block, block.c.axis)
+    .where(block.c.last_time < bindparam("before"), block.c.payload.is_not(None))
+    .order_by(block.c.last_time)
+    .limit(bindparam("count"))
+)
+_old_bundle = Prepared(select(bundle.c.id).where(bundle.c.last_time < bindparam("before")).limit(1))
+_thin_block = Prepared(
+    update(block)
+    .where(
+        block.c.series == bindparam("_series"),
+        block.c.attempt == bindparam("_attempt"),
+        block.c.block == bindparam("_block"),
+        block.c.axis.is_not_distinct_from(bindparam("_axis")),
+        block.c.last_time < bindparam("_before"),
+    )
+    .values(payload=null(), axis=null())
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,17 +140,22 @@ class Retention:
 
     def _thin(self, before: float) -> None:
         while not self._stop.is_set():
-            thinned = self._database.write(functools.partial(_thin_some, before=before), essential=True)
-            self.counters["blocks_thinned"] += thinned
-            if thinned < BLOCKS_AT_ONCE:
+            with (
+                self._database.read() as connection
+            ):  # looked for here, so that the writer has only the changes to make
+                old = _old_blocks.all(connection, {"before": before, "count": BLOCKS_AT_ONCE})
+            if not old:
                 break
-        while not self._stop.is_set():
-            thinned = self._database.write(
+            job = functools.partial(_thin_blocks, blocks=old, before=before)
+            self.counters["blocks_thinned"] += self._database.write(job, essential=True)
+        while not self._stop.is_set() and self._has_old_bundles(before):
+            self.counters["blocks_thinned"] += self._database.write(
                 functools.partial(thin_bundles, before=before, limit=BUNDLES_AT_ONCE), essential=True
             )
-            self.counters["blocks_thinned"] += thinned
-            if not thinned:
-                return
+
+    def _has_old_bundles(self, before: float) -> bool:
+        with self._database.read() as connection:
+            return bool(_old_bundle.all(connection, {"before": before}))
 
     def _shrink(self) -> None:
         if self._database.engine.dialect.name != "sqlite":
@@ -142,17 +167,13 @@ class Retention:
                 return
 
 
-def _thin_some(connection: Connection, before: float) -> int:
-    rows = connection.execute(
-        select(block.c.series, block.c.attempt, block.c.block, block.c.axis)
-        .where(block.c.last_time < before, block.c.payload.is_not(None))
-        .limit(BLOCKS_AT_ONCE)
-    ).all()
-    for series_id, attempt, number, _ in rows:
-        here = (block.c.series == series_id) & (block.c.attempt == attempt) & (block.c.block == number)
-        connection.execute(update(block).where(here).values(payload=None, axis=None))
-    drop_unused_axes(connection, {row.axis for row in rows})
-    return len(rows)
+def _thin_blocks(connection: Connection, blocks: Sequence[tuple[int, int, int, int]], before: float) -> int:
+    """Takes the samples out of these blocks, but for those that new ones have reached meanwhile."""
+    names = ("_series", "_attempt", "_block", "_axis")
+    rows = [dict(zip(names, row, strict=True), _before=before) for row in blocks]
+    thinned = _thin_block.many(connection, rows)
+    drop_unused_axes(connection, {row[3] for row in blocks})
+    return thinned
 
 
 def _shrink_some(connection: Connection) -> int:

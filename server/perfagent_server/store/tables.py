@@ -22,6 +22,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.dialects import sqlite
 
@@ -156,6 +157,7 @@ block = Table(
     Column("payload", LargeBinary),  # the values; None when retention dropped full resolution
     # With rowids: rows of 2 to 5 kB would spill out of the small cells that SQLite allows in an index.
     Index(None, "axis"),
+    Index("ix_block_last_time", "last_time", sqlite_where=text("payload IS NOT NULL")),  # what retention may thin
 )
 
 axis = Table(
@@ -186,6 +188,7 @@ bundle = Table(
     Column("newest", LargeBinary, nullable=False),  # values of the last row
     Column("payload", LargeBinary, nullable=False),  # values of the rows before
     Index(None, "run", "rank", "attempt"),
+    Index(None, "last_time"),
     sqlite_autoincrement=True,
 )
 

@@ -6,9 +6,19 @@ import numpy as np
 import pytest
 from frames import BEGIN, frame, rows, state
 from sqlalchemy import func, select
+from sqlite_calls import sqlite_calls
 
 from perfagent_server.store import tables
-from perfagent_server.store.retention import DAY_S, Retention, RetentionPolicy
+from perfagent_server.store.retention import (
+    BLOCKS_AT_ONCE,
+    DAY_S,
+    Retention,
+    RetentionPolicy,
+    _old_blocks,
+    _old_bundle,
+    _thin_blocks,
+)
+from perfagent_server.store.statements import Prepared
 
 
 @dataclass
@@ -150,3 +160,56 @@ def test_most_runs_go_at_once_only_after_a_day_in_which_somebody_can_see_it(shel
     clocks.pass_by(2 * 3600)
     retention.run_once()
     assert runs_left(shelf) == ["alive"]
+
+
+@pytest.mark.parametrize(
+    ("search", "index"), [(_old_blocks, "ix_block_last_time"), (_old_bundle, "ix_bundle_last_time")]
+)
+def test_what_is_old_is_found_by_an_index(shelf, search: Prepared, index: str) -> None:
+    with shelf.database.read() as connection:
+        sql, bind = search._in(connection)
+        plan = connection.connection.cursor().execute(f"EXPLAIN QUERY PLAN {sql}", bind({"before": BEGIN, "count": 9}))
+        said = " ".join(row[3] for row in plan.fetchall())
+    assert index in said
+    assert "TEMP B-TREE" not in said
+
+
+def test_blocks_are_thinned_in_short_jobs_of_the_writer_and_none_when_nothing_is_due(shelf) -> None:
+    shelf.append(*(frame(seq, rows({f"m{seq}": [1.0] * 3000}, range(3000))) for seq in range(1, 151)))
+    shelf.compact()
+    say_hello(shelf, BEGIN + 40 * DAY_S)
+    statements: list[str] = []
+    watch = sqlite_calls(shelf.database, statements)
+    Retention(
+        shelf.database, shelf.store, RetentionPolicy(samples_days=50), clock=lambda: BEGIN + 41 * DAY_S
+    ).run_once()
+    assert not [sql for sql in statements if "block" in sql], "nothing is old"
+    retention = Retention(
+        shelf.database, shelf.store, RetentionPolicy(samples_days=30), clock=lambda: BEGIN + 41 * DAY_S
+    )
+    retention.run_once()
+    watch()
+    assert not [sql for sql in statements if "FROM block" in sql and "EXISTS" not in sql], (
+        "the writer looks for nothing"
+    )
+    assert retention.counters["blocks_thinned"] == 450
+    jobs = [0]
+    for sql in statements:
+        if sql.startswith("UPDATE block"):
+            jobs[-1] += 1
+        elif sql.startswith(("COMMIT", "RELEASE")) and jobs[-1]:
+            jobs.append(0)
+    updates = [count for count in jobs if count]
+    assert (sum(updates), max(updates)) == (450, BLOCKS_AT_ONCE)
+
+
+def test_a_block_that_new_samples_reached_meanwhile_keeps_them(shelf) -> None:
+    shelf.append(frame(1, rows({"loss": [1.0] * 1500}, range(1500))))
+    shelf.compact()
+    with shelf.database.read() as connection:
+        old = _old_blocks.all(connection, {"before": BEGIN + DAY_S, "count": 9})
+    shelf.append(frame(2, rows({"loss": [2.0]}, [1501], [BEGIN + 40 * DAY_S])))
+    shelf.compact()
+    thinned = shelf.database.write(lambda connection: _thin_blocks(connection, old, BEGIN + DAY_S))
+    assert thinned == len(old) - 1
+    assert [row.step for row in shelf.store.samples("r1")][-1] == 1501
