@@ -149,7 +149,7 @@ class Answers:
                 return _answer(name, rank, 1, True, single, single.mean, first)
             width = _width(first, last_step, points)
             by_rank = cells_by_rank(connection, view, first, last_step, width)
-        cells, mean = over_ranks(name, list(by_rank.values()))
+            cells, mean = over_ranks(name, (cells for _, cells in by_rank))
         return _answer(name, rank, width, False, cells, mean, first)
 
     def ranks(
@@ -163,12 +163,12 @@ class Answers:
             if span is None:
                 return RankMatrix(name=name, unit=unit, ranks=[], step=[], mean=[])
             by_rank = cells_by_rank(connection, view, *span, _width(*span, points))
-        ranks = sorted(by_rank)
-        steps = np.unique(np.concatenate([by_rank[rank].step for rank in ranks])) if ranks else np.empty(0, np.int64)
+            found = {rank: (cells.step, cells.mean) for rank, cells in by_rank}
+        ranks = list(found)
+        steps = np.unique(np.concatenate([step for step, _ in found.values()])) if ranks else np.empty(0, np.int64)
         mean = np.full((len(ranks), len(steps)), np.nan)
-        for row, rank in enumerate(ranks):
-            cells = by_rank[rank]
-            mean[row, np.searchsorted(steps, cells.step)] = cells.mean
+        for row, (step, means) in enumerate(found.values()):
+            mean[row, np.searchsorted(steps, step)] = means
         return RankMatrix(
             name=name, unit=unit, ranks=ranks, step=np.maximum(steps, span[0]).tolist(), mean=mean.tolist()
         )
@@ -195,9 +195,8 @@ class Answers:
             ranks = {view.ranks[series_id] for series_id, of in view.ends if of == attempt}
             ranks |= {rank for (rank, of), samples in view.tail.items() if of == attempt and len(samples)}
             mine = replace(view, attempts=[(attempt, top)])
-            cells.append(
-                root_of_sums(list(cells_by_rank(connection, mine, first, last_step, width).values()), len(ranks))
-            )
+            by_rank = cells_by_rank(connection, mine, first, last_step, width)
+            cells.append(root_of_sums((of_rank for _, of_rank in by_rank), len(ranks)))
         return reduced(concatenate(cells), width)
 
     def _latest_whole(

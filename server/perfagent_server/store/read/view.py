@@ -39,6 +39,8 @@ __all__ = [
 ]
 
 CUT_NEVER = MAX_STEP
+RANKS_AT_ONCE = 32
+"""Of a question about many ranks. 20,000 points of so many take 36 MB."""
 
 
 @dataclass(slots=True)
@@ -105,8 +107,32 @@ def visible_attempts(connection: Connection, run: str) -> list[tuple[int, int]]:
     return found[::-1]
 
 
-def cells_by_rank(connection: Connection, view: View, first: int, last_step: int, width: int) -> dict[int, Cells]:
-    """Cells `width` steps wide by rank, over the visible samples of the steps first..last_step."""
+def cells_by_rank(
+    connection: Connection, view: View, first: int, last_step: int, width: int
+) -> Iterator[tuple[int, Cells]]:
+    """Rank and its cells `width` steps wide, over the visible samples of the steps first..last_step. By rank, a few
+    ranks at a time: who asks need not hold the cells of all."""
+    for few in _few_ranks(view):
+        yield from _cells_of_ranks(connection, few, first, last_step, width)
+
+
+def _few_ranks(view: View) -> Iterator[View]:
+    """The view in pieces of RANKS_AT_ONCE ranks."""
+    ranks = sorted({*view.ranks.values(), *(rank for rank, _ in view.tail)})
+    piece_of = {rank: place // RANKS_AT_ONCE for place, rank in enumerate(ranks)}
+    pieces = [View({}, view.attempts, {}) for _ in range(-(-len(ranks) // RANKS_AT_ONCE))]
+    for series_id, rank in view.ranks.items():
+        pieces[piece_of[rank]].ranks[series_id] = rank
+    for (series_id, attempt), ends in view.ends.items():
+        pieces[piece_of[view.ranks[series_id]]].ends[series_id, attempt] = ends
+    for (rank, attempt), samples in view.tail.items():
+        pieces[piece_of[rank]].tail[rank, attempt] = samples
+    yield from pieces
+
+
+def _cells_of_ranks(
+    connection: Connection, view: View, first: int, last_step: int, width: int
+) -> Iterator[tuple[int, Cells]]:
     parts: dict[int, list[Cells]] = {}
     for attempt, top in view.attempts:
         end = min(last_step, top)
@@ -125,11 +151,9 @@ def cells_by_rank(connection: Connection, view: View, first: int, last_step: int
                 cells = of_samples(samples.step, samples.time, samples.value).between(first, end)
                 if len(cells):
                     parts.setdefault(rank, []).append(cells)
-    return {
-        rank: reduced(concatenate(cells), width)
-        for rank, cells in sorted(parts.items())
-        if any(len(part) for part in cells)
-    }
+    for rank, of_rank in sorted(parts.items()):
+        if any(len(part) for part in of_rank):
+            yield rank, reduced(concatenate(of_rank), width)
 
 
 def few_samples(connection: Connection, view: View, first: int, last_step: int, points: int) -> Cells | None:
