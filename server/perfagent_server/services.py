@@ -150,7 +150,14 @@ def open_services(settings: Settings) -> Services:
         retention=Retention(
             database,
             store,
-            RetentionPolicy(samples_days=settings.samples_days, runs_days=settings.runs_days),
+            RetentionPolicy(
+                samples_days=settings.samples_days,
+                runs_days=settings.runs_days,
+                events_days=settings.events_days,
+                profiles_days=settings.profiles_days,
+                alerts_days=settings.alerts_days,
+                audit_days=settings.audit_days,
+            ),
             on_deleted=forget,
         ),
         access=Access(settings, Keys(database, pepper), Sessions(database), admin_token=admin_token),

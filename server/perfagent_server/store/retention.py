@@ -19,6 +19,7 @@ from sqlalchemy import Connection, bindparam, func, null, select, update
 
 from perfagent_server.database import Database, StorageError
 from perfagent_server.store.deletion_guard import DeletionGuard, time_since_boot
+from perfagent_server.store.expiry import EXPIRIES, Expiry
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.statements import Prepared
 from perfagent_server.store.tables import block, bundle, run, tail
@@ -54,11 +55,16 @@ _thin_block = Prepared(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """samples_days: how long full resolution is kept; runs_days: how long runs are kept after their end. None: for
-    ever."""
+    """How long is kept: samples_days: full resolution; runs_days: runs after their end; events_days: console lines,
+    stacks and other events; profiles_days: profiles with their traces; alerts_days: alerts that are over, after the run
+    was heard of last; audit_days: the audit log. None: for ever."""
 
     samples_days: float | None = None
     runs_days: float | None = None
+    events_days: float | None = None
+    profiles_days: float | None = None
+    alerts_days: float | None = None
+    audit_days: float | None = None
     pause_s: float = 3600.0
     full_pause_s: float = 30.0  # between two rounds while the disk is full
 
@@ -81,6 +87,8 @@ class Retention:
         self._database, self._store, self._clock = database, store, clock
         self.policy = policy or RetentionPolicy()
         self.counters = {"blocks_thinned": 0, "runs_deleted": 0, "pages_returned": 0, "refused": 0}
+        self.counters |= {expiry.counter: 0 for expiry in EXPIRIES}
+        self._doubts: set[str] = set()  # that the log has already
         self._guard = DeletionGuard(clock=clock, uptime=uptime)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -111,18 +119,36 @@ class Retention:
     def _drop_old(self, now: float) -> None:
         with self._database.read() as connection:
             newest = connection.execute(select(func.max(run.c.updated))).scalar()
-        if newest is None or self._is_refused(self._guard.distrust(now, newest)):
+        if newest is None or self._is_refused("clock", self._guard.distrust(now, newest)):
             return
         if self.policy.runs_days is not None:
             self._delete_runs(now - self.policy.runs_days * DAY_S)
         if self.policy.samples_days is not None:
             self._thin(now - self.policy.samples_days * DAY_S)
+        for expiry in EXPIRIES:
+            days = getattr(self.policy, expiry.age)
+            if days is not None:
+                self._expire(expiry, now - days * DAY_S)
 
-    def _is_refused(self, why: str | None) -> bool:
-        if why is not None:
-            self.counters["refused"] += 1
+    def _expire(self, expiry: Expiry, before: float) -> None:
+        while not self._stop.is_set():
+            with self._database.read() as connection:
+                keys = expiry.some(connection, before)
+            if not keys:
+                return
+            self._database.write(functools.partial(expiry.delete, keys=keys), essential=True)
+            self.counters[expiry.counter] += len(keys)
+
+    def _is_refused(self, doubt: str, why: str | None) -> bool:
+        """Counts a refusal; the log has each doubt once, and not every hour."""
+        if why is None:
+            self._doubts.discard(doubt)
+            return False
+        self.counters["refused"] += 1
+        if doubt not in self._doubts:
             _log.warning("nothing is deleted by age: %s", why)
-        return why is not None
+        self._doubts.add(doubt)
+        return True
 
     def _delete_runs(self, before: float) -> None:
         with self._database.read() as connection:
@@ -131,7 +157,7 @@ class Retention:
             )
             ids = old.scalars().all()
             all_runs = connection.execute(select(func.count()).select_from(run)).scalar_one()
-        if self._is_refused(self._guard.too_many(len(ids), all_runs)):
+        if self._is_refused("share", self._guard.too_many(len(ids), all_runs)):
             return
         for each in ids:  # one at a time: between two of them other writers have their turn
             self._database.write(functools.partial(self._store.delete, run=each), essential=True)

@@ -215,6 +215,9 @@ last = Table(
     sqlite_with_rowid=False,
 )
 
+MAY_GO_BY_AGE = "kind NOT IN ('state', 'context', 'gpu')"
+"""Of events: the others stay as long as their run. As SQL: SQLite takes the index of it only for the same words."""
+
 event = Table(
     "event",
     metadata,
@@ -228,6 +231,7 @@ event = Table(
     Column("time", Float(53), nullable=False),
     Column("data", LargeBinary, nullable=False),  # MessagePack object
     Index(None, "run", "kind"),
+    Index("ix_event_time", "time", sqlite_where=text(MAY_GO_BY_AGE)),
 )
 
 # --- what a run is asked for, and what it sends back ------------------------------------------------------------------
