@@ -35,7 +35,7 @@ class Expiry:
     age: str
     counter: str
     find: Callable[[float], Select[Any]]
-    delete: Callable[[Connection, Sequence[Any]], None]
+    delete: Callable[[Sequence[Any], Connection], None]
 
     def some(self, connection: Connection, before: float) -> list[Any]:
         return list(connection.execute(self.find(before)).all())
@@ -87,15 +87,15 @@ def _audits(before: float) -> Select[Any]:
     return select(audit.c.id).where(audit.c.time < before).limit(500)
 
 
-def _by_id(column: Any) -> Callable[[Connection, Sequence[Any]], None]:
-    def job(connection: Connection, keys: Sequence[Any]) -> None:
+def _by_id(column: Any) -> Callable[[Sequence[Any], Connection], None]:
+    def job(keys: Sequence[Any], connection: Connection) -> None:
         connection.execute(delete(column.table).where(column.in_([key[0] for key in keys])))
 
     return job
 
 
-def _by_key(*columns: Any) -> Callable[[Connection, Sequence[Any]], None]:
-    def job(connection: Connection, keys: Sequence[Any]) -> None:
+def _by_key(*columns: Any) -> Callable[[Sequence[Any], Connection], None]:
+    def job(keys: Sequence[Any], connection: Connection) -> None:
         table = columns[0].table
         connection.execute(delete(table).where(tuple_(*columns).in_([tuple(key) for key in keys])))
 

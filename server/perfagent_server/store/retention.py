@@ -136,7 +136,7 @@ class Retention:
                 keys = expiry.some(connection, before)
             if not keys:
                 return
-            self._database.write(functools.partial(expiry.delete, keys=keys), essential=True)
+            self._database.write(functools.partial(expiry.delete, keys), essential=True)
             self.counters[expiry.counter] += len(keys)
 
     def _is_refused(self, doubt: str, why: str | None) -> bool:
