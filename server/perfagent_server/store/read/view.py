@@ -33,6 +33,7 @@ __all__ = [
     "last_visible",
     "newest_in_tail",
     "open_view",
+    "open_views",
     "stored_payloads",
     "value_at",
     "visible_attempts",
@@ -69,24 +70,36 @@ class View:
 
 
 def open_view(connection: Connection, run: str, name: str, rank: int | None) -> View:
-    wanted = select(series.c.id, series.c.rank).where(series.c.run == run, series.c.name == name)
+    return open_views(connection, run, [name], rank)[name]
+
+
+def open_views(connection: Connection, run: str, names: Sequence[str], rank: int | None) -> dict[str, View]:
+    """A view of each name. The tail is read once: all names together take little longer than one of them."""
+    wanted = select(series.c.id, series.c.rank, series.c.name).where(series.c.run == run, series.c.name.in_(names))
     if rank is not None:
         wanted = wanted.where(series.c.rank == rank)
-    ranks = {row.id: row.rank for row in connection.execute(wanted)}
-    view = View(ranks, visible_attempts(connection, run), {})
-    if ranks:
-        view.ends = _ends(connection, run, list(ranks))
-        view.tail = _open_samples(connection, run, name, rank, list(ranks))
-    return view
+    attempts = visible_attempts(connection, run)
+    views = {name: View({}, attempts, {}) for name in names}
+    name_of = {}
+    for row in connection.execute(wanted):
+        name_of[row.id] = row.name
+        views[row.name].ranks[row.id] = row.rank
+    if not name_of:
+        return views
+    for (series_id, attempt), ends in _ends(connection, run, list(name_of)).items():
+        views[name_of[series_id]].ends[series_id, attempt] = ends
+    in_tail = _tail_samples(connection, run, [name for name, view in views.items() if view.ranks], rank)
+    for name, view in views.items():
+        view.tail = _with_bundled(connection, in_tail.get(name, {}), list(view.ranks))
+    return views
 
 
-def _open_samples(
-    connection: Connection, run: str, name: str, rank: int | None, ids: list[int]
+def _with_bundled(
+    connection: Connection, found: dict[tuple[int, int], Samples], ids: list[int]
 ) -> dict[tuple[int, int], Samples]:
-    """(rank, attempt) -> samples of one name that are in bundles or in the tail still, in the order in which they
-    came."""
-    found = _tail_samples(connection, run, name, rank)
-    for of, attempt, samples in bundled_samples(connection, ids):
+    """(rank, attempt) -> samples of one name that are in bundles or in the tail still (found), in the order in which
+    they came."""
+    for of, attempt, samples in bundled_samples(connection, ids) if ids else ():
         later = found.get((of, attempt))
         found[of, attempt] = samples if later is None else merged([samples, later])
     return found
@@ -409,20 +422,23 @@ def _ends(connection: Connection, run: str, ids: list[int]) -> dict[tuple[int, i
     return {(row.id, row.attempt): (row.low, row.high, row.high // BLOCK_STEPS) for row in rows if row.low is not None}
 
 
-def _tail_samples(connection: Connection, run: str, name: str, rank: int | None) -> dict[tuple[int, int], Samples]:
-    """(rank, attempt) -> samples of one name that are still in the tail, in the order in which they came."""
+def _tail_samples(
+    connection: Connection, run: str, names: Sequence[str], rank: int | None
+) -> dict[str, dict[tuple[int, int], Samples]]:
+    """Name -> (rank, attempt) -> samples that are still in the tail, in the order in which they came."""
     statement = select(tail.c.attempt, tail.c.rank, tail.c.received, tail.c.frame).where(
         tail.c.run == run, tail.c.samples > 0
     )
     if rank is not None:
         statement = statement.where(tail.c.rank == rank)
-    found: dict[tuple[int, int], list[tuple[TailGroup, bytes, float]]] = {}
+    found: dict[str, dict[tuple[int, int], list[tuple[TailGroup, bytes, float]]]] = {name: {} for name in names}
     for row in connection.execute(statement.order_by(tail.c.id)):
         for group in unpack_tail(row.frame):
-            column = group.column(name)
-            if column is not None:
-                found.setdefault((row.rank, row.attempt), []).append((group, column, row.received))
-    return {key: _joined(pieces) for key, pieces in found.items()}
+            for name in names:
+                column = group.column(name)
+                if column is not None:
+                    found[name].setdefault((row.rank, row.attempt), []).append((group, column, row.received))
+    return {name: {key: _joined(pieces) for key, pieces in of_name.items()} for name, of_name in found.items()}
 
 
 def _joined(pieces: list[tuple[TailGroup, bytes, float]]) -> Samples:
