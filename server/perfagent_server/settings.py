@@ -44,7 +44,6 @@ class Settings:
     port: int = 8420
     data: Path = field(default_factory=data_folder)
     database: str | None = None
-    metrics: str | None = None
     folder: Path | None = None
     auth: Auth = "auto"
     insecure_no_auth: bool = False
@@ -76,8 +75,6 @@ class Settings:
             days = getattr(self, name)
             if days is not None and not days > 0:
                 raise ConfigError(f"{name} is {days}; it must be above 0 (inf keeps everything)")
-        if self.metrics:
-            raise ConfigError("a separate store for samples (metrics) is not available in this version; leave it out")
         if self.admin_token is not None and len(self.admin_token) < 16:
             raise ConfigError(
                 "the admin token has fewer than 16 characters; leave PERFAGENT_ADMIN_TOKEN unset to have one made"

@@ -9,7 +9,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from perfagent.errors import ConfigError, ResourceError
+from perfagent.errors import ResourceError
 from perfagent_server.settings import Settings
 
 __all__ = ["command"]
@@ -32,7 +32,11 @@ def command(parser: argparse.ArgumentParser) -> None:
     restore.set_defaults(run=_restore)
     for action in (upgrade, backup, restore):
         action.add_argument("--data", type=Path, metavar="DIR", help="the data folder (default: PERFAGENT_DATA)")
-        action.add_argument("--database", metavar="URL", help="an SQLAlchemy URL (default: SQLite in the data folder)")
+        action.add_argument(
+            "--database",
+            metavar="URL",
+            help="an SQLite file as sqlite:////path/perfagent.db (default: in the data folder)",
+        )
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
@@ -40,11 +44,8 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def _sqlite_file(settings: Settings) -> Path:
-    from perfagent_server.database import database_url, sqlite_path
+    from perfagent_server.database import sqlite_path
 
-    url = database_url(settings)
-    if url is not None and url.get_backend_name() != "sqlite":
-        raise ConfigError("backup and restore are for SQLite; use the other database's own tools (pg_dump, pg_restore)")
     return sqlite_path(settings)
 
 

@@ -34,8 +34,9 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="the address to listen on (default 127.0.0.1: this machine only)")
     parser.add_argument("--port", type=port, help="the port to listen on (default 8420; 0 is any free one)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the data folder (default: $XDG_DATA_HOME/perfagent)")
-    parser.add_argument("--database", metavar="URL", help="an SQLAlchemy URL (default: SQLite in the data folder)")
-    parser.add_argument("--metrics", metavar="URL", help="a separate store for samples: not there yet, and refused")
+    parser.add_argument(
+        "--database", metavar="URL", help="an SQLite file as sqlite:////path/perfagent.db (default: in the data folder)"
+    )
     parser.add_argument("--folder", type=Path, metavar="DIR", help="offline recordings to take in at the start")
     parser.add_argument(
         "--auth",
@@ -62,7 +63,7 @@ def command(parser: argparse.ArgumentParser) -> None:
 
 def up(arguments: argparse.Namespace) -> int:
     settings = Settings.from_env(
-        host=arguments.host, port=arguments.port, data=arguments.data, database=arguments.database, metrics=arguments.metrics,
+        host=arguments.host, port=arguments.port, data=arguments.data, database=arguments.database,
         folder=arguments.folder, auth=arguments.auth, insecure_no_auth=arguments.insecure_no_auth,
         allowed_hosts=_names(arguments.allowed_hosts), forwarded_allow_ips=_names(arguments.forwarded_allow_ips),
     )  # fmt: skip
