@@ -93,7 +93,7 @@ class Access:
         self._settings, self.keys, self.sessions = settings, keys, sessions
         self._admin_token = admin_token.encode()
         self.failures = Failures()
-        self._guesses = Failures()  # of the admin token, which a person may have made up
+        self.guesses = Failures()  # of the admin token, which a person may have made up
 
     async def identify(self, connection: HTTPConnection) -> Identity:
         """Who asks. Raises ApiError (401, 429) for a credential that is not valid. Reads the database, if that is
@@ -160,13 +160,13 @@ class Access:
         a job whose key was revoked must not shut out the administrator of its machine."""
         if is_shaped_like_key(token) and not self._is_admin_token_shaped_like_key:
             return False
-        wait = self._guesses.count(address)
+        wait = self.guesses.count(address)
         if wait > 0:
             self.failures.count(address)
             raise _too_many(wait)
         if not self._is_admin_token(token):
             return False
-        self._guesses.take_back(address)
+        self.guesses.take_back(address)
         return True
 
     def _is_admin_token(self, token: str) -> bool:

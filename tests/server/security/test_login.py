@@ -152,7 +152,7 @@ def test_after_too_many_guesses_the_right_admin_token_is_refused_too_until_the_m
     with api(tmp_path) as client:
         key = client.post("/api/v1/keys", json={"scope": "admin"}, headers=ADMIN).json()["key"]
         now = [time.monotonic()]
-        guesses = client.app.state.services.access._guesses  # type: ignore[attr-defined]
+        guesses = client.app.state.services.access.guesses  # type: ignore[attr-defined]
         guesses._clock = lambda: now[0]
         for number in range(15):
             client.get("/api/v1/runs", headers={"Authorization": f"Bearer guess-{number}"})
