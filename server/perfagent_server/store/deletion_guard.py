@@ -25,9 +25,9 @@ LARGE_SHARE_WAITS_S = 86_400.0
 
 
 def time_since_boot() -> float:
-    """Seconds of a clock that nobody sets; on Linux one that goes on while the machine sleeps."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
+    """Seconds of a clock that nobody sets and that goes on while the machine sleeps: on Linux and on macOS they have
+    different names, and time.monotonic() stands still meanwhile."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class DeletionGuard:
