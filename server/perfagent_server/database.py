@@ -46,7 +46,7 @@ _FORMER_RESERVE = "ballast"
 MAX_WAITING = 20_000  # jobs; far above what a healthy writer ever leaves waiting
 MAX_BATCH = 256  # jobs in one commit: bounds how long the first of them waits for the last
 LOCK_PATIENCE_S = 5.0  # how long a write waits for another program's lock before its caller is asked to come back
-_ADDRESSES = "sqlite:////path/perfagent.db or postgresql+psycopg://user@host/name"
+_ADDRESS = "sqlite:////path/perfagent.db"
 # The size of the log before a checkpoint (wal_autocheckpoint, 1000 pages) and the largest commit beyond it. Tried and
 # not taken: checkpoints after 4000 pages, or a log of 16 MB (7 % less written, no less CPU); pages of 8 or 16 kB (11 to
 # 25 % more room); checkpoints on a thread of their own (p99 of an acknowledgement 8 to 12 ms instead of 16 with a
@@ -309,18 +309,6 @@ def open_database(
 ) -> Database:
     """Opens, creates or upgrades the database. Raises ConfigError, with the file and the cure, if it must not be
     used."""
-    url = database_url(settings)
-    if url is not None and url.get_backend_name() != "sqlite":
-        try:
-            engine = create_engine(url, pool_size=8, max_overflow=56)
-        except ModuleNotFoundError as error:
-            raise ResourceError(
-                f"{url!r} needs {error.name}, which is not installed here: pip install {error.name}"
-            ) from error
-        except ArgumentError as error:
-            raise ConfigError(f"the driver of {url!r} is not known; use an address such as {_ADDRESSES}") from error
-        _upgrade(engine, repr(url))
-        return Database(engine, max_waiting=max_waiting)
     path = sqlite_path(settings)
     _prepare(path)
     engine = sqlite_engine(path)
@@ -345,9 +333,12 @@ def database_url(settings: DatabaseSettings) -> URL | None:
     try:
         url = make_url(settings.database)
     except ArgumentError as error:  # what was given is not shown: it may hold a password
-        raise ConfigError(f"the database must be an address such as {_ADDRESSES}; what was given is none") from error
-    if url.get_backend_name() not in ("sqlite", "postgresql"):
-        raise ConfigError(f"the database must be SQLite or PostgreSQL, as {_ADDRESSES}, not {url.get_backend_name()}")
+        raise ConfigError(f"the database must be an address such as {_ADDRESS}; what was given is none") from error
+    if url.get_backend_name() != "sqlite":
+        raise ConfigError(
+            f"the database must be SQLite, as {_ADDRESS}: {url.get_backend_name()} is not supported yet; "
+            "leave the database out to have it in the data folder"
+        )
     return url
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,6 +56,8 @@ class Services:
     compactor: Compactor
     retention: Retention
     access: Access
+    forget: Callable[[str], None]
+    """Drops what is in memory of a run that was deleted, whoever deleted it."""
     started: float
 
     def counters(self) -> dict[str, dict[str, float]]:
@@ -126,7 +129,6 @@ def open_services(settings: Settings) -> Services:
     log_rows = LogRows(database, runs, ingest)
 
     def forget(run: str) -> None:
-        """What is in memory of a run that is no longer there."""
         log_rows.forget(run)
         orders.forget(run)
         engine.drop(run)
@@ -148,10 +150,18 @@ def open_services(settings: Settings) -> Services:
         retention=Retention(
             database,
             store,
-            RetentionPolicy(samples_days=settings.samples_days, runs_days=settings.runs_days),
+            RetentionPolicy(
+                samples_days=settings.samples_days,
+                runs_days=settings.runs_days,
+                events_days=settings.events_days,
+                profiles_days=settings.profiles_days,
+                alerts_days=settings.alerts_days,
+                audit_days=settings.audit_days,
+            ),
             on_deleted=forget,
         ),
         access=Access(settings, Keys(database, pepper), Sessions(database), admin_token=admin_token),
+        forget=forget,
         started=time.time(),
     )
 

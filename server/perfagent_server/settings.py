@@ -35,14 +35,15 @@ class Settings:
     file. max_body_bytes, max_decoded_bytes: of one request, as sent and decoded. read_timeout_s: for a request's head
     and for its body. keep_alive_s: for an idle connection; above twice the agents' flush interval, so that the server
     never closes one that is about to be used. samples_days: after so many days full resolution is dropped and cells of
-    16 steps stay. runs_days: after so many days without a word a run is deleted. None: kept for ever.
+    16 steps stay. runs_days: after so many days without a word a run is deleted. events_days, profiles_days, alerts_days,
+    audit_days: after so many days console lines, stacks and other events, profiles, alerts that are over, and rows of
+    the audit log are deleted. None: kept for ever.
     """
 
     host: str = "127.0.0.1"
     port: int = 8420
     data: Path = field(default_factory=data_folder)
     database: str | None = None
-    metrics: str | None = None
     folder: Path | None = None
     auth: Auth = "auto"
     insecure_no_auth: bool = False
@@ -57,6 +58,10 @@ class Settings:
     keep_alive_s: int = 75
     samples_days: float | None = None
     runs_days: float | None = None
+    events_days: float | None = 90.0
+    profiles_days: float | None = 90.0
+    alerts_days: float | None = 365.0
+    audit_days: float | None = 365.0
 
     def __post_init__(self) -> None:
         if self.auth not in get_args(Auth):
@@ -66,12 +71,10 @@ class Settings:
         for name in ("max_body_bytes", "max_decoded_bytes", "read_timeout_s", "keep_alive_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
-        for name in ("samples_days", "runs_days"):
+        for name in ("samples_days", "runs_days", "events_days", "profiles_days", "alerts_days", "audit_days"):
             days = getattr(self, name)
             if days is not None and not days > 0:
-                raise ConfigError(f"{name} is {days}; it must be above 0 (leave it out to keep everything)")
-        if self.metrics:
-            raise ConfigError("a separate store for samples (metrics) is not available in this version; leave it out")
+                raise ConfigError(f"{name} is {days}; it must be above 0 (inf keeps everything)")
         if self.admin_token is not None and len(self.admin_token) < 16:
             raise ConfigError(
                 "the admin token has fewer than 16 characters; leave PERFAGENT_ADMIN_TOKEN unset to have one made"

@@ -3,6 +3,7 @@ have.
 
 A frame with a bad identity, or an event at a step that is none, is refused as a whole (WireError). Samples with a bad
 name or step are left out by name and counted, the rest of the frame is stored: one odd metric must not cost the others.
+A frame of too many events or groups is sent again in halves.
 """
 
 from __future__ import annotations
@@ -11,7 +12,21 @@ from perfagent.errors import WireError
 from perfagent.naming import identity_problem
 from perfagent.wire.frame import MAX_NAME_BYTES, Frame
 
-__all__ = ["MAX_NAMES_PER_RUN", "MAX_STEP", "check_frame", "name_problem", "whole"]
+__all__ = [
+    "MAX_EVENTS",
+    "MAX_GROUPS",
+    "MAX_NAMES_PER_RUN",
+    "MAX_STEP",
+    "check_frame",
+    "name_problem",
+    "size_problem",
+    "whole",
+]
+
+MAX_EVENTS = 10_000
+"""Of a frame. An agent sends some hundred a minute; each costs the one thread that writes some 20 µs."""
+MAX_GROUPS = 10_000
+"""Of a frame. An agent puts rows of the same names into one group, so it sends a few dozen."""
 
 MAX_NAMES_PER_RUN = 2000
 MAX_STEP = 2**53  # JSON numbers, and so the page, hold no larger integer exactly
@@ -31,6 +46,14 @@ def check_frame(frame: Frame) -> None:
     for event in frame.events:
         if event.step is not None and not 0 <= event.step <= MAX_STEP:
             raise WireError(f"the step of an event ({event.kind[:80]}) must be from 0 to {MAX_STEP}, not {event.step}")
+
+
+def size_problem(frame: Frame) -> str | None:
+    """Why a frame is too much for one transaction, whatever its bytes; None if it is not."""
+    for what, given, allowed in (("events", len(frame.events), MAX_EVENTS), ("groups", len(frame.groups), MAX_GROUPS)):
+        if given > allowed:
+            return f"the frame has {given} {what}; {allowed} are allowed: send several smaller frames"
+    return None
 
 
 def whole(value: object) -> int | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perfagent.wire import Finding
+from perfagent_server.alerts.evidence_limit import limited
 
 __all__ = ["MOST", "and_then", "cause_of", "join"]
 
@@ -28,9 +29,9 @@ def cause_of(data: Mapping[str, Any], rank: int, step: int) -> dict[str, Any] | 
         return None
     since = data.get("since_step")
     return {
-        "explains": [rule for rule in explains if isinstance(rule, str)][:8], "rank": rank,
+        "explains": [rule[:64] for rule in explains if isinstance(rule, str)][:8], "rank": rank,
         "step": since if isinstance(since, int) else step, "message": str(data.get("message", ""))[:2000],
-        "fix": str(data.get("fix", ""))[:2000], "evidence": evidence,
+        "fix": str(data.get("fix", ""))[:2000], "evidence": limited(evidence),
     }  # fmt: skip
 
 

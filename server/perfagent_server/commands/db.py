@@ -9,7 +9,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from perfagent.errors import ConfigError, ResourceError
+from perfagent.errors import ResourceError
 from perfagent_server.settings import Settings
 
 __all__ = ["command"]
@@ -32,7 +32,11 @@ def command(parser: argparse.ArgumentParser) -> None:
     restore.set_defaults(run=_restore)
     for action in (upgrade, backup, restore):
         action.add_argument("--data", type=Path, metavar="DIR", help="the data folder (default: PERFAGENT_DATA)")
-        action.add_argument("--database", metavar="URL", help="an SQLAlchemy URL (default: SQLite in the data folder)")
+        action.add_argument(
+            "--database",
+            metavar="URL",
+            help="an SQLite file as sqlite:////path/perfagent.db (default: in the data folder)",
+        )
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
@@ -40,21 +44,18 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def _sqlite_file(settings: Settings) -> Path:
-    from perfagent_server.database import database_url, sqlite_path
+    from perfagent_server.database import sqlite_path
 
-    url = database_url(settings)
-    if url is not None and url.get_backend_name() != "sqlite":
-        raise ConfigError("backup and restore are for SQLite; use the other database's own tools (pg_dump, pg_restore)")
     return sqlite_path(settings)
 
 
 def _upgrade(arguments: argparse.Namespace) -> int:
-    from perfagent_server.commands.up import only_server
+    from perfagent_server.commands.server_lock import only_server
     from perfagent_server.database import open_database
     from perfagent_server.store import schema
 
     settings = _settings(arguments)
-    with only_server(settings.data):
+    with only_server(settings):
         open_database(settings).close()
     print(f"the database is at schema version {schema.head()}")
     return 0
@@ -81,7 +82,7 @@ def _backup(arguments: argparse.Namespace) -> int:
 
 
 def _restore(arguments: argparse.Namespace) -> int:
-    from perfagent_server.commands.up import only_server
+    from perfagent_server.commands.server_lock import only_server
     from perfagent_server.database import open_database
 
     settings = _settings(arguments)
@@ -90,7 +91,7 @@ def _restore(arguments: argparse.Namespace) -> int:
     if not source.is_file():
         raise ResourceError(f"there is no file {source}")
     _check(source)
-    with only_server(settings.data):
+    with only_server(settings):
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         fresh = target.with_name(f"{target.name}.restoring")
         fresh.unlink(missing_ok=True)

@@ -65,13 +65,13 @@ def _create(arguments: argparse.Namespace) -> int:
 
 def _create_offline(data: Path | None, body: dict[str, Any]) -> dict[str, Any]:
     """The first key for a server that refuses to start without one."""
-    from perfagent_server.commands.up import only_server
+    from perfagent_server.commands.server_lock import only_server
     from perfagent_server.database import open_database
     from perfagent_server.security.keys import PEPPER_FILE, Keys, secret_file
     from perfagent_server.settings import Settings
 
     settings = Settings.from_env(data=data)
-    with only_server(settings.data):
+    with only_server(settings):
         database = open_database(settings)
         try:
             keys = Keys(database, secret_file(settings.data / PEPPER_FILE))

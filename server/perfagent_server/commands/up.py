@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,14 +20,13 @@ from perfagent.command_line.option_types import port
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.local_server import ADDRESS_FILE, ADMIN_TOKEN_FILE
 from perfagent.variables import warn_of_misspelt
+from perfagent_server.commands.server_lock import only_server
 from perfagent_server.settings import Settings
 
 if TYPE_CHECKING:
     from perfagent_server.services import Services
 
-__all__ = ["LOCK_FILE", "command", "only_server"]
-
-LOCK_FILE = "server.lock"
+__all__ = ["command"]
 
 
 def command(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +34,9 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="the address to listen on (default 127.0.0.1: this machine only)")
     parser.add_argument("--port", type=port, help="the port to listen on (default 8420; 0 is any free one)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the data folder (default: $XDG_DATA_HOME/perfagent)")
-    parser.add_argument("--database", metavar="URL", help="an SQLAlchemy URL (default: SQLite in the data folder)")
-    parser.add_argument("--metrics", metavar="URL", help="a separate store for samples: not there yet, and refused")
+    parser.add_argument(
+        "--database", metavar="URL", help="an SQLite file as sqlite:////path/perfagent.db (default: in the data folder)"
+    )
     parser.add_argument("--folder", type=Path, metavar="DIR", help="offline recordings to take in at the start")
     parser.add_argument(
         "--auth",
@@ -65,7 +63,7 @@ def command(parser: argparse.ArgumentParser) -> None:
 
 def up(arguments: argparse.Namespace) -> int:
     settings = Settings.from_env(
-        host=arguments.host, port=arguments.port, data=arguments.data, database=arguments.database, metrics=arguments.metrics,
+        host=arguments.host, port=arguments.port, data=arguments.data, database=arguments.database,
         folder=arguments.folder, auth=arguments.auth, insecure_no_auth=arguments.insecure_no_auth,
         allowed_hosts=_names(arguments.allowed_hosts), forwarded_allow_ips=_names(arguments.forwarded_allow_ips),
     )  # fmt: skip
@@ -75,7 +73,7 @@ def up(arguments: argparse.Namespace) -> int:
     warn_of_misspelt(lambda sentence: print(f"perfagent up: {sentence}", file=sys.stderr))
     with contextlib.closing(_listen(settings)) as listening:
         settings = replace(settings, port=listening.getsockname()[1])
-        with only_server(settings.data):
+        with only_server(settings):
             _serve(settings, listening)
     return 0
 
@@ -172,29 +170,6 @@ def _listen(settings: Settings) -> socket.socket:
         raise ResourceError(f"cannot listen on {settings.host}:{settings.port} ({error.strerror})") from error
     listening.set_inheritable(False)
     return listening
-
-
-@contextlib.contextmanager
-def only_server(data: Path) -> Iterator[None]:
-    """Holds the data folder: two servers on it would judge every run twice. The lock ends with the process, however it
-    ends."""
-    try:
-        data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(data / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        why = "it is a file" if data.is_file() else error.strerror
-        raise ResourceError(f"the data folder {data} cannot be written ({why}); choose another with --data") from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            where = (data / ADDRESS_FILE).read_text().strip() if (data / ADDRESS_FILE).exists() else "another port"
-            raise ResourceError(
-                f"a server runs on the data folder {data} already ({where}); stop it, or choose another folder with --data"
-            ) from None
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _names(values: list[str] | None) -> tuple[str, ...] | None:

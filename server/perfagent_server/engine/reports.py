@@ -8,6 +8,7 @@ from typing import Any
 
 from perfagent.wire import SEVERITIES, Event, Finding
 from perfagent.wire.limits import whole
+from perfagent_server.alerts.evidence_limit import limited
 from perfagent_server.rules.rule import USER_ALERT, Life
 from perfagent_server.timestamps import rfc3339
 
@@ -17,6 +18,7 @@ REPORTED_LIFE = Life(outlives_run=True)
 USER_LIFE = Life(cooldown_s=60.0)
 _LEVELS = {"warn": "warning", "error": "critical"}
 _TITLE = 90
+_RANKS = 4096
 
 
 def of_the_agent(event: Event, rank: int, now: float, newest_step: int) -> Finding | None:
@@ -36,8 +38,8 @@ def of_the_agent(event: Event, rank: int, now: float, newest_step: int) -> Findi
         message=message,
         since_step=step_of(newest_step, data.get("since_step"), event.step),
         since=rfc3339(time_of(event, now)),
-        ranks=named or [rank],
-        evidence=evidence if isinstance(evidence, dict) else {},
+        ranks=named[:_RANKS] or [rank],
+        evidence=limited(evidence) if isinstance(evidence, dict) else {},
         fix=str(data.get("fix", ""))[:2000],
         gain_pct=float(gain) if isinstance(gain, (int, float)) and math.isfinite(gain) else None,
     )

@@ -6,7 +6,7 @@ import zlib
 
 from perfagent.errors import WireError
 from perfagent.wire import MAX_DECODED_BYTES, Frame, decode
-from perfagent.wire.limits import check_frame
+from perfagent.wire.limits import check_frame, size_problem
 
 __all__ = ["MAX_RATIO", "TooLarge", "UnknownEncoding", "decode_body", "inflate"]
 
@@ -15,7 +15,7 @@ SMALL_BYTES = 64 * 1024  # below this the ratio says nothing
 
 
 class TooLarge(WireError):  # noqa: N818 - the name of the answer (413) it becomes
-    """A body is, or would become, larger than allowed."""
+    """A body is, or would become, larger than allowed, or its frame holds too much. An agent then sends halves."""
 
 
 class UnknownEncoding(WireError):  # noqa: N818 - the name of the answer (415) it becomes
@@ -33,6 +33,8 @@ def decode_body(body: bytes, encoding: str | None, *, max_decoded_bytes: int = M
     elif len(body) > max_decoded_bytes:
         raise TooLarge(f"the body has {len(body)} bytes; {max_decoded_bytes} are allowed: send smaller frames")
     frame = decode(body)
+    if (problem := size_problem(frame)) is not None:
+        raise TooLarge(problem)
     check_frame(frame)
     return frame
 

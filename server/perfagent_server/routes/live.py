@@ -19,7 +19,7 @@ async def live(socket: WebSocket) -> None:
     """{"subscribe": {...}} in; {"samples"}, {"bands"}, {"run"}, {"alert"}, {"lagged"} out. Origin and Host:
     security/edge.py."""
     try:
-        authorize(socket, "read")
+        await authorize(socket, "read")
     except ApiError as error:
         response: Response = error.response()
         await socket.send_denial_response(response)

@@ -57,7 +57,8 @@ def list_runs(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: str | None = None,
 ) -> Response:
-    """Runs, newest first. Give `next` back as `cursor` for the following page; it is null on the last one."""
+    """Runs, newest first. Give `next` back as `cursor` for the following page; it is null on the last one. A page has
+    fewer than `limit` runs where their configurations are large."""
     if state is not None and state not in STATES:
         raise ApiError(422, "invalid", f"state is {state[:80]!r}; allowed are {', '.join(STATES)}", "state")
     runs, following = services.runs.page(project=project, name=name, state=state, tag=tag, limit=limit, cursor=cursor)
@@ -140,8 +141,7 @@ def delete_run(
         audit(connection)
 
     services.database.write(job, essential=True)
-    services.log_rows.forget(run)
-    services.engine.drop(run)
+    services.forget(run)
     return Response(status_code=204)
 
 

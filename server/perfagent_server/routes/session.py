@@ -37,7 +37,7 @@ class Link:
 async def who_am_i(request: Request, services: ServicesDep) -> Response:
     """Who this request is from and what it may do; open to everybody, so that a page can ask before it shows a
     button."""
-    identity = services.access.identify(request)
+    identity = await services.access.identify(request)
     return reply({"who": identity.who, "may": sorted(identity.may)})
 
 
@@ -79,7 +79,10 @@ async def login(request: Request, services: ServicesDep) -> Response:
         token = parse_qs(body.decode(), max_num_fields=4).get("token", [""])[0].strip()
     except ValueError:
         raise ApiError(400, "bad_request", "the form could not be read; send token=KEY", "token") from None
-    found = services.access.login(token)
+    try:
+        found = await asyncio.to_thread(services.access.login, token, request)
+    except ApiError as refusal:
+        return _form(refusal.message, refusal.status)
     if found is None:
         error = services.access.refused(request)
         return _form(

@@ -41,6 +41,11 @@ class Columns:
     def has_signals(self) -> bool:
         return bool(self.merged)
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether any rule reads any of it."""
+        return bool(self.merged or self.apart or self.time or self.families)
+
 
 class Plan:
     """Made once for a set of rules. Raises ValueError when two rules put the ranks of a series together differently.

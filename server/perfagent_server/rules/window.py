@@ -157,6 +157,8 @@ class Window:
         self, rank: int, group: Group, columns: Columns, parts: dict[str, list[Part]], touched: set[str]
     ) -> None:
         losses = [name for name in columns.losses if name in self.by_step]
+        if not (losses or columns.is_wanted):
+            return
         steps, times = group.steps(), group.times()
         if "step_time_s" not in self.by_step or columns.has_signals:
             # a script may count its own losses otherwise than the agent counts steps

@@ -13,19 +13,18 @@ When a run began and ended is its senders' word, put right where their clocks ar
 
 from __future__ import annotations
 
-import json
 import math
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
-from perfagent.errors import WireError
-from perfagent.wire import STATES, Event, Frame, to_json
+from perfagent.wire import STATES, Event, Frame
 from perfagent.wire.limits import whole
 from perfagent_server.rules.first_failure import Failure, first_of
+from perfagent_server.runs.descriptions import Descriptions
 from perfagent_server.store.attempt_starts import UNDECIDED, Starts
 from perfagent_server.store.statements import Prepared
 from perfagent_server.store.tables import attempt as attempts
@@ -37,14 +36,12 @@ __all__ = [
     "FAILED",
     "FRESH_S",
     "JSON_SOURCE",
-    "SET_BY_PEOPLE",
     "Seen",
     "Silent",
     "load_runs",
     "load_sources",
     "mark_lost",
     "record",
-    "set_by_people",
     "silent_sources",
 ]
 
@@ -54,33 +51,12 @@ FRESH_S = 120.0
 JSON_SOURCE = "http-"
 """How the sources begin that this server keeps for programs without an agent (POST /log): they send when they have
 something."""
-SET_BY_PEOPLE = "_set_by_people"
-"""In a run's `meta`, shown to nobody: what of `name` and `tags` a person has set, which no job changes from then on."""
 _FIRST = struct.Struct("<d")
 _SKEW_S = 60.0
 """A clock is off when it differs from ours by more; less may be the time that the first frame took to come."""
 _CLOCK_SET = 1e9
 """Unix seconds (2001). Before that a clock was not set yet."""
 _REASON_CHARACTERS = 4000
-_NOTES_CHARACTERS = 100_000
-_CONFIG_BYTES = 256 * 1024
-_OWN_COLUMN = {
-    "state",
-    "heartbeat",
-    "name",
-    "config",
-    "tags",
-    "group",
-    "notes",
-    "start_step",
-    "world_size",
-    "host",
-    "pid",
-    "reason",
-    "traceback",
-    "exception",
-    SET_BY_PEOPLE,
-}
 
 
 @dataclass(slots=True)
@@ -163,7 +139,6 @@ _update_source = Prepared(_by_source.values({name: bindparam(name) for name in _
 _touch_source = Prepared(_by_source.values({name: bindparam(name) for name in ("step", "contact")}))
 _update_run = Prepared(_by_run.values({name: bindparam(name) for name in _RUN_COLUMNS}))
 _touch_run = Prepared(_by_run.values({name: bindparam(name) for name in ("step", "updated")}))
-_describe_run = Prepared(_by_run.values({name: bindparam(name) for name in ("tags", "notes", "config", "meta")}))
 
 
 def load_sources(connection: Connection, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -214,6 +189,7 @@ class _Book:
         self.touched_runs: dict[str, None] = {}
         self.judge: dict[str, None] = {}  # runs whose state must be computed again
         self.changed_runs: dict[str, None] = {}
+        self.descriptions = Descriptions(connection)
 
     def enter(self, item: Seen) -> None:
         frame = item.frame
@@ -249,6 +225,7 @@ class _Book:
     def close(self) -> None:
         """Writes what changed, then the states that follow from it."""
         self._write_sources()
+        self.descriptions.write()
         for run in self.judge:
             self._judge(self.runs[run])
         fresh_runs = [self.runs[run] for run in self.changed_runs]
@@ -390,29 +367,7 @@ class _Book:
         if data.get("host"):
             run["host"] = str(data["host"])[:256]
         self.changed_runs[run["id"]] = None
-        self._add_to_description(run, frame, data)
-
-    def _add_to_description(self, run: dict[str, Any], frame: Frame, data: dict[str, Any]) -> None:
-        """Adds to what the run has already, and leaves alone what a person has set since."""
-        columns = select(runs.c.tags, runs.c.notes, runs.c.config, runs.c.meta)
-        before = self.connection.execute(columns.where(runs.c.id == run["id"])).one()
-        known = json.loads(before.meta)
-        by_people = known.pop(SET_BY_PEOPLE, [])
-        name = data.get("name") or frame.name
-        # A later attempt keeps what the run is called by now.
-        if isinstance(name, str) and name and run["attempts"] <= 1 and "name" not in by_people:
-            run["name"] = name[:256]
-        tags, config = data.get("tags"), data.get("config")
-        said = [str(tag)[:256] for tag in tags] if isinstance(tags, (list, tuple)) and "tags" not in by_people else []
-        meta = {key: value for key, value in data.items() if key not in _OWN_COLUMN}
-        described = {
-            "_id": run["id"],
-            "tags": _json(list(dict.fromkeys([*json.loads(before.tags), *said]))[:100]),
-            "notes": before.notes or str(data.get("notes") or "")[:_NOTES_CHARACTERS],  # what people wrote since stays
-            "config": _json(json.loads(before.config) | (config if isinstance(config, dict) else {})),
-            "meta": set_by_people(_json(known | meta), by_people),
-        }
-        _describe_run.many(self.connection, [described])
+        self.descriptions.add(run, frame.name, data)
 
     def _is_fresh(self, frame: Frame, source: dict[str, Any]) -> bool:
         """Whether the frame was made just now, so that its sender lives, and not drained from a spool that somebody
@@ -517,28 +472,3 @@ def _our_time(time: float, clock_offset_s: float | None) -> float:
     """A sender's time by our clock. A frame holds the time at which it was sent, so that even one that was kept for
     days shows how far its sender's clock is off."""
     return time - clock_offset_s if clock_offset_s is not None and abs(clock_offset_s) > _SKEW_S else time
-
-
-def set_by_people(meta: str, fields: Collection[str]) -> str:
-    """A run's `meta` with the note that a person has set these of its fields, besides those that it notes already."""
-    if not fields:
-        return meta
-    found = json.loads(meta)
-    return json.dumps({**found, SET_BY_PEOPLE: sorted({*found.get(SET_BY_PEOPLE, []), *fields})})
-
-
-def _json(value: Any) -> str:
-    """JSON text of what a user gave us; what JSON cannot say becomes its text, and what is too large is named, not
-    kept."""
-    try:
-        text = to_json(value).decode()
-    except (WireError, ValueError, OverflowError, RecursionError):
-        try:
-            text = json.dumps(value, default=str, allow_nan=False)
-        except (TypeError, ValueError, RecursionError):
-            return "{}" if isinstance(value, dict) else "[]"
-    if len(text) > _CONFIG_BYTES:
-        return (
-            json.dumps({"dropped": f"{len(text)} bytes; {_CONFIG_BYTES} are kept"}) if isinstance(value, dict) else "[]"
-        )
-    return text

@@ -17,11 +17,17 @@ from sqlalchemy.sql.elements import ColumnElement
 from perfagent.errors import WireError
 from perfagent.wire import RunSummary
 from perfagent_server.database import Database
-from perfagent_server.runs.lifecycle import JSON_SOURCE, SET_BY_PEOPLE, set_by_people
+from perfagent_server.runs.descriptions import SET_BY_PEOPLE, set_by_people
+from perfagent_server.runs.lifecycle import JSON_SOURCE
 from perfagent_server.store.tables import event, run, source
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["EventRow", "Runs"]
+__all__ = ["PAGE_CHARACTERS", "EventRow", "Runs"]
+
+PAGE_CHARACTERS = 8 * 2**20
+"""Of the configurations on one page of runs: a thousand of 256 kB would be 256 MB, several times over on the way."""
+
+_SUMMARY = [column for column in run.c if column.name != "notes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +51,9 @@ class Runs:
         self, *, project: str | None = None, name: str | None = None, state: str | None = None, tag: str | None = None,
         limit: int = 100, cursor: str | None = None,
     ) -> tuple[list[RunSummary], str | None]:  # fmt: skip
-        """Runs, newest first, and the cursor of the next page. Raises WireError for a cursor that is not one of
-        ours."""
-        query = select(run).order_by(run.c.started.desc(), run.c.id.desc()).limit(limit + 1)
+        """Runs, newest first, and the cursor of the next page: of `limit` runs, or of fewer where they have a lot to
+        say. Raises WireError for a cursor that is not one of ours."""
+        query = select(*_SUMMARY).order_by(run.c.started.desc(), run.c.id.desc()).limit(limit + 1)
         for column, wanted in ((run.c.project, project), (run.c.name, name), (run.c.state, state)):
             if wanted is not None:
                 query = query.where(column == wanted)
@@ -56,10 +62,15 @@ class Runs:
         if cursor is not None:
             started, identifier = _parse_cursor(cursor)
             query = query.where(or_(run.c.started < started, and_(run.c.started == started, run.c.id < identifier)))
+        rows: list[Mapping[Any, Any]] = []
+        size = 0
         with self._database.read() as connection:
-            rows = connection.execute(query).mappings().all()
-        following = _cursor(rows[limit - 1]) if len(rows) > limit else None
-        return [_summary(row, brief=True) for row in rows[:limit]], following
+            for row in connection.execute(query).mappings():
+                size += sum(len(row[name]) for name in ("config", "meta", "tags", "rules_off"))
+                if len(rows) == limit or (rows and size > PAGE_CHARACTERS):
+                    return [_summary(row, brief=True) for row in rows], _cursor(rows[-1])
+                rows.append(row)
+        return [_summary(row, brief=True) for row in rows], None
 
     def get(self, identifier: str) -> RunSummary | None:
         with self._database.read() as connection:

@@ -52,17 +52,11 @@ def timing(store: MetricStore, run: str, *, steps: int) -> Timing:
 
 def _values(store: MetricStore, run: str, steps: int) -> dict[str, dict[int, float]]:
     """Name -> step -> value, of the steps that have a step time."""
-    newest = store.latest(run).get("step_time_s")
-    if newest is None:
-        return {}
-    known = set(store.names(run))
     values: dict[str, dict[int, float]] = {}
-    for name in NAMES:  # of which step_time_s is the first
-        if name in known:
-            series = store.series(run, name, from_step=newest.step - steps + 1, to_step=newest.step, points=steps)
-            told = {step: value for step, value in zip(series.step, series.mean, strict=True) if math.isfinite(value)}
-            timed = values.get("step_time_s", told)
-            values[name] = {step: value for step, value in told.items() if step in timed}
+    for name, series in store.newest(run, NAMES, steps=steps).items():  # of which step_time_s is the first
+        told = {step: value for step, value in zip(series.step, series.mean, strict=True) if math.isfinite(value)}
+        timed = values.get("step_time_s", told)
+        values[name] = {step: value for step, value in told.items() if step in timed}
     return values
 
 

@@ -9,8 +9,10 @@ this machine.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from starlette.requests import HTTPConnection
 
 from perfagent_server.routes.problems import ApiError
+from perfagent_server.security.keys import is_shaped_like_key
 from perfagent_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,26 +55,35 @@ _NOBODY = Identity("anyone", frozenset())
 
 class Failures:
     """Counts wrong credentials by address: more than `limit` in a minute are answered 429 for the rest of that
-    minute."""
+    minute. Safe from any thread."""
 
     def __init__(
         self, limit: int = 10, *, clock: Callable[[], float] = time.monotonic, addresses: int = 10_000
     ) -> None:
         self._limit, self._clock, self._addresses = limit, clock, addresses
         self._windows: dict[str, tuple[float, int]] = {}  # address -> (start of its minute, failures in it)
+        self._lock = threading.Lock()
         self.total = 0
 
     def count(self, address: str) -> float:
         """Counts one failure; seconds to wait when there were too many, else 0."""
         now = self._clock()
-        self.total += 1
-        start, failures = self._windows.get(address, (now, 0))
-        if now - start >= 60:
-            start, failures = now, 0
-        if address not in self._windows and len(self._windows) >= self._addresses:
-            del self._windows[next(iter(self._windows))]
-        self._windows[address] = (start, failures + 1)
+        with self._lock:
+            self.total += 1
+            start, failures = self._windows.get(address, (now, 0))
+            if now - start >= 60:
+                start, failures = now, 0
+            if address not in self._windows and len(self._windows) >= self._addresses:
+                del self._windows[next(iter(self._windows))]
+            self._windows[address] = (start, failures + 1)
         return start + 60 - now if failures >= self._limit else 0.0
+
+    def take_back(self, address: str) -> None:
+        """What was counted before it was known was no failure."""
+        with self._lock:
+            self.total -= 1
+            start, failures = self._windows.get(address, (0.0, 1))
+            self._windows[address] = (start, max(failures - 1, 0))
 
 
 class Access:
@@ -81,24 +93,37 @@ class Access:
         self._settings, self.keys, self.sessions = settings, keys, sessions
         self._admin_token = admin_token.encode()
         self.failures = Failures()
+        self.guesses = Failures()  # of the admin token, which a person may have made up
 
-    def identify(self, connection: HTTPConnection) -> Identity:
-        """Raises ApiError (401, 429) for a credential that is not valid."""
-        identity = self._identity(connection)
-        if identity is None:
-            raise self.refused(connection)
-        return identity
+    async def identify(self, connection: HTTPConnection) -> Identity:
+        """Who asks. Raises ApiError (401, 429) for a credential that is not valid. Reads the database, if that is
+        needed, on another thread."""
+        if self._needs_database(connection):
+            return await asyncio.to_thread(self._identify, connection)
+        return self._identify(connection)
 
     def still_allows(self, connection: HTTPConnection, scope: Scope) -> bool:
         """Whether a connection that was let in would be let in now. Its end is no failed attempt, and is not counted as
         one."""
-        identity = self._identity(connection)
+        token = bearer_token(connection)
+        if token is not None and self._is_admin_token(token):
+            return True
+        identity = self._by_session(connection) if token is None else self._by_key(token)
         return identity is not None and scope in identity.may
 
-    def _identity(self, connection: HTTPConnection) -> Identity | None:
+    def _identify(self, connection: HTTPConnection) -> Identity:
         token = bearer_token(connection)
-        if token is not None:
-            return self._by_token(token)
+        identity = self._by_session(connection) if token is None else self._by_token(token, _address(connection))
+        if identity is None:
+            raise self.refused(connection)
+        return identity
+
+    def _needs_database(self, connection: HTTPConnection) -> bool:
+        """A guess on the safe side: whether to know who asks takes a look into the tables."""
+        token = bearer_token(connection)
+        return self.sessions.has_cookie(connection.cookies) if token is None else self.keys.must_load(token)
+
+    def _by_session(self, connection: HTTPConnection) -> Identity:
         scope = self.sessions.scope_of(connection.cookies)
         if scope is not None:
             return Identity("session", _GRANTS[scope])
@@ -106,33 +131,63 @@ class Access:
 
     def refused(self, connection: HTTPConnection) -> ApiError:
         """Counts a wrong credential and says so."""
-        wait = self.failures.count(connection.client.host if connection.client else "")
-        if wait > 0:
-            seconds = math.ceil(wait)
-            return ApiError(
-                429, "too_many_failures", f"too many wrong keys from this address; try again in {seconds} s",
-                headers={"Retry-After": str(seconds)},
-            )  # fmt: skip
-        return ApiError(
+        wait = self.failures.count(_address(connection))
+        return _too_many(wait) if wait > 0 else ApiError(
             401, "unauthorized", "this key is not known, revoked or expired; `perfagent keys create` makes a new one",
             headers={"WWW-Authenticate": "Bearer"},
         )  # fmt: skip
 
-    def login(self, token: str) -> tuple[str, str | None] | None:
-        """The scope of a key or of the admin token, and the key's id; None when it is not valid."""
-        if self._is_admin_token(token):
-            return "admin", None
+    def login(self, token: str, connection: HTTPConnection) -> tuple[Scope, str | None] | None:
+        """The scope of a key or of the admin token, and the key's id; None when it is not valid. Reads the database."""
         key = self.keys.find(token)
-        return None if key is None else (key.scope, key.id)
+        if key is not None:
+            return key.scope, key.id
+        return ("admin", None) if self._is_admitted_admin_token(token, _address(connection)) else None
+
+    def _by_token(self, token: str, address: str) -> Identity | None:
+        found = self._by_key(token)
+        if found is None and self._is_admitted_admin_token(token, address):
+            return Identity("admin token", _GRANTS["admin"])
+        return found
+
+    def _by_key(self, token: str) -> Identity | None:
+        key = self.keys.find(token)
+        return None if key is None else Identity(f"key {key.id}", _GRANTS[key.scope], key.project)
+
+    def _is_admitted_admin_token(self, token: str, address: str) -> bool:
+        """Counts before it compares: after too many wrong ones from an address, the right one is refused there too
+        until the minute is over (ApiError 429), else the limit would limit nothing. What looks like a key is no guess:
+        a job whose key was revoked must not shut out the administrator of its machine."""
+        if is_shaped_like_key(token) and not self._is_admin_token_shaped_like_key:
+            return False
+        wait = self.guesses.count(address)
+        if wait > 0:
+            self.failures.count(address)
+            raise _too_many(wait)
+        if not self._is_admin_token(token):
+            return False
+        self.guesses.take_back(address)
+        return True
 
     def _is_admin_token(self, token: str) -> bool:
         return hmac.compare_digest(token.encode("utf-8", "replace"), self._admin_token)
 
-    def _by_token(self, token: str) -> Identity | None:
-        if self._is_admin_token(token):
-            return Identity("admin token", _GRANTS["admin"])
-        key = self.keys.find(token)
-        return None if key is None else Identity(f"key {key.id}", _GRANTS[key.scope], key.project)
+    @property
+    def _is_admin_token_shaped_like_key(self) -> bool:
+        return is_shaped_like_key(self._admin_token.decode())
+
+
+def _address(connection: HTTPConnection) -> str:
+    return connection.client.host if connection.client else ""
+
+
+def _too_many(wait_s: float) -> ApiError:
+    seconds = math.ceil(wait_s)
+    return ApiError(
+        429, "too_many_failures",
+        f"too many wrong keys from this address; try again in {seconds} s (an admin key or an open session still works)",
+        headers={"Retry-After": str(seconds)},
+    )  # fmt: skip
 
 
 def bearer_token(connection: HTTPConnection) -> str | None:
@@ -144,10 +199,10 @@ def bearer_token(connection: HTTPConnection) -> str | None:
     return connection.headers.get("x-api-key")
 
 
-def authorize(connection: HTTPConnection, scope: Scope) -> Identity:
+async def authorize(connection: HTTPConnection, scope: Scope) -> Identity:
     """The identity of a request that may do `scope`; raises ApiError 401, 403 or 429 for any other."""
     access: Access = connection.app.state.access
-    identity = access.identify(connection)
+    identity = await access.identify(connection)
     if scope in identity.may:
         return identity
     if identity.who == "anyone":
@@ -174,7 +229,7 @@ def require(scope: Scope) -> Callable[[HTTPConnection], Awaitable[Identity]]:
 
 def _requirement(scope: Scope) -> Callable[[HTTPConnection], Awaitable[Identity]]:
     async def requirement(connection: HTTPConnection) -> Identity:
-        return authorize(connection, scope)
+        return await authorize(connection, scope)
 
     requirement.__name__ = f"require_{scope}"
     return requirement

@@ -28,7 +28,16 @@ from perfagent_server.store.tables import api_key
 if TYPE_CHECKING:
     from perfagent_server.database import Database
 
-__all__ = ["KEY_SCOPES", "ONLY_INGEST_HAS_A_PROJECT", "PEPPER_FILE", "Key", "KeyScope", "Keys", "secret_file"]
+__all__ = [
+    "KEY_SCOPES",
+    "ONLY_INGEST_HAS_A_PROJECT",
+    "PEPPER_FILE",
+    "Key",
+    "KeyScope",
+    "Keys",
+    "is_shaped_like_key",
+    "secret_file",
+]
 
 KeyScope = Literal["ingest", "read", "admin"]
 KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
@@ -152,10 +161,9 @@ class Keys:
 
     def find(self, token: str) -> Key | None:
         """The key of a token, None when it is unknown, revoked or expired."""
-        parts = token.split("_")
-        if len(parts) != 4 or parts[0] != "pfa" or len(parts[2]) != _ID_LENGTH or len(parts[3]) != _SECRET_LENGTH:
+        if not is_shaped_like_key(token):
             return None
-        _, scope, identifier, secret = parts
+        _, scope, identifier, secret = token.split("_")
         entry = self._entry(identifier)
         # An unknown id costs the same comparison as a wrong secret, so that time does not tell them apart.
         key, expected = entry if entry is not None else (None, b"\0" * 32)
@@ -164,6 +172,10 @@ class Keys:
             return None
         self._note_use(key)
         return key
+
+    def must_load(self, token: str) -> bool:
+        """Whether find() would read the database."""
+        return is_shaped_like_key(token) and time.monotonic() - self._loaded >= _RELOAD_S
 
     def _valid(self, key: Key) -> bool:
         return key.revoked is None and (key.expires is None or self._clock() < key.expires)
@@ -197,6 +209,11 @@ class Keys:
 
     def _digest(self, secret: str) -> bytes:
         return hmac.new(self._pepper, secret.encode("utf-8", "replace"), hashlib.sha256).digest()
+
+
+def is_shaped_like_key(token: str) -> bool:
+    parts = token.split("_")
+    return len(parts) == 4 and parts[0] == "pfa" and len(parts[2]) == _ID_LENGTH and len(parts[3]) == _SECRET_LENGTH
 
 
 def _key(row: Any) -> Key:

@@ -27,7 +27,7 @@ class PageGate:
         if not self._closed or scope["type"] not in ("http", "websocket") or scope["path"].startswith(_OPEN):
             await self._app(scope, receive, send)
             return
-        refused = self._refusal(HTTPConnection(scope))
+        refused = await self._refusal(HTTPConnection(scope))
         if refused is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
@@ -36,10 +36,10 @@ class PageGate:
             await receive()  # websocket.connect
             await send({"type": "websocket.close", "code": 1008, "reason": ""})
 
-    def _refusal(self, connection: HTTPConnection) -> Response | None:
+    async def _refusal(self, connection: HTTPConnection) -> Response | None:
         access: Access = self._state.access
         try:
-            identity = access.identify(connection)
+            identity = await access.identify(connection)
         except ApiError as error:
             return error.response()
         if "read" in identity.may:

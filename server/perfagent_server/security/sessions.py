@@ -75,12 +75,16 @@ class Sessions:
 
     def close(self, cookies: Mapping[str, str]) -> None:
         """Ends the session of these cookies."""
-        token = cookies.get(_SECURE_COOKIE) or cookies.get(_PLAIN_COOKIE)
+        token = _token(cookies)
         if token:
             digest = _digest(token)
             self._database.write(
                 lambda connection: connection.execute(delete(session).where(session.c.digest == digest)) and None
             )
+
+    def has_cookie(self, cookies: Mapping[str, str]) -> bool:
+        """Whether scope_of() would read the database."""
+        return bool(_token(cookies))
 
     def scope_of(self, cookies: Mapping[str, str]) -> str | None:
         """The scope of a session, None without one. Only a request that carries our cookie costs a database read.
@@ -88,7 +92,7 @@ class Sessions:
         The session's key is looked up each time. Deleting sessions when a key is revoked would miss a login that is
         under way at that moment, and a key that expires.
         """
-        token = cookies.get(_SECURE_COOKIE) or cookies.get(_PLAIN_COOKIE)
+        token = _token(cookies)
         if not token:
             return None
         now = self._clock()
@@ -113,6 +117,10 @@ class Sessions:
     def clear_cookie(self, response: Response) -> None:
         response.delete_cookie(_PLAIN_COOKIE, path="/", httponly=True, samesite="lax")
         response.delete_cookie(_SECURE_COOKIE, path="/", secure=True, httponly=True, samesite="lax")
+
+
+def _token(cookies: Mapping[str, str]) -> str | None:
+    return cookies.get(_SECURE_COOKIE) or cookies.get(_PLAIN_COOKIE)
 
 
 def _digest(token: str) -> bytes:

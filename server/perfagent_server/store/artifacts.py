@@ -8,6 +8,7 @@ list of events do not get them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ MOST_PROFILES = 50
 MOST_PARTS = 256
 MOST_PART_BYTES = 1024 * 1024
 _MESSAGE_CHARACTERS = 2000
+_PROFILE_ID = re.compile(r"[0-9A-Za-z]{1,64}")  # it stands in the header that names the file of its trace
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -40,7 +42,7 @@ def take(connection: Connection, frame: Frame, now: float) -> None:
             _answer(connection, frame, item, now)
         elif item.kind == "profile":
             identity = item.data.get("profile")
-            if not isinstance(identity, str) or not 0 < len(identity) <= 64 or not identity.isalnum():
+            if not isinstance(identity, str) or not _PROFILE_ID.fullmatch(identity):
                 continue
             if "payload" in item.data:
                 _part(connection, frame.run, identity, item.data)

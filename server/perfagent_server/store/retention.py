@@ -3,7 +3,7 @@
 A block older than `samples_days` loses its samples and keeps its cells of 16 steps: charts stay exact at that width and
 wider. A run that ended (or was last heard of) more than `runs_days` ago is deleted. The file gives pages back to the
 disk a little at a time, so that no writer waits long. Every step is an essential job: it runs when the disk is full,
-which is when it counts.
+which is when it counts. Nothing is deleted while its age is in doubt (deletion_guard.py).
 """
 
 from __future__ import annotations
@@ -12,32 +12,59 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, bindparam, func, null, select, update
 
 from perfagent_server.database import Database, StorageError
+from perfagent_server.store.deletion_guard import DeletionGuard, time_since_boot
+from perfagent_server.store.expiry import EXPIRIES, Expiry
 from perfagent_server.store.interface import MetricStore
-from perfagent_server.store.tables import block, run, tail
+from perfagent_server.store.statements import Prepared
+from perfagent_server.store.tables import block, bundle, run, tail
 from perfagent_server.store.write.compaction import drop_unused_axes, thin_bundles
 
 __all__ = ["Retention", "RetentionPolicy"]
 
 _log = logging.getLogger(__name__)
 DAY_S = 86_400.0
-BLOCKS_AT_ONCE = 2000
+BLOCKS_AT_ONCE = 200  # some 10 ms
 BUNDLES_AT_ONCE = 4  # up to 4000 blocks
 PAGES_AT_ONCE = 2000  # 8 MB: some milliseconds
+
+_old_blocks = Prepared(
+    select(block.c.series, block.c.attempt, block.c.block, block.c.axis)
+    .where(block.c.last_time < bindparam("before"), block.c.payload.is_not(None))
+    .order_by(block.c.last_time)
+    .limit(bindparam("count"))
+)
+_old_bundle = Prepared(select(bundle.c.id).where(bundle.c.last_time < bindparam("before")).limit(1))
+_thin_block = Prepared(
+    update(block)
+    .where(
+        block.c.series == bindparam("_series"),
+        block.c.attempt == bindparam("_attempt"),
+        block.c.block == bindparam("_block"),
+        block.c.axis.is_not_distinct_from(bindparam("_axis")),
+        block.c.last_time < bindparam("_before"),
+    )
+    .values(payload=null(), axis=null())
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """samples_days: how long full resolution is kept; runs_days: how long runs are kept after their end. None: for
-    ever."""
+    """How long is kept: samples_days: full resolution; runs_days: runs after their end; events_days: console lines,
+    stacks and other events; profiles_days: profiles with their traces; alerts_days: alerts that are over, after the run
+    was heard of last; audit_days: the audit log. None: for ever."""
 
     samples_days: float | None = None
     runs_days: float | None = None
+    events_days: float | None = None
+    profiles_days: float | None = None
+    alerts_days: float | None = None
+    audit_days: float | None = None
     pause_s: float = 3600.0
     full_pause_s: float = 30.0  # between two rounds while the disk is full
 
@@ -53,12 +80,16 @@ class Retention:
         policy: RetentionPolicy | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] = time_since_boot,
         on_deleted: Callable[[str], None] = lambda _run: None,
     ) -> None:
         self._on_deleted = on_deleted
         self._database, self._store, self._clock = database, store, clock
         self.policy = policy or RetentionPolicy()
-        self.counters = {"blocks_thinned": 0, "runs_deleted": 0, "pages_returned": 0}
+        self.counters = {"blocks_thinned": 0, "runs_deleted": 0, "pages_returned": 0, "refused": 0}
+        self.counters |= {expiry.counter: 0 for expiry in EXPIRIES}
+        self._doubts: set[str] = set()  # that the log has already
+        self._guard = DeletionGuard(clock=clock, uptime=uptime)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -82,12 +113,42 @@ class Retention:
 
     def run_once(self) -> None:
         """Drops what is over age and returns the room to the disk."""
-        now = self._clock()
+        self._drop_old(self._clock())
+        self._shrink()
+
+    def _drop_old(self, now: float) -> None:
+        with self._database.read() as connection:
+            newest = connection.execute(select(func.max(run.c.updated))).scalar()
+        if newest is None or self._is_refused("clock", self._guard.distrust(now, newest)):
+            return
         if self.policy.runs_days is not None:
             self._delete_runs(now - self.policy.runs_days * DAY_S)
         if self.policy.samples_days is not None:
             self._thin(now - self.policy.samples_days * DAY_S)
-        self._shrink()
+        for expiry in EXPIRIES:
+            days = getattr(self.policy, expiry.age)
+            if days is not None:
+                self._expire(expiry, now - days * DAY_S)
+
+    def _expire(self, expiry: Expiry, before: float) -> None:
+        while not self._stop.is_set():
+            with self._database.read() as connection:
+                keys = expiry.some(connection, before)
+            if not keys:
+                return
+            self._database.write(functools.partial(expiry.delete, keys), essential=True)
+            self.counters[expiry.counter] += len(keys)
+
+    def _is_refused(self, doubt: str, why: str | None) -> bool:
+        """Counts a refusal; the log has each doubt once, and not every hour."""
+        if why is None:
+            self._doubts.discard(doubt)
+            return False
+        self.counters["refused"] += 1
+        if doubt not in self._doubts:
+            _log.warning("nothing is deleted by age: %s", why)
+        self._doubts.add(doubt)
+        return True
 
     def _delete_runs(self, before: float) -> None:
         with self._database.read() as connection:
@@ -95,6 +156,9 @@ class Retention:
                 select(run.c.id).where(func.coalesce(run.c.ended, run.c.updated) < before, run.c.updated < before)
             )
             ids = old.scalars().all()
+            all_runs = connection.execute(select(func.count()).select_from(run)).scalar_one()
+        if self._is_refused("share", self._guard.too_many(len(ids), all_runs)):
+            return
         for each in ids:  # one at a time: between two of them other writers have their turn
             self._database.write(functools.partial(self._store.delete, run=each), essential=True)
             self._on_deleted(each)
@@ -102,17 +166,22 @@ class Retention:
 
     def _thin(self, before: float) -> None:
         while not self._stop.is_set():
-            thinned = self._database.write(functools.partial(_thin_some, before=before), essential=True)
-            self.counters["blocks_thinned"] += thinned
-            if thinned < BLOCKS_AT_ONCE:
+            with (
+                self._database.read() as connection
+            ):  # looked for here, so that the writer has only the changes to make
+                old = _old_blocks.all(connection, {"before": before, "count": BLOCKS_AT_ONCE})
+            if not old:
                 break
-        while not self._stop.is_set():
-            thinned = self._database.write(
+            job = functools.partial(_thin_blocks, blocks=old, before=before)
+            self.counters["blocks_thinned"] += self._database.write(job, essential=True)
+        while not self._stop.is_set() and self._has_old_bundles(before):
+            self.counters["blocks_thinned"] += self._database.write(
                 functools.partial(thin_bundles, before=before, limit=BUNDLES_AT_ONCE), essential=True
             )
-            self.counters["blocks_thinned"] += thinned
-            if not thinned:
-                return
+
+    def _has_old_bundles(self, before: float) -> bool:
+        with self._database.read() as connection:
+            return bool(_old_bundle.all(connection, {"before": before}))
 
     def _shrink(self) -> None:
         if self._database.engine.dialect.name != "sqlite":
@@ -124,17 +193,13 @@ class Retention:
                 return
 
 
-def _thin_some(connection: Connection, before: float) -> int:
-    rows = connection.execute(
-        select(block.c.series, block.c.attempt, block.c.block, block.c.axis)
-        .where(block.c.last_time < before, block.c.payload.is_not(None))
-        .limit(BLOCKS_AT_ONCE)
-    ).all()
-    for series_id, attempt, number, _ in rows:
-        here = (block.c.series == series_id) & (block.c.attempt == attempt) & (block.c.block == number)
-        connection.execute(update(block).where(here).values(payload=None, axis=None))
-    drop_unused_axes(connection, {row.axis for row in rows})
-    return len(rows)
+def _thin_blocks(connection: Connection, blocks: Sequence[tuple[int, int, int, int]], before: float) -> int:
+    """Takes the samples out of these blocks, but for those that new ones have reached meanwhile."""
+    names = ("_series", "_attempt", "_block", "_axis")
+    rows = [dict(zip(names, row, strict=True), _before=before) for row in blocks]
+    thinned = _thin_block.many(connection, rows)
+    drop_unused_axes(connection, {row[3] for row in blocks})
+    return thinned
 
 
 def _shrink_some(connection: Connection) -> int:

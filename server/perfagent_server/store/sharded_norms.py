@@ -8,39 +8,40 @@ cell is wider than a step, its mean is the root of the mean square, and its mini
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
-from perfagent_server.store.codec.aggregates import Cells, Ints, concatenate
+from perfagent_server.store.codec.aggregates import Cells
+from perfagent_server.store.read.step_columns import StepColumns
 
 __all__ = ["root_of_sums"]
 
 
-def root_of_sums(ranks: Sequence[Cells], expected: int) -> Cells:
-    """One row of cells out of those of the ranks of one attempt. expected: how many ranks send this series in it."""
-    if not ranks:
-        return concatenate([])
-    steps: Ints = np.unique(np.concatenate([cells.step for cells in ranks]))
-    present, finite_ranks = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
-    low, high, mean = np.zeros(len(steps)), np.zeros(len(steps)), np.zeros(len(steps))
-    count, nonfinite = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
-    time = np.full(len(steps), np.inf)
+def root_of_sums(ranks: Iterable[Cells], expected: int) -> Cells:
+    """One row of cells out of those of the ranks of one attempt, of which it keeps none. expected: how many ranks send
+    this series in it."""
+    columns = StepColumns(
+        present=0, finite_ranks=0, low=0.0, high=0.0, mean=0.0, count=0, nonfinite=0, time=np.inf
+    )  # fmt: skip
     for cells in ranks:
-        at = np.searchsorted(steps, cells.step)
+        at = columns.places(cells.step)
         finite = cells.count > cells.nonfinite
-        present[at] += 1
-        finite_ranks[at] += finite
-        low[at] += np.where(finite, cells.min, 0.0)
-        high[at] += np.where(finite, cells.max, 0.0)
-        mean[at] += np.where(finite, cells.mean, 0.0)
-        count[at] = np.maximum(count[at], cells.count)
-        nonfinite[at] = np.maximum(nonfinite[at], cells.nonfinite)
-        time[at] = np.minimum(time[at], cells.time)
-    whole = finite_ranks >= expected  # every rank has a finite part
-    count = np.where(whole, count, nonfinite)
+        columns["present"][at] += 1
+        columns["finite_ranks"][at] += finite
+        columns["low"][at] += np.where(finite, cells.min, 0.0)
+        columns["high"][at] += np.where(finite, cells.max, 0.0)
+        columns["mean"][at] += np.where(finite, cells.mean, 0.0)
+        columns["count"][at] = np.maximum(columns["count"][at], cells.count)
+        columns["nonfinite"][at] = np.maximum(columns["nonfinite"][at], cells.nonfinite)
+        columns["time"][at] = np.minimum(columns["time"][at], cells.time)
+    whole = columns["finite_ranks"] >= expected  # every rank has a finite part
+    present, nonfinite = columns["present"], columns["nonfinite"]
+    count = np.where(whole, columns["count"], nonfinite)
     finite_count = count - nonfinite
     whole &= finite_count > 0
-    low, high = np.where(whole, np.sqrt(low), np.inf), np.where(whole, np.sqrt(high), -np.inf)
-    total = np.where(whole, np.sqrt(mean) * finite_count, 0.0)
-    return Cells(steps, low, high, total, count, nonfinite, time).take((present >= expected) | (nonfinite > 0))
+    low = np.where(whole, np.sqrt(columns["low"]), np.inf)
+    high = np.where(whole, np.sqrt(columns["high"]), -np.inf)
+    total = np.where(whole, np.sqrt(columns["mean"]) * finite_count, 0.0)
+    found = Cells(columns.step, low, high, total, count, nonfinite, columns["time"])
+    return found.take((present >= expected) | (nonfinite > 0))

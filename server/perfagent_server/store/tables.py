@@ -22,6 +22,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.dialects import sqlite
 
@@ -156,6 +157,7 @@ block = Table(
     Column("payload", LargeBinary),  # the values; None when retention dropped full resolution
     # With rowids: rows of 2 to 5 kB would spill out of the small cells that SQLite allows in an index.
     Index(None, "axis"),
+    Index("ix_block_last_time", "last_time", sqlite_where=text("payload IS NOT NULL")),  # what retention may thin
 )
 
 axis = Table(
@@ -186,6 +188,7 @@ bundle = Table(
     Column("newest", LargeBinary, nullable=False),  # values of the last row
     Column("payload", LargeBinary, nullable=False),  # values of the rows before
     Index(None, "run", "rank", "attempt"),
+    Index(None, "last_time"),
     sqlite_autoincrement=True,
 )
 
@@ -212,6 +215,9 @@ last = Table(
     sqlite_with_rowid=False,
 )
 
+MAY_GO_BY_AGE = "kind NOT IN ('state', 'context', 'gpu')"
+"""Of events: the others stay as long as their run. As SQL: SQLite takes the index of it only for the same words."""
+
 event = Table(
     "event",
     metadata,
@@ -225,6 +231,7 @@ event = Table(
     Column("time", Float(53), nullable=False),
     Column("data", LargeBinary, nullable=False),  # MessagePack object
     Index(None, "run", "kind"),
+    Index("ix_event_time", "time", sqlite_where=text(MAY_GO_BY_AGE)),
 )
 
 # --- what a run is asked for, and what it sends back ------------------------------------------------------------------

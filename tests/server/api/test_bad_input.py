@@ -101,7 +101,8 @@ QUERIES = [
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_odd_queries_and_paths_are_answered_below_500(client: TestClient, query: str) -> None:
-    client.app.state.access.failures.__init__()  # type: ignore[attr-defined] - /login counts its refusals
+    client.app.state.access.failures.__init__()  # type: ignore[attr-defined]
+    client.app.state.access.guesses.__init__()  # type: ignore[attr-defined] - /login counts its refusals
     for text in [*TEXTS, HUGE]:
         answer = client.get(query.replace("{}", text))
         if answer.headers.get("content-type", "").startswith("text/html"):
@@ -135,6 +136,7 @@ def test_steps_at_the_edges_of_integers(client: TestClient, step: int) -> None:
 )
 def test_odd_bodies_are_answered_below_500(client: TestClient, method: str, path: str, body: bytes) -> None:
     client.app.state.access.failures.__init__()  # type: ignore[attr-defined]
+    client.app.state.access.guesses.__init__()  # type: ignore[attr-defined]
     answer = client.request(method, path, content=body, headers={**ADMIN, "Content-Type": "application/json"})
     if path == "/login":
         assert answer.status_code < 500
@@ -182,6 +184,7 @@ def test_odd_authorization_headers_are_answered_below_500(client: TestClient) ->
         "\xff",
     ):
         client.app.state.access.failures.__init__()  # type: ignore[attr-defined]
+        client.app.state.access.guesses.__init__()  # type: ignore[attr-defined]
         answer = client.get("/api/v1/runs", headers={"Authorization": value.encode("latin-1")})
         assert answer.status_code == 401, value
         fine(answer)

@@ -18,6 +18,7 @@ from sqlalchemy import update
 
 from perfagent.wire import Event
 from perfagent_server.runs.lifecycle import mark_lost
+from perfagent_server.runs.run_commands import MOST_OPEN
 from perfagent_server.store.tables import source
 from perfagent_server.timestamps import rfc3339
 
@@ -319,6 +320,17 @@ def test_a_trace_that_comes_in_pieces_is_downloaded_whole(client: TestClient) ->
     assert client.get(f"{path}/nothere").status_code == 404
 
 
+@pytest.mark.parametrize("identity", ["日本", "ab12٣", "ab/12", "Ω" * 8, ""])
+def test_a_profile_whose_id_does_not_fit_a_file_name_is_not_kept(client: TestClient, identity: str) -> None:
+    """The header that names the file of the trace is ASCII: a trace of another id was stored and could not be had."""
+    start(client)
+    next_frame(client, 2, 0, *profile_events(b"x" * 300, identity=identity))
+    next_frame(client, 3, 0, *profile_events(b"x" * 300, identity="good1"))
+    listed = client.get("/api/v1/runs/r1/profiles").json()["profiles"]
+    assert [one["id"] for one in listed] == ["good1"]
+    assert client.get("/api/v1/runs/r1/profiles/good1").status_code == 200
+
+
 def test_a_profile_without_a_trace_says_why(client: TestClient) -> None:
     start(client)
     next_frame(client, 2, 0, *profile_events(b"", trace_left_out="the trace has 80 MiB"))
@@ -418,3 +430,15 @@ def test_stacks_are_grouped_so_that_the_odd_rank_stands_out(client: TestClient) 
         ([2], "x.py:2 in load_batch"), ([0, 1], "x.py:2 in all_reduce"),
     ]  # fmt: skip
     assert client.get("/api/v1/runs/r1/stacks", params={"command": "cm_other"}).json()["stacks"] == []
+
+
+def test_a_deleted_run_that_comes_back_has_no_open_commands(client: TestClient) -> None:
+    start(client)
+    for _ in range(MOST_OPEN):
+        ask(client, kind="stacks")
+    assert "open already" in client.post("/api/v1/runs/r1/commands", json={"kind": "stacks"}).text
+    assert client.delete("/api/v1/runs/r1", headers=ADMIN).status_code == 204
+    start(client)
+    assert next_frame(client, 2) == []
+    order = ask(client, kind="stacks")
+    assert [one["id"] for one in next_frame(client, 3)] == [order["id"]]

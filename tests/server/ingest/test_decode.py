@@ -5,6 +5,7 @@ from frames import frame, rows
 
 from perfagent.errors import WireError
 from perfagent.wire import Event, encode
+from perfagent.wire.limits import MAX_EVENTS, MAX_GROUPS
 from perfagent_server.ingest.decode import TooLarge, UnknownEncoding, decode_body, inflate
 
 
@@ -82,4 +83,21 @@ def test_an_event_at_a_step_that_is_none_is_refused(step: int) -> None:
     sent = frame(1)
     sent.events = [Event(kind="log", time=1.0, step=step, data={"lines": ["x"]})]
     with pytest.raises(WireError, match=f"event.*{step}"):
+        decode_body(encode(sent), None)
+
+
+def test_a_frame_of_more_events_than_any_agent_sends_is_refused_with_what_is_allowed() -> None:
+    sent = frame(1)
+    sent.events = [Event(kind="context", time=1.0)] * MAX_EVENTS
+    assert len(decode_body(encode(sent), None).events) == MAX_EVENTS
+    sent.events = [Event(kind="context", time=1.0)] * (MAX_EVENTS + 1)
+    with pytest.raises(TooLarge, match=f"{MAX_EVENTS + 1} events; {MAX_EVENTS} are allowed"):
+        decode_body(encode(sent), None)
+
+
+def test_a_frame_of_more_groups_than_any_agent_sends_is_refused_with_what_is_allowed() -> None:
+    """200,000 groups of one row, 46 kB when deflated, held the writer for a second."""
+    sent = frame(1)
+    sent.groups = [rows({"x": [1.0]}, [1])] * (MAX_GROUPS + 1)
+    with pytest.raises(TooLarge, match=f"{MAX_GROUPS + 1} groups; {MAX_GROUPS} are allowed"):
         decode_body(encode(sent), None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import stat
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from api_builders import ADMIN, ADMIN_TOKEN, api
@@ -142,9 +145,60 @@ def test_ten_wrong_keys_a_minute_are_enough(tmp_path: Path) -> None:
         answer = client.get("/api/v1/runs", headers={"Authorization": "Bearer wrong"})
         assert 0 < int(answer.headers["Retry-After"]) <= 60
         assert client.post("/login", data={"token": "wrong"}).status_code == 429
-        assert client.get("/api/v1/runs", headers=ADMIN).status_code == 200, (
-            "a right key is not locked out by a neighbor"
+
+
+def test_after_too_many_guesses_the_right_admin_token_is_refused_too_until_the_minute_is_over(tmp_path: Path) -> None:
+    """Else the limit limits nothing: who guesses learns from the one answer that differs."""
+    with api(tmp_path) as client:
+        key = client.post("/api/v1/keys", json={"scope": "admin"}, headers=ADMIN).json()["key"]
+        now = [time.monotonic()]
+        guesses = client.app.state.services.access.guesses  # type: ignore[attr-defined]
+        guesses._clock = lambda: now[0]
+        for number in range(15):
+            client.get("/api/v1/runs", headers={"Authorization": f"Bearer guess-{number}"})
+        assert client.get("/api/v1/runs", headers=ADMIN).status_code == 429
+        assert client.post("/login", data={"token": ADMIN_TOKEN}).status_code == 429
+        assert client.get("/api/v1/runs", headers={"Authorization": f"Bearer {key}"}).status_code == 200, (
+            "nobody guesses 256 bits"
         )
+        now[0] += 61
+        assert client.get("/api/v1/runs", headers=ADMIN).status_code == 200
+        assert client.post("/login", data={"token": ADMIN_TOKEN}).status_code == 303
+
+
+def test_an_administrator_is_not_shut_out_by_his_own_requests_nor_by_jobs_with_a_revoked_key(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        revoked = f"pfa_ingest_{'a' * 8}_{'b' * 43}"
+        for _ in range(15):
+            assert client.get("/api/v1/keys", headers=ADMIN).status_code == 200
+            assert client.get("/api/v1/runs", headers={"X-API-Key": revoked}).status_code in (401, 429)
+        assert client.get("/api/v1/keys", headers=ADMIN).status_code == 200
+
+
+def test_who_asks_is_looked_up_off_the_event_loop(tmp_path: Path) -> None:
+    with api(tmp_path, auth="required") as client:
+        services = client.app.state.services  # type: ignore[attr-defined]
+        key = client.post("/api/v1/keys", json={"scope": "admin"}, headers=ADMIN).json()["key"]
+        reads: list[bool] = []
+        read = services.database.read
+
+        def watched() -> Any:
+            try:
+                asyncio.get_running_loop()
+                reads.append(True)
+            except RuntimeError:
+                reads.append(False)
+            return read()
+
+        services.access.keys._database.read = watched
+        for path in ("/api/v1/session", "/api/v1/runs", "/"):
+            services.access.keys._loaded = -1e9
+            assert client.get(path, headers={"Authorization": f"Bearer {key}"}).status_code in (200, 404)
+        assert client.post("/login", data={"token": key}).status_code == 303
+        for path in ("/api/v1/session", "/api/v1/runs", "/"):
+            assert client.get(path).status_code in (200, 404)
+        assert len(reads) >= 6
+        assert not any(reads)
 
 
 def test_failures_are_counted_by_address_and_minute() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from perfagent.errors import ConfigError
+from perfagent_server.commands.up import command
 from perfagent_server.settings import Settings
 
 
@@ -54,9 +57,9 @@ def test_data_lies_in_the_users_data_folder() -> None:
         {"PERFAGENT_AUTH": "none"},
         {"PERFAGENT_INSECURE_NO_AUTH": "maybe"},
         {"PERFAGENT_ADMIN_TOKEN": "short"},
-        {"PERFAGENT_METRICS": "clickhouse://x"},
         {"PERFAGENT_READ_TIMEOUT_S": "nan"},
         {"PERFAGENT_RUNS_DAYS": "0"},
+        {"PERFAGENT_EVENTS_DAYS": "-1"},
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(environ: dict[str, str]) -> None:
@@ -88,3 +91,10 @@ def test_addresses_can_be_opened() -> None:
     assert Settings(data=Path("/x"), host="0.0.0.0").url == "http://127.0.0.1:8420"
     assert Settings(data=Path("/x"), host="::1").url == "http://[::1]:8420"
     assert Settings(data=Path("/x"), public_url="https://a.example/").url == "https://a.example"
+
+
+def test_no_option_and_no_setting_promises_another_store_for_samples() -> None:
+    parser = argparse.ArgumentParser()
+    command(parser)
+    assert "--metrics" not in parser.format_help()
+    assert "metrics" not in {field.name for field in dataclasses.fields(Settings)}

@@ -188,6 +188,7 @@ def test_old_bundles_become_blocks_with_cells_and_charts_stay_exact(shelf) -> No
     before = [repr(shelf.store.series("r1", name, **how)) for name in NAMES for how in asked]
     newest = shelf.store.latest("r1")
     policy = RetentionPolicy(samples_days=30)
+    shelf.append(frame(1, run="alive"), now=BEGIN + 39 * DAY_S)  # the clock is believed
     Retention(shelf.database, shelf.store, policy, clock=lambda: BEGIN + 20 * DAY_S).run_once()
     assert count(shelf, tables.bundle) > 0
     retention = Retention(shelf.database, shelf.store, policy, clock=lambda: BEGIN + 40 * DAY_S)
@@ -212,6 +213,7 @@ def test_what_retention_takes_while_it_is_compacted_is_compacted_anew(shelf) -> 
     compactor = Compactor(shelf.database, rules_enabled=False, policy=CompactionPolicy(samples=1))
     limit = compactor._look()
     compactor._gather(("r1", 0), limit, whole_blocks=False)
+    shelf.append(frame(1, run="alive"), now=BEGIN + 39 * DAY_S)  # the clock is believed
     Retention(
         shelf.database, shelf.store, RetentionPolicy(samples_days=30), clock=lambda: BEGIN + 40 * DAY_S
     ).run_once()

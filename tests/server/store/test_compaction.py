@@ -183,14 +183,6 @@ def test_the_thread_compacts_by_itself_and_stops(shelf) -> None:
     assert quick.counters["failures"] == 0
 
 
-def test_the_ledger_is_trimmed_along_the_way(shelf) -> None:
-    for start in range(1, 1101, 100):
-        shelf.append(*(frame(seq, rows({"loss": [1.0]}, [seq])) for seq in range(start, start + 100)))
-        shelf.compact()
-    assert count(shelf, tables.ledger) <= 100
-    assert shelf.append(frame(5, rows({"loss": [1.0]}, [5])))[0].duplicate == 1
-
-
 @pytest.mark.parametrize(
     "steps", [range(10_240), range(1000, 9000), [*range(3000), *range(3100, 7000)], [*range(5000), *range(4000, 6000)]]
 )

@@ -310,9 +310,9 @@ def test_a_database_in_memory_is_refused(tmp_path: Path) -> None:
     ("given", "word"),
     [
         ("foo", "sqlite:////path"),
-        ("mysql://u:hidden@host/name", "SQLite or PostgreSQL"),
-        ("postgresql+pg8000://u:hidden@host/name", "pip install pg8000"),
-        ("postgresql+nothing://u:hidden@host/name", "driver .* is not known"),
+        ("mysql://u:hidden@host/name", "must be SQLite, .*: mysql is not supported yet"),
+        ("postgresql://u:hidden@host/name", "must be SQLite, .*: postgresql is not supported yet"),
+        ("postgresql+psycopg://u:hidden@host/name", "must be SQLite, .*: postgresql is not supported yet"),
     ],
 )
 def test_an_address_that_cannot_be_used_is_refused_in_words(tmp_path: Path, given: str, word: str) -> None:

@@ -1,12 +1,51 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from frames import BEGIN, frame, rows, state
 from sqlalchemy import func, select
+from sqlite_calls import sqlite_calls
 
 from perfagent_server.store import tables
-from perfagent_server.store.retention import DAY_S, Retention, RetentionPolicy
+from perfagent_server.store.retention import (
+    BLOCKS_AT_ONCE,
+    DAY_S,
+    Retention,
+    RetentionPolicy,
+    _old_blocks,
+    _old_bundle,
+    _thin_blocks,
+)
+from perfagent_server.store.statements import Prepared
+
+
+@dataclass
+class Clocks:
+    """The wall clock and the one that nobody sets."""
+
+    now: float = BEGIN
+    up: float = 1000.0
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+        self.up += seconds
+
+
+def retention_at(shelf, clocks: Clocks, **policy: float) -> Retention:
+    kept = RetentionPolicy(**policy)
+    return Retention(shelf.database, shelf.store, kept, clock=lambda: clocks.now, uptime=lambda: clocks.up)
+
+
+def say_hello(shelf, now: float, run: str = "alive") -> None:
+    """A run is heard of, so that the clock is believed."""
+    shelf.append(frame(int(now - BEGIN) + 1, run=run), now=now)
+
+
+def runs_left(shelf) -> list[str]:
+    with shelf.database.read() as connection:
+        return sorted(connection.execute(select(tables.run.c.id)).scalars())
 
 
 def test_old_blocks_lose_their_samples_and_charts_stay_exact(shelf) -> None:
@@ -14,6 +53,7 @@ def test_old_blocks_lose_their_samples_and_charts_stay_exact(shelf) -> None:
     shelf.append(frame(1, rows({"loss": value}, range(5000))))
     shelf.compact()
     before = shelf.store.series("r1", "loss", points=200)
+    say_hello(shelf, BEGIN + 40 * DAY_S)
     Retention(
         shelf.database, shelf.store, RetentionPolicy(samples_days=30), clock=lambda: BEGIN + 40 * DAY_S
     ).run_once()
@@ -33,6 +73,7 @@ def test_old_blocks_lose_their_samples_and_charts_stay_exact(shelf) -> None:
 def test_young_blocks_keep_their_samples(shelf) -> None:
     shelf.append(frame(1, rows({"loss": [1.0] * 10}, range(10))))
     shelf.compact()
+    say_hello(shelf, BEGIN + 20 * DAY_S)
     Retention(
         shelf.database, shelf.store, RetentionPolicy(samples_days=30), clock=lambda: BEGIN + 20 * DAY_S
     ).run_once()
@@ -68,3 +109,107 @@ def test_the_file_gives_room_back_to_the_disk(shelf, place) -> None:
     before = size()
     Retention(shelf.database, shelf.store).run_once()
     assert size() < before * 0.7
+
+
+def test_a_clock_that_jumped_ahead_deletes_nothing_until_it_is_set_right(shelf) -> None:
+    clocks = Clocks()
+    shelf.append(frame(1, state("finished", time=BEGIN), rows({"loss": [1.0]}, [1]), run="yesterday"))
+    shelf.compact()
+    retention = retention_at(shelf, clocks, runs_days=30, samples_days=30)
+    clocks.pass_by(DAY_S)
+    clocks.now += 365 * DAY_S
+    say_hello(shelf, clocks.now)  # a job sends on, and is heard of by the wrong clock
+    for _ in range(3):
+        retention.run_once()
+        clocks.pass_by(3600)
+    assert (runs_left(shelf), retention.counters["refused"]) == (["alive", "yesterday"], 3)
+    assert len(list(shelf.store.samples("yesterday"))) == 1
+    clocks.now -= 365 * DAY_S
+    retention.run_once()
+    assert (runs_left(shelf), retention.counters["refused"]) == (["alive", "yesterday"], 3)
+
+
+def test_a_jump_that_lasts_a_week_is_the_right_time(shelf) -> None:
+    clocks = Clocks()
+    shelf.append(frame(1, state("finished", time=BEGIN), run="old"))
+    retention = retention_at(shelf, clocks, runs_days=30)
+    clocks.now += 365 * DAY_S
+    retention.run_once()
+    clocks.pass_by(8 * DAY_S)
+    say_hello(shelf, clocks.now)
+    retention.run_once()
+    assert runs_left(shelf) == ["alive"]
+
+
+def test_a_server_that_starts_with_a_clock_far_ahead_of_all_runs_deletes_nothing(shelf) -> None:
+    shelf.append(frame(1, state("finished", time=BEGIN), run="yesterday"))
+    retention = retention_at(shelf, Clocks(now=BEGIN + 366 * DAY_S), runs_days=30, samples_days=1)
+    retention.run_once()
+    assert (runs_left(shelf), retention.counters["refused"]) == (["yesterday"], 1)
+
+
+def test_most_runs_go_at_once_only_after_a_day_in_which_somebody_can_see_it(shelf) -> None:
+    clocks = Clocks(now=BEGIN + 60 * DAY_S)
+    shelf.append(*(frame(1, state("finished", time=BEGIN), run=f"old{number}") for number in range(25)))
+    say_hello(shelf, clocks.now)
+    retention = retention_at(shelf, clocks, runs_days=30)
+    retention.run_once()
+    clocks.pass_by(23 * 3600)
+    retention.run_once()
+    assert (len(runs_left(shelf)), retention.counters["refused"]) == (26, 2)
+    clocks.pass_by(2 * 3600)
+    retention.run_once()
+    assert runs_left(shelf) == ["alive"]
+
+
+@pytest.mark.parametrize(
+    ("search", "index"), [(_old_blocks, "ix_block_last_time"), (_old_bundle, "ix_bundle_last_time")]
+)
+def test_what_is_old_is_found_by_an_index(shelf, search: Prepared, index: str) -> None:
+    with shelf.database.read() as connection:
+        sql, bind = search._in(connection)
+        plan = connection.connection.cursor().execute(f"EXPLAIN QUERY PLAN {sql}", bind({"before": BEGIN, "count": 9}))
+        said = " ".join(row[3] for row in plan.fetchall())
+    assert index in said
+    assert "TEMP B-TREE" not in said
+
+
+def test_blocks_are_thinned_in_short_jobs_of_the_writer_and_none_when_nothing_is_due(shelf) -> None:
+    shelf.append(*(frame(seq, rows({f"m{seq}": [1.0] * 3000}, range(3000))) for seq in range(1, 151)))
+    shelf.compact()
+    say_hello(shelf, BEGIN + 40 * DAY_S)
+    statements: list[str] = []
+    watch = sqlite_calls(shelf.database, statements)
+    Retention(
+        shelf.database, shelf.store, RetentionPolicy(samples_days=50), clock=lambda: BEGIN + 41 * DAY_S
+    ).run_once()
+    assert not [sql for sql in statements if "block" in sql], "nothing is old"
+    retention = Retention(
+        shelf.database, shelf.store, RetentionPolicy(samples_days=30), clock=lambda: BEGIN + 41 * DAY_S
+    )
+    retention.run_once()
+    watch()
+    assert not [sql for sql in statements if "FROM block" in sql and "EXISTS" not in sql], (
+        "the writer looks for nothing"
+    )
+    assert retention.counters["blocks_thinned"] == 450
+    jobs = [0]
+    for sql in statements:
+        if sql.startswith("UPDATE block"):
+            jobs[-1] += 1
+        elif sql.startswith(("COMMIT", "RELEASE")) and jobs[-1]:
+            jobs.append(0)
+    updates = [count for count in jobs if count]
+    assert (sum(updates), max(updates)) == (450, BLOCKS_AT_ONCE)
+
+
+def test_a_block_that_new_samples_reached_meanwhile_keeps_them(shelf) -> None:
+    shelf.append(frame(1, rows({"loss": [1.0] * 1500}, range(1500))))
+    shelf.compact()
+    with shelf.database.read() as connection:
+        old = _old_blocks.all(connection, {"before": BEGIN + DAY_S, "count": 9})
+    shelf.append(frame(2, rows({"loss": [2.0]}, [1501], [BEGIN + 40 * DAY_S])))
+    shelf.compact()
+    thinned = shelf.database.write(lambda connection: _thin_blocks(connection, old, BEGIN + DAY_S))
+    assert thinned == len(old) - 1
+    assert [row.step for row in shelf.store.samples("r1")][-1] == 1501

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -29,6 +29,7 @@ from perfagent_server.store.read.view import (
     last_visible,
     newest_in_tail,
     open_view,
+    open_views,
     stored_payloads,
     value_at,
     visible_attempts,
@@ -146,13 +147,20 @@ class Answers:
                 width = _width(first, last_step, points)
                 cells = self._whole(connection, view, first, last_step, width)
                 return _answer(name, rank, width, False, cells, cells.mean, first)
-            single = few_samples(connection, view, first, last_step, points)
-            if single is not None:
-                return _answer(name, rank, 1, True, single, single.mean, first)
-            width = _width(first, last_step, points)
-            by_rank = cells_by_rank(connection, view, first, last_step, width)
-        cells, mean = over_ranks(name, list(by_rank.values()))
-        return _answer(name, rank, width, False, cells, mean, first)
+            return _of_view(connection, name, rank, view, span, points)
+
+    def newest(self, run: str, names: Sequence[str], *, steps: int) -> dict[str, Series]:
+        with self.database.read() as connection:
+            views = open_views(connection, run, names, None)
+            leader = views[names[0]].extent()
+            if leader is None:
+                return {}
+            found = {}
+            for name, view in views.items():
+                span = _clamped(view.extent(), leader[1] - steps + 1, leader[1])
+                if span is not None:
+                    found[name] = _of_view(connection, name, "all", view, span, steps)
+        return found
 
     def ranks(
         self, run: str, name: str, *, from_step: int | None = None, to_step: int | None = None, points: int = 200
@@ -165,12 +173,12 @@ class Answers:
             if span is None:
                 return RankMatrix(name=name, unit=unit, ranks=[], step=[], mean=[])
             by_rank = cells_by_rank(connection, view, *span, _width(*span, points))
-        ranks = sorted(by_rank)
-        steps = np.unique(np.concatenate([by_rank[rank].step for rank in ranks])) if ranks else np.empty(0, np.int64)
+            found = {rank: (cells.step, cells.mean) for rank, cells in by_rank}
+        ranks = list(found)
+        steps = np.unique(np.concatenate([step for step, _ in found.values()])) if ranks else np.empty(0, np.int64)
         mean = np.full((len(ranks), len(steps)), np.nan)
-        for row, rank in enumerate(ranks):
-            cells = by_rank[rank]
-            mean[row, np.searchsorted(steps, cells.step)] = cells.mean
+        for row, (step, means) in enumerate(found.values()):
+            mean[row, np.searchsorted(steps, step)] = means
         return RankMatrix(
             name=name, unit=unit, ranks=ranks, step=np.maximum(steps, span[0]).tolist(), mean=mean.tolist()
         )
@@ -197,9 +205,8 @@ class Answers:
             ranks = {view.ranks[series_id] for series_id, of in view.ends if of == attempt}
             ranks |= {rank for (rank, of), samples in view.tail.items() if of == attempt and len(samples)}
             mine = replace(view, attempts=[(attempt, top)])
-            cells.append(
-                root_of_sums(list(cells_by_rank(connection, mine, first, last_step, width).values()), len(ranks))
-            )
+            by_rank = cells_by_rank(connection, mine, first, last_step, width)
+            cells.append(root_of_sums((of_rank for _, of_rank in by_rank), len(ranks)))
         return reduced(concatenate(cells), width)
 
     def _latest_whole(
@@ -224,6 +231,19 @@ class Answers:
             root = _root(part for part in known if part is not None)
             value = root if not math.isfinite(root) else math.nan
         return Latest(value=value, step=step, time=newest.time[-1], rank="all")
+
+
+def _of_view(
+    connection: Connection, name: str, rank: int | Literal["all"], view: View, span: tuple[int, int], points: int
+) -> Series:
+    """The series of a view between two steps: its samples where they are few, else in buckets."""
+    single = few_samples(connection, view, *span, points)
+    if single is not None:
+        return _answer(name, rank, 1, True, single, single.mean, span[0])
+    width = _width(*span, points)
+    by_rank = cells_by_rank(connection, view, *span, width)
+    cells, mean = over_ranks(name, (cells for _, cells in by_rank))
+    return _answer(name, rank, width, False, cells, mean, span[0])
 
 
 def _root(parts: Iterable[float]) -> float:

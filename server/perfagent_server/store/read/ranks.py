@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from perfagent.wire import Latest, metric
-from perfagent_server.store.codec.aggregates import Cells, Floats, Ints, concatenate
+from perfagent_server.store.codec.aggregates import Cells, Floats, concatenate
+from perfagent_server.store.read.step_columns import StepColumns
 
 __all__ = ["latest_over_ranks", "over_ranks"]
 
@@ -28,41 +31,68 @@ def latest_over_ranks(name: str, found: dict[int, tuple[int, int, float, float]]
     )
 
 
-def over_ranks(name: str, ranks: list[Cells]) -> tuple[Cells, Floats]:
-    """One row of cells out of those of several ranks, as the catalogue says for this name.
+def over_ranks(name: str, ranks: Iterable[Cells]) -> tuple[Cells, Floats]:
+    """One row of cells out of those of several ranks, as the catalogue says for this name. Takes one rank after the
+    other and keeps none: side by side, 512 ranks of 20,000 points took 966 MB.
 
     mean: the mean over all samples; sum: the ranks' means (minima, maxima) added up; max, min: the largest (smallest)
     of the ranks' means. Except for sums, minimum and maximum are those over all ranks. Answers the cells and their
     means.
     """
-    if not ranks:
-        return concatenate([]), np.empty(0)
-    if len(ranks) == 1:
-        return ranks[0], ranks[0].mean
-    steps: Ints = np.unique(np.concatenate([cells.step for cells in ranks]))
-    shape = (len(ranks), len(steps))
-    low, high, total = np.full(shape, np.inf), np.full(shape, -np.inf), np.zeros(shape)
-    count, nonfinite, time = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, np.inf)
-    for row, cells in enumerate(ranks):
-        at = np.searchsorted(steps, cells.step)
-        low[row, at], high[row, at], total[row, at] = cells.min, cells.max, cells.sum
-        count[row, at], nonfinite[row, at], time[row, at] = cells.count, cells.nonfinite, cells.time
-    finite = count - nonfinite
-    some = finite > 0
-    all_finite = finite.sum(axis=0)
     how = metric(name).over_ranks
-    with np.errstate(all="ignore"):
-        sums = total.sum(axis=0)
-        if how == "mean":
-            mean: Floats = sums / np.maximum(all_finite, 1)
-        else:
-            rest = {"sum": 0.0, "max": -np.inf, "min": np.inf}[how]
-            combine = {"sum": np.add, "max": np.maximum, "min": np.minimum}[how]
-            mean = combine.reduce(np.where(some, total / np.maximum(finite, 1), rest), axis=0)
-        if how == "sum":
-            low, high = np.where(some, low, 0.0).sum(axis=0), np.where(some, high, 0.0).sum(axis=0)
-            low, high = np.where(all_finite > 0, low, np.inf), np.where(all_finite > 0, high, -np.inf)
-        else:
-            low, high = low.min(axis=0), high.max(axis=0)
-    cells = Cells(steps, low, high, sums, count.sum(axis=0), nonfinite.sum(axis=0), time.min(axis=0))
-    return cells, np.where(all_finite > 0, mean, np.nan)
+    together, only, count = _Together(how), concatenate([]), 0
+    for cells in ranks:
+        count += 1
+        only = cells
+        together.add(cells)
+    return (only, only.mean) if count <= 1 else together.answer()
+
+
+_COMBINE: dict[str, tuple[np.ufunc, float]] = {
+    "sum": (np.add, 0.0),
+    "max": (np.maximum, -np.inf),
+    "min": (np.minimum, np.inf),
+}
+"""How the means of ranks become one, and what changes nothing."""
+
+
+class _Together:
+    def __init__(self, how: str) -> None:
+        self._how = how
+        ends = (0.0, 0.0) if how == "sum" else (np.inf, -np.inf)
+        self._columns = StepColumns(
+            low=ends[0], high=ends[1], sum=0.0, count=0, nonfinite=0, finite=0, time=np.inf,
+            mean=_COMBINE[how][1] if how in _COMBINE else 0.0,
+        )  # fmt: skip
+
+    def add(self, cells: Cells) -> None:
+        columns = self._columns
+        at = columns.places(cells.step)
+        finite = cells.count - cells.nonfinite
+        some = finite > 0
+        with np.errstate(all="ignore"):
+            if self._how == "sum":
+                columns["low"][at] += np.where(some, cells.min, 0.0)
+                columns["high"][at] += np.where(some, cells.max, 0.0)
+            else:
+                columns["low"][at] = np.minimum(columns["low"][at], cells.min)
+                columns["high"][at] = np.maximum(columns["high"][at], cells.max)
+            if self._how in _COMBINE:
+                combine, nothing = _COMBINE[self._how]
+                own = np.where(some, cells.sum / np.maximum(finite, 1), nothing)
+                columns["mean"][at] = combine(columns["mean"][at], own)
+            columns["sum"][at] += cells.sum
+        columns["count"][at] += cells.count
+        columns["nonfinite"][at] += cells.nonfinite
+        columns["finite"][at] += finite
+        columns["time"][at] = np.minimum(columns["time"][at], cells.time)
+
+    def answer(self) -> tuple[Cells, Floats]:
+        columns = self._columns
+        some = columns["finite"] > 0
+        low, high = np.where(some, columns["low"], np.inf), np.where(some, columns["high"], -np.inf)
+        with np.errstate(all="ignore"):
+            over_all = columns["sum"] / np.maximum(columns["finite"], 1)
+        mean = columns["mean"] if self._how in _COMBINE else over_all
+        cells = Cells(columns.step, low, high, columns["sum"], columns["count"], columns["nonfinite"], columns["time"])
+        return cells, np.where(some, mean, np.nan)

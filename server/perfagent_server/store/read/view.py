@@ -33,12 +33,15 @@ __all__ = [
     "last_visible",
     "newest_in_tail",
     "open_view",
+    "open_views",
     "stored_payloads",
     "value_at",
     "visible_attempts",
 ]
 
 CUT_NEVER = MAX_STEP
+RANKS_AT_ONCE = 32
+"""Of a question about many ranks. 20,000 points of so many take 36 MB."""
 
 
 @dataclass(slots=True)
@@ -67,24 +70,36 @@ class View:
 
 
 def open_view(connection: Connection, run: str, name: str, rank: int | None) -> View:
-    wanted = select(series.c.id, series.c.rank).where(series.c.run == run, series.c.name == name)
+    return open_views(connection, run, [name], rank)[name]
+
+
+def open_views(connection: Connection, run: str, names: Sequence[str], rank: int | None) -> dict[str, View]:
+    """A view of each name. The tail is read once: all names together take little longer than one of them."""
+    wanted = select(series.c.id, series.c.rank, series.c.name).where(series.c.run == run, series.c.name.in_(names))
     if rank is not None:
         wanted = wanted.where(series.c.rank == rank)
-    ranks = {row.id: row.rank for row in connection.execute(wanted)}
-    view = View(ranks, visible_attempts(connection, run), {})
-    if ranks:
-        view.ends = _ends(connection, run, list(ranks))
-        view.tail = _open_samples(connection, run, name, rank, list(ranks))
-    return view
+    attempts = visible_attempts(connection, run)
+    views = {name: View({}, attempts, {}) for name in names}
+    name_of = {}
+    for row in connection.execute(wanted):
+        name_of[row.id] = row.name
+        views[row.name].ranks[row.id] = row.rank
+    if not name_of:
+        return views
+    for (series_id, attempt), ends in _ends(connection, run, list(name_of)).items():
+        views[name_of[series_id]].ends[series_id, attempt] = ends
+    in_tail = _tail_samples(connection, run, [name for name, view in views.items() if view.ranks], rank)
+    for name, view in views.items():
+        view.tail = _with_bundled(connection, in_tail.get(name, {}), list(view.ranks))
+    return views
 
 
-def _open_samples(
-    connection: Connection, run: str, name: str, rank: int | None, ids: list[int]
+def _with_bundled(
+    connection: Connection, found: dict[tuple[int, int], Samples], ids: list[int]
 ) -> dict[tuple[int, int], Samples]:
-    """(rank, attempt) -> samples of one name that are in bundles or in the tail still, in the order in which they
-    came."""
-    found = _tail_samples(connection, run, name, rank)
-    for of, attempt, samples in bundled_samples(connection, ids):
+    """(rank, attempt) -> samples of one name that are in bundles or in the tail still (found), in the order in which
+    they came."""
+    for of, attempt, samples in bundled_samples(connection, ids) if ids else ():
         later = found.get((of, attempt))
         found[of, attempt] = samples if later is None else merged([samples, later])
     return found
@@ -105,8 +120,32 @@ def visible_attempts(connection: Connection, run: str) -> list[tuple[int, int]]:
     return found[::-1]
 
 
-def cells_by_rank(connection: Connection, view: View, first: int, last_step: int, width: int) -> dict[int, Cells]:
-    """Cells `width` steps wide by rank, over the visible samples of the steps first..last_step."""
+def cells_by_rank(
+    connection: Connection, view: View, first: int, last_step: int, width: int
+) -> Iterator[tuple[int, Cells]]:
+    """Rank and its cells `width` steps wide, over the visible samples of the steps first..last_step. By rank, a few
+    ranks at a time: who asks need not hold the cells of all."""
+    for few in _few_ranks(view):
+        yield from _cells_of_ranks(connection, few, first, last_step, width)
+
+
+def _few_ranks(view: View) -> Iterator[View]:
+    """The view in pieces of RANKS_AT_ONCE ranks."""
+    ranks = sorted({*view.ranks.values(), *(rank for rank, _ in view.tail)})
+    piece_of = {rank: place // RANKS_AT_ONCE for place, rank in enumerate(ranks)}
+    pieces = [View({}, view.attempts, {}) for _ in range(-(-len(ranks) // RANKS_AT_ONCE))]
+    for series_id, rank in view.ranks.items():
+        pieces[piece_of[rank]].ranks[series_id] = rank
+    for (series_id, attempt), ends in view.ends.items():
+        pieces[piece_of[view.ranks[series_id]]].ends[series_id, attempt] = ends
+    for (rank, attempt), samples in view.tail.items():
+        pieces[piece_of[rank]].tail[rank, attempt] = samples
+    yield from pieces
+
+
+def _cells_of_ranks(
+    connection: Connection, view: View, first: int, last_step: int, width: int
+) -> Iterator[tuple[int, Cells]]:
     parts: dict[int, list[Cells]] = {}
     for attempt, top in view.attempts:
         end = min(last_step, top)
@@ -125,11 +164,9 @@ def cells_by_rank(connection: Connection, view: View, first: int, last_step: int
                 cells = of_samples(samples.step, samples.time, samples.value).between(first, end)
                 if len(cells):
                     parts.setdefault(rank, []).append(cells)
-    return {
-        rank: reduced(concatenate(cells), width)
-        for rank, cells in sorted(parts.items())
-        if any(len(part) for part in cells)
-    }
+    for rank, of_rank in sorted(parts.items()):
+        if any(len(part) for part in of_rank):
+            yield rank, reduced(concatenate(of_rank), width)
 
 
 def few_samples(connection: Connection, view: View, first: int, last_step: int, points: int) -> Cells | None:
@@ -385,20 +422,23 @@ def _ends(connection: Connection, run: str, ids: list[int]) -> dict[tuple[int, i
     return {(row.id, row.attempt): (row.low, row.high, row.high // BLOCK_STEPS) for row in rows if row.low is not None}
 
 
-def _tail_samples(connection: Connection, run: str, name: str, rank: int | None) -> dict[tuple[int, int], Samples]:
-    """(rank, attempt) -> samples of one name that are still in the tail, in the order in which they came."""
+def _tail_samples(
+    connection: Connection, run: str, names: Sequence[str], rank: int | None
+) -> dict[str, dict[tuple[int, int], Samples]]:
+    """Name -> (rank, attempt) -> samples that are still in the tail, in the order in which they came."""
     statement = select(tail.c.attempt, tail.c.rank, tail.c.received, tail.c.frame).where(
         tail.c.run == run, tail.c.samples > 0
     )
     if rank is not None:
         statement = statement.where(tail.c.rank == rank)
-    found: dict[tuple[int, int], list[tuple[TailGroup, bytes, float]]] = {}
+    found: dict[str, dict[tuple[int, int], list[tuple[TailGroup, bytes, float]]]] = {name: {} for name in names}
     for row in connection.execute(statement.order_by(tail.c.id)):
         for group in unpack_tail(row.frame):
-            column = group.column(name)
-            if column is not None:
-                found.setdefault((row.rank, row.attempt), []).append((group, column, row.received))
-    return {key: _joined(pieces) for key, pieces in found.items()}
+            for name in names:
+                column = group.column(name)
+                if column is not None:
+                    found[name].setdefault((row.rank, row.attempt), []).append((group, column, row.received))
+    return {name: {key: _joined(pieces) for key, pieces in of_name.items()} for name, of_name in found.items()}
 
 
 def _joined(pieces: list[tuple[TailGroup, bytes, float]]) -> Samples:

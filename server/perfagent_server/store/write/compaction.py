@@ -19,8 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from sqlalchemy import Connection, Table, bindparam, delete, func, select, update
+from sqlalchemy import Connection, Table, bindparam, delete, func, select
 from sqlalchemy.exc import IntegrityError
 
 from perfagent_server.database import Database, StorageError
@@ -29,10 +28,11 @@ from perfagent_server.store.codec.rollups import rollup_rows
 from perfagent_server.store.codec.tail import last_step
 from perfagent_server.store.codec.wide_blocks import Place, drop_bundles, old_bundles, put_bundles
 from perfagent_server.store.statements import Prepared, compile_all, insert_for
-from perfagent_server.store.tables import axis, block, cursor, last, ledger, rollup, series, source, tail
+from perfagent_server.store.tables import axis, block, cursor, last, rollup, series, tail
 from perfagent_server.store.write.block_builder import KnownSeries, TailRow, Work, pack, unbundled
+from perfagent_server.store.write.ledger_trim import LedgerTrim
 
-__all__ = ["CompactionPolicy", "Compactor", "drop_unused_axes", "thin_bundles", "trim_ledger"]
+__all__ = ["CompactionPolicy", "Compactor", "drop_unused_axes", "thin_bundles"]
 
 _log = logging.getLogger(__name__)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
@@ -155,7 +155,7 @@ class Compactor:
         self.counters = {"rows": 0, "samples": 0, "blocks": 0, "merged_blocks": 0, "bundles": 0, "failures": 0}
         self._due: dict[tuple[str, int], _Due] = {}
         self._looked = 0  # tail rows up to this id are counted in _due
-        self._ledger: dict[str, int] = {}  # frames compacted per source since its ledger was trimmed
+        self._ledger = LedgerTrim(database, clock=clock)
         self._work = Work()  # what has been gathered
         self._writing: tuple[Work, Future[None]] | None = None  # what the writer has in hand
         self._stop = threading.Event()
@@ -174,6 +174,7 @@ class Compactor:
         while not self._stop.wait(self.policy.pause_s):
             try:
                 self.run_once()
+                self._ledger.run_when_due()
             except StorageError:
                 continue  # full or locked: the rows stay where they are, and readable
             except Exception:  # noqa: BLE001 - the thread must live as long as the server
@@ -294,7 +295,6 @@ class Compactor:
         self.counters["blocks"] += len(work.blocks)
         self.counters["merged_blocks"] += work.merged_blocks
         self.counters["bundles"] += len(work.bundles)
-        self._trim_ledger(work.rows)
 
     def _abandon(self) -> None:
         """After a failure: what is not written stays in the tail and is looked at again."""
@@ -309,38 +309,6 @@ class Compactor:
     def _look_again(self, work: Work) -> None:
         for rank in work.ranks:
             self._due[rank] = _Due(0, 0)
-
-    def _trim_ledger(self, rows: Sequence[Any]) -> None:
-        """Replaces a source's gapless beginning in the ledger by one number, so that the ledger does not grow with
-        time."""
-        for row in rows:
-            self._ledger[row.source] = self._ledger.get(row.source, 0) + 1
-        ready = [source_id for source_id in {row.source for row in rows} if self._ledger[source_id] >= 1000]
-        for source_id in ready:
-            del self._ledger[source_id]
-            self._database.write(functools.partial(trim_ledger, source_id=source_id))
-        if len(self._ledger) > 100_000:
-            self._ledger.clear()
-
-
-def trim_ledger(connection: Connection, source_id: str) -> int:
-    """Raises a source's `seq_floor` over all frames that follow it without a gap, and drops these from the ledger."""
-    floor = connection.execute(select(source.c.seq_floor).where(source.c.id == source_id)).scalar()
-    if floor is None:
-        return 0
-    seqs = np.array(
-        connection.execute(
-            select(ledger.c.seq).where(ledger.c.source == source_id, ledger.c.seq > floor).order_by(ledger.c.seq)
-        )
-        .scalars()
-        .all(),
-        np.int64,
-    )
-    gapless = int(np.cumprod(seqs == floor + 1 + np.arange(len(seqs))).sum())
-    if gapless:
-        connection.execute(update(source).where(source.c.id == source_id).values(seq_floor=floor + gapless))
-        connection.execute(delete(ledger).where(ledger.c.source == source_id, ledger.c.seq <= floor + gapless))
-    return gapless
 
 
 def _keep_freed_memory() -> None:
