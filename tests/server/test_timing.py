@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from api_builders import api, frame, send
+from builders import until
 from sqlalchemy import event
 
 from perfagent_server.runs.step_timing import quantile
@@ -82,12 +83,14 @@ def test_all_phases_are_read_from_the_tail_in_one_pass(tmp_path: Path) -> None:
         for rank in range(3):
             columns = {"step_time_s": [1.0] * 5, "phase/comm_s": [0.5] * 5, "phase/forward_s": [0.25] * 5}
             send(client, frame(columns, rank=rank))
+        services = client.app.state.services  # type: ignore[attr-defined]
+        until(lambda: services.engine.counters["frames"] == 3)  # the rules read the tail, too
         statements: list[str] = []
-        engine = client.app.state.services.database.engine  # type: ignore[attr-defined]
+        engine = services.database.engine
         event.listen(engine, "before_cursor_execute", lambda *about: statements.append(about[2]))
         told = client.get("/api/v1/runs/r1/timing").json()
     assert told["series"].keys() == {"step_time_s", "phase/comm_s", "phase/forward_s"}
-    passes = [sql for sql in statements if "WHERE tail.run = ? AND tail.samples > ?" in sql]  # the rules read it, too
+    passes = [sql for sql in statements if "WHERE tail.run = ? AND tail.samples > ?" in sql]
     assert len(passes) == 1
 
 
