@@ -37,9 +37,7 @@ from perfagent_server.routes import (
     server_info,
     session,
 )
-from perfagent_server.routes.problems import ApiError
-from perfagent_server.routes.reply import reply
-from perfagent_server.security.edge import (
+from perfagent_server.routes.edge import (
     BodyLimits,
     HeadAsGet,
     HostCheck,
@@ -47,7 +45,9 @@ from perfagent_server.security.edge import (
     SecurityHeaders,
     content_security_policy,
 )
-from perfagent_server.security.page_gate import PageGate
+from perfagent_server.routes.page_gate import PageGate
+from perfagent_server.routes.problems import ApiError
+from perfagent_server.routes.reply import reply
 from perfagent_server.services import Services, open_services
 from perfagent_server.settings import Settings
 

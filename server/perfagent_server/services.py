@@ -7,10 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import quote
-
-from fastapi import Depends, Request
 
 from perfagent.errors import ResourceError
 from perfagent.local_server import ADMIN_TOKEN_FILE
@@ -22,7 +20,6 @@ from perfagent_server.engine.scheduler import Engine
 from perfagent_server.ingest.group_commit import Ingest
 from perfagent_server.ingest.json_rows import LogRows
 from perfagent_server.live.hub import Hub
-from perfagent_server.routes.problems import ApiError
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.runs.run_commands import Orders
 from perfagent_server.runs.run_queries import Runs
@@ -36,7 +33,7 @@ from perfagent_server.store.retention import Retention, RetentionPolicy
 from perfagent_server.store.sql import SqlStore
 from perfagent_server.store.write.compaction import Compactor
 
-__all__ = ["Services", "ServicesDep", "known_run", "open_services"]
+__all__ = ["Services", "open_services"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,18 +177,3 @@ def _private_folder(folder: Path) -> None:
         raise ResourceError(
             f"the data folder {folder} cannot be made ({error.strerror}); choose another with --data"
         ) from error
-
-
-async def _services(request: Request) -> Services:  # async: a plain function would cost a hop to a worker thread
-    services: Services = request.app.state.services
-    return services
-
-
-ServicesDep = Annotated[Services, Depends(_services)]
-
-
-def known_run(run: str, services: ServicesDep) -> str:
-    """The run's id, checked. A dependency of every route below /runs/{run}."""
-    if not services.runs.exists(run):
-        raise ApiError(404, "not_found", f"there is no run {run[:128]!r}; GET /api/v1/runs lists them", "run")
-    return run

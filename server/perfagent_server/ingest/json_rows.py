@@ -26,7 +26,7 @@ from sqlalchemy import Connection, delete, insert, select
 from perfagent.wire import Event, Frame, Group, from_json
 from perfagent.wire.limits import MAX_STEP, name_problem
 from perfagent_server.database import StorageError
-from perfagent_server.routes.problems import ApiError
+from perfagent_server.refusal import RefusalError
 from perfagent_server.runs.lifecycle import ENDED, JSON_SOURCE
 from perfagent_server.store.interface import Receipt
 from perfagent_server.store.tables import idempotency
@@ -63,7 +63,7 @@ class LogRow:
 
 
 def parse_rows(value: Any) -> list[LogRow]:
-    """Raises ApiError that names the field."""
+    """Raises RefusalError that names the field."""
     if isinstance(value, dict):
         return [_parse_row(value, "")]
     if not isinstance(value, list):
@@ -73,8 +73,8 @@ def parse_rows(value: Any) -> list[LogRow]:
     return [_parse_row(item, f"{index}.") for index, item in enumerate(value)]
 
 
-def _bad(message: str, field: str | None) -> ApiError:
-    return ApiError(400, "bad_request", message, field)
+def _bad(message: str, field: str | None) -> RefusalError:
+    return RefusalError("bad_request", message, field)
 
 
 def _parse_row(item: Any, place: str) -> LogRow:
@@ -253,8 +253,7 @@ class LogRows:
             kept = None if scoped is None else self._kept(scoped)
             if kept is not None:
                 if kept["digest"] != digest:
-                    raise ApiError(
-                        422,
+                    raise RefusalError(
                         "key_reused",
                         "this Idempotency-Key was used for another body; use a new key for new rows",
                         "idempotency-key",

@@ -14,11 +14,12 @@ from starlette.responses import Response
 from perfagent.wire import SEVERITIES, Alert
 from perfagent_server.alerts import tables
 from perfagent_server.alerts.tables import alert_of
+from perfagent_server.routes.dependencies import ServicesDep, known_run
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
-from perfagent_server.services import Services, ServicesDep, known_run
+from perfagent_server.services import Services
 from perfagent_server.store.tables import alert
 
 __all__ = ["router"]

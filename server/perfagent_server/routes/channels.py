@@ -14,12 +14,12 @@ from starlette.responses import Response
 from perfagent.errors import ConfigError
 from perfagent_server.alerts import channels
 from perfagent_server.alerts.tables import as_dict
+from perfagent_server.routes.dependencies import ServicesDep
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
 from perfagent_server.security.outbound import TOTAL_S, AddressNotAllowed
-from perfagent_server.services import ServicesDep
 from perfagent_server.store.tables import delivery
 
 __all__ = ["router"]

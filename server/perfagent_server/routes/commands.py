@@ -10,12 +10,12 @@ from fastapi import APIRouter, Body, Depends, Query, Request
 from starlette.responses import Response
 
 from perfagent.errors import WireError
+from perfagent_server.routes.dependencies import ServicesDep, known_run
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.runs.run_commands import KINDS, Order, checked
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
-from perfagent_server.services import ServicesDep, known_run
 
 __all__ = ["router"]
 

@@ -15,9 +15,9 @@ from starlette.responses import Response, StreamingResponse
 
 from perfagent.wire import LogRow, plain
 from perfagent_server.routes import parquet
+from perfagent_server.routes.dependencies import ServicesDep, known_run
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.security.access import require
-from perfagent_server.services import ServicesDep, known_run
 
 __all__ = ["router"]
 

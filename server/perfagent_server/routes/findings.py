@@ -9,9 +9,9 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from perfagent.wire import Finding
+from perfagent_server.routes.dependencies import ServicesDep, known_run
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import require
-from perfagent_server.services import ServicesDep, known_run
 
 __all__ = ["router"]
 

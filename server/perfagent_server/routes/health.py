@@ -9,10 +9,10 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from starlette.responses import PlainTextResponse, Response
 
+from perfagent_server.routes.dependencies import ServicesDep
 from perfagent_server.routes.problems import problem
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import require
-from perfagent_server.services import ServicesDep
 
 __all__ = ["router"]
 

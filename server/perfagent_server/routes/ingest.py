@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from perfagent.wire import Frame
 from perfagent_server.ingest.decode import decode_body
+from perfagent_server.routes.dependencies import ServicesDep
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
-from perfagent_server.services import ServicesDep
 from perfagent_server.store.interface import Receipt
 
 __all__ = ["checked", "receipt_reply", "router"]

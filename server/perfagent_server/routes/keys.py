@@ -11,12 +11,12 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import ConfigDict
 from starlette.responses import Response
 
+from perfagent_server.routes.dependencies import ServicesDep
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
 from perfagent_server.security.keys import KEY_SCOPES, ONLY_INGEST_HAS_A_PROJECT, Key, KeyScope
-from perfagent_server.services import ServicesDep
 from perfagent_server.timestamps import rfc3339
 
 __all__ = ["router"]

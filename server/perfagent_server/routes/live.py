@@ -6,7 +6,8 @@ from fastapi import APIRouter, WebSocket
 from starlette.responses import Response
 
 from perfagent_server.live.hub import Hub
-from perfagent_server.routes.problems import ApiError
+from perfagent_server.refusal import RefusalError
+from perfagent_server.routes.problems import of_refusal
 from perfagent_server.security.access import Access, authorize
 
 __all__ = ["router"]
@@ -17,11 +18,11 @@ router = APIRouter()
 @router.websocket("/ws/live")
 async def live(socket: WebSocket) -> None:
     """{"subscribe": {...}} in; {"samples"}, {"bands"}, {"run"}, {"alert"}, {"lagged"} out. Origin and Host:
-    security/edge.py."""
+    routes/edge.py."""
     try:
         await authorize(socket, "read")
-    except ApiError as error:
-        response: Response = error.response()
+    except RefusalError as error:
+        response: Response = of_refusal(error).response()
         await socket.send_denial_response(response)
         return
     await socket.accept()

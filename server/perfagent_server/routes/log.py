@@ -10,11 +10,11 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from perfagent_server.ingest.json_rows import STATES, parse_rows
+from perfagent_server.routes.dependencies import ServicesDep
 from perfagent_server.routes.ingest import checked, receipt_reply
 from perfagent_server.routes.problems import ApiError, not_json
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
-from perfagent_server.services import ServicesDep
 
 __all__ = ["router"]
 

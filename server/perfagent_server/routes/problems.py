@@ -18,9 +18,10 @@ from starlette.responses import Response
 from perfagent.errors import WireError
 from perfagent_server.database import StorageError, StorageFull
 from perfagent_server.ingest.decode import TooLarge, UnknownEncoding
+from perfagent_server.refusal import RefusalError, Why
 from perfagent_server.routes.reply import reply
 
-__all__ = ["CLOSED", "ApiError", "install", "not_json", "problem"]
+__all__ = ["CLOSED", "ApiError", "install", "not_json", "of_refusal", "problem"]
 
 log = logging.getLogger("perfagent.server")
 
@@ -48,6 +49,19 @@ class ApiError(Exception):
 
     def response(self) -> Response:
         return problem(self.status, self.code, self.message, self.field, headers=self.headers)
+
+
+_STATUS: dict[Why, int] = {
+    "bad_request": 400, "unauthorized": 401, "forbidden": 403, "not_found": 404, "key_reused": 422, "too_many_failures": 429,
+}  # fmt: skip
+
+
+def of_refusal(refusal: RefusalError) -> ApiError:
+    """The error of what a part below the routes refused."""
+    headers = {"WWW-Authenticate": "Bearer"} if refusal.why == "unauthorized" else {}
+    if refusal.retry_after_s is not None:
+        headers["Retry-After"] = str(refusal.retry_after_s)
+    return ApiError(_STATUS[refusal.why], refusal.why, refusal.message, refusal.field, headers=headers or None)
 
 
 def problem(
@@ -88,6 +102,10 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, ApiError)
         return error.response()
 
+    async def refused(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RefusalError)
+        return of_refusal(error).response()
+
     async def wire_error(_request: Request, error: Exception) -> Response:
         status = 413 if isinstance(error, TooLarge) else 415 if isinstance(error, UnknownEncoding) else 400
         return problem(status, _CODES[status], str(error))
@@ -121,6 +139,7 @@ def install(app: FastAPI) -> None:
         return problem(500, "internal", "the server failed on this request; its log has the cause")
 
     app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(RefusalError, refused)
     app.add_exception_handler(WireError, wire_error)
     app.add_exception_handler(UnicodeEncodeError, not_unicode)
     app.add_exception_handler(StorageError, storage_error)

@@ -8,10 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from starlette.responses import Response, StreamingResponse
 
+from perfagent_server.routes.dependencies import ServicesDep, known_run
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import require
-from perfagent_server.services import Services, ServicesDep, known_run
+from perfagent_server.services import Services
 from perfagent_server.store.artifacts import Stacks, StoredProfile, stacks_of
 
 __all__ = ["router"]

@@ -11,12 +11,13 @@ from sqlalchemy import Connection
 from starlette.responses import Response
 
 from perfagent.errors import ConfigError
+from perfagent_server.routes.dependencies import ServicesDep
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.rules.catalogue import all_rules, describe
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
-from perfagent_server.services import Services, ServicesDep
+from perfagent_server.services import Services
 
 __all__ = ["router"]
 

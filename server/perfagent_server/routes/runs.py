@@ -11,13 +11,14 @@ from sqlalchemy import Connection
 from starlette.responses import Response
 
 from perfagent.wire import EVENT_KINDS, STATES, Latest, RunSummary, plain
+from perfagent_server.routes.dependencies import ServicesDep, known_run
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.runs.run_queries import EventRow
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
-from perfagent_server.services import Services, ServicesDep, known_run
+from perfagent_server.services import Services
 
 __all__ = ["router"]
 

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
 from perfagent.wire import RankMatrix, Series, Timing
+from perfagent_server.routes.dependencies import ServicesDep, known_run
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.runs.step_timing import timing
 from perfagent_server.security.access import require
-from perfagent_server.services import ServicesDep, known_run
 
 __all__ = ["router"]
 

@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from perfagent import __version__
 from perfagent.wire import WIRE_VERSION
+from perfagent_server.routes.dependencies import ServicesDep
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import require
-from perfagent_server.services import ServicesDep
 from perfagent_server.timestamps import rfc3339
 
 __all__ = ["router"]

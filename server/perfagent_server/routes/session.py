@@ -10,11 +10,13 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from perfagent_server.routes.problems import ApiError
+from perfagent_server.refusal import RefusalError
+from perfagent_server.routes.dependencies import ServicesDep
+from perfagent_server.routes.problems import ApiError, of_refusal
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
-from perfagent_server.services import Services, ServicesDep
+from perfagent_server.services import Services
 
 __all__ = ["pages", "router"]
 
@@ -66,7 +68,7 @@ def login_page(request: Request, services: ServicesDep, token: str | None = None
         return _form("")
     scope = services.access.sessions.redeem(token)
     if scope is None:
-        error = services.access.refused(request)
+        error = of_refusal(services.access.refused(request))
         text = "This address was used already, or is too old. Run perfagent keys login on the server for a new one, or use a key."
         return _form(error.message if error.status == 429 else text, error.status)
     return _logged_in(request, services, scope, "one-time address")
@@ -81,10 +83,10 @@ async def login(request: Request, services: ServicesDep) -> Response:
         raise ApiError(400, "bad_request", "the form could not be read; send token=KEY", "token") from None
     try:
         found = await asyncio.to_thread(services.access.login, token, request)
-    except ApiError as refusal:
-        return _form(refusal.message, refusal.status)
+    except RefusalError as refusal:
+        return _form(refusal.message, of_refusal(refusal).status)
     if found is None:
-        error = services.access.refused(request)
+        error = of_refusal(services.access.refused(request))
         return _form(
             error.message if error.status == 429 else "This key is not known, revoked or expired.", error.status
         )

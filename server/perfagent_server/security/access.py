@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from starlette.requests import HTTPConnection
 
-from perfagent_server.routes.problems import ApiError
+from perfagent_server.refusal import RefusalError
 from perfagent_server.security.keys import is_shaped_like_key
 from perfagent_server.settings import Settings
 
@@ -96,7 +96,7 @@ class Access:
         self.guesses = Failures()  # of the admin token, which a person may have made up
 
     async def identify(self, connection: HTTPConnection) -> Identity:
-        """Who asks. Raises ApiError (401, 429) for a credential that is not valid. Reads the database, if that is
+        """Who asks. Raises RefusalError for a credential that is not valid. Reads the database, if that is
         needed, on another thread."""
         if self._needs_database(connection):
             return await asyncio.to_thread(self._identify, connection)
@@ -129,13 +129,14 @@ class Access:
             return Identity("session", _GRANTS[scope])
         return _ANYONE if self._settings.open_access else _NOBODY
 
-    def refused(self, connection: HTTPConnection) -> ApiError:
+    def refused(self, connection: HTTPConnection) -> RefusalError:
         """Counts a wrong credential and says so."""
         wait = self.failures.count(_address(connection))
-        return _too_many(wait) if wait > 0 else ApiError(
-            401, "unauthorized", "this key is not known, revoked or expired; `perfagent keys create` makes a new one",
-            headers={"WWW-Authenticate": "Bearer"},
-        )  # fmt: skip
+        if wait > 0:
+            return _too_many(wait)
+        return RefusalError(
+            "unauthorized", "this key is not known, revoked or expired; `perfagent keys create` makes a new one"
+        )
 
     def login(self, token: str, connection: HTTPConnection) -> tuple[Scope, str | None] | None:
         """The scope of a key or of the admin token, and the key's id; None when it is not valid. Reads the database."""
@@ -156,7 +157,7 @@ class Access:
 
     def _is_admitted_admin_token(self, token: str, address: str) -> bool:
         """Counts before it compares: after too many wrong ones from an address, the right one is refused there too
-        until the minute is over (ApiError 429), else the limit would limit nothing. What looks like a key is no guess:
+        until the minute is over, else the limit would limit nothing. What looks like a key is no guess:
         a job whose key was revoked must not shut out the administrator of its machine."""
         if is_shaped_like_key(token) and not self._is_admin_token_shaped_like_key:
             return False
@@ -181,13 +182,13 @@ def _address(connection: HTTPConnection) -> str:
     return connection.client.host if connection.client else ""
 
 
-def _too_many(wait_s: float) -> ApiError:
+def _too_many(wait_s: float) -> RefusalError:
     seconds = math.ceil(wait_s)
-    return ApiError(
-        429, "too_many_failures",
+    return RefusalError(
+        "too_many_failures",
         f"too many wrong keys from this address; try again in {seconds} s (an admin key or an open session still works)",
-        headers={"Retry-After": str(seconds)},
-    )  # fmt: skip
+        retry_after_s=seconds,
+    )
 
 
 def bearer_token(connection: HTTPConnection) -> str | None:
@@ -200,15 +201,15 @@ def bearer_token(connection: HTTPConnection) -> str | None:
 
 
 async def authorize(connection: HTTPConnection, scope: Scope) -> Identity:
-    """The identity of a request that may do `scope`; raises ApiError 401, 403 or 429 for any other."""
+    """The identity of a request that may do `scope`; raises RefusalError for any other."""
     access: Access = connection.app.state.access
     identity = await access.identify(connection)
     if scope in identity.may:
         return identity
     if identity.who == "anyone":
-        raise ApiError(401, "unauthorized", _WHAT_IS_MISSING[scope], headers={"WWW-Authenticate": "Bearer"})
+        raise RefusalError("unauthorized", _WHAT_IS_MISSING[scope])
     cure = f"; an administrator makes a key with it: `perfagent keys create {scope}`"
-    raise ApiError(403, "forbidden", f"{identity.who} may not do this: it needs the scope {scope!r}{cure}")
+    raise RefusalError("forbidden", f"{identity.who} may not do this: it needs the scope {scope!r}{cure}")
 
 
 _WHAT_IS_MISSING: dict[Scope, str] = {

@@ -14,7 +14,7 @@ from websockets import InvalidStatus, Origin
 from websockets.sync.client import connect
 
 from perfagent.wire import encode
-from perfagent_server.security.edge import HostCheck, host_name
+from perfagent_server.routes.edge import HostCheck, host_name
 from perfagent_server.settings import Settings
 
 

@@ -7,7 +7,8 @@ from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perfagent_server.routes.problems import ApiError, problem
+from perfagent_server.refusal import RefusalError
+from perfagent_server.routes.problems import of_refusal, problem
 from perfagent_server.security.access import Access
 from perfagent_server.settings import Settings
 
@@ -40,8 +41,8 @@ class PageGate:
         access: Access = self._state.access
         try:
             identity = await access.identify(connection)
-        except ApiError as error:
-            return error.response()
+        except RefusalError as error:
+            return of_refusal(error).response()
         if "read" in identity.may:
             return None
         if "text/html" in connection.headers.get("accept", ""):
