@@ -31,7 +31,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, OperationalError
 
 from perfagent.errors import ConfigError, PerfagentError, ResourceError
-from perfagent_server.store import schema
+from perfagent_server import schema
 
 log = logging.getLogger("perfagent.server")
 

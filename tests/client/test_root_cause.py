@@ -21,8 +21,8 @@ from perfagent.errors import PerfagentError
 from perfagent.wire import Event, encode
 from perfagent_client import root_cause
 from perfagent_client.client import ApiError
-from perfagent_server.runs.lifecycle import mark_lost
 from perfagent_server.store.tables import source
+from perfagent_server.store.write.lifecycle import mark_lost
 
 AT_ONCE_S = 10.0
 """Of the 30 s and 120 s that a living rank is given."""

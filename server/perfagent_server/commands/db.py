@@ -50,9 +50,9 @@ def _sqlite_file(settings: Settings) -> Path:
 
 
 def _upgrade(arguments: argparse.Namespace) -> int:
+    from perfagent_server import schema
     from perfagent_server.commands.server_lock import only_server
     from perfagent_server.database import open_database
-    from perfagent_server.store import schema
 
     settings = _settings(arguments)
     with only_server(settings):

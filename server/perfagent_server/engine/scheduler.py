@@ -39,11 +39,11 @@ from perfagent_server.engine.silence import Silence, Silent
 from perfagent_server.rules.catalogue import all_rules, rules_for
 from perfagent_server.rules.lost_contact import LostContact
 from perfagent_server.rules.plan import Plan
-from perfagent_server.runs import lifecycle
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.stored import Stored
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source
+from perfagent_server.store.write import lifecycle
 
 __all__ = ["CHECKPOINT_S", "MOST_LAG_FRAMES", "Engine", "Listener", "default_plan"]
 

@@ -27,10 +27,10 @@ from perfagent.wire import Event, Frame, Group, from_json
 from perfagent.wire.limits import MAX_STEP, name_problem
 from perfagent_server.database import StorageError
 from perfagent_server.refusal import RefusalError
-from perfagent_server.runs.lifecycle import ENDED, JSON_SOURCE
 from perfagent_server.store.interface import Receipt
 from perfagent_server.store.tables import idempotency
 from perfagent_server.store.write.append import deletion_mark
+from perfagent_server.store.write.lifecycle import ENDED, JSON_SOURCE
 
 if TYPE_CHECKING:
     from perfagent_server.database import Database

@@ -28,12 +28,12 @@ from sqlalchemy import Connection, func, insert, select, update
 from perfagent.errors import WireError
 from perfagent.wire import Frame
 from perfagent_server.database import Database, StorageError
-from perfagent_server.runs.lifecycle import ENDED, JSON_SOURCE
 from perfagent_server.store.artifacts import ANSWERS
 from perfagent_server.store.stored import Stored
 from perfagent_server.store.tables import command, command_source
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source as sources
+from perfagent_server.store.write.lifecycle import ENDED, JSON_SOURCE
 from perfagent_server.timestamps import rfc3339
 
 __all__ = ["KINDS", "AskedRank", "Order", "OrderedSource", "Orders", "checked"]

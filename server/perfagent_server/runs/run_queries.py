@@ -17,9 +17,9 @@ from sqlalchemy.sql.elements import ColumnElement
 from perfagent.errors import WireError
 from perfagent.wire import RunSummary
 from perfagent_server.database import Database
-from perfagent_server.runs.descriptions import SET_BY_PEOPLE, set_by_people
-from perfagent_server.runs.lifecycle import JSON_SOURCE
 from perfagent_server.store.tables import event, run, source
+from perfagent_server.store.write.descriptions import SET_BY_PEOPLE, set_by_people
+from perfagent_server.store.write.lifecycle import JSON_SOURCE
 from perfagent_server.timestamps import rfc3339
 
 __all__ = ["PAGE_CHARACTERS", "EventRow", "Runs"]

@@ -20,8 +20,8 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from perfagent.wire import Event, Frame
 from perfagent_server.database import Database
-from perfagent_server.runs.lifecycle import ENDED
 from perfagent_server.store.tables import command, command_source, event, profile, profile_part, source
+from perfagent_server.store.write.lifecycle import ENDED
 
 __all__ = ["ANSWERS", "Profiles", "Stacks", "StoredProfile", "lasting", "stacks_of", "take"]
 

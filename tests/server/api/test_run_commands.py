@@ -17,9 +17,9 @@ from frames import state
 from sqlalchemy import update
 
 from perfagent.wire import Event
-from perfagent_server.runs.lifecycle import mark_lost
 from perfagent_server.runs.run_commands import MOST_OPEN
 from perfagent_server.store.tables import source
+from perfagent_server.store.write.lifecycle import mark_lost
 from perfagent_server.timestamps import rfc3339
 
 

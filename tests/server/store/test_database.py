@@ -16,8 +16,9 @@ from sqlalchemy import insert, select, text
 
 from perfagent.errors import ConfigError
 from perfagent_server import database as module
+from perfagent_server import schema
 from perfagent_server.database import Database, QueueFull, StorageFull, open_database, sqlite_engine
-from perfagent_server.store import schema, tables
+from perfagent_server.store import tables
 from perfagent_server.store.sql import SqlStore
 
 

@@ -9,9 +9,9 @@ from sqlalchemy import select
 from sqlite_calls import sqlite_calls
 
 from perfagent.wire import Event
-from perfagent_server.runs.lifecycle import mark_lost, silent_sources
 from perfagent_server.runs.run_queries import Runs
 from perfagent_server.store import tables
+from perfagent_server.store.write.lifecycle import mark_lost, silent_sources
 
 
 def run_of(shelf, run: str = "r1") -> dict[str, Any]:

@@ -18,8 +18,6 @@ from sqlalchemy import Connection, bindparam, delete, insert, select
 from perfagent.wire import Frame, Group
 from perfagent.wire.limits import MAX_NAMES_PER_RUN, MAX_STEP, name_problem
 from perfagent_server.database import Database
-from perfagent_server.ingest.ownership import refusals
-from perfagent_server.runs import lifecycle
 from perfagent_server.store import artifacts
 from perfagent_server.store.attempt_starts import Starts
 from perfagent_server.store.codec.tail import pack_tail, step_range
@@ -27,6 +25,8 @@ from perfagent_server.store.interface import Receipt, Rejected
 from perfagent_server.store.statements import Prepared, compile_all, insert_for
 from perfagent_server.store.tables import event, idempotency, ledger, series, source, tail
 from perfagent_server.store.tables import run as run_table
+from perfagent_server.store.write import lifecycle
+from perfagent_server.store.write.ownership import refusals
 
 __all__ = ["Appender", "deletion_mark"]
 

@@ -15,8 +15,8 @@ from sqlalchemy import ColumnElement, Connection, delete, func, or_, select, upd
 from sqlalchemy.orm import aliased
 
 from perfagent_server.database import Database
-from perfagent_server.runs.lifecycle import ENDED
 from perfagent_server.store.tables import ledger, source
+from perfagent_server.store.write.lifecycle import ENDED
 
 __all__ = ["LedgerTrim", "trim_ledger"]
 

@@ -6,7 +6,7 @@ from perfagent_server.store.tables import metadata
 
 connection = context.config.attributes.get("connection")
 if connection is None:
-    raise RuntimeError("run migrations through perfagent_server.store.schema.upgrade (`perfagent db upgrade`)")
+    raise RuntimeError("run migrations through perfagent_server.schema.upgrade (`perfagent db upgrade`)")
 context.configure(
     connection=connection,
     target_metadata=metadata,
