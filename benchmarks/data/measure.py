@@ -2,8 +2,8 @@
 
     PYTHONPATH=benchmarks python benchmarks/data/measure.py [--quick] [--write]
 
-Exits with 1 when packing fills less than 99 % or takes a second for 50,000 lengths, or when a loader that takes 50 ms a
-batch is shown with a data wait that is off by more than 5 %.
+The exit status is 1 if one of three limits is missed. Packing must fill at least 99 %. It must take less than a second
+for 50,000 lengths. For a loader that takes 50 ms a batch, the measured data wait must be right to 5 %.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Literal
 
 __all__ = ["RefusalError", "Why"]
 
-Why = Literal["bad_request", "unauthorized", "forbidden", "not_found", "key_reused", "too_many_failures"]
+Why = Literal["bad_request", "unauthorized", "forbidden", "key_reused", "too_many_failures"]
 
 
 class RefusalError(Exception):

@@ -1,9 +1,8 @@
-"""Keeps log() calls on disk while their step is not known yet, so that a process killed before its first step has made
-them as well.
+"""Keeps log() calls on disk while their step is not known yet, so that a kill before the first step does not lose them.
 
-They are in a file of their own with the steps that are theirs should nothing follow. When the true steps are known they
-are drafted like any other row, and the file goes. In between it is written down which tick holds them, so that whoever
-finds both after a kill takes them once.
+Each waiting call is written to a separate file, with a provisional step: the step that it has if the process ends
+now. When the true step is known, the call is drafted like any other row, and the file is deleted. Between these two
+writes the file names the tick that holds the call. After a kill, whoever finds both copies takes the call once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Packs rows of numbers under known names (most rows of a run) into bytes at the tick that collects them.
 
-A row is one struct: step, Unix time and monotonic, then a float64 for each name. It is written down as it is, and when
-a frame is cut a column is every n-th word of the rows together. So no value of a row becomes an object again: reading
-rows of ten values takes a third (64 rows) to a sixth (500) of what it takes to decode and transpose them, and leaves
-nothing for the garbage collector, which would run in the training loop.
+A row is one struct: the step, the Unix time, the monotonic time, and a float64 for each name. The spool stores these
+bytes unchanged. A frame needs columns: a column is every n-th word of the joined rows. So no value becomes a Python
+object again. Reading rows of ten values this way takes a third (64 rows) to a sixth (500 rows) of the time of decoding
+and transposing them. It also leaves no objects to the garbage collector, which would run in the training loop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A configuration of DeepSpeed's ZeRO from a few options, and the conflicts in any such configuration, each said in a
-sentence.
+"""Makes a DeepSpeed ZeRO configuration from a few options, and explains each conflict in a configuration.
 
-DeepSpeed accepts many combinations that then fail late, hang, or are silently overridden. They are refused here before
-a process group exists. DeepSpeed itself is not imported.
+Some combinations of options make DeepSpeed fail late, hang, or ignore an option without a word. This module refuses
+them with a sentence, before a process group exists. It does not import DeepSpeed.
 """
 
 from __future__ import annotations

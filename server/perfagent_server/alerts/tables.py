@@ -17,8 +17,6 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, select, update
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.expression import func
 
@@ -26,6 +24,7 @@ from perfagent.wire import SEVERITIES, Alert, Finding
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.alerts.webhooks import alert_body, delivery_id, text_json
 from perfagent_server.rules.rule import USER_ALERT
+from perfagent_server.store.statements import insert_for
 from perfagent_server.store.tables import alert, channel, delivery
 from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
@@ -102,8 +101,8 @@ class _Book:
         return self._insert_new(alert, values)
 
     def _insert_new(self, table: Any, values: Mapping[str, Any]) -> bool:
-        make = postgresql_insert if self.connection.dialect.name == "postgresql" else sqlite_insert
-        statement = make(table).values(**values).on_conflict_do_nothing(index_elements=["id"])
+        insert = insert_for(self.connection.dialect.name)
+        statement = insert(table).values(**values).on_conflict_do_nothing(index_elements=["id"])
         return self.connection.execute(statement).rowcount == 1
 
     def _update(self, change: Change, **values: Any) -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from perfagent_server.engine.evaluator import STATE_VERSION
+from perfagent_server.store.statements import put
 from perfagent_server.store.tables import cursor, rule_state
 from perfagent_server.store.tables import run as runs
 
@@ -54,7 +53,7 @@ class Checkpoints:
         def job(connection: Connection) -> None:
             save_snapshots(connection, snapshots)
             if not rest and target is not None:
-                _put(connection, cursor, {"name": CURSOR, "tail_id": target}, ("name",))
+                put(connection, cursor, {"name": CURSOR, "tail_id": target})
 
         self._write(job)
         self._waiting = rest
@@ -67,9 +66,9 @@ class Checkpoints:
         """The next one is due after every_s, or later where writing would take more than five percent of the time."""
         self.due = moment + max(self._every_s, 20 * self.took_s)
 
-    def forget(self, saved: int) -> None:
+    def forget(self) -> None:
         """Begins anew from what the tables say."""
-        self._waiting, self._target, self.saved = [], None, saved
+        self._waiting, self._target, self.saved = [], None, 0
 
 
 def load_cursor(connection: Connection) -> int:
@@ -84,12 +83,4 @@ def save_snapshots(connection: Connection, snapshots: Mapping[str, bytes]) -> No
         there.update(connection.execute(select(runs.c.id).where(runs.c.id.in_(names[start : start + 500]))).scalars())
     for run in names:
         if run in there:
-            _put(connection, rule_state, {"run": run, "version": STATE_VERSION, "state": snapshots[run]}, ("run",))
-
-
-def _put(connection: Connection, table: object, values: dict[str, object], key: tuple[str, ...]) -> None:
-    """INSERT ... ON CONFLICT UPDATE, in both dialects."""
-    make = postgresql_insert if connection.dialect.name == "postgresql" else sqlite_insert
-    statement = make(table).values(**values)  # type: ignore[arg-type]
-    rest = {name: statement.excluded[name] for name in values if name not in key}
-    connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=rest))
+            put(connection, rule_state, {"run": run, "version": STATE_VERSION, "state": snapshots[run]})

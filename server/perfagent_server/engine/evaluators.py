@@ -6,7 +6,6 @@ Where a snapshot is lost, or is of another version, the evaluator is rebuilt fro
 from __future__ import annotations
 
 import json
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from perfagent_server.store.tables import run as runs
 
 __all__ = ["Evaluators", "PlanOf"]
 
-log = logging.getLogger("perfagent.server")
-
 _MOST_KEPT = 2048  # in memory; the others lie in their snapshots
 _IDLE_S = 600.0  # one that was idle for so long is dropped from memory
 
@@ -37,9 +34,7 @@ class _Run:
     """What the table of runs says of one."""
 
     project: str
-    attempt: int
     world_size: int
-    state: str
     rules_off: list[str]
 
 
@@ -113,8 +108,8 @@ class Evaluators:
 
 
 def _runs(connection: Connection, names: Sequence[str]) -> dict[str, _Run]:
-    columns = runs.c.id, runs.c.project, runs.c.attempt, runs.c.world_size, runs.c.state, runs.c.rules_off
+    columns = runs.c.id, runs.c.project, runs.c.world_size, runs.c.rules_off
     return {
-        row.id: _Run(row.project, row.attempt, row.world_size or 1, row.state, json.loads(row.rules_off))
+        row.id: _Run(row.project, row.world_size or 1, json.loads(row.rules_off))
         for row in connection.execute(select(*columns).where(runs.c.id.in_(names)))
     }

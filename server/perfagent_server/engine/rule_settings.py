@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, delete, select
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from perfagent.errors import ConfigError
 from perfagent_server.database import Database
-from perfagent_server.rules.catalogue import Overrides, all_rules, overridden, rules_for
+from perfagent_server.rules.catalogue import Overrides, all_rules, overridden, rules_for, with_overrides
 from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.rule import Rule
+from perfagent_server.store.statements import put
 from perfagent_server.store.tables import rule_setting
 
 __all__ = ["RULES_FILE", "RuleSettings", "read_rules_file"]
@@ -55,14 +54,7 @@ class RuleSettings:
         """Every rule with the thresholds of this project, and whether it is switched on."""
         with self._lock:
             overrides = self._overrides(project)
-        found = []
-        for rule in all_rules():
-            settings: dict[str, Any] = {}
-            for one in overrides:
-                settings.update(one.get(rule.id, {}))
-            enabled = bool(settings.pop("enabled", True))
-            found.append((overridden(rule, settings), enabled))
-        return found
+        return [with_overrides(rule, overrides) for rule in all_rules()]
 
     def check(self, rule: str, settings: Mapping[str, Any]) -> None:
         """Raises ConfigError for a rule or a setting that there is not."""
@@ -71,11 +63,7 @@ class RuleSettings:
     def put(self, connection: Connection, project: str, rule: str, settings: Mapping[str, Any]) -> None:
         """Sets a rule for a project, or for all (""), in the caller's transaction; call changed() behind it."""
         self.check(rule, settings)
-        make = postgresql_insert if connection.dialect.name == "postgresql" else sqlite_insert
-        values = {"project": project, "rule": rule, "settings": json.dumps(dict(settings))}
-        statement = make(rule_setting).values(**values)
-        update = {"settings": statement.excluded.settings}
-        connection.execute(statement.on_conflict_do_update(index_elements=["project", "rule"], set_=update))
+        put(connection, rule_setting, {"project": project, "rule": rule, "settings": json.dumps(dict(settings))})
 
     def drop(self, connection: Connection, project: str, rule: str) -> bool:
         """Takes back what was set by API; whether there was anything. Call changed() behind it."""

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 from sqlalchemy import Connection, select
@@ -66,12 +66,14 @@ class Listener(Protocol):
     def publish_alert(self, alert: Alert) -> None: ...
 
 
-_default = Plan(rules_for())
+@cache
+def _plan_of_all_rules() -> Plan:
+    return Plan(rules_for())
 
 
 def default_plan(_project: str, _off: Sequence[str]) -> Plan:
     """Every rule with its own thresholds."""
-    return _default
+    return _plan_of_all_rules()
 
 
 class Engine:
@@ -192,7 +194,7 @@ class Engine:
             self._dirty.clear()
             self._heap.clear()
             self._due_of.clear()
-            self.checkpoints.forget(0)
+            self.checkpoints.forget()
             self._seen = None
 
     def _judged_upto(self) -> int:

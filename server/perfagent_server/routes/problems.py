@@ -52,7 +52,7 @@ class ApiError(Exception):
 
 
 _STATUS: dict[Why, int] = {
-    "bad_request": 400, "unauthorized": 401, "forbidden": 403, "not_found": 404, "key_reused": 422, "too_many_failures": 429,
+    "bad_request": 400, "unauthorized": 401, "forbidden": 403, "key_reused": 422, "too_many_failures": 429,
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from perfagent.errors import ConfigError
 from perfagent_server import rules as package
 from perfagent_server.rules.rule import Every, Rule, Series, unit_of
 
-__all__ = ["Overrides", "all_rules", "describe", "marks", "overridden", "rules_for"]
+__all__ = ["Overrides", "all_rules", "describe", "inputs", "overridden", "rules_for", "with_overrides"]
 
 Overrides = Mapping[str, Mapping[str, Any]]
 
@@ -25,23 +25,30 @@ Overrides = Mapping[str, Mapping[str, Any]]
 @cache
 def all_rules() -> tuple[Rule, ...]:
     """Every rule with its own thresholds, in the order of verdicts, which is also that of judging."""
-    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        importlib.import_module(module.name)
-    made = [kind() for kind in Rule.__subclasses__()]
+    modules = [
+        importlib.import_module(one.name) for one in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+    ]
+    here = {
+        module.__name__ for module in modules
+    }  # a rule that somebody defines elsewhere judges only where it is given
+    made = [kind() for kind in Rule.__subclasses__() if kind.__module__ in here]
     return tuple(sorted(made, key=lambda rule: rule.place))
 
 
 def rules_for(*overrides: Overrides, off: Collection[str] = ()) -> tuple[Rule, ...]:
     """The rules that judge a run. overrides: from the weakest to the strongest, as the settings of the server and of
     the project say; off: rules that are switched off for this run. Raises ConfigError for a setting that is none."""
-    kept = []
-    for rule in all_rules():
-        settings: dict[str, Any] = {}
-        for one in overrides:
-            settings.update(one.get(rule.id, {}))
-        if settings.pop("enabled", True) and rule.id not in off:
-            kept.append(overridden(rule, settings))
-    return tuple(kept)
+    judged = (with_overrides(rule, overrides) for rule in all_rules() if rule.id not in off)
+    return tuple(rule for rule, enabled in judged if enabled)
+
+
+def with_overrides(rule: Rule, overrides: Sequence[Overrides]) -> tuple[Rule, bool]:
+    """The rule with these settings, from the weakest to the strongest, and whether it is switched on."""
+    settings: dict[str, Any] = {}
+    for one in overrides:
+        settings.update(one.get(rule.id, {}))
+    enabled = bool(settings.pop("enabled", True))
+    return overridden(rule, settings), enabled
 
 
 def overridden(rule: Rule, settings: Mapping[str, Any]) -> Rule:
@@ -77,7 +84,7 @@ def describe(rule: Rule, *, enabled: bool = True) -> dict[str, Any]:
         "description": rule.english.meaning,
         "severities": list(rule.severities),
         "question": rule.place.question.name.lower(),
-        "reads": _reads(rule),
+        "reads": inputs(rule),
         "charts": list(rule.charts),
         "thresholds": rule.thresholds(),
         "defaults": defaults,
@@ -87,7 +94,7 @@ def describe(rule: Rule, *, enabled: bool = True) -> dict[str, Any]:
     }
 
 
-def _reads(rule: Rule) -> list[str]:
+def inputs(rule: Rule) -> list[str]:
     """What a rule reads, in words: names of series, "event KIND", "every N s"."""
     said: dict[str, None] = {}
     for one in rule.reads:
@@ -96,8 +103,3 @@ def _reads(rule: Rule) -> list[str]:
         else:
             said[f"every {one.seconds:g} s" if isinstance(one, Every) else f"event {one.kind}"] = None
     return list(said)
-
-
-def marks(rules: Sequence[Rule]) -> dict[str, list[str]]:
-    """Rule -> the series on whose charts its alerts are marked, the first that a run has."""
-    return {rule.id: list(rule.charts) for rule in rules if rule.charts}

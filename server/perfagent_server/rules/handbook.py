@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from perfagent_server.rules.catalogue import all_rules
-from perfagent_server.rules.rule import Events, Every, Question, Rule, Series
+from perfagent_server.rules.catalogue import all_rules, inputs
+from perfagent_server.rules.rule import Question, Rule
 
 __all__ = ["handbook"]
 
@@ -101,20 +101,8 @@ def _section(rule: Rule) -> str:
     usual, *others = words.remedies.items()
     lines += [f"**What to do:** {usual[1]}", ""]
     lines += [f"- *{cause}:* {remedy}" for cause, remedy in others] + ([""] if others else [])
-    lines += [f"**It reads** {', '.join(_inputs(rule))}.", ""]
+    lines += [f"**It reads** {', '.join(f'`{one}`' for one in inputs(rule))}.", ""]
     return "\n".join(lines) + "\n"
-
-
-def _inputs(rule: Rule) -> list[str]:
-    said: dict[str, None] = {}
-    for one in rule.reads:
-        if isinstance(one, Series):
-            said[f"`{one.name}{'...' if one.is_family else ''}`"] = None
-        elif isinstance(one, Events):
-            said["whether a rank is heard" if one.kind == "contact" else f"`{one.kind}` events"] = None
-        elif isinstance(one, Every):
-            said[f"the clock, every {one.seconds:g} s"] = None
-    return list(said)
 
 
 if __name__ == "__main__":

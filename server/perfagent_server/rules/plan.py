@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfagent.wire import LOSS, loss_kind
 from perfagent_server.rules.rule import Events, Every, Rule, Series
 
-__all__ = ["Kept", "Plan", "merged_names"]
+__all__ = ["Columns", "Kept", "Plan"]
 
 _NAMED_LOSS = Series("", keep=64)  # `loss/kl`, `g_loss`: only looked at for values that are no numbers
-_MOST_KNOWN = 100_000
-_MOST_COLUMNS = 10_000
+_MOST_COLUMNS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +27,13 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What is wanted of a group with these names. losses: training losses by other names than `loss`; has_signals:
-    whether any rule reads a series of it over steps."""
+    """What is wanted of a group with these names. losses: training losses by other names than `loss`."""
 
     merged: tuple[str, ...]
     apart: tuple[tuple[str, int], ...]
     time: tuple[tuple[str, Series], ...]
     families: tuple[tuple[Series, tuple[str, ...]], ...]
     losses: tuple[str, ...]
-
-    @property
-    def has_signals(self) -> bool:
-        return bool(self.merged)
 
     @property
     def is_wanted(self) -> bool:
@@ -71,18 +65,15 @@ class Plan:
                 self._add(rule, one)
         self.order = {name: place for place, name in enumerate(self._merged)}
         """Judged first within a frame: what the rules on the later ones look up. The loss comes last."""
-        self._known: dict[str, Kept | None] = {}
         self._columns: dict[tuple[str, ...], Columns] = {}
 
     def kept(self, name: str) -> Kept | None:
         """What is kept of the series of this name; None if nothing is."""
-        try:
-            return self._known[name]
-        except KeyError:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            found = self._known[name] = self._find(name)
-            return found
+        family = next((series for prefix, series in self._families.items() if name.startswith(prefix)), None)
+        merged, apart, time = self._merged.get(name), self._apart.get(name), self._time.get(name)
+        if merged is None and apart is None and time is None and family is None:
+            return None
+        return Kept(merged, apart, time, family)
 
     def columns(self, names: tuple[str, ...]) -> Columns:
         """What is wanted of a group with these names; groups of a run have the same names again and again."""
@@ -121,10 +112,6 @@ class Plan:
         """Whether a rule reads this very series over steps."""
         return name in self._merged
 
-    def is_judged(self, name: str) -> bool:
-        """Whether a rule is judged at each step of this series, or of the one that it is a part of."""
-        return self.part_of(name) in self.on_step or name == "lr"
-
     def series_of(self, name: str) -> Series:
         """How a series that is kept with its ranks put together is kept."""
         return self._merged[name] if name in self._merged else self.of_loss(name)
@@ -153,13 +140,6 @@ class Plan:
                 judged = self.on_time if one.axis == "time" else self.on_step
                 judged[one.name] = (*judged.get(one.name, ()), rule)
 
-    def _find(self, name: str) -> Kept | None:
-        family = next((series for prefix, series in self._families.items() if name.startswith(prefix)), None)
-        merged, apart, time = self._merged.get(name), self._apart.get(name), self._time.get(name)
-        if merged is None and apart is None and time is None and family is None:
-            return None
-        return Kept(merged, apart, time, family)
-
 
 def _joined(known: Series | None, other: Series) -> Series:
     """One plan for two rules that read the same series."""
@@ -168,8 +148,3 @@ def _joined(known: Series | None, other: Series) -> Series:
     if (known.merge, known.ranks, known.part_of) != (other.merge, other.ranks, other.part_of):
         raise ValueError(f"two rules put the ranks of {known.name!r} together differently: {known}, {other}")
     return known if known.keep >= other.keep else other
-
-
-def merged_names(rules: Iterable[Rule]) -> list[str]:
-    """The series that any of these rules reads, sorted."""
-    return sorted({one.name for rule in rules for one in rule.reads if isinstance(one, Series)})

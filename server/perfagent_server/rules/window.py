@@ -160,13 +160,14 @@ class Window:
         if not (losses or columns.is_wanted):
             return
         steps, times = group.steps(), group.times()
-        if "step_time_s" not in self.by_step or columns.has_signals:
+        if "step_time_s" not in self.by_step or columns.merged:
             # a script may count its own losses otherwise than the agent counts steps
             self._note_step(max(steps))
-        for name in (*columns.merged, *losses):
-            self._take_merged(name, rank, steps, group.column(name), times, parts)
+        values = {name: group.column(name) for name in (*columns.merged, *losses)}
+        for name, column in values.items():
+            self._take_merged(name, rank, steps, column, times, parts)
         for name, keep in columns.apart if self.world_size > 1 else ():
-            self._rows(name, keep).take(rank, steps, group.column(name))
+            self._rows(name, keep).take(rank, steps, values[name] if name in values else group.column(name))
         for name, kept in columns.time:
             self._take_readings(name, kept, rank, times, group.column(name))
             touched.add(name)

@@ -1,8 +1,8 @@
 """Stores what agents send apart from samples and lines: answers to commands, and profiles with their traces in pieces.
 
-Taken out of a frame in the transaction that stores it, so that they too are stored exactly once. Pieces of a trace stay
-in the database: they are deleted with their run, backed up with it, and never exist half committed. The tail and the
-list of events do not get them.
+The transaction that stores a frame also stores these events, so they are stored exactly once. The pieces of a trace
+stay in the database. So they are deleted with their run, and backed up with it, and no piece is ever half committed.
+Neither the tail nor the list of events holds them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, and_, delete, func, select, update
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from perfagent.wire import Event, Frame
 from perfagent_server.database import Database
+from perfagent_server.store.statements import insert_for
 from perfagent_server.store.tables import command, command_source, event, profile, profile_part, source
 from perfagent_server.store.write.lifecycle import ENDED
 
@@ -99,8 +98,7 @@ def _profile(connection: Connection, frame: Frame, identity: str, item: Event, n
 
 
 def _insert_new(connection: Connection, table: Any, **values: Any) -> None:
-    make = postgresql_insert if connection.dialect.name == "postgresql" else sqlite_insert
-    connection.execute(make(table).values(**values).on_conflict_do_nothing())
+    connection.execute(insert_for(connection.dialect.name)(table).values(**values).on_conflict_do_nothing())
 
 
 @dataclass(slots=True, kw_only=True)

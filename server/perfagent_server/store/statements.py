@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, bindparam
+from sqlalchemy import Connection, Engine, Table, bindparam
 from sqlalchemy.dialects import postgresql, sqlite
 
-__all__ = ["Prepared", "compile_all", "insert_for"]
+__all__ = ["Prepared", "compile_all", "insert_for", "put"]
 
 Values = Mapping[str, Any]
 
@@ -21,6 +21,14 @@ Values = Mapping[str, Any]
 def insert_for(dialect: str) -> Any:
     """The INSERT of a dialect: the one that knows ON CONFLICT."""
     return postgresql.insert if dialect == "postgresql" else sqlite.insert
+
+
+def put(connection: Connection, table: Table, values: Values) -> None:
+    """Writes a row, in place of the one with the same primary key."""
+    statement = insert_for(connection.dialect.name)(table).values(**values)
+    key = [column.name for column in table.primary_key.columns]
+    rest = {name: statement.excluded[name] for name in values if name not in key}
+    connection.execute(statement.on_conflict_do_update(index_elements=key, set_=rest))
 
 
 _every: list[Prepared] = []

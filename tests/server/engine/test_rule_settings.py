@@ -15,6 +15,7 @@ from perfagent_server.app import create_app
 from perfagent_server.engine.rule_settings import read_rules_file
 from perfagent_server.rules.catalogue import all_rules, rules_for
 from perfagent_server.rules.plan import Plan
+from perfagent_server.rules.rule import Rule
 from perfagent_server.settings import Settings
 
 
@@ -51,6 +52,14 @@ def test_a_setting_that_there_is_not_is_refused_with_what_there_is(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"rules\.toml") as refused:
         read_rules_file(_file(tmp_path, text))
     assert says in str(refused.value)
+
+
+def test_a_rule_that_is_defined_elsewhere_judges_no_run_by_itself() -> None:
+    class Foreign(Rule):
+        id = "foreign"
+
+    all_rules.cache_clear()
+    assert "foreign" not in {rule.id for rule in all_rules()}
 
 
 def test_two_rules_that_put_ranks_together_differently_are_a_mistake_in_the_rules() -> None:

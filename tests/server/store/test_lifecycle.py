@@ -11,12 +11,20 @@ from sqlite_calls import sqlite_calls
 from perfagent.wire import Event
 from perfagent_server.runs.run_queries import Runs
 from perfagent_server.store import tables
-from perfagent_server.store.write.lifecycle import mark_lost, silent_sources
+from perfagent_server.store.write.lifecycle import mark_lost
 
 
 def run_of(shelf, run: str = "r1") -> dict[str, Any]:
     with shelf.database.read() as connection:
         return dict(connection.execute(select(tables.run).where(tables.run.c.id == run)).mappings().one())
+
+
+def sources_of(shelf) -> list[dict[str, Any]]:
+    """Rows of all sources, by rank."""
+    with shelf.database.read() as connection:
+        return [
+            dict(row) for row in connection.execute(select(tables.source).order_by(tables.source.c.rank)).mappings()
+        ]
 
 
 def steps(*done: int, rank_name: str = "step_time_s"):
@@ -100,14 +108,13 @@ def test_a_failure_after_finish_counts_and_a_second_finish_does_not(shelf) -> No
 
 def test_silence_is_lost_and_a_fresh_frame_brings_the_run_back(shelf) -> None:
     shelf.append(frame(1, state("running"), steps(1), sent=BEGIN), frame(1, state("running"), rank=1, sent=BEGIN))
-    with shelf.database.read() as connection:
-        assert silent_sources(connection, BEGIN + 29, 30) == []
-        silent = silent_sources(connection, BEGIN + 31, 30)
-    assert {(item.run, item.rank, item.contact) for item in silent} == {("r1", 0, BEGIN), ("r1", 1, BEGIN)}
-    assert shelf.database.write(lambda connection: mark_lost(connection, [silent[0].source])) == []
+    silent = sources_of(shelf)
+    assert {(row["run"], row["rank"], row["contact"]) for row in silent} == {("r1", 0, BEGIN), ("r1", 1, BEGIN)}
+    assert all(row["heartbeat"] for row in silent)
+    assert shelf.database.write(lambda connection: mark_lost(connection, [silent[0]["id"]])) == []
     heard = run_of(shelf)
     assert heard["state"] == "running"  # one rank is still in contact
-    assert shelf.database.write(lambda connection: mark_lost(connection, [silent[1].source])) == ["r1"]
+    assert shelf.database.write(lambda connection: mark_lost(connection, [silent[1]["id"]])) == ["r1"]
     assert (run_of(shelf)["state"], run_of(shelf)["updated"]) == ("lost", heard["updated"])
     shelf.append(frame(2, steps(2), sent=BEGIN + 40), now=BEGIN + 40)
     assert run_of(shelf)["state"] == "running"
@@ -217,10 +224,9 @@ def test_the_first_step_of_a_process_says_where_it_is_whatever_its_script_counts
     assert run_of(shelf)["step"] == 1
 
 
-def test_a_plain_client_is_never_called_silent(shelf) -> None:
+def test_a_plain_client_sends_no_sign_of_life_by_itself(shelf) -> None:
     shelf.append(frame(1, rows({"acc": [0.5]}, [4])))
-    with shelf.database.read() as connection:
-        assert silent_sources(connection, BEGIN + 10_000, 30) == []
+    assert [row["heartbeat"] for row in sources_of(shelf)] == [False]
 
 
 def test_a_configuration_that_json_cannot_hold_becomes_text(shelf) -> None:

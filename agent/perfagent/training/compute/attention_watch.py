@@ -5,10 +5,10 @@ ones.
         loss = model(**batch).loss
     print(seen)
 
-What is looked at is every call of scaled_dot_product_attention and nn.MultiheadAttention made by Python code while the
-context is open. Compiled code makes none: look at the model before it is compiled (the compiler makes the same
-choices). Nothing is changed, computed twice or drawn at random; on a GPU a mask is read once for each kind of call,
-which waits for it.
+While the context is open, it records every call of scaled_dot_product_attention and nn.MultiheadAttention by Python
+code. Compiled code makes no such calls, so watch the model before you compile it; the compiler makes the same choices.
+Watching changes nothing, computes nothing twice and draws no random numbers. On a GPU it reads a mask once for each
+kind of call, and waits for the device to do so.
 """
 
 from __future__ import annotations

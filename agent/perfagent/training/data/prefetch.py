@@ -3,8 +3,9 @@
     for batch in Prefetcher(loader, "cuda"):     # tensors are on the device
         ...
 
-Batches are read on the thread that asks for them, so that what a dataset draws at random, and the wait that the monitor
-shows, stay where they were; what overlaps is the copy (transfer.py) and, with DataLoader workers, the loading.
+The thread that asks for a batch also reads it. So a dataset draws the same random numbers as before, and the monitor
+shows the same wait for data. Only the copy to the device (transfer.py) overlaps with the computation; with DataLoader
+workers, the loading does as well.
 `perfagent.loop` copies on a stream of its own already and needs no Prefetcher.
 """
 

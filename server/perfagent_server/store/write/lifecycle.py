@@ -37,12 +37,10 @@ __all__ = [
     "FRESH_S",
     "JSON_SOURCE",
     "Seen",
-    "Silent",
     "load_runs",
     "load_sources",
     "mark_lost",
     "record",
-    "silent_sources",
 ]
 
 FAILED = ("failed", "oom", "killed", "preempted")
@@ -67,17 +65,6 @@ class Seen:
     frame: Frame
     step: int | None
     first_step: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Silent:
-    """A source that has not been heard of. contact: Unix seconds of its last frame, server clock."""
-
-    source: str
-    run: str
-    attempt: int
-    rank: int
-    contact: float
 
 
 class _RankState(NamedTuple):
@@ -420,19 +407,6 @@ def mark_lost(connection: Connection, source_ids: Sequence[str]) -> list[str]:
             connection.execute(update(runs).where(runs.c.id == run).values(state=state, reason=reason, ended=ended))
             changed.append(run)
     return changed
-
-
-def silent_sources(connection: Connection, now: float, after_s: float) -> list[Silent]:
-    """Active sources that send their state by themselves (agents; not plain /log clients) and were last heard `after_s`
-    ago."""
-    rows = connection.execute(
-        select(sources.c.id, sources.c.run, sources.c.attempt, sources.c.rank, sources.c.contact).where(
-            sources.c.state.in_(("starting", "running", "stuck")),
-            sources.c.heartbeat.is_(True),
-            sources.c.contact <= now - after_s,
-        )
-    )
-    return [Silent(row.id, row.run, row.attempt, row.rank, row.contact) for row in rows]
 
 
 def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str, float | None]:
