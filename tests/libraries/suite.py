@@ -28,7 +28,8 @@ def result(library: Library, environments: Path) -> Result:
     except NotInstalledError as error:
         return Result(library, trouble=f"not installed: {str(error)[:300]}")
     found = Result(library, version(python, library) or "")
-    with tempfile.TemporaryDirectory(prefix=f"libraries-{library.name}-") as folder:
+    # A process that a library left behind may still write into the folder while it is removed.
+    with tempfile.TemporaryDirectory(prefix=f"libraries-{library.name}-", ignore_cleanup_errors=True) as folder:
         try:
             alone, watched = both(python, TRAININGS / f"with_{library.name}.py", Path(folder))
         except FailedError as error:

@@ -22,7 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Value, value_of
 from perfagent.signals.dead_units import DeadShares, DeadUnits
-from perfagent.signals.gradients import MOST_SUSPECTS, GradientNorms, Plan, Report, joint_report, norms, parameters_of
+from perfagent.signals.gradients import (
+    MOST_SUSPECTS,
+    GradientNorms,
+    Plan,
+    Report,
+    joint_report,
+    named,
+    norms,
+    parameters_of,
+)
 from perfagent.signals.updates import UpdateRatios, Weights, joint_ratios
 from perfagent.step.costs import telling_ns
 from perfagent.step.trace import BACKWARD, entries_of
@@ -269,12 +278,7 @@ class Health:
         if clipped is not None and not partly:
             norm = clipped
         self.tell_moves(values, rows, [one.moved for one in taken], whole=not partly)
-        if norm is not None:
-            values["grad/norm"] = norm
-        if nonfinite is None and norm is not None and math.isfinite(norm):
-            nonfinite = 0
-        if nonfinite is not None:
-            values["grad/nonfinite"] = float(nonfinite)
+        values.update(named(norm, nonfinite))
 
     def tell_moves(
         self,

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "MOST_SUSPECTS", "VANISHING_RMS", "GradientNorms", "Plan", "Report", "gradients_of", "joint_plan", "joint_report", "norms",
-    "parameters_of",
+    "MOST_SUSPECTS", "VANISHING_RMS", "GradientNorms", "Plan", "Report", "gradients_of", "joint_plan", "joint_report", "named",
+    "norms", "parameters_of",
 ]  # fmt: skip
 
 VANISHING_RMS = 1e-7
@@ -311,6 +311,22 @@ def joint_report(parts: Sequence[tuple[GradientNorms, float]]) -> Report:
     report = Report(each, plan, sizes, sharded=any(norms_.sharded for norms_, _ in parts), scale=1.0)
     parts[0][0]._add_counts(report)
     return report
+
+
+def named(norm: float | None, nonfinite: int | None) -> dict[str, float]:
+    """Returns the series of a step that describe all gradients together.
+
+    norm: None if this rank does not know it. nonfinite: how many parameters have NaN or Inf; None if they were not
+    counted. A finite norm says that there are none.
+    """
+    values: dict[str, float] = {}
+    if norm is not None:
+        values["grad/norm"] = norm
+        if nonfinite is None and math.isfinite(norm):
+            nonfinite = 0
+    if nonfinite is not None:
+        values["grad/nonfinite"] = float(nonfinite)
+    return values
 
 
 def joint_plan(plans: Sequence[Plan]) -> Plan:
