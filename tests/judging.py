@@ -14,7 +14,8 @@ from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.rule import Rule
-from perfagent_server.store.stored import Stored
+from perfagent_server.store.codec.tail import TailGroup
+from perfagent_server.store.stored import FromTail
 
 DATA = Path(__file__).parent / "data"
 START = 1_700_000_000.0
@@ -46,14 +47,13 @@ def frame(
     step_s: float = 0.1,
     events: Sequence[Event] = (),
     run: str = "r",
-) -> Stored:
+) -> FromTail:
     """One frame of one rank: the columns belong to `steps`."""
     times = [START + step_s * step for step in steps]
-    groups = (
-        [Group(list(steps), times, times, {name: list(values) for name, values in series.items()})] if steps else []
-    )  # type: ignore[arg-type,dict-item]
+    columns = {name: list(values) for name, values in series.items()}
+    groups = [TailGroup.of_group(Group(list(steps), times, times, columns))] if steps else []  # type: ignore[arg-type]
     at = received if received is not None else (times[-1] if times else START)
-    return Stored(ident, run, attempt, rank, f"s{attempt}-{rank}", ident, at, groups, list(events))
+    return FromTail(ident, run, attempt, rank, f"s{attempt}-{rank}", ident, at, groups, list(events))
 
 
 def state(name: str, *, step: int | None = None, **data: Any) -> Event:

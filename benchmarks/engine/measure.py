@@ -35,6 +35,10 @@ _NAMES = (
 )  # fmt: skip
 
 
+_HEALTHY = {"phase": 0.01, "step_time_s": 0.1, "gpu": 95.0}
+"""Typical values by the first part of a name; of the others 2."""
+
+
 class Clock:
     def __init__(self) -> None:
         self.at = START
@@ -45,10 +49,8 @@ class Clock:
 
 def frame(draw: random.Random, run: int, rank: int, ranks: int, step: int) -> Frame:
     """One step of a healthy rank."""
-    values = {
-        name: [0.01 if name.startswith("phase/") else 0.1 if name == "step_time_s" else 2.0 + 0.01 * draw.random()]
-        for name in _NAMES
-    }
+    values = {name: [_HEALTHY.get(name.partition("/")[0], 2.0) * (1 + 0.005 * draw.random())] for name in _NAMES}
+    values["grad/nonfinite"] = [0.0]
     events = [Event(kind="state", time=START, data={"state": "running", "world_size": ranks})] if step == 1 else []
     time_ = START + step
     return Frame(

@@ -24,13 +24,13 @@ from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.rule import USER_ALERT, Life, Rule
 from perfagent_server.rules.step_series import PATIENCE_S
 from perfagent_server.rules.window import TERMINAL, End, Window
-from perfagent_server.store.stored import Stored
+from perfagent_server.store.stored import FromTail
 from perfagent_server.timestamps import rfc3339
 from perfagent_server.verdict.verdict import verdict, worst_first
 
 __all__ = ["STATE_VERSION", "Evaluator"]
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 _MOST_OTHERS = 256
 """Alerts that no rule of ours raises: a script that gives each of them another title must not fill the memory."""
 _SAID_S = 3600.0
@@ -60,7 +60,7 @@ class Evaluator:
 
     # --- judging ------------------------------------------------------------------------------------------------------
 
-    def take(self, stored: Stored, *, drained: bool = False) -> list[Change]:
+    def take(self, stored: FromTail, *, drained: bool = False) -> list[Change]:
         """Judges one frame. drained: it lay in a spool, and its sender is still lost."""
         window = self.window
         self.upto = max(self.upto, stored.id)
@@ -85,7 +85,7 @@ class Evaluator:
             changes += self._end(stored, event)
         return changes
 
-    def _take_event(self, stored: Stored, event: Event, ends: list[Event]) -> list[Change]:
+    def _take_event(self, stored: FromTail, event: Event, ends: list[Event]) -> list[Change]:
         window = self.window
         if event.kind == "state":
             if event.data.get("state") in TERMINAL:
@@ -103,7 +103,7 @@ class Evaluator:
             return self._judge_event(event.kind)
         return []
 
-    def _take_of_an_older_attempt(self, stored: Stored) -> list[Change]:
+    def _take_of_an_older_attempt(self, stored: FromTail) -> list[Change]:
         """A late frame of an older start: what it says is no longer so, but how that start ended is worth an alert.
 
         torchrun starts the job again before the last frame of a rank that ran out of memory has come.
@@ -223,7 +223,7 @@ class Evaluator:
         if start_step is not None and start_step > window.start_step:
             window.start_step = start_step
 
-    def _end(self, stored: Stored, event: Event) -> list[Change]:
+    def _end(self, stored: FromTail, event: Event) -> list[Change]:
         window = self.window
         state = str(event.data.get("state"))
         earlier = [end for end in window.ends if end.rank == stored.rank]
@@ -430,13 +430,13 @@ class Evaluator:
 
     # --- what the agent and the user say ------------------------------------------------------------------------------
 
-    def _reported(self, stored: Stored, event: Event) -> list[Change]:
+    def _reported(self, stored: FromTail, event: Event) -> list[Change]:
         found = reports.of_the_agent(event, stored.rank, self.window.now, self.window.step)
         if found is None:
             return []
         return self._carry(found.rule, self._life(found.rule), found, found.since_step or self.window.step)
 
-    def _explained(self, stored: Stored, event: Event) -> list[Change]:
+    def _explained(self, stored: FromTail, event: Event) -> list[Change]:
         """What an agent found out about an alert that is open, or that will be: it becomes part of its evidence."""
         cause = causes.cause_of(event.data, stored.rank, reports.step_of(self.window.step, event.step))
         if cause is None:
@@ -451,7 +451,7 @@ class Evaluator:
         self.window.reported = [*self.window.reported, cause][-causes.MOST :]
         return []
 
-    def _by_user(self, stored: Stored, event: Event) -> list[Change]:
+    def _by_user(self, stored: FromTail, event: Event) -> list[Change]:
         """run.alert(title, text, level): fires at once; the same title not again within a minute."""
         window, key = self.window, reports.user_key(event)
         machine = self.machines.get(key)

@@ -25,7 +25,7 @@ from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import TERMINAL, End
 from perfagent_server.store.attempt_starts import UNDECIDED
 from perfagent_server.store.interface import MetricStore
-from perfagent_server.store.stored import Stored
+from perfagent_server.store.stored import FromTail
 from perfagent_server.store.tables import alert, source
 from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import run as runs
@@ -56,7 +56,7 @@ def rebuild(judge: Evaluator, database: Database, store: MetricStore, judged: in
     _processes(judge, sources, frames)
     judge.machines = {machine.rule: machine for machine in (_machine(row, now) for row in alerts)}
     judge.note_firing()
-    _series(judge, store, start, {step for stored in frames for group in stored.groups for step in group.steps()})
+    _series(judge, store, start, {step for stored in frames for group in stored.groups for step in group.step_list()})
 
 
 def _alerts(connection: Connection, run: str, attempt: int) -> Sequence[RowMapping]:
@@ -73,7 +73,7 @@ def _start_step(connection: Connection, run: str, attempt: int) -> int:
     return step if step is not None and 0 <= step < UNDECIDED else 0
 
 
-def _processes(judge: Evaluator, sources: Sequence[Any], frames: Sequence[Stored]) -> None:
+def _processes(judge: Evaluator, sources: Sequence[Any], frames: Sequence[FromTail]) -> None:
     """Who was heard, who ended and how. Not of those whose end is in a frame that is about to be judged."""
     window = judge.window
     coming = {stored.source for stored in frames if any(map(_is_end, stored.events))}

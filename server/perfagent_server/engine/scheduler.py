@@ -40,7 +40,7 @@ from perfagent_server.rules.catalogue import all_rules, rules_for
 from perfagent_server.rules.lost_contact import LostContact
 from perfagent_server.rules.plan import Plan
 from perfagent_server.store.interface import MetricStore
-from perfagent_server.store.stored import Stored
+from perfagent_server.store.stored import FromTail
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source
 from perfagent_server.store.write import lifecycle
@@ -229,7 +229,7 @@ class Engine:
                 self.counters["rounds"] += 1
             return len(batch)
 
-    def _take(self, stored: Stored, moment: float, *, drained: bool) -> list[tuple[str, Change]]:
+    def _take(self, stored: FromTail, moment: float, *, drained: bool) -> list[tuple[str, Change]]:
         judge = self.evaluators.in_memory.get(stored.run)
         if judge is None or stored.id <= judge.upto:
             return []  # the run is deleted, or the snapshot was taken after this frame
@@ -243,10 +243,11 @@ class Engine:
         if not drained:
             by_itself = not stored.source.startswith(lifecycle.JSON_SOURCE)
             self.silence.note(stored, moment, by_itself=by_itself)
-        self._schedule(stored.run, judge)
+        if stored.run not in self._due_of:  # else a frame moves nothing before the time that is set already
+            self._schedule(stored.run, judge)
         return changes
 
-    def _still_lost(self, batch: Sequence[Stored]) -> set[str]:
+    def _still_lost(self, batch: Sequence[FromTail]) -> set[str]:
         """The sources of these frames that were called lost and are: what is found in the spool of a dead process is no
         sign of life. Which frames are one, lifecycle has said when it stored them."""
         judges = self.evaluators.in_memory
@@ -257,7 +258,7 @@ class Engine:
             still = select(source.c.id).where(source.c.id.in_(asked), source.c.state == "lost")
             return set(connection.execute(still).scalars())
 
-    def _note_lag(self, batch: Sequence[Stored], now: float) -> None:
+    def _note_lag(self, batch: Sequence[FromTail], now: float) -> None:
         behind = len(batch) >= _BATCH
         newest = self._store.newest_id() if behind else 0
         self.counters["lag_frames"] = max(0, newest - batch[-1].id) if behind else 0

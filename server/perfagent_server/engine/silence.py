@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from perfagent_server.database import Database
-from perfagent_server.store.stored import Stored
+from perfagent_server.store.stored import FromTail
 from perfagent_server.store.tables import source
 
 __all__ = ["GRACE_S", "Silence", "Silent"]
@@ -66,7 +66,7 @@ class Silence:
         self._known: dict[str, _Contact] = {}
         self._pauses: dict[str, tuple[int, float]] = {}  # source without an agent -> (how many, the longest, seconds)
 
-    def note(self, stored: Stored, moment: float, *, by_itself: bool) -> None:
+    def note(self, stored: FromTail, moment: float, *, by_itself: bool) -> None:
         """A frame was judged. by_itself: its sender has an agent."""
         name, known = stored.source, self._known.get(stored.source)
         if known is not None and stored.id <= known.upto:

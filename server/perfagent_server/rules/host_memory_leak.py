@@ -138,9 +138,8 @@ def _total(window: Window, names: tuple[str, ...]) -> float:
     total = 0.0
     for name in names:
         readings = window.by_time.get(name)
-        for rank in readings.ranks if readings is not None else ():
-            newest = readings.seconds(rank)[-1] if readings is not None and readings.seconds(rank) else None
-            total += newest.total / newest.count if newest is not None else 0.0
+        if readings is not None:
+            total += sum(readings.newest(rank) or 0.0 for rank in readings.ranks)
     return total
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from perfagent.wire import Finding
 from perfagent_server.rules import step_shares
 from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
 from perfagent_server.rules.step_shares import PAUSES, phase_means, seconds_by_step
+from perfagent_server.rules.time_series import Seconds
 from perfagent_server.rules.window import Window
 
 __all__ = ["LowGpuUtilization"]
+
+_SLOWEST_SAMPLER_S = 5.0  # a reading stands for no more than this
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +34,7 @@ class LowGpuUtilization(Rule):
     id: ClassVar[str] = "low_gpu_utilization"
     severities = ("info", "warning")
     place = Place(Question.IS_IT_FAST, 12)
-    reads = (Series("gpu/utilization_pct", keep=330, axis="time", judged=True), *step_shares.READS)
+    reads = (Series("gpu/utilization_pct", keep=600, axis="time", judged=True), *step_shares.READS)
     charts = ("gpu/utilization_pct",)
     life = Life(clear_s=60.0, restated=True)
     english = Words(
@@ -64,21 +69,11 @@ class LowGpuUtilization(Rule):
     )
 
     def judge(self, window: Window) -> Finding | None:
-        covered = total = count = 0.0
-        later: float | None = None
         readings = window.by_time.get("gpu/utilization_pct")
-        for one in reversed(readings.seconds() if readings is not None else []):
-            if one.stepping:
-                # a sampler may be slower than one a second
-                covered += 1.0 if later is None else min(later - one.second, 5.0)
-                total += one.total
-                count += one.count
-            later = one.second
-            if covered >= self.for_s:
-                break
-        if covered < self.for_s or not count:
+        typical = _while_stepping(readings.seconds(), self.for_s) if readings is not None else None
+        if typical is None:
             return None
-        mean = total / count
+        mean, covered, count = typical
         limit = self.info_below_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
         if mean >= limit:
             return None
@@ -93,6 +88,20 @@ class LowGpuUtilization(Rule):
                 "utilization_pct": mean, "over_s": covered, "samples": count, "phase_shares_pct": shares, "cause": why,
             },
         )  # fmt: skip
+
+
+def _while_stepping(readings: Seconds, for_s: float) -> tuple[float, float, float] | None:
+    """Mean of the readings that were taken while steps were made, over the newest for_s seconds of them; over how many
+    seconds, and of how many readings. None if there are fewer."""
+    lasted = np.minimum(np.diff(readings.second, append=np.inf), _SLOWEST_SAMPLER_S)
+    lasted[-1:] = 1.0
+    covered = np.cumsum(np.where(readings.stepping, lasted, 0.0)[::-1])
+    length = int(np.searchsorted(covered, for_s)) + 1
+    if length > len(covered):
+        return None
+    newest = readings.stepping[-length:]
+    count = float(readings.count[-length:][newest].sum())
+    return float(readings.total[-length:][newest].sum()) / count, float(covered[length - 1]), count
 
 
 _WAITS = {

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfagent.wire import LOSS, loss_kind
+from perfagent_server.rules.nonfinite_steps import GRADIENTS
 from perfagent_server.rules.rule import Events, Every, Rule, Series
 
-__all__ = ["Columns", "Kept", "Plan"]
+__all__ = ["Column", "Columns", "Kept", "Plan"]
 
 _NAMED_LOSS = Series("", keep=64)  # `loss/kl`, `g_loss`: only looked at for values that are no numbers
 _MOST_COLUMNS = 1000
@@ -26,19 +27,35 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """What is wanted of a group with these names. losses: training losses by other names than `loss`."""
+class Column:
+    """One series of a group. place: of its name in the group; shown: the series that rules read: its own, or the one
+    that it is a part of; noted: where its non-finite values are noted, "loss", "gradient" or ""."""
 
-    merged: tuple[str, ...]
-    apart: tuple[tuple[str, int], ...]
-    time: tuple[tuple[str, Series], ...]
-    families: tuple[tuple[Series, tuple[str, ...]], ...]
-    losses: tuple[str, ...]
+    name: str
+    place: int
+    shown: str
+    noted: str
+    plan: Series
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What is wanted of a group with these names. named_losses: training losses by other names than `loss`; apart,
+    families: with the places of their names in the group."""
+
+    merged: tuple[Column, ...]
+    apart: tuple[tuple[str, ...], tuple[int, ...]]
+    time: tuple[Column, ...]
+    families: tuple[tuple[Series, tuple[str, ...], tuple[int, ...]], ...]
+    named_losses: tuple[Column, ...]
 
     @property
     def is_wanted(self) -> bool:
         """Whether any rule reads any of it."""
-        return bool(self.merged or self.apart or self.time or self.families)
+        return bool(self.merged or self.apart[0] or self.time or self.families)
+
+
+_NOTHING = Kept()
 
 
 class Plan:
@@ -85,18 +102,32 @@ class Plan:
         return found
 
     def _choose(self, names: tuple[str, ...]) -> Columns:
-        kept = [(name, one) for name in names if (one := self.kept(name)) is not None]
-        families: dict[Series, list[str]] = {}
-        for name, one in kept:
-            if one.family is not None:
-                families.setdefault(one.family, []).append(name)
+        merged, time, losses, apart = [], [], [], {}
+        families: dict[Series, dict[str, int]] = {}
+        for place, name in enumerate(names):
+            kept = self.kept(name) or _NOTHING
+            if kept.merged is not None:
+                merged.append(Column(name, place, self.part_of(name), _noted(name), kept.merged))
+            elif name != LOSS and loss_kind(name):
+                losses.append(Column(name, place, name, "loss", self.of_loss(name)))
+            if kept.apart is not None:
+                apart[name] = place
+            if kept.time is not None:
+                time.append(Column(name, place, name, "", kept.time))
+            if kept.family is not None:
+                families.setdefault(kept.family, {})[name] = place
         return Columns(
-            merged=tuple(name for name, one in kept if one.merged is not None),
-            apart=tuple((name, one.apart.keep) for name, one in kept if one.apart is not None),
-            time=tuple((name, one.time) for name, one in kept if one.time is not None),
-            families=tuple((family, tuple(members)) for family, members in families.items()),
-            losses=tuple(name for name in names if name != LOSS and not self.is_signal(name) and loss_kind(name)),
+            merged=tuple(merged),
+            apart=(tuple(apart), tuple(apart.values())),
+            time=tuple(time),
+            families=tuple((family, tuple(found), tuple(found.values())) for family, found in families.items()),
+            named_losses=tuple(losses),
         )
+
+    @property
+    def apart(self) -> dict[str, int]:
+        """The series that are kept with a row for each rank, and how many steps of each."""
+        return {name: series.keep for name, series in self._apart.items()}
 
     def of_loss(self, name: str) -> Series:
         """How a loss by another name than `loss` is kept: the whole loss of a script as `loss` itself."""
@@ -139,6 +170,10 @@ class Plan:
             if one.judged:
                 judged = self.on_time if one.axis == "time" else self.on_step
                 judged[one.name] = (*judged.get(one.name, ()), rule)
+
+
+def _noted(name: str) -> str:
+    return "gradient" if name in GRADIENTS else "loss" if loss_kind(name) else ""
 
 
 def _joined(known: Series | None, other: Series) -> Series:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfagent_server.rules.row_series import Floats
 from perfagent_server.rules.window import Window
 
-__all__ = ["Floats", "rank_medians"]
-
-Floats = NDArray[np.float64]
+__all__ = ["rank_medians"]
 
 
 def rank_medians(window: Window, names: tuple[str, ...], steps: int) -> tuple[list[int], list[Floats]]:
@@ -17,10 +15,7 @@ def rank_medians(window: Window, names: tuple[str, ...], steps: int) -> tuple[li
     window.at: float64 (ranks,). A rank has a series if it reported it in at least half of those steps."""
     found: list[dict[int, float]] = []
     for name in names:
-        rows = window.by_rank.get(name)
-        if rows is None:
-            return [], []
-        ranks, columns, values = rows.matrix(window.at)
+        ranks, columns, values = window.by_rank.matrix(name, window.at)
         found.append(_medians(ranks, values[:, -steps:], min(steps, len(columns))))
     common = sorted(set.intersection(*(set(one) for one in found)))
     return common, [np.array([one[rank] for rank in common]) for one in found]

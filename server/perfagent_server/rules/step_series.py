@@ -72,13 +72,14 @@ class StepSeries:
     """
 
     __slots__ = (
-        "_counted", "_live", "closed", "first", "merge", "name", "of_parts", "pending", "ranks", "seen", "size", "steps",
-        "times", "total", "values",
+        "_counted", "_enough", "_enough_until", "_full", "_live", "_oldest", "closed", "first", "merge", "name", "of_parts", "pending",
+        "ranks", "seen", "size", "steps", "times", "total", "values",
     )  # fmt: skip
 
     def __init__(self, name: str, plan: Series) -> None:
         self.name = name
         self.size = plan.keep
+        self._full = plan.keep + max(16, plan.keep // 4)  # steps that are seen: from then on the oldest are dropped
         self.merge = MERGES[plan.merge]
         self.of_parts = bool(plan.part_of)
         self.steps: array[int] = array("q")
@@ -91,6 +92,8 @@ class StepSeries:
         self.ranks: dict[int, float] = {}  # rank -> when it last reported
         self.pending: dict[int, _Pending] = {}
         self._live, self._counted = 0, -math.inf  # ranks that still report, and when they were counted
+        self._oldest = 0  # of the steps that wait
+        self._enough, self._enough_until = 0, -math.inf  # how many ranks it waits for, and until when that holds
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -135,11 +138,12 @@ class StepSeries:
     def take(
         self, rank: int, steps: Sequence[int], values: Sequence[float], times: Sequence[float], now: float, world: int
     ) -> None:
-        self._trim()
-        if self.first is None:
-            self.first = now
+        if self.seen > self._full:
+            self._trim()
         if rank not in self.ranks:
+            self.first = now if self.first is None else self.first
             self._live += 1
+            self._enough_until = -math.inf
         self.ranks[rank] = now
         if world <= 1 and len(self.ranks) == 1 and not self.pending and steps[0] > self.closed and _rising(steps):
             self.steps.extend(steps)
@@ -154,6 +158,7 @@ class StepSeries:
                 continue
             entry = self.pending.get(step)
             if entry is None:
+                self._oldest = min(step, self._oldest) if self.pending else step
                 entry = self.pending[step] = _Pending(now, time)
             entry.values[rank] = value
 
@@ -179,12 +184,13 @@ class StepSeries:
     def close(self, now: float, world: int) -> None:
         """Puts complete steps, and those that waited long enough, behind the visible ones."""
         while self.pending:
-            step = min(self.pending)
+            step = self._oldest
             entry = self.pending[step]
             if self._waits(entry, now, world):
                 return
             del self.pending[step]
             self.closed = step
+            self._oldest = min(self.pending, default=0)
             if self.of_parts and len(entry.values) < max(self._live, len(self.ranks)) and _all_finite(entry.values):
                 continue  # some rank did not measure that step: part of a norm is no norm
             self.steps.append(step)
@@ -193,21 +199,26 @@ class StepSeries:
 
     def waits_until(self) -> float | None:
         """When the oldest step that waits for a rank is closed without it, server clock; None if none waits."""
-        return self.pending[min(self.pending)].since + PATIENCE_S if self.pending else None
+        return self.pending[self._oldest].since + PATIENCE_S if self.pending else None
 
     def _waits(self, entry: _Pending, now: float, world: int) -> bool:
         """Whether this step, the oldest, is still to wait for other ranks."""
         if now - entry.since >= PATIENCE_S or len(self.pending) > _MAX_PENDING:
             return False
-        return len(entry.values) < self._needed(now, world)
+        if now >= self._enough_until:
+            self._count(now, world)
+        return len(entry.values) < self._enough
 
-    def _needed(self, now: float, world: int) -> int:
+    def _count(self, now: float, world: int) -> None:
         """How many ranks a step waits for: those that still report; in the first seconds, all that there are."""
         if now - self._counted >= _COUNTED_EVERY_S:
             self._live = sum(1 for seen in self.ranks.values() if now - seen < ABSENT_AFTER_S)
             self._counted = now
-        settled = self.first is not None and now - self.first >= PATIENCE_S
-        return max(1, self._live) if settled else max(world, self._live, 1)
+        self._enough_until = self._counted + _COUNTED_EVERY_S
+        self._enough = max(1, self._live)
+        if self.first is None or now - self.first < PATIENCE_S:
+            self._enough = max(world, self._enough)
+            self._enough_until = -math.inf  # the world may become known at any moment
 
     def _merged(self, values: dict[int, float]) -> float:
         return self.merge([values[rank] for rank in sorted(values)])
@@ -229,10 +240,9 @@ class StepSeries:
         """Drops what is too old, when new steps come and not when the last one was judged: of a frame with more steps
         than are kept, rules on other series, which are judged later, look up each."""
         over = self.seen - self.size
-        if over > max(16, self.size // 4):
-            for column in (self.steps, self.values, self.times):
-                del column[:over]
-            self.seen = self.size
+        for column in (self.steps, self.values, self.times):
+            del column[:over]
+        self.seen = self.size
 
     # --- persistence --------------------------------------------------------------------------------------------------
 
@@ -259,6 +269,7 @@ class StepSeries:
         for step, since, time, entries in pending:
             entry = self.pending[step] = _Pending(since, time)
             entry.values = dict(entries)
+        self._oldest = min(self.pending, default=0)
 
 
 def _all_finite(values: dict[int, float]) -> bool:

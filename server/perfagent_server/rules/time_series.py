@@ -3,18 +3,75 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["Second", "TimeSeries"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Seconds", "TimeSeries"]
 
 
-class Second:
-    """One second of one series. total, count: of the readings of all ranks; stepping: whether steps were made."""
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """A series by the second, oldest first. second: float64 (n,), Unix seconds; total, count: float64 (n,), of the
+    readings of all ranks; stepping: bool (n,), whether steps were made."""
 
-    __slots__ = ("count", "second", "stepping", "total")
+    second: NDArray[np.float64]
+    total: NDArray[np.float64]
+    count: NDArray[np.float64]
+    stepping: NDArray[np.bool_]
 
-    def __init__(self, second: float, total: float, count: int, stepping: bool) -> None:
-        self.second, self.total, self.count, self.stepping = second, total, count, stepping
+
+class _Readings:
+    """The newest `keep` seconds, column by column."""
+
+    __slots__ = ("count", "keep", "second", "stepping", "total")
+
+    def __init__(self, keep: int) -> None:
+        self.keep = keep
+        self.second, self.total = array("d"), array("d")
+        self.count, self.stepping = array("d"), array("b")
+
+    def add(self, second: float, value: float, stepping: bool) -> None:
+        if not self.second or second > self.second[-1]:
+            for column, new in zip(self._columns(), (second, value, 1.0, stepping), strict=True):
+                column.append(new)
+            return
+        # Ranks send in turn, so a reading may belong to a second that another rank began.
+        at = len(self.second) - 1
+        while at >= 0 and self.second[at] > second:
+            at -= 1
+        if at >= 0 and self.second[at] == second:
+            self.total[at] += value
+            self.count[at] += 1
+            self.stepping[at] |= stepping
+
+    def trim(self, most: int) -> None:
+        if len(self.second) > most:
+            for column in self._columns():
+                del column[: -self.keep]
+
+    def mean(self, since: float, until: float) -> float | None:
+        within = [at for at, second in enumerate(self.second) if since <= second <= until]
+        count = sum(self.count[at] for at in within)
+        return sum(self.total[at] for at in within) / count if count else None
+
+    def newest(self) -> Seconds:
+        second, total, count, stepping = (np.array(column[-self.keep :]) for column in self._columns())
+        return Seconds(second, total, count, stepping.astype(bool))
+
+    def snapshot(self) -> list[bytes]:
+        return [column[-self.keep :].tobytes() for column in self._columns()]
+
+    def restore(self, columns: Sequence[bytes]) -> None:
+        for column, saved in zip(self._columns(), columns, strict=True):
+            column.frombytes(saved)
+
+    def _columns(self) -> tuple[array[Any], ...]:
+        return self.second, self.total, self.count, self.stepping
 
 
 class TimeSeries:
@@ -22,48 +79,44 @@ class TimeSeries:
 
     def __init__(self, keep: int, *, apart: bool) -> None:
         self.keep, self.apart = keep, apart
-        self._of_rank: dict[int, list[Second]] = {}
+        self._of_rank: dict[int, _Readings] = {}
 
-    def take(self, rank: int, times: Sequence[float], values: Sequence[float], is_stepping: Sequence[bool]) -> None:
-        """Adds readings; those that are no numbers, or have no time, are left out."""
-        seconds = self._of_rank.setdefault(rank if self.apart else 0, [])
+    def take(self, rank: int, times: Sequence[float], values: Sequence[float], is_stepping: Sequence[bool]) -> bool:
+        """Adds readings; those that are no numbers, or have no time, are left out. Whether a new second began."""
+        readings = self._of(rank if self.apart else 0)
+        began = readings.second[-1] if readings.second else -math.inf
         for time, value, stepping in zip(times, values, is_stepping, strict=True):
             if math.isfinite(value) and math.isfinite(time):
-                _add(seconds, float(math.floor(time)), value, stepping)
-        if len(seconds) > self.keep + self.keep // 4:
-            del seconds[: -self.keep]
+                readings.add(float(math.floor(time)), value, stepping)
+        readings.trim(self.keep + self.keep // 4)
+        return bool(readings.second) and readings.second[-1] > began
 
     @property
     def ranks(self) -> list[int]:
         return sorted(self._of_rank)
 
-    def seconds(self, rank: int = 0) -> list[Second]:
-        """Oldest first. rank: where ranks are apart."""
-        return self._of_rank.get(rank, [])
+    def seconds(self, rank: int = 0) -> Seconds:
+        """rank: where ranks are apart."""
+        return self._of(rank).newest()
+
+    def newest(self, rank: int = 0) -> float | None:
+        """Mean of the readings of the newest second; None if there were none."""
+        readings = self._of(rank)
+        return readings.total[-1] / readings.count[-1] if readings.second else None
 
     def mean(self, since: float, until: float, rank: int = 0) -> float | None:
         """Mean of the readings between two times (Unix seconds, both included); None if there were none."""
-        found = [one for one in self.seconds(rank) if since <= one.second <= until]
-        count = sum(one.count for one in found)
-        return sum(one.total for one in found) / count if count else None
+        return self._of(rank).mean(since, until)
 
-    def snapshot(self) -> list[list[object]]:
-        return [
-            [rank, [[one.second, one.total, one.count, one.stepping] for one in seconds[-self.keep :]]]
-            for rank, seconds in self._of_rank.items()
-        ]
+    def snapshot(self) -> list[Any]:
+        return [[rank, readings.snapshot()] for rank, readings in self._of_rank.items()]
 
-    def restore(self, state: Sequence[Sequence[object]]) -> None:
-        self._of_rank = {rank: [Second(*entry) for entry in seconds] for rank, seconds in state}  # type: ignore[attr-defined,misc]
+    def restore(self, state: Sequence[Any]) -> None:
+        for rank, columns in state:
+            self._of(rank).restore(columns)
 
-
-def _add(seconds: list[Second], second: float, value: float, stepping: bool) -> None:
-    if not seconds or second > seconds[-1].second:
-        seconds.append(Second(second, value, 1, stepping))
-        return
-    # Ranks send in turn, so a reading may belong to a second that another rank began.
-    known = next((one for one in reversed(seconds) if one.second <= second), None)
-    if known is not None and known.second == second:
-        known.total += value
-        known.count += 1
-        known.stepping = known.stepping or stepping
+    def _of(self, rank: int) -> _Readings:
+        found = self._of_rank.get(rank)
+        if found is None:
+            found = self._of_rank[rank] = _Readings(self.keep)
+        return found

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from perfagent.wire import LOSS, Event, Group, loss_kind
+from perfagent.wire import LOSS, Event, loss_kind
 from perfagent_server.rules.learning_rate import LearningRate
-from perfagent_server.rules.nonfinite_steps import GRADIENTS, NonfiniteStep, NonfiniteSteps
-from perfagent_server.rules.plan import Columns, Plan
-from perfagent_server.rules.row_series import RowSeries
-from perfagent_server.rules.rule import Rule, Series
+from perfagent_server.rules.nonfinite_steps import NonfiniteStep, NonfiniteSteps
+from perfagent_server.rules.plan import Column, Columns, Plan
+from perfagent_server.rules.row_series import FamilyRows, RankRows
+from perfagent_server.rules.rule import Rule
+from perfagent_server.rules.samples import Samples
 from perfagent_server.rules.step_series import Part, StepSeries, in_step_order
 from perfagent_server.rules.time_series import TimeSeries
 
@@ -62,10 +60,10 @@ class Window:
 
     now: Unix seconds, server clock; started: when the attempt was first heard; at: the step under judgement; step: the
     last completed step of any rank; stepped: when that step was received, else when the attempt was first heard;
-    firing: rules whose alert is open (for hysteresis); by_step, by_rank, by_family, by_time: series by name, as the
-    plan says; ends: how processes ended; lost: ranks without contact and for how many seconds; heard: ranks that ever
-    reported; done: those of them that ended; reported: findings of the agent that were not joined to an alert yet;
-    first_loss: the first finite value of `loss`.
+    firing: rules whose alert is open (for hysteresis); by_step, by_family, by_time: series by name, as the plan says;
+    by_rank: series with a row for each rank; ends: how processes ended; lost: ranks without contact and for how many
+    seconds; heard: ranks that ever reported; done: those of them that ended; reported: findings of the agent that were
+    not joined to an alert yet; first_loss: the first finite value of `loss`.
     """
 
     def __init__(
@@ -78,8 +76,8 @@ class Window:
         self.state = "running"
         self.firing: set[str] = set()
         self.by_step: dict[str, StepSeries] = {}
-        self.by_rank: dict[str, RowSeries[int]] = {}
-        self.by_family: dict[str, RowSeries[str]] = {}
+        self.by_rank = RankRows(plan.apart)
+        self.by_family: dict[str, FamilyRows] = {}
         self.by_time: dict[str, TimeSeries] = {}
         self.nonfinite = {"loss": NonfiniteSteps(), "gradient": NonfiniteSteps()}
         self.learning_rate = LearningRate()
@@ -89,13 +87,15 @@ class Window:
         self.done: set[int] = set()
         self.reported: list[dict[str, Any]] = []
         self.first_loss: float | None = None
+        self._pause_after, self._pause_s = -1, _STEPPING_S  # the longest pause between two steps, as of this step
         self._events: dict[str, list[Noted]] = {}
         self._states: dict[str, Any] = {}
 
     def forget_series(self) -> None:
         """Drops all series: of an attempt that is over, only its ends are still of interest."""
-        for series in (self.by_step, self.by_rank, self.by_family, self.by_time):
+        for series in (self.by_step, self.by_family, self.by_time):
             series.clear()
+        self.by_rank = RankRows(self.plan.apart)
 
     # --- for rules ----------------------------------------------------------------------------------------------------
 
@@ -139,104 +139,89 @@ class Window:
 
     # --- filling ------------------------------------------------------------------------------------------------------
 
-    def take(self, rank: int, groups: Sequence[Group]) -> set[str]:
-        """Reads the series that rules need out of a frame. Returns the names that were in it."""
+    def take(self, rank: int, groups: Sequence[Samples]) -> set[str]:
+        """Reads the series that rules need out of a frame. Returns the names of those with something new to judge."""
         touched: set[str] = set()
         parts: dict[str, list[Part]] = {}
         for noted in self.nonfinite.values():
             noted.forget_old()
-        chosen = [(group, self.plan.columns(tuple(group.values))) for group in groups if group.rows]
-        self._follow_losses(chosen)
+        chosen = [(group, self.plan.columns(group.names)) for group in groups if group.rows]
+        self._follow_losses([columns for _, columns in chosen])
         for group, columns in chosen:
             self._take_group(rank, group, columns, parts, touched)
         for shown, found in parts.items():
-            self.by_step[shown].take(rank, *in_step_order(found), self.now, self.world_size)
+            part = found[0] if len(found) == 1 else in_step_order(found)
+            self.by_step[shown].take(rank, *part, self.now, self.world_size)
         return touched | parts.keys()
 
     def _take_group(
-        self, rank: int, group: Group, columns: Columns, parts: dict[str, list[Part]], touched: set[str]
+        self, rank: int, group: Samples, columns: Columns, parts: dict[str, list[Part]], touched: set[str]
     ) -> None:
-        losses = [name for name in columns.losses if name in self.by_step]
+        losses = [one for one in columns.named_losses if one.name in self.by_step]
         if not (losses or columns.is_wanted):
             return
-        steps, times = group.steps(), group.times()
+        steps, times = group.step_list(), group.time_list()
         if "step_time_s" not in self.by_step or columns.merged:
             # a script may count its own losses otherwise than the agent counts steps
             self._note_step(max(steps))
-        values = {name: group.column(name) for name in (*columns.merged, *losses)}
-        for name, column in values.items():
-            self._take_merged(name, rank, steps, column, times, parts)
-        for name, keep in columns.apart if self.world_size > 1 else ():
-            self._rows(name, keep).take(rank, steps, values[name] if name in values else group.column(name))
-        for name, kept in columns.time:
-            self._take_readings(name, kept, rank, times, group.column(name))
-            touched.add(name)
-        for family, names in columns.families:
-            self._family(family.name, family.keep).take_largest(names, steps, _matrix(group, names))
-            touched.add(family.name)
+        merged = (*columns.merged, *losses)
+        for column, values in zip(merged, group.numbers([one.place for one in merged]), strict=True):
+            if column.noted:
+                self.nonfinite[column.noted].note(column.name, rank, steps, values, self.now)
+            series = self.by_step.get(column.shown)
+            if series is None:
+                series = self.by_step[column.shown] = StepSeries(column.name, column.plan)
+            if series.name == column.name:
+                parts.setdefault(column.shown, []).append((steps, values, times))
+        names, places = columns.apart
+        if names and self.world_size > 1:
+            self.by_rank.take(rank, names, steps, group.numbers(places))
+        for column, values in zip(columns.time, group.numbers([one.place for one in columns.time]), strict=True):
+            if self._take_readings(column, rank, times, values):
+                touched.add(column.name)
+        for family, names, places in columns.families:
+            if self._family(family.name, family.keep).take(names, steps, group.numbers(places)):
+                touched.add(family.name)
 
     def _note_step(self, step: int) -> None:
         if step > self.step:
             self.step, self.stepped = step, self.now
 
-    def _take_merged(
-        self,
-        name: str,
-        rank: int,
-        steps: Sequence[int],
-        values: Sequence[float],
-        times: Sequence[float],
-        parts: dict[str, list[Part]],
-    ) -> None:
-        if name in GRADIENTS:
-            self.nonfinite["gradient"].note(name, rank, steps, values, self.now)
-        elif loss_kind(name):
-            self.nonfinite["loss"].note(name, rank, steps, values, self.now)
-        shown = self.plan.part_of(name)
-        series = self.by_step.get(shown)
+    def _take_readings(self, column: Column, rank: int, times: Sequence[float], values: Sequence[float]) -> bool:
+        """Whether the readings begin a new second of the series."""
+        series = self.by_time.get(column.name)
         if series is None:
-            series = self.by_step[shown] = StepSeries(name, self.plan.series_of(name))
-        if series.name == name:
-            parts.setdefault(shown, []).append((steps, values, times))
-
-    def _take_readings(
-        self, name: str, kept: Series, rank: int, times: Sequence[float], values: Sequence[float]
-    ) -> None:
-        series = self.by_time.get(name)
-        if series is None:
-            series = self.by_time[name] = TimeSeries(kept.keep, apart=kept.ranks == "apart")
+            plan = column.plan
+            series = self.by_time[column.name] = TimeSeries(plan.keep, apart=plan.ranks == "apart")
         until = self._stepping_until()
-        series.take(rank, times, values, [time <= until for time in times])
+        return series.take(rank, times, values, [time <= until for time in times])
 
     def _stepping_until(self) -> float:
         """Until when a reading is taken while the run makes steps, by the clocks of its ranks."""
         took = self.by_step.get("step_time_s")
         if took is None or not took.times:
             return -math.inf
-        return took.times[-1] + max(_STEPPING_S, 3.0 * median(took.values[-32:]))
+        if took.closed != self._pause_after:  # a median costs more than the readings of a frame
+            self._pause_after, self._pause_s = took.closed, max(_STEPPING_S, 3.0 * median(took.values[-32:]))
+        return took.times[-1] + self._pause_s
 
-    def _rows(self, name: str, keep: int) -> RowSeries[int]:
-        if name not in self.by_rank:
-            self.by_rank[name] = RowSeries(keep)
-        return self.by_rank[name]
-
-    def _family(self, prefix: str, keep: int) -> RowSeries[str]:
+    def _family(self, prefix: str, keep: int) -> FamilyRows:
         if prefix not in self.by_family:
-            self.by_family[prefix] = RowSeries(keep)
+            self.by_family[prefix] = FamilyRows(keep)
         return self.by_family[prefix]
 
-    def _follow_losses(self, chosen: Sequence[tuple[Group, Columns]]) -> None:
+    def _follow_losses(self, chosen: Sequence[Columns]) -> None:
         """Begins the series of training losses by other names than `loss`: not too many, and of parts only where no
         whole is."""
-        names = {name for _, columns in chosen for name in columns.losses if name not in self.by_step}
-        if not names:
+        losses = {one.name: one for columns in chosen for one in columns.named_losses if one.name not in self.by_step}
+        if not losses:
             return
-        whole = self.loss_name is not None or any(LOSS in group.values for group, _ in chosen)
+        whole = self.loss_name is not None or any(one.name == LOSS for columns in chosen for one in columns.merged)
         room = _MOST_NAMED_LOSSES - sum(1 for known in self.by_step if not self.plan.is_signal(known))
-        for name in sorted(names, key=lambda name: (loss_kind(name) == "part", name))[: max(0, room)]:
+        for name in sorted(losses, key=lambda name: (loss_kind(name) == "part", name))[: max(0, room)]:
             if loss_kind(name) == "part" and (whole or self.loss_name is not None):
                 break
-            self.by_step[name] = StepSeries(name, self.plan.of_loss(name))
+            self.by_step[name] = StepSeries(name, losses[name].plan)
 
     def note_event(self, rank: int, event: Event) -> None:
         """Keeps an event of a kind that a rule reads."""
@@ -257,6 +242,8 @@ class Window:
             series.close(now, self.world_size)
             if series.seen < len(series.steps):
                 ready.append(name)
+        if len(ready) < 2:
+            return ready
         # The loss last: what surrounds a step (learning rate, scale) is known when the loss is judged.
         order = self.plan.order
         return sorted(ready, key=lambda name: (name == LOSS, order.get(name, len(order))))
@@ -346,13 +333,3 @@ class Window:
             if name in plan.rules and plan.rules[name].state_version == version
         }
         return window
-
-
-def _matrix(group: Group, names: Sequence[str]) -> NDArray[np.float64]:
-    """The columns of several series at once: float64 (names, rows)."""
-    columns = [group.values[name] for name in names]
-    size = len(columns[0])
-    if all(len(column) == size for column in columns):
-        kind = "<f8" if size == 8 * group.rows else "<f4"
-        return np.frombuffer(b"".join(columns), kind).reshape(len(names), -1).astype(np.float64)
-    return np.array([group.column(name) for name in names], np.float64)

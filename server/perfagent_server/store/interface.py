@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from sqlalchemy import Connection
 
 from perfagent.wire import Frame, Latest, LogRow, RankMatrix, Series
-from perfagent_server.store.stored import Stored
+from perfagent_server.store.stored import FromTail
 
 __all__ = ["MetricStore", "Receipt", "Refused", "Rejected"]
 
@@ -84,7 +84,9 @@ class MetricStore(Protocol):
     def names(self, run: str) -> list[str]:
         """Every name that this run has sent, sorted."""
 
-    def since(self, tail_id: int, limit: int, max_bytes: int | None = None, *, run: str | None = None) -> list[Stored]:
+    def since(
+        self, tail_id: int, limit: int, max_bytes: int | None = None, *, run: str | None = None
+    ) -> list[FromTail]:
         """Accepted frames after `tail_id`, oldest first: at most `limit`, and after the first no more than `max_bytes`
         as stored. run: only its frames. Frames stay readable here until the cursor "rules" has passed them."""
 

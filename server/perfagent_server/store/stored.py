@@ -1,19 +1,18 @@
-"""A frame as everything behind the acknowledgement reads it: the live hub, the rules, commands to runs."""
+"""A frame as everything behind the acknowledgement reads it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from perfagent.wire import Event, Group
+from perfagent_server.store.codec.tail import TailGroup
 
-__all__ = ["Stored"]
+__all__ = ["FromTail", "Stored"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """One accepted frame, as everything behind the ack (live hub, rules) reads it. id: position in the tail,
-    increasing; received: server clock, Unix seconds; groups: without what was rejected, with their times as monotonic
-    times where they come from the tail."""
+class _Frame:
+    """One accepted frame. id: position in the tail, increasing; received: server clock, Unix seconds."""
 
     id: int
     run: str
@@ -22,5 +21,19 @@ class Stored:
     source: str
     seq: int
     received: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(_Frame):
+    """As it was just committed: for the live hub and for commands to runs. groups: without what was rejected."""
+
     groups: list[Group]
+    events: list[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class FromTail(_Frame):
+    """As it lies in the tail: for the rules."""
+
+    groups: list[TailGroup]
     events: list[Event]

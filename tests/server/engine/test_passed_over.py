@@ -61,7 +61,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fails(self: Window, rank: int, groups: list) -> set[str]:
         ready = take(self, rank, groups)
-        if any(POISON in group.steps() for group in groups):
+        if any(POISON in group.step_list() for group in groups):
             raise OverflowError("a frame nobody foresaw")
         return ready
 
@@ -234,7 +234,8 @@ def test_an_event_whose_clock_says_nothing_is_of_when_it_came(bench: Bench, kind
 def test_utilization_of_no_moment_is_left_out(time: float) -> None:
     readings = TimeSeries(60, apart=False)
     readings.take(0, [NOW, time], [50.0, 60.0], [False, False])
-    assert [(one.second, one.total, one.count) for one in readings.seconds()] == [(NOW, 50.0, 1)]
+    kept = readings.seconds()
+    assert [*zip(kept.second, kept.total, kept.count, strict=True)] == [(NOW, 50.0, 1)]
 
 
 def test_a_time_that_is_no_number_has_a_text() -> None:

@@ -13,7 +13,8 @@ from judging import START, fired, frame, make_evaluator, restored, state
 from perfagent.wire import Group
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.rules.step_series import PATIENCE_S
-from perfagent_server.store.stored import Stored
+from perfagent_server.store.codec.tail import TailGroup
+from perfagent_server.store.stored import FromTail
 
 
 def test_a_step_is_judged_when_every_rank_has_reported_it() -> None:
@@ -31,7 +32,7 @@ def test_columns_of_float32_are_read_as_those_of_float64() -> None:
     evaluator = make_evaluator()
     times = [START] * 3
     group = Group([1, 2, 3], times, times, {"loss": array("f", [0.5, 0.25, 0.125]), "lr": [1.0, 2.0, 3.0]})  # type: ignore[dict-item]
-    evaluator.take(Stored(1, "r", 1, 0, "s", 1, START, [group], []))
+    evaluator.take(FromTail(1, "r", 1, 0, "s", 1, START, [TailGroup.of_group(group)], []))
     assert evaluator.window.by_step["loss"].values.tolist() == [0.5, 0.25, 0.125]
 
 
@@ -81,10 +82,10 @@ def test_memory_is_bounded_however_long_the_run_and_however_late_a_rank() -> Non
     assert len(evaluator.snapshot()) < 64 * 1024
 
 
-def _story(seed: int) -> list[Stored]:
+def _story(seed: int) -> list[FromTail]:
     """Two ranks, noise, a NaN, a spike, a slow loader, overflow and an end, in frames of any size."""
     draw = random.Random(seed)
-    frames: list[Stored] = [frame({}, [], events=[state("starting", world_size=2)])]
+    frames: list[FromTail] = [frame({}, [], events=[state("starting", world_size=2)])]
     step, ident = 1, 2
     while step < 900:
         rows = draw.randint(1, 40)
@@ -188,8 +189,8 @@ def test_steps_that_have_more_to_tell_than_others_are_judged_with_them_in_order(
         for steps, more in ((usual, {}), (rare, {"grad/norm": [1.0] * len(rare)})):
             at = [times[step - 1] for step in steps]
             values = {"loss": [1.0 / step for step in steps], "step_time_s": [0.2] * len(steps), **more}
-            groups.append(Group(steps, at, at, values))  # type: ignore[arg-type]
-        evaluator.take(Stored(begin, "r", 1, 0, "s", begin, times[begin + 6], groups, []))
+            groups.append(TailGroup.of_group(Group(steps, at, at, values)))  # type: ignore[arg-type]
+        evaluator.take(FromTail(begin, "r", 1, 0, "s", begin, times[begin + 6], groups, []))
     tracks = evaluator.window.by_step
     assert tracks["loss"].steps.tolist() == tracks["step_time_s"].steps.tolist() == [*range(1, 41)]
     assert tracks["loss"].values.tolist() == [1.0 / step for step in range(1, 41)]
@@ -203,7 +204,8 @@ def test_a_step_that_is_in_two_groups_of_a_frame_counts_once() -> None:
         Group([3, 5], [1.0, 2.0], [1.0, 2.0], {"loss": [0.3, 0.5]}),  # type: ignore[arg-type,dict-item]
         Group([4, 5], [1.5, 2.0], [1.5, 2.0], {"loss": [0.4, 0.5], "lr": [0.1, 0.1]}),  # type: ignore[arg-type,dict-item]
     ]
-    evaluator.take(Stored(1, "r", 1, 0, "s", 1, 2.0, groups, []))
+    groups = [TailGroup.of_group(group) for group in groups]
+    evaluator.take(FromTail(1, "r", 1, 0, "s", 1, 2.0, groups, []))
     assert evaluator.window.by_step["loss"].steps.tolist() == [3, 4, 5]
     assert evaluator.window.by_step["loss"].total == 3
 

@@ -15,8 +15,12 @@ less takes 13 µs off the way of a frame through log, tail and compaction. zstd 
 from __future__ import annotations
 
 import functools
+import struct
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -28,6 +32,8 @@ from perfagent_server.store.codec.compress import compress, decompress
 
 __all__ = ["TailGroup", "last_step", "newest", "pack_tail", "step_range", "unpack_tail", "unpack_whole"]
 
+_ONE = 8  # bytes of a step, or a time
+_STEP, _TIME = struct.Struct("<q"), struct.Struct("<d")
 _FEW = 64  # rows: below this numpy costs more than it saves
 _PAGE = 4096  # bytes that packing the values must save
 _VERSION = 3
@@ -59,6 +65,10 @@ class TailGroup:
     ticks: Ticks | None = None
 
     @classmethod
+    def of_group(cls, group: Group) -> TailGroup:
+        return cls.of(group.step, group.time, group.values)
+
+    @classmethod
     def of(cls, step: bytes, time: bytes, columns: dict[str, bytes]) -> TailGroup:
         """step, time: columns of int64 and float64."""
         return cls(0, step, time, tuple(columns), *_behind_each_other(columns, len(time) // 8))
@@ -81,6 +91,32 @@ class TailGroup:
         np.add(off, self.ticks.every, out=bits[1:], dtype="<i8")
         return bits.cumsum().view("<f8")
 
+    def step_list(self) -> list[int]:
+        if len(self.step) == _ONE:
+            return list(_STEP.unpack(self.step))
+        return list(map(int, self.steps))
+
+    def time_list(self) -> list[float]:
+        if self.ticks is None and len(self.stamps) == _ONE:
+            return list(_TIME.unpack(self.stamps))
+        return list(map(float, self.times))
+
+    def numbers(self, places: Sequence[int]) -> list[Sequence[float]]:
+        """The columns of the names at these places, each of `rows` values."""
+        rows, widths = self.rows, self.widths
+        if rows == 1:
+            row = _struct(widths).unpack(self.values)
+            return [(row[place],) for place in places]
+        ends = [*accumulate(widths)]
+        found: list[Sequence[float]] = []
+        for place in places:
+            column = array("f" if widths[place] == 4 else "d")
+            column.frombytes(self.values[(ends[place] - widths[place]) * rows : ends[place] * rows])
+            if sys.byteorder == "big":
+                column.byteswap()
+            found.append(column)
+        return found
+
     def columns(self) -> list[bytes]:
         """The values of each name, in the order of the names."""
         rows, values, start = self.rows, self.values, 0
@@ -102,16 +138,13 @@ class TailGroup:
     def row(self, at: int) -> list[float]:
         """The values of a row, in the order of the names."""
         rows = self.rows
+        if rows == 1:
+            return list(_struct(self.widths).unpack(self.values))
         if self.widths.count(self.widths[0]) == len(self.widths):
             values = np.frombuffer(self.values, f"<f{self.widths[0]}")
             return [float(value) for value in values[at::rows].astype("<f8").tolist()]
         pairs = zip(self.columns(), self.widths, strict=True)
         return [float(np.frombuffer(column, f"<f{width}", 1, at * width)[0]) for column, width in pairs]
-
-    def whole(self) -> Group:
-        """The group as readers behind the acknowledgement know it: its monotonic times are its times."""
-        time = self.times.tobytes()
-        return Group(self.steps.tobytes(), time, time, dict(zip(self.names, self.columns(), strict=True)))
 
 
 class _Stored(msgspec.Struct, array_like=True):
@@ -153,6 +186,12 @@ _events_decoder = msgspec.msgpack.Decoder(list[Event])
 
 
 @functools.lru_cache(maxsize=128)
+def _struct(widths: bytes) -> struct.Struct:
+    """Of the values of a group of one row."""
+    return struct.Struct("<" + "".join("f" if width == 4 else "d" for width in widths))
+
+
+@functools.lru_cache(maxsize=128)
 def _names(encoded: bytes) -> tuple[str, ...]:
     return _names_decoder.decode(encoded)
 
@@ -166,9 +205,9 @@ def unpack_tail(frame: bytes) -> list[TailGroup]:
     return [group.group() for group in _parts(frame)[0]]
 
 
-def unpack_whole(frame: bytes) -> tuple[list[Group], list[Event]]:
+def unpack_whole(frame: bytes) -> tuple[list[TailGroup], list[Event]]:
     groups, events = _parts(frame)
-    return [group.group().whole() for group in groups], _events_decoder.decode(events)
+    return [group.group() for group in groups], _events_decoder.decode(events) if len(events) > 1 else []
 
 
 def _parts(frame: bytes) -> tuple[Sequence[_Stored | _Unversioned], msgspec.Raw]:

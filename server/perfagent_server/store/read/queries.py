@@ -35,7 +35,7 @@ from perfagent_server.store.read.view import (
     visible_attempts,
 )
 from perfagent_server.store.sharded_norms import root_of_sums
-from perfagent_server.store.stored import Stored
+from perfagent_server.store.stored import FromTail
 from perfagent_server.store.tables import last, series, tail
 
 __all__ = ["Answers"]
@@ -55,11 +55,13 @@ class Answers:
             found = set(connection.execute(select(series.c.name).distinct().where(series.c.run == run)).scalars())
         return sorted(found | {whole for name in found if (whole := whole_of(name))})
 
-    def since(self, tail_id: int, limit: int, max_bytes: int | None = None, *, run: str | None = None) -> list[Stored]:
+    def since(
+        self, tail_id: int, limit: int, max_bytes: int | None = None, *, run: str | None = None
+    ) -> list[FromTail]:
         statement = select(tail).where(tail.c.id > tail_id).order_by(tail.c.id).limit(limit)
         if run is not None:
             statement = statement.where(tail.c.run == run)
-        found: list[Stored] = []
+        found: list[FromTail] = []
         size = 0
         with self.database.read() as connection:
             for row in connection.execute(statement):
@@ -68,7 +70,7 @@ class Answers:
                     break
                 groups, events = unpack_whole(row.frame)
                 found.append(
-                    Stored(row.id, row.run, row.attempt, row.rank, row.source, row.seq, row.received, groups, events)
+                    FromTail(row.id, row.run, row.attempt, row.rank, row.source, row.seq, row.received, groups, events)
                 )
         return found
 

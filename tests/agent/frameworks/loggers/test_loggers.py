@@ -19,7 +19,8 @@ from preloaded import run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from perfagent.wire import loss_kind, metric
-from perfagent_server.store.stored import Stored
+from perfagent_server.store.codec.tail import TailGroup
+from perfagent_server.store.stored import FromTail
 
 SCRIPTS = Path(__file__).with_name("scripts")
 _folders: list[tempfile.TemporaryDirectory[str]] = []
@@ -119,7 +120,8 @@ def test_a_loss_that_breaks_is_one_alert_about_the_measured_loss_however_often_i
     evaluator = make_evaluator()
     changes = []
     for number, (groups, events) in enumerate(recording.frames(), 1):
-        changes += evaluator.take(Stored(number, "r", 1, 0, "s", number, time.time(), groups, events))
+        held = [TailGroup.of_group(group) for group in groups]
+        changes += evaluator.take(FromTail(number, "r", 1, 0, "s", number, time.time(), held, events))
     alerts = [
         change for change in changes if change.kind in ("fire", "reopen") and change.finding.rule == "nonfinite_loss"
     ]
