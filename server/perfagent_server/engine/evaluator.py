@@ -20,7 +20,7 @@ from perfagent_server.alerts.state_machine import Change, Machine
 from perfagent_server.engine import reports
 from perfagent_server.engine.reports import REPORTED_LIFE, USER_LIFE
 from perfagent_server.rules.loss_spike import LossSpike
-from perfagent_server.rules.plan import Plan
+from perfagent_server.rules.plan import STEPPED, Plan
 from perfagent_server.rules.rule import USER_ALERT, Life, Rule
 from perfagent_server.rules.step_series import PATIENCE_S
 from perfagent_server.rules.window import TERMINAL, End, Window
@@ -36,7 +36,6 @@ _MOST_OTHERS = 256
 _SAID_S = 3600.0
 """After that a user's alert may make room for another: it is a point in time, and nothing that goes on."""
 _MOST_ENDS = 64
-_NOTED = (LOSS, "lr")  # the window itself takes a note of each of their steps
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -316,7 +315,7 @@ class Evaluator:
                     changes += self._judge(rule)
                 continue
             rules = plan.rules_on(name, window.loss_name)
-            if name not in _NOTED and not any(self._wants(rule) for rule in rules):
+            if name not in STEPPED and not any(self._wants(rule) for rule in rules):
                 window.by_step[name].show_all()
                 continue
             while window.advance(name):

@@ -21,7 +21,6 @@ from perfagent_server.database import Database
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.engine.reports import title_key
 from perfagent_server.rules.rule import USER_ALERT
-from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import TERMINAL, End
 from perfagent_server.store.attempt_starts import UNDECIDED
 from perfagent_server.store.interface import MetricStore
@@ -141,7 +140,7 @@ def _series(judge: Evaluator, store: MetricStore, start: int, waiting: Set[int])
         if not judged:
             continue
         steps, values = [steps[place] for place in judged], [values[place] for place in judged]
-        series = window.by_step[plan.part_of(name)] = StepSeries(name, kept)
+        series = window.begin(name)
         series.fill(steps, values)
         window.step = window.at = max(window.step, steps[-1])
         if name == LOSS:

@@ -106,8 +106,10 @@ class GradVanishing(Rule):
         )  # fmt: skip
 
     def _count(self, state: dict[str, dict[str, int]], layers: list[str], step: int, norms: np.ndarray) -> None:
-        known = norms[np.isfinite(norms)]
-        limit = min(self.vanished_norm, self.vanished_share * float(np.median(known))) if len(known) else 0.0
+        known = np.sort(norms[np.isfinite(norms)])
+        limit = min(self.vanished_norm, self.vanished_share * float(known[len(known) // 2])) if len(known) else 0.0
+        if not state["rows"] and (not len(known) or known[0] > limit):
+            return  # most steps end here
         for layer, norm in zip(layers, norms.tolist(), strict=True):
             if math.isnan(norm):
                 continue  # not measured in this step

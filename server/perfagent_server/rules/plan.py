@@ -9,8 +9,10 @@ from perfagent.wire import LOSS, loss_kind
 from perfagent_server.rules.nonfinite_steps import GRADIENTS
 from perfagent_server.rules.rule import Events, Every, Rule, Series
 
-__all__ = ["Column", "Columns", "Kept", "Plan"]
+__all__ = ["STEPPED", "Column", "Columns", "Kept", "Plan"]
 
+STEPPED = (LOSS, "lr")
+"""The window itself takes a note of each of their steps."""
 _NAMED_LOSS = Series("", keep=64)  # `loss/kl`, `g_loss`: only looked at for values that are no numbers
 _MOST_COLUMNS = 1000
 
@@ -142,6 +144,10 @@ class Plan:
     def is_signal(self, name: str) -> bool:
         """Whether a rule reads this very series over steps."""
         return name in self._merged
+
+    def is_judged(self, name: str) -> bool:
+        """Whether the steps of a series are gone through one by one."""
+        return name in self.on_step or name in STEPPED or bool(loss_kind(name))
 
     def series_of(self, name: str) -> Series:
         """How a series that is kept with its ranks put together is kept."""

@@ -68,16 +68,17 @@ class StepSeries:
     """One series, ranks put together. steps int64 (n,), values float64 (n,), times float64 (n,): the newest closed
     steps; a rule sees the first `seen`.
 
-    name: what it is filled from, which is a part of what rules read where ranks send parts of it.
+    name: what it is filled from, which is a part of what rules read where ranks send parts of it. judged: whether it is
+    shown step by step, because something is judged at each.
     """
 
     __slots__ = (
-        "_counted", "_enough", "_enough_until", "_full", "_live", "_oldest", "closed", "first", "merge", "name", "of_parts", "pending",
-        "ranks", "seen", "size", "steps", "times", "total", "values",
+        "_counted", "_enough", "_enough_until", "_full", "_live", "_oldest", "closed", "first", "judged", "merge", "name",
+        "of_parts", "pending", "ranks", "seen", "size", "steps", "times", "total", "values",
     )  # fmt: skip
 
-    def __init__(self, name: str, plan: Series) -> None:
-        self.name = name
+    def __init__(self, name: str, plan: Series, *, judged: bool) -> None:
+        self.name, self.judged = name, judged
         self.size = plan.keep
         self._full = plan.keep + max(16, plan.keep // 4)  # steps that are seen: from then on the oldest are dropped
         self.merge = MERGES[plan.merge]

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 __all__ = ["Seconds", "TimeSeries"]
 
+_JUDGED_EVERY_S = 5.0  # rules on readings look at minutes of them
+
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
@@ -82,14 +84,14 @@ class TimeSeries:
         self._of_rank: dict[int, _Readings] = {}
 
     def take(self, rank: int, times: Sequence[float], values: Sequence[float], is_stepping: Sequence[bool]) -> bool:
-        """Adds readings; those that are no numbers, or have no time, are left out. Whether a new second began."""
+        """Adds readings; those that are no numbers, or have no time, are left out. Whether it is time to judge the series."""
         readings = self._of(rank if self.apart else 0)
         began = readings.second[-1] if readings.second else -math.inf
         for time, value, stepping in zip(times, values, is_stepping, strict=True):
             if math.isfinite(value) and math.isfinite(time):
                 readings.add(float(math.floor(time)), value, stepping)
         readings.trim(self.keep + self.keep // 4)
-        return bool(readings.second) and readings.second[-1] > began
+        return bool(readings.second) and readings.second[-1] // _JUDGED_EVERY_S > began // _JUDGED_EVERY_S
 
     @property
     def ranks(self) -> list[int]:

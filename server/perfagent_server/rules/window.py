@@ -170,7 +170,7 @@ class Window:
                 self.nonfinite[column.noted].note(column.name, rank, steps, values, self.now)
             series = self.by_step.get(column.shown)
             if series is None:
-                series = self.by_step[column.shown] = StepSeries(column.name, column.plan)
+                series = self.begin(column.name)
             if series.name == column.name:
                 parts.setdefault(column.shown, []).append((steps, values, times))
         names, places = columns.apart
@@ -188,7 +188,7 @@ class Window:
             self.step, self.stepped = step, self.now
 
     def _take_readings(self, column: Column, rank: int, times: Sequence[float], values: Sequence[float]) -> bool:
-        """Whether the readings begin a new second of the series."""
+        """Whether it is time to judge the series."""
         series = self.by_time.get(column.name)
         if series is None:
             plan = column.plan
@@ -213,7 +213,7 @@ class Window:
     def _follow_losses(self, chosen: Sequence[Columns]) -> None:
         """Begins the series of training losses by other names than `loss`: not too many, and of parts only where no
         whole is."""
-        losses = {one.name: one for columns in chosen for one in columns.named_losses if one.name not in self.by_step}
+        losses = {one.name for columns in chosen for one in columns.named_losses if one.name not in self.by_step}
         if not losses:
             return
         whole = self.loss_name is not None or any(one.name == LOSS for columns in chosen for one in columns.merged)
@@ -221,7 +221,14 @@ class Window:
         for name in sorted(losses, key=lambda name: (loss_kind(name) == "part", name))[: max(0, room)]:
             if loss_kind(name) == "part" and (whole or self.loss_name is not None):
                 break
-            self.by_step[name] = StepSeries(name, losses[name].plan)
+            self.begin(name)
+
+    def begin(self, name: str) -> StepSeries:
+        """A new series over steps, ranks put together."""
+        shown = self.plan.part_of(name)
+        series = StepSeries(name, self.plan.series_of(name), judged=self.plan.is_judged(shown))
+        self.by_step[shown] = series
+        return series
 
     def note_event(self, rank: int, event: Event) -> None:
         """Keeps an event of a kind that a rule reads."""
@@ -240,8 +247,12 @@ class Window:
                 ready.append(name)
                 continue
             series.close(now, self.world_size)
-            if series.seen < len(series.steps):
+            if series.seen == len(series.steps):
+                continue
+            if series.judged:
                 ready.append(name)
+            else:
+                series.show_all()
         if len(ready) < 2:
             return ready
         # The loss last: what surrounds a step (learning rate, scale) is known when the loss is judged.
@@ -309,8 +320,7 @@ class Window:
         window.firing = set(state["firing"])
         for name, saved in state["by_step"].items():
             if plan.is_signal(name) or loss_kind(name):
-                series = window.by_step[plan.part_of(name)] = StepSeries(name, plan.series_of(name))
-                series.restore(saved)
+                window.begin(name).restore(saved)
         for prefix, rows in state["by_family"].items():
             kept = plan.kept(prefix)
             if kept is not None and kept.family is not None:

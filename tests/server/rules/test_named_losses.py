@@ -11,7 +11,6 @@ from perfagent.wire import loss_kind
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.loss_spike import LossSpike
 from perfagent_server.rules.plan import Plan
-from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
 NAMES = {
@@ -192,7 +191,7 @@ def test_another_rank_s_nan_joins_the_alert() -> None:
 @pytest.mark.parametrize("name", ["loss", "train/loss", "train_loss"])
 def test_a_spike_is_one_in_whatever_series_is_the_loss_of_the_run(name: str) -> None:
     window = Window("r", Plan(all_rules()))
-    track = window.by_step[name] = StepSeries(name, window.plan.series_of(name))
+    track = window.begin(name)
     losses = [3.0 + 0.02 * math.sin(7.0 * step) for step in range(500)] + [9.0] * 5
     track.take(0, range(1, 506), losses, [0.0] * 505, 0.0, 1)
     while window.advance(name):
