@@ -15,7 +15,7 @@ from typing import Any
 from perfagent import frameworks
 from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, passed_by
 from perfagent.boundary.guard import guarded
-from perfagent.boundary.import_hooks import Once
+from perfagent.boundary.import_hooks import Once, is_executing
 from perfagent.frameworks import loggers
 from perfagent.hooks import checkpoint_saves, collectives, evaluation, flat_clipping, grad_clipping, host_to_device
 from perfagent.hooks.backward import watch_backward
@@ -149,7 +149,7 @@ def when_imported(module: str, done: Callable[[], None]) -> None:
     """Does the same for a framework's module, until the hooks are removed. An exception from `done` does not
     leave this call."""
     watched = guarded(done)
-    if module in sys.modules:
+    if module in sys.modules and not is_executing(module):
         watched()
         return
     finder = Once(module, watched)

@@ -12,7 +12,15 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Once"]
+__all__ = ["Once", "is_executing"]
+
+
+def is_executing(module: str) -> bool:
+    """Whether the module is being imported at this moment: what it defines is not all there yet.
+
+    Python's import system asks the same field before it lets another thread use a module.
+    """
+    return bool(getattr(getattr(sys.modules.get(module), "__spec__", None), "_initializing", False))
 
 
 class Once:
@@ -20,16 +28,24 @@ class Once:
     finders load.
 
     A caller that only wants the module's spec (importlib.util.find_spec) does not execute it; the finder
-    then stays in place.
+    then stays in place. A module whose import had begun before passes no finder again: the function is then
+    called at the next import of any other module once it is complete.
     """
 
     def __init__(self, module: str, done: Callable[[], None]) -> None:
         self.module, self._done = module, done
+        self._began_before = is_executing(module)
         self._asking: set[int] = set()  # threads in our find_spec; other finders may ask all finders, us included
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        if self._began_before and not is_executing(self.module):
+            self._began_before = False
+            if self.module in sys.modules:  # else its import failed, and may come again
+                self.forget()
+                self._done()
+                return None
         me = get_ident()
         if name != self.module or me in self._asking:
             return None

@@ -1,0 +1,57 @@
+"""What is done when a module is imported: once, and only when the module is complete."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfagent import patching
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A module that imports another one half way, and a third one that is imported later."""
+    (tmp_path / "half_way_library.py").write_text("import half_way_torch\nclass Trainer: pass\n")
+    (tmp_path / "half_way_torch.py").write_text("")
+    (tmp_path / "half_way_later.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finders = [*sys.meta_path]
+    yield
+    sys.meta_path[:] = finders
+    for name in ("half_way_library", "half_way_torch", "half_way_later"):
+        sys.modules.pop(name, None)
+
+
+def test_a_library_that_imports_torch_half_way_is_adapted_when_it_is_complete(package) -> None:
+    found: list[bool] = []
+
+    def adapt() -> None:
+        found.append(hasattr(sys.modules["half_way_library"], "Trainer"))
+
+    patching.when_imported("half_way_torch", lambda: patching.when_imported("half_way_library", adapt))
+    importlib.import_module("half_way_library")
+    importlib.import_module("half_way_later")
+    assert found == [True]
+
+
+def test_a_library_whose_import_failed_is_adapted_at_the_next_one(package, tmp_path: Path) -> None:
+    found: list[bool] = []
+    broken = tmp_path / "half_way_library.py"
+    whole = broken.read_text()
+    broken.write_text("import half_way_torch\nraise ImportError('not today')\n")
+
+    def adapt() -> None:
+        found.append(hasattr(sys.modules["half_way_library"], "Trainer"))
+
+    patching.when_imported("half_way_torch", lambda: patching.when_imported("half_way_library", adapt))
+    with pytest.raises(ImportError, match="not today"):
+        importlib.import_module("half_way_library")
+    importlib.import_module("half_way_later")
+    assert found == []
+    broken.write_text(whole)
+    importlib.invalidate_caches()
+    importlib.import_module("half_way_library")
+    assert found == [True]
