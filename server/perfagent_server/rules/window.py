@@ -147,21 +147,28 @@ class Window:
             noted.forget_old()
         chosen = [(group, self.plan.columns(tuple(group.values))) for group in groups if group.rows]
         self._follow_losses(chosen)
+        is_timed = "step_time_s" in self.by_step or any("step_time_s" in columns.merged for _, columns in chosen)
         for group, columns in chosen:
-            self._take_group(rank, group, columns, parts, touched)
+            self._take_group(rank, group, columns, parts, touched, is_timed)
         for shown, found in parts.items():
             self.by_step[shown].take(rank, *in_step_order(found), self.now, self.world_size)
         return touched | parts.keys()
 
     def _take_group(
-        self, rank: int, group: Group, columns: Columns, parts: dict[str, list[Part]], touched: set[str]
+        self,
+        rank: int,
+        group: Group,
+        columns: Columns,
+        parts: dict[str, list[Part]],
+        touched: set[str],
+        is_timed: bool,
     ) -> None:
         losses = [name for name in columns.losses if name in self.by_step]
         if not (losses or columns.is_wanted):
             return
         steps, times = group.steps(), group.times()
-        if "step_time_s" not in self.by_step or columns.merged:
-            # a script may count its own losses otherwise than the agent counts steps
+        if columns.merged or not is_timed:
+            # Where steps are timed, a script may count its own losses otherwise, and readings carry the step in progress.
             self._note_step(max(steps))
         values = {name: group.column(name) for name in (*columns.merged, *losses)}
         for name, column in values.items():
