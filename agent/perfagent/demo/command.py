@@ -118,6 +118,7 @@ def _train(server: DemoServer, run: str, steps: int, fault: faults.Fault, *, sta
                         f"the job hangs on, to be looked at: `perfagent stacks {run}`; press Ctrl-C to stop it"
                     )
     except KeyboardInterrupt:
+        screen.is_open = False  # for the tracebacks of the ranks that are interrupted
         ranks.stop(signal.SIGTERM if vigil.stays else signal.SIGINT)
         if not vigil.stays:
             raise
@@ -167,6 +168,7 @@ class _Screen:
         self.steps = steps
         self.step = 0
         self.loss = "-"
+        self.is_open = True
         self._out = out or sys.stdout
         self._terminal = self._out.isatty()
         self._shown = -1
@@ -174,11 +176,11 @@ class _Screen:
         self._lock = threading.Lock()
 
     def read(self, line: str) -> None:
-        """Takes a line of the job: how far it is, or anything else, which is shown."""
+        """Takes a line of the job: how far it is, or anything else, which is shown while the screen is open."""
         match = _PROGRESS.match(line)
         if match:
             self.step, self.loss = int(match[1]), match[3]
-        else:
+        elif self.is_open:
             self.print(f"  | {line.rstrip()}")
 
     def draw(self) -> None:
