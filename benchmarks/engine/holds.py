@@ -147,7 +147,10 @@ def main() -> int:
     arguments = parser.parse_args()
     lost, live = (1000, 100) if arguments.quick else (10_000, 1000)
     rows = [
-        [f"the engine's lock: {lost:,} runs were lost, one more falls silent", f"{1e3 * after_one_falls_silent(lost):.1f}"],
+        [
+            f"the engine's lock: {lost:,} runs were lost, one more falls silent",
+            f"{1e3 * after_one_falls_silent(lost):.1f}",
+        ],
         [f"the writer: checkpoint of {live:,} live runs", f"{1e3 * of_a_checkpoint(live):.1f}"],
     ]
     table = tables.machine() + "\n\n" + tables.table(["what is held", "longest hold, ms"], rows)

@@ -7,30 +7,38 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
+import signal
 import sys
 import threading
 import time
 import webbrowser
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from perfagent.command_line.option_types import port, positive
 from perfagent.demo import faults
+from perfagent.demo.ranks import Ranks
 from perfagent.demo.server import DemoServer
 from perfagent.errors import ResourceError
 
 __all__ = ["command"]
 
 ENDED = ("finished", "failed", "oom", "killed", "preempted", "lost")
+STACKS_S = (
+    6.0  # so long after the verdict a hanging job is stopped: its stacks, which the alert asks for, have come then
+)
 _PROGRESS = re.compile(r"step (\d+)/(\d+) loss (\S+)")
 
 
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = "Start a server, train a small GPT on the sources of Python's standard library, and watch it."
     parser.add_argument("--steps", type=positive, default=400, help="optimizer steps (default 400)")
-    names = f"what goes wrong: {', '.join(faults.FAULTS)}; in a later version: {', '.join(faults.LATER)}"
+    names = (
+        f"what goes wrong: {', '.join(faults.FAULTS)}; in a later version: {', '.join(faults.LATER)}. Rules that watch for "
+        f"long make these take their time: {_long_ones()}"
+    )
     parser.add_argument("--fault", default="none", metavar="NAME", help=names)
     parser.add_argument(
         "--exit", action="store_true", help="end by itself: 0 if the demo did what it should, 1 otherwise"
@@ -61,74 +69,96 @@ def demo(arguments: argparse.Namespace) -> int:
         if not (arguments.exit or arguments.no_browser) and sys.stdout.isatty() and _has_display():
             webbrowser.open(page)
         print(f"training a GPT of half a million parameters for {steps} steps; fault: {fault.name} ({fault.story})")
-        code = _train(server, run, steps, fault)
+        if fault.usual_s:
+            print(f"the verdict takes about {_spelled(fault.usual_s)}, as its rule watches for long before it judges")
+        code, stayed = _train(server, run, steps, fault, stays=not arguments.exit)
         done = _report(server, run, steps, fault, code)
-        if server.found or not arguments.exit:
+        if server.found or not (arguments.exit or stayed):
             print(f"dashboard: {page}")
         else:
             here = "perfagent" if shutil.which("perfagent") else f"{sys.executable} -m perfagent"
             folder = "" if arguments.data is None else f" --data {arguments.data}"
             print(f"the demo's server stops now; to see the run again: {here} up{folder}")
-        if not arguments.exit:
+        if not (arguments.exit or stayed):
             _wait_for_interrupt(server)
     return 0 if done else 1
 
 
-# ------------------------------------------------------------------------------------------------------------------- tr
+# ---- training
 
 
-def _train(server: DemoServer, run: str, steps: int, fault: faults.Fault) -> int:
-    """Runs the training process to its end and shows how far it is; its exit code, negative for a signal."""
-    # Under `perfagent run` the launcher's watcher sees a SIGKILL at once; a bare process shows as lost 30 s later.
-    launcher = ["-m", "perfagent", "run", "-m"] if fault.name == "killed" else ["-m"]
+def _train(server: DemoServer, run: str, steps: int, fault: faults.Fault, *, stays: bool) -> tuple[int, bool]:
+    """Runs the training processes to their end and shows how far they are: their exit code, negative for a signal, and
+    whether a job that hangs was there to look at until Ctrl-C. stays: whether it may be.
+
+    Raises KeyboardInterrupt for a Ctrl-C that comes before the verdict. All processes have ended then.
+    """
     environment = {
         key: value for key, value in os.environ.items() if key not in ("PERFAGENT_RECORD", "PERFAGENT_DISABLED")
     }
     environment |= {"PERFAGENT_SERVER": server.url, "PERFAGENT_RUN_ID": run, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        [sys.executable, *launcher, "perfagent.demo.job", "--steps", str(steps), "--fault", fault.name],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        errors="replace",
-    )
+    launcher = ["-m", "perfagent", "run", "-m"] if fault.launcher else ["-m"]
+    words = [*launcher, "perfagent.demo.job", "--steps", str(steps), "--fault", fault.name]
     screen = _Screen(steps)
-    assert process.stdout is not None
-    reader = threading.Thread(target=_read, args=(process.stdout, screen), daemon=True)
-    reader.start()
+    ranks = Ranks(words, fault.ranks, environment, screen.read)
+    vigil = _Vigil(fault, stays=stays)
     try:
-        while not _ends(process, within_s=0.5):
+        while not ranks.ended(within_s=0.5):
             finding = server.get(f"/runs/{run}/verdict")
             if finding is not None and screen.step and _judged(finding):
                 screen.verdict(finding)
             screen.draw()
+            match vigil.look(trains=screen.step > 0, rule=finding["rule"] if finding else ""):
+                case "let go":
+                    ranks.let_go()
+                case "stop":
+                    ranks.stop(signal.SIGTERM)
+                case "stay":
+                    screen.print(
+                        f"the job hangs on, to be looked at: `perfagent stacks {run}`; press Ctrl-C to stop it"
+                    )
+    except KeyboardInterrupt:
+        screen.is_open = False  # for the tracebacks of the ranks that are interrupted
+        ranks.stop(signal.SIGTERM if vigil.stays else signal.SIGINT)
+        if not vigil.stays:
+            raise
     except BaseException:
-        process.terminate()
-        process.wait()
+        ranks.stop(signal.SIGTERM)
         raise
-    reader.join(timeout=5.0)
     screen.draw()
     screen.close()
-    return process.returncode
+    return ranks.code, vigil.stays
 
 
-def _ends(process: subprocess.Popen[str], *, within_s: float) -> bool:
-    try:
-        process.wait(within_s)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+class _Vigil:
+    """Says when a job that does not end after its steps has trained, or hung, for long enough.
 
+    stays: whether a job that hangs is left alone now, until somebody stops it.
+    """
 
-def _read(stream: IO[str], screen: _Screen) -> None:
-    for line in stream:
-        match = _PROGRESS.match(line)
-        if match:
-            screen.step, screen.loss = int(match[1]), match[3]
-        else:
-            screen.print(f"  | {line.rstrip()}")
+    def __init__(self, fault: faults.Fault, *, stays: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stays = False
+        self._fault, self._may_stay, self._clock = fault, stays, clock
+        self._begun: float | None = None
+        self._found: float | None = None
+
+    def look(self, *, trains: bool, rule: str) -> Literal["", "let go", "stop", "stay"]:
+        """What to do now. trains: the first steps have come; rule: that of the verdict."""
+        if self._fault.ends == "after its steps" or self.stays:
+            return ""
+        now = self._clock()
+        if self._begun is None and trains:
+            self._begun = now
+        if self._found is None and rule in self._fault.expects:
+            self._found = now
+        if self._found is None and (self._begun is None or now - self._begun < self._fault.verdict_s):
+            return ""
+        if self._fault.ends == "at the verdict":
+            return "let go"
+        if self._found is not None and self._may_stay:
+            self.stays = True
+            return "stay"
+        return "" if self._found is not None and now - self._found < STACKS_S else "stop"
 
 
 class _Screen:
@@ -138,16 +168,25 @@ class _Screen:
         self.steps = steps
         self.step = 0
         self.loss = "-"
+        self.is_open = True
         self._out = out or sys.stdout
         self._terminal = self._out.isatty()
         self._shown = -1
         self._rule = ""
         self._lock = threading.Lock()
 
+    def read(self, line: str) -> None:
+        """Takes a line of the job: how far it is, or anything else, which is shown while the screen is open."""
+        match = _PROGRESS.match(line)
+        if match:
+            self.step, self.loss = int(match[1]), match[3]
+        elif self.is_open:
+            self.print(f"  | {line.rstrip()}")
+
     def draw(self) -> None:
         with self._lock:
             if not self._terminal:
-                tenth = 10 * self.step // self.steps
+                tenth = min(10, 10 * self.step // self.steps)
                 if self.step and tenth > self._shown:
                     self._shown = tenth
                     self._line(f"step {self.step}/{self.steps}  loss {self.loss}")
@@ -155,7 +194,7 @@ class _Screen:
             columns = shutil.get_terminal_size().columns
             text = f" {self.step}/{self.steps}  loss {self.loss}  {self._rule}"
             width = max(10, min(40, columns - len(text) - 4))
-            filled = width * self.step // self.steps
+            filled = min(width, width * self.step // self.steps)
             self._out.write(f"\r\x1b[2K[{'█' * filled}{'░' * (width - filled)}]{text}"[: columns + 5])
             self._out.flush()
 
@@ -207,7 +246,7 @@ def _report(server: DemoServer, run: str, steps: int, fault: faults.Fault, code:
     wrong = []
     if state not in fault.states:
         wrong.append(f"the state is {state}, not {' or '.join(fault.states)}")
-    if "finished" in fault.states and last != steps:
+    if "finished" in fault.states and (last < steps if fault.ends == "at the verdict" else last != steps):
         wrong.append(f"{last} of {steps} steps arrived")
     # The verdict on a healthy demo depends on the machine too (a GPU is nearly idle with so small a model): not a
     # failure.
@@ -226,6 +265,15 @@ def _judged(finding: dict[str, Any]) -> bool:
 def _sentence(finding: dict[str, Any]) -> str:
     severity = "" if finding["rule"] == "healthy" else f" ({finding['severity']})"
     return f"{finding['rule']}{severity}: {finding['message']}"
+
+
+def _long_ones() -> str:
+    """The faults that do not end after their steps, and how long each takes."""
+    return ", ".join(f"{fault.name} {_spelled(fault.usual_s)}" for fault in faults.FAULTS.values() if fault.usual_s)
+
+
+def _spelled(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.2g} minutes"
 
 
 def _wait_for_interrupt(server: DemoServer) -> None:

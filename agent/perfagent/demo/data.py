@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from perfagent.errors import PerfagentError
 
@@ -55,7 +55,14 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
         return window[:-1], window[1:]
 
 
-def loader(windows: Windows, batch_size: int, *, seed: int = 0) -> DataLoader[tuple[Tensor, Tensor]]:
-    """Shuffled batches, the same order for the same seed."""
+def loader(
+    windows: Windows, batch_size: int, *, seed: int = 0, rank: int = 0, ranks: int = 1
+) -> DataLoader[tuple[Tensor, Tensor]]:
+    """Shuffled batches, the same order for the same seed; of several ranks, each sees its own share."""
+    if ranks > 1:
+        share: DistributedSampler[tuple[Tensor, Tensor]] = DistributedSampler(
+            windows, ranks, rank, seed=seed, drop_last=True
+        )
+        return DataLoader(windows, batch_size=batch_size, sampler=share, drop_last=True)
     order = torch.Generator().manual_seed(seed)
     return DataLoader(windows, batch_size=batch_size, shuffle=True, drop_last=True, generator=order)

@@ -1,6 +1,7 @@
 """The demo's training job: a training script with one line of perfagent that watches it, and its loop that trains it.
 
-Run by `perfagent demo` as a process of its own: `python -m perfagent.demo.job --steps 200 --fault none`.
+Run by `perfagent demo` as a process of its own: `python -m perfagent.demo.job --steps 200 --fault none`; for the faults
+of several ranks as one process for each, with the variables that torchrun would set.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 
 import torch
+import torch.distributed as dist
 from torch.nn import functional
 from torch.utils.data import default_collate
 
@@ -24,16 +27,22 @@ PRINT_EVERY = 10
 
 
 def train(steps: int, fault: faults.Fault, *, batch_size: int, seed: int = 0) -> None:
-    """Trains for `steps` optimizer steps and prints a line every PRINT_EVERY steps."""
+    """Trains for `steps` optimizer steps, or longer if the fault says so, and prints a line every PRINT_EVERY steps."""
     torch.manual_seed(seed)
     # Half of the cores at most: torch's threads wait for each other by spinning, and the server wants to run too.
-    torch.set_num_threads(max(1, min(4, (os.cpu_count() or 2) // 2)))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_num_threads(max(1, min(4, (os.cpu_count() or 2) // 2 // fault.ranks)))
+    # Ranks share the machine's cores, and talk by gloo: the demo needs no GPU, let alone several.
+    device = torch.device("cuda" if torch.cuda.is_available() and fault.ranks == 1 else "cpu")
+    if fault.ranks > 1:
+        dist.init_process_group("gloo")
+    rank = dist.get_rank() if fault.ranks > 1 else 0
 
-    model = GPT().to(device)
+    gpt = GPT().to(device)
+    model = perfagent.ddp(gpt) if fault.ranks > 1 else gpt
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_rate(step, steps))
-    loader = data.loader(data.Windows(data.read_sources(), model.context), batch_size, seed=seed)
+    windows = data.Windows(data.read_sources(), gpt.context)
+    loader = data.loader(windows, batch_size // fault.ranks, seed=seed, rank=rank, ranks=fault.ranks)
 
     def collate(items: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
         faults.stall(fault)
@@ -49,27 +58,36 @@ def train(steps: int, fault: faults.Fault, *, batch_size: int, seed: int = 0) ->
         config={
             "steps": steps,
             "batch_size": batch_size,
-            "context": model.context,
+            "context": gpt.context,
             "lr": LEARNING_RATE,
             "fault": fault.name,
         },
         tags=("demo",),
     )
 
-    # -------------------------------------------------------------------------------------------- nothing below knows t
+    # ---- the training loop
     loop = perfagent.loop(model, optimizer, schedule, clip_norm=CLIP_NORM)
-    for tokens, targets in loop.batches(loader, epochs=None, steps=steps):
+    leak = faults.Leak(fault)
+    last = sys.maxsize if fault.ends == "at the verdict" else steps
+    for tokens, targets in loop.batches(loader, epochs=None, steps=last):
         step = loop.step_count + 1
+        faults.hangs(fault, step, steps, rank)
         tokens, targets = faults.bad_batch(fault, step, steps, tokens, targets)  # noqa: PLW2901 - the batch as it is used
         with loop.forward():
             logits = model(tokens)
+            faults.slows(fault, rank)
             token_losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
             loss = faults.bad_loss(fault, step, steps, token_losses)
         loop.backward(loss)
         loop.step()
         faults.breaks(fault, step, steps, logits.detach())
-        if step % PRINT_EVERY == 0 or step == steps:
+        leak.keep(logits.detach())
+        if rank == 0 and (step % PRINT_EVERY == 0 or step == steps):
             print(f"step {step}/{steps} loss {loss.item():.4f}", flush=True)  # .item() waits for the device
+        if step >= steps and last > steps and faults.is_let_go():
+            break
+    if fault.ranks > 1:
+        dist.destroy_process_group()
 
 
 def _share_of_rate(step: int, steps: int) -> float:

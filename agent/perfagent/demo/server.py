@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import httpx
 
+from perfagent.demo.ranks import free_port
 from perfagent.errors import PerfagentError, ResourceError
 
 __all__ = ["DemoServer"]
@@ -45,7 +46,7 @@ class DemoServer:
         self.found = url is not None
         if url is None:
             wanted = DEFAULT_PORT if port is None else port
-            self._port = wanted if wanted != 0 and _is_free(wanted) else _free_port()
+            self._port = wanted if wanted != 0 and _is_free(wanted) else free_port()
             self.moved_from = wanted if wanted not in (0, self._port) else None
             url = _local(self._port)
         self.url = url
@@ -176,9 +177,3 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
         return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

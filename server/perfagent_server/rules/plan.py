@@ -43,13 +43,14 @@ class Column:
 @dataclass(frozen=True, slots=True)
 class Columns:
     """What is wanted of a group with these names. named_losses: training losses by other names than `loss`; apart,
-    families: with the places of their names in the group."""
+    families: with the places of their names in the group; is_timed: whether the step time is in it."""
 
     merged: tuple[Column, ...]
     apart: tuple[tuple[str, ...], tuple[int, ...]]
     time: tuple[Column, ...]
     families: tuple[tuple[Series, tuple[str, ...], tuple[int, ...]], ...]
     named_losses: tuple[Column, ...]
+    is_timed: bool
 
     @property
     def is_wanted(self) -> bool:
@@ -124,6 +125,7 @@ class Plan:
             time=tuple(time),
             families=tuple((family, tuple(found), tuple(found.values())) for family, found in families.items()),
             named_losses=tuple(losses),
+            is_timed=any(one.name == "step_time_s" for one in merged),
         )
 
     @property

@@ -87,6 +87,7 @@ class Window:
         self.done: set[int] = set()
         self.reported: list[dict[str, Any]] = []
         self.first_loss: float | None = None
+        self._is_timed = False  # whether the agent times the steps of this run
         self._pause_after, self._pause_s = -1, _STEPPING_S  # the longest pause between two steps, as of this step
         self._events: dict[str, list[Noted]] = {}
         self._states: dict[str, Any] = {}
@@ -147,6 +148,7 @@ class Window:
             noted.forget_old()
         chosen = [(group, self.plan.columns(group.names)) for group in groups if group.rows]
         self._follow_losses([columns for _, columns in chosen])
+        self._is_timed = self._is_timed or any(columns.is_timed for _, columns in chosen)
         for group, columns in chosen:
             self._take_group(rank, group, columns, parts, touched)
         for shown, found in parts.items():
@@ -161,8 +163,8 @@ class Window:
         if not (losses or columns.is_wanted):
             return
         steps, times = group.step_list(), group.time_list()
-        if "step_time_s" not in self.by_step or columns.merged:
-            # a script may count its own losses otherwise than the agent counts steps
+        if columns.merged or not self._is_timed:
+            # Where steps are timed, a script may count its own losses otherwise, and readings carry the step in progress.
             self._note_step(max(steps))
         merged = (*columns.merged, *losses)
         for column, values in zip(merged, group.numbers([one.place for one in merged]), strict=True):
@@ -321,6 +323,7 @@ class Window:
         for name, saved in state["by_step"].items():
             if plan.is_signal(name) or loss_kind(name):
                 window.begin(name).restore(saved)
+        window._is_timed = "step_time_s" in window.by_step
         for prefix, rows in state["by_family"].items():
             kept = plan.kept(prefix)
             if kept is not None and kept.family is not None:

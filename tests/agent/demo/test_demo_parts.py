@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import io
 import math
+import os
+import signal
 import socket
 from pathlib import Path
 
 import pytest
 import torch
+from builders import until
 
-from perfagent.demo import command, data, faults, server
+from perfagent.demo import command, data, faults, ranks, server
 from perfagent.demo.model import GPT
 from perfagent.errors import ConfigError, PerfagentError
 
@@ -74,6 +77,88 @@ def test_a_spike_spoils_the_targets_of_some_steps_and_no_tokens() -> None:
             spoiled.append(step)
     assert len(spoiled) == faults.SPIKE_STEPS
     assert spoiled[-1] <= 300
+
+
+def test_a_leak_keeps_something_now_and_then_and_only_where_it_is_asked_for() -> None:
+    now = [100.0]
+    leak, none = (faults.Leak(faults.named(name), lambda: now[0]) for name in ("leak", "none"))
+    for _ in range(100):
+        leak.keep(torch.zeros(4))
+        none.keep(torch.zeros(4))
+        now[0] += faults.LEAK_EVERY_S / 10
+    assert len(leak.kept) == 10
+    assert not none.kept
+
+
+def test_ranks_share_the_windows_and_see_the_same_number_of_batches() -> None:
+    windows = data.Windows(bytes(range(256)) * 10, context=8)
+    loaders = [data.loader(windows, 4, rank=rank, ranks=3) for rank in range(3)]
+    shares = [[*loader.sampler] for loader in loaders]
+    assert len({len(share) for share in shares}) == 1
+    assert len({index for share in shares for index in share}) == sum(map(len, shares))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_hanging_job_is_stopped_when_its_stacks_have_come_or_left_alone_to_be_looked_at() -> None:
+    clock = Clock()
+    vigil = command._Vigil(faults.named("hang"), stays=False, clock=clock)
+    assert vigil.look(trains=True, rule="healthy") == ""
+    clock.now = 70.0
+    assert vigil.look(trains=True, rule="hang") == ""
+    clock.now += command.STACKS_S
+    assert vigil.look(trains=True, rule="hang") == "stop"
+    stays = command._Vigil(faults.named("hang"), stays=True, clock=clock)
+    assert stays.look(trains=True, rule="hang") == "stay"
+    assert stays.look(trains=True, rule="hang") == "", "said once"
+    assert stays.stays
+
+
+@pytest.mark.parametrize(("fault", "does"), [("hang", "stop"), ("leak", "let go"), ("nan", "")])
+def test_a_verdict_that_does_not_come_is_not_waited_for_for_ever(fault: str, does: str) -> None:
+    clock = Clock()
+    vigil = command._Vigil(faults.named(fault), stays=True, clock=clock)
+    clock.now = 1000.0
+    assert vigil.look(trains=False, rule="healthy") == "", "a slow start is no time of the rule"
+    assert vigil.look(trains=True, rule="healthy") == ""
+    clock.now = 2000.0
+    assert vigil.look(trains=True, rule="healthy") == does
+
+
+def started(program: str, count: int) -> tuple[ranks.Ranks, list[str]]:
+    lines: list[str] = []
+    return ranks.Ranks(["-c", program], count, {**os.environ, "PYTHONUNBUFFERED": "1"}, lines.append), lines
+
+
+def test_ranks_know_each_other_and_end_when_they_are_let_go() -> None:
+    job, lines = started("import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE']); sys.stdin.read()", 2)
+    until(lambda: len(lines) == 2)
+    assert not job.ended(within_s=0.0)
+    job.let_go()
+    assert job.ended(within_s=20.0)
+    assert (sorted(lines), job.code) == (["0 2\n", "1 2\n"], 0)
+
+
+def test_a_rank_that_fails_takes_the_others_with_it() -> None:
+    job, _ = started("import os, sys; sys.exit(7) if os.environ['RANK'] == '1' else sys.stdin.read()", 2)
+    assert job.ended(within_s=20.0)
+    assert job.code in (7, -signal.SIGTERM)
+
+
+def test_a_rank_that_heeds_no_signal_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "STOP_S", 0.2)
+    job, lines = started(
+        "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1); sys.stdin.read()", 1
+    )
+    until(lambda: lines)
+    job.stop(signal.SIGTERM)
+    assert job.ended(within_s=0.0)
+    assert job.code == -signal.SIGKILL
 
 
 def test_a_screen_that_is_no_terminal_gets_a_line_for_each_tenth() -> None:

@@ -210,6 +210,19 @@ def test_a_step_that_is_in_two_groups_of_a_frame_counts_once() -> None:
     assert evaluator.window.by_step["loss"].total == 3
 
 
+def test_a_reading_that_comes_before_the_first_step_times_of_its_frame_ends_no_step() -> None:
+    """The sampler's rows carry the step in progress. A first frame has a second of both."""
+    evaluator = make_evaluator()
+    at = [START]
+    groups = [
+        Group([20], at, at, {"process/rss_bytes": [1e9]}),
+        Group([18, 19], at * 2, at * 2, {"step_time_s": [0.1, 0.1], "loss": [1.0, 1.0]}),
+    ]
+    held = [TailGroup.of_group(group) for group in groups]
+    evaluator.take(FromTail(1, "r", 1, 0, "s", 1, START, held, []))
+    assert evaluator.window.step == 19
+
+
 @pytest.mark.parametrize("rows", [50, 400, 5000])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_first_bad_step_is_named_however_many_follow_it_in_its_frame(rows: int, ranks: int) -> None:
