@@ -58,10 +58,10 @@ class Settings:
     keep_alive_s: int = 75
     samples_days: float | None = None
     runs_days: float | None = None
-    events_days: float | None = 90.0
-    profiles_days: float | None = 90.0
-    alerts_days: float | None = 365.0
-    audit_days: float | None = 365.0
+    events_days: float | None = None
+    profiles_days: float | None = None
+    alerts_days: float | None = None
+    audit_days: float | None = None
 
     def __post_init__(self) -> None:
         if self.auth not in get_args(Auth):
