@@ -11,7 +11,7 @@ from api_builders import api, frame, send
 from builders import until
 from sqlalchemy import event
 
-from perfagent_server.runs.step_timing import quantile
+from perfagent_server.runs.figures import quantile
 
 
 def test_percentiles_are_those_of_the_newest_steps(tmp_path: Path) -> None:
