@@ -90,7 +90,8 @@ class Figures:
                 kept = self._kept.get(run)
             now, has_ended = self._clock(), life[1] is not None
             if kept is not None and kept.life == life:
-                if kept.updated == updated or (not has_ended and now - kept.computed < _FRESH_S):
+                is_fresh = not has_ended and now - kept.computed < _FRESH_S
+                if is_fresh or kept.updated == updated:
                     return kept.timing
             found = timing_of(self._read(run, None if has_ended else WINDOW_STEPS), whole_run=has_ended)
             with self._lock:
