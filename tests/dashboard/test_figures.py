@@ -9,7 +9,7 @@ import math
 import pytest
 
 from perfagent.wire import CATALOGUE, PHASES, RankMatrix, Series
-from perfagent_dashboard.figures import CHARTS, HIDDEN, MARKS, patterns, rank_figure, series_figure, step_figure
+from perfagent_dashboard.figures import CHARTS, HIDDEN, patterns, rank_figure, series_figure, step_figure
 from perfagent_dashboard.figures.series import BAND, HIGH, LOW, MEAN, NONFINITE, POINTS
 from perfagent_dashboard.theme import DARK, LIGHT, PHASE_COLORS, Theme
 from perfagent_dashboard.words import ENGLISH, STATE_SHAPES
@@ -88,10 +88,6 @@ def test_charts_name_known_metrics_once() -> None:
     names = [chart.name for chart in CHARTS]
     assert len(names) == len(set(names))
     assert set(names) | set(HIDDEN) == set(CATALOGUE)
-
-
-def test_alert_marks_point_at_charts() -> None:
-    assert {name for names in MARKS.values() for name in names} <= {chart.name for chart in CHARTS}
 
 
 def test_every_state_has_a_shape_and_a_word_of_its_own() -> None:
