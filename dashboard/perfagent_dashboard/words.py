@@ -196,7 +196,7 @@ ENGLISH: dict[str, str] = {
     "nonfinite": "{count} NaN or Inf",
     "where": "Where a step goes",
     "where_over": "Where a step goes, {over}",
-    "where_unit": "mean per step shown",
+    "where_unit": "mean of the steps shown",
     "where_empty": "No step times yet",
     "rank_map": "Ranks × time",
     "rank_map_unit": "step time ÷ median of the ranks",
