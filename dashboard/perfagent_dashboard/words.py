@@ -72,6 +72,7 @@ ENGLISH: dict[str, str] = {
     "column_verdict": "Verdict",
     "column_step": "Step",
     "column_throughput": "Throughput",
+    "column_throughput_hint": "Median of the newest steps; of the whole run when it has ended",
     "window_newest": "newest {count} steps",
     "window_whole": "whole run",
     "column_loss": "Loss",
