@@ -549,7 +549,7 @@
         this.#added();
         this.#charted();
       }
-      this.#later("verdict", ASK_AGAIN_MS, () => (!this.verdict || this.verdict.rule === "healthy" ? this.loadVerdict() : this.loadTiming()));
+      this.#later("again", ASK_AGAIN_MS, () => (!this.verdict || this.verdict.rule === "healthy" ? this.loadVerdict() : this.loadTiming()));
       this.showFigures();
     }
 
