@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perfagent.wire import Event, Group
+from perfagent.wire import Event, Finding, Group, Series, Timing
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.rule import Rule
+from perfagent_server.runs.figures import timing_of
 from perfagent_server.store.codec.tail import TailGroup
 from perfagent_server.store.stored import FromTail
+from perfagent_server.verdict.healthy import Healthy
 
 DATA = Path(__file__).parent / "data"
 START = 1_700_000_000.0
@@ -96,3 +98,23 @@ def fired(changes: Sequence[Change], rule: str | None = None) -> list[Change]:
 
 def finite(values: Sequence[float]) -> list[float]:
     return [value for value in values if math.isfinite(value)]
+
+
+def figures_of(columns: Mapping[str, Sequence[float]], *, first_step: int = 1, whole_run: bool = False) -> Timing:
+    """The figures of a window in which one rank sent these columns."""
+    return timing_of({name: samples(name, column, first_step) for name, column in columns.items()}, whole_run=whole_run)
+
+
+def samples(name: str, values: Sequence[float], first_step: int = 1) -> Series:
+    ones, columns = [1] * len(values), list(values)
+    steps = list(range(first_step, first_step + len(values)))
+    return Series(
+        name=name, rank="all", unit="", exact=True, step=steps, min=columns, max=columns, mean=columns, count=ones,
+        nonfinite=[int(not math.isfinite(value)) for value in values],
+    )  # fmt: skip
+
+
+def told(judge: Evaluator, columns: Mapping[str, Sequence[float]], *, whole_run: bool = False) -> Finding:
+    """The verdict as GET /verdict answers it: a healthy one with the figures of these columns."""
+    found = judge.verdict()
+    return found.with_figures(figures_of(columns, whole_run=whole_run)) if isinstance(found, Healthy) else found

@@ -194,9 +194,10 @@ class Client:
     def latest(self, run: str) -> dict[str, Latest]:
         return {name: parse(Latest, item) for name, item in self.request("GET", _run_path(run, "/latest")).items()}
 
-    def timing(self, run: str, *, steps: int = 1000) -> Timing:
-        """Percentiles and shares of the phases over the newest steps."""
-        return parse(Timing, self.request("GET", _run_path(run, "/timing"), params={"steps": steps}))
+    def timing(self, run: str, *, steps: int | None = None) -> Timing:
+        """Step time, throughput and shares, as every page shows them: of the newest 100 steps, or of the whole run when
+        it has ended. steps: of the newest so many instead."""
+        return parse(Timing, self.request("GET", _run_path(run, "/timing"), params=_query(steps=steps)))
 
     def names(self, run: str) -> list[str]:
         names: list[str] = self.request("GET", _run_path(run, "/names"))["names"]
@@ -397,8 +398,8 @@ class AsyncClient:
             name: parse(Latest, item) for name, item in (await self.request("GET", _run_path(run, "/latest"))).items()
         }
 
-    async def timing(self, run: str, *, steps: int = 1000) -> Timing:
-        return parse(Timing, await self.request("GET", _run_path(run, "/timing"), params={"steps": steps}))
+    async def timing(self, run: str, *, steps: int | None = None) -> Timing:
+        return parse(Timing, await self.request("GET", _run_path(run, "/timing"), params=_query(steps=steps)))
 
     async def series(
         self,

@@ -62,14 +62,14 @@ def _each_change(client: Client, run: str, show: Callable[[RunDetails], None]) -
 
 
 def _line(client: Client, run: RunDetails) -> str:
-    """A line that says where the run is: `12:01:05  running  step 420  loss 1.2345  42.3 ms a step (newest)
-    healthy`."""
-    latest, verdict = client.latest(run.run), client.verdict(run.run)
+    """A line that says where the run is: `12:01:05  running  step 420  loss 1.2345  42.3 ms a step (median of the newest
+    100 steps)  healthy`."""
+    latest, verdict, timing = client.latest(run.run), client.verdict(run.run), client.timing(run.run)
     facts = [time.strftime("%H:%M:%S"), run.state, f"step {run.step:,}"]
     if "loss" in latest:
         facts.append(f"loss {quantity(latest['loss'].value, '')}")
-    if "step_time_s" in latest:
-        facts.append(f"{duration(latest['step_time_s'].value)} a step (newest)")
+    if "step_time_s" in timing.series:
+        facts.append(f"{duration(timing.series['step_time_s'].p50)} a step (median of {timing.window})")
     facts.append(
         verdict.rule if verdict.rule == "healthy" else f"[{verdict.severity}] {verdict.rule}: {verdict.message}"
     )

@@ -144,17 +144,23 @@ def _progress(facts: Facts, wrap: Wrap, *, bars: bool) -> Section:
         section.parts += [Line(text) for text in wrap(_loss_in_words(losses, latest), 2, 2)]
         if bars and len(losses.step) > 1:
             section.parts.append(Line(f"  {_curve(losses)}  steps {losses.step[0]:,} to {latest[losses.name].step:,}"))
-    shown = ("lr", "samples_per_s", "tokens_per_s", "mfu", "flops_per_s", "amp/scale", "amp/skipped")
-    rates = [
-        figure(name, latest[name].value)
-        if "/s" in metric(name).unit
-        else f"{metric(name).title} {figure(name, latest[name].value)}"
-        for name in shown
-        if name in latest
-    ]
+    timing = facts.timing
+    rates = [_named(name, timing.rates[name].p50) for name in _RATES if name in timing.rates]
     if rates:
-        section.parts += [Line(text) for text in wrap(f"newest: {', '.join(rates)}", 2, 2)]
+        section.parts += [Line(text) for text in wrap(f"median of {timing.window}: {', '.join(rates)}", 2, 2)]
+    newest = [_named(name, latest[name].value) for name in _OF_THE_OPTIMIZER if name in latest]
+    if newest:
+        section.parts += [Line(text) for text in wrap(f"newest: {', '.join(newest)}", 2, 2)]
     return section
+
+
+_RATES = ("samples_per_s", "tokens_per_s", "mfu", "flops_per_s")
+_OF_THE_OPTIMIZER = ("lr", "amp/scale", "amp/skipped")
+
+
+def _named(name: str, value: float) -> str:
+    """With its title, where the unit does not say what it is."""
+    return figure(name, value) if "/s" in metric(name).unit else f"{metric(name).title} {figure(name, value)}"
 
 
 def _loss_in_words(losses: Series, latest: Mapping[str, Latest]) -> str:
@@ -189,18 +195,22 @@ def _steps(facts: Facts) -> Section:
     section = Section("WHERE A STEP GOES", least=5, gives_way=3)
     if not timing.series:
         return section
-    whole = timing.series.get("step_time_s")
     rows = []
     for name, phase in sorted(timing.series.items(), key=lambda item: (item[0] != "step_time_s", -item[1].mean)):
-        share = phase.mean * phase.count / (whole.mean * whole.count) if whole and whole.mean and whole.count else 0.0
-        newest = duration(latest[name].value) if name in latest else ""
         title = "whole step" if name == "step_time_s" else name.removeprefix("phase/").removesuffix("_s")
-        figures = (phase.p50, phase.mean, phase.p90, phase.p99)
-        rows.append((title, f"{100 * share:.1f} %" if whole else "", *(duration(value) for value in figures), newest))
-    head = (f"steps {timing.from_step:,} to {timing.to_step:,}", "share", "median", "mean", "p90", "p99", "newest")
+        share = 1.0 if name == "step_time_s" else timing.phase_shares.get(title)
+        newest = duration(latest[name].value) if name in latest else ""
+        figures = [duration(value) for value in (phase.p50, phase.mean, phase.p90, phase.p99)]
+        rows.append((title, "" if share is None else f"{100 * share:.1f} %", *figures, newest))
+    window = timing.window
+    head = (
+        str(window or f"steps {timing.from_step:,} to {timing.to_step:,}"), "share", "median", "mean", "p90", "p99", "newest",
+    )  # fmt: skip
     section.parts.append(Table(head, rows, right=range(1, 7), indent=2))
-    if " a step" in facts.verdict.message:
-        section.parts.append(Line("  (the verdict's time a step: the median of the newest 32 steps)", "dim"))
+    if window is not None and window.bucket_steps > 1:
+        section.parts.append(
+            Line(f"  (median, p90 and p99 are those of the means of {window.bucket_steps:,} steps)", "dim")
+        )
     return section
 
 

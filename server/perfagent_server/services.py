@@ -21,6 +21,7 @@ from perfagent_server.ingest.group_commit import Ingest
 from perfagent_server.ingest.json_rows import LogRows
 from perfagent_server.live.hub import Hub
 from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.runs.figures import Figures
 from perfagent_server.runs.run_commands import Orders
 from perfagent_server.runs.run_queries import Runs
 from perfagent_server.security.access import Access
@@ -42,6 +43,7 @@ class Services:
     database: Database
     store: MetricStore
     runs: Runs
+    figures: Figures
     ingest: Ingest
     log_rows: LogRows
     hub: Hub
@@ -135,6 +137,7 @@ def open_services(settings: Settings) -> Services:
         database=database,
         store=store,
         runs=runs,
+        figures=Figures(database, store),
         ingest=ingest,
         log_rows=log_rows,
         hub=hub,

@@ -69,7 +69,7 @@ def test_show_says_where_the_time_of_a_step_goes(server: Listening, tmp_path: Pa
     table = [" ".join(line.split()) for line in shown.stdout.splitlines()]
     assert "whole step 100.0 % 100 ms 100 ms 100 ms 100 ms 100 ms" in table
     assert "data 25.0 % 25 ms 25 ms 25 ms 25 ms 25 ms" in table
-    assert "steps 1 to 3 share median mean p90 p99 newest" in table
+    assert "the newest 3 steps share median mean p90 p99 newest" in table
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])

@@ -130,7 +130,9 @@ def test_a_terminal_of_eighty_columns_holds_the_page(server: Listening, tmp_path
     assert "whole step" in shown.text and "fingerprint" in shown.text
 
 
-def test_the_time_in_the_verdict_has_a_label_too(server: Listening, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_time_in_the_verdict_is_that_of_the_table_and_names_its_window(
+    server: Listening, capsys: pytest.CaptureFixture[str]
+) -> None:
     steps = 40
     values = {"loss": [1.0 / step for step in range(1, steps + 1)], "step_time_s": [0.1] * steps}
     with Client(server.url) as client:
@@ -138,7 +140,9 @@ def test_the_time_in_the_verdict_has_a_label_too(server: Listening, capsys: pyte
         body = encode(frame(values, run="fine", name="fine"))
         client.http.post(f"{server.url}/api/v1/ingest", content=body, headers=headers).raise_for_status()
     until(lambda: "ms a step" in command(capsys, "show", "fine").out)
-    assert "the verdict's time a step: the median of the newest 32 steps" in command(capsys, "show", "fine").out
+    text = " ".join(command(capsys, "show", "fine").out.split())
+    assert "100 ms a step (median of the newest 40 steps)" in text
+    assert "the newest 40 steps share median mean p90 p99 newest whole step 100.0 % 100 ms" in text
 
 
 def huge() -> Facts:
@@ -229,11 +233,11 @@ def test_follow_prints_a_line_for_what_is_new_and_ends_with_the_run(
     shown = command(capsys, "show", "followed", "--follow")
     training.join(30)
     assert shown.code == 0
-    updates = [line for line in shown.out.splitlines() if "  step " in line and "a step (newest)" in line]
+    updates = [line for line in shown.out.splitlines() if "  step " in line and "a step (median of " in line]
     assert len(updates) >= 2
     assert (
         "running  step" in updates[0]
-        and "finished  step 6  loss 0.166667  20 ms a step (newest)  healthy" in updates[-1]
+        and "finished  step 6  loss 0.166667  20 ms a step (median of the whole run)  healthy" in updates[-1]
     )
     assert "finished, step 6" in shown.out, "the page at the end"
 

@@ -9,10 +9,11 @@ import math
 import pytest
 
 from perfagent.wire import CATALOGUE, PHASES, RankMatrix, Series
-from perfagent_dashboard.figures import CHARTS, HIDDEN, MARKS, patterns, rank_figure, series_figure, step_figure
+from perfagent_dashboard.figures import CHARTS, HIDDEN, patterns, rank_figure, series_figure, step_figure
 from perfagent_dashboard.figures.series import BAND, HIGH, LOW, MEAN, NONFINITE, POINTS
 from perfagent_dashboard.theme import DARK, LIGHT, PHASE_COLORS, Theme
 from perfagent_dashboard.words import ENGLISH, STATE_SHAPES
+from perfagent_server.rules.catalogue import all_rules
 
 nan = math.nan
 
@@ -90,8 +91,8 @@ def test_charts_name_known_metrics_once() -> None:
     assert set(names) | set(HIDDEN) == set(CATALOGUE)
 
 
-def test_alert_marks_point_at_charts() -> None:
-    assert {name for names in MARKS.values() for name in names} <= {chart.name for chart in CHARTS}
+def test_every_chart_that_a_rule_names_is_one_of_the_page() -> None:
+    assert {name for rule in all_rules() for name in rule.charts} <= {chart.name for chart in CHARTS}
 
 
 def test_every_state_has_a_shape_and_a_word_of_its_own() -> None:

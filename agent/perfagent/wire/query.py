@@ -30,6 +30,7 @@ __all__ = [
     "Series",
     "Severity",
     "State",
+    "StepWindow",
     "Timing",
     "from_json",
     "healthy",
@@ -146,7 +147,8 @@ class Series:
     """At most `points` buckets of one series; empty buckets are left out.
 
     All lists have equal length. step: first step of each bucket; min, max, mean: over finite values, NaN where there is
-    none; count: samples; nonfinite: how many of them are NaN or infinite; exact: each bucket is one sample.
+    none; count: samples; nonfinite: how many of them are NaN or infinite; exact: each bucket is one sample; ranks: how
+    many have sent this series.
     """
 
     name: str
@@ -161,6 +163,7 @@ class Series:
     nonfinite: list[int]
     time: list[float] = field(default_factory=list)
     bucket_steps: int = 1
+    ranks: int = 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -187,18 +190,41 @@ class Quantiles:
 
 
 @dataclass(slots=True, kw_only=True)
-class Timing:
-    """Where the time of the steps from_step..to_step went.
+class StepWindow:
+    """The steps that figures are about: `steps` of them. whole_run: the run has ended, and these are all its steps.
+    bucket_steps: 1 where each step was looked at alone; else the figures come from means of so many steps."""
 
-    series: step_time_s and the phases that were measured. shares: of all the step time, what went into data, transfer,
-    compute (forward, backward, optimizer), communication, checkpoint, evaluation and other; absent where it was not
-    measured.
+    from_step: int
+    to_step: int
+    steps: int
+    whole_run: bool = False
+    bucket_steps: int = 1
+
+    def __str__(self) -> str:
+        """As in "median of ...": the whole run, the newest 100 steps."""
+        if self.whole_run:
+            return "the whole run"
+        return f"the newest {self.steps:,} steps" if self.steps > 1 else "the newest step"
+
+
+@dataclass(slots=True, kw_only=True)
+class Timing:
+    """Where the time of the steps from_step..to_step went, and how fast they were.
+
+    window: those steps, by name; None where the run has none. series: step_time_s and the phases that were measured.
+    rates: samples, tokens and FLOP a second and MFU, as far as they are known. shares: of all the step time, what went
+    into data, transfer, compute (forward, backward, optimizer), communication, checkpoint, evaluation and other; absent
+    where it was not measured. phase_shares: the same, by phase. Page, command line and a healthy verdict show the
+    medians of step_time_s and rates, and the shares.
     """
 
     from_step: int
     to_step: int
     series: dict[str, Quantiles]
     shares: dict[str, float]
+    window: StepWindow | None = None
+    rates: dict[str, Quantiles] = field(default_factory=dict)
+    phase_shares: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -273,6 +273,31 @@
     throw new pa.Problem(response.status, body?.error?.message ?? `${response.status} ${response.statusText}`);
   };
 
+  // --- figures of a window of steps --------------------------------------------------------------------------------------------
+
+  /** Of which steps the server's figures are, in words: newest 100 steps, whole run. */
+  pa.windowOf = function (timing) {
+    if (!timing?.window) return "";
+    return timing.window.whole_run ? words.window_whole : pa.say("window_newest", { count: pa.count(timing.window.steps) });
+  };
+
+  /** [name, median] of the throughput that a run is read by: tokens a second, else samples a second. */
+  pa.throughputOf = function (timing) {
+    const name = timing?.rates?.tokens_per_s ? "tokens_per_s" : "samples_per_s";
+    return [name, pa.num(timing?.rates?.[name]?.p50)];
+  };
+
+  // --- rules ---------------------------------------------------------------------------------------------------------------------
+
+  let asked = null;
+
+  /** Rule -> the series on whose charts its alert is marked, best first: what the server's rules say of themselves. Read once. */
+  pa.marks = function () {
+    asked ??= pa.api("/rules").then(({ rules }) => Object.fromEntries(rules.map(({ rule, charts }) => [rule, charts])));
+    asked.catch(() => (asked = null)); // the next page asks again
+    return asked;
+  };
+
   /** What stands in the place of a page that cannot be shown. */
   pa.notice = function (title, text, ...more) {
     return pa.el("section", { class: "notice" }, pa.el("h1", null, title), pa.el("p", null, text), ...more);

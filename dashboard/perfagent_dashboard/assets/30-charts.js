@@ -6,7 +6,7 @@
 (function () {
   "use strict";
   const pa = window.perfagent;
-  const { words, charts: KNOWN, phases: PHASES, marks: MARKS } = pa.config;
+  const { words, charts: KNOWN, phases: PHASES } = pa.config;
 
   const MAX_POINTS = 1600;
   const FRAME_MS = 24;
@@ -592,10 +592,6 @@
       pa.setText(this.unit, `${scale.unit}, ${words.where_unit}`);
       pa.setText(this.total, pa.si(binned.mean / scale.by));
       const sum = Object.values(binned.totals).reduce((a, b) => a + b, 0);
-      this.shares = Object.entries(binned.totals).map(([phase, seconds]) => ({
-        phase, title: pa.metric(`phase/${phase}_s`).title, share: seconds / sum,
-      }));
-      if (!this.board.range) this.board.onShares?.(this.shares);
       pa.put(this.legend,
         ...Object.entries(binned.totals).map(([phase, seconds]) => {
           const swatch = pa.el("i", { "aria-hidden": "true" });
@@ -697,9 +693,9 @@
   // --- all of them ---------------------------------------------------------------------------------------------------------------
 
   pa.Board = class {
-    /** run: id; host: the grid; onChange(chart): its data changed; onRange(): the range changed; onShares(list): phases of a step. */
-    constructor({ run, host, onChange, onRange, onShares }) {
-      Object.assign(this, { run, host, onChange, onRange, onShares });
+    /** run: id; host: the grid; onChange(chart): its data changed; onRange(): the range changed. */
+    constructor({ run, host, onChange, onRange }) {
+      Object.assign(this, { run, host, onChange, onRange });
       this.charts = new Map();
       this.hiddenNames = [];
       this.extra = [];
@@ -714,6 +710,7 @@
       this.world = 1;
       this.table = null;
       this.alerts = [];
+      this.marks = {};
       this.wanted = new Map();
       this.nextLive = 0;
       this.filter = { text: "", group: "all" };
@@ -988,9 +985,15 @@
       this.redraw();
     }
 
+    /** marks: rule -> the series on whose charts its alerts stand, best first. */
+    setMarks(marks) {
+      this.marks = marks;
+      this.redraw();
+    }
+
     marksOf(name) {
       return this.alerts.filter((alert) => {
-        const places = [alert.evidence?.series, ...(MARKS[alert.rule] ?? []), "loss", "step_time_s"];
+        const places = [alert.evidence?.series, ...(this.marks[alert.rule] ?? []), "loss", "step_time_s"];
         return places.find((place) => this.charts.has(place)) === name;
       });
     }

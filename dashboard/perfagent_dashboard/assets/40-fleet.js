@@ -7,6 +7,7 @@
   const SEARCHED = 1000; // runs a request while a text is looked for, which the server does not know
   const TYPING_MS = 250;
   const TREND_POINTS = 60;
+  const TOGETHER_MS = 50;
   const NAMES = ["loss", "tokens_per_s", "samples_per_s", "gpu/utilization_pct"];
   const MOST_LOSSES = 100; // names of them that are heard
   const ASK_AGAIN_S = 10;
@@ -69,8 +70,7 @@
     }
 
     showValues() {
-      const put = (cell, name) => {
-        const value = this.values[name];
+      const put = (cell, name, value = this.values[name]) => {
         const [number, unit] = value == null ? [words.na, ""] : pa.show(pa.metric(name), value);
         cell.classList.toggle("absent", value == null);
         cell.classList.toggle("bad", value != null && !Number.isFinite(value));
@@ -79,8 +79,9 @@
         pa.put(cell, number, ...(unit ? [pa.el("small", null, ` ${unit}`)] : []));
       };
       put(this.loss, this.lossName);
-      put(this.throughput, this.values.tokens_per_s != null ? "tokens_per_s" : "samples_per_s");
       put(this.gpu, "gpu/utilization_pct");
+      put(this.throughput, ...pa.throughputOf(this.timing));
+      this.throughput.title = this.timing ? pa.say("kpi_median", { over: pa.windowOf(this.timing) }) : "";
     }
 
     showVerdict() {
@@ -101,6 +102,7 @@
       const heard = this.page.heard;
       const turn = (this.turn = {});
       const path = `/runs/${encodeURIComponent(this.summary.run)}`;
+      this.page.askTiming(this);
       const latestAndTrend = async () => {
         const latest = await pa.api(`${path}/latest`);
         if (this.turn !== turn) throw new Error("asked again meanwhile");
@@ -125,6 +127,7 @@
     }
 
     async refreshVerdict() {
+      this.page.askTiming(this);
       try {
         this.verdict = await pa.api(`/runs/${encodeURIComponent(this.summary.run)}/verdict`);
         this.showVerdict();
@@ -134,7 +137,7 @@
       }
     }
 
-    /** What no message tells: the sentence of a healthy run that goes on, and the loss of one that had none yet. */
+    /** What no message tells: throughput and the sentence of a healthy run that goes on, and the loss of one that had none yet. */
     askAgain() {
       const moved = this.told !== this.summary.updated && MOVING.has(this.summary.state);
       if (!moved || !this.filled || performance.now() - this.asked < 1000 * ASK_AGAIN_S) return;
@@ -144,6 +147,7 @@
         this.filled = false;
         this.fill();
       } else if (this.verdict?.rule === "healthy") this.refreshVerdict();
+      else this.page.askTiming(this);
     }
 
     append(band) {
@@ -166,6 +170,7 @@
       this.heard = new Set(); // those that it has: what comes from then on is not missed
       this.next = undefined; // cursor of the runs older than the list that is held; null: all are held; undefined: none was asked for
       this.found = null; // what the server was asked for beyond that list, with the filter
+      this.asking = new Set(); // lines whose throughput is asked for at the next turn
       this.#readAddress();
       this.body = document.getElementById("fleet-rows");
       this.messages = 0; // that told of a run
@@ -231,6 +236,31 @@
       if (NAMES.includes(name) || this.losses.has(name) || this.losses.size >= MOST_LOSSES) return;
       this.losses.add(name);
       this.feed.resubscribe();
+    }
+
+    /** Asks for the throughput of a line, together with the others that ask meanwhile. */
+    askTiming(row) {
+      this.asking.add(row);
+      this.timings ||= setTimeout(async () => {
+        this.timings = 0;
+        const rows = [...this.asking];
+        this.asking.clear();
+        for (let at = 0; at < rows.length; at += PAGE) await this.#takeTimings(rows.slice(at, at + PAGE));
+      }, TOGETHER_MS);
+    }
+
+    async #takeTimings(rows) {
+      const query = new URLSearchParams(rows.map((row) => ["run", row.summary.run]));
+      let timing;
+      try {
+        ({ timing } = await pa.api(`/timing?${query}`));
+      } catch {
+        return; // the lines stay as they were
+      }
+      for (const row of rows) {
+        row.timing = timing[row.summary.run] ?? row.timing;
+        row.showValues();
+      }
     }
 
     #tools() {
@@ -537,6 +567,7 @@
       this.observer.disconnect();
       clearInterval(this.clock);
       clearTimeout(this.typing);
+      clearTimeout(this.timings);
       cancelAnimationFrame(this.frame);
     }
   }

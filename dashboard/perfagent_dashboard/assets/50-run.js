@@ -10,6 +10,7 @@
   const IN_A_COLUMN = 38; // characters of a setting with its name; a longer one has a line of its own
   const A_LIST = 30; // settings that stand in one line, rather than in a row each
   const MUTE_S = 3600;
+  const ASK_AGAIN_MS = 3000; // for what no message tells: figures of the newest steps, and a healthy verdict's sentence
   const FIGURES = ["loss", "grad/norm", "tokens_per_s", "samples_per_s", "step_time_s", "phase/data_s", "process/rss_bytes", "host/cpu_pct",
     "gpu/utilization_pct", "gpu/memory_used_bytes"];
 
@@ -68,15 +69,21 @@
     });
   }
 
-  /** {data: 0.05, forward: ...} as the shares of a step, in the order of the catalogue; null when there is none. */
-  function phaseShares(seconds) {
-    const known = pa.config.phases.filter((phase) => pa.num(seconds?.[phase]) > 0);
-    const sum = known.reduce((total, phase) => total + pa.num(seconds[phase]), 0);
-    return known.length ? known.map((phase) => ({ phase, title: pa.metric(`phase/${phase}_s`).title, share: pa.num(seconds[phase]) / sum })) : null;
+  /** {data: 0.05, forward: ...} in the order of the catalogue, with titles; null when there is none. */
+  function ofPhases(values) {
+    const known = pa.config.phases.filter((phase) => pa.num(values?.[phase]) > 0);
+    return known.length ? known.map((phase) => ({ phase, title: pa.metric(`phase/${phase}_s`).title, share: pa.num(values[phase]) })) : null;
   }
 
-  /** Where a step goes, as one bar with its legend. */
-  function barOfStep(shares) {
+  /** The seconds of a step's phases as shares of it. */
+  function sharesOf(seconds) {
+    const parts = ofPhases(seconds);
+    const sum = parts?.reduce((total, { share }) => total + share, 0);
+    return parts?.map((part) => ({ ...part, share: part.share / sum }));
+  }
+
+  /** Where a step goes, as one bar with its legend. over: of which steps, in words. */
+  function barOfStep(shares, over) {
     const paint = (phase) => {
       const node = pa.el("i", { "aria-hidden": "true" });
       node.style.background = `var(--phase-${phase})`;
@@ -91,7 +98,7 @@
     const legend = shares.map(({ phase, title, share }) =>
       pa.el("span", { class: "share" }, paint(phase), title, pa.el("b", null, `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`)),
     );
-    return pa.el("div", { class: "bar-of-step" }, pa.el("h3", null, words.where), pa.el("div", { class: "segments" }, segments), pa.el("div", { class: "shares" }, legend));
+    return pa.el("div", { class: "bar-of-step" }, pa.el("h3", null, over ? pa.say("where_over", { over }) : words.where), pa.el("div", { class: "segments" }, segments), pa.el("div", { class: "shares" }, legend));
   }
 
   /** How many steps a second; a minute, or an hour, where one takes so long. */
@@ -194,11 +201,13 @@
       const bad = (value) => (Number.isNaN(value) || Math.abs(value) === Infinity ? "critical" : "");
 
       const { ranks } = this.page;
-      const rate = at("tokens_per_s") != null ? "tokens_per_s" : "samples_per_s";
-      const time = at("step_time_s");
-      this.#put("throughput", words.kpi_throughput, ...text(rate, at(rate)), time > 0 ? stepRate(time) : "");
+      const { timing } = this.page;
+      const over = pa.windowOf(timing);
+      const [rate, throughput] = pa.throughputOf(timing);
+      const time = pa.num(timing?.series.step_time_s?.p50);
+      this.#put("throughput", words.kpi_throughput, ...text(rate, throughput), time > 0 ? pa.say("kpi_over", { value: stepRate(time), over }) : over);
 
-      this.#put("step_time", words.kpi_step_time, ...text("step_time_s", time), this.#median("step_time_s"));
+      this.#put("step_time", words.kpi_step_time, ...text("step_time_s", time), time != null ? pa.say("kpi_median", { over }) : "");
       const lossName = pa.lossOf([...this.page.values.keys()].filter((name) => at(name) != null));
       const loss = at(lossName);
       this.#put("loss", words.kpi_loss, pa.si(loss), "", this.#extreme(lossName, "min", "kpi_lowest"), bad(loss));
@@ -229,10 +238,9 @@
         this.#put("memory", words.kpi_memory, ...text("process/rss_bytes", at("process/rss_bytes")), parts.filter(Boolean).join(", "));
       }
 
-      const wait = this.#share();
-      if (wait) {
-        const [part, whole] = [text("phase/data_s", wait[0]).join(" "), text("step_time_s", wait[1]).join(" ")];
-        this.#put("data", words.kpi_data, pa.si((100 * wait[0]) / wait[1]), "%", pa.say("kpi_share", { part, whole }), this.page.isFound("data_bound") ? "warning" : "");
+      const wait = pa.num(timing?.shares.data);
+      if (wait != null) {
+        this.#put("data", words.kpi_data, pa.si(100 * wait), "%", pa.say("kpi_share", { over }), this.page.isFoundOn("phase/data_s") ? "warning" : "");
       } else this.#put("data", words.kpi_data, words.na, "", time != null ? words.kpi_no_loader : "");
 
       const charted = {
@@ -246,26 +254,6 @@
       const critical = open.filter((alert) => alert.severity === "critical").length;
       const more = !open.length ? words.kpi_none : critical ? pa.say("kpi_critical", { count: critical }) : pa.say("kpi_warning", { count: open.length });
       this.#put("alerts", words.kpi_alerts, String(open.length), "", more, critical ? "critical" : open.length ? "warning" : "");
-    }
-
-    #median(name) {
-      if (this.page.board.range) return this.cells.step_time.more.textContent;
-      const values = (this.page.board.charts.get(name)?.data.mean ?? []).filter((value) => value != null).sort((a, b) => a - b);
-      return values.length ? pa.say("kpi_median", { value: pa.show(pa.metric(name), values[values.length >> 1]).join(" ") }) : "";
-    }
-
-    /** Mean data wait and mean step time over the newest steps that are held: single steps jump about. */
-    #share() {
-      const charts = this.page.board.charts;
-      const recent = (name) => {
-        const data = charts.get(name)?.data;
-        const values = (data?.mean ?? []).slice(-50).filter((value) => value != null);
-        return values.length ? values.reduce((a, b) => a + b, 0) / values.length : this.page.values.get(name);
-      };
-      if (!charts.has("phase/data_s")) return null;
-      if (this.page.board.fixed()) return this.share ?? null;
-      const [wait, time] = [recent("phase/data_s"), recent("step_time_s")];
-      return (this.share = wait != null && time > 0 ? [wait, time] : null);
     }
   }
 
@@ -313,7 +301,6 @@
         host: this.part("charts"),
         onChange: () => this.showFigures(),
         onRange: () => this.#rangeChanged(),
-        onShares: (shares) => this.#showShares(shares),
       });
       this.#readAddress();
       this.figures = new Figures(this, this.part("figures"));
@@ -329,7 +316,18 @@
       this.clock = setInterval(() => this.#tick(), 1000);
       this.keys = (event) => this.#key(event);
       document.addEventListener("keydown", this.keys);
+      this.loadMarks();
       await this.loadSession();
+    }
+
+    /** On which charts alerts stand. Without the answer they stand on the loss, or on the step time. */
+    async loadMarks() {
+      try {
+        this.board.setMarks(await pa.marks());
+      } catch {
+        return;
+      }
+      this.showFigures();
     }
 
     /** There is no such run, or no longer. */
@@ -461,7 +459,24 @@
       }
     }
 
+    /** Step time, throughput and shares of the one window that tiles, bar and verdict speak of. */
+    async loadTiming() {
+      const turn = (this.timingsAsked = (this.timingsAsked ?? 0) + 1);
+      let timing;
+      try {
+        timing = await pa.api(`${this.path}/timing`);
+      } catch {
+        return; // the feed tells that the server is away
+      }
+      if (turn < (this.timingShown ?? 0) || this.closed) return; // an answer that was overtaken
+      this.timingShown = turn;
+      this.timing = timing;
+      this.#showShares();
+      this.showFigures();
+    }
+
     async loadVerdict() {
+      this.loadTiming();
       const asked = (this.verdictsAsked = (this.verdictsAsked ?? 0) + 1);
       try {
         const [verdict, findings] = await Promise.all([pa.api(`${this.path}/verdict`), pa.api(`${this.path}/findings`).catch(() => ({}))]);
@@ -534,7 +549,7 @@
         this.#added();
         this.#charted();
       }
-      if (!this.verdict || this.verdict.rule === "healthy") this.#later("verdict", 5000, () => this.loadVerdict());
+      this.#later("again", ASK_AGAIN_MS, () => (!this.verdict || this.verdict.rule === "healthy" ? this.loadVerdict() : this.loadTiming()));
       this.showFigures();
     }
 
@@ -600,10 +615,10 @@
 
     // --- verdict -----------------------------------------------------------------------------------------------------------------
 
-    /** Whether a rule speaks now: in the verdict, beside it, or as an alert. */
-    isFound(rule) {
+    /** Whether a rule whose alerts stand on the chart of this series speaks now: in the verdict, beside it, or as an alert. */
+    isFoundOn(name) {
       const open = this.alerts.filter((alert) => alert.state === "firing");
-      return [this.verdict, ...(this.findings ?? []), ...open].some((one) => one?.rule === rule);
+      return [this.verdict, ...(this.findings ?? []), ...open].some((one) => this.board.marks[one?.rule]?.[0] === name);
     }
 
     /** Read aloud when the verdict becomes another one, not when a number in its sentence moves. */
@@ -648,7 +663,8 @@
               ? pa.say("since", { time: pa.shortTime(since) })
               : null;
       const ranks = verdict.ranks?.length && this.ranks > 1 ? pa.say("on_ranks", { ranks: verdict.ranks.slice(0, 8).join(", ") + (verdict.ranks.length > 8 ? " …" : "") }) : null;
-      const parts = phaseShares(verdict.evidence?.phases_s);
+      const parts = sharesOf(verdict.evidence?.phases_s);
+      const counted = pa.num(verdict.evidence?.steps);
       const found = facts(verdict);
       const others = (this.findings ?? []).filter((finding) => finding.rule !== verdict.rule && finding.rule !== "healthy").slice(0, 3);
       const steps = (verdict.fix ?? "").split(/\n+/).filter(Boolean);
@@ -669,7 +685,7 @@
           ? this.#lines(words.earlier, past, (one) => ` · ${pa.say("resolved", { time: pa.shortTime(pa.unix(one.resolved)) })}`)
           : null,
         this.summary.host || tone === "critical" ? null : pa.el("p", { class: "quiet" }, pa.prose(words.no_agent)),
-        parts ? barOfStep(parts) : null,
+        parts ? barOfStep(parts, counted ? pa.say("window_newest", { count: pa.count(counted) }) : "") : null,
         alert ? this.#actions(alert) : null,
         tone === "healthy" ? this.sharesNode : null,
       ));
@@ -685,8 +701,10 @@
     }
 
     /** A healthy run has nothing to explain: it says where its steps go. */
-    #showShares(shares) {
-      const bar = barOfStep(shares);
+    #showShares() {
+      const shares = ofPhases(this.timing.phase_shares);
+      if (!shares) return;
+      const bar = barOfStep(shares, pa.windowOf(this.timing));
       if (this.sharesNode?.isConnected) this.sharesNode.replaceWith(bar);
       else if (this.part("verdict").classList.contains("healthy")) this.part("verdict").append(bar);
       this.sharesNode = bar;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from perfagent_dashboard.figures.charts import CHARTS, HIDDEN, MARKS, Chart, chart_table
+from perfagent_dashboard.figures.charts import CHARTS, HIDDEN, Chart, chart_table
 from perfagent_dashboard.figures.ranks import rank_figure
 from perfagent_dashboard.figures.series import series_figure
 from perfagent_dashboard.figures.step import step_figure
@@ -14,7 +14,6 @@ from perfagent_dashboard.theme import Theme
 __all__ = [
     "CHARTS",
     "HIDDEN",
-    "MARKS",
     "Chart",
     "chart_table",
     "patterns",

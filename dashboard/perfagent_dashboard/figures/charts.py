@@ -1,5 +1,5 @@
-"""Which charts a run page shows, in which order, and on which of them an alert is marked. No data and no plotly
-here."""
+"""Which charts a run page shows, and in which order. On which of them an alert is marked, its rule says: the page asks the
+server (GET /rules). No data and no plotly here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from perfagent.wire import CATALOGUE, FAMILIES, PHASES
 from perfagent.wire.loss_names import LOSS_WORDS
 
-__all__ = ["CHARTS", "HIDDEN", "MARKS", "Chart", "chart_table"]
+__all__ = ["CHARTS", "HIDDEN", "Chart", "chart_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,46 +100,9 @@ def _rest() -> tuple[Chart, ...]:
 
 CHARTS: tuple[Chart, ...] = (*_FIRST, *_rest())
 
-# Rule -> charts that carry its mark; the first that the run has is used, and `loss` or `step_time_s` where none is.
-MARKS: dict[str, tuple[str, ...]] = {
-    "nonfinite_loss": ("loss",),
-    "nonfinite_gradient": ("grad/norm", "grad/nonfinite"),
-    "loss_spike": ("loss",),
-    "loss_divergence": ("loss",),
-    "loss_plateau": ("loss",),
-    "overfit": ("loss",),
-    "grad_norm_explosion": ("grad/norm",),
-    "grad_vanishing": ("grad/norm",),
-    "loss_scale_collapse": ("amp/scale",),
-    "lr_anomaly": ("lr",),
-    "low_gpu_utilization": ("gpu/utilization_pct", "step_time_s"),
-    "data_bound": ("phase/data_s", "step_time_s"),
-    "h2d_bound": ("phase/h2d_s", "step_time_s"),
-    "host_bound": ("host/cpu_pct", "step_time_s"),
-    "cpu_bottleneck": ("host/cpu_pct", "step_time_s"),
-    "comm_bound": ("phase/comm_s", "step_time_s"),
-    "sync_bound": ("step_time_s",),
-    "compute_bound": ("phase/forward_s", "step_time_s"),
-    "low_mfu": ("mfu", "step_time_s"),
-    "oom_observed": ("gpu/memory_used_bytes", "cuda/allocated_bytes", "process/rss_bytes"),
-    "oom_imminent": ("gpu/memory_used_bytes", "cuda/allocated_bytes", "process/rss_bytes"),
-    "gpu_fragmentation": ("cuda/reserved_bytes",),
-    "gpu_memory_leak": ("cuda/allocated_bytes", "gpu/memory_used_bytes"),
-    "host_memory_leak": ("process/rss_bytes", "host/memory_used_bytes"),
-    "straggler": ("step_time_s",),
-    "stage_imbalance": ("step_time_s",),
-    "hang": ("step_time_s",),
-    "throughput_regression": ("tokens_per_s", "samples_per_s", "step_time_s"),
-    "step_time_tail": ("step_time_s",),
-    "throttling": ("gpu/sm_clock_mhz", "gpu/temperature_c"),
-    "checkpoint_anomaly": ("phase/checkpoint_s", "step_time_s"),
-    "checkpoint_stale": ("phase/checkpoint_s", "step_time_s"),
-}
-
 
 def chart_table() -> dict[str, Any]:
-    """What the script assets need to know, ready for JSON: metrics with title and unit, charts in order, marks of
-    rules."""
+    """What the script assets need to know, ready for JSON: metrics with title and unit, charts in order."""
     return {
         "metrics": {
             name: {
@@ -156,5 +119,4 @@ def chart_table() -> dict[str, Any]:
         "families": list(FAMILIES),
         "losses": {kind: sorted(words) for kind, words in LOSS_WORDS.items()},
         "hidden": [*HIDDEN, *FAMILIES],  # what ends in a slash is a prefix
-        "marks": {rule: list(names) for rule, names in MARKS.items()},
     }

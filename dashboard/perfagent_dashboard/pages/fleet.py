@@ -20,7 +20,12 @@ _NUMBERS = ("step", "throughput", "loss", "gpu", "seen")
 
 def layout() -> Component:
     heads = [
-        html.Th(ENGLISH[f"column_{name}"], scope="col", className="number" if name in _NUMBERS else f"of-{name}")
+        html.Th(
+            ENGLISH[f"column_{name}"],
+            scope="col",
+            className="number" if name in _NUMBERS else f"of-{name}",
+            title=ENGLISH.get(f"column_{name}_hint"),
+        )
         for name in _COLUMNS
     ]
     return html.Div(

@@ -12,6 +12,7 @@ from perfagent.wire import Finding
 from perfagent_server.routes.dependencies import ServicesDep, known_run
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import require
+from perfagent_server.verdict.healthy import Healthy
 
 __all__ = ["router"]
 
@@ -28,7 +29,8 @@ class FindingList:
 @router.get("/runs/{run}/verdict", dependencies=[Depends(require("read"))], responses={200: {"model": Finding}})
 def verdict(run: KnownRun, services: ServicesDep) -> Response:
     """Healthy, or the one thing that holds the run back."""
-    return reply(services.engine.verdict(run))
+    found = services.engine.verdict(run)
+    return reply(found.with_figures(services.figures.of(run)) if isinstance(found, Healthy) else found)
 
 
 @router.get("/runs/{run}/findings", dependencies=[Depends(require("read"))], responses={200: {"model": FindingList}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -11,7 +12,6 @@ from perfagent.wire import RankMatrix, Series, Timing
 from perfagent_server.routes.dependencies import ServicesDep, known_run
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
-from perfagent_server.runs.step_timing import timing
 from perfagent_server.security.access import require
 
 __all__ = ["router"]
@@ -20,6 +20,7 @@ router = APIRouter()
 
 KnownRun = Annotated[str, Depends(known_run)]
 _NAME = Query(min_length=1, max_length=256)
+MOST_RUNS = 200  # in one address, which has room for 64 kB
 
 
 @router.get("/runs/{run}/series", dependencies=[Depends(require("read"))], responses={200: {"model": Series}})
@@ -58,9 +59,26 @@ def ranks(
 
 
 @router.get("/runs/{run}/timing", dependencies=[Depends(require("read"))], responses={200: {"model": Timing}})
-def step_timing(run: KnownRun, services: ServicesDep, steps: Annotated[int, Query(ge=1, le=20_000)] = 1000) -> Response:
-    """P50, P90 and P99 of the step time and its phases over the newest `steps` steps, and the share of each."""
-    return reply(timing(services.store, run, steps=steps))
+def step_timing(
+    run: KnownRun, services: ServicesDep, steps: Annotated[int | None, Query(ge=1, le=20_000)] = None
+) -> Response:
+    """Step time, its phases, throughput and shares: of the newest 100 steps, or of the whole run when it has ended.
+    These are the figures that page, command line and healthy verdict show. `steps`: of the newest so many instead."""
+    figures = services.figures
+    return reply(figures.of(run) if steps is None else figures.newest(run, steps))
+
+
+@dataclass
+class Timings:
+    timing: dict[str, Timing]
+
+
+@router.get("/timing", dependencies=[Depends(require("read"))], responses={200: {"model": Timings}})
+def timing_of_runs(
+    services: ServicesDep, run: Annotated[list[str], Query(min_length=1, max_length=MOST_RUNS)]
+) -> Response:
+    """The same of many runs at once, by run: `?run=A&run=B`, at most 200. Runs that do not exist are left out."""
+    return reply({"timing": services.figures.of_runs(run)})
 
 
 def _check_range(from_step: int | None, to_step: int | None) -> None:

@@ -93,7 +93,7 @@ class CommBound(Rule):
             "warning",
             f"Communication that nothing overlaps takes {share:.0f} % of the step",
             f"Every rank waits at least {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %) for communication that "
-            "nothing overlaps.",
+            f"nothing overlaps (medians of the newest {self.steps} steps).",
             cost=f"{spell_s(wait_s)} of each step of {spell_s(step_s)}",
             since_step=window.at,
             evidence={

@@ -11,7 +11,7 @@ from perfagent.wire import Finding
 from perfagent_server.rules import step_shares
 from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
-from perfagent_server.rules.step_shares import ON_DEVICE, UTILIZATION, busy_pct, phase_means, seconds_in
+from perfagent_server.rules.step_shares import ON_DEVICE, UTILIZATION, busy_pct, means_over, seconds_in
 from perfagent_server.rules.window import Window
 
 __all__ = ["DataBound"]
@@ -124,14 +124,15 @@ class DataBound(Rule):
             "critical" if share >= self.critical_pct else "warning",
             f"The data loader keeps each step waiting {spell_s(wait_s)} ({share:.0f} %)",
             (
-                f"The data loader keeps each step waiting {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %): "
-                f"without that wait a step would take {spell_s(step_s - wait_s)}."
+                f"The data loader keeps each step waiting {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %) "
+                f"over the newest {len(last)} steps, "
+                f"without the worst: without that wait a step would take {spell_s(step_s - wait_s)}."
             ),
             since_step=window.at,
             evidence={
                 "wait_s": wait_s, "step_time_s": step_s, "share_pct": share, "hidden_wait_s": (waited - gain) / count,
                 "wait_p50_s": ordered[len(ordered) // 2], "wait_p90_s": ordered[int(0.9 * (len(ordered) - 1))],
-                "wait_max_s": ordered[-1], "steps": len(last), "phases_s": phase_means(window, self.steps),
+                "wait_max_s": ordered[-1], "steps": len(last), "phases_s": means_over(window, counted),
             },
             cost=f"{spell_s(wait_s)} of each step of {spell_s(step_s)}",
             gain_pct=share,

@@ -45,6 +45,10 @@ run ends, alerts about NaN, memory and crashes stay open as the run's result. Th
 attempt of the run resolves all alerts. If a process of the older attempt reports only now how it ended, its alert
 fires and is resolved. A run whose newest loss is NaN is never called healthy, even if somebody closed the alert.
 
+A finding that states a time or a share is about the steps that its rule looks at, and names them ("over the newest 20
+steps"). The verdict repeats its figures. A healthy verdict states the step time that every page shows: the median of
+the newest 100 steps, or of the whole run when it has ended.
+
 A run has finished when every rank that ever reported has finished. An attempt has room for 256 different alerts from
 `run.alert()` and from rules of other programs. When all 256 places are taken, a new alert replaces a resolved alert,
 or a user's alert that is more than an hour old. If there is no such alert, the server drops the new alert and counts

@@ -10,7 +10,7 @@ import numpy as np
 from perfagent.wire import Finding
 from perfagent_server.rules import step_shares
 from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
-from perfagent_server.rules.step_shares import PAUSES, phase_means, seconds_by_step
+from perfagent_server.rules.step_shares import PAUSES, means_over, seconds_by_step
 from perfagent_server.rules.time_series import Seconds
 from perfagent_server.rules.window import Window
 
@@ -128,7 +128,7 @@ def _cause(window: Window) -> tuple[dict[str, float], str]:
     # What was saved or evaluated after the last step stands under that step's number, beside its time.
     pauses = seconds_by_step(window, PAUSES)
     whole = sum(max(time, pauses.get(step, 0.0)) for step, time in zip(steps, times, strict=True))
-    means = phase_means(window, took.size)
+    means = means_over(window, {*steps})
     if not whole > 0 or not means:
         return {}, ""
     shares = {phase: 100 * len(steps) * value / whole for phase, value in means.items()}
@@ -138,4 +138,4 @@ def _cause(window: Window) -> tuple[dict[str, float], str]:
         if waits and max(waits.values()) >= 20
         else max(shares, key=shares.__getitem__)
     )
-    return shares, f"{_WAITS[phase]} ({shares[phase]:.0f} % of the step)"
+    return shares, f"{_WAITS[phase]} ({shares[phase]:.0f} % of the newest {len(steps)} steps)"

@@ -15,7 +15,7 @@ __all__ = [
     "READS",
     "UTILIZATION",
     "busy_pct",
-    "phase_means",
+    "means_over",
     "seconds_by_step",
     "seconds_in",
     "share_elsewhere",
@@ -52,15 +52,14 @@ def share_elsewhere(window: Window) -> float | None:
     return min(1.0, sorted(value / times[step] for step, value in told.items())[len(told) // 2])
 
 
-def phase_means(window: Window, steps: int) -> dict[str, float]:
-    """Mean seconds that each phase takes of the newest steps. A step without a phase (it saved no checkpoint) spent
-    none in it; phases that none of them had are absent."""
-    took = window.series("step_time_s")
-    if took is None:
-        return {}
-    newest = set(took.last_steps(steps))
-    sums = {phase: seconds_in(window, phase, newest) for phase in TIMED_PHASES if has_phase(window, phase, newest)}
-    return {phase: value / len(newest) for phase, value in sums.items()}
+def means_over(window: Window, steps: set[int]) -> dict[str, float]:
+    """Mean seconds that each phase takes of these steps. A step without a phase (it saved no checkpoint) spent none in
+    it; phases that none of them had are absent."""
+    return {
+        phase: seconds_in(window, phase, steps) / len(steps)
+        for phase in TIMED_PHASES
+        if has_phase(window, phase, steps)
+    }
 
 
 def has_phase(window: Window, phase: str, steps: set[int]) -> bool:

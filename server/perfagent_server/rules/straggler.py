@@ -127,6 +127,8 @@ class Straggler(Rule):
     ) -> Finding:
         worst = int(np.argmax(own))
         rank, times = ranks[worst], float(own[worst]) / typical
+        took = window.series("step_time_s")
+        steps = min(self.steps, took.total) if took is not None else 0
         phase, more_s = _slowest_phase(window, rank, self.steps)
         named = [ranks[place] for place in slow]
         who = named_ranks(named, window.world_size)
@@ -137,14 +139,14 @@ class Straggler(Rule):
             f"{who[0].upper()}{who[1:]} needs {spell_s(float(own[worst]))} for its own work in a step, "
             f"{times:.2g} times the "
             f"{spell_s(typical)} of a typical rank{where}: the others wait {spell_s(lost_s)} of {spell_s(step_s)} "
-            f"({cost:.0f} %).",
+            f"({cost:.0f} %; medians of the newest {steps} steps).",
             cause=phase if phase in self.english.remedies else "",
             cost=f"{spell_s(lost_s)} of each step of {spell_s(step_s)}, on every other rank",
             since_step=window.at,
             ranks=named,
             evidence={
                 "rank": rank, "own_s": float(own[worst]), "typical_own_s": typical, "times": times, "step_time_s": step_s,
-                "share_pct": cost, "phase": phase, "phase_more_s": more_s, "steps": self.steps,
+                "share_pct": cost, "phase": phase, "phase_more_s": more_s, "steps": steps,
                 "own_s_by_rank": {str(one): float(value) for one, value in list(zip(ranks, own, strict=True))[:64]},
             },
             gain_pct=cost,

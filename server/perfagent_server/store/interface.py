@@ -72,9 +72,10 @@ class MetricStore(Protocol):
     ) -> Series:
         """At most `points` buckets over the steps from..to, both inclusive."""
 
-    def newest(self, run: str, names: Sequence[str], *, steps: int) -> dict[str, Series]:
-        """The newest `steps` steps of the first of these names, and the same steps of the others, as series() gives
-        them, in one pass. Left out: what has no samples there, and what is put together from other series."""
+    def newest(self, run: str, names: Sequence[str], *, steps: int | None, points: int = 20_000) -> dict[str, Series]:
+        """The newest `steps` steps of the first of these names (None: all), and the same steps of the others, as
+        series() gives them in at most `points` buckets, in one pass. Left out: what has no samples there, and what is
+        put together from other series."""
 
     def ranks(
         self, run: str, name: str, *, from_step: int | None = None, to_step: int | None = None, points: int = 200

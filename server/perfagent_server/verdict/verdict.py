@@ -11,20 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from perfagent.wire import LOSS, SEVERITIES, Finding, healthy
+from perfagent.wire import LOSS, SEVERITIES, Finding
 from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.nonfinite_loss import NonfiniteLoss
 from perfagent_server.rules.rule import USER_ALERT, Rule
 from perfagent_server.rules.step_shares import share_elsewhere
 from perfagent_server.rules.window import Window
+from perfagent_server.verdict.healthy import MOST, Healthy
 
 __all__ = ["verdict", "worst_first"]
 
-ELSEWHERE_REMEDY = (
-    'Put `with run.phase("NAME"):` around parts of the loop (run = perfagent.attach()), and each is timed beside the others. '
-    "While it trains, `perfagent profile RUN` shows the operators of some steps, and `perfagent stacks RUN` what it does now."
-)
-"""For a run that no rule finds anything in, and most of whose step no phase accounts for."""
 STANDING_REMEDY = (
     "If it neither evaluates nor saves now: `perfagent stacks RUN` shows where every thread of every rank stands. Of several "
     "ranks the one whose stack differs is the one that the others wait for; one that waits for its loader has a worker hanging."
@@ -35,8 +31,6 @@ _FEW_STEPS = 10
 _STANDS_S = 60.0
 _STANDS_STEPS = 5.0
 """From so long on, and so many times the longest of the newest steps, the verdict says that no step ends any more."""
-_MOST = 0.5
-"""Of a step, where its time went: more than all the rest together."""
 _JUMP_STEPS = 9
 """So many newest losses say where the loss is now."""
 
@@ -66,17 +60,7 @@ def verdict(window: Window, findings: Sequence[Finding], *, jump: Finding | None
         return sick
     if lost:
         return _fell_silent(window)
-    elsewhere, standing = share_elsewhere(window) or 0.0, _standing_s(window)
-    found = healthy(_figures(window, elsewhere, standing) + _new_level(window, jump))
-    # without a step nothing was judged, and a page says so
-    found.evidence = {"step": window.step} if window.step else {}
-    if standing is not None:
-        found.evidence["standing_s"] = standing
-        found.fix = STANDING_REMEDY
-    elif elsewhere >= _MOST:
-        found.evidence["other_share_pct"] = 100 * elsewhere
-        found.fix = ELSEWHERE_REMEDY
-    return found
+    return _healthy(window, jump)
 
 
 def _fell_silent(window: Window) -> Finding:
@@ -126,34 +110,35 @@ def _standing_s(window: Window) -> float | None:
     return quiet if quiet >= max(_STANDS_S, _STANDS_STEPS * max(took.last(took.size))) else None
 
 
-def _figures(window: Window, elsewhere: float, standing: float | None) -> str:
-    """The healthy verdict's sentence, with the figures that make it believable. elsewhere: `share_elsewhere`; standing:
-    `_standing_s`."""
+def _healthy(window: Window, jump: Finding | None) -> Healthy:
+    """With the figures of the loss, which make it believable. Those of speed it gets from who answers."""
     if not window.step:
         yet, came = ("", "came before the end") if window.ended else (" yet", "has come")
-        return f"Nothing to judge{yet}: no loss, step time or gradient norm {came}."
-    parts = [f"step {window.step:,}"]
-    name = window.loss_name
+        return Healthy(opening=f"Nothing to judge{yet}: no loss, step time or gradient norm {came}")
+    facts = [f"step {window.step:,}"]
     losses = _finite_losses(window)
     if losses:
-        loss = losses[-1]
         since = f" (from {window.first_loss:.4g})" if window.first_loss is not None and window.step > 1 else ""
-        parts.append(f"{name} {loss:.4g}{since}")
-    took = window.series("step_time_s")
-    if took is not None:
-        parts.append(f"{spell_s(sorted(took.last(32))[len(took.last(32)) // 2])} a step")
+        facts.append(f"{window.loss_name} {losses[-1]:.4g}{since}")
+    standing = _standing_s(window)
     if standing is not None:
-        said = f"No step has ended for {spell_s(standing)}"
-    elif elsewhere >= _MOST:
-        tense = "was" if window.ended else "is"
-        said = f"Most of the step ({100 * elsewhere:.0f} %) {tense} outside of data, forward, backward and optimizer"
+        opening = f"No step has ended for {spell_s(standing)}"
     elif window.ended:
-        said = "Nothing held this run back"
+        opening = "Nothing held this run back"
     elif window.step - window.start_step < _FEW_STEPS:
-        said = "Too early to tell, nothing wrong so far"
+        opening = "Too early to tell, nothing wrong so far"
     else:
-        said = "Nothing holds this run back"
-    return f"{said}: {', '.join(parts)}."
+        opening = "Nothing holds this run back"
+    return Healthy(
+        opening=opening,
+        facts=facts,
+        closing=_new_level(window, jump),
+        # without a step nothing was judged, and a page says so
+        evidence={"step": window.step, **({} if standing is None else {"standing_s": standing})},
+        fix="" if standing is None else STANDING_REMEDY,
+        tense="was" if window.ended else "is",
+        is_elsewhere=standing is None and (share_elsewhere(window) or 0.0) >= MOST,
+    )
 
 
 def _new_level(window: Window, jump: Finding | None) -> str:

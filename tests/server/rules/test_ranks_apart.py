@@ -54,6 +54,7 @@ def test_one_rank_that_is_a_third_slower_is_named(ranks: int) -> None:
     assert (change.finding.rule, change.finding.ranks) == ("straggler", [ranks - 1])
     assert change.finding.evidence["phase"] == "forward"
     assert f"Rank {ranks - 1} needs" in change.finding.message
+    assert f"; medians of the newest {change.finding.evidence['steps']} steps)" in change.finding.message
     assert len(change.finding.title) <= 90
 
 
@@ -79,6 +80,7 @@ def test_communication_that_takes_a_third_of_every_ranks_step_is_told() -> None:
     assert change.finding.rule == "comm_bound"
     assert 40 < change.finding.evidence["share_pct"] < 50
     assert "44 %" in change.finding.message or "43 %" in change.finding.message
+    assert "(medians of the newest 20 steps)" in change.finding.message
 
 
 def test_a_wait_for_one_slow_rank_is_not_communication() -> None:

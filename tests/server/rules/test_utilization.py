@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from judging import fired, frame, judge_series, make_evaluator
+from judging import fired, frame, judge_series, make_evaluator, told
 
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.evidence import spell_s
@@ -16,11 +16,19 @@ def test_a_loader_that_sleeps_is_told_in_words_and_figures_within_a_short_run() 
     [alert] = fired(changes, "data_bound")
     assert alert.step == 25
     assert alert.finding.severity == "critical"
-    assert "waiting 50 ms of 60 ms (83 %)" in alert.finding.message
+    assert "waiting 50 ms of 60 ms (83 %) over the newest 20 steps, without the worst:" in alert.finding.message
+    assert alert.finding.evidence["steps"] == 20
     assert alert.finding.gain_pct == pytest.approx(83.3, abs=0.1)
     for word in ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "cache"):
         assert word in alert.finding.fix
     assert evaluator.verdict().rule == "data_bound"
+
+
+def test_the_verdict_repeats_the_figures_of_the_finding_and_no_others() -> None:
+    changes, evaluator = judge_series({"step_time_s": [0.06] * 40, "phase/data_s": [0.05] * 40}, rows=10)
+    [alert] = fired(changes, "data_bound")
+    found = told(evaluator, {"step_time_s": [0.09] * 100, "phase/data_s": [0.01] * 100})
+    assert (found.message, found.evidence) == (alert.finding.message, alert.finding.evidence)
 
 
 @pytest.mark.parametrize(("wait", "severity"), [(0.009, None), (0.012, "warning"), (0.025, "critical")])
@@ -128,6 +136,8 @@ def test_a_gpu_that_idles_for_five_minutes_is_found_with_its_cause(pct: float, s
     assert [change.finding.severity for change in found] == ([severity] if severity else [])
     if found:
         assert "Python code outside the model" in found[0].finding.evidence["cause"]
+        for window in ("% of the newest 64 steps)", f"over {found[0].finding.evidence['over_s']:.0f} s of stepping"):
+            assert window in found[0].finding.message
         assert found[0].finding.evidence["over_s"] >= 300
 
 
@@ -168,18 +178,18 @@ def test_a_gpu_that_idles_while_the_model_acts_in_its_environment_is_said_to() -
         }
         changes += evaluator.take(frame(columns, [second], ident=second, step_s=1.0))
     [alert] = fired(changes, "low_gpu_utilization")
-    cause = "making rollouts (acting in an environment, generating) takes the time (80 % of the step)"
+    cause = "making rollouts (acting in an environment, generating) takes the time (80 % of the newest 64 steps)"
     assert alert.finding.evidence["cause"] == cause
 
 
-def test_the_phases_of_a_slow_loader_s_steps_are_means_over_all_of_them() -> None:
+def test_the_phases_of_a_slow_loader_s_steps_are_means_over_those_that_its_share_counts() -> None:
     evaluator = make_evaluator()
     changes = []
     for step in range(1, 41):
         columns = {"step_time_s": [0.1], "phase/data_s": [0.05]} | ({"phase/eval_s": [2.0]} if step == 10 else {})
         changes += evaluator.take(frame(columns, [step], ident=step))
     [alert] = fired(changes, "data_bound")
-    assert alert.finding.evidence["phases_s"] == pytest.approx({"data": 0.05, "eval": 2.0 / 20})
+    assert alert.finding.evidence["phases_s"] == pytest.approx({"data": 0.05, "eval": 2.0 / 19})
 
 
 def test_less_than_five_minutes_of_stepping_is_too_little_to_judge() -> None:

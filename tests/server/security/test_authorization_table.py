@@ -30,6 +30,7 @@ TABLE: dict[tuple[str, str], str] = {
     ("GET", "/api/v1/runs/{run}/events"): READ,
     ("GET", "/api/v1/runs/{run}/series"): READ,
     ("GET", "/api/v1/runs/{run}/timing"): READ,
+    ("GET", "/api/v1/timing"): READ,
     ("GET", "/api/v1/runs/{run}/ranks"): READ,
     ("GET", "/api/v1/runs/{run}/export"): READ,
     ("GET", "/api/v1/runs/{run}/verdict"): READ,

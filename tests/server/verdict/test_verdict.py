@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from judging import fired, frame, judge_series, state
+from judging import fired, frame, judge_series, state, told
 
 
 @pytest.mark.parametrize("name", ["loss", "train/loss"])
@@ -65,29 +65,44 @@ def test_a_run_that_is_heard_and_ends_no_step_is_not_told_that_nothing_holds_it_
 
 
 def test_a_run_most_of_whose_step_no_phase_accounts_for_is_told_so_and_how_to_find_out() -> None:
-    _, judge = judge_series(_stepping(0.095))
-    found = judge.verdict()
+    series = _stepping(0.095)
+    _, judge = judge_series(series)
+    found = told(judge, series)
     assert (found.rule, found.severity) == ("healthy", "info")
     assert found.message == (
-        "Most of the step (95 %) is outside of data, forward, backward and optimizer: step 40, loss 3 (from 3), 100 ms a step."
+        "Most of the step (95 %) is outside of data, forward, backward and optimizer: step 40, loss 3 (from 3), "
+        "100 ms a step (median of the newest 40 steps)."
     )
     assert found.evidence["other_share_pct"] == pytest.approx(95.0)
     assert "run.phase(" in found.fix
     assert "perfagent profile RUN" in found.fix
     judge.take(frame({}, [], ident=judge.upto + 1, events=[state("finished", step=40)]))
-    assert judge.verdict().message.startswith("Most of the step (95 %) was outside of data, forward")
+    found = told(judge, series, whole_run=True)
+    assert found.message.startswith("Most of the step (95 %) was outside of data, forward")
+    assert found.message.endswith("100 ms a step (median of the whole run).")
+
+
+def test_the_share_and_the_time_of_a_healthy_verdict_are_those_of_the_window_that_everybody_sees() -> None:
+    _, judge = judge_series(_stepping(0.095))
+    found = told(judge, _stepping(0.14, 0.2))
+    assert found.message.startswith("Most of the step (70 %) is outside of")
+    assert "200 ms a step" in found.message
+    found = told(judge, _stepping(0.04))
+    assert found.message.startswith("Nothing holds this run back: step 40"), (
+        "most of the newest steps, not of the window"
+    )
 
 
 def test_time_outside_of_the_phases_is_not_told_where_it_is_little_rare_or_unknown() -> None:
     one_long_pause = [0.005] * 39 + [9.0]
     rare = _stepping(0.005) | {"phase/other_s": one_long_pause, "step_time_s": [0.1] * 39 + [9.1]}
     for series in (_stepping(0.04), _stepping(0.0009, 0.001), _stepping(0.095, steps=9), rare, {"loss": [3.0] * 40}):
-        found = judge_series(series)[1].verdict()
+        found = told(judge_series(series)[1], series)
         assert not found.message.startswith("Most of the step"), found.message
         assert not found.fix
         assert "other_share_pct" not in found.evidence
 
 
 def test_a_script_that_waits_for_busy_gpus_is_not_told_that_its_step_is_elsewhere() -> None:
-    _, judge = judge_series(_stepping(0.095, steps=200, **{"gpu/utilization_pct": [99.0] * 200}))
-    assert judge.verdict().message.startswith("Nothing holds this run back")
+    series = _stepping(0.095, steps=200, **{"gpu/utilization_pct": [99.0] * 200})
+    assert told(judge_series(series)[1], series).message.startswith("Nothing holds this run back")

@@ -151,7 +151,9 @@ class Answers:
                 return _answer(name, rank, width, False, cells, cells.mean, first)
             return _of_view(connection, name, rank, view, span, points)
 
-    def newest(self, run: str, names: Sequence[str], *, steps: int) -> dict[str, Series]:
+    def newest(
+        self, run: str, names: Sequence[str], *, steps: int | None, points: int = MAX_POINTS
+    ) -> dict[str, Series]:
         with self.database.read() as connection:
             views = open_views(connection, run, names, None)
             leader = views[names[0]].extent()
@@ -159,9 +161,10 @@ class Answers:
                 return {}
             found = {}
             for name, view in views.items():
-                span = _clamped(view.extent(), leader[1] - steps + 1, leader[1])
+                first = None if steps is None else leader[1] - steps + 1
+                span = _clamped(view.extent(), first, leader[1])
                 if span is not None:
-                    found[name] = _of_view(connection, name, "all", view, span, steps)
+                    found[name] = _of_view(connection, name, "all", view, span, min(points, steps or points))
         return found
 
     def ranks(
@@ -245,7 +248,8 @@ def _of_view(
     width = _width(*span, points)
     by_rank = cells_by_rank(connection, view, *span, width)
     cells, mean = over_ranks(name, (cells for _, cells in by_rank))
-    return _answer(name, rank, width, False, cells, mean, span[0])
+    holders = {view.ranks[series_id] for series_id, _ in view.ends} | {rank for rank, _ in view.tail}
+    return replace(_answer(name, rank, width, False, cells, mean, span[0]), ranks=len(holders))
 
 
 def _root(parts: Iterable[float]) -> float:

@@ -1,0 +1,105 @@
+"""One number for one thing: step time, throughput and shares are the same wherever a person looks at once."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from builders import ServerProcess, until
+from command_line import command
+from recorded import send
+
+from perfagent.wire import Event
+
+if TYPE_CHECKING:
+    from conftest import OpenTab
+
+pytestmark = pytest.mark.browser
+
+STEPS = 400
+TILE = "name => document.querySelector(`[data-figure=${name}] .value`)?.textContent"
+
+
+def records(site: ServerProcess, run: str, *, ends: bool) -> dict[str, Any]:
+    """Sends a run that gets slower step by step, so that no two windows have the same figures. Answers those of the
+    window that everybody sees: worked out here by other means."""
+    x = np.arange(1, STEPS + 1)
+    took = 0.1 + 0.002 * x
+    columns = {
+        "loss": 1.0 / x, "step_time_s": took, "tokens_per_s": 4096 / took, "samples_per_s": 16 / took,
+        "phase/data_s": took * 0.08 * x / STEPS, "phase/forward_s": took * (1 - 0.08 * x / STEPS),
+    }  # fmt: skip
+    end = [Event(kind="state", time=time.time(), step=STEPS, data={"state": "finished"})] if ends else []
+    send(site, run, columns, x, events=end)
+    shown = slice(None) if ends else slice(-100, None)
+    return {
+        "step_time_s": float(np.median(took[shown])),
+        "tokens_per_s": float(np.median(columns["tokens_per_s"][shown])),
+        "data": float(columns["phase/data_s"][shown].sum() / took[shown].sum()),
+        "steps": STEPS if ends else 100,
+        "words": "the whole run" if ends else "the newest 100 steps",
+    }
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["live", "ended"])
+def test_tiles_show_fleet_and_healthy_verdict_state_the_same_figures(
+    site: ServerProcess, tab: OpenTab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    run = f"run-{uuid.uuid4().hex[:8]}"
+    wanted = records(site, run, ends=ends)
+    said = f"{1000 * wanted['step_time_s']:.0f} ms a step (median of {wanted['words']})"
+    until(lambda: said in site.get(f"/runs/{run}/verdict")["message"], why="the verdict has another step time")
+
+    monkeypatch.setenv("PERFAGENT_SERVER", site.url)
+    shown = json.loads(command(capsys, "show", run, "--json").out)
+    timing = shown["timing"]
+    assert timing == site.get(f"/runs/{run}/timing") == site.get("/timing", run=run)["timing"][run]
+    assert said in shown["verdict"]["message"]
+    assert timing["window"]["steps"] == wanted["steps"]
+    assert timing["window"]["whole_run"] == ends
+    assert timing["series"]["step_time_s"]["p50"] == pytest.approx(wanted["step_time_s"])
+    assert timing["rates"]["tokens_per_s"]["p50"] == pytest.approx(wanted["tokens_per_s"])
+    assert timing["shares"]["data"] == timing["phase_shares"]["data"] == pytest.approx(wanted["data"])
+
+    page = tab(f"/run/{run}")
+    in_words = wanted["words"].removeprefix("the ")
+    page.wait("said => document.querySelector('.verdict h2')?.textContent.includes(said)", argument=said)
+    page.wait(f"text => ({TILE})('step_time') === text", argument=f"{1000 * wanted['step_time_s']:.0f} ms")
+    throughput = f"{wanted['tokens_per_s'] / 1000:.2f}k tok/s"
+    assert page.page.evaluate(TILE, "throughput") == throughput
+    assert page.page.evaluate(TILE, "data") == f"{100 * wanted['data']:.2f} %"
+    for name in ("throughput", "step_time", "data"):
+        assert in_words in page.page.locator(f"[data-figure={name}] .more").inner_text(), "the window has a name"
+    bar = page.page.locator(".verdict .bar-of-step")
+    assert bar.locator("h3").inner_text() == f"Where a step goes, {in_words}"
+    assert f"{100 * wanted['data']:.1f} %" in bar.inner_text()
+
+    fleet = tab("/")
+    line = f"document.querySelector('tr[data-run=\"{run}\"] .of-throughput')?.textContent"
+    fleet.wait(f"text => {line} === text", argument=throughput)
+    assert fleet.page.locator(f'tr[data-run="{run}"] .of-throughput').get_attribute("title") == f"median, {in_words}"
+
+
+def test_figures_of_a_page_move_on_with_the_run(site: ServerProcess, tab: OpenTab) -> None:
+    run = f"run-{uuid.uuid4().hex[:8]}"
+    x = np.arange(1, 101)
+    send(site, run, {"loss": 1.0 / x, "step_time_s": 0.1 + 0.0 * x}, x)
+    page = tab(f"/run/{run}")
+    page.live()
+    page.wait(f"() => ({TILE})('step_time') === '100 ms'")
+    send(site, run, {"loss": 0.5 / x, "step_time_s": 0.2 + 0.0 * x}, x + 100, seq=2)
+    page.wait(f"() => ({TILE})('step_time') === '200 ms'", timeout_s=10)
+    page.wait("() => document.querySelector('.verdict h2').textContent.includes('200 ms a step')", timeout_s=10)
+
+
+def test_alerts_are_marked_on_the_charts_that_their_rules_name(site: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/")
+    page.wait("() => window.perfagent?.marks")
+    marks = page.page.evaluate("() => window.perfagent.marks()")
+    assert marks == {rule["rule"]: rule["charts"] for rule in site.get("/rules")["rules"]}
+    page.page.evaluate("() => window.perfagent.marks()")
+    assert len([path for path in page.requests if path == "/api/v1/rules"]) == 1, "read once"
