@@ -35,8 +35,12 @@ _NAMES = (
 )  # fmt: skip
 
 
-_HEALTHY = {"phase": 0.01, "step_time_s": 0.1, "gpu": 95.0}
-"""Typical values by the first part of a name; of the others 2."""
+_HEALTHY = {
+    "grad/nonfinite": 0.0, "step_time_s": 0.1, "gpu/utilization_pct": 95.0, "phase/data_s": 0.001, "phase/h2d_s": 0.001,
+    "phase/forward_s": 0.03, "phase/backward_s": 0.055, "phase/optimizer_s": 0.01, "phase/comm_s": 0.002,
+    "phase/checkpoint_s": 0.0, "phase/eval_s": 0.0, "phase/rollout_s": 0.0, "phase/other_s": 0.001,
+}  # fmt: skip
+"""Of the others 2."""
 
 
 class Clock:
@@ -49,8 +53,7 @@ class Clock:
 
 def frame(draw: random.Random, run: int, rank: int, ranks: int, step: int) -> Frame:
     """One step of a healthy rank."""
-    values = {name: [_HEALTHY.get(name.partition("/")[0], 2.0) * (1 + 0.005 * draw.random())] for name in _NAMES}
-    values["grad/nonfinite"] = [0.0]
+    values = {name: [_HEALTHY.get(name, 2.0) * (1 + 0.005 * draw.random())] for name in _NAMES}
     events = [Event(kind="state", time=START, data={"state": "running", "world_size": ranks})] if step == 1 else []
     time_ = START + step
     return Frame(
@@ -94,7 +97,7 @@ def main() -> int:
     figures: dict[str, float] = {}
     for load in loads:
         runs, ranks = map(int, load.split("x"))
-        steps = max(4, (6_000 if arguments.quick else 40_000) // (runs * ranks))
+        steps = max(4 if arguments.quick else 30, (6_000 if arguments.quick else 40_000) // (runs * ranks))
         figures[load] = measure(load, min(steps, 200))
         print(f"  {load}: {figures[load]:.0f} µs a frame", file=sys.stderr)
     rows = [

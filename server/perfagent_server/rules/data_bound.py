@@ -105,14 +105,14 @@ class DataBound(Rule):
         worst = max(range(len(last)), key=last.__getitem__)
         waited, total = sum(last) - last[worst], sum(times) - times[worst]
         count = len(last) - 1
-        if not 0 < total < math.inf or not waited >= self.least_wait_s * count:
+        lowest = self.warning_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
+        if not 0 < total < math.inf or not waited >= self.least_wait_s * count or 100 * waited < lowest * total:
             return None
         # What a device computed meanwhile was not waited for: without the loader's wait the step still takes as long as
         # that.
         counted = {*steps} - {steps[worst]}
         gain = min(waited, total - sum(seconds_in(window, phase, counted) for phase in ON_DEVICE))
         share = min(100.0, 100 * gain / total)
-        lowest = self.warning_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
         if share < lowest:
             return None
         busy = busy_pct(window, took.time, total)

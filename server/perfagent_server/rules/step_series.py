@@ -147,11 +147,16 @@ class StepSeries:
             self._enough_until = -math.inf
         self.ranks[rank] = now
         if world <= 1 and len(self.ranks) == 1 and not self.pending and steps[0] > self.closed and _rising(steps):
+            self.closed = steps[-1]
+            if len(steps) == 1:  # most frames
+                self.steps.append(steps[0])
+                self.values.append(self.merge(values) if self.of_parts else values[0])
+                self.times.append(times[0])
+                return
             self.steps.extend(steps)
             # a column may be of float32, which an array of another kind does not take
             self.values.extend([self.merge([value]) for value in values] if self.of_parts else array("d", values))
             self.times.extend(times)
-            self.closed = steps[-1]
             return
         for step, value, time in zip(steps, values, times, strict=True):
             if step <= self.closed:
