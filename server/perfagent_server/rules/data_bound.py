@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from perfagent.wire import Finding
 from perfagent_server.rules import step_shares
 from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.step_shares import ON_DEVICE, UTILIZATION, busy_pct, means_over, seconds_in
 from perfagent_server.rules.window import Window
 
@@ -85,55 +86,65 @@ class DataBound(Rule):
         took = window.series("step_time_s")
         if took is None or waits.total < self.steps + self.skip_steps:
             return None
-        last = waits.last(self.steps)
-        if sum(last) < self.least_wait_s * (self.steps - 1):
+        if sum(waits.last(self.steps)) < self.least_wait_s * (self.steps - 1):
             return None  # nearly every step of a healthy run ends here
-        steps = waits.last_steps(self.steps)
-        # Not the newest step times: all of a frame's may be seen before its first wait is judged.
-        begin, end = bisect_left(took.steps, steps[0]), bisect_right(took.steps, steps[-1], hi=took.seen)
-        told, times = took.steps[begin:end].tolist(), took.values[begin:end].tolist()
-        if told != steps:  # measured by different rows: pair them by step
-            by_step = dict(zip(told, times, strict=True))
-            pairs = [(at, wait, by_step[at]) for at, wait in zip(steps, last, strict=True) if at in by_step]
-            if len(pairs) < self.steps // 2:
-                return None
-            steps, last, times = (
-                [at for at, _, _ in pairs],
-                [wait for _, wait, _ in pairs],
-                [time for _, _, time in pairs],
-            )
-        worst = max(range(len(last)), key=last.__getitem__)
-        waited, total = sum(last) - last[worst], sum(times) - times[worst]
-        count = len(last) - 1
+        rows = _by_step(waits, took, self.steps)
+        if len(rows) < self.steps // 2:
+            return None
+        counted = sorted(rows, key=lambda row: row.wait_s)[:-1]  # without the worst
+        waited, total = sum(row.wait_s for row in counted), sum(row.time_s for row in counted)
         lowest = self.warning_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
-        if not 0 < total < math.inf or not waited >= self.least_wait_s * count or 100 * waited < lowest * total:
+        enough = waited >= self.least_wait_s * len(counted) and 100 * waited >= lowest * total
+        if not 0 < total < math.inf or not enough:
             return None
         # What a device computed meanwhile was not waited for: without the loader's wait the step still takes as long as
         # that.
-        counted = {*steps} - {steps[worst]}
-        gain = min(waited, total - sum(seconds_in(window, phase, counted) for phase in ON_DEVICE))
+        steps = {row.step for row in counted}
+        gain = min(waited, total - sum(seconds_in(window, phase, steps) for phase in ON_DEVICE))
         share = min(100.0, 100 * gain / total)
-        if share < lowest:
-            return None
         busy = busy_pct(window, took.time, total)
-        if busy is not None and busy >= self.busy_pct:
+        if share < lowest or (busy is not None and busy >= self.busy_pct):
             return None
-        wait_s, step_s = gain / count, total / count
-        ordered = sorted(last)
+        return self._finding(
+            window, rows, steps, (waited - gain) / len(counted), gain / len(counted), total / len(counted)
+        )
+
+    def _finding(
+        self, window: Window, rows: list[_Row], counted: set[int], hidden_s: float, wait_s: float, step_s: float
+    ) -> Finding:
+        share = min(100.0, 100 * wait_s / step_s)
+        ordered = sorted(row.wait_s for row in rows)
         return self.found(
             "critical" if share >= self.critical_pct else "warning",
             f"The data loader keeps each step waiting {spell_s(wait_s)} ({share:.0f} %)",
             (
-                f"The data loader keeps each step waiting {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %) "
-                f"over the newest {len(last)} steps, "
-                f"without the worst: without that wait a step would take {spell_s(step_s - wait_s)}."
+                f"The data loader keeps each step waiting {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %), over "
+                f"the newest {len(rows)} steps but the worst: a step that does not wait would take "
+                f"{spell_s(step_s - wait_s)}."
             ),
             since_step=window.at,
             evidence={
-                "wait_s": wait_s, "step_time_s": step_s, "share_pct": share, "hidden_wait_s": (waited - gain) / count,
+                "wait_s": wait_s, "step_time_s": step_s, "share_pct": share, "hidden_wait_s": hidden_s,
                 "wait_p50_s": ordered[len(ordered) // 2], "wait_p90_s": ordered[int(0.9 * (len(ordered) - 1))],
-                "wait_max_s": ordered[-1], "steps": len(last), "phases_s": means_over(window, counted),
+                "wait_max_s": ordered[-1], "steps": len(rows), "phases_s": means_over(window, counted),
             },
             cost=f"{spell_s(wait_s)} of each step of {spell_s(step_s)}",
             gain_pct=share,
         )  # fmt: skip
+
+
+class _Row(NamedTuple):
+    """How long a step waited for its batch, and how long it took."""
+
+    step: int
+    wait_s: float
+    time_s: float
+
+
+def _by_step(waits: StepSeries, took: StepSeries, count: int) -> list[_Row]:
+    """The newest steps of which both is known; not simply the newest step times: all of a frame's may be seen before
+    its first wait is judged."""
+    steps, values = waits.last_steps(count), waits.last(count)
+    begin, end = bisect_left(took.steps, steps[0]), bisect_right(took.steps, steps[-1], hi=took.seen)
+    times = dict(zip(took.steps[begin:end], took.values[begin:end], strict=True))
+    return [_Row(step, wait, times[step]) for step, wait in zip(steps, values, strict=True) if step in times]
