@@ -61,7 +61,7 @@ class Ending:
 
 
 def truth(ending: Ending) -> tuple[str, str] | None:
-    """(state, reason) of INTERFACES §1; None where nobody knows, and the server's own "lost" is the honest answer."""
+    """(state, reason) as docs/wire.md names them; None where nobody knows, and the server's own "lost" is the honest answer."""
     if ending.signal is not None:
         try:
             name = signal.Signals(ending.signal).name
