@@ -160,6 +160,7 @@ class Retention:
         if self._is_refused("share", self._guard.too_many(len(ids), all_runs)):
             return
         for each in ids:  # one at a time: between two of them other writers have their turn
+            self._store.empty(each)
             self._database.write(functools.partial(self._store.delete, run=each), essential=True)
             self._on_deleted(each)
             self.counters["runs_deleted"] += 1

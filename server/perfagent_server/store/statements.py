@@ -143,7 +143,7 @@ class Prepared:
         cursor = connection.connection.cursor()
         try:
             cursor.execute(sql, bind(values))
-            yield from cursor
+            yield from iter(cursor.fetchone, None)
         finally:
             cursor.close()
 
