@@ -360,11 +360,11 @@ def _store(connection: Connection, work: Work, rollups: list[tuple[Any, ...]]) -
     _put_last.rows(connection, [(series_id, *found) for series_id, found in work.last.items()])
 
 
-def thin_bundles(connection: Connection, before: float, limit: int) -> int:
+def thin_bundles(connection: Connection, before: float, blocks_at_once: int) -> int:
     """Turns bundles without a sample as new as `before` (Unix seconds) into blocks that have cells only. Answers how
-    many blocks these are; at most `limit` bundles are taken."""
+    many blocks these are: `blocks_at_once`, and what the last bundle has beyond that."""
     work = Work()
-    for bundle in old_bundles(connection, before, limit):
+    for bundle in old_bundles(connection, before, blocks_at_once):
         where = {"run": bundle.place.run, "rank": bundle.place.rank, "attempt": bundle.place.attempt}
         newest = {series_id: number for _, series_id, number in _series_of_rank.all(connection, where)}
         unbundled(bundle, newest, work)
