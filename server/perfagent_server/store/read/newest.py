@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from sqlalchemy import Connection, select
@@ -26,40 +26,38 @@ __all__ = ["Newest", "newest_of_run"]
 Key = TypeVar("Key")
 
 
-class Newest(NamedTuple):
-    attempt: int
-    step: int
-    time: float
-    value: float
+Newest = tuple[int, int, float, float]
+"""Attempt, step, time and value of a sample. No class: `latest` of 512 ranks makes a hundred thousand of them."""
 
 
 def newest_of_run(connection: Connection, run: str) -> dict[tuple[str, int], Newest]:
     """(name, rank) -> its newest visible sample."""
     attempts = visible_attempts(connection, run)
     best: dict[tuple[str, int], Newest] = {}
-    ids: dict[tuple[str, int], int] = {}
+    keys: dict[int, tuple[str, int]] = {}
     rows = connection.execute(
         select(series.c.id, series.c.rank, series.c.name, last.c.attempt, last.c.step, last.c.time, last.c.value)
         .outerjoin(last, last.c.series == series.c.id)
         .where(series.c.run == run)
     )
     for series_id, rank, name, attempt, step, time, value in rows:
-        ids[name, rank] = series_id
+        keys[series_id] = (name, rank)
         if attempt is not None:
-            best[name, rank] = Newest(attempt, step, time, struct.unpack("<d", value)[0])
-    keys = {series_id: key for key, series_id in ids.items()}
+            best[name, rank] = (attempt, step, time, struct.unpack("<d", value)[0])
     for series_id, found in last_of_run(connection, run):
-        _keep_newer(best, keys[series_id], Newest(*found))
-    for rank, name, newest in _in_tail(connection, run, attempts):
-        _keep_newer(best, (name, rank), newest)
+        _keep_newer(best, keys[series_id], found)
+    for rank, name, found in _in_tail(connection, run, attempts):
+        _keep_newer(best, (name, rank), found)
     tops = dict(attempts)
-    cut: dict[int, dict[int, str]] = {}  # rank -> ids and names
-    for name, rank in [key for key, newest in best.items() if newest.step > tops.get(newest.attempt, CUT_NEVER)]:
-        del best[name, rank]
-        cut.setdefault(rank, {})[ids[name, rank]] = name
-    for rank, names in cut.items():
-        for name, newest in _before_the_cut(connection, run, rank, attempts, names).items():
-            best[name, rank] = newest
+    cut = {key for key, (attempt, step, _, _) in best.items() if step > tops.get(attempt, CUT_NEVER)}
+    of_ranks: dict[int, dict[int, str]] = {}  # rank -> ids and names of its series that are cut
+    for series_id, key in keys.items() if cut else ():
+        if key in cut:
+            del best[key]
+            of_ranks.setdefault(key[1], {})[series_id] = key[0]
+    for rank, names in of_ranks.items():
+        for name, found in _before_the_cut(connection, run, rank, attempts, names).items():
+            best[name, rank] = found
     return best
 
 
@@ -69,7 +67,7 @@ def _before_the_cut(
     """The newest visible samples of series of one rank, by name. names: those of the series, by id."""
     in_tail: dict[int, list[tuple[str, Newest]]] = {}
     for _, name, newest in _in_tail(connection, run, attempts, rank):
-        in_tail.setdefault(newest.attempt, []).append((name, newest))
+        in_tail.setdefault(newest[0], []).append((name, newest))
     found: dict[str, Newest] = {}
     for attempt, top in reversed(attempts):
         missing = {series_id: name for series_id, name in names.items() if name not in found}
@@ -102,8 +100,9 @@ def _in_tail(
             step, time = rows_below_each_other(groups)
             at = _newest_row(step, time, tops.get(attempt, CUT_NEVER))
             if at is not None:
+                newest_step, newest_time = int(step[at]), float(time[at])
                 for name, value in zip(names, row_of(groups, at), strict=True):
-                    yield of, name, Newest(attempt, int(step[at]), float(time[at]), value)
+                    yield of, name, (attempt, newest_step, newest_time, value)
 
 
 def _in_blocks(connection: Connection, ids: Sequence[int], attempt: int, top: int) -> Iterator[tuple[int, Newest]]:
@@ -131,7 +130,7 @@ def _in_blocks(connection: Connection, ids: Sequence[int], attempt: int, top: in
         if at is not None:
             values = decode_values([payload for _, payload, _ in members])[:, at].tolist()
             for (series_id, _, _), value in zip(members, values, strict=True):
-                yield series_id, Newest(attempt, int(step[at]), float(time[at]), value)
+                yield series_id, (attempt, int(step[at]), float(time[at]), value)
 
 
 def _in_bundles(connection: Connection, place: Place, wanted: set[int], top: int) -> Iterator[tuple[int, Newest]]:
@@ -140,7 +139,7 @@ def _in_bundles(connection: Connection, place: Place, wanted: set[int], top: int
         if at is not None:
             for series_id, value in zip(bundle.series.tolist(), bundle.value[:, at].tolist(), strict=True):
                 if series_id in wanted:
-                    yield series_id, Newest(place.attempt, int(bundle.step[at]), float(bundle.time[at]), value)
+                    yield series_id, (place.attempt, int(bundle.step[at]), float(bundle.time[at]), value)
 
 
 def _newest_row(step: Ints, time: Floats, top: int) -> int | None:
