@@ -9,7 +9,7 @@ from sqlalchemy import func, insert, select
 
 from perfagent_server.store import tables
 
-FRAMES = 1200
+FRAMES = 2200
 
 
 def count(shelf, table) -> int:
@@ -23,13 +23,13 @@ def delete(shelf, run: str) -> None:
 
 
 def fill(shelf, run: str) -> None:
-    """1200 blocks and rows of the tail, and more of all that a run has."""
-    steps = range(300 * 1024)
+    """2200 blocks and rows of the tail, and more of all that a run has."""
+    steps = range(550 * 1024)
     shelf.append(frame(1, rows({name: np.zeros(len(steps)) for name in "abcd"}, steps), run=run))
     shelf.compact()
     shelf.append(*(frame(seq, rows({"loss": [1.0]}, [seq]), run=run) for seq in range(2, FRAMES + 2)))
-    profile = {"run": run, "id": "x", "attempt": 1, "rank": 0, "time": 1.0, "parts": 20, "summary": b""}
-    parts = [{"run": run, "profile": "x", "part": part, "data": b"trace"} for part in range(20)]
+    profile = {"run": run, "id": "x", "attempt": 1, "rank": 0, "time": 1.0, "parts": 36, "summary": b""}
+    parts = [{"run": run, "profile": "x", "part": part, "data": b"trace"} for part in range(36)]
 
     def job(connection) -> None:
         connection.execute(insert(tables.profile).values(**profile))
@@ -45,9 +45,9 @@ def test_a_large_run_is_emptied_in_many_short_jobs_and_others_stay(shelf) -> Non
     before, tail_rows, block_rows = shelf.database.jobs, count(shelf, tables.tail), count(shelf, tables.block)
     shelf.store.empty("large")
     until(lambda: shelf.database.jobs >= before + 2 + 2 + 2)
-    assert (tail_rows, count(shelf, tables.tail)) == (FRAMES + 1, FRAMES + 1 - 2 * 500)
-    assert (block_rows, count(shelf, tables.block)) == (1200, 1200 - 2 * 500)
-    assert count(shelf, tables.profile_part) == 20 - 2 * 8
+    assert (tail_rows, count(shelf, tables.tail)) == (FRAMES + 1, FRAMES + 1 - 2 * 1000)
+    assert (block_rows, count(shelf, tables.block)) == (2200, 2200 - 2 * 1000)
+    assert count(shelf, tables.profile_part) == 36 - 2 * 16
     assert shelf.store.names("large") == ["a", "b", "c", "d", "loss"], "until it is deleted the run is there"
     delete(shelf, "large")
     assert shelf.store.names("large") == []

@@ -106,7 +106,7 @@ def test_the_tail_is_read_in_the_order_of_its_index_and_not_sorted(shelf) -> Non
 
 
 def test_values_of_a_rank_that_has_started_again_are_looked_for_all_together(shelf) -> None:
-    """Series by series it took 80 s for 512 ranks of 63 names, from the restart until the first step."""
+    """Series by series it took more than a minute for 512 ranks of 63 names, until their first step."""
     for seq, steps in enumerate([range(1500), range(1500, 3000), range(3000, 3010)], 1):
         values = {name: np.array(steps) + 0.25 * at for at, name in enumerate(NAMES)}
         shelf.append(frame(seq, rows(values, steps), rows({"single": np.array(steps) * 1.0}, steps)))

@@ -43,12 +43,12 @@ def _pieces(table: Table, at_once: int) -> _Pieces:
 
 
 _TABLES = (
-    _pieces(profile_part, 8),  # of up to 1 MB each
-    _pieces(tail, 500),
-    _pieces(event, 500),
+    _pieces(profile_part, 16),  # of up to 1 MB each
+    _pieces(tail, 1000),
+    _pieces(event, 1000),
     _pieces(bundle, 50),
-    _pieces(block, 500),
-    _pieces(rollup, 500),
+    _pieces(block, 1000),
+    _pieces(rollup, 1000),
     _pieces(last, 2000),
 )
 
