@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -135,13 +136,10 @@ def delete_run(
     identity: Identity = Depends(require("admin")),  # noqa: B008
 ) -> Response:  # fmt: skip
     """Removes a run with everything that belongs to it."""
-    audit = record(request, identity, "run.delete", run)
-
-    def job(connection: Connection) -> None:
-        services.store.delete(connection, run)
-        audit(connection)
-
-    services.database.write(job, essential=True)
+    # First of all: should the server end on the way, it is known who has emptied the run.
+    services.database.write(record(request, identity, "run.delete", run), essential=True)
+    services.store.empty(run)
+    services.database.write(partial(services.store.delete, run=run), essential=True)
     services.forget(run)
     return Response(status_code=204)
 

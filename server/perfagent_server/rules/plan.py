@@ -43,7 +43,8 @@ class Column:
 @dataclass(frozen=True, slots=True)
 class Columns:
     """What is wanted of a group with these names. named_losses: training losses by other names than `loss`; apart,
-    families: with the places of their names in the group; is_timed: whether the step time is in it."""
+    families: with the places of their names in the group; is_timed: whether the step time is in it; places: of
+    all names that are wanted."""
 
     merged: tuple[Column, ...]
     apart: tuple[tuple[str, ...], tuple[int, ...]]
@@ -51,6 +52,7 @@ class Columns:
     families: tuple[tuple[Series, tuple[str, ...], tuple[int, ...]], ...]
     named_losses: tuple[Column, ...]
     is_timed: bool
+    places: tuple[int, ...]
 
     @property
     def is_wanted(self) -> bool:
@@ -119,6 +121,8 @@ class Plan:
                 time.append(Column(name, place, name, "", kept.time))
             if kept.family is not None:
                 families.setdefault(kept.family, {})[name] = place
+        of_families = (place for found in families.values() for place in found.values())
+        columns = (*merged, *time, *losses)
         return Columns(
             merged=tuple(merged),
             apart=(tuple(apart), tuple(apart.values())),
@@ -126,6 +130,7 @@ class Plan:
             families=tuple((family, tuple(found), tuple(found.values())) for family, found in families.items()),
             named_losses=tuple(losses),
             is_timed=any(one.name == "step_time_s" for one in merged),
+            places=tuple(sorted({*(one.place for one in columns), *apart.values(), *of_families})),
         )
 
     @property

@@ -163,26 +163,26 @@ class Window:
         if not (losses or columns.is_wanted):
             return
         steps, times = group.step_list(), group.time_list()
+        values = dict(zip(columns.places, group.numbers(columns.places), strict=True))
         if columns.merged or not self._is_timed:
             # Where steps are timed, a script may count its own losses otherwise, and readings carry the step in progress.
             self._note_step(max(steps))
-        merged = (*columns.merged, *losses)
-        for column, values in zip(merged, group.numbers([one.place for one in merged]), strict=True):
+        for column in (*columns.merged, *losses):
             if column.noted:
-                self.nonfinite[column.noted].note(column.name, rank, steps, values, self.now)
+                self.nonfinite[column.noted].note(column.name, rank, steps, values[column.place], self.now)
             series = self.by_step.get(column.shown)
             if series is None:
                 series = self.begin(column.name)
             if series.name == column.name:
-                parts.setdefault(column.shown, []).append((steps, values, times))
+                parts.setdefault(column.shown, []).append((steps, values[column.place], times))
         names, places = columns.apart
         if names and self.world_size > 1:
-            self.by_rank.take(rank, names, steps, group.numbers(places))
-        for column, values in zip(columns.time, group.numbers([one.place for one in columns.time]), strict=True):
-            if self._take_readings(column, rank, times, values):
+            self.by_rank.take(rank, names, steps, [values[place] for place in places])
+        for column in columns.time:
+            if self._take_readings(column, rank, times, values[column.place]):
                 touched.add(column.name)
         for family, names, places in columns.families:
-            if self._family(family.name, family.keep).take(names, steps, group.numbers(places)):
+            if self._family(family.name, family.keep).take(names, steps, [values[place] for place in places]):
                 touched.add(family.name)
 
     def _note_step(self, step: int) -> None:

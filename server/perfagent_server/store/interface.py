@@ -97,5 +97,9 @@ class MetricStore(Protocol):
     def samples(self, run: str) -> Iterator[LogRow]:
         """Every visible sample exactly once: by name, then rank, then step."""
 
+    def empty(self, run: str) -> None:
+        """Removes most of what belongs to a run, in short transactions of its own, so that delete() is short too. Until
+        that is called the run is there, with less and less in it."""
+
     def delete(self, connection: Connection, run: str) -> None:
         """Removes a run with all that belongs to it, in the caller's transaction."""

@@ -30,7 +30,6 @@ __all__ = ["Retention", "RetentionPolicy"]
 _log = logging.getLogger(__name__)
 DAY_S = 86_400.0
 BLOCKS_AT_ONCE = 200  # some 10 ms
-BUNDLES_AT_ONCE = 4  # up to 4000 blocks
 PAGES_AT_ONCE = 2000  # 8 MB: some milliseconds
 
 _old_blocks = Prepared(
@@ -160,6 +159,7 @@ class Retention:
         if self._is_refused("share", self._guard.too_many(len(ids), all_runs)):
             return
         for each in ids:  # one at a time: between two of them other writers have their turn
+            self._store.empty(each)
             self._database.write(functools.partial(self._store.delete, run=each), essential=True)
             self._on_deleted(each)
             self.counters["runs_deleted"] += 1
@@ -176,7 +176,7 @@ class Retention:
             self.counters["blocks_thinned"] += self._database.write(job, essential=True)
         while not self._stop.is_set() and self._has_old_bundles(before):
             self.counters["blocks_thinned"] += self._database.write(
-                functools.partial(thin_bundles, before=before, limit=BUNDLES_AT_ONCE), essential=True
+                functools.partial(thin_bundles, before=before, blocks_at_once=BLOCKS_AT_ONCE), essential=True
             )
 
     def _has_old_bundles(self, before: float) -> bool:

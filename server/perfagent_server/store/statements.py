@@ -7,7 +7,7 @@ SQLAlchemy, so both databases understand it; values go to the driver as they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, bindparam
@@ -134,6 +134,16 @@ class Prepared:
         try:
             cursor.execute(sql, bind(values))
             return list(cursor.fetchall())
+        finally:
+            cursor.close()
+
+    def stream(self, connection: Connection, values: Values) -> Iterator[Any]:
+        """Runs the statement once; gives the lines of its result one by one, as they are read."""
+        sql, bind = self._in(connection)
+        cursor = connection.connection.cursor()
+        try:
+            cursor.execute(sql, bind(values))
+            yield from iter(cursor.fetchone, None)
         finally:
             cursor.close()
 

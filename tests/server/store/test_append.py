@@ -182,7 +182,6 @@ def test_what_readers_behind_the_ack_get_is_what_was_sent(shelf) -> None:
         x, y = group.numbers([0, 1])
         assert list(x) == values.tolist()
         assert list(y) == values.astype("<f4").tolist()
-        assert group.column("y") == values.astype("<f4").tobytes()
 
 
 def test_a_name_too_many_costs_one_look_at_the_names_of_the_run(database) -> None:

@@ -204,6 +204,32 @@ def test_old_bundles_become_blocks_with_cells_and_charts_stay_exact(shelf) -> No
     assert sum(shelf.store.series("r1", "m7", points=5).count) == 2001
 
 
+def test_bundles_of_many_series_are_thinned_one_a_job(shelf) -> None:
+    for rank in range(4):
+        shelf.append(frame(1, rows({f"m{at}": [1.0] for at in range(500)}, [1]), rank=rank))
+    shelf.compact()
+    shelf.append(frame(1, run="alive"), now=BEGIN + 39 * DAY_S)  # the clock is believed
+    assert count(shelf, tables.bundle) == 4
+    jobs: list[int] = []
+    submit = shelf.database.submit
+
+    def counted(job, *, essential: bool = False):
+        def then(connection):
+            before = connection.execute(select(func.count()).select_from(tables.block)).scalar_one()
+            answer = job(connection)
+            jobs.append(connection.execute(select(func.count()).select_from(tables.block)).scalar_one() - before)
+            return answer
+
+        return submit(then, essential=essential)
+
+    shelf.database.submit = counted
+    retention = Retention(
+        shelf.database, shelf.store, RetentionPolicy(samples_days=30), clock=lambda: BEGIN + 40 * DAY_S
+    )
+    retention.run_once()
+    assert [made for made in jobs if made] == [500] * 4
+
+
 def test_what_retention_takes_while_it_is_compacted_is_compacted_anew(shelf) -> None:
     """A bundle that is gone when the compactor's job runs: nothing of the job is written, and its rows stay in the
     tail."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sqlite3
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -78,6 +79,35 @@ def test_more_rows_than_one_job_takes_are_all_compacted(shelf) -> None:
     assert small.run_once(everything=True) == 10
     assert shelf.store.series("r1", "loss").mean == [float(seq) for seq in range(1, 11)]
     assert count(shelf, tables.block) == 1
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_a_rank_with_large_frames_is_compacted_a_few_frames_at_a_time(shelf, everything: bool) -> None:
+    """After an outage frames of 2 MB come one after the other: two hundred of them together took 1.5 GB."""
+    names = [f"m{at}" for at in range(20)]
+    for seq in range(1, 31):
+        steps = range((seq - 1) * 1000, seq * 1000)
+        shelf.append(frame(seq, rows({name: np.full(1000, float(seq)) for name in names}, steps)))
+    before = [shelf.store.series("r1", name, points=20_000) for name in names]
+    frame_bytes = 8 * 1000 * len(names)
+    policy = CompactionPolicy(bytes_at_once=2 * frame_bytes)
+    small = Compactor(shelf.database, rules_enabled=False, policy=policy, clock=lambda: BEGIN)
+    tracemalloc.start()
+    try:
+        small.run_once(everything=everything)
+        assert tracemalloc.get_traced_memory()[1] < 30 * frame_bytes
+    finally:
+        tracemalloc.stop()
+    assert (small.counters["failures"], count(shelf, tables.tail)) == (0, 0 if everything else 1)
+    assert [shelf.store.series("r1", name, points=20_000) for name in names] == before
+
+
+def test_a_frame_larger_than_what_is_read_at_once_is_compacted_all_the_same(shelf) -> None:
+    tiny = Compactor(shelf.database, rules_enabled=False, policy=CompactionPolicy(bytes_at_once=1))
+    for seq in (1, 2, 3):
+        shelf.append(frame(seq, rows({"loss": [float(seq)]}, [seq])))
+    assert tiny.run_once(everything=True) == 3
+    assert shelf.store.series("r1", "loss").mean == [1.0, 2.0, 3.0]
 
 
 def test_ranks_whose_turn_a_failed_write_cut_short_are_looked_at_again(shelf) -> None:

@@ -40,6 +40,14 @@ def test_the_ledger_of_a_source_that_sends_on_is_left_alone_until_it_has_many_fr
     assert in_ledger(shelf) == 0
 
 
+def test_a_long_ledger_of_a_source_is_trimmed_in_several_jobs(shelf) -> None:
+    shelf.append(*(frame(seq) for seq in range(1, 3501)))
+    jobs = shelf.database.jobs
+    trim(shelf, BEGIN + 600)
+    until(lambda: shelf.database.jobs == jobs + 4)
+    assert in_ledger(shelf) == 0
+
+
 def test_a_trimmed_ledger_still_knows_every_frame(shelf) -> None:
     for seq in (1, 2, 3, 5):
         shelf.append(frame(seq, sample(seq)))

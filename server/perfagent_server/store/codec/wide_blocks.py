@@ -182,11 +182,16 @@ def bundles_of_rank(connection: Connection, place: Place, wanted: set[int]) -> l
     return [_whole(row) for row in rows if not wanted.isdisjoint(_members(row[6]).tolist())]
 
 
-def old_bundles(connection: Connection, before: float, limit: int) -> list[Bundle]:
-    """Those whose newest sample is older than `before` (Unix seconds)."""
-    return [
-        _whole(row) for row in connection.execute(select(*_WHOLE).where(bundle.c.last_time < before).limit(limit)).all()
-    ]
+def old_bundles(connection: Connection, before: float, series_at_once: int) -> list[Bundle]:
+    """Bundles whose newest sample is older than `before` (Unix seconds): so many that they hold `series_at_once` series
+    or more."""
+    found: list[Bundle] = []
+    with connection.execute(select(*_WHOLE).where(bundle.c.last_time < before)) as rows:
+        for row in rows:
+            found.append(_whole(row))
+            if sum(len(each.series) for each in found) >= series_at_once:
+                break
+    return found
 
 
 def bundled_samples(connection: Connection, ids: Sequence[int]) -> Iterator[tuple[int, int, Samples]]:

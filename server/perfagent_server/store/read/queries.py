@@ -1,13 +1,12 @@
 """Answers questions about a run: the newest values, a series in so many buckets, ranks side by side, every sample.
 
-Every question is answered from blocks and tail together, inside one read transaction (reading.py).
+Every question is answered from blocks and tail together, inside one read transaction (view.py).
 """
 
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -18,25 +17,21 @@ from perfagent.wire import Latest, LogRow, RankMatrix, Series, metric, parts_of,
 from perfagent_server.database import Database
 from perfagent_server.store.codec.aggregates import Cells, Floats, concatenate, reduced
 from perfagent_server.store.codec.tail import unpack_whole
-from perfagent_server.store.codec.wide_blocks import last_of_run
+from perfagent_server.store.read.newest import Newest, newest_of_run
 from perfagent_server.store.read.ranks import latest_over_ranks, over_ranks
 from perfagent_server.store.read.view import (
-    CUT_NEVER,
     View,
     cells_by_rank,
     few_samples,
     in_order,
-    last_visible,
-    newest_in_tail,
     open_view,
     open_views,
     stored_payloads,
     value_at,
-    visible_attempts,
 )
 from perfagent_server.store.sharded_norms import root_of_sums
 from perfagent_server.store.stored import FromTail
-from perfagent_server.store.tables import last, series, tail
+from perfagent_server.store.tables import series, tail
 
 __all__ = ["Answers"]
 
@@ -80,40 +75,8 @@ class Answers:
 
     def latest(self, run: str) -> dict[str, Latest]:
         with self.database.read() as connection:
-            attempts = visible_attempts(connection, run)
-            top = dict(attempts)
-            # (name, rank) -> attempt, step, time, value
-            best: dict[tuple[str, int], tuple[int, int, float, float]] = {}
-            rows = connection.execute(
-                select(
-                    series.c.id, series.c.rank, series.c.name, last.c.attempt, last.c.step, last.c.time, last.c.value
-                )
-                .outerjoin(last, last.c.series == series.c.id)
-                .where(series.c.run == run)
-            )
-            keys: dict[int, tuple[str, int]] = {}
-            for series_id, rank, name, attempt, step, time, value in rows:
-                keys[series_id] = (name, rank)
-                if attempt is not None:
-                    best[name, rank] = (attempt, step, time, struct.unpack("<d", value)[0])
-            for series_id, newest in last_of_run(connection, run):
-                before = best.get(keys[series_id])
-                if before is None or newest[:3] >= before[:3]:
-                    best[keys[series_id]] = newest
-            for (rank, _), (attempt, step, time, at, group) in newest_in_tail(connection, run).items():
-                for name, value in zip(group.names, group.row(at), strict=True):
-                    held = best.get((name, rank))
-                    if held is None or (attempt, step, time) >= held[:3]:
-                        best[name, rank] = (attempt, step, time, value)
-            for (name, rank), (attempt, step, _, _) in list(best.items()):
-                # the newest sample belongs to what a later attempt has started again
-                if step > top.get(attempt, CUT_NEVER):
-                    visible = last_visible(connection, run, name, rank)
-                    if visible is None:
-                        del best[name, rank]
-                    else:
-                        best[name, rank] = visible
-        grouped: dict[str, dict[int, tuple[int, int, float, float]]] = {}
+            best = newest_of_run(connection, run)
+        grouped: dict[str, dict[int, Newest]] = {}
         for (name, rank), found in sorted(best.items()):
             grouped.setdefault(name, {})[rank] = found
         combined = {name: latest_over_ranks(name, found) for name, found in grouped.items()}
@@ -214,9 +177,7 @@ class Answers:
             cells.append(root_of_sums((of_rank for _, of_rank in by_rank), len(ranks)))
         return reduced(concatenate(cells), width)
 
-    def _latest_whole(
-        self, run: str, whole: str, name: str, parts: dict[int, tuple[int, int, float, float]]
-    ) -> Latest | None:
+    def _latest_whole(self, run: str, whole: str, name: str, parts: Mapping[int, Newest]) -> Latest | None:
         """The newest step of which every rank has sent its part."""
         newest_attempt = max(attempt for attempt, _, _, _ in parts.values())
         mine = {rank: part for rank, part in parts.items() if part[0] == newest_attempt}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from perfagent.wire import Latest, metric
 from perfagent_server.store.codec.aggregates import Cells, Floats, concatenate
+from perfagent_server.store.read.newest import Newest
 from perfagent_server.store.read.step_columns import StepColumns
 
 __all__ = ["latest_over_ranks", "over_ranks"]
 
 
-def latest_over_ranks(name: str, found: dict[int, tuple[int, int, float, float]]) -> Latest:
+def latest_over_ranks(name: str, found: Mapping[int, Newest]) -> Latest:
     newest_attempt = max(attempt for attempt, _, _, _ in found.values())
     found = {rank: item for rank, item in found.items() if item[0] == newest_attempt}
     if len(found) == 1:

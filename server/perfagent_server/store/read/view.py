@@ -6,7 +6,6 @@ compactor works. Steps of an attempt that a later attempt has started again are 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,8 @@ from perfagent.wire.limits import MAX_STEP
 from perfagent_server.store.codec.aggregates import Cells, concatenate, decode_cells, of_samples, reduced
 from perfagent_server.store.codec.blocks import BLOCK_STEPS, CELL_STEPS, Samples, decode_block, merged
 from perfagent_server.store.codec.rollups import CHUNK_CELLS, LEVELS, rolled_until
-from perfagent_server.store.codec.tail import TailGroup, newest, unpack_tail
+from perfagent_server.store.codec.tail import unpack_tail
+from perfagent_server.store.codec.tail_columns import Arrived, matrices, rows_below_each_other
 from perfagent_server.store.codec.wide_blocks import bundled_samples
 from perfagent_server.store.tables import attempt as attempt_table
 from perfagent_server.store.tables import axis, block, rollup, series, tail
@@ -30,11 +30,10 @@ __all__ = [
     "cells_by_rank",
     "few_samples",
     "in_order",
-    "last_visible",
-    "newest_in_tail",
     "open_view",
     "open_views",
     "stored_payloads",
+    "tail_by_rank",
     "value_at",
     "visible_attempts",
 ]
@@ -42,6 +41,8 @@ __all__ = [
 CUT_NEVER = MAX_STEP
 RANKS_AT_ONCE = 32
 """Of a question about many ranks. 20,000 points of so many take 36 MB."""
+_TAIL_AT_ONCE = 1_000_000
+"""Samples of a rank that are taken out of the tail at once: up to 8 MB, unpacked."""
 
 
 @dataclass(slots=True)
@@ -201,25 +202,6 @@ def few_samples(connection: Connection, view: View, first: int, last_step: int, 
     return of_samples(found.step, found.time, found.value)
 
 
-def last_visible(connection: Connection, run: str, name: str, rank: int) -> tuple[int, int, float, float] | None:
-    view = open_view(connection, run, name, rank)
-    for attempt, top in reversed(view.attempts):
-        parts = [merged([samples]).between(0, top) for (_, of), samples in view.tail.items() if of == attempt]
-        row = connection.execute(
-            _payload_columns()
-            .where(*_between(list(view.ranks), attempt, 0, top), block.c.first_step <= top)
-            .order_by(block.c.block.desc())
-            .limit(1)
-        ).first()
-        if row is not None and row.payload is not None:
-            parts.append(decode_block(row.axis, row.payload).between(0, top))
-        parts = [part for part in parts if len(part)]
-        if parts:
-            found = merged(parts)
-            return attempt, int(found.step[-1]), float(found.time[-1]), float(found.value[-1])
-    return None
-
-
 def value_at(connection: Connection, run: str, name: str, rank: int, step: int) -> float | None:
     """The visible sample of one step; None where there is none, or retention took it."""
     view = open_view(connection, run, name, rank)
@@ -233,27 +215,6 @@ def value_at(connection: Connection, run: str, name: str, rank: int, step: int) 
         if len(found):
             return float(found.value[-1])
     return None
-
-
-def newest_in_tail(
-    connection: Connection, run: str
-) -> dict[tuple[int, tuple[str, ...]], tuple[int, int, float, int, TailGroup]]:
-    """(rank, names of a group) -> attempt, step, time, row and the group that holds the newest row of that kind."""
-    best: dict[tuple[int, tuple[str, ...]], tuple[int, int, float, int, TailGroup]] = {}
-    statement = (
-        select(tail.c.attempt, tail.c.rank, tail.c.received, tail.c.frame)
-        .where(tail.c.run == run, tail.c.samples > 0)
-        .order_by(tail.c.id)
-    )
-    for row in connection.execute(statement):
-        for group in unpack_tail(row.frame):
-            step, time, at = newest(group)
-            time = time if math.isfinite(time) else row.received
-            key = (row.rank, group.names)
-            held = best.get(key)
-            if held is None or (row.attempt, step, time) >= held[:3]:
-                best[key] = (row.attempt, step, time, at, group)
-    return best
 
 
 def stored_payloads(connection: Connection, ids: list[int], attempt: int, first: int, end: int) -> Sequence[Row[Any]]:
@@ -425,41 +386,47 @@ def _ends(connection: Connection, run: str, ids: list[int]) -> dict[tuple[int, i
 def _tail_samples(
     connection: Connection, run: str, names: Sequence[str], rank: int | None
 ) -> dict[str, dict[tuple[int, int], Samples]]:
-    """Name -> (rank, attempt) -> samples that are still in the tail, in the order in which they came."""
-    statement = select(tail.c.attempt, tail.c.rank, tail.c.received, tail.c.frame).where(
+    """Name -> (rank, attempt) -> samples that are still in the tail, by step and time."""
+    parts: dict[str, dict[tuple[int, int], list[Samples]]] = {name: {} for name in names}
+    for of, kinds in tail_by_rank(connection, run, rank):
+        for (attempt, sent), groups in kinds.items():
+            wanted = [at for at, name in enumerate(sent) if name in parts]
+            if not wanted:
+                continue
+            step, time = rows_below_each_other(groups)
+            for columns, values in matrices(groups, wanted):
+                for column, value in zip(columns, values, strict=True):
+                    samples = Samples(step, time, value.astype("<f8", copy=False))
+                    parts[sent[column]].setdefault((of, attempt), []).append(samples)
+    return {name: {key: merged(pieces) for key, pieces in of_name.items()} for name, of_name in parts.items()}
+
+
+def tail_by_rank(
+    connection: Connection, run: str, rank: int | None = None
+) -> Iterator[tuple[int, dict[tuple[int, tuple[str, ...]], list[Arrived]]]]:
+    """Rank and (attempt, names) -> its groups of that kind, in the order in which they came. A rank with many samples
+    comes in several pieces: who asks need not hold all that waits for the compactor. By rank, which is the order of the
+    index: to sort the frames of 120 s took as long as to read them."""
+    statement = select(tail.c.rank, tail.c.attempt, tail.c.received, tail.c.samples, tail.c.frame).where(
         tail.c.run == run, tail.c.samples > 0
     )
     if rank is not None:
         statement = statement.where(tail.c.rank == rank)
-    found: dict[str, dict[tuple[int, int], list[tuple[TailGroup, bytes, float]]]] = {name: {} for name in names}
-    for row in connection.execute(statement.order_by(tail.c.id)):
-        for group in unpack_tail(row.frame):
-            for name in names:
-                column = group.column(name)
-                if column is not None:
-                    found[name].setdefault((row.rank, row.attempt), []).append((group, column, row.received))
-    return {name: {key: _joined(pieces) for key, pieces in of_name.items()} for name, of_name in found.items()}
-
-
-def _joined(pieces: list[tuple[TailGroup, bytes, float]]) -> Samples:
-    step = np.concatenate([group.steps for group, _, _ in pieces])
-    time = np.concatenate([group.times for group, _, _ in pieces])
-    if not np.isfinite(time).all():
-        time = np.where(
-            np.isfinite(time),
-            time,
-            np.repeat([received for _, _, received in pieces], [group.rows for group, _, _ in pieces]),
-        )
-    widths = {len(column) // group.rows for group, column, _ in pieces}
-    if len(widths) == 1:
-        value = np.frombuffer(b"".join(column for _, column, _ in pieces), f"<f{widths.pop()}").astype(
-            "<f8", copy=False
-        )
-    else:
-        value = np.concatenate(
-            [np.frombuffer(column, f"<f{len(column) // group.rows}").astype("<f8") for group, column, _ in pieces]
-        )
-    return Samples(step, time, value)
+    kinds: dict[tuple[int, tuple[str, ...]], list[Arrived]] = {}
+    held: int | None = None
+    size = 0
+    for of, attempt, received, samples, frame in connection.execute(statement.order_by(tail.c.rank, tail.c.id)):
+        if kinds and (of != held or size >= _TAIL_AT_ONCE):
+            assert held is not None
+            yield held, kinds
+            kinds, size = {}, 0
+        held = of
+        size += samples
+        for group in unpack_tail(frame):
+            kinds.setdefault((attempt, group.names), []).append((group, received))
+    if kinds:
+        assert held is not None
+        yield held, kinds
 
 
 def _count_tail(view: View, first: int, last_step: int) -> int:

@@ -26,6 +26,7 @@ from perfagent_server.store.statements import Prepared, compile_all, insert_for
 from perfagent_server.store.tables import event, idempotency, ledger, series, source, tail
 from perfagent_server.store.tables import run as run_table
 from perfagent_server.store.write import lifecycle
+from perfagent_server.store.write.emptying import empty_run
 from perfagent_server.store.write.ownership import refusals
 
 __all__ = ["Appender", "deletion_mark"]
@@ -237,6 +238,10 @@ class Appender:
         if happened:
             _keep_event.many(connection, happened)
         return ids
+
+    def empty(self, run: str) -> None:
+        """See MetricStore."""
+        empty_run(self.database, run)
 
     def delete(self, connection: Connection, run: str) -> None:
         """See MetricStore. The foreign keys take everything else of the run along."""

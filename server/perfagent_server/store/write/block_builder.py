@@ -8,7 +8,7 @@ late, twice, or out of order: what lands in a block that exists is merged with i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ from perfagent_server.store.codec.blocks import (
     step_order,
 )
 from perfagent_server.store.codec.tail import TailGroup, unpack_tail
+from perfagent_server.store.codec.tail_columns import Arrived, matrices, rows_below_each_other
 from perfagent_server.store.codec.wide_blocks import BUNDLE_SERIES, Bundle, Place, bundle_rows, bundles_of_rank
 from perfagent_server.store.tables import axis, block
 
@@ -115,7 +116,7 @@ def pack(
 ) -> None:
     """Adds the blocks of one attempt's rows to the work. Groups with the same names are one matrix; a series that is in
     several kinds of groups is put together from all of them."""
-    sent: dict[tuple[str, ...], list[tuple[TailGroup, float]]] = {}
+    sent: dict[tuple[str, ...], list[Arrived]] = {}
     for row in rows:
         if row.samples:
             for group in unpack_tail(row.frame):
@@ -127,9 +128,10 @@ def pack(
             holders[name] = holders.get(name, 0) + 1
     shared: dict[str, list[Samples]] = {}
     for names, groups in kinds.items():
-        step, time, matrices = _matrices(groups, names)
+        step, time = rows_below_each_other(groups)
         alone = _Rows(step, time, [])
-        for members, value in matrices:
+        for taken, value in matrices(groups, range(len(names))):
+            members = [names[place] for place in taken]
             mine = [at for at, name in enumerate(members) if holders[name] == 1]
             if mine:
                 whole = len(mine) == len(members)
@@ -153,11 +155,11 @@ def pack(
 
 def _with_bundles(
     connection: Connection,
-    sent: dict[tuple[str, ...], list[tuple[TailGroup, float]]],
+    sent: dict[tuple[str, ...], list[Arrived]],
     place: Place,
     known: dict[str, KnownSeries],
     work: Work,
-) -> dict[tuple[str, ...], list[tuple[TailGroup, float]]]:
+) -> dict[tuple[str, ...], list[Arrived]]:
     """The groups, and before them what some of their series have in bundles: that came earlier."""
     opened = bundles_of_rank(connection, place, {known[name].id for names in sent for name in names})
     if not opened:
@@ -170,7 +172,7 @@ def _with_bundles(
         for series_id, value in zip(each.series.tolist(), each.value, strict=True):
             values[names_of[series_id]] = value.tobytes()
     orders = {frozenset(names): names for names in sent}
-    kinds: dict[tuple[str, ...], list[tuple[TailGroup, float]]] = {}
+    kinds: dict[tuple[str, ...], list[Arrived]] = {}
     for rows, values in pieces.values():
         names = orders.get(frozenset(values), tuple(values))
         group = TailGroup.of(rows.step.tobytes(), rows.time.tobytes(), {name: values[name] for name in names})
@@ -189,64 +191,6 @@ def unbundled(bundle: Bundle, newest: dict[int, int | None], work: Work) -> None
     rows = _Rows(bundle.step, bundle.time, [_Columns(known, bundle.value)])
     _note_last(rows, attempt, work)
     _encode(rows, attempt, [bundle.block], work)
-
-
-def _matrices(
-    groups: Sequence[tuple[TailGroup, float]], names: Sequence[str]
-) -> tuple[Ints, Floats, list[tuple[list[str], Values]]]:
-    """The groups below each other: steps, times, and (names, values) with values (series, rows) in float32 or
-    float64."""
-    step = np.concatenate([group.steps for group, _ in groups])
-    time = np.concatenate([group.times for group, _ in groups])
-    rows = [group.rows for group, _ in groups]
-    if not np.isfinite(time).all():  # a clock that says NaN: the time at which the frame came is the next best
-        time = np.where(np.isfinite(time), time, np.repeat([received for _, received in groups], rows))
-    batches = [_Batch.of(key, alike) for key, alike in itertools.groupby([group for group, _ in groups], _shape)]
-    wide = {at for batch in batches for at, width in enumerate(batch.widths) if width == 8}
-    matrices: list[tuple[list[str], Values]] = []
-    for width, members in ((4, [at for at in range(len(names)) if at not in wide]), (8, sorted(wide))):
-        if members:
-            parts = [batch.matrix(members, width) for batch in batches]
-            value = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-            matrices.append(([names[at] for at in members], value))
-    return step, time, matrices
-
-
-def _shape(group: TailGroup) -> tuple[int, bytes]:
-    return group.rows, group.widths
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Groups behind each other with as many rows each, whose columns are of the same types: one copy takes them all.
-    widths:
-    bytes a value of each column."""
-
-    rows: int
-    widths: bytes
-    groups: list[TailGroup]
-
-    @classmethod
-    def of(cls, shape: tuple[int, bytes], groups: Iterable[TailGroup]) -> _Batch:
-        return cls(*shape, list(groups))
-
-    def matrix(self, members: Sequence[int], width: int) -> Values:
-        """(members, rows of all groups) of these columns, in float32 (width 4) or float64 (8)."""
-        raw = b"".join([group.values for group in self.groups])
-        shape = (len(self.groups), len(members), self.rows)
-        if len(members) == len(self.widths) == self.widths.count(width):
-            found = np.frombuffer(raw, f"<f{width}").reshape(shape)
-        else:
-            found = np.empty(shape, f"<f{width}")
-            words = np.frombuffer(raw, "<u4").reshape(len(self.groups), -1)
-            sizes = np.frombuffer(self.widths, np.uint8).astype(np.int64) * self.rows // 4  # words of each column
-            starts = np.cumsum(sizes) - sizes
-            for each in set(self.widths):
-                of = [at for at, member in enumerate(members) if self.widths[member] == each]
-                span = np.arange(self.rows * each // 4)
-                places = starts[[members[at] for at in of]][:, None] + span
-                found[:, of] = words.take(places.ravel(), axis=1).view(f"<f{each}").reshape(shape[0], len(of), shape[2])
-        return found.transpose(1, 0, 2).reshape(len(members), -1)
 
 
 def _place(connection: Connection, rows: _Rows, place: Place, work: Work) -> None:
