@@ -46,6 +46,7 @@ _NOTICES = 4096
 _RUN_EVERY_S = 1.0
 _FLEET_EVERY_S = 1.0
 _FLEET_RUNS = 1000  # in a message; where more move, they take turns
+_STOP_S = 5.0  # the database may hold up the thread
 _MOVING = ("starting", "running", "stuck")
 _REFUSED = 1008  # a WebSocket's code for "against the policy"
 
@@ -185,7 +186,7 @@ class Hub:
         self._stopping.set()
         self._wake.set()
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, _STOP_S)
         self._loop = None
 
     # --- one page, on the loop's thread -------------------------------------------------------------------------------
