@@ -35,7 +35,8 @@ class Bands:
             lambda name: whole if (whole := whole_of(name)) and subscription.wants_name(whole) else ""
         )
         self._of_runs: dict[str, dict[str, _Band]] = {}
-        self._waiting: set[tuple[str, str]] = set()  # (run, name) of bands that hold steps
+        # (run, name) of bands that hold steps, in the order of their frames: pages draw in the order of a message
+        self._waiting: dict[tuple[str, str], None] = {}
         self._ended: set[str] = set()
 
     @property
@@ -60,18 +61,18 @@ class Bands:
                 if whole and not band.of_parts:
                     continue  # a rank sends the value itself
                 band.add(stored.attempt, stored.rank, steps, times, column(group, name), now)
-                self._waiting.add((stored.run, whole or name))
+                self._waiting[stored.run, whole or name] = None
 
     def take(self, now: float) -> bytes | None:
         """The message of the steps that may leave."""
         bands = []
-        for run, name in sorted(self._waiting):
+        for run, name in list(self._waiting):
             band = self._of_runs[run][name]
             ready = band.take(name, now, at_once=run in self._ended)
             if ready is not None:
                 bands.append({"run": run, "name": name, **ready})
             if not band.pieces:
-                self._waiting.discard((run, name))
+                del self._waiting[run, name]
         for run in self._ended:
             self._of_runs.pop(run, None)
         self._ended.clear()
@@ -85,7 +86,7 @@ class Bands:
             self._ended.add(run)
 
     def clear(self) -> None:
-        self._of_runs, self._waiting, self._ended = {}, set(), set()
+        self._of_runs, self._waiting, self._ended = {}, {}, set()
 
 
 class _Band:

@@ -300,10 +300,14 @@ class Hub:
                 self.counters["errors"] += 1
                 log.exception("live updates failed once")
                 self._lag_all(topics)
-            if self._outbox:
-                self._call_loop(self._deliver, self._outbox)
-                self._outbox = []
+            self._hand_over()
             self._stopping.wait(TICK_S)
+
+    def _hand_over(self) -> None:
+        """Gives the messages that are ready to the event loop."""
+        if self._outbox:
+            self._call_loop(self._deliver, self._outbox)
+            self._outbox = []
 
     def _waits(self) -> bool:
         """Whether there is something to send later, with no news: steps wait for a slow rank, runs for their second."""
@@ -330,6 +334,7 @@ class Hub:
                 fleet.add(stored)
         self._send_collected(others, now)
         self._send_notices(fleets, others)
+        self._hand_over()  # before the database is read, which takes longer
         if self._dirty and (self._urgent or now - self._runs_read >= _RUN_EVERY_S):
             self._send_runs(others, now)
         if self._moved and now - self._fleet_told >= _FLEET_EVERY_S:
