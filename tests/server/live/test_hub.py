@@ -60,9 +60,9 @@ def test_only_bands_that_hold_steps_are_looked_at_again() -> None:
     sent = decoded(bands.take(5.0))["bands"]
     assert [(band["run"], band["name"]) for band in sent] == [
         ("r1", "loss"),
-        ("r1", "lr"),
+        ("r1", "a"),
         ("r2", "loss"),
-        ("r2", "lr"),
+        ("r2", "a"),
     ]
     assert not bands.waits
     bands.add(stored({"loss": [1.0]}, run="r2", first_step=2), 5.0)
