@@ -51,14 +51,14 @@ class Clock:
         return self.at
 
 
-def frame(draw: random.Random, run: int, rank: int, ranks: int, step: int) -> Frame:
-    """One step of a healthy rank."""
+def frame(draw: random.Random, run: int, rank: int, ranks: int, step: int, at: float | None = None) -> Frame:
+    """One step of a healthy rank. at: when, Unix seconds; without it so many seconds after START."""
     values = {name: [_HEALTHY.get(name, 2.0) * (1 + 0.005 * draw.random())] for name in _NAMES}
-    events = [Event(kind="state", time=START, data={"state": "running", "world_size": ranks})] if step == 1 else []
-    time_ = START + step
+    time_ = START + step if at is None else at
+    running = Event(kind="state", time=time_, data={"state": "running", "world_size": ranks})
     return Frame(
         project="bench", run=f"run{run}", source=f"run{run}-{rank}", attempt=1, rank=rank, seq=step,
-        groups=[Group([step], [time_], [time_], values)], events=events,
+        groups=[Group([step], [time_], [time_], values)], events=[running] if step == 1 else [],
     )  # fmt: skip
 
 

@@ -105,7 +105,7 @@ def open_services(settings: Settings) -> Services:
     database = open_database(settings)
     store = SqlStore(database)
     runs = Runs(database)
-    hub = Hub(runs.summaries)
+    hub = Hub(runs.summaries, runs.rows)
     ingest = Ingest(database, store)
     outbox = Outbox(database, settings.webhook_allow)
     orders = Orders(database)
@@ -131,6 +131,7 @@ def open_services(settings: Settings) -> Services:
         log_rows.forget(run)
         orders.forget(run)
         engine.drop(run)
+        hub.forget(run)
 
     return Services(
         settings=settings,

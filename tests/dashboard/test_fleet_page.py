@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from builders import ServerProcess, server_process
+from builders import ServerProcess, server_process, web
 from recorded import log, record_run, send
 
-from perfagent.wire import Event
+from perfagent.wire import Event, Frame, encode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +57,24 @@ def test_new_run_appears_and_its_values_move_without_a_fetch_of_the_list(
     page.wait(f"() => document.querySelector('{row(run)} .of-loss').textContent === '7.25'")
     page.wait(f"() => document.querySelector('{row(run)} .of-step').textContent === '55'")
     assert len([request for request in page.requests if request.startswith("/api/v1/runs?")]) == before
+
+
+def test_an_open_fleet_page_leaves_agents_at_their_pace_and_hears_of_deleted_runs(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
+    record_run(site, run, steps=20)
+    page = tab("/")
+    page.live()
+    page.wait(f"() => document.querySelector('{row(run)} .of-loss')?.textContent !== 'n/a'")
+    here = Frame(project="test", run=run, source=f"{run}-ping", attempt=1, rank=0, seq=1)
+    answer = web().post(
+        f"{site.url}/api/v1/ingest", content=encode(here), headers={"Content-Type": "application/x-msgpack"}
+    )
+    assert answer.raise_for_status().headers["perfagent-watched"] == "0"
+    before = len(page.requests)
+    site.admin("DELETE", f"/runs/{run}")
+    page.wait(f"() => !document.querySelector('{row(run)}')")
+    assert not [request for request in page.requests[before:] if request.startswith("/api/v1/runs?")]
 
 
 def shows_loss(name: str) -> str:

@@ -150,14 +150,14 @@
       else this.page.askTiming(this);
     }
 
-    append(band) {
-      const end = band.step.length - 1;
-      if (end < 0 || !(NAMES.includes(band.name) || band.name === this.lossName)) return;
-      this.values[band.name] = pa.num(band.mean[end]);
+    /** values: the last ones, by name, of those that have a new one. */
+    append(values) {
+      for (const [name, value] of Object.entries(values)) if (NAMES.includes(name) || name === this.lossName) this.values[name] = pa.num(value);
       this.dirty = true;
-      if (band.name !== this.lossName) return;
+      if (!(this.lossName in values)) return;
+      const loss = this.values[this.lossName];
       // The line keeps its length: what is new replaces neighbours' pairs once there are twice as many points.
-      for (const value of band.mean) this.trend.push(Number.isFinite(pa.num(value)) ? pa.num(value) : null);
+      this.trend.push(Number.isFinite(loss) ? loss : null);
       while (this.trend.length > 2 * TREND_POINTS) this.trend = this.trend.filter((_, i, all) => i % 2 === 0 || i > all.length - 8);
     }
   }
@@ -173,7 +173,7 @@
       this.asking = new Set(); // lines whose throughput is asked for at the next turn
       this.#readAddress();
       this.body = document.getElementById("fleet-rows");
-      this.messages = 0; // that told of a run
+      this.messages = 0; // that told of runs
       this.note = document.getElementById("fleet-note");
       pa.put(this.note, pa.el("p", { class: "quiet" }, words.loading));
       this.table = document.getElementById("fleet-table");
@@ -195,7 +195,7 @@
         subscription: () => {
           const names = [...NAMES, ...this.losses];
           this.sent.push(names);
-          return { runs: [], names, bands: true };
+          return { fleet: true, names };
         },
         fetch: () => this.load(),
         onMessage: (message) => this.#message(message),
@@ -311,7 +311,7 @@
       this.#arrange();
     }
 
-    /** Nothing tells that a run was deleted: it is missing among its neighbours. */
+    /** Nothing tells of a run that was deleted while nobody listened: it is missing among its neighbours. */
     #dropDeleted(page, before) {
       const listed = new Set(page.runs.map((summary) => summary.run));
       const oldest = page.next === null ? "" : page.runs[page.runs.length - 1].started;
@@ -411,16 +411,7 @@
     #message(message) {
       if (message.subscribed) this.#listens();
       if (message.lagged) this.load();
-      if (message.run) {
-        const known = this.rows.has(message.run.run);
-        const before = this.rows.get(message.run.run)?.summary.state;
-        const row = this.#take(message.run);
-        row.heardAt = ++this.messages;
-        if (!known || before !== message.run.state) {
-          this.#arrange();
-          if (known) row.refreshVerdict();
-        }
-      }
+      if (message.fleet) this.#hear(message.fleet);
       if (message.alert) {
         const row = this.rows.get(message.alert.run);
         if (row) {
@@ -428,18 +419,40 @@
           row.timer = setTimeout(() => row.refreshVerdict(), 300);
         }
       }
-      for (const band of message.bands ?? []) this.rows.get(band.run)?.append(band);
-      if (message.bands && !this.frame) {
-        this.frame = requestAnimationFrame(() => {
-          this.frame = 0;
-          for (const row of this.rows.values()) {
-            if (!row.dirty || !row.visible) continue;
-            row.dirty = false;
-            row.showValues();
-            row.showTrend();
-          }
-        });
+    }
+
+    /** What has changed of the runs that moved; null for one that was deleted. */
+    #hear(changes) {
+      this.messages++;
+      let isOther = false; // another list than before, or in another state
+      for (const [run, change] of Object.entries(changes)) {
+        const known = this.rows.get(run);
+        if (change === null) {
+          if (known) this.#remove(known);
+          isOther ||= Boolean(known);
+          continue;
+        }
+        const { values, ...fields } = change;
+        if (!known && fields.started === undefined) continue; // a part of what a line shows
+        const before = known?.summary.state;
+        const row = this.#take({ ...known?.summary, run, ...fields });
+        row.heardAt = this.messages;
+        if (before !== row.summary.state) {
+          isOther = true;
+          if (known) row.refreshVerdict();
+        }
+        if (values) row.append(values);
       }
+      if (isOther) this.#arrange();
+      this.frame ||= requestAnimationFrame(() => {
+        this.frame = 0;
+        for (const row of this.rows.values()) {
+          if (!row.dirty || !row.visible) continue;
+          row.dirty = false;
+          row.showValues();
+          row.showTrend();
+        }
+      });
     }
 
     /** Newest first; a node that is in its place is not moved. */

@@ -17,8 +17,8 @@ router = APIRouter()
 
 @router.websocket("/ws/live")
 async def live(socket: WebSocket) -> None:
-    """{"subscribe": {...}} in; {"samples"}, {"bands"}, {"run"}, {"alert"}, {"lagged"} out. Origin and Host:
-    routes/edge.py."""
+    """{"subscribe": {...}} in; {"samples"}, {"bands"}, {"fleet"}, {"run"}, {"alert"}, {"lagged"} out. Origin and
+    Host: routes/edge.py."""
     try:
         await authorize(socket, "read")
     except RefusalError as error:

@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ PAGE_CHARACTERS = 8 * 2**20
 """Of the configurations on one page of runs: a thousand of 256 kB would be 256 MB, several times over on the way."""
 
 _SUMMARY = [column for column in run.c if column.name != "notes"]
+_ROW = [column for column in _SUMMARY if column.name not in ("attempt", "config", "meta", "rules_off")]
+_IDS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +90,19 @@ class Runs:
 
     def summaries(self, identifiers: Sequence[str]) -> list[RunSummary]:
         """The runs of these ids that exist."""
+        return [_summary(row, brief=True) for row in self._of_ids(_SUMMARY, identifiers)]
+
+    def rows(self, identifiers: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What a list of runs shows of these, by id: RunSummary without `run` and without what may be long
+        (configuration, meta, rules). A third of the time of summaries()."""
+        return {row["id"]: _row(row) for row in self._of_ids(_ROW, identifiers)}
+
+    def _of_ids(self, columns: Sequence[ColumnElement[Any]], identifiers: Sequence[str]) -> Iterator[Mapping[Any, Any]]:
+        """The rows of the runs of these ids that exist; so many at a time as a statement may name."""
         with self._database.read() as connection:
-            rows = connection.execute(select(run).where(run.c.id.in_(identifiers[:500]))).mappings().all()
-        return [_summary(row, brief=True) for row in rows]
+            for begin in range(0, len(identifiers), _IDS):
+                some = identifiers[begin : begin + _IDS]
+                yield from connection.execute(select(*columns).where(run.c.id.in_(some))).mappings().all()
 
     def newest_named(self, project: str, name: str) -> Mapping[str, Any] | None:
         """id and attempt of the run of a name that was begun last. Not the one with the latest rows: they may hold any
@@ -198,6 +210,15 @@ def _summary(row: Mapping[Any, Any], *, brief: bool = False) -> RunSummary:
         world_size=row["world_size"], attempts=row["attempts"], tags=json.loads(row["tags"]), group=row["group_name"],
         host=row["host"], config=json.loads(row["config"]), meta=meta, rules_off=json.loads(row["rules_off"]),
     )  # fmt: skip
+
+
+def _row(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return {
+        "project": row["project"], "name": row["name"], "state": row["state"], "step": row["step"],
+        "started": rfc3339(row["started"]), "updated": rfc3339(row["updated"]), "ended": rfc3339(row["ended"]),
+        "reason": row["reason"], "world_size": row["world_size"], "attempts": row["attempts"],
+        "tags": json.loads(row["tags"]), "group": row["group_name"], "host": row["host"],
+    }  # fmt: skip
 
 
 def _has_tag(tag: str, dialect: str) -> ColumnElement[bool]:

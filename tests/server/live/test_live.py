@@ -18,7 +18,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from perfagent.wire import Alert, Event, Frame, Group, encode
-from perfagent_server.live.hub import Subscription, _over_ranks
+from perfagent_server.live.bands import over_ranks
+from perfagent_server.live.subscription import Subscription
 from perfagent_server.store.stored import Stored
 
 
@@ -69,6 +70,8 @@ def test_agents_are_told_whether_a_page_shows_their_run(tmp_path: Path) -> None:
             assert not watched(server, "r2")
             with open_page(server):
                 assert watched(server, "r2")
+            with open_page(server, runs=[], fleet=True, names=["loss"]):
+                assert not watched(server, "r2"), "a fleet is told once a second, of what agents send anyway"
         until(lambda: not watched(server, "r1"), why="the page was closed")
 
 
@@ -114,7 +117,7 @@ def test_bands_put_ranks_together_as_the_catalogue_says(tmp_path: Path) -> None:
 
 def test_bands_of_one_step_with_a_number_that_is_none() -> None:
     steps = np.array([1, 1, 2, 2], np.int64)
-    band = _over_ranks("loss", steps, steps.astype(np.float64), np.array([1.0, np.nan, np.inf, np.nan]))
+    band = over_ranks("loss", steps, steps.astype(np.float64), np.array([1.0, np.nan, np.inf, np.nan]))
     assert (band["mean"], band["nonfinite"], band["count"]) == ([1.0, "NaN"], [1, 2], [2, 2])
 
 
@@ -148,6 +151,29 @@ def test_runs_are_told_of_as_they_change(tmp_path: Path) -> None:
         until(lambda: receive(page, "run")["name"] == "renamed")
 
 
+def test_a_fleet_is_told_of_every_run_until_it_is_deleted(tmp_path: Path) -> None:
+    with listening(tmp_path) as server, open_page(server, runs=[], fleet=True, names=["loss"]) as page:
+
+        def fleet_tells(run: str, **expected: Any) -> dict[str, Any]:
+            return until(
+                lambda: (change := receive(page, "fleet").get(run)) and change.items() >= expected.items() and change
+            )
+
+        start = Event(kind="state", time=1.0, data={"state": "starting", "name": "mine", "world_size": 1})
+        post(server, frame({"loss": [3.0, float("nan")], "lr": [0.1, 0.1]}, events=[start]))
+        first = fleet_tells("r1", name="mine", values={"loss": "NaN"})
+        assert (first["step"], first["state"]) == (2, "running") and first["started"] and first["updated"]
+        post(server, frame({"loss": [2.0]}, seq=2, first_step=3))
+        second = fleet_tells("r1", step=3, values={"loss": 2.0})
+        assert "name" not in second, "only what has changed"
+        web().patch(f"{server.url}/api/v1/runs/r1", json={"name": "renamed"}).raise_for_status()
+        assert fleet_tells("r1", name="renamed") == {"name": "renamed"}
+        post(server, frame({}, seq=3, events=[Event(kind="state", time=2.0, data={"state": "finished"})]))
+        fleet_tells("r1", state="finished")
+        web().delete(f"{server.url}/api/v1/runs/r1", headers=ADMIN).raise_for_status()
+        assert until(lambda: "r1" in (told := receive(page, "fleet")) and told) == {"r1": None}
+
+
 def test_an_alert_arrives(tmp_path: Path) -> None:
     with listening(tmp_path) as server, open_page(server) as page:
         post(server, frame({"loss": [1.0, float("nan")]}))
@@ -166,6 +192,8 @@ def test_an_alert_arrives(tmp_path: Path) -> None:
         '{"subscribe": {"runs": [1]}}',
         "[" * 50_000,
         '{"subscribe": {"runs": "r1"}}',
+        '{"subscribe": {"fleet": true, "runs": ["r1"]}}',
+        '{"subscribe": {"fleet": true, "names": ["gpu/*"]}}',
     ],
 )
 def test_a_message_that_is_no_subscription_is_answered_and_the_page_lives_on(tmp_path: Path, text: str) -> None:
