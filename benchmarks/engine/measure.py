@@ -36,7 +36,7 @@ _NAMES = (
 
 
 _HEALTHY = {
-    "grad/nonfinite": 0.0, "step_time_s": 0.1, "gpu/utilization_pct": 95.0, "phase/data_s": 0.001, "phase/h2d_s": 0.001,
+    "grad/nonfinite": 0.0, "step_time_s": 0.1, "gpu/utilization_pct": 95.0, "phase/data_s": 0.0002, "phase/h2d_s": 0.001,
     "phase/forward_s": 0.03, "phase/backward_s": 0.055, "phase/optimizer_s": 0.01, "phase/comm_s": 0.002,
     "phase/checkpoint_s": 0.0, "phase/eval_s": 0.0, "phase/rollout_s": 0.0, "phase/other_s": 0.001,
 }  # fmt: skip

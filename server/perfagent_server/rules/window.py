@@ -248,7 +248,8 @@ class Window:
             if series is None:
                 ready.append(name)
                 continue
-            series.close(now, self.world_size)
+            if series.pending:
+                series.close(now, self.world_size)
             if series.seen == len(series.steps):
                 continue
             if series.judged:
