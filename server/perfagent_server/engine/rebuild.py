@@ -41,9 +41,12 @@ def rebuild(judge: Evaluator, database: Database, store: MetricStore, judged: in
     run = judge.window.run
     frames = store.since(judged, _MOST_FRAMES, run=run)
     with database.read() as connection:
-        about = connection.execute(select(runs.c.attempt, runs.c.state).where(runs.c.id == run)).one()
-        alerts = _alerts(connection, run, about.attempt)
+        columns = runs.c.attempt, runs.c.attempts, runs.c.state
+        about = connection.execute(select(*columns).where(runs.c.id == run)).one()
         sources = connection.execute(select(source).where(source.c.run == run, source.c.attempt == about.attempt)).all()
+        if about.attempts == 1 and _begins(sources, frames):
+            return
+        alerts = _alerts(connection, run, about.attempt)
         start = _start_step(connection, run, about.attempt)
     if not sources:
         return
@@ -56,6 +59,12 @@ def rebuild(judge: Evaluator, database: Database, store: MetricStore, judged: in
     judge.machines = {machine.rule: machine for machine in (_machine(row, now) for row in alerts)}
     judge.note_firing()
     _series(judge, store, start, {step for stored in frames for group in stored.groups for step in group.step_list()})
+
+
+def _begins(sources: Sequence[Any], frames: Sequence[FromTail]) -> bool:
+    """Whether all that these sources sent is still to be judged. So it is with nearly every run that is loaded, and a
+    thousand jobs may begin at once."""
+    return {row.id for row in sources} <= {stored.source for stored in frames if stored.seq == 1}
 
 
 def _alerts(connection: Connection, run: str, attempt: int) -> Sequence[RowMapping]:
