@@ -8,11 +8,12 @@ that was behind it has been written; until then a restart judges those frames ag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from sqlalchemy import Connection, select
 
 from perfagent_server.engine.evaluator import STATE_VERSION
-from perfagent_server.store.statements import put
+from perfagent_server.store.statements import Prepared, insert_for, put
 from perfagent_server.store.tables import cursor, rule_state
 from perfagent_server.store.tables import run as runs
 
@@ -20,6 +21,15 @@ __all__ = ["CURSOR", "Checkpoints", "load_cursor", "save_snapshots"]
 
 CURSOR = "rules"
 RUNS_A_PIECE = 50
+
+
+def _upsert(dialect: str) -> Any:
+    statement = insert_for(dialect)(rule_state)
+    new = {name: statement.excluded[name] for name in ("version", "state")}
+    return statement.on_conflict_do_update(index_elements=["run"], set_=new)
+
+
+_save = Prepared(_upsert, ("run", "version", "state"))
 
 
 class Checkpoints:
@@ -81,6 +91,6 @@ def save_snapshots(connection: Connection, snapshots: Mapping[str, bytes]) -> No
     names = list(snapshots)
     for start in range(0, len(names), 500):
         there.update(connection.execute(select(runs.c.id).where(runs.c.id.in_(names[start : start + 500]))).scalars())
-    for run in names:
-        if run in there:
-            put(connection, rule_state, {"run": run, "version": STATE_VERSION, "state": snapshots[run]})
+    _save.many(
+        connection, [{"run": run, "version": STATE_VERSION, "state": snapshots[run]} for run in names if run in there]
+    )

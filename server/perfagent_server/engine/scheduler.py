@@ -55,6 +55,8 @@ MOST_LAG_FRAMES = 100_000
 _BATCH = 256  # frames judged between two commits
 _BATCH_BYTES = 8 * 2**20  # as stored
 _IDLE_WAIT_S = 1.0
+_GATHER_S = 0.05
+"""Frames of many agents come one by one. To judge those of so long together costs half of judging each alone."""
 _LAG_EVERY_S = 1.0
 _AGAIN_S = 1.0  # when what could not be judged by the clock is tried again
 _MOST_SAID = 1000  # kinds of trouble that are remembered as logged
@@ -155,7 +157,8 @@ class Engine:
     def _run(self) -> None:
         pause = 0.0
         while not self._stopping:
-            self._event.wait(_IDLE_WAIT_S if pause == 0 else pause)
+            if self._event.wait(_IDLE_WAIT_S if pause == 0 else pause) and not self._stopping:
+                time.sleep(_GATHER_S)
             self._event.clear()
             try:
                 self._work()

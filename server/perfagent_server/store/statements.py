@@ -7,7 +7,7 @@ SQLAlchemy, so both databases understand it; values go to the driver as they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, bindparam
@@ -137,7 +137,7 @@ class Prepared:
         finally:
             cursor.close()
 
-    def stream(self, connection: Connection, values: Values) -> Iterator[Any]:
+    def stream(self, connection: Connection, values: Values) -> Generator[Any, None, None]:
         """Runs the statement once; gives the lines of its result one by one, as they are read."""
         sql, bind = self._in(connection)
         cursor = connection.connection.cursor()

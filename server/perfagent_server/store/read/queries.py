@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, bindparam, func, select
 
 from perfagent.wire import Latest, LogRow, RankMatrix, Series, metric, parts_of, whole_of
 from perfagent_server.database import Database
@@ -30,6 +31,7 @@ from perfagent_server.store.read.view import (
     value_at,
 )
 from perfagent_server.store.sharded_norms import root_of_sums
+from perfagent_server.store.statements import Prepared
 from perfagent_server.store.stored import FromTail
 from perfagent_server.store.tables import series, tail
 
@@ -37,6 +39,15 @@ __all__ = ["Answers"]
 
 MAX_POINTS = 20_000
 _LOOK_BACK = 2048  # steps in which ranks that measure at different periods have one in common: a period is at most 1024
+
+_newer_rows = (
+    select(tail.c.id, tail.c.run, tail.c.attempt, tail.c.rank, tail.c.source, tail.c.seq, tail.c.received, tail.c.frame)
+    .where(tail.c.id > bindparam("after"))
+    .order_by(tail.c.id)
+    .limit(bindparam("most"))
+)
+_newer = Prepared(_newer_rows)
+_newer_of_run = Prepared(_newer_rows.where(tail.c.run == bindparam("run")))
 
 
 class Answers:
@@ -53,20 +64,18 @@ class Answers:
     def since(
         self, tail_id: int, limit: int, max_bytes: int | None = None, *, run: str | None = None
     ) -> list[FromTail]:
-        statement = select(tail).where(tail.c.id > tail_id).order_by(tail.c.id).limit(limit)
-        if run is not None:
-            statement = statement.where(tail.c.run == run)
+        newer, wanted = (_newer, {}) if run is None else (_newer_of_run, {"run": run})
         found: list[FromTail] = []
         size = 0
-        with self.database.read() as connection:
-            for row in connection.execute(statement):
-                size += len(row.frame)
+        with (
+            self.database.read() as connection,
+            closing(newer.stream(connection, {"after": tail_id, "most": limit, **wanted})) as rows,
+        ):
+            for id_, run_, attempt, rank, source, seq, received, frame in rows:
+                size += len(frame)
                 if found and max_bytes is not None and size > max_bytes:
                     break
-                groups, events = unpack_whole(row.frame)
-                found.append(
-                    FromTail(row.id, row.run, row.attempt, row.rank, row.source, row.seq, row.received, groups, events)
-                )
+                found.append(FromTail(id_, run_, attempt, rank, source, seq, received, *unpack_whole(frame)))
         return found
 
     def newest_id(self) -> int:
