@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, delete, select
 
 from perfagent_server.engine.evaluator import STATE_VERSION
 from perfagent_server.store.statements import Prepared, insert_for, put
@@ -56,12 +56,16 @@ class Checkpoints:
         return self._waiting[:RUNS_A_PIECE]
 
     def write_piece(self, snapshots: Mapping[str, bytes]) -> bool:
-        """Writes the snapshots of the piece, and the cursor behind the last one; whether the checkpoint is complete."""
+        """Writes the snapshots of the piece, and the cursor behind the last one; whether the checkpoint is complete. A
+        run of which none could be made loses its old one, which knows nothing of the frames behind the cursor."""
+        failed = [run for run in self.next_piece() if run not in snapshots]
         rest = self._waiting[RUNS_A_PIECE:]
         target = self._target
 
         def job(connection: Connection) -> None:
             save_snapshots(connection, snapshots)
+            if failed:
+                connection.execute(delete(rule_state).where(rule_state.c.run.in_(failed)))
             if not rest and target is not None:
                 put(connection, cursor, {"name": CURSOR, "tail_id": target})
 

@@ -21,7 +21,7 @@ from perfagent_server.engine import reports
 from perfagent_server.engine.reports import REPORTED_LIFE, USER_LIFE
 from perfagent_server.rules.loss_spike import LossSpike
 from perfagent_server.rules.plan import STEPPED, Plan
-from perfagent_server.rules.rule import USER_ALERT, Life, Rule
+from perfagent_server.rules.rule import USER_ALERT, Life, Rule, Unknown
 from perfagent_server.rules.step_series import PATIENCE_S
 from perfagent_server.rules.window import TERMINAL, End, Window
 from perfagent_server.store.stored import FromTail
@@ -361,7 +361,7 @@ class Evaluator:
                 raise
             self.on_failure(rule.id, error)
             return []
-        return self._observe(rule, found)
+        return [] if isinstance(found, Unknown) else self._observe(rule, found)
 
     # --- alerts -------------------------------------------------------------------------------------------------------
 

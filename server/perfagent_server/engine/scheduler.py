@@ -133,7 +133,7 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Judges what is there, writes a last checkpoint and ends the thread."""
+        """Ends the thread after its round, with a checkpoint. What it has not judged, the next start judges."""
         self._stopping = True
         self._event.set()
         if self._thread is not None:
@@ -262,9 +262,8 @@ class Engine:
             return set(connection.execute(still).scalars())
 
     def _note_lag(self, batch: Sequence[FromTail], now: float) -> None:
-        behind = len(batch) >= _BATCH
-        newest = self._store.newest_id() if behind else 0
-        self.counters["lag_frames"] = max(0, newest - batch[-1].id) if behind else 0
+        behind = max(0, self._store.newest_id() - batch[-1].id) if batch else 0
+        self.counters["lag_frames"] = behind
         self.counters["lag_s"] = round(max(0.0, now - batch[-1].received), 3) if behind else 0.0
 
     # --- what time alone changes --------------------------------------------------------------------------------------
@@ -300,8 +299,9 @@ class Engine:
         found = self.silence.look()
         if not found:
             return
-        while self.run_once() and not self._stopping:
-            pass  # what is committed but not yet judged may be the sign of life
+        newest = self._store.newest_id()  # what is committed but not yet judged may be the sign of life
+        while self._judged_upto() < newest and self.run_once() and not self._stopping:
+            self._checkpoint_piece()
         with self._lock:
             self._call_lost([one for one in found if not self._was_heard(one)])
 
@@ -424,11 +424,14 @@ class Engine:
     def checkpoint(self) -> None:
         """A whole checkpoint, now."""
         with self._lock:
-            if not self.checkpoints.is_under_way:
-                self.checkpoints.due = self._monotonic()
+            self._finish_checkpoint()
+            self.checkpoints.due = self._monotonic()
             self._checkpoint_piece()
-            while self.checkpoints.is_under_way:
-                self._checkpoint_piece()
+            self._finish_checkpoint()
+
+    def _finish_checkpoint(self) -> None:
+        while self.checkpoints.is_under_way:
+            self._checkpoint_piece()
 
     def _checkpoint_piece(self) -> None:
         """The next piece of the checkpoint that is under way, or the first of one that is due."""
@@ -495,7 +498,9 @@ class Engine:
         """The rules of a run, or of all, have changed: it is written down, and loaded anew with its rules when it
         moves. What a rule that is switched off had found is resolved."""
         with self._lock:
-            for name in [run] if run is not None else list(self.evaluators.in_memory):
+            names = [run] if run is not None else list(self.evaluators.in_memory)
+        for name in names:
+            with self._lock:  # of each run alone: others wait for it
                 self._load([name])
                 snapshots = self._snapshots([name])
                 self._database.write(partial(save_snapshots, snapshots=snapshots), essential=True)

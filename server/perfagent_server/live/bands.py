@@ -22,6 +22,7 @@ from perfagent_server.store.stored import Stored
 __all__ = ["Bands", "over_ranks"]
 
 _RANK_GRACE_S = 2.0  # how long a step waits for its slowest rank before the band goes on without it
+_MOST_WAITING = 20_000  # values of a band that wait for a rank: of one that is silent for ever the newest are kept
 _FIRST_GRACE_S = 1.5  # how long a new band waits to learn which ranks there are
 
 
@@ -122,7 +123,8 @@ class _Band:
         fresh = steps > self.sent_step
         leaving = fresh & (steps <= limit)
         staying = fresh & ~leaving
-        self.pieces = [(steps[staying], times[staying], values[staying])] if staying.any() else []
+        kept = np.flatnonzero(staying)[-_MOST_WAITING:]
+        self.pieces = [(steps[kept], times[kept], values[kept])] if len(kept) else []
         if not leaving.any():
             return None
         self.sent_step = limit

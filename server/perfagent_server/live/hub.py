@@ -163,14 +163,15 @@ class Hub:
             return None
 
     def _notify(self, notice: _Notice) -> None:
-        if len(self._notices) < _NOTICES:
-            self._notices.append(notice)
-        else:
-            self._overflows()
+        with self._lock:
+            if len(self._notices) < _NOTICES:
+                self._notices.append(notice)
+            else:
+                self._overflows()
         self._wake.set()
 
     def _overflows(self) -> None:
-        """Something cannot be told: every page will be told that it has missed something."""
+        """There is no room: every page will be told that it has missed something. The lock is held."""
         self._overflow = True
         self.counters["inbox_overflows"] += 1
 

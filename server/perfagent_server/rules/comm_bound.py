@@ -10,7 +10,7 @@ import numpy as np
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.rank_medians import rank_medians
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.window import Window
 
 __all__ = ["CommBound"]
@@ -71,7 +71,7 @@ class CommBound(Rule):
         },
     )
 
-    def judge(self, window: Window) -> Finding | None:
+    def judge(self, window: Window) -> Finding | Unknown | None:
         merged = window.series("phase/comm_s")
         if merged is None or merged.total < self.steps + self.skip_steps:
             return None
@@ -79,6 +79,8 @@ class CommBound(Rule):
         whole = window.value("step_time_s")
         if whole is None or typical < 0.5 * self.clear_at * self.warning_pct / 100 * whole:
             return None  # most steps end here
+        if len(window.by_rank) < self.steps and window.world_size > 1:
+            return UNKNOWN
         ranks, medians = rank_medians(window, ("phase/comm_s", "step_time_s"), self.steps)
         if len(ranks) < 2 or min(medians[1]) <= 0:
             return None

@@ -5,14 +5,9 @@ from __future__ import annotations
 from perfagent_server.rules.rule import Series
 from perfagent_server.rules.window import Window
 
-__all__ = ["READS", "is_scaling", "skips_in_a_row", "was_skipped"]
+__all__ = ["READS", "skips_in_a_row", "was_skipped"]
 
 READS = (Series("amp/scale", merge="min"), Series("amp/skipped", merge="max"))
-
-
-def is_scaling(window: Window) -> bool:
-    scale = window.by_step.get("amp/scale")
-    return scale is not None and bool(scale.values)
 
 
 def skips_in_a_row(window: Window, kind: str, step: int, enough: int) -> int:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from perfagent.wire import Finding
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.window import Window
 
 __all__ = ["GradVanishing"]
@@ -70,19 +70,22 @@ class GradVanishing(Rule):
         },
     )
 
-    def judge(self, window: Window) -> Finding | None:
+    def judge(self, window: Window) -> Finding | Unknown | None:
         family = window.by_family.get("grad_norm/")
         if family is None:
             return None
         # the newest step that was counted, and for each layer in how many measured steps in a row it had vanished
-        state = window.state_of(self, {"step": -1, "rows": {}, "since": {}})
+        state = window.state_of(self, {"step": -1, "counted": 0, "rows": {}, "since": {}})
         layers, steps, norms = family.matrix(window.step - 1)  # the newest step may lack the layers of other ranks
         for column, step in enumerate(steps):
             if step > max(state["step"], window.start_step + self.skip_steps):
                 state["step"] = step
+                state["counted"] += 1
                 self._count(state, layers, step, norms[:, column])
         if not steps:
             return None
+        if state["counted"] < self.observations:
+            return UNKNOWN
         vanished = [layer for layer, count in state["rows"].items() if count >= self.observations]
         if not vanished:
             return None

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_s
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.window import Window
 
 __all__ = ["Hang"]
@@ -70,11 +70,13 @@ class Hang(Rule):
         },
     )
 
-    def judge(self, window: Window) -> Finding | None:
+    def judge(self, window: Window) -> Finding | Unknown | None:
         took = window.series("step_time_s")
         if took is None or window.ended or took.total < self.least_steps:
             return None
-        state = window.state_of(self, {"step": -1, "longest_s": 0.0, "quiet_s": 0.0, "judged": window.now})
+        # lost_at: where the run hung when the pauses before it were lost with the server's state
+        fresh = {"step": -1, "longest_s": 0.0, "quiet_s": 0.0, "judged": window.now}
+        state = window.state_of(self, {**fresh, "lost_at": window.step if window.is_firing(self.id) else -1})
         # Neither a jump of the clock nor a time in which this server was down or behind is the run's pause.
         passed = min(max(0.0, window.now - state["judged"]), _MOST_PASSED * _EVERY_S)
         if window.step == state["step"]:
@@ -83,6 +85,8 @@ class Hang(Rule):
             state["longest_s"] = max(state["longest_s"], state["quiet_s"])
             state.update(step=window.step, quiet_s=min(passed, window.now - window.stepped))
         state["judged"] = window.now
+        if window.step == state["lost_at"]:
+            return UNKNOWN
         quiet, longest = state["quiet_s"], max(state["longest_s"], *took.last(took.size))
         limit = max(self.for_s, self.pause_times * longest)
         if quiet < limit:
@@ -90,7 +94,7 @@ class Hang(Rule):
         return self.found(
             "critical",
             f"No step has ended since step {window.step:,}",
-            f"No step has ended for {spell_s(limit)} after step {window.step:,}; the longest pause between two steps before "
+            f"No step has ended for {spell_s(quiet)} after step {window.step:,}; the longest pause between two steps before "
             f"was {spell_s(longest)}.",
             cost="all ranks stand still",
             since_step=window.step,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_bytes, spell_s
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.window import Window
 
 __all__ = ["HostMemoryLeak"]
@@ -87,7 +87,7 @@ class HostMemoryLeak(Rule):
         },
     )
 
-    def judge(self, window: Window) -> Finding | None:
+    def judge(self, window: Window) -> Finding | Unknown | None:
         if window.series("step_time_s") is None or window.now - window.started < self.skip_s:
             return None
         # times and bytes of the points; seconds between two of them; bytes of the workers at the first one
@@ -98,7 +98,7 @@ class HostMemoryLeak(Rule):
         _add_point(state, window.now, total, workers)
         points = state["bytes"]
         if len(points) < self.least_points:
-            return None
+            return UNKNOWN
         third = len(points) // 3
         low, middle, high = median(points[:third]), median(points[third : 2 * third]), median(points[-third:])
         grown = high - low

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfagent.wire import Finding
 from perfagent_server.rules import step_shares
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.step_shares import PAUSES, means_over, seconds_by_step
 from perfagent_server.rules.time_series import Seconds
 from perfagent_server.rules.window import Window
@@ -68,11 +68,11 @@ class LowGpuUtilization(Rule):
         },
     )
 
-    def judge(self, window: Window) -> Finding | None:
+    def judge(self, window: Window) -> Finding | Unknown | None:
         readings = window.by_time.get("gpu/utilization_pct")
         typical = _while_stepping(readings.seconds(), self.for_s) if readings is not None else None
         if typical is None:
-            return None
+            return UNKNOWN
         mean, covered, count = typical
         limit = self.info_below_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
         if mean >= limit:
@@ -82,7 +82,8 @@ class LowGpuUtilization(Rule):
         return self.found(
             "warning" if mean < self.warning_below_pct else "info",
             f"The GPU is busy {mean:.0f} % of the time",
-            f"The GPU is busy {mean:.0f} % of the time over {covered:.0f} s of stepping{said}.",
+            f"The GPU is busy {mean:.0f} % of the time over {covered:.0f} s in which steps were made{said}.",
+            cost=f"{100 - mean:.0f} % of the time of the GPUs",
             since_step=window.step,
             evidence={
                 "utilization_pct": mean, "over_s": covered, "samples": count, "phase_shares_pct": shares, "cause": why,

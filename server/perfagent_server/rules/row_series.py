@@ -69,6 +69,10 @@ class RankRows:
             if column is not None:
                 self._values[row, places, column] = [of_name[at] for of_name in values]
 
+    def __len__(self) -> int:
+        """How many steps are kept."""
+        return len(self._columns.of_step)
+
     def matrix(self, name: str, until: float = math.inf) -> tuple[list[int], list[int], Floats]:
         """The ranks in the order in which they came, the steps up to `until`, and the values: float64 (ranks, steps),
         NaN where a rank has no value."""

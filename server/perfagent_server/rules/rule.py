@@ -68,6 +68,14 @@ class Every:
 Input = Series | Events | Every
 
 
+class Unknown:
+    """The answer of a rule that has not seen enough to judge: at the start of a run, or when the server was started
+    again and the steps before are not kept. An open alert then stays as it is."""
+
+
+UNKNOWN = Unknown()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
     """The life of a rule's alert.
@@ -144,8 +152,8 @@ class Rule:
     english: ClassVar[Words]
     chinese: ClassVar[Words]
 
-    def judge(self, window: Window) -> Finding | None:
-        """Returns what is wrong at window.at; None if nothing is, or not enough is known."""
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        """Returns what is wrong at window.at, or None if nothing is. UNKNOWN if the rule has not seen enough."""
         raise NotImplementedError
 
     def found(

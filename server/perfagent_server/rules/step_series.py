@@ -189,15 +189,16 @@ class StepSeries:
 
     def close(self, now: float, world: int) -> None:
         """Puts complete steps, and those that waited long enough, behind the visible ones."""
-        while self.pending:
-            step = self._oldest
+        if not self.pending or self._waits(self.pending[self._oldest], now, world):
+            return
+        for step in sorted(self.pending):
             entry = self.pending[step]
             if self._waits(entry, now, world):
+                self._oldest = step
                 return
             del self.pending[step]
             self.closed = step
-            self._oldest = min(self.pending, default=0)
-            if self.of_parts and len(entry.values) < max(self._live, len(self.ranks)) and _all_finite(entry.values):
+            if self.of_parts and len(entry.values) < len(self.ranks) and _all_finite(entry.values):
                 continue  # some rank did not measure that step: part of a norm is no norm
             self.steps.append(step)
             self.values.append(self._merged(entry.values))

@@ -11,7 +11,7 @@ from perfagent.wire import Finding
 from perfagent_server.rules.evidence import named_ranks, spell_s
 from perfagent_server.rules.rank_medians import rank_medians
 from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.window import Window
 
 __all__ = ["Straggler"]
@@ -93,10 +93,12 @@ class Straggler(Rule):
         },
     )
 
-    def judge(self, window: Window) -> Finding | None:
+    def judge(self, window: Window) -> Finding | Unknown | None:
         took = window.series("step_time_s")
         if window.world_size < 2 or took is None or took.total < self.least_steps:
             return None
+        if len(window.by_rank) < self.least_steps:
+            return UNKNOWN
         ranks, medians = rank_medians(window, ("step_time_s", "phase/comm_s"), self.steps)
         if len(ranks) < 2:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,14 +43,15 @@ class _Readings:
             for column, new in zip(self._columns(), (second, value, 1.0, stepping), strict=True):
                 column.append(new)
             return
-        # Ranks send in turn, so a reading may belong to a second that another rank began.
-        at = len(self.second) - 1
-        while at >= 0 and self.second[at] > second:
-            at -= 1
-        if at >= 0 and self.second[at] == second:
+        # Ranks send in turn, and their clocks differ: a reading may belong to a second before the newest.
+        at = bisect_left(self.second, second)
+        if self.second[at] == second:
             self.total[at] += value
             self.count[at] += 1
             self.stepping[at] |= stepping
+        else:
+            for column, new in zip(self._columns(), (second, value, 1.0, stepping), strict=True):
+                column.insert(at, new)
 
     def trim(self, most: int) -> None:
         if len(self.second) > most:
@@ -86,12 +88,12 @@ class TimeSeries:
     def take(self, rank: int, times: Sequence[float], values: Sequence[float], is_stepping: Sequence[bool]) -> bool:
         """Adds readings; those that are no numbers, or have no time, are left out. Whether it is time to judge the series."""
         readings = self._of(rank if self.apart else 0)
-        began = readings.second[-1] if readings.second else -math.inf
+        began = readings.second[-1] // _JUDGED_EVERY_S if readings.second else None
         for time, value, stepping in zip(times, values, is_stepping, strict=True):
             if math.isfinite(value) and math.isfinite(time):
                 readings.add(float(math.floor(time)), value, stepping)
         readings.trim(self.keep + self.keep // 4)
-        return bool(readings.second) and readings.second[-1] // _JUDGED_EVERY_S > began // _JUDGED_EVERY_S
+        return bool(readings.second) and (began is None or readings.second[-1] // _JUDGED_EVERY_S > began)
 
     @property
     def ranks(self) -> list[int]:

@@ -126,3 +126,42 @@ def test_how_far_the_rules_are_behind_is_counted_and_ingest_is_asked_to_wait(
         mono.at += 1.0
     assert engine.counters["lag_frames"] == 0
     assert not engine.is_behind
+
+
+def test_large_frames_that_wait_are_counted_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "_BATCH_BYTES", 1)  # a round takes one frame
+    for step in range(1, 11):
+        bench.send({"loss": [2.0]}, [step])
+    engine = bench.engine()
+    engine.run_once()
+    assert engine.counters["lag_frames"] == 9
+
+
+def test_a_run_whose_state_cannot_be_written_is_rebuilt_and_does_not_go_on_from_its_older_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = bench.engine()
+    bench.send({"loss": [2.0]}, [1])
+    engine.run_once()
+    engine.checkpoint()
+    assert len(bench.rows(rule_state)) == 1
+    bench.send({"loss": [2.0]}, [2])
+    engine.run_once()
+    monkeypatch.setattr(engine.evaluators.in_memory["r"], "snapshot", lambda: 1 / 0)
+    engine.checkpoint()
+    assert bench.rows(rule_state) == []
+
+
+def test_silence_found_while_the_rules_are_behind_stops_no_checkpoint(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "_BATCH", 1)
+    mono = Clock(1000.0)
+    engine = bench.engine(monotonic=mono, checkpoint_s=0.0)
+    bench.send({"loss": [2.0]}, [1], events=[Event(kind="state", time=NOW, data={"state": "running"})])
+    engine.run_once()
+    mono.at += 3600.0
+    for step in range(1, 11):
+        bench.send({"loss": [2.0]}, [step], name="busy")
+    engine.look_for_silence()
+    assert engine.counters["checkpoints"] > 0

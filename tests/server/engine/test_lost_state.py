@@ -134,3 +134,32 @@ def test_how_an_older_attempt_ended_is_an_alert_also_when_the_new_one_reported_f
     assert [(row["rule"], row["state"]) for row in bench.rows(alert)] == [("oom_observed", "resolved")]
     assert [row["event"] for row in bench.rows(delivery)] == ["alert.firing", "alert.resolved"]
     assert bench.engine().verdict("r").rule == "healthy"
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_run_that_hangs_goes_on_hanging_when_its_state_is_lost(bench: Bench, how: str) -> None:
+    wall = Clock(NOW)
+    bench.send({"step_time_s": [1.0] * 10}, range(1, 11))
+    wait(bench, wall, 72)
+    (fired,) = bench.rows(alert)
+    assert (fired["rule"], fired["state"]) == ("hang", "firing")
+    lose(bench, how)
+    bench.send({"process/rss_bytes": [1e9]}, [10], now=wall.at)
+    wait(bench, wall, 72)
+    (still,) = bench.rows(alert)
+    assert (still["id"], still["state"]) == (fired["id"], "firing")
+    assert len(bench.rows(delivery)) == 1
+    bench.send({"step_time_s": [1.0]}, [11], now=wall.at)
+    wait(bench, wall, 6)
+    assert [row["state"] for row in bench.rows(alert)] == ["resolved"]
+
+
+def wait(bench: Bench, wall: Clock, seconds: float) -> None:
+    """A server judges for so long, and is then killed with a fresh checkpoint."""
+    engine = bench.engine(clock=wall)
+    for _ in range(int(seconds / 3)):
+        while engine.run_once():
+            pass
+        wall.at += 3.0
+    engine.run_once()
+    engine.checkpoint()

@@ -241,3 +241,13 @@ def test_utilization_of_no_moment_is_left_out(time: float) -> None:
 def test_a_time_that_is_no_number_has_a_text() -> None:
     assert rfc3339(math.nan) == "1970-01-01T00:00:00.000Z"
     assert rfc3339(math.inf) == "9999-12-31T23:59:59.000Z"
+
+
+def test_readings_of_a_clock_that_is_behind_another_are_kept() -> None:
+    readings = TimeSeries(60, apart=False)
+    assert readings.take(0, [NOW + 3600], [90.0], [True]), "the first readings are judged"
+    for second in (3, 1, 2, 1):
+        readings.take(1, [NOW + second], [50.0], [True])
+    kept = readings.seconds()
+    assert kept.second.tolist() == [NOW + 1, NOW + 2, NOW + 3, NOW + 3600]
+    assert kept.count.tolist() == [2, 1, 1, 1]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from judging import START, fired, frame, make_evaluator, state
+from judging import START, fired, frame, make_evaluator, restored, state
 
 from perfagent_server.alerts.state_machine import Change
+from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.comm_bound import CommBound
 from perfagent_server.rules.straggler import Straggler
 
@@ -23,14 +24,28 @@ def train(
 ) -> list[Change]:
     """Synchronous steps of so many ranks: each works for `own` seconds, and waits for the slowest. phase: where a rank
     that is slower than the first one spends what it needs more."""
-    draw = random.Random(seed)
     evaluator = make_evaluator(rules=(CommBound(), Straggler()))
     changes: list[Change] = []
     for rank in range(len(own)):
         changes += evaluator.take(
             frame({}, [], rank=rank, ident=rank + 1, events=[state("starting", world_size=len(own))])
         )
-    for step in range(1, steps + 1):
+    return changes + go_on(evaluator, own, range(1, steps + 1), transfer=transfer, phase=phase, noise=noise, seed=seed)
+
+
+def go_on(
+    evaluator: Evaluator,
+    own: list[float],
+    steps: range,
+    *,
+    transfer: float = 0.002,
+    phase: str = "forward",
+    noise: float = 0.02,
+    seed: int = 0,
+) -> list[Change]:
+    draw = random.Random(seed)
+    changes: list[Change] = []
+    for step in steps:
         now = START + 0.5 * step
         works = [seconds * (1 + draw.gauss(0, noise)) for seconds in own]
         whole = max(works) + transfer
@@ -89,3 +104,32 @@ def test_a_wait_for_one_slow_rank_is_not_communication() -> None:
 
 def test_one_rank_alone_has_neither() -> None:
     assert train([0.1]) == []
+
+
+def started(ranks: int) -> Evaluator:
+    evaluator = make_evaluator(rules=(CommBound(), Straggler()))
+    for rank in range(ranks):
+        evaluator.take(frame({}, [], rank=rank, ident=rank + 1, events=[state("starting", world_size=ranks)]))
+    return evaluator
+
+
+def test_a_straggler_stays_one_alert_while_the_server_is_away() -> None:
+    slow, even = [0.1] * 7 + [0.14], [0.1] * 8
+    evaluator = started(8)
+    assert len(fired(go_on(evaluator, slow, range(1, 61)))) == 1
+    evaluator = restored(evaluator)  # the rows of ranks are not in a snapshot
+    kinds = {change.kind for change in go_on(evaluator, slow, range(120, 200))}  # it was away for half a minute
+    assert kinds <= {"update"}
+    assert [change.kind for change in go_on(evaluator, even, range(200, 320)) if change.kind != "update"] == ["resolve"]
+
+
+def test_one_step_after_a_restart_is_not_taken_for_the_newest_twenty() -> None:
+    evaluator = started(4)
+    for first, last in ((1, 101), (101, 141)):
+        for step in range(first, last):
+            waited = 0.09 if step == 101 else 0.03
+            for rank in range(4):
+                columns = {"step_time_s": [0.15], "phase/comm_s": [waited]}
+                one = frame(columns, [step], rank=rank, ident=evaluator.upto + 1, received=START + 0.5 * step)
+                assert evaluator.take(one) == [], step
+        evaluator = restored(evaluator)

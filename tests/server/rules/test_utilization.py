@@ -136,7 +136,10 @@ def test_a_gpu_that_idles_for_five_minutes_is_found_with_its_cause(pct: float, s
     assert [change.finding.severity for change in found] == ([severity] if severity else [])
     if found:
         assert "Python code outside the model" in found[0].finding.evidence["cause"]
-        for window in ("% of the newest 64 steps)", f"over {found[0].finding.evidence['over_s']:.0f} s of stepping"):
+        for window in (
+            "% of the newest 64 steps)",
+            f"over {found[0].finding.evidence['over_s']:.0f} s in which steps were made",
+        ):
             assert window in found[0].finding.message
         assert found[0].finding.evidence["over_s"] >= 300
 
