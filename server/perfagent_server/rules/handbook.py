@@ -105,7 +105,7 @@ def _section(rule: Rule) -> str:
     usual, *others = words.remedies.items()
     lines += [f"**What to do:** {usual[1]}", ""]
     lines += [f"- *{cause}:* {remedy}" for cause, remedy in others] + ([""] if others else [])
-    lines += [f"**It reads** {', '.join(f'`{one}`' for one in inputs(rule))}.", ""]
+    lines += [f"**Inputs:** {', '.join(f'`{one}`' for one in inputs(rule))}.", ""]
     return "\n".join(lines) + "\n"
 
 

@@ -47,7 +47,7 @@ class NonfiniteGradient(Rule):
     same_step = True
     english = Words(
         name="Gradient is NaN or infinite",
-        meaning="A gradient of a step is no number, and the optimizer took the step.",
+        meaning="A gradient of a step is NaN or infinite, and the optimizer took the step.",
         fires=(
             "At once, when a gradient of a step is NaN or infinite on any rank, and the optimizer took the step. "
             "Steps that a GradScaler skips while it searches for its scale are excused: at most {excused_steps} in a "

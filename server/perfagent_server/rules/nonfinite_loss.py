@@ -48,7 +48,7 @@ class NonfiniteLoss(Rule):
     life = Life(clear_steps=50, outlives_run=True)
     english = Words(
         name="Loss is NaN or infinite",
-        meaning="The loss of a step is no number, and every later step works with damaged weights.",
+        meaning="The loss of a step is NaN or infinite, and every later step works with damaged weights.",
         fires=(
             "At once, when the loss of a step is NaN or infinite on any rank. Up to {excused_steps} steps in a row "
             "that a GradScaler skipped are excused. The rule judges `loss`, and every series whose name says that it "
