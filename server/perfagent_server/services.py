@@ -148,22 +148,21 @@ def open_services(settings: Settings) -> Services:
         orders=orders,
         profiles=Profiles(database),
         compactor=Compactor(database),
-        retention=Retention(
-            database,
-            store,
-            RetentionPolicy(
-                samples_days=settings.samples_days,
-                runs_days=settings.runs_days,
-                events_days=settings.events_days,
-                profiles_days=settings.profiles_days,
-                alerts_days=settings.alerts_days,
-                audit_days=settings.audit_days,
-            ),
-            on_deleted=forget,
-        ),
+        retention=Retention(database, store, _policy(settings), on_deleted=forget),
         access=Access(settings, Keys(database, pepper), Sessions(database), admin_token=admin_token),
         forget=forget,
         started=time.time(),
+    )
+
+
+def _policy(settings: Settings) -> RetentionPolicy:
+    return RetentionPolicy(
+        samples_days=settings.samples_days,
+        runs_days=settings.runs_days,
+        events_days=settings.events_days,
+        profiles_days=settings.profiles_days,
+        alerts_days=settings.alerts_days,
+        audit_days=settings.audit_days,
     )
 
 

@@ -49,7 +49,7 @@ class Finding:
     """What a rule says about a run. evidence: the numbers it is based on; fix: what to do, in words; gain_pct: how much
     less time a step would take without it. message: one sentence with the figures in it; since: RFC 3339 UTC. title:
     the same in at most 90 characters; cause: which of the rule's causes it is, "" for the usual one; cost: what it
-    costs, in words."""
+    costs, in words, "" where that cannot be said."""
 
     rule: str
     severity: Severity

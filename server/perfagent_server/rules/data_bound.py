@@ -51,8 +51,8 @@ class DataBound(Rule):
         meaning="The step waits for its batch.",
         fires=(
             "When steps wait for their batches for at least {warning_pct:g} % (warning) or {critical_pct:g} % "
-            "(critical) of the step time, and for at least 1 ms a step. The rule looks at the newest {steps} steps, "
-            "without the worst step. Waiting counts only as far as it makes the step longer than the device's own "
+            "(critical) of the step time, and for at least {least_wait_s:g} s a step. The rule looks at the newest {steps} "
+            "steps, without the worst step. Waiting counts only as far as it makes the step longer than the device's own "
             "work (forward, backward, optimizer, communication). The alert does not fire while the GPUs are busy for "
             "{busy_pct:g} % of the time."
         ),
@@ -70,7 +70,9 @@ class DataBound(Rule):
         meaning="训练步在等待它的批次。",
         fires=(
             "最近 {steps} 步（去掉最差的一步）中，等待批次的时间至少占步时间的 {warning_pct:g} %（警告）或 "
-            "{critical_pct:g} %（严重），且每步至少 1 毫秒时触发。GPU 忙碌时间达到 {busy_pct:g} % 时不触发。"
+            "{critical_pct:g} %（严重），且每步至少 {least_wait_s:g} 秒时触发。"
+            "只有使步时间超出设备自身工作（前向、反向、优化器、通信）的等待才计入。"
+            "GPU 忙碌时间达到 {busy_pct:g} % 时不触发。"
         ),
         remedies={
             "": (

@@ -73,7 +73,7 @@ class HostMemoryLeak(Rule):
         meaning="训练进程及其加载 worker 的内存不断增长。",
         fires=(
             "所有 rank 及其 worker 的常驻内存在整个运行期间持续上升：至少 {grown_pct:g} % 且 64 MiB，"
-            "并且每三分之一时段都在增长而没有回落时触发。"
+            "并且每三分之一时段都在增长而没有回落、至少持续三分钟时触发。前 {skip_s:g} 秒不计。结论给出增长速度。"
         ),
         remedies={
             "": (

@@ -97,7 +97,10 @@ class LossSpike(Rule):
         meaning="损失突然升高，并持续了若干步。",
         fires=(
             "最近 {short} 步的中位数高出此前 {long} 步拟合直线 {rise_pct:g} % 且超过其离散度的 {z_at_least:g} 倍，"
-            "并且这种跳变在本次运行中不常见时触发。前 {warmup_steps} 步和学习率预热期间不判断。"
+            "并且这种跳变在本次运行中不常见时触发。前 {warmup_steps} 步和学习率预热期间不判断。重复出现的跳变（每个 epoch、"
+            "每次调度重启）只告警一次。若损失变号或离散度超过其水平的 {unsteady_pct:g} %（如强化学习），则视为不稳定：前 550 "
+            "步内须跳变至少 {early_unsteady_z:g} 倍离散度且不超过 {early_unsteady_times:g} 倍水平。连续最多 "
+            "{lost_in_a_row} 个 NaN 被忽略。损失回落一半时告警解除。"
         ),
         remedies={
             "": (

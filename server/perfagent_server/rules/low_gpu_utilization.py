@@ -58,7 +58,7 @@ class LowGpuUtilization(Rule):
         meaning="在训练步进行期间，GPU 大部分时间空闲。",
         fires=(
             "在 {for_s:g} 秒的训练时间内，平均利用率低于 {info_below_pct:g} %（提示）或 {warning_below_pct:g} "
-            "%（警告）时触发。"
+            "%（警告）时触发。步与步之间的停顿不计入。结论按最近 64 步中各阶段的占比指出应先检查的阶段。"
         ),
         remedies={
             "": (

@@ -78,7 +78,8 @@ class NonfiniteLoss(Rule):
         fires=(
             "任一 rank 上某一步的损失为 NaN 或无穷大时立即触发。GradScaler 连续跳过的最多 {excused_steps} 步不计。"
             "规则检查 `loss`以及名称表明是整个训练损失的序列（`train/loss`、`train_loss`、`loss/total`），"
-            "从不检查评估损失（`val/loss`）。"
+            "从不检查评估损失（`val/loss`）或关于损失的数值（`loss_scale`、`best_loss`）。仅当运行没有记录整体损失时，才检查"
+            "损失的一部分（`loss/kl`、`g_loss`）：在有限值之后须连续 {part_values} 个值为 NaN。"
         ),
         remedies={
             "": (

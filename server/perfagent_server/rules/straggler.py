@@ -55,8 +55,9 @@ class Straggler(Rule):
         fires=(
             "When the own work of a rank (its step without the wait for other ranks) takes at least {slow_times:.3g} "
             "times that of a typical rank, and the wait of the others costs at least {cost_pct:g} % of the step "
-            "(critical: {critical_cost_pct:g} %). Medians over the newest {steps} steps. If more than one rank in 16 "
-            "is slow, it is no straggler: then ranks have different work, such as other pipeline stages."
+            "(critical: {critical_cost_pct:g} %). Medians over the newest {steps} steps. If more than "
+            "{most_share:.1%} of the ranks are slow (one always may be), it is no straggler: then ranks have different "
+            "work, such as other pipeline stages."
         ),
         remedies={
             "": (
@@ -80,6 +81,8 @@ class Straggler(Rule):
         fires=(
             "某个 rank 自身的工作（步时间减去等待其他 rank 的时间）达到典型 rank 的 {slow_times:.3g} 倍，且其他 rank "
             "的等待至少占步时间的 {cost_pct:g} %（严重：{critical_cost_pct:g} %）时触发，取最近 {steps} 步的中位数。"
+            "若变慢的 rank 超过总数的 {most_share:.1%}（至少允许一个），"
+            "则不算掉队：此时各 rank 的工作不同，例如流水线的不同阶段。"
         ),
         remedies={
             "": (

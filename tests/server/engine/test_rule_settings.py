@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,9 +67,14 @@ def test_two_rules_that_put_ranks_together_differently_are_a_mistake_in_the_rule
     Plan(all_rules())  # these do not
 
 
+def thresholds(fires: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(fires) if name}
+
+
 def test_every_rule_is_written_with_the_same_causes_in_both_languages() -> None:
     for rule in all_rules():
         assert rule.english.remedies.keys() == rule.chinese.remedies.keys()
+        assert thresholds(rule.english.fires) == thresholds(rule.chinese.fires)
         for words in (rule.english, rule.chinese):
             assert words.name
             assert words.meaning
