@@ -358,7 +358,13 @@ def sqlite_path(settings: DatabaseSettings) -> Path:
 def sqlite_engine(path: Path) -> Engine:
     """An engine whose transactions really are SQLite's: reads BEGIN, the writer BEGIN IMMEDIATE."""
     options = {"check_same_thread": False, "timeout": LOCK_PATIENCE_S}
-    engine = create_engine(f"sqlite:///{path}", pool_size=8, max_overflow=56, connect_args=options)
+    engine = create_engine(
+        f"sqlite:///{path}",
+        pool_size=8,
+        max_overflow=56,
+        pool_use_lifo=True,  # the newest connection has the warmest cache, and idle ones hold no second copy of it
+        connect_args=options,
+    )
 
     @event.listens_for(engine, "connect")
     def configure(connection: sqlite3.Connection, _record: object) -> None:
