@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import sqlite3
 import threading
 import time
@@ -56,7 +57,8 @@ _BATCH = 256  # frames judged between two commits
 _BATCH_BYTES = 8 * 2**20  # as stored
 _IDLE_WAIT_S = 1.0
 _GATHER_S = 0.05
-"""Frames of many agents come one by one. To judge those of so long together costs half of judging each alone."""
+"""From one round to the next, at least. Frames of many agents come one by one, and to judge those of so long together
+costs half of judging each alone."""
 _LAG_EVERY_S = 1.0
 _AGAIN_S = 1.0  # when what could not be judged by the clock is tried again
 _MOST_SAID = 1000  # kinds of trouble that are remembered as logged
@@ -155,14 +157,15 @@ class Engine:
         return self.counters["lag_frames"] > MOST_LAG_FRAMES
 
     def _run(self) -> None:
-        pause = 0.0
+        pause, judged_at = 0.0, -math.inf
         while not self._stopping:
-            if self._event.wait(_IDLE_WAIT_S if pause == 0 else pause) and not self._stopping:
-                time.sleep(_GATHER_S)
+            self._event.wait(_IDLE_WAIT_S if pause == 0 else pause)
+            if not self._stopping:
+                time.sleep(max(0.0, judged_at + _GATHER_S - time.monotonic()))
             self._event.clear()
             try:
                 self._work()
-                pause = 0.0
+                pause, judged_at = 0.0, time.monotonic()
             except Exception as error:  # noqa: BLE001 - the rules must outlive a full disk and a frame nobody foresaw; it is counted and said
                 pause = min(max(1.0, 2 * pause), 30.0)
                 self._failed(error, pause)
