@@ -2,10 +2,10 @@
 
     PYTHONPATH=benchmarks python benchmarks/store/writer.py [--quick] [--runs 1000] [--seconds 100] [--write]
 
-Every run sends a frame of 63 series and one row each second, in real time, 250 frames a job. The compactor and the trim
-of the ledger run on their thread as in the server. After half of the time one run with a long history is deleted; at
-the end retention drops the samples of everything. Python's garbage collector runs on whatever thread asks for memory;
-what it takes of a job is told apart. Wall time holds what else the machine does, and waiting for the interpreter.
+Each run sends one frame a second: 63 series, one row. The writer stores 250 frames in a job. The compactor and the
+ledger's trim run on their own thread, as in the server. Halfway through, the benchmark deletes a run with a long
+history; at the end, retention deletes the samples of all runs. Python's garbage collector can run in the middle of a
+job; its time has a separate column. Other programs and waiting for the interpreter lengthen the wall time.
 --write puts the table into docs/benchmarks.md.
 """
 

@@ -62,7 +62,7 @@ def _each_change(client: Client, run: str, show: Callable[[RunDetails], None]) -
 
 
 def _line(client: Client, run: RunDetails) -> str:
-    """A line that says where the run is: `12:01:05  running  step 420  loss 1.2345  42.3 ms a step (median of the newest
+    """One line on the run's progress: `12:01:05  running  step 420  loss 1.2345  42.3 ms a step (median of the newest
     100 steps)  healthy`."""
     latest, verdict, timing = client.latest(run.run), client.verdict(run.run), client.timing(run.run)
     facts = [time.strftime("%H:%M:%S"), run.state, f"step {run.step:,}"]

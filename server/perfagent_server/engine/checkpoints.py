@@ -8,12 +8,11 @@ that was behind it has been written; until then a restart judges those frames ag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from sqlalchemy import Connection, delete, select
 
 from perfagent_server.engine.evaluator import STATE_VERSION
-from perfagent_server.store.statements import Prepared, insert_for, put
+from perfagent_server.store.statements import Prepared, put, upsert
 from perfagent_server.store.tables import cursor, rule_state
 from perfagent_server.store.tables import run as runs
 
@@ -23,13 +22,8 @@ CURSOR = "rules"
 RUNS_A_PIECE = 50
 
 
-def _upsert(dialect: str) -> Any:
-    statement = insert_for(dialect)(rule_state)
-    new = {name: statement.excluded[name] for name in ("version", "state")}
-    return statement.on_conflict_do_update(index_elements=["run"], set_=new)
-
-
-_save = Prepared(_upsert, ("run", "version", "state"))
+_COLUMNS = ("run", "version", "state")
+_save = Prepared(lambda dialect: upsert(dialect, rule_state, _COLUMNS), _COLUMNS)
 
 
 class Checkpoints:

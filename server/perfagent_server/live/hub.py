@@ -6,8 +6,8 @@ times a second, so that the event loop, which also serves the agents, only hands
 
     writer, rules ── publish ──► inbox ── hub's thread: topics collect, encode ──► event loop: pages' queues ──► sockets
 
-What belongs to whom: what a topic collects belongs to the hub's thread, pages and their queues belong to the event
-loop. The table of topics is replaced, never changed, so that both may read it.
+Only the hub's thread touches what a topic collects. Only the event loop touches pages and their queues. Both read the
+table of topics, which is replaced and never changed.
 
 Pages with the same subscription share the work and the bytes, so that the two hundredth page costs a send and no more.
 A page that reads too slowly loses its queue and gets {"lagged": true}: it then fetches again what it shows.

@@ -1,4 +1,4 @@
-"""One connected page: its queue of encoded messages, and the task that sends them. On the event loop's thread only."""
+"""A connected page: its queue of encoded messages and the task that sends them. Only the event loop's thread uses it."""
 
 from __future__ import annotations
 

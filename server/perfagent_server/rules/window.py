@@ -152,8 +152,7 @@ class Window:
         for group, columns in chosen:
             self._take_group(rank, group, columns, parts, touched)
         for shown, found in parts.items():
-            part = found[0] if len(found) == 1 else in_step_order(found)
-            self.by_step[shown].take(rank, *part, self.now, self.world_size)
+            self.by_step[shown].take(rank, *in_step_order(found), self.now, self.world_size)
         return touched | parts.keys()
 
     def _take_group(

@@ -1,17 +1,19 @@
-"""Step time, throughput and shares of a run: the one place that computes what tiles, `perfagent show`, the fleet and the
-sentence of a healthy verdict show of them.
+"""Computes step time, throughput and phase shares of a run. Tiles, `perfagent show`, the fleet and a healthy verdict all
+show these figures.
 
 The window is the newest WINDOW_STEPS steps of a run that goes on, and the whole run once it has ended. Those steps
 count that were timed as a whole: a process's first step has phases, but began before there was anything to time it from.
 Ranks are put together step by step as the catalogue says, before percentiles are taken. Percentiles are interpolated
 between the two nearest values (type 7 of Hyndman and Fan 1996, numpy's default).
 
-What is exact: everything of a window in which each step is looked at alone (`window.bucket_steps` is 1): the newest
-steps, and whole runs of up to WHOLE_POINTS steps. A longer run is read in buckets, not in millions of samples. Of one
-rank its means and shares are then exact still, but for the first step of each process, which is not told apart.
-Percentiles (the median, too) are those of the buckets' means, and so nearer to the mean than those of single steps. Of
-several ranks the step time of a bucket is that of the rank that was slowest over the bucket, at most the mean of the
-slowest of each step.
+Figures are exact when each step is read by itself (`window.bucket_steps` is 1): for the newest steps, and for whole
+runs of up to WHOLE_POINTS steps. A longer run is read in buckets of several steps:
+
+- With one rank, means and shares stay exact, except that the first step of each process is included.
+- Percentiles, the median among them, are percentiles of the buckets' means. They lie nearer to the mean than those of
+  single steps.
+- With several ranks, the step time of a bucket is the mean of the rank that was slowest over the whole bucket. The true
+  mean of the slowest rank of each step may be higher.
 """
 
 from __future__ import annotations

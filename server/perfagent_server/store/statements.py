@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Table, bindparam
 from sqlalchemy.dialects import postgresql, sqlite
 
-__all__ = ["Prepared", "compile_all", "insert_for", "put"]
+__all__ = ["Prepared", "compile_all", "insert_for", "put", "upsert"]
 
 Values = Mapping[str, Any]
 
@@ -23,12 +23,17 @@ def insert_for(dialect: str) -> Any:
     return postgresql.insert if dialect == "postgresql" else sqlite.insert
 
 
+def upsert(dialect: str, table: Table, names: Iterable[str]) -> Any:
+    """The INSERT of a row of these columns, in place of the row with the same primary key."""
+    statement = insert_for(dialect)(table)
+    key = [column.name for column in table.primary_key.columns]
+    rest = {name: statement.excluded[name] for name in names if name not in key}
+    return statement.on_conflict_do_update(index_elements=key, set_=rest)
+
+
 def put(connection: Connection, table: Table, values: Values) -> None:
     """Writes a row, in place of the one with the same primary key."""
-    statement = insert_for(connection.dialect.name)(table).values(**values)
-    key = [column.name for column in table.primary_key.columns]
-    rest = {name: statement.excluded[name] for name in values if name not in key}
-    connection.execute(statement.on_conflict_do_update(index_elements=key, set_=rest))
+    connection.execute(upsert(connection.dialect.name, table, values).values(**values))
 
 
 _every: list[Prepared] = []
