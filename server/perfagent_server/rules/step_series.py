@@ -64,28 +64,77 @@ class _Pending:
         self.values: dict[int, float] = {}
 
 
+class _Rows:
+    """Steps with their values and times, in order. Their arrays have their full size from the start: thousands of small
+    ones that grow in step leave holes in the heap that none of them fits into. timed: else the time of the newest is
+    kept for all.
+    """
+
+    __slots__ = ("_columns", "_room", "_timed", "_usual", "count", "newest")
+
+    def __init__(self, usual: int, *, timed: bool) -> None:
+        self._usual = self._room = usual
+        self._timed = timed
+        self._columns = self._empty(usual)
+        self.count = 0
+        self.newest = math.nan  # time of the newest row
+
+    def column(self, place: int) -> memoryview:
+        return memoryview(self._columns[place])[: self.count]
+
+    def append(self, step: int, value: float, time: float) -> None:
+        if self.count == self._room:
+            self._resize(2 * self._room)
+        for column, new in zip(self._columns, (step, value, time), strict=False):
+            column[self.count] = new
+        self.newest = time
+        self.count += 1
+
+    def insert(self, place: int, step: int, value: float, time: float) -> None:
+        self.append(step, value, time)
+        for column in self._columns:
+            column[place : self.count] = column[self.count - 1 : self.count] + column[place : self.count - 1]
+
+    def trim(self, keep: int) -> None:
+        """Drops all but the newest."""
+        for column in self._columns:
+            column[:keep] = column[self.count - keep : self.count]
+        self.count = keep
+        if self._room > 4 * self._usual and keep <= self._usual:
+            self._resize(self._usual)
+
+    def times(self) -> Sequence[float]:
+        return self.column(2) if self._timed else [self.newest] * self.count
+
+    def _resize(self, room: int) -> None:
+        larger = self._empty(room)
+        for column, old in zip(larger, self._columns, strict=True):
+            column[: self.count] = old[: self.count]
+        self._columns, self._room = larger, room
+
+    def _empty(self, room: int) -> tuple[array[Any], ...]:
+        return tuple(array(kind, bytes(8 * room)) for kind in ("qdd" if self._timed else "qd"))
+
+
 class StepSeries:
-    """One series, ranks put together. steps int64 (n,), values float64 (n,), times float64 (n,): the newest closed
-    steps; a rule sees the first `seen`.
+    """One series, ranks put together: the newest closed steps; a rule sees the first `seen`.
 
     name: what it is filled from, which is a part of what rules read where ranks send parts of it. judged: whether it is
     shown step by step, because something is judged at each.
     """
 
     __slots__ = (
-        "_counted", "_enough", "_enough_until", "_full", "_live", "_oldest", "closed", "first", "judged", "merge", "name",
-        "of_parts", "pending", "ranks", "seen", "size", "steps", "times", "total", "values",
+        "_counted", "_enough", "_enough_until", "_full", "_live", "_oldest", "_rows", "closed", "first", "judged", "merge",
+        "name", "of_parts", "pending", "ranks", "seen", "size", "total",
     )  # fmt: skip
 
     def __init__(self, name: str, plan: Series, *, judged: bool) -> None:
         self.name, self.judged = name, judged
         self.size = plan.keep
-        self._full = plan.keep + max(16, plan.keep // 4)  # steps that are seen: from then on the oldest are dropped
+        self._full = plan.keep + max(16, plan.keep // 16)  # steps that are seen: from then on the oldest are dropped
         self.merge = MERGES[plan.merge]
         self.of_parts = bool(plan.part_of)
-        self.steps: array[int] = array("q")
-        self.values: array[float] = array("d")
-        self.times: array[float] = array("d")
+        self._rows = _Rows(self._full + 16, timed=judged or name == "step_time_s")
         self.seen = 0
         self.total = 0  # steps seen in this attempt
         self.closed = -1  # newest closed step
@@ -97,6 +146,26 @@ class StepSeries:
         self._enough, self._enough_until = 0, -math.inf  # how many ranks it waits for, and until when that holds
 
     # --- reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> memoryview:
+        """int64 (n,), ascending."""
+        return self._rows.column(0)
+
+    @property
+    def values(self) -> memoryview:
+        """float64 (n,)."""
+        return self._rows.column(1)
+
+    @property
+    def times(self) -> Sequence[float]:
+        """float64 (n,). Of a series that is not judged and no step time, the newest for all."""
+        return self._rows.times()
+
+    @property
+    def hidden(self) -> int:
+        """How many closed steps no rule has seen yet."""
+        return self._rows.count - self.seen
 
     def last(self, count: int) -> list[float]:
         """The newest `count` values that may be seen, oldest first."""
@@ -148,15 +217,8 @@ class StepSeries:
         self.ranks[rank] = now
         if world <= 1 and len(self.ranks) == 1 and not self.pending and steps[0] > self.closed and _rising(steps):
             self.closed = steps[-1]
-            if len(steps) == 1:  # most frames
-                self.steps.append(steps[0])
-                self.values.append(self.merge(values) if self.of_parts else values[0])
-                self.times.append(times[0])
-                return
-            self.steps.extend(steps)
-            # a column may be of float32, which an array of another kind does not take
-            self.values.extend([self.merge([value]) for value in values] if self.of_parts else array("d", values))
-            self.times.extend(times)
+            for step, value, time in zip(steps, values, times, strict=True):
+                self._rows.append(step, self.merge([value]) if self.of_parts else value, time)
             return
         for step, value, time in zip(steps, values, times, strict=True):
             if step <= self.closed:
@@ -174,16 +236,14 @@ class StepSeries:
         place = bisect_right(self.steps, step, hi=self.seen)
         if self.of_parts or (place and self.steps[place - 1] == step) or (not place and self.seen >= self.size):
             return
-        self.steps.insert(place, step)
-        self.values.insert(place, value)
-        self.times.insert(place, time)
+        self._rows.insert(place, step, value, time)
         self.seen += 1
         self.total += 1
 
     def fill(self, steps: Sequence[int], values: Sequence[float]) -> None:
         """Takes steps that were judged before: they are seen already, and their ranks are together."""
-        self.steps, self.values = array("q", steps), array("d", values)
-        self.times = array("d", [0.0] * len(steps))
+        for step, value in zip(steps, values, strict=True):
+            self._rows.append(step, value, 0.0)
         self.seen = self.total = len(steps)
         self.closed = steps[-1] if len(steps) else -1
 
@@ -200,9 +260,7 @@ class StepSeries:
             self.closed = step
             if self.of_parts and len(entry.values) < len(self.ranks) and _all_finite(entry.values):
                 continue  # some rank did not measure that step: part of a norm is no norm
-            self.steps.append(step)
-            self.values.append(self._merged(entry.values))
-            self.times.append(entry.time)
+            self._rows.append(step, self._merged(entry.values), entry.time)
 
     def waits_until(self) -> float | None:
         """When the oldest step that waits for a rank is closed without it, server clock; None if none waits."""
@@ -232,7 +290,7 @@ class StepSeries:
 
     def advance(self) -> bool:
         """Shows one more step to the rules. False when there is none."""
-        if self.seen < len(self.steps):
+        if self.hidden:
             self.seen += 1
             self.total += 1
             return True
@@ -240,26 +298,24 @@ class StepSeries:
 
     def show_all(self) -> None:
         """Shows every step at once, where no rule wants to judge them one by one."""
-        self.total += len(self.steps) - self.seen
-        self.seen = len(self.steps)
+        self.total += self.hidden
+        self.seen = self._rows.count
 
     def _trim(self) -> None:
         """Drops what is too old, when new steps come and not when the last one was judged: of a frame with more steps
         than are kept, rules on other series, which are judged later, look up each."""
-        over = self.seen - self.size
-        for column in (self.steps, self.values, self.times):
-            del column[:over]
+        hidden = self.hidden
+        self._rows.trim(self.size + hidden)
         self.seen = self.size
 
     # --- persistence --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> list[Any]:
         steps = self.steps[-self.size :]
-        hidden = len(self.steps) - self.seen
         even = len(steps) > 1 and steps[-1] - steps[0] == len(steps) - 1
         return [
             [steps[0], len(steps)] if even else steps.tolist(), even, self.values[-self.size :].tobytes(),
-            self.times[-1:].tolist(), hidden, self.total, self.closed, self.first, list(self.ranks.items()),
+            [self._rows.newest], self.hidden, self.total, self.closed, self.first, list(self.ranks.items()),
             self._live, self._counted,
             [[step, one.since, one.time, list(one.values.items())] for step, one in self.pending.items()],
         ]  # fmt: skip
@@ -268,10 +324,10 @@ class StepSeries:
         (
             steps, even, values, times, hidden, self.total, self.closed, self.first, ranks, self._live, self._counted, pending,
         ) = state  # fmt: skip
-        self.steps = array("q", range(steps[0], steps[0] + steps[1]) if even else steps)
-        self.values = array("d", values)
-        self.times = array("d", list(times) * len(self.steps))  # only the newest is ever asked for
-        self.seen = len(self.steps) - hidden
+        values = array("d", values)
+        for step, value in zip(range(steps[0], steps[0] + len(values)) if even else steps, values, strict=True):
+            self._rows.append(step, value, times[0])  # only the newest is ever asked for
+        self.seen = self._rows.count - hidden
         self.ranks = dict(ranks)
         for step, since, time, entries in pending:
             entry = self.pending[step] = _Pending(since, time)
