@@ -19,7 +19,7 @@ from perfagent_server.alerts.grouping import group
 from perfagent_server.alerts.state_machine import Change, Machine
 from perfagent_server.engine import reports
 from perfagent_server.engine.reports import REPORTED_LIFE, USER_LIFE
-from perfagent_server.rules.loss_spike import LossSpike
+from perfagent_server.rules.loss.loss_spike import LossSpike
 from perfagent_server.rules.plan import STEPPED, Plan
 from perfagent_server.rules.rule import USER_ALERT, Life, Rule, Unknown
 from perfagent_server.rules.step_series import PATIENCE_S

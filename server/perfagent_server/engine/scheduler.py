@@ -38,7 +38,7 @@ from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.engine.evaluators import Evaluators, PlanOf
 from perfagent_server.engine.silence import Silence, Silent
 from perfagent_server.rules.catalogue import all_rules, rules_for
-from perfagent_server.rules.lost_contact import LostContact
+from perfagent_server.rules.life.lost_contact import LostContact
 from perfagent_server.rules.plan import Plan
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.stored import FromTail

@@ -26,7 +26,7 @@ Overrides = Mapping[str, Mapping[str, Any]]
 def all_rules() -> tuple[Rule, ...]:
     """Every rule with its own thresholds, in the order of verdicts, which is also that of judging."""
     modules = [
-        importlib.import_module(one.name) for one in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+        importlib.import_module(one.name) for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ]
     here = {
         module.__name__ for module in modules

@@ -200,7 +200,7 @@ class Window:
     def _stepping_until(self) -> float:
         """Until when a reading is taken while the run makes steps, by the clocks of its ranks."""
         took = self.by_step.get("step_time_s")
-        if took is None or not took.seen and not took.hidden:
+        if took is None or (not took.seen and not took.hidden):
             return -math.inf
         if took.closed != self._pause_after:  # a median costs more than the readings of a frame
             self._pause_after, self._pause_s = took.closed, max(_STEPPING_S, 3.0 * median(took.values[-32:]))

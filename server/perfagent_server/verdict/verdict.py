@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from perfagent.wire import LOSS, SEVERITIES, Finding
 from perfagent_server.rules.evidence import spell_s
-from perfagent_server.rules.nonfinite_loss import NonfiniteLoss
+from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
 from perfagent_server.rules.rule import USER_ALERT, Rule
-from perfagent_server.rules.step_shares import share_elsewhere
+from perfagent_server.rules.speed.step_shares import share_elsewhere
 from perfagent_server.rules.window import Window
 from perfagent_server.verdict.healthy import MOST, Healthy
 

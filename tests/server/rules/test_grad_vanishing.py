@@ -6,7 +6,7 @@ import pytest
 from judging import fired, frame, make_evaluator, restored, state
 
 from perfagent_server.alerts.state_machine import Change
-from perfagent_server.rules.grad_vanishing import GradVanishing
+from perfagent_server.rules.model.grad_vanishing import GradVanishing
 
 
 def train(

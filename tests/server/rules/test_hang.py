@@ -6,7 +6,7 @@ from judging import START, fired, frame, make_evaluator, restored, state
 
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.engine.evaluator import Evaluator
-from perfagent_server.rules.hang import Hang
+from perfagent_server.rules.life.hang import Hang
 
 
 def training(*, ranks: int = 1) -> Evaluator:

@@ -9,7 +9,7 @@ import pytest
 from judging import START, fired, frame, make_evaluator, restored, state
 
 from perfagent_server.alerts.state_machine import Change
-from perfagent_server.rules.host_memory_leak import HostMemoryLeak
+from perfagent_server.rules.memory.host_memory_leak import HostMemoryLeak
 
 GIB = 2.0**30
 

@@ -14,7 +14,7 @@ import pytest
 from case_selection import everyday
 from judging import DATA, fired, frame, judge_series, make_evaluator, read_curve, restored, state
 
-from perfagent_server.rules.loss_spike import LossSpike
+from perfagent_server.rules.loss.loss_spike import LossSpike
 
 CURVES = sorted((DATA / "loss_curves").glob("*.csv"))
 STEPS = 3000

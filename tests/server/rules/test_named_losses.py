@@ -9,7 +9,7 @@ from judging import fired, frame, judge_series, make_evaluator, restored, state
 
 from perfagent.wire import loss_kind
 from perfagent_server.rules.catalogue import all_rules
-from perfagent_server.rules.loss_spike import LossSpike
+from perfagent_server.rules.loss.loss_spike import LossSpike
 from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.window import Window
 

@@ -6,7 +6,7 @@ import math
 
 from judging import judge_series
 
-from perfagent_server.rules.nonfinite_gradient import NonfiniteGradient
+from perfagent_server.rules.model.nonfinite_gradient import NonfiniteGradient
 
 
 def test_an_alert_on_two_series_is_over_after_as_many_sound_steps_as_any_other() -> None:

@@ -6,8 +6,8 @@ import pytest
 from judging import frame, make_evaluator, state
 
 from perfagent.wire import Finding
-from perfagent_server.rules.data_bound import DataBound
-from perfagent_server.rules.oom_observed import OomObserved
+from perfagent_server.rules.life.oom_observed import OomObserved
+from perfagent_server.rules.speed.data_bound import DataBound
 
 GPU = {
     "caching allocator": "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",

@@ -9,8 +9,8 @@ from judging import START, fired, frame, make_evaluator, restored, state
 
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.engine.evaluator import Evaluator
-from perfagent_server.rules.comm_bound import CommBound
-from perfagent_server.rules.straggler import Straggler
+from perfagent_server.rules.speed.comm_bound import CommBound
+from perfagent_server.rules.speed.straggler import Straggler
 
 
 def train(

@@ -7,7 +7,7 @@ from judging import fired, frame, judge_series, make_evaluator, told
 
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.evidence import spell_s
-from perfagent_server.rules.low_gpu_utilization import LowGpuUtilization
+from perfagent_server.rules.speed.low_gpu_utilization import LowGpuUtilization
 
 
 def test_a_loader_that_sleeps_is_told_in_words_and_figures_within_a_short_run() -> None:

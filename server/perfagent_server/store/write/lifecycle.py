@@ -23,7 +23,7 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 
 from perfagent.wire import STATES, Event, Frame
 from perfagent.wire.limits import whole
-from perfagent_server.rules.first_failure import Failure, first_of
+from perfagent_server.rules.life.first_failure import Failure, first_of
 from perfagent_server.store.attempt_starts import UNDECIDED, Starts
 from perfagent_server.store.statements import Prepared
 from perfagent_server.store.tables import attempt as attempts

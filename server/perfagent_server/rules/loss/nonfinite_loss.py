@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import LOSS, Finding, loss_kind
-from perfagent_server.rules import grad_scaler
 from perfagent_server.rules.evidence import named_ranks, surroundings
-from perfagent_server.rules.grad_scaler import skips_in_a_row, was_skipped
-from perfagent_server.rules.loss_series import bad_in_a_row, named
+from perfagent_server.rules.loss.loss_series import bad_in_a_row, named
+from perfagent_server.rules.model import grad_scaler
+from perfagent_server.rules.model.grad_scaler import skips_in_a_row, was_skipped
 from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
 from perfagent_server.rules.window import Window
 

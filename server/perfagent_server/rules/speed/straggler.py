@@ -9,9 +9,9 @@ import numpy as np
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import named_ranks, spell_s
-from perfagent_server.rules.rank_medians import rank_medians
 from perfagent_server.rules.row_series import Floats
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.speed.rank_medians import rank_medians
 from perfagent_server.rules.window import Window
 
 __all__ = ["Straggler"]

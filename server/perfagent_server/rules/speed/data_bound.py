@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from perfagent.wire import Finding
-from perfagent_server.rules import step_shares
 from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.speed import step_shares
+from perfagent_server.rules.speed.step_shares import ON_DEVICE, UTILIZATION, busy_pct, means_over, seconds_in
 from perfagent_server.rules.step_series import StepSeries
-from perfagent_server.rules.step_shares import ON_DEVICE, UTILIZATION, busy_pct, means_over, seconds_in
 from perfagent_server.rules.window import Window
 
 __all__ = ["DataBound"]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import LOSS, Finding
-from perfagent_server.rules import grad_scaler
 from perfagent_server.rules.evidence import named_ranks, surroundings
-from perfagent_server.rules.grad_scaler import was_skipped
+from perfagent_server.rules.model import grad_scaler
+from perfagent_server.rules.model.grad_scaler import was_skipped
 from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
 from perfagent_server.rules.window import Window
 

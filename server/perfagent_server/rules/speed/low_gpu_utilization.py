@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from perfagent.wire import Finding
-from perfagent_server.rules import step_shares
 from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
-from perfagent_server.rules.step_shares import PAUSES, means_over, seconds_by_step
+from perfagent_server.rules.speed import step_shares
+from perfagent_server.rules.speed.step_shares import PAUSES, means_over, seconds_by_step
 from perfagent_server.rules.time_series import Seconds
 from perfagent_server.rules.window import Window
 

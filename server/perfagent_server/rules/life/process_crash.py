@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.first_failure import TOGETHER_S, Failure, first_of, lost_a_peer
-from perfagent_server.rules.oom_observed import is_oom
+from perfagent_server.rules.life.first_failure import TOGETHER_S, Failure, first_of, lost_a_peer
+from perfagent_server.rules.life.oom_observed import is_oom
 from perfagent_server.rules.rule import Events, Life, Place, Question, Rule, Words
 from perfagent_server.rules.window import End, Window
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_s
-from perfagent_server.rules.rank_medians import rank_medians
 from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.speed.rank_medians import rank_medians
 from perfagent_server.rules.window import Window
 
 __all__ = ["CommBound"]

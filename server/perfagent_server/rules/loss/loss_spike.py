@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import LOSS, Finding
-from perfagent_server.rules.loss_series import finite, named
+from perfagent_server.rules.loss.loss_series import finite, named
 from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window

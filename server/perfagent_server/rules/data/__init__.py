@@ -1,0 +1,1 @@
+"""Rules on the batches that the model is fed."""

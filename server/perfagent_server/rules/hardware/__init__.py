@@ -1,0 +1,1 @@
+"""Rules on the devices and what connects them."""

@@ -1,0 +1,1 @@
+"""Rules on memory and disks: will there be enough to go on?"""

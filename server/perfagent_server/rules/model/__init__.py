@@ -1,0 +1,1 @@
+"""Rules on gradients, parameters and units: do they learn?"""

@@ -1,0 +1,1 @@
+"""Rules on time: what does a step wait for?"""
