@@ -23,6 +23,7 @@ __all__ = ["ABSENT_AFTER_S", "MERGES", "PATIENCE_S", "Part", "StepSeries", "in_s
 PATIENCE_S = 5.0  # how long the slowest rank may keep a step waiting
 ABSENT_AFTER_S = 15.0  # a rank that was silent in a series for so long is not waited for
 _MAX_PENDING = 512  # steps that wait for a rank, per series
+_FEW = 96  # steps that every series has room for
 _COUNTED_EVERY_S = 1.0  # how often the ranks that still report are counted
 
 Part = tuple[Sequence[int], Sequence[float], Sequence[float]]
@@ -65,17 +66,17 @@ class _Pending:
 
 
 class _Rows:
-    """Steps with their values and times, in order. Their arrays have their full size from the start: thousands of small
-    ones that grow in step leave holes in the heap that none of them fits into. timed: else the time of the newest is
-    kept for all.
+    """Steps with their values and times, in order. Their arrays double: thousands of small ones that grow in step by a
+    sixteenth leave holes in the heap that none of them fits into. usual: how many rows there are in the end; timed: else
+    the time of the newest is kept for all.
     """
 
     __slots__ = ("_columns", "_room", "_timed", "_usual", "count", "newest")
 
     def __init__(self, usual: int, *, timed: bool) -> None:
-        self._usual = self._room = usual
+        self._usual, self._room = usual, min(usual, _FEW)
         self._timed = timed
-        self._columns = self._empty(usual)
+        self._columns = self._empty(self._room)
         self.count = 0
         self.newest = math.nan  # time of the newest row
 

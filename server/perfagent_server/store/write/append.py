@@ -39,6 +39,8 @@ _STEP_MARKS = frozenset(("step_time_s", "phase/optimizer_s"))
 """Series of completed steps only; the first step of a process has no time."""
 _SAMPLED = ("gpu/", "node_gpu", "host/", "disk/", "process/", "agent/", "cuda/")
 
+Names = frozenset[str]
+
 _encoder = msgspec.msgpack.Encoder()
 _claim_frame = Prepared(
     lambda dialect: insert_for(dialect)(ledger).on_conflict_do_nothing().returning(ledger.c.seq), ("source", "seq")
@@ -67,8 +69,9 @@ class Appender:
         self._max_names = max_names
         # Names of series; filled inside transactions, so forgotten whenever one is undone. Only the writer thread
         # looks.
-        self._known: dict[tuple[str, int], set[str]] = {}
-        self._of_run: dict[str, set[str]] = {}  # names that some rank of a run has
+        self._known: dict[tuple[str, int], Names] = {}
+        self._of_run: dict[str, Names] = {}  # names that some rank of a run has
+        self._shared: dict[Names, Names] = {}  # most runs have the same names: one set for all of them
         self._starts = Starts()
         database.on_rollback.append(self._forget)
 
@@ -122,14 +125,22 @@ class Appender:
         won = _claim_frame.each(connection, [{"source": source_id, "seq": seq} for source_id, seq in claims])
         return sorted(at for at, row in zip(claims.values(), won, strict=True) if row is not None)
 
-    def _names(self, connection: Connection, run: str, rank: int) -> set[str]:
+    def _names(self, connection: Connection, run: str, rank: int) -> Names:
         """Names of a rank's series."""
         known = self._known.get((run, rank))
         if known is None:
-            known = self._known[run, rank] = {
-                name for (name,) in _names_of_rank.all(connection, {"run": run, "rank": rank})
-            }
+            rows = _names_of_rank.all(connection, {"run": run, "rank": rank})
+            known = self._known[run, rank] = self._share(name for (name,) in rows)
         return known
+
+    def _share(self, names: Iterable[str]) -> Names:
+        found = frozenset(names)
+        return self._shared.setdefault(found, found)
+
+    def _grown(self, known: Names, more: Iterable[str]) -> Names:
+        """The set with more names. A script that logs a new name at each step must not leave each set behind."""
+        self._shared.pop(known, None)
+        return self._share(known.union(more))
 
     def _make_room(self) -> None:
         """Between transactions: names that one admits are not in the tables before its end."""
@@ -144,6 +155,7 @@ class Appender:
     def _forget_names(self) -> None:
         self._known.clear()
         self._of_run.clear()
+        self._shared.clear()
 
     def _admit_names(
         self, connection: Connection, frame: Frame, rejected: list[Rejected]
@@ -162,7 +174,7 @@ class Appender:
             return []
         refused = self._refused(connection, frame.run, new)
         admitted = [name for name in new if name not in refused]
-        known.update(admitted)
+        self._known[frame.run, frame.rank] = self._grown(known, admitted)
         if refused:
             counts = dict.fromkeys(refused, 0)
             for group in frame.groups:
@@ -183,19 +195,20 @@ class Appender:
         unheard = [name for name in new if name not in of_run]
         refused = {name: problem for name in unheard if (problem := name_problem(name)) is not None}
         wanted = [name for name in unheard if name not in refused]
-        for name in wanted:
-            if len(of_run) < self._max_names:
-                of_run.add(name)
-            else:
-                refused[name] = f"the run has {self._max_names} names already, which is the limit"
+        room = max(0, self._max_names - len(of_run))
+        if wanted[:room]:
+            self._of_run[run] = self._grown(of_run, wanted[:room])
+        for name in wanted[room:]:
+            refused[name] = f"the run has {self._max_names} names already, which is the limit"
         return refused
 
-    def _names_of_run(self, connection: Connection, run: str) -> set[str]:
+    def _names_of_run(self, connection: Connection, run: str) -> Names:
         """Names that some rank of a run has, also those that this transaction has admitted. Read once: no other server
         writes here, and to look through all series of 512 ranks takes 150 ms."""
         found = self._of_run.get(run)
         if found is None:
-            found = self._of_run[run] = {name for (name,) in _names_of_run.all(connection, {"run": run})}
+            rows = _names_of_run.all(connection, {"run": run})
+            found = self._of_run[run] = self._share(name for (name,) in rows)
         return found
 
     def _write_tail(self, connection: Connection, frames: Sequence[Frame], now: float) -> dict[tuple[str, int], int]:
