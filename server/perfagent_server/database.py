@@ -46,6 +46,7 @@ _FORMER_RESERVE = "ballast"
 MAX_WAITING = 20_000  # jobs; far above what a healthy writer ever leaves waiting
 MAX_BATCH = 256  # jobs in one commit: bounds how long the first of them waits for the last
 LOCK_PATIENCE_S = 5.0  # how long a write waits for another program's lock before its caller is asked to come back
+_WRITER_CACHE_KIB, _READERS_CACHE_KIB = 16_384, 4096
 _ADDRESS = "sqlite:////path/perfagent.db"
 # The size of the log before a checkpoint (wal_autocheckpoint, 1000 pages) and the largest commit beyond it. Tried and
 # not taken: checkpoints after 4000 pages, or a log of 16 MB (7 % less written, no less CPU); pages of 8 or 16 kB (11 to
@@ -234,6 +235,7 @@ class Database:
     def _commit(self, batch: list[_Job]) -> None:
         if self._connection is None:
             self._connection = self.engine.connect().execution_options(perfagent_write=True)
+            self._connection.connection.cursor().execute(f"PRAGMA cache_size=-{_WRITER_CACHE_KIB}")
         connection = self._connection
         try:
             with connection.begin():
@@ -376,7 +378,9 @@ def sqlite_engine(path: Path) -> Engine:
             "journal_mode=WAL",
             "synchronous=FULL",
             "foreign_keys=ON",
-            "cache_size=-16384",  # 64 MB, or a mapped file, made nothing faster, and a server of a thousand runs larger
+            # Each connection has a cache of its own, and the file's pages are in the system's, too: 64 MB, or a mapped
+            # file, made nothing faster, and a server of a thousand runs larger.
+            f"cache_size=-{_READERS_CACHE_KIB}",
             "temp_store=MEMORY",
             # Debian's SQLite fills all that is deleted with zeros, so each frame that is compacted would be written
             # once more. FAST does so only where it costs no writing.

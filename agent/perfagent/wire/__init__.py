@@ -21,7 +21,7 @@ from perfagent.wire.frame import (
     decode,
     encode,
 )
-from perfagent.wire.loss_names import LOGGED, LOSS, loss_kind
+from perfagent.wire.loss_names import LOGGED, LOSS, is_evaluation_loss, loss_kind
 from perfagent.wire.metrics import CATALOGUE, FAMILIES, PHASES, TIMED_PHASES, Metric, metric, parts_of, whole_of
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ __all__ = [
     "encode",
     "from_json",
     "healthy",
+    "is_evaluation_loss",
     "loss_kind",
     "metric",
     "parts_of",

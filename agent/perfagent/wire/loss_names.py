@@ -14,7 +14,7 @@ from typing import Literal
 
 from perfagent.wire.metrics import CATALOGUE, FAMILIES
 
-__all__ = ["LOGGED", "LOSS", "LOSS_WORDS", "loss_kind"]
+__all__ = ["LOGGED", "LOSS", "LOSS_WORDS", "is_evaluation_loss", "loss_kind"]
 
 LOSS = "loss"
 """The run's own loss: what the agent measured, or the user logged under the catalogue's name."""
@@ -62,10 +62,24 @@ def loss_kind(name: str) -> Literal["whole", "part", ""]:
         return ""
     if "loss" not in name.lower() or name in CATALOGUE or name.partition("/")[0] + "/" in FAMILIES:
         return ""
-    words = {part for word in re.findall(_WORD, name) for part in _unglued(word.lower())}
+    words = _words_of(name)
     if not words & {"loss", "losses"} or words & (_EVALUATED | _ABOUT):
         return ""
     return "whole" if words - {"loss", "losses"} <= _WHOLE else "part"
+
+
+@lru_cache(maxsize=16_384)
+def is_evaluation_loss(name: str) -> bool:
+    """Whether a series is the loss of an evaluation by its name: `val/loss`, `eval_loss`, `test/epoch_loss`."""
+    if "loss" not in name.lower() or name.startswith(LOGGED):
+        return False
+    words = _words_of(name)
+    evaluated = words & _EVALUATED
+    return bool(words & {"loss", "losses"} and evaluated) and words - {"loss", "losses"} - evaluated <= _WHOLE
+
+
+def _words_of(name: str) -> set[str]:
+    return {part for word in re.findall(_WORD, name) for part in _unglued(word.lower())}
 
 
 def _unglued(word: str) -> tuple[str, ...]:

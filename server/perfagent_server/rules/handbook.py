@@ -100,6 +100,8 @@ def _section(rule: Rule) -> str:
     words = rule.english
     lines = [f"### `{rule.id}`: {words.name}", "", f"**What it means:** {words.meaning}", ""]
     lines += [f"**When it fires** ({', '.join(rule.severities)}): {words.fires.format(**rule.thresholds())}", ""]
+    if rule.needs_card:
+        lines += ["Not yet seen on a GPU: tested on recorded and made-up series, without a claim of precision.", ""]
     if rule.asks_for:
         lines += [f"**It asks every rank** for `{rule.asks_for}` when it fires.", ""]
     usual, *others = words.remedies.items()

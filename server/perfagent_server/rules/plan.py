@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from perfagent.wire import LOSS, loss_kind
+from perfagent.wire import LOSS, is_evaluation_loss, loss_kind
 from perfagent_server.rules.nonfinite_steps import GRADIENTS
-from perfagent_server.rules.rule import Events, Every, Rule, Series
+from perfagent_server.rules.rule import EVALUATION_LOSS, Events, Every, Rule, Series
 
 __all__ = ["STEPPED", "Column", "Columns", "Kept", "Plan"]
 
@@ -15,6 +15,7 @@ STEPPED = (LOSS, "lr")
 """The window itself takes a note of each of their steps."""
 _NAMED_LOSS = Series("", keep=64)  # `loss/kl`, `g_loss`: only looked at for values that are no numbers
 _MOST_COLUMNS = 1000
+_STEP_TIME = "step_time_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +44,22 @@ class Column:
 @dataclass(frozen=True, slots=True)
 class Columns:
     """What is wanted of a group with these names. named_losses: training losses by other names than `loss`; apart,
-    families: with the places of their names in the group; is_timed: whether the step time is in it; places: of
-    all names that are wanted."""
+    families: with the places of their names in the group; step_time: its place, if it is in the group, and phases:
+    those of all phases then, also of those that the script named; places: of all names that are wanted."""
 
     merged: tuple[Column, ...]
     apart: tuple[tuple[str, ...], tuple[int, ...]]
     time: tuple[Column, ...]
     families: tuple[tuple[Series, tuple[str, ...], tuple[int, ...]], ...]
     named_losses: tuple[Column, ...]
-    is_timed: bool
+    step_time: int | None
+    phases: tuple[tuple[str, int], ...]
     places: tuple[int, ...]
 
     @property
     def is_wanted(self) -> bool:
         """Whether any rule reads any of it."""
-        return bool(self.merged or self.apart[0] or self.time or self.families)
+        return bool(self.merged or self.apart[0] or self.time or self.families or self.step_time is not None)
 
 
 _NOTHING = Kept()
@@ -113,6 +115,8 @@ class Plan:
             kept = self.kept(name) or _NOTHING
             if kept.merged is not None:
                 merged.append(Column(name, place, self.part_of(name), _noted(name), kept.merged))
+            elif self.is_evaluation(name):
+                merged.append(Column(name, place, EVALUATION_LOSS, "", self._merged[EVALUATION_LOSS]))
             elif name != LOSS and loss_kind(name):
                 losses.append(Column(name, place, name, "loss", self.of_loss(name)))
             if kept.apart is not None:
@@ -123,14 +127,27 @@ class Plan:
                 families.setdefault(kept.family, {})[name] = place
         of_families = (place for found in families.values() for place in found.values())
         columns = (*merged, *time, *losses)
+        step_time = names.index(_STEP_TIME) if _STEP_TIME in names else None
+        phases = () if step_time is None else tuple(_phases(names))
         return Columns(
             merged=tuple(merged),
             apart=(tuple(apart), tuple(apart.values())),
             time=tuple(time),
             families=tuple((family, tuple(found), tuple(found.values())) for family, found in families.items()),
             named_losses=tuple(losses),
-            is_timed=any(one.name == "step_time_s" for one in merged),
-            places=tuple(sorted({*(one.place for one in columns), *apart.values(), *of_families})),
+            step_time=step_time,
+            phases=phases,
+            places=tuple(
+                sorted(
+                    {
+                        *(one.place for one in columns),
+                        *apart.values(),
+                        *of_families,
+                        *(place for _, place in phases),
+                        *(() if step_time is None else (step_time,)),
+                    }
+                )
+            ),
         )
 
     @property
@@ -146,7 +163,13 @@ class Plan:
     def part_of(self, name: str) -> str:
         """The series that rules read where ranks send parts of it, else the name itself."""
         series = self._merged.get(name)
-        return series.part_of or name if series is not None else name
+        if series is not None:
+            return series.part_of or name
+        return EVALUATION_LOSS if self.is_evaluation(name) else name
+
+    def is_evaluation(self, name: str) -> bool:
+        """Whether it is the loss of an evaluation, by whatever name, and a rule reads that."""
+        return EVALUATION_LOSS in self._merged and is_evaluation_loss(name)
 
     def is_signal(self, name: str) -> bool:
         """Whether a rule reads this very series over steps."""
@@ -158,7 +181,9 @@ class Plan:
 
     def series_of(self, name: str) -> Series:
         """How a series that is kept with its ranks put together is kept."""
-        return self._merged[name] if name in self._merged else self.of_loss(name)
+        if name in self._merged:
+            return self._merged[name]
+        return self._merged[EVALUATION_LOSS] if self.is_evaluation(name) else self.of_loss(name)
 
     def rules_on(self, name: str, run_loss: str | None) -> tuple[Rule, ...]:
         """The rules that are judged at each new step of a series. run_loss: the series that is the loss of the run;
@@ -183,6 +208,12 @@ class Plan:
             if one.judged:
                 judged = self.on_time if one.axis == "time" else self.on_step
                 judged[one.name] = (*judged.get(one.name, ()), rule)
+
+
+def _phases(names: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    for place, name in enumerate(names):
+        if name.startswith("phase/") and name.endswith("_s"):
+            yield name[len("phase/") : -len("_s")], place
 
 
 def _noted(name: str) -> str:

@@ -19,10 +19,16 @@ from perfagent.wire import Finding, Severity
 if TYPE_CHECKING:
     from perfagent_server.rules.window import Window
 
-__all__ = ["USER_ALERT", "Events", "Every", "Input", "Life", "Place", "Question", "Rule", "Series", "Words", "unit_of"]
+__all__ = [
+    "EVALUATION_LOSS", "USER_ALERT", "Events", "Every", "Input", "Life", "Place", "Question", "Rule", "Series", "Words",
+    "unit_of",
+]  # fmt: skip
 
 USER_ALERT = "user_alert"
 """The rule's id in findings that a user's script made with run.alert()."""
+EVALUATION_LOSS = "val/loss"
+"""A rule that reads it gets the first loss of an evaluation that the run logs, by whatever name (`val_loss`,
+`eval/loss`)."""
 Merge = Literal["mean", "median", "min", "max", "sum", "root of sum"]
 
 
@@ -135,6 +141,7 @@ class Rule:
     marked, the first that the run has. joins: rules whose open alert takes this one in; same_step: only if both began
     in one step. asks_for: the command that every rank of the run gets when its alert fires. state_version: a rule that
     keeps a state of its own (`window.state_of(rule)`) counts this up when its form changes; an older state is dropped.
+    needs_card: it reads what only a GPU sends, so it was tested on recorded or made-up series and claims no precision.
     """
 
     id: ClassVar[str]
@@ -146,6 +153,7 @@ class Rule:
     joins: ClassVar[tuple[str, ...]] = ()
     same_step: ClassVar[bool] = False
     asks_for: ClassVar[str] = ""
+    needs_card: ClassVar[bool] = False
     state_version: ClassVar[int] = 1
     urgent: ClassVar[Literal["", "loss", "gradient"]] = ""
     """The kind of non-finite value at which it is judged at once: other ranks are not awaited."""

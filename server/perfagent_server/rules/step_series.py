@@ -80,7 +80,7 @@ class _Rows:
         self.count = 0
         self.newest = math.nan  # time of the newest row
 
-    def column(self, place: int) -> memoryview:
+    def column(self, place: int) -> Any:
         return memoryview(self._columns[place])[: self.count]
 
     def append(self, step: int, value: float, time: float) -> None:
@@ -149,14 +149,16 @@ class StepSeries:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     @property
-    def steps(self) -> memoryview:
+    def steps(self) -> memoryview[int]:
         """int64 (n,), ascending."""
-        return self._rows.column(0)
+        steps: memoryview[int] = self._rows.column(0)
+        return steps
 
     @property
-    def values(self) -> memoryview:
+    def values(self) -> memoryview[float]:
         """float64 (n,)."""
-        return self._rows.column(1)
+        values: memoryview[float] = self._rows.column(1)
+        return values
 
     @property
     def times(self) -> Sequence[float]:
@@ -170,7 +172,7 @@ class StepSeries:
 
     def last(self, count: int) -> list[float]:
         """The newest `count` values that may be seen, oldest first."""
-        return self.values[max(0, self.seen - count) : self.seen].tolist()
+        return [*self.values[max(0, self.seen - count) : self.seen]]
 
     def last_steps(self, count: int) -> list[int]:
         return self.steps[max(0, self.seen - count) : self.seen].tolist()

@@ -22,6 +22,7 @@ from perfagent_server.rules.rule import Rule
 from perfagent_server.rules.samples import Samples
 from perfagent_server.rules.step_series import Part, StepSeries, in_step_order
 from perfagent_server.rules.time_series import TimeSeries
+from perfagent_server.rules.wall_time import WallTime
 
 __all__ = ["TERMINAL", "End", "Noted", "Window"]
 
@@ -63,7 +64,7 @@ class Window:
     firing: rules whose alert is open (for hysteresis); by_step, by_family, by_time: series by name, as the plan says;
     by_rank: series with a row for each rank; ends: how processes ended; lost: ranks without contact and for how many
     seconds; heard: ranks that ever reported; done: those of them that ended; reported: findings of the agent that were
-    not joined to an alert yet; first_loss: the first finite value of `loss`.
+    not joined to an alert yet; first_loss: the first finite value of `loss`; wall: where the time went.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Window:
         self.by_time: dict[str, TimeSeries] = {}
         self.nonfinite = {"loss": NonfiniteSteps(), "gradient": NonfiniteSteps()}
         self.learning_rate = LearningRate()
+        self.wall = WallTime()
         self.ends: list[End] = []
         self.lost: dict[int, float] = {}
         self.heard: set[int] = set()
@@ -148,7 +150,7 @@ class Window:
             noted.forget_old()
         chosen = [(group, self.plan.columns(group.names)) for group in groups if group.rows]
         self._follow_losses([columns for _, columns in chosen])
-        self._is_timed = self._is_timed or any(columns.is_timed for _, columns in chosen)
+        self._is_timed = self._is_timed or any(columns.step_time is not None for _, columns in chosen)
         for group, columns in chosen:
             self._take_group(rank, group, columns, parts, touched)
         for shown, found in parts.items():
@@ -163,7 +165,7 @@ class Window:
             return
         steps, times = group.step_list(), group.time_list()
         values = dict(zip(columns.places, group.numbers(columns.places), strict=True))
-        if columns.merged or not self._is_timed:
+        if columns.merged or columns.step_time is not None or not self._is_timed:
             # Where steps are timed, a script may count its own losses otherwise, and readings carry the step in progress.
             self._note_step(max(steps))
         for column in (*columns.merged, *losses):
@@ -174,6 +176,9 @@ class Window:
                 series = self.begin(column.name)
             if series.name == column.name:
                 parts.setdefault(column.shown, []).append((steps, values[column.place], times))
+        if columns.step_time is not None:
+            phases = [(phase, values[place]) for phase, place in columns.phases]
+            self.wall.take(rank, steps, times, values[columns.step_time], phases)
         names, places = columns.apart
         if names and self.world_size > 1:
             self.by_rank.take(rank, names, steps, [values[place] for place in places])
@@ -291,7 +296,7 @@ class Window:
             "by_family": {prefix: rows.snapshot() for prefix, rows in self.by_family.items()},
             "by_time": {name: series.snapshot() for name, series in self.by_time.items()},
             "nonfinite": {kind: noted.snapshot() for kind, noted in self.nonfinite.items()},
-            "learning_rate": self.learning_rate.snapshot(),
+            "learning_rate": self.learning_rate.snapshot(), "wall": self.wall.snapshot(),
             "ends": [[getattr(end, name) for name in End.__dataclass_fields__] for end in self.ends],
             "lost": list(self.lost.items()), "heard": sorted(self.heard), "done": sorted(self.done),
             "events": {
@@ -321,7 +326,7 @@ class Window:
             setattr(window, name, state[name])
         window.firing = set(state["firing"])
         for name, saved in state["by_step"].items():
-            if plan.is_signal(name) or loss_kind(name):
+            if plan.is_signal(name) or loss_kind(name) or plan.is_evaluation(name):
                 window.begin(name).restore(saved)
         window._is_timed = "step_time_s" in window.by_step
         for prefix, rows in state["by_family"].items():
@@ -336,6 +341,7 @@ class Window:
         for kind, noted in state["nonfinite"].items():
             window.nonfinite[kind].restore(noted)
         window.learning_rate = LearningRate(*state["learning_rate"])
+        window.wall.restore(state["wall"])
         window.ends = [End(*entry) for entry in state["ends"]]
         window.lost = dict(state["lost"])
         window.heard, window.done = set(state["heard"]), set(state["done"])

@@ -7,7 +7,7 @@ import math
 import pytest
 from judging import fired, frame, judge_series, make_evaluator, restored, state
 
-from perfagent.wire import loss_kind
+from perfagent.wire import is_evaluation_loss, loss_kind
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.loss.loss_spike import LossSpike
 from perfagent_server.rules.plan import Plan
@@ -209,3 +209,17 @@ def test_a_spike_in_the_script_s_own_loss_is_told_as_one_in_loss_is(name: str) -
     [alert] = fired(changes)
     assert alert.finding.rule == "loss_spike"
     assert alert.finding.message.startswith(f"{name} jumped to 9")
+
+
+@pytest.mark.parametrize(
+    "name", ["val/loss", "val_loss", "eval/loss", "eval_loss", "test_loss", "validation/total_loss"]
+)
+def test_a_name_says_whether_it_is_the_loss_of_an_evaluation(name: str) -> None:
+    assert is_evaluation_loss(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["loss", "train/loss", "best_val_loss", "val/loss_kl_weight", "val/accuracy", "val_loss_min"]
+)
+def test_other_names_are_not_taken_for_it(name: str) -> None:
+    assert not is_evaluation_loss(name)

@@ -145,7 +145,7 @@ def test_the_log_has_its_size_before_the_first_write_and_the_database_stays_smal
             ]
         assert pages * 4096 < 2**20
         assert "perfagent_log_growth" not in names
-        assert settings == [-16384, 5000]
+        assert settings == [-4096, 5000]
     finally:
         database.close()
 

@@ -34,6 +34,7 @@ class Xid(Rule):
     severities = ("warning", "critical")
     place = Place(Question.DOES_IT_MOVE, 2)
     reads = (Events("gpu"),)
+    needs_card = True
     charts = ("gpu/xid",)
     life = Life(outlives_run=True)
     english = Words(

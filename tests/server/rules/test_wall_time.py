@@ -1,0 +1,66 @@
+"""Where the time of a run went, and which of its steps are a measure of its speed."""
+
+from __future__ import annotations
+
+import pytest
+from judging import frame, make_evaluator, restored, state
+
+from perfagent_server.engine.evaluator import Evaluator
+from perfagent_server.rules.steady_steps import steady_steps
+
+
+def train(evaluator: Evaluator, steps: range, *, rank: int = 0, attempt: int = 1, every: int = 10) -> None:
+    """Steps of a second; each tenth evaluates for nine seconds more."""
+    for step in steps:
+        columns = {"step_time_s": [1.0], "phase/data_s": [0.2], "phase/forward_s": [0.8]}
+        if step % every == 0:
+            columns |= {"phase/eval_s": [9.0]}
+            columns["step_time_s"] = [10.0]
+        evaluator.take(frame(columns, [step], rank=rank, attempt=attempt, ident=evaluator.upto + 1, step_s=1.9))
+
+
+def test_wall_time_adds_up_over_all_steps() -> None:
+    evaluator = make_evaluator()
+    train(evaluator, range(1, 101))
+    whole = evaluator.window.wall.whole()
+    assert whole.wall_s == pytest.approx(190.0)
+    assert (whole.steps, whole.often["eval"], whole.longest_s["eval"]) == (100, 10, 9.0)
+    assert whole.share("eval") == pytest.approx(90 / 190)
+    assert sum(whole.seconds.values()) == pytest.approx(190.0)
+
+
+def test_the_newest_minutes_forget_what_was_before() -> None:
+    evaluator = make_evaluator()
+    train(evaluator, range(1, 401))
+    train(evaluator, range(401, 801), every=10_000)
+    evaluator = restored(evaluator)
+    assert evaluator.window.wall.recent().share("eval") == 0.0
+    assert evaluator.window.wall.whole().share("eval") > 0.3
+
+
+def test_only_one_rank_counts() -> None:
+    evaluator = make_evaluator()
+    for rank in (0, 1):
+        train(evaluator, range(1, 101), rank=rank)
+    assert evaluator.window.wall.whole().steps == 100
+
+
+def test_a_new_attempt_goes_on_where_the_older_one_ended() -> None:
+    evaluator = make_evaluator()
+    train(evaluator, range(1, 101))
+    evaluator.take(frame({}, [], attempt=2, ident=1000, events=[state("starting")], received=1_700_000_000.0 + 250))
+    train(evaluator, range(101, 111), attempt=2)
+    whole = evaluator.window.wall.whole()
+    assert whole.steps == 110
+    assert whole.stopped_s == pytest.approx(60.0)
+
+
+def test_steps_with_an_evaluation_are_not_steady() -> None:
+    evaluator = make_evaluator()
+    train(evaluator, range(1, 61))
+    evaluator = restored(evaluator)
+    steps, values = steady_steps(evaluator.window, 20)
+    assert set(values) == {1.0}
+    assert len(steps) == 20
+    assert not any(step % 10 == 0 for step in steps)
+    assert min(steady_steps(evaluator.window, 1000)[0]) == 6
