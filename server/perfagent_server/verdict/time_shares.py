@@ -13,8 +13,8 @@ from perfagent_server.rules.window import Window
 
 __all__ = ["SHARE_RULES", "TimeShares", "held_back_by", "standing_s", "time_shares"]
 
-_TRAINING = ("forward", "backward", "optimizer", "h2d")
-_COMPUTE = ("forward", "backward", "optimizer")
+_COMPUTE = ("forward", "backward", "optimizer", "rollout")
+_TRAINING = (*_COMPUTE, "h2d")
 _BESIDE = {"data": "waiting for data", "eval": "evaluation", "checkpoint": "saves", "comm": "communication"}
 _RULE_OF = {
     "data": "data_bound", "h2d": "h2d_bound", "comm": "comm_bound", "eval": "eval_bound", "checkpoint": "checkpoint_bound",
@@ -22,6 +22,8 @@ _RULE_OF = {
 """Rules about a phase; all others are time that no rule names."""
 SHARE_RULES = frozenset((*_RULE_OF.values(), "unmeasured_time"))
 """Rules that say what part of the time is not training: they hold a run back also where their finding is only info."""
+_WITHIN = ("comm", "h2d", "other")
+"""Phases that every step may have, without being compute."""
 _NEVER_HEALTHY, _THIRD = 0.10, 1 / 3
 """Of the wall time beside training, and of the step for a phase that is not compute: from then on no verdict is
 healthy."""
@@ -97,13 +99,15 @@ def held_back_by(window: Window, shares: TimeShares | None) -> Finding | None:
     if shares is None or shares.steps < _FEWEST_STEPS:
         return None
     in_steps_s = window.wall.whole().wall_s
-    for phase, spent_s in sorted(shares.phases.items(), key=_largest):
-        if phase in _COMPUTE or spent_s < _LEAST_S * shares.steps:
-            continue
-        if phase == "other" and (share_elsewhere(window) or 0.0) < _THIRD:  # the host may only wait for a busy device
-            continue
-        is_beside = phase not in ("other", "comm", "h2d")
-        if spent_s >= (_NEVER_HEALTHY * shares.wall_s if is_beside else _THIRD * in_steps_s):
+    worth = {phase: seconds for phase, seconds in shares.phases.items() if seconds >= _LEAST_S * shares.steps}
+    beside = {phase: seconds for phase, seconds in worth.items() if phase not in (*_COMPUTE, *_WITHIN)}
+    largest = sorted(worth.items(), key=_largest)
+    if beside and sum(beside.values()) >= _NEVER_HEALTHY * shares.wall_s:
+        return _on_phase(shares, *max(beside.items(), key=lambda item: item[1]), in_steps_s)
+    # where the host only waits for a busy device, the rest of the step is no time of its own
+    elsewhere = (share_elsewhere(window) or 0.0) >= _THIRD
+    for phase, spent_s in largest:
+        if phase in _WITHIN and spent_s >= _THIRD * in_steps_s and (phase != "other" or elsewhere):
             return _on_phase(shares, phase, spent_s, in_steps_s)
     return _stopped(shares)
 
