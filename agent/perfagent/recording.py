@@ -22,7 +22,8 @@ __all__ = ["Recorded", "read_recording", "recorded_folders"]
 
 @dataclass(slots=True)
 class Recorded:
-    """What one process recorded. run: the id of its run, or one of its own where it never learned it."""
+    """What one process recorded. run: the id of its run, or one of its own where it never learned it. damaged: files
+    that could not be read to their ends."""
 
     project: str
     run: str
@@ -32,6 +33,7 @@ class Recorded:
     rank: int
     groups: list[Group] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    damaged: int = 0
 
 
 def recorded_folders(folder: Path) -> list[Path]:
@@ -64,6 +66,7 @@ def _read(folder: Path) -> Recorded:
                 read.groups += outgoing.groups
                 read.events += outgoing.events
                 spool.ack(outgoing.seq)
+            read.damaged = spool.counters["corrupt"] + spool.counters["unreadable"]
         finally:
             spool.abandon()
     return read

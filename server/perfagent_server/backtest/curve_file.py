@@ -63,23 +63,23 @@ def _exported(path: Path, rows: Iterator[list[str]]) -> Iterator[Moment]:
 
 @dataclass(slots=True)
 class _Clock:
-    """When each step was. elapsed: since the run began, seconds."""
+    """When each step was. elapsed: since the run began, seconds; timer: (step, milliseconds) as last told."""
 
     elapsed: float = 0.0
-    timer: float | None = None
+    timer: tuple[int, float] | None = None
     usual: float = _USUAL_S
     step: int | None = None
 
     def took(self, step: int, row: Mapping[str, float]) -> float | None:
         """How long a step took by the row itself; None where it does not say."""
-        before, timer = self.timer, row.get(_TIMER)
-        if timer is not None:
-            self.timer = timer if math.isfinite(timer) else None
+        before, timer = self.timer, row.get(_TIMER, math.nan)
+        if math.isfinite(timer):
+            self.timer = step, timer
         if _STEP_TIME in row:
             return row[_STEP_TIME]
-        if timer is None or before is None or self.step is None or not timer >= before or step <= self.step:
+        if before is None or step <= before[0] or not timer >= before[1]:
             return None  # scripts set their timer back after the first steps
-        return (timer - before) / 1000 / (step - self.step)
+        return (timer - before[1]) / 1000 / (step - before[0])
 
     def advance(self, step: int, took: float | None, *, timed: bool) -> float:
         """The time of the row. timed: its step time is that of every step since the row before."""

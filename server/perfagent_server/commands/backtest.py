@@ -50,11 +50,13 @@ def command(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A run to judge. moments: with the plan, because not every event is worth asking a server for."""
+    """A run to judge. moments: with the plan, because not every event is worth asking a server for. damaged: files of
+    it that could not be read to their ends."""
 
     name: str
     project: str
     moments: Callable[[Plan], Iterator[Moment]]
+    damaged: int = 0
 
 
 class _Plans:
@@ -86,10 +88,18 @@ def _backtest(arguments: argparse.Namespace) -> int:
         print(json.dumps({"runs": [_plain(name, one) for name, one in judged]}))
     else:
         _show(Screen(), judged)
+    troubles = [
+        f"{source.name}: {some(source.damaged, 'file')} damaged; what is whole in it was judged"
+        for source in sources
+        if source.damaged
+    ]
     failed = {rule: error for _, one in judged for rule, error in one.failed.items()}
-    for rule, error in failed.items():
-        sys.stderr.write(f"perfagent backtest: {rule} failed and was passed over: {type(error).__name__}: {error}\n")
-    return 1 if failed else 0
+    troubles += [
+        f"{rule} failed and was passed over: {type(error).__name__}: {error}" for rule, error in failed.items()
+    ]
+    for trouble in troubles:
+        sys.stderr.write(f"perfagent backtest: {trouble}\n")
+    return 1 if troubles else 0
 
 
 # ---- what the words mean
@@ -102,7 +112,7 @@ def _sources(word: str, arguments: argparse.Namespace) -> list[_Source]:
         return _in_folder(path)
     if path.exists():
         return [_of_file(path)]
-    if "/" in word or path.suffix == ".csv":
+    if path.suffix == ".csv" or word.startswith(("/", "./", "../", "~")):  # a run may have a slash in its name
         raise ConfigError(f"there is no file or folder {word}")
     return [_of_server(word, arguments)]
 
@@ -125,7 +135,12 @@ def _recorded(folder: Path) -> list[_Source]:
     for one in read_recording(folder):
         runs.setdefault(one.run, []).append(one)
     return [
-        _Source(str(folder) if len(runs) == 1 else f"{folder}: {run}", found[0].project, partial(_played, found=found))
+        _Source(
+            str(folder) if len(runs) == 1 else f"{folder}: {run}",
+            found[0].project,
+            partial(_played, found=found),
+            sum(one.damaged for one in found),
+        )
         for run, found in runs.items()
     ]
 
