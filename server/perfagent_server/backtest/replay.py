@@ -26,7 +26,7 @@ _LEAST_S = 0.001
 @dataclass(frozen=True, slots=True)
 class BacktestAlert:
     """onset_step: where the trouble began; first_step: at which the alert fired; last_step: the last at which the rule
-    still found it."""
+    still found it; ranks: that it is about."""
 
     rule: str
     severity: Severity
@@ -34,6 +34,7 @@ class BacktestAlert:
     first_step: int
     last_step: int
     message: str
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class _Open:
             first_step=first,
             last_step=self.last_step,
             message=self.finding.message,
+            ranks=tuple(self.finding.ranks),
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from perfagent_server.rules.plan import Plan
 
 __all__ = ["command"]
 
+_PRINTED = ("rule", "severity", "onset_step", "first_step", "last_step", "message")
 _COLUMNS = "step, loss and any of lr, grad_norm, loss_scale, train_time_ms, step_time_s and names of the catalogue"
 
 
@@ -175,7 +175,8 @@ def _found(api: AdminApi, name_or_id: str) -> Any:
 
 
 def _plain(name: str, judged: Judged) -> dict[str, Any]:
-    return {"file": name, "steps": judged.steps, "alerts": [dataclasses.asdict(alert) for alert in judged.alerts]}
+    alerts = [{field: getattr(alert, field) for field in _PRINTED} for alert in judged.alerts]
+    return {"file": name, "steps": judged.steps, "alerts": alerts}
 
 
 def _show(screen: Screen, judged: Sequence[tuple[str, Judged]]) -> None:
