@@ -2,8 +2,8 @@
 
 A row a step has the column `step` and any of loss, lr, grad_norm, loss_scale, train_time_ms (cumulative), step_time_s
 and the catalogue's names; losses by other names (`val_loss`, `g_loss`) are read, too. An empty cell is absent; nan and
-inf are values. The clock: a step takes what train_time_ms says, else step_time_s, else one second. Where the steps
-begin again at a lower one, the run was started again there.
+inf are values. The clock: a step takes what step_time_s says, else train_time_ms; without either a row takes a second.
+Where the steps begin again at a lower one, the run was started again there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EPOCH = 1_700_000_000.0
 _SHORT = {"grad_norm": "grad/norm", "loss_scale": "amp/scale"}
 _TIMER = "train_time_ms"
 _STEP_TIME = "step_time_s"
-_USUAL_S = 1.0
+_UNTIMED_ROW_S = 1.0
 _ALLOWED = "loss, lr, grad_norm, loss_scale, train_time_ms, step_time_s and the catalogue's names, as `phase/data_s`"
 
 
@@ -63,12 +63,14 @@ def _exported(path: Path, rows: Iterator[list[str]]) -> Iterator[Moment]:
 
 @dataclass(slots=True)
 class _Clock:
-    """When each step was. elapsed: since the run began, seconds; timer: (step, milliseconds) as last told."""
+    """When each step was. elapsed: since the run began, seconds; timer: (step, milliseconds) as last told; usual: how
+    long a step took last, None while that is not known; apart: steps between the last two rows."""
 
     elapsed: float = 0.0
     timer: tuple[int, float] | None = None
-    usual: float = _USUAL_S
+    usual: float | None = None
     step: int | None = None
+    apart: int | None = None
 
     def took(self, step: int, row: Mapping[str, float]) -> float | None:
         """How long a step took by the row itself; None where it does not say."""
@@ -81,12 +83,16 @@ class _Clock:
             return None  # scripts set their timer back after the first steps
         return (timer - before[1]) / 1000 / (step - before[0])
 
-    def advance(self, step: int, took: float | None, *, timed: bool) -> float:
-        """The time of the row. timed: its step time is that of every step since the row before."""
+    def advance(self, step: int, took: float | None) -> float:
+        """The time of the row. Where only every tenth step is in the file, ten steps pass from row to row; but steps
+        that are missing in one place take no time, or they would look as if the run had stood still."""
         if took is not None and 0 < took < math.inf:
             self.usual = took
         if self.step is not None and step != self.step:
-            self.elapsed += self.usual * (step - self.step if timed and step > self.step else 1)
+            apart = max(1, step - self.step)
+            passed = min(apart, self.apart or apart)
+            self.elapsed += _UNTIMED_ROW_S if self.usual is None else self.usual * passed
+            self.apart = apart
         self.step = step
         return EPOCH + self.elapsed
 
@@ -121,7 +127,7 @@ class _Curve:
             if begins and attempt:
                 clock.timer = None
             took = clock.took(step, row)
-            time = clock.advance(step, took, timed=_TIMER in row and _STEP_TIME not in row)
+            time = clock.advance(step, took)
             events: tuple[Event, ...] = ()
             if begins:
                 attempt += 1
