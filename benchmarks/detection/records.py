@@ -34,6 +34,7 @@ __all__ = [
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
 MLPERF = "MLPerf v3.0 GPT-3"
 _GROWTH_STEPS = 2000
+_SCALE_LEVEL = 16384.0
 CHOSEN_ON_CURVES = frozenset(
     ("loss_spike", "loss_divergence", "loss_plateau", "frozen_training", "throughput_regression", "step_time_tail")
 )
@@ -68,8 +69,8 @@ def family_of(name: str) -> str:
 
 @cache
 def scaled() -> list[Record]:
-    """Some of the curves with a made-up GradScaler beside them, since none logs one: it starts at 65536, finds its level
-    in the first steps, doubles every 2000 steps and halves at a step of a thousand."""
+    """Some of the curves with a made-up GradScaler beside them, since none logs one: it starts at 65536, doubles every
+    2000 steps, and halves above its level, which is 16384, and at one step of five thousand."""
     return [replace(one, moments=_with_scaler(one)) for one in curves()[:6]]
 
 
@@ -77,8 +78,8 @@ def _with_scaler(record: Record) -> list[Moment]:
     draw = random.Random(record.name)
     scale, skipped, since = 65536.0, 0.0, 0
     moments = []
-    for at, moment in enumerate(record.moments):
-        overflows = at < 4 or draw.random() < 0.001
+    for moment in record.moments:
+        overflows = scale > _SCALE_LEVEL or draw.random() < 0.0002
         scale, skipped, since = (scale / 2, skipped + 1, 0) if overflows else (scale, skipped, since + 1)
         if since == _GROWTH_STEPS:
             scale, since = 2 * scale, 0
