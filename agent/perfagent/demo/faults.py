@@ -32,6 +32,7 @@ __all__ = [
     "named",
     "slows",
     "stall",
+    "top5_accuracy",
 ]
 
 STALL_S = 0.15  # how long the loader of data-stall sleeps for each batch: longer than a step, on a slow machine as well
@@ -96,6 +97,12 @@ FAULTS: dict[str, Fault] = {
             min_steps=40,  # the rule calls it critical after 20 steps; some more to leave the first ones behind
         ),
         Fault(
+            name="sync",
+            story="the top-5 accuracy of each batch is counted token by token, and every number is read with .item()",
+            expects=("sync_bound",),
+            min_steps=200,  # the agent counts such reads once the training has run for some seconds
+        ),
+        Fault(
             name="oom",
             story="half-way, an allocation far larger than the memory of the device",
             expects=("oom_observed",),
@@ -152,7 +159,6 @@ FAULTS: dict[str, Fault] = {
 LATER = (
     "divergence",
     "grad-explosion",
-    "sync",
     "throughput-drop",
     "checkpoint-stall",
     "scale-collapse",
@@ -203,6 +209,19 @@ def breaks(fault: Fault, step: int, steps: int, like: Tensor) -> None:
         like.new_empty(2**50)
     if fault.name == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def top5_accuracy(fault: Fault, logits: Tensor, targets: Tensor) -> float | None:
+    """The share of tokens that are among the five likeliest, counted as the fault does it; no other counts them."""
+    if fault.name != "sync":
+        return None
+    likeliest, wanted = logits.topk(5).indices.flatten(0, 1), targets.flatten()
+    right = 0
+    for token in range(len(wanted)):
+        for place in range(5):
+            if likeliest[token, place].item() == wanted[token].item():
+                right += 1
+    return right / len(wanted)
 
 
 def slows(fault: Fault, rank: int) -> None:

@@ -81,6 +81,7 @@ def train(steps: int, fault: faults.Fault, *, batch_size: int, seed: int = 0) ->
         loop.backward(loss)
         loop.step()
         faults.breaks(fault, step, steps, logits.detach())
+        faults.top5_accuracy(fault, logits.detach(), targets)
         leak.keep(logits.detach())
         if rank == 0 and (step % PRINT_EVERY == 0 or step == steps):
             print(f"step {step}/{steps} loss {loss.item():.4f}", flush=True)  # .item() waits for the device
