@@ -63,8 +63,8 @@ class Spent:
 
 
 class WallTime:
-    """Filled from one rank of the run: the first that times its steps. ended: when its newest step ended, by its own
-    clock, Unix seconds."""
+    """Filled from one rank of the run: the lowest that times its steps, since in many scripts only rank 0 saves and
+    evaluates. ended: when its newest step ended, by its own clock, Unix seconds."""
 
     def __init__(self) -> None:
         self.ended = -math.inf
@@ -72,6 +72,7 @@ class WallTime:
         self._recent: list[tuple[float, Spent]] = []  # start of ten seconds, oldest first
         self._interrupted: deque[int] = deque(maxlen=_MOST_INTERRUPTED)
         self._rank: int | None = None
+        self._newest = -1  # step that was counted; ranks may come in any order
 
     def take(
         self,
@@ -82,13 +83,17 @@ class WallTime:
         phases: Sequence[tuple[str, Sequence[float]]],
     ) -> None:
         """Rows of one group. took: step times in seconds; phases: with their seconds in each row."""
+        counted = -1
         if self._rank is None:
             self._rank = rank
+        elif rank < self._rank:
+            self._rank, counted = rank, self._newest
         if rank != self._rank:
             return
         for at, (step, time, step_s) in enumerate(zip(steps, times, took, strict=True)):
-            if not 0 < step_s < math.inf:
+            if not 0 < step_s < math.inf or step <= counted:
                 continue
+            self._newest = max(step, self._newest)
             spent = {phase: column[at] for phase, column in phases if 0 < column[at] < math.inf}
             self._whole.add(step_s, spent)
             self._recent_at(time).add(step_s, spent)
@@ -133,10 +138,10 @@ class WallTime:
 
     def snapshot(self) -> list[Any]:
         recent = [[start, spent.plain()] for start, spent in self._recent]
-        return [self.ended, self._rank, self._whole.plain(), recent, list(self._interrupted)]
+        return [self.ended, self._rank, self._newest, self._whole.plain(), recent, list(self._interrupted)]
 
     def restore(self, state: Sequence[Any]) -> None:
-        self.ended, self._rank, whole, recent, interrupted = state
+        self.ended, self._rank, self._newest, whole, recent, interrupted = state
         self._whole = Spent(*whole)
         self._recent = [(start, Spent(*spent)) for start, spent in recent]
         self._interrupted.extend(interrupted)
