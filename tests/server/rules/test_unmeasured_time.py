@@ -26,7 +26,7 @@ def test_a_third_of_the_step_in_no_phase_is_said_as_a_fact(other_s: float, found
         assert "41 % of the time" in one.message
         assert "(70 ms a step)" in one.message
         assert "logging, own Python code, or sleep" in one.message
-        assert one.evidence["usual_share_pct"] == pytest.approx(700 / 17)
+        assert one.evidence["usual_s"] == pytest.approx(0.07)
         assert one.cause == ""
 
 

@@ -83,8 +83,8 @@ def pauses(window: Window, rule: Rule, phase: str) -> Pauses | None:
 def _share(rows: list[list[Any]], end: float, most_s: float) -> float:
     """Of the time from the end of the first to `end`. most_s: so long each counts at most, and so long it then took."""
     counted: float = sum(min(row[2], most_s) for row in rows[1:])
-    cut_s = sum(max(0.0, row[2] - most_s) for row in rows[1:])
-    return min(1.0, counted / max(end - rows[0][1] - cut_s, counted))
+    over_s: float = end - rows[0][1] - sum(max(0.0, row[2] - most_s) for row in rows[1:])
+    return min(1.0, counted / max(over_s, counted))
 
 
 def _noted(window: Window, rule: Rule, name: str) -> list[list[Any]]:

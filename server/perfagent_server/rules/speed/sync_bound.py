@@ -96,10 +96,7 @@ class SyncBound(Rule):
         if not times:
             return UNKNOWN
         step_s, reading_s = median(times), window.value(_READING)
-        if reading_s is None:
-            lost = self._lost_on_device(window, calls)
-        else:  # without a card the loops themselves were timed, more slowly than they are
-            lost = min(reading_s, _longest_part_s(window)) / step_s
+        lost = self._lost_on_device(window, calls) if reading_s is None else _lost_in_loops(window, reading_s, step_s)
         if lost is None:
             return None
         lost_s, share = lost * step_s, 100 * lost
@@ -141,10 +138,12 @@ class SyncBound(Rule):
         return max(known, default=None)
 
 
-def _longest_part_s(window: Window) -> float:
-    """How long a usual step has for such a loop: it stands in the script's own code or in the model's."""
+def _lost_in_loops(window: Window, reading_s: float, step_s: float) -> float:
+    """What part of a usual step they take: no more than the part that they are in, the script's own code or the model's.
+    (They were timed in a step that was slower by the timing.)"""
     parts = (window.series(f"phase/{part}_s") for part in ("other", "forward"))
-    return max((median(part.last(64)) for part in parts if part is not None), default=0.0)
+    longest_s = max((median(part.last(64)) for part in parts if part is not None), default=0.0)
+    return min(reading_s, longest_s) / step_s
 
 
 def _step_times(window: Window) -> list[float]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words
 from perfagent_server.rules.speed import step_shares
-from perfagent_server.rules.speed.step_shares import UTILIZATION, busy_pct, share_elsewhere
+from perfagent_server.rules.speed.step_shares import UTILIZATION, busy_pct
 from perfagent_server.rules.window import Window
 
 __all__ = ["UnmeasuredTime"]
@@ -32,7 +33,7 @@ class UnmeasuredTime(Rule):
     id: ClassVar[str] = "unmeasured_time"
     severities = ("info",)
     place = Place(Question.IS_IT_FAST, 21)
-    reads = (Every(10.0), *step_shares.READS, UTILIZATION)
+    reads = (Every(5.0), *step_shares.READS, UTILIZATION)
     charts = ("phase/other_s", "step_time_s")
     life = Life(clear_s=30.0, restated=True)
     english = Words(
@@ -92,8 +93,8 @@ class UnmeasuredTime(Rule):
         busy = busy_pct(window, window.wall.ended, min(60.0, spent.wall_s))
         if busy is not None and busy >= self.busy_pct:
             return None
-        usual = share_elsewhere(window)
-        bursts = usual is not None and usual < 0.5 * share
+        usual_s = _usual_s(window)
+        bursts = usual_s < 0.25 * mean_s
         return self.found(
             "info",
             f"{100 * share:.0f} % of the time goes into code that is not measured",
@@ -104,7 +105,13 @@ class UnmeasuredTime(Rule):
             since_step=window.at,
             evidence={
                 "share_pct": 100 * share, "other_s": mean_s, "step_time_s": spent.wall_s / spent.steps,
-                "usual_share_pct": None if usual is None else 100 * usual, "longest_s": longest, "steps": spent.steps,
+                "usual_s": usual_s, "longest_s": longest, "steps": spent.steps,
                 "gpu_busy_pct": busy,
             },
         )  # fmt: skip
+
+
+def _usual_s(window: Window) -> float:
+    """Of the newest steps, the seconds in no phase of a usual one."""
+    other = window.series("phase/other_s")
+    return 0.0 if other is None else median(other.last(64))
