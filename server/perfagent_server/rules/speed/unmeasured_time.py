@@ -79,11 +79,13 @@ class UnmeasuredTime(Rule):
     )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
+        if not window.is_firing(self.id) and self._is_far_off(window):
+            return None  # nearly every run ends here
         spent = window.wall.recent()
         other, longest = spent.seconds.get("other", 0.0), spent.longest_s.get("other", 0.0)
         limit = self.share_pct / 100 * (self.clear_at if window.is_firing(self.id) else 1.0)
         if other <= limit * spent.wall_s:
-            return None  # nearly every run ends here
+            return None
         if spent.steps < self.steps:
             return UNKNOWN
         share = (other - longest) / (spent.wall_s - longest)
@@ -109,6 +111,14 @@ class UnmeasuredTime(Rule):
                 "gpu_busy_pct": busy,
             },
         )  # fmt: skip
+
+    def _is_far_off(self, window: Window) -> bool:
+        """Whether neither the newest steps nor the whole run come near the threshold: ten minutes cost more to add up."""
+        other, took = window.series("phase/other_s"), window.series("step_time_s")
+        if other is None or took is None:
+            return True
+        newest = sum(other.last(64)) / max(sum(took.last(64)), 1e-9)
+        return max(newest, window.wall.whole().share("other")) < 0.5 * self.share_pct / 100
 
 
 def _usual_s(window: Window) -> float:
