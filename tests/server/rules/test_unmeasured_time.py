@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from timed_job import TimedJob
 
+from perfagent.wire import Event
 from perfagent_server.rules.speed.unmeasured_time import UnmeasuredTime
 
 
@@ -35,6 +36,16 @@ def test_bursts_are_told_as_such() -> None:
     [found] = made.found("unmeasured_time")
     assert found.cause == "now and then"
     assert "in some steps only" in found.message
+
+
+def test_lines_that_the_agent_met_then_are_named() -> None:
+    made = job((50, {"forward": 0.04, "other": 0.06}))
+    lines = [{"line": "train.py:88", "in": "plot", "count": 57}, {"line": "train.py:12", "in": "<module>", "count": 3}]
+    made.send([], events=[Event(kind="lines", time=made.now, step=made.step, data={"looks": 120, "lines": lines})])
+    made.train(200, {"forward": 0.04, "other": 0.06})
+    [found] = made.found("unmeasured_time")
+    assert "Most often the script is in train.py:88 (plot) then." in found.message
+    assert found.evidence["lines"] == lines
 
 
 def test_one_long_step_is_no_habit() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.rule import UNKNOWN, Events, Every, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.speed import step_shares
+from perfagent_server.rules.speed.source_lines import told_lines
 from perfagent_server.rules.speed.step_shares import UTILIZATION, share_elsewhere
 from perfagent_server.rules.speed.while_stepping import while_stepping
 from perfagent_server.rules.steady_steps import steady_steps
@@ -19,7 +20,6 @@ from perfagent_server.rules.window import Window
 __all__ = ["SyncBound"]
 
 _CALLS, _READING = "sync/calls_per_step", "sync/reading_s"
-_MOST_LINES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class SyncBound(Rule):
         limit = self.warning_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
         if share < limit or lost_s < self.least_s:
             return None
-        lines = _lines(window)
+        lines = told_lines(window, "sync")
         where = f", {lines[0]['count']:,} of them in {lines[0]['line']}" if lines else ""
         if reading_s is None:
             title = f"Calls that wait for the device cost {share:.0f} % of the step"
@@ -154,14 +154,3 @@ def _step_times(window: Window) -> list[float]:
 
 def _pct(share: float | None) -> float | None:
     return None if share is None else 100 * share
-
-
-def _lines(window: Window) -> list[dict[str, Any]]:
-    """Of the newest sampled step, most frequent first: what an agent says is not trusted to have its usual form."""
-    events = window.events("sync")
-    told = events[-1].data.get("lines") if events else None
-    return [
-        {"line": str(one["line"])[:200], "count": one["count"]}
-        for one in (told if isinstance(told, list) else [])[:_MOST_LINES]
-        if isinstance(one, dict) and isinstance(one.get("count"), int) and "line" in one
-    ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_s
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Events, Every, Life, Place, Question, Rule, Unknown, Words
 from perfagent_server.rules.speed import step_shares
+from perfagent_server.rules.speed.source_lines import told_lines
 from perfagent_server.rules.speed.step_shares import UTILIZATION, busy_pct
 from perfagent_server.rules.window import Window
 
@@ -33,7 +34,7 @@ class UnmeasuredTime(Rule):
     id: ClassVar[str] = "unmeasured_time"
     severities = ("info",)
     place = Place(Question.IS_IT_FAST, 21)
-    reads = (Every(5.0), *step_shares.READS, UTILIZATION)
+    reads = (Every(5.0), Events("lines"), *step_shares.READS, UTILIZATION)
     charts = ("phase/other_s", "step_time_s")
     life = Life(clear_s=30.0, restated=True)
     english = Words(
@@ -97,18 +98,20 @@ class UnmeasuredTime(Rule):
             return None
         usual_s = _usual_s(window)
         bursts = usual_s < 0.25 * mean_s
+        lines = told_lines(window, "lines")
+        where = f" Most often the script is in {_named(lines[0])} then." if lines else ""
         return self.found(
             "info",
             f"{100 * share:.0f} % of the time goes into code that is not measured",
             f"{100 * share:.0f} % of the time of the newest {spent.steps:,} steps ({spell_s(mean_s)} a step) is in none of the "
-            f"phases: {'in some steps only, ' if bursts else ''}it may be logging, own Python code, or sleep.",
+            f"phases: {'in some steps only, ' if bursts else ''}it may be logging, own Python code, or sleep.{where}",
             cause="now and then" if bursts else "",
             cost=f"{spell_s(mean_s)} of each step of {spell_s(spent.wall_s / spent.steps)}",
             since_step=window.at,
             evidence={
                 "share_pct": 100 * share, "other_s": mean_s, "step_time_s": spent.wall_s / spent.steps,
                 "usual_s": usual_s, "longest_s": longest, "steps": spent.steps,
-                "gpu_busy_pct": busy,
+                "gpu_busy_pct": busy, "lines": lines,
             },
         )  # fmt: skip
 
@@ -119,6 +122,11 @@ class UnmeasuredTime(Rule):
             return True
         newest = sum(other.last(64)) / max(sum(took.last(64)), 1e-9)
         return max(newest, window.wall.whole().share("other")) < 0.5 * self.share_pct / 100
+
+
+def _named(line: dict[str, Any]) -> str:
+    function = str(line.get("in", ""))
+    return f"{line['line']} ({function})" if function not in ("", "<module>") else str(line["line"])
 
 
 def _usual_s(window: Window) -> float:
