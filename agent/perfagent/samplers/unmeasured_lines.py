@@ -1,7 +1,7 @@
 """Samples in which line the training thread is while it is in none of the phases: what the time that is left of a step is
 spent on.
 
-One look a tick of the sender's thread, some 20 µs: the frames of the thread, no variables, no lock. Of a minute, the lines
+One look a tick of the sender's thread, 6 µs: the frames of the thread, no variables, no lock. Of a minute, the lines
 are told that were met most often, if so much was in no phase that somebody may ask. The line is the script's own: libraries
 (what is installed, torch, Python's own modules) are looked through, to the line that called them.
 """
