@@ -46,6 +46,7 @@ from perfagent.rootcause.investigator import Investigator
 from perfagent.run_config import RunConfig
 from perfagent.run_repr import Shown
 from perfagent.samplers.sampler import Sampler
+from perfagent.samplers.unmeasured_lines import UnmeasuredLines
 from perfagent.signals.memory_table import MemoryTable
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
 from perfagent.step.state import state
@@ -371,6 +372,7 @@ class Run:
         sampler.install()
         self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
         MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device).install()
+        UnmeasuredLines(self._sender, self._progress, self._known_model).install()
         self._sender.imports.append("perfagent.signals.scheduled_probes")
         self._look_source = self._sender.add_source(self._look, every_s=_POLL_S)
         self._sender.add_source(self._investigator.poll, every_s=_POLL_S)

@@ -1,5 +1,5 @@
 """Schedules rare measurements of a single step: its floating-point operations, its modules' shares, its lines that
-wait for the device.
+wait for the device or, without one, read single values.
 
 The sender's thread decides which one is due and hands it to the training thread as a task between two steps; ordinary
 steps run none of this. Only one measurement runs at a time. After each, the next of its kind waits so long that all
@@ -16,6 +16,7 @@ from perfagent.signals.flops.step_flops import MOST_SIZES, StepFlops
 from perfagent.signals.flops.step_recording import FlopCount
 from perfagent.signals.modules import ModuleTimes
 from perfagent.signals.synchronization import SynchronizingLines
+from perfagent.signals.value_reads import ValueReads
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender
@@ -122,7 +123,7 @@ class Looks:
         return times
 
     def _find_lines(self) -> Any:
-        return SynchronizingLines(self._progress) if self._device() is not None else None
+        return SynchronizingLines(self._progress) if self._device() is not None else ValueReads(self._progress)
 
     def _finish_look(self) -> None:
         look = self._look
@@ -143,8 +144,9 @@ class Looks:
         elif self._kind == "modules":
             self._tell(look.step, look.shares())
         else:
-            self._tell(look.step, {"sync/calls_per_step": float(sum(look.lines.values()))})
-            self._sender.event("sync", {"lines": look.told()}, step=look.step)
+            self._tell(look.step, look.values())
+            if look.lines:
+                self._sender.event("sync", {"lines": look.told()}, step=look.step)
 
     def _tell(self, step: int, values: dict[str, float]) -> None:
         if values:

@@ -48,6 +48,7 @@ EVENT_KINDS = (
     "memory",
     "command",
     "sync",
+    "lines",
 )
 
 Column = bytes | Sequence[float] | Sequence[int]

@@ -75,14 +75,19 @@ class EvaluationStall(Fault):
 
 
 class Sync(Fault):
+    def batch(self, job: Job, step: int, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        job.kept["targets"] = targets
+        return tokens, targets
+
     def end(self, job: Job, step: int, logits: Tensor) -> None:
-        """Looks at each parameter as a number after each step: on a GPU, every look waits for the device."""
-        job.kept["norms"] = [
-            (parameter.grad.norm().item(), parameter.norm().item(), parameter.abs().max().item())
-            for parameter in job.model.parameters()
-            for _ in range(10)
-            if parameter.grad is not None
-        ]
+        """The share of tokens that are among the five likeliest, with every number read by itself."""
+        likeliest, wanted = logits.topk(5).indices.flatten(0, 1), job.kept["targets"].flatten()
+        right = 0
+        for token in range(len(wanted)):
+            for place in range(5):
+                if likeliest[token, place].item() == wanted[token].item():
+                    right += 1
+        job.kept["top5"] = right / len(wanted)
 
 
 class HiddenWork(Fault):
@@ -124,9 +129,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Sync(
         name="sync",
-        story="after each step the script reads every parameter as a number (`.item()`), which waits for the device each time",
+        story="the top-5 accuracy of each batch is counted token by token, and every number is read with .item()",
         expects=("sync_bound",),
-        min_steps=60,
+        min_steps=200,  # the agent counts such reads once the training has run for some seconds
     ),
     HiddenWork(
         name="hidden-work",
