@@ -33,17 +33,28 @@ times as long."""
 
 
 class Weights:
-    """A sample of the weights before a step, by device and dtype."""
+    """A sample of the weights before a step, by device and dtype. of: for each parameter, whether it is sampled; those
+    with a gradient by default."""
 
     __slots__ = ("_before", "_factors", "_plan", "_share", "_trained")
 
-    def __init__(self, parameters: Sequence[Any], plan: Plan, most: int = MOST_NUMBERS) -> None:
+    def __init__(
+        self, parameters: Sequence[Any], plan: Plan, most: int = MOST_NUMBERS, *, of: list[bool] | None = None
+    ) -> None:
         self._plan = plan
-        self._trained = [parameter.grad is not None for parameter in parameters]  # the step may clear the gradients
+        # the step may clear the gradients
+        self._trained = [parameter.grad is not None for parameter in parameters] if of is None else of
         sizes = [size * (1 + parameter.is_complex()) for size, parameter in zip(plan.sizes, parameters, strict=True)]
         self._share = _share(list(compress(sizes, self._trained)), most)
         self._factors = [1.0] * len(plan.sizes)
         self._before = self._take(parameters)
+
+    def is_of(self, plan: Plan) -> bool:
+        return self._plan is plan
+
+    def is_whole(self, place: int) -> bool:
+        """Whether all numbers of that parameter are in its sample."""
+        return self._factors[place] == 1.0
 
     def _take(self, parameters: Sequence[Any]) -> list[tuple[Any, list[int], list[int]]]:
         """Returns (numbers, places of their parameters, count for each parameter)."""
@@ -134,6 +145,12 @@ class UpdateRatios:
         """Returns the ratio of all weights and of each layer; left out where all weights are zero. Called
         once, when ready."""
         return joint_ratios([self])
+
+    def stood_still(self) -> Iterator[tuple[int, bool]]:
+        """Yields (place of a parameter, whether no number of its sample has changed). Called once, when ready."""
+        for reading, places in self._readings:
+            values = reading.values()
+            yield from zip(places, (change == 0.0 for change in values[len(places) :]), strict=True)
 
     def _squares(self) -> Iterator[tuple[int, float, float]]:
         """Yields (place of the parameter, sum of squares of its weights, and of its changes)."""
