@@ -369,6 +369,7 @@ class Run:
             self._sender,
             step=self._progress.logged_at,
             begun=lambda: self._progress.last is not None,
+            thread=self._training_thread,
             device=lambda: self._cuda_device,
         )
         sampler.install()
@@ -539,6 +540,12 @@ class Run:
             return
         p.health.come_back(p)
         self._rows.append((p.logged_at(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
+
+    def _training_thread(self) -> tuple[int | None, int]:
+        from perfagent.samplers.training_thread import native_id
+
+        p = self._progress
+        return (None if p.last is None else native_id(int(p.thread))), p.completed
 
     @guard.guarded
     def _tell_batches(self, *, at_end: bool = False) -> None:

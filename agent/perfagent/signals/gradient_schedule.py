@@ -3,7 +3,8 @@ in some of them.
 
 A pass takes the norm of every gradient. Every DEEPER-th pass also compares the weights before and after the step
 (updates.py), including those of other optimizers on the same backward pass, and in the following step looks for dead
-units (dead_units.py). Some passes also look for parameters that do not move (unmoved.py). The cost of a pass decides when the next one runs. Steps without a pass run none of this.
+units (dead_units.py). Some passes also look for parameters that do not move (unmoved.py). The cost of a pass decides
+when the next one runs. Steps without a pass run none of this.
 
 In a job of several ranks, the passes fall on the same steps on each rank, as far as their periods allow: periods there
 are powers of two, counted from step 0, so that the server can combine ranks although no rank communicates with another.

@@ -49,9 +49,9 @@ class _EveryStep:
     """The slots that hooks use in every step, in a class of their own so that they lie next to each other in memory."""
 
     __slots__ = (
-        "backward_depth", "boundary", "clips", "clock", "completed", "contents", "data_depth", "early", "entered", "gradients", "last",
-        "looked", "measure_at", "off", "opened", "outputs", "phase_depth", "plain", "primary_id", "probe", "readers", "roots",
-        "rows", "scaler_depth", "step_end", "thread", "trace", "unusual", "whole",
+        "backward_depth", "boundary", "clips", "clock", "completed", "contents", "data_depth", "early", "entered",
+        "gradients", "last", "looked", "measure_at", "off", "opened", "outputs", "phase_depth", "plain", "primary_id",
+        "probe", "readers", "roots", "rows", "scaler_depth", "step_end", "thread", "trace", "unusual", "whole",
     )  # fmt: skip
 
 

@@ -101,7 +101,10 @@ def test_padding_is_exact_for_the_batches_that_are_looked_into(record):
 
 def with_lengths(rows):
     lengths = torch.tensor([len(row) for row in rows])
-    return {"x": nn.utils.rnn.pad_sequence([row.float()[:, None] for row in rows], batch_first=True), "lengths": lengths}
+    return {
+        "x": nn.utils.rnn.pad_sequence([row.float()[:, None] for row in rows], batch_first=True),
+        "lengths": lengths,
+    }
 
 
 def tuple_with_lengths(rows):
@@ -121,7 +124,14 @@ def with_bare_mask(rows, *, one=1):
 
 @pytest.mark.parametrize(
     "collate_rows",
-    [collate, with_lengths, tuple_with_lengths, with_padding_mask, with_bare_mask, lambda rows: with_bare_mask(rows, one=0)],
+    [
+        collate,
+        with_lengths,
+        tuple_with_lengths,
+        with_padding_mask,
+        with_bare_mask,
+        lambda rows: with_bare_mask(rows, one=0),
+    ],
     ids=["attention_mask", "lengths", "lengths in a tuple", "padding mask", "mask", "mask, inverted"],
 )
 def test_padding_is_known_from_masks_and_lengths(record, collate_rows):
@@ -394,7 +404,8 @@ class Batch:
     "batch",
     ["text", ["a", "b"], 3, None, {}, [], Batch(torch.randn(8, 4), torch.zeros(8)), torch.tensor(1.0), torch.empty(0, 3),
      torch.randn(4, 4).to_sparse(), torch.randn(8, 4, dtype=torch.complex64), [{"boxes": torch.zeros(0, 4)}],
-     torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged), {1: torch.randn(8, 8)}, torch.empty(8, 4, device="meta"),
+     torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged), {1: torch.randn(8, 8)},
+     torch.empty(8, 4, device="meta"),
      (torch.randn(8, 4).half(), torch.tensor([True] * 8)), torch.full((8, 4), float("nan"))],
 )  # fmt: skip
 def test_any_kind_of_batch_is_looked_at_or_left_alone(record, batch):
