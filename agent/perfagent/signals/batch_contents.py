@@ -113,8 +113,9 @@ class Contents:
     """The batches of one run. cost_ns: what looking at them has taken of the training thread so far."""
 
     __slots__ = (
-        "_at", "_burst", "_classes", "_ended", "_epochs", "_has_loader", "_latest", "_looked", "_newest", "_number", "_of_loaders", "_pad_id", "_pad_of",
-        "_plan", "_progress", "_repeats", "_reported", "_rest", "_shown", "_spent", "cost_ns",
+        "_at", "_burst", "_classes", "_ended", "_epochs", "_has_loader", "_latest", "_looked", "_newest", "_number",
+        "_of_loaders", "_pad_id", "_pad_of", "_plan", "_progress", "_repeats", "_reported", "_rest", "_shown", "_spent",
+        "cost_ns",
     )  # fmt: skip
 
     def __init__(self, p: Progress) -> None:

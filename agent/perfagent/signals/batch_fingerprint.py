@@ -18,7 +18,7 @@ __all__ = ["fingerprint", "informative", "sampled"]
 _NUMBERS = 64
 _LEAST_INFORMATIVE = 12
 """Fewest such bytes, of all tensors together."""
-_Memory = ctypes.c_char * sys.maxsize
+_Memory: Any = ctypes.c_char * sys.maxsize
 """Of any tensor: one type for all sizes, since ctypes makes a class for each."""
 
 
@@ -31,7 +31,8 @@ def sampled(tensor: Any) -> bytes:
     if tensor.is_floating_point() and tensor.dtype is not sys.modules["torch"].bfloat16:
         begin = max(1, width - 2)  # the end of the exponent and the begin of the mantissa
     stride = (size // _NUMBERS | 1) * width  # an odd number of elements: not the same column of each row
-    return _Memory.from_address(tensor.data_ptr())[begin : size * width : stride]
+    numbers: bytes = _Memory.from_address(tensor.data_ptr())[begin : size * width : stride]
+    return numbers
 
 
 def informative(sample: bytes) -> int:

@@ -179,12 +179,12 @@ class _State:
     def __init__(self, parameter: Any) -> None:
         gradient = parameter.grad
         self._gradient = None if gradient is None else weakref.ref(gradient)
-        self._version_of_gradient = -1 if gradient is None else gradient._version
+        self._version_of_gradient = getattr(gradient, "_version", -1)
         self._version, self._numbers = parameter._version, _few(parameter)
 
     def is_fed(self, parameter: Any) -> bool:
         """True if new gradients have come, and nobody has changed the parameter."""
-        gradient = parameter.grad
+        gradient: Any = parameter.grad
         if self._gradient is None or gradient is None or not parameter.requires_grad:
             return False
         if self._gradient() is gradient and gradient._version == self._version_of_gradient:
