@@ -15,14 +15,15 @@ count.
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.dynamo import untraced
 from perfagent.boundary.guard import failed
-from perfagent.signals.batch_fingerprint import fingerprint, informative, sampled
+from perfagent.signals.batch_fingerprint import Fingerprint, informative, sampled
 from perfagent.signals.batch_padding import Count, pad_id_of, padding_of
-from perfagent.signals.batch_tensors import Path, Place, places_in, reached
+from perfagent.signals.batch_tensors import Place, places_in, reached
 from perfagent.signals.batch_values import BatchValues, Summary
 from perfagent.step.state import now
 
@@ -35,6 +36,8 @@ _BURST = 32
 """Batches that are looked at one after another, so that repeats at a short distance are among them."""
 _LOOKED_INTO = 10
 _SHARE_OF_BUDGET = 0.2
+_FIRST_NS = 50_000
+"""Most that the first fingerprint may count for."""
 _MOST_REST = 10_000
 _MARKS = 2
 _MOST_LOADERS = 4
@@ -89,21 +92,22 @@ class _Epoch:
 
 
 class _Plan:
-    """How to look at batches of one structure. marks: the tensors that the fingerprint is made of; none if the batch
-    has no tensors in host memory."""
+    """How to look at batches of one structure. is_empty: the batch has no tensors in host memory."""
 
-    __slots__ = ("_dtypes", "marks", "padding", "values")
+    __slots__ = ("_dtypes", "fingerprint", "is_empty", "padding", "rows", "values")
 
     def __init__(self, places: list[Place], pad_id: int | None, classes: set[float]) -> None:
         ranked = sorted(places, key=_worth, reverse=True)[:_MARKS]
-        self.marks: list[Path] = [place.path for place in ranked]
+        self.is_empty = not ranked
+        self.fingerprint = Fingerprint([(place.path, place.tensor) for place in ranked])
+        self.rows = len(ranked[0].tensor) if ranked else 0
         self._dtypes = [(place.tensor.dtype, place.tensor.dim()) for place in ranked]
         self.padding: Count | None = padding_of(places, pad_id)
         self.values = BatchValues(places, classes)
 
     def fits(self, batch: Any) -> bool:
         try:
-            tensors = [reached(batch, path) for path in self.marks]
+            tensors = [reached(batch, path) for path in self.fingerprint.paths]
             return [(tensor.dtype, tensor.dim()) for tensor in tensors] == self._dtypes
         except (AttributeError, LookupError, TypeError):
             return False
@@ -115,7 +119,7 @@ class Contents:
     __slots__ = (
         "_at", "_burst", "_classes", "_ended", "_epochs", "_has_loader", "_latest", "_looked", "_newest", "_number",
         "_of_loaders", "_pad_id", "_pad_of", "_plan", "_progress", "_repeats", "_reported", "_rest", "_shown", "_spent",
-        "cost_ns",
+        "_usual_ns", "cost_ns",
     )  # fmt: skip
 
     def __init__(self, p: Progress) -> None:
@@ -138,6 +142,7 @@ class Contents:
         self._repeats = 0  # of epochs that are over
         self._reported = 0
         self._shown: set[str] = set()
+        self._usual_ns = _FIRST_NS
         self.cost_ns = 0
 
     # ---- on the training thread
@@ -150,8 +155,14 @@ class Contents:
             return
         try:
             began = now()
-            self._look(iteration, batch, began)
-            cost = now() - began
+            if self._looked % _LOOKED_INTO:
+                self._look(iteration, batch, began)
+                self._usual_ns = min(now() - began, 2 * self._usual_ns)  # others may have had the processor meanwhile
+                cost = self._usual_ns
+            else:
+                spent = time.thread_time_ns()  # 2 µs: too much for each
+                self._look(iteration, batch, began)
+                cost = time.thread_time_ns() - spent
             self.cost_ns += cost
             self._spent += cost
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
@@ -174,22 +185,20 @@ class Contents:
         self._looked += 1
         self._burst = self._burst or began
         plan = epoch.plan or self._planned(epoch, batch)
-        if plan.marks:
+        if not plan.is_empty:
             try:
-                self._look_at(iteration, batch, epoch, plan)
+                if iteration != _NO_LOADER:
+                    mark = plan.fingerprint.of(batch)
+                    if mark is not None:
+                        epoch.note(mark, self._number, plan.rows)
+                if self._looked % _LOOKED_INTO == 1:
+                    self._look_into(batch, epoch, plan)
             except (AttributeError, LookupError, TypeError, ValueError):  # another structure
                 epoch.plan = None
         if self._looked % _BURST == 0:
             self._pace(began)
 
-    def _look_at(self, iteration: int, batch: Any, epoch: _Epoch, plan: _Plan) -> None:
-        tensors = [reached(batch, path) for path in plan.marks]
-        if iteration != _NO_LOADER:
-            mark = fingerprint(tensors)
-            if mark is not None:
-                epoch.note(mark, self._number, len(tensors[0]))
-        if self._looked % _LOOKED_INTO != 1:
-            return
+    def _look_into(self, batch: Any, epoch: _Epoch, plan: _Plan) -> None:
         summary = epoch.summary
         with sys.modules["torch"].no_grad():
             plan.values.look(batch, summary)
@@ -207,7 +216,7 @@ class Contents:
             self._newest = self._latest
 
     def _planned(self, epoch: _Epoch, batch: Any) -> _Plan:
-        if self._plan is None or not self._plan.marks or not self._plan.fits(batch):
+        if self._plan is None or self._plan.is_empty or not self._plan.fits(batch):
             self._plan = _Plan(places_in(batch), self._pad_id, self._classes)
         epoch.plan = self._plan
         return self._plan

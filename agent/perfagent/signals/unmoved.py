@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfagent.signals.gradients import Plan, parameters_of
-from perfagent.signals.updates import UpdateRatios, Weights
+from perfagent.signals.updates import Changes, Weights
 
 if TYPE_CHECKING:
     from perfagent.step.state import Progress
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Unmoved"]
 
 LEAST_STEPS = 20
-_MOST_NUMBERS = 2**14
+_MOST_NUMBERS = 2**13
 _OFTEN, _EVERY = 3, 8
 """So many comparisons come as soon as may be, the later ones with every eighth pass."""
 _MOST_NAMED = 20
@@ -32,12 +32,13 @@ _MOST_NAMED = 20
 class Unmoved:
     """The comparisons of one run."""
 
-    __slots__ = ("_compared", "_kept", "_passes", "_since", "_tables", "_told")
+    __slots__ = ("_compared", "_kept", "_passes", "_since", "_tables", "_told", "_trainable")
 
     def __init__(self) -> None:
         self._kept: Weights | None = None
         self._since = self._passes = self._compared = 0
         self._tables: tuple[Plan | None, frozenset[int]] = None, frozenset()
+        self._trainable: list[bool] = []
         self._told = False
 
     def look(self, p: Progress, optimizer: Any, plan: Plan, model: Any, *, tell: bool) -> None:
@@ -53,20 +54,21 @@ class Unmoved:
             self._kept = None
             return
         kept, self._kept = self._kept, None
-        if kept is not None and kept.is_of(plan):
-            ratios = kept.compare(parameters)
-            if ratios is not None:
-                self._compared += 1
-                p.extras.append(_Compared(self, p, ratios, plan, _facts(optimizer), since, tell=tell))
+        changes = kept.changes(parameters) if kept is not None and kept.is_of(plan) else None
+        if changes is not None:
+            self._compared += 1
+            p.extras.append(_Compared(self, p, changes, plan, _facts(optimizer), since, tell=tell))
         self._passes = 0
         self._since = p.completed
-        self._kept = self._keep(parameters, plan, model)
+        trainable = [parameter.requires_grad for parameter in parameters]
+        if changes is None or trainable != self._trainable:
+            kept = self._keep(parameters, plan, model, trainable)
+        self._kept, self._trainable = kept, trainable
 
-    def _keep(self, parameters: Sequence[Any], plan: Plan, model: Any) -> Weights:
+    def _keep(self, parameters: Sequence[Any], plan: Plan, model: Any, trainable: list[bool]) -> Weights:
         if self._tables[0] is not plan:
             self._tables = plan, _tables_in(model)
         tables = self._tables[1]
-        trainable = [parameter.requires_grad for parameter in parameters]
         kept = Weights(parameters, plan, _MOST_NUMBERS, of=trainable)
         if any(id(parameter) in tables and not kept.is_whole(at) for at, parameter in enumerate(parameters)):
             small = [
@@ -91,21 +93,21 @@ class _Compared:
         self,
         unmoved: Unmoved,
         p: Progress,
-        ratios: UpdateRatios,
+        changes: Changes,
         plan: Plan,
         facts: list[tuple[bool, bool, float | None]],
         steps: int,
         *,
         tell: bool,
     ) -> None:
-        self._unmoved, self._progress, self._ratios, self._plan = unmoved, p, ratios, plan
+        self._unmoved, self._progress, self._changes, self._plan = unmoved, p, changes, plan
         self._facts, self._steps, self._tell = facts, steps, tell
         self._step = p.completed + 1
-        self.ready = ratios.ready
+        self.ready = changes.ready
 
     def add(self, values: dict[str, float], rows: list[dict[str, float]], *, skipped: bool) -> None:  # noqa: ARG002
         sizes, facts = self._plan.sizes, self._facts
-        compared = [(place, still) for place, still in self._ratios.stood_still() if facts[place][0]]
+        compared = [(place, still) for place, still in self._changes.stood_still() if facts[place][0]]
         still = [place for place, stood in compared if stood]
         whole = sum(sizes[place] for place, _ in compared)
         if not whole:

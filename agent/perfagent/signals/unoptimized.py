@@ -187,7 +187,8 @@ class _State:
         gradient: Any = parameter.grad
         if self._gradient is None or gradient is None or not parameter.requires_grad:
             return False
-        if self._gradient() is gradient and gradient._version == self._version_of_gradient:
+        is_same = self._gradient() is gradient
+        if is_same and gradient._version == self._version_of_gradient:
             return False  # left over from a step before
         return bool(parameter._version == self._version and _few(parameter) == self._numbers)
 

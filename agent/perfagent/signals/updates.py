@@ -24,7 +24,7 @@ from perfagent.device import Reading, collect
 from perfagent.signals.gradients import Plan, joint_plan
 from perfagent.signals.sharding import local
 
-__all__ = ["MOST_NUMBERS", "RUN", "UpdateRatios", "Weights", "joint_ratios"]
+__all__ = ["MOST_NUMBERS", "RUN", "Changes", "UpdateRatios", "Weights", "joint_ratios"]
 
 MOST_NUMBERS = 2**18
 RUN = 16
@@ -111,6 +111,21 @@ class Weights:
                 readings.append((reading, places))
         return UpdateRatios(readings, self._factors, self._plan)
 
+    def changes(self, parameters: Sequence[Any]) -> Changes | None:
+        """Returns which parameters have changed since, and keeps their present numbers for the next time. None as for
+        `compare`, but the parameters must be the same ones."""
+        readings = []
+        before, self._before = self._before, self._take(parameters)
+        if [kept[1:] for kept in before] != [kept[1:] for kept in self._before]:
+            return None
+        with sys.modules["torch"].no_grad():
+            for (old, places, sizes), (new, _, _) in zip(before, self._before, strict=True):
+                reading = collect(new != old)
+                if reading is None:
+                    return None
+                readings.append((reading, places, sizes))
+        return Changes(readings)
+
 
 def _share(sizes: Sequence[int], most: int) -> int:
     """Returns how many numbers each parameter may have, `most` in total. Large parameters get what small ones leave."""
@@ -130,6 +145,26 @@ def _dense(weights: Any) -> Any:
     return ordered if ordered.is_contiguous() else weights.contiguous()
 
 
+class Changes:
+    """Which numbers of some parameters have changed, perhaps still on the device."""
+
+    __slots__ = ("_readings",)
+
+    def __init__(self, readings: Sequence[tuple[Reading, Sequence[int], Sequence[int]]]) -> None:
+        self._readings = readings
+
+    def ready(self) -> bool:
+        return all(reading.ready() for reading, _, _ in self._readings)
+
+    def stood_still(self) -> Iterator[tuple[int, bool]]:
+        """Yields (place of a parameter, whether no number of its sample has changed). Called once, when ready."""
+        for reading, places, sizes in self._readings:
+            changed, begin = reading.values(), 0
+            for place, size in zip(places, sizes, strict=True):
+                yield place, not any(changed[begin : begin + size])
+                begin += size
+
+
 class UpdateRatios:
     """Norms of weights and changes, perhaps still on the device."""
 
@@ -145,12 +180,6 @@ class UpdateRatios:
         """Returns the ratio of all weights and of each layer; left out where all weights are zero. Called
         once, when ready."""
         return joint_ratios([self])
-
-    def stood_still(self) -> Iterator[tuple[int, bool]]:
-        """Yields (place of a parameter, whether no number of its sample has changed). Called once, when ready."""
-        for reading, places in self._readings:
-            values = reading.values()
-            yield from zip(places, (change == 0.0 for change in values[len(places) :]), strict=True)
 
     def _squares(self) -> Iterator[tuple[int, float, float]]:
         """Yields (place of the parameter, sum of squares of its weights, and of its changes)."""

@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from perfagent.signals.batch_contents import Contents
-from perfagent.signals.batch_fingerprint import fingerprint
+from perfagent.signals.batch_fingerprint import Fingerprint
+from perfagent.signals.batch_tensors import places_in
 from perfagent.step.state import state
 
 NO_LIMIT = {"overhead_budget_pct": 1e9}
@@ -291,6 +292,10 @@ def test_batches_of_an_iterable_are_looked_at_as_well(record):
     for _ in range(3):
         train(model, recorded.run.batches([data[0], *data]))
     assert newest(recorded, "batch/repeats") == 3
+
+
+def fingerprint(tensors):
+    return Fingerprint([(place.path, place.tensor) for place in places_in(tensors)]).of(tensors)
 
 
 def test_fingerprints_of_different_batches_differ_and_of_equal_ones_do_not():

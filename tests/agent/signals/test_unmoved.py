@@ -104,6 +104,21 @@ def test_parameters_that_are_frozen_or_unfrozen_meanwhile_do_not_count(every_ste
     assert set(told(recorded)[0]) == {0.0}
 
 
+def test_what_is_unfrozen_later_counts_from_then_on(every_step):
+    model = TwoParts(detach=True)
+    recorded = every_step(model)
+    model.encoder.requires_grad_(False)
+
+    def unfreeze(step):
+        if step == 30:
+            model.encoder.requires_grad_(True)
+
+    train(model, torch.optim.SGD(model.parameters(), lr=0.01), steps=100, before=unfreeze)
+    shares, _ = told(recorded)
+    assert shares[0] == 0.0
+    assert shares[-1] > 0.9
+
+
 def test_rows_of_a_table_of_which_few_occur_do_not_count(every_step):
     model = TwoParts(vocabulary=100_000)
     recorded = every_step(model)
