@@ -46,6 +46,7 @@ EVENT_KINDS = (
     "stacks",
     "gpu",
     "memory",
+    "parameters",
     "command",
     "sync",
     "lines",
