@@ -159,7 +159,7 @@ class Machine:
             found.since_step, found.since = known.since_step, known.since
         _keep_what_joined(known, found)
         self.finding = found
-        if found.ranks != known.ranks or found.severity != known.severity:
+        if (found.ranks, found.severity, found.cause) != (known.ranks, known.severity, known.cause):
             return True
         return found.message != known.message and now - self.written >= _REWRITE_S
 
