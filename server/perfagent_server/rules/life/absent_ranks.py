@@ -34,9 +34,12 @@ class _Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Some ranks that others wait for. kind: "absent": they have not called it; "order": they wait in another group, for
-    those that wait for them; "mismatch": they called another collective under the same number. group: its name, with its
-    description; number, operation: of the collective; last: the newest number and operation of those ranks there; waiting: who waits in it."""
+    """Some ranks that others wait for.
+
+    kind: "absent": they have not called it; "order": they wait in another group, for those that wait for them;
+    "mismatch": they called another collective under the same number. group: its name, with its description; number,
+    operation: of the collective; last: the newest number and operation of those ranks there; waiting: who waits in it.
+    """
 
     kind: str
     ranks: list[int]
