@@ -159,7 +159,7 @@ class Machine:
             found.since_step, found.since = known.since_step, known.since
         _keep_what_joined(known, found)
         self.finding = found
-        if found.ranks != known.ranks or found.severity != known.severity:
+        if (found.ranks, found.severity, found.cause) != (known.ranks, known.severity, known.cause):
             return True
         return found.message != known.message and now - self.written >= _REWRITE_S
 
@@ -186,8 +186,8 @@ class Machine:
         if ranks == known.ranks and not worse(found.severity, known.severity):
             return False
         known.ranks = ranks
-        if found.since_step == known.since_step:
-            known.message = found.message  # names the ranks
+        if found.since_step == known.since_step or found.evidence.get("step", -1) == known.evidence.get("step"):
+            known.message = _with_its_cause(found.message, known)  # names the ranks
         if worse(found.severity, known.severity):
             known.severity, known.message, known.gain_pct = found.severity, found.message, found.gain_pct
             known.evidence = {**found.evidence}
@@ -226,9 +226,19 @@ def _keep_what_joined(known: Finding, found: Finding) -> None:
         **found.evidence,
         **{key: known.evidence[key] for key in ("also", "causes") if key in known.evidence},
     }
-    causes = known.evidence.get("causes")
-    if isinstance(causes, list) and causes and isinstance(causes[0], dict):
-        found.message, found.fix = and_then(found.message, str(causes[0].get("message", ""))), known.fix
+    if _first_cause(known) is not None:
+        found.message, found.fix = _with_its_cause(found.message, known), known.fix
+
+
+def _with_its_cause(message: str, known: Finding) -> str:
+    """The words of a rule, and those of the cause that joined the finding."""
+    cause = _first_cause(known)
+    return message if cause is None else and_then(message, str(cause.get("message", "")))
+
+
+def _first_cause(finding: Finding) -> dict[str, Any] | None:
+    causes = finding.evidence.get("causes")
+    return causes[0] if isinstance(causes, list) and causes and isinstance(causes[0], dict) else None
 
 
 def worse(one: str, other: str) -> bool:

@@ -69,8 +69,8 @@ class Plan:
     """Made once for a set of rules. Raises ValueError when two rules put the ranks of a series together differently.
 
     on_step: name of a series, or prefix of a family, -> rules that are judged at each of its new steps; on_time: the
-    same at each new reading; on_event: kind -> rules; clocked: rules with the seconds between two judgements; urgent:
-    kind of non-finite value -> the rule that is judged at once.
+    same at each new reading; on_event: kind -> rules; events: kind -> how many are kept; clocked: rules with the seconds
+    between two judgements; urgent: kind of non-finite value -> the rule that is judged at once.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
@@ -78,6 +78,7 @@ class Plan:
         self.on_step: dict[str, tuple[Rule, ...]] = {}
         self.on_time: dict[str, tuple[Rule, ...]] = {}
         self.on_event: dict[str, tuple[Rule, ...]] = {}
+        self.events: dict[str, int] = {}
         self.clocked: tuple[tuple[float, Rule], ...] = ()
         self.urgent: dict[str, Rule] = {rule.urgent: rule for rule in rules if rule.urgent}
         self._merged: dict[str, Series] = {}
@@ -198,6 +199,7 @@ class Plan:
     def _add(self, rule: Rule, one: Series | Events | Every) -> None:
         if isinstance(one, Events):
             self.on_event[one.kind] = (*self.on_event.get(one.kind, ()), rule)
+            self.events[one.kind] = max(one.keep, self.events.get(one.kind, 0))
         elif isinstance(one, Every):
             self.clocked = (*self.clocked, (one.seconds, rule))
         else:
