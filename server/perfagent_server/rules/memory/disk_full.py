@@ -9,13 +9,15 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_bytes
 from perfagent_server.rules.memory.growth import Growth, Track, spell_long_s
-from perfagent_server.rules.memory.saves import SAVED_BYTES, SAVES, saves
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.memory.saves import SAVED_BYTES, SAVES, follow_saves
+from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.window import Window
 
 __all__ = ["DiskFull"]
 
 _ROLES = {"checkpoint": "the checkpoints", "work": "the working directory", "spool": "perfagent's spool"}
+_FEWEST_SAVES = 3
+_LEAST_SAVE_BYTES = 10e6
 _Severity = Literal["info", "warning", "critical"]
 
 
@@ -53,7 +55,7 @@ class DiskFull(Rule):
     critical_pct: float = 99.0
     critical_free_bytes: float = 1e9
     info_pct: float = 90.0
-    info_free_bytes: float = 50e9
+    info_free_bytes: float = 20e9
     trend_bytes: float = 500e6
     trend_over_s: float = 600.0
     clear_at: float = 1.2
@@ -63,7 +65,11 @@ class DiskFull(Rule):
     place = Place(Question.WILL_IT_GO_ON, 2)
     reads = (
         Every(10.0),
-        *(Series(f"disk/{role}_{what}", keep=2, axis="time", ranks="apart") for role in _ROLES for what in ("free_bytes", "used_pct")),
+        *(
+            Series(f"disk/{role}_{what}", keep=2, axis="time", ranks="apart")
+            for role in _ROLES
+            for what in ("free_bytes", "used_pct")
+        ),
         SAVES,
         SAVED_BYTES,
     )
@@ -75,7 +81,7 @@ class DiskFull(Rule):
         fires=(
             "When fewer than {warning_saves:g} more checkpoints fit (critical: {critical_saves:g}); when the disk fills "
             "steadily and is full within {warning_s:g} s (critical: {critical_s:g} s); or when it is {info_pct:g} % used "
-            "with less than 50 GB free (info), {warning_pct:g} % with less than 10 GB free (warning), {critical_pct:g} % "
+            "with less than 20 GB free (info), {warning_pct:g} % with less than 10 GB free (warning), {critical_pct:g} % "
             "with less than 1 GB free (critical). It looks at the file systems of the checkpoints, of the working "
             "directory and of perfagent's spool. A quota that is smaller than the disk is not seen."
         ),
@@ -100,7 +106,7 @@ class DiskFull(Rule):
         meaning="运行所写的某个磁盘即将写满。",
         fires=(
             "再保存不到 {warning_saves:g} 个检查点（严重：{critical_saves:g} 个）；磁盘持续填充并将在 {warning_s:g} "
-            "秒内（严重：{critical_s:g} 秒）写满；或已用 {info_pct:g} % 且剩余不足 50 GB（提示）、{warning_pct:g} % "
+            "秒内（严重：{critical_s:g} 秒）写满；或已用 {info_pct:g} % 且剩余不足 20 GB（提示）、{warning_pct:g} % "
             "且不足 10 GB（警告）、{critical_pct:g} % 且不足 1 GB（严重）时触发。检查检查点、工作目录和 perfagent "
             "缓存目录所在的文件系统。小于磁盘的配额无法看到。"
         ),
@@ -125,33 +131,28 @@ class DiskFull(Rule):
         if not disks:
             return None
         state = window.state_of(self, {})
-        worst: tuple[int, Finding] | None = None
-        for disk in disks:
-            finding = self._of_disk(window, state, disk)
-            rank = 0 if finding is None else 1 + self.severities.index(finding.severity)
-            if finding is not None and (worst is None or rank > worst[0]):
-                worst = rank, finding
-        return None if worst is None else worst[1]
+        count, _ = follow_saves(window, state.setdefault("saved", {}))
+        found = [one for disk in disks if (one := self._of_disk(window, state, disk, count)) is not None]
+        return max(found, key=lambda one: self.severities.index(one.severity), default=None)
 
-    def _of_disk(self, window: Window, state: dict[str, Any], disk: _Disk) -> Finding | None:
+    def _of_disk(self, window: Window, state: dict[str, Any], disk: _Disk, saves: int) -> Finding | None:
         track = Track(state.setdefault(disk.role, {}))
         track.add(window.now, window.step, -disk.free)
-        save = self._save_bytes(window, state, disk, track)
-        rise = track.rise(
-            self.trend_bytes, settle_s=self.trend_over_s, blocks=3, steady_share=0.25, lasting_share=0.5
-        )
+        save = _save_bytes(window, disk, track, saves, alone="checkpoint" not in state)
+        rise = track.rise(self.trend_bytes, settle_s=self.trend_over_s, blocks=3, steady_share=0.25, lasting_share=0.5)
         left_s = disk.free / rise.per_s if rise is not None else math.inf
         danger = self._danger(window, disk, save, left_s, rise)
         if danger is None:
             return None
         holds = f" Room for {disk.free / save:.1f} more checkpoints of {spell_bytes(save)}." if save else ""
+        is_ours_alone = disk.role == "spool"  # the training writes nothing there
         return self.found(
-            danger.severity,
+            "warning" if is_ours_alone and danger.severity == "critical" else danger.severity,
             f"{spell_bytes(disk.free)} are left on the disk of {_ROLES[disk.role]}",
             f"{spell_bytes(disk.free)} are left on the disk of {_ROLES[disk.role]} ({disk.used_pct:.1f} % used)"
             f"{_of_rank(window, disk)}: {danger.why}.{holds}",
             cause=danger.cause,
-            cost="the run, when a write fails" if disk.role != "spool" else "figures of this run, while the server is away",
+            cost="figures of this run, while the server is away" if is_ours_alone else "the run, when a write fails",
             since_step=window.step,
             evidence={
                 "role": disk.role, "rank": disk.rank, "free_bytes": disk.free, "used_pct": disk.used_pct,
@@ -178,31 +179,29 @@ class DiskFull(Rule):
         checks: tuple[tuple[bool, _Danger], ...] = (
             (fits < self.critical_saves, _Danger("critical", "the next checkpoint does not fit", "saves")),
             (left_s < self.critical_s, _Danger("critical", fills, "fills up")),
-            (self._is_short(used, free, self.critical_pct, self.critical_free_bytes), _Danger("critical", "next to nothing", "")),
+            (_is_short(used, free, self.critical_pct, self.critical_free_bytes), _Danger("critical", "next to nothing", "")),
             (fits < self.warning_saves, _Danger("warning", "few more checkpoints fit", "saves")),
             (left_s < self.warning_s, _Danger("warning", fills, "fills up")),
-            (self._is_short(used, free, self.warning_pct, self.warning_free_bytes), _Danger("warning", "it is nearly full", "")),
-            (
-                fits < 10 * self.warning_saves
-                and self._is_short(used, free, self.info_pct, self.info_free_bytes),
-                _Danger("info", "little room", ""),
-            ),
+            (_is_short(used, free, self.warning_pct, self.warning_free_bytes), _Danger("warning", "it is nearly full", "")),
+            (_is_short(used, free, self.info_pct, self.info_free_bytes), _Danger("info", "that is little", "")),
         )  # fmt: skip
         return next((danger for is_so, danger in checks if is_so), None)
 
-    @staticmethod
-    def _is_short(used_pct: float, free: float, least_pct: float, most_free: float) -> bool:
-        return used_pct >= least_pct and free < most_free
 
-    def _save_bytes(self, window: Window, state: dict[str, Any], disk: _Disk, track: Track) -> float | None:
-        """How large a checkpoint is, if it goes to this disk; None where nothing tells."""
-        if disk.role == "spool" or (disk.role == "work" and "checkpoint" in state):
-            return None
-        count, size = saves(window), window.value(SAVED_BYTES.name)
-        if size:
-            return size
-        taken = -track.first() - disk.free
-        return taken / count if disk.role == "checkpoint" and count >= 3 and taken > 0 else None
+def _save_bytes(window: Window, disk: _Disk, track: Track, saves: int, *, alone: bool) -> float | None:
+    """How large a checkpoint is, if it goes to this disk; None where nothing tells. alone: nobody knows where they
+    go."""
+    if disk.role == "spool" or (disk.role == "work" and not alone):
+        return None
+    size = window.value(SAVED_BYTES.name)
+    if size:
+        return size
+    taken = -track.first() - disk.free
+    return taken / saves if saves >= _FEWEST_SAVES and taken > saves * _LEAST_SAVE_BYTES else None
+
+
+def _is_short(used_pct: float, free: float, least_pct: float, most_free: float) -> bool:
+    return used_pct >= least_pct and free < most_free
 
 
 def _disks(window: Window) -> list[_Disk]:

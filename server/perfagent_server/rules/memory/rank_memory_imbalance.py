@@ -116,7 +116,11 @@ class RankMemoryImbalance(Rule):
         more, pressure = 100 * (of_rank[worst] - typical) / of_rank[worst], 100 * of_rank[worst] / total
         if pressure < self.info_pressure_pct:
             return None
-        is_warning = len(of_rank) >= self.warning_ranks and more >= limit * self.warning_more_pct and pressure >= self.warning_pressure_pct
+        is_warning = (
+            len(of_rank) >= self.warning_ranks
+            and more >= limit * self.warning_more_pct
+            and pressure >= self.warning_pressure_pct
+        )
         who = named_ranks(sorted(high), window.world_size)
         more_bytes = of_rank[worst] - typical
         return self.found(
