@@ -63,6 +63,10 @@ class _Readings:
         count = sum(self.count[at] for at in within)
         return sum(self.total[at] for at in within) / count if count else None
 
+    def tail(self, count: int) -> list[tuple[float, float]]:
+        columns = (self.second[-count:], self.total[-count:], self.count[-count:])
+        return [(second, total / readings) for second, total, readings in zip(*columns, strict=True)]
+
     def newest(self) -> Seconds:
         second, total, count, stepping = (np.array(column[-self.keep :]) for column in self._columns())
         return Seconds(second, total, count, stepping.astype(bool))
@@ -107,6 +111,10 @@ class TimeSeries:
         """Mean of the readings of the newest second; None if there were none."""
         readings = self._of(rank)
         return readings.total[-1] / readings.count[-1] if readings.second else None
+
+    def tail(self, count: int, rank: int = 0) -> list[tuple[float, float]]:
+        """The newest seconds and the mean of their readings, oldest first."""
+        return self._of(rank).tail(count)
 
     def mean(self, since: float, until: float, rank: int = 0) -> float | None:
         """Mean of the readings between two times (Unix seconds, both included); None if there were none."""
