@@ -33,6 +33,7 @@ GROUPS = {
         "show": "verdict, evidence and figures of a run; --follow watches it",
         "wait": "wait for a step, a finding or the end of a run",
         "export": "write a run's samples as JSON lines, CSV or Parquet",
+        "backtest": "judge finished runs, recordings and CSV files with the rules",
         "delete": "delete a run",
         "profile": "profile some steps of a running training",
         "stacks": "show what every thread of a running training is doing",

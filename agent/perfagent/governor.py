@@ -47,6 +47,11 @@ class Governor:
         """Sets another share of the step time, from the next report on."""
         self._budget = budget_pct / 100.0
 
+    @property
+    def budget(self) -> float:
+        """The share of the step time that the agent may take, 0 to 1."""
+        return self._budget
+
     def period(self, pass_ns: float, step_ns: int) -> int:
         """Returns every how many steps a pass may run, if a step takes step_ns. Called on the training thread.
 

@@ -26,6 +26,7 @@ from perfagent.boundary import guard
 from perfagent.context.collector import Context
 from perfagent.context.console import Console
 from perfagent.context.process import describe
+from perfagent.decode.step_decoder import interned
 from perfagent.delivery.handoff import Sender, Source
 from perfagent.device import cuda_device_of, snapshot
 from perfagent.end_reason import cause
@@ -46,6 +47,7 @@ from perfagent.rootcause.investigator import Investigator
 from perfagent.run_config import RunConfig
 from perfagent.run_repr import Shown
 from perfagent.samplers.sampler import Sampler
+from perfagent.samplers.unmeasured_lines import UnmeasuredLines
 from perfagent.signals.memory_table import MemoryTable
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
 from perfagent.step.state import state
@@ -68,6 +70,7 @@ _PLAIN = frozenset((float, int, bool))
 _OVERHEAD = ("agent/overhead_pct",)
 _POLL_S = 0.5
 """One pace for all that is asked now and then: they are asked in the same tick, and most ticks ask nobody."""
+_BATCHES_S = 2.0
 _monotonic = time.monotonic
 
 
@@ -118,6 +121,7 @@ class Run:
         self._watching = Watching(self._progress, self._investigator.add)
         self._progress.on_next_optimizer = self._watching.watch_step
         self._misuse = Misuse(self._sender)
+        self._batches_due = 0.0
         self._given_step = -1
         self._given: tuple[Any, ...] = ()
         """Step and names of the last log() that named its step."""
@@ -366,11 +370,13 @@ class Run:
             self._sender,
             step=self._progress.logged_at,
             begun=lambda: self._progress.last is not None,
+            thread=self._training_thread,
             device=lambda: self._cuda_device,
         )
         sampler.install()
         self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
         MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device).install()
+        UnmeasuredLines(self._sender, self._progress, self._known_model).install()
         self._sender.imports.append("perfagent.signals.scheduled_probes")
         self._look_source = self._sender.add_source(self._look, every_s=_POLL_S)
         self._sender.add_source(self._investigator.poll, every_s=_POLL_S)
@@ -529,12 +535,31 @@ class Run:
         if (outputs := p.outputs) is not None:
             outputs.expire()
         self._watching.poll()
+        self._tell_batches()
         own_ns = p.spent_ns(self._sender.logged, self._sender.stepped)
         share = self._governor.report(own_ns, p.pass_ns + p.telling_ns + p.device_ns, self._sender.cpu_s, p.completed)
         if share is None:
             return
         p.health.come_back(p)
         self._rows.append((p.logged_at(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
+
+    def _training_thread(self) -> tuple[int | None, int]:
+        from perfagent.samplers.training_thread import native_id
+
+        p = self._progress
+        return (None if p.last is None else native_id(int(p.thread))), p.completed
+
+    @guard.guarded
+    def _tell_batches(self, *, at_end: bool = False) -> None:
+        """What was seen in the batches since the last time."""
+        contents, at = self._progress.contents, _monotonic()
+        if contents is None or (at < self._batches_due and not at_end):
+            return
+        self._batches_due = at + _BATCHES_S
+        values = contents.report()
+        if values:
+            names = interned(tuple(values))
+            self._rows.append((self._progress.logged_at(), time.time(), at, names, tuple(values.values())))
 
     def _settle_waiting(self) -> None:
         """Gives logs that waited for a first step the one that is theirs without it."""
@@ -636,6 +661,8 @@ class Run:
             p.settle_unstepped(by_log=True)
         p.settle_early(None)
         p.release = p.outputs = None
+        self._tell_batches(at_end=True)
+        p.contents = None
         after_last_step(p)
         self._investigator.close()
         if self._looks is not None:

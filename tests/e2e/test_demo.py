@@ -40,7 +40,12 @@ def test_a_short_demo_ends_by_itself_and_is_judged_healthy(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("fault", "rule"), [("nan", "nonfinite_loss"), pytest.param("data-stall", "data_bound", marks=pytest.mark.long)]
+    ("fault", "rule"),
+    [
+        ("nan", "nonfinite_loss"),
+        pytest.param("data-stall", "data_bound", marks=pytest.mark.long),
+        pytest.param("sync", "sync_bound", marks=pytest.mark.long),
+    ],
 )
 def test_a_fault_of_the_demo_ends_in_its_verdict(tmp_path: Path, fault: str, rule: str) -> None:
     done = demo(tmp_path, "--steps", "40", "--fault", fault, "--exit")

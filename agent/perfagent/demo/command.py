@@ -35,10 +35,7 @@ _PROGRESS = re.compile(r"step (\d+)/(\d+) loss (\S+)")
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = "Start a server, train a small GPT on the sources of Python's standard library, and watch it."
     parser.add_argument("--steps", type=positive, default=400, help="optimizer steps (default 400)")
-    names = (
-        f"what goes wrong: {', '.join(faults.FAULTS)}; in a later version: {', '.join(faults.LATER)}. Rules that watch for "
-        f"long make these take their time: {_long_ones()}"
-    )
+    names = f"what goes wrong: {', '.join(faults.FAULTS)}. Rules that watch for long make these take their time: {_long_ones()}"
     parser.add_argument("--fault", default="none", metavar="NAME", help=names)
     parser.add_argument(
         "--exit", action="store_true", help="end by itself: 0 if the demo did what it should, 1 otherwise"

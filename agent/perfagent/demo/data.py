@@ -56,13 +56,19 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
 
 
 def loader(
-    windows: Windows, batch_size: int, *, seed: int = 0, rank: int = 0, ranks: int = 1
+    windows: Dataset[tuple[Tensor, Tensor]],
+    batch_size: int,
+    *,
+    seed: int = 0,
+    rank: int = 0,
+    ranks: int = 1,
+    shuffle: bool = True,
 ) -> DataLoader[tuple[Tensor, Tensor]]:
-    """Shuffled batches, the same order for the same seed; of several ranks, each sees its own share."""
+    """Batches, shuffled in the same order for the same seed; of several ranks, each sees its own share."""
     if ranks > 1:
         share: DistributedSampler[tuple[Tensor, Tensor]] = DistributedSampler(
-            windows, ranks, rank, seed=seed, drop_last=True
+            windows, ranks, rank, seed=seed, drop_last=True, shuffle=shuffle
         )
         return DataLoader(windows, batch_size=batch_size, sampler=share, drop_last=True)
     order = torch.Generator().manual_seed(seed)
-    return DataLoader(windows, batch_size=batch_size, shuffle=True, drop_last=True, generator=order)
+    return DataLoader(windows, batch_size=batch_size, shuffle=shuffle, drop_last=True, generator=order)

@@ -14,10 +14,11 @@ import sys
 import torch
 import torch.distributed as dist
 from torch.nn import functional
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate
 
 import perfagent
 from perfagent.demo import data, faults
+from perfagent.demo.faults.life import is_let_go
 from perfagent.demo.model import GPT
 
 LEARNING_RATE = 3e-3
@@ -39,16 +40,23 @@ def train(steps: int, fault: faults.Fault, *, batch_size: int, seed: int = 0) ->
 
     gpt = GPT().to(device)
     model = perfagent.ddp(gpt) if fault.ranks > 1 else gpt
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_rate(step, steps))
+    optimizer = torch.optim.AdamW(fault.trained(model), lr=LEARNING_RATE, weight_decay=0.1, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda done: _share_of_rate(done, steps) * fault.rate(done + 1, steps)
+    )
     windows = data.Windows(data.read_sources(), gpt.context)
-    loader = data.loader(windows, batch_size // fault.ranks, seed=seed, rank=rank, ranks=fault.ranks)
+    drawn = Subset(windows, fault.windows(len(windows)))
+    loader = data.loader(
+        drawn, batch_size // fault.ranks, seed=seed, rank=rank, ranks=fault.ranks, shuffle=fault.shuffles
+    )
 
     def collate(items: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
-        faults.stall(fault)
+        fault.load()
         return default_collate(items)  # type: ignore[no-any-return]
 
     loader.collate_fn = collate
+    job = faults.Job(model, optimizer, rank, steps, {})
+    fault.prepare(job)
 
     perfagent.attach(
         model,
@@ -66,25 +74,23 @@ def train(steps: int, fault: faults.Fault, *, batch_size: int, seed: int = 0) ->
     )
 
     # ---- the training loop
-    loop = perfagent.loop(model, optimizer, schedule, clip_norm=CLIP_NORM)
-    leak = faults.Leak(fault)
+    loop = perfagent.loop(model, optimizer, schedule, precision=fault.precision, clip_norm=CLIP_NORM)
     last = sys.maxsize if fault.ends == "at the verdict" else steps
     for tokens, targets in loop.batches(loader, epochs=None, steps=last):
         step = loop.step_count + 1
-        faults.hangs(fault, step, steps, rank)
-        tokens, targets = faults.bad_batch(fault, step, steps, tokens, targets)  # noqa: PLW2901 - the batch as it is used
+        fault.begin(job, step)
+        tokens, targets = fault.batch(job, step, tokens, targets)  # noqa: PLW2901 - the batch as it is used
         with loop.forward():
             logits = model(tokens)
-            faults.slows(fault, rank)
+            fault.forward(job, step)
             token_losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-            loss = faults.bad_loss(fault, step, steps, token_losses)
+            loss = fault.loss(job, step, token_losses)
         loop.backward(loss)
         loop.step()
-        faults.breaks(fault, step, steps, logits.detach())
-        leak.keep(logits.detach())
+        fault.end(job, step, logits.detach())
         if rank == 0 and (step % PRINT_EVERY == 0 or step == steps):
             print(f"step {step}/{steps} loss {loss.item():.4f}", flush=True)  # .item() waits for the device
-        if step >= steps and last > steps and faults.is_let_go():
+        if step >= steps and last > steps and is_let_go():
             break
     if fault.ranks > 1:
         dist.destroy_process_group()

@@ -19,11 +19,12 @@ from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.decode.evaluations import read_on
 from perfagent.hooks.batch_lifetime import Release
 from perfagent.hooks.evaluation import interrupted
+from perfagent.signals.batch_contents import Contents
 from perfagent.signals.batch_size import Measure, is_raw, of_raw, reader
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import DATA, MOST_ITEMS, shorten
 
-__all__ = ["measure_of", "timed", "watch_iter", "watch_next"]
+__all__ = ["contents_of", "measure_of", "timed", "watch_iter", "watch_next"]
 
 Item = TypeVar("Item")
 
@@ -62,6 +63,8 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
             if release is None:
                 release = p.release = Release(p)
             release.watch(self, batch, sys._getframe(1))
+            if p.contents is not None:
+                p.contents.look(loader, batch)
             p.trace.extend((began, now(), loader, size, DATA))  # includes our share, as a timer around the loader would
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_GOT, error)
@@ -76,9 +79,25 @@ def watch_iter(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __iter__(self: Any) -> Any:  # noqa: N807
         p = state.current
-        return original(self) if p is None else _begun(p, original, self)
+        if p is None:
+            return original(self)
+        iterator = _begun(p, original, self)
+        if _counts(p):
+            _begin_epoch(p, self, id(iterator))
+        return iterator
 
     return __iter__
+
+
+@guarded
+def _begin_epoch(p: Progress, loader: Any, iteration: int) -> None:
+    contents_of(p).begun(loader, iteration)
+
+
+@guarded
+def _end_epoch(p: Progress, iteration: int) -> None:
+    if p.contents is not None:
+        p.contents.ended(iteration)
 
 
 def _fetch_before_training(p: Progress) -> None:
@@ -89,6 +108,7 @@ def _fetch_before_training(p: Progress) -> None:
 
 def _ended(p: Progress, loader: int, began: int, error: BaseException) -> None:
     p.readers.pop(loader, None)  # the next iterator may get its id
+    _end_epoch(p, loader)
     if read_on(p.trace, loader):
         interrupted(p)
     p.trace.extend((began, now(), loader, None, DATA))
@@ -101,9 +121,18 @@ def _got(p: Progress, loader: int, batch: Any, began: int, iterator: Any = None)
     sampler = getattr(iterator, "_index_sampler", None)
     measure = p.readers.get(loader) or measure_of(p, loader, batch, getattr(sampler, "batch_size", None))
     size = measure(batch)
+    contents_of(p).look(loader, batch)
     p.trace.extend((began, now(), loader, size, DATA))  # includes our share, as a timer around the loader would
     if len(p.trace) > MOST_ITEMS:  # a process that loads or evaluates and never trains must not use ever more memory
         shorten(p.trace)
+
+
+def contents_of(p: Progress) -> Contents:
+    """Returns what looks into the batches of the run."""
+    if p.contents is None:
+        p.contents = Contents(p)
+        keep_out_of_frames()
+    return p.contents
 
 
 @untraced

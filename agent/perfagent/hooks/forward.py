@@ -26,7 +26,7 @@ from perfagent.boundary.call_slot import CALL, Standing, copy_that_calls
 from perfagent.boundary.dynamo import not_traced, untraced
 from perfagent.boundary.gc_instances import living
 from perfagent.boundary.guard import failed, failures, guarded
-from perfagent.hooks.dataloader import measure_of
+from perfagent.hooks.dataloader import contents_of, measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.output_lifetime import Outputs
 from perfagent.step.state import Progress, now, state
@@ -107,6 +107,8 @@ class Watched(Standing):
             size = None
             if len(trace) < _DATA or trace[_DATA - 1] != DATA:  # no fetch just before: the input is the batch
                 size = size_of_call(p, args, kwargs)
+                if training:
+                    contents_of(p).look_at_call(kwargs or args)
                 if p.parts_for < _PARTS_FOR:
                     p.parts_for = _PARTS_FOR  # ... or another part of the batch before
             elif p.parts_for:

@@ -122,7 +122,7 @@ class _Walk:
             return HIDDEN
         if name in ("command", "argv") and isinstance(item, (list, tuple)):
             return redacted_arguments(word for word in item if isinstance(word, str))
-        if name == "lines" and isinstance(item, list):
+        if name == "lines" and isinstance(item, list) and any(isinstance(line, str) for line in item):  # of output
             return redacted_lines(line for line in item if isinstance(line, str))
         if name in TAKES_PAIRS and type(item) in (list, tuple):
             return self._items(item, depth + 1, pairs=True)

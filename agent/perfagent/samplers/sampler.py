@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from perfagent.samplers.gpu.nvml import Library
     from perfagent.samplers.host import HostReader
     from perfagent.samplers.process import ProcessReader, WorkerReader
+    from perfagent.samplers.training_thread import TrainingThreadReader
 
 __all__ = ["Sampler"]
 
 _IMPORTS = (
     "perfagent.samplers.host",
     "perfagent.samplers.process",
+    "perfagent.samplers.training_thread",
     "perfagent.samplers.gpu.sampler",
     "perfagent.signals.memory",
     *(() if os.path.exists("/proc/stat") else ("perfagent.samplers.psutil_counters",)),  # noqa: PTH110
@@ -48,12 +50,14 @@ class _Readers(NamedTuple):
     host: HostReader
     process: ProcessReader
     workers: WorkerReader
+    thread: TrainingThreadReader
 
 
 class Sampler:
     """`Sampler(sender, step=lambda: current_step).install()`.
 
-    step: the step that a sample belongs to. begun: whether one has ended. device: ordinal of this rank's CUDA device,
+    step: the step that a sample belongs to. begun: whether one has ended. thread: the training thread's number in the
+    kernel, and how many steps it has completed. device: ordinal of this rank's CUDA device,
     or None while it has none; asked on both threads. library: starts NVML (a test passes its own, and its own host).
     proc: where psutil is used if it is not there.
     """
@@ -64,6 +68,7 @@ class Sampler:
         *,
         step: Callable[[], int],
         begun: Callable[[], bool] = lambda: True,
+        thread: Callable[[], tuple[int | None, int]] = lambda: (None, 0),
         device: Callable[[], int | None] | None = None,
         library: Callable[[], tuple[Library | None, str]] | None = None,
         environ: Mapping[str, str] | None = None,
@@ -74,6 +79,7 @@ class Sampler:
         self._sender, self._step, self._begun, self._clock = sender, step, begun, clock
         self._identity, self._config = sender.identity, sender.config
         self._environ = os.environ if environ is None else environ
+        self._thread = thread
         self._device = device or self._guess_device
         self._library, self._host, self._proc = library, host, proc
         self._readers: _Readers | None = None
@@ -111,6 +117,7 @@ class Sampler:
         self._next = _following(self._next, now, self.period_s)
         values = readers.process.read(now)
         values.update(readers.workers.read(now))
+        values.update(readers.thread.read(now))
         if self._joining and self._identity.joining is None:
             self._joining, self._elected = False, self._elect(late=False)
         if not self._elected and not self._joining and now - self._started > ELECTION_S:
@@ -128,12 +135,14 @@ class Sampler:
         from perfagent.samplers.counters import of_system
         from perfagent.samplers.host import HostReader
         from perfagent.samplers.process import ProcessReader, WorkerReader
+        from perfagent.samplers.training_thread import TrainingThreadReader
 
         host, process, workers = of_system(self._proc)
         self._readers = _Readers(
             self._host or HostReader(self._proc, counters=host),
             ProcessReader(counters=process),
             WorkerReader(counters=workers),
+            TrainingThreadReader(self._thread, self._proc / "self"),
         )
         return self._readers
 

@@ -3,7 +3,8 @@ in some of them.
 
 A pass takes the norm of every gradient. Every DEEPER-th pass also compares the weights before and after the step
 (updates.py), including those of other optimizers on the same backward pass, and in the following step looks for dead
-units (dead_units.py). The cost of a pass decides when the next one runs. Steps without a pass run none of this.
+units (dead_units.py). Some passes also look for parameters that do not move (unmoved.py). The cost of a pass decides
+when the next one runs. Steps without a pass run none of this.
 
 In a job of several ranks, the passes fall on the same steps on each rank, as far as their periods allow: periods there
 are powers of two, counted from step 0, so that the server can combine ranks although no rank communicates with another.
@@ -32,6 +33,7 @@ from perfagent.signals.gradients import (
     norms,
     parameters_of,
 )
+from perfagent.signals.unmoved import Unmoved
 from perfagent.signals.updates import UpdateRatios, Weights, joint_ratios
 from perfagent.step.costs import telling_ns
 from perfagent.step.trace import BACKWARD, entries_of
@@ -65,7 +67,7 @@ class Health:
 
     __slots__ = (
         "_beyond_ns", "_cost_ns", "_extra_ns", "_looks_at", "_others", "_others_ns", "_passes", "_plan", "_planned_ns",
-        "_suspects", "_told", "_weights", "deeper", "on_nonfinite", "rank",
+        "_suspects", "_told", "_unmoved", "_weights", "deeper", "on_nonfinite", "rank",
     )  # fmt: skip
 
     def __init__(self, rank: int = 0) -> None:
@@ -82,6 +84,7 @@ class Health:
         self._others: dict[int, Plan] = {}  # id of an optimizer besides the primary one -> its plan
         self._others_ns = 0  # cost of their passes and of a search for dead units, since the period was set
         self._looks_at: DeadUnits | None = None
+        self._unmoved = Unmoved()
 
     # ---- on the training thread
 
@@ -195,6 +198,7 @@ class Health:
                 self._look_for_dead_units(p, model)
             self._extra_ns += time.perf_counter_ns() - started
             p.pass_ns += self._extra_ns
+        self._look_for_unmoved(p, optimizer)
         extra, self._extra_ns, self._others_ns = self._extra_ns + self._others_ns, 0, 0
         telling = telling_ns(len(self._plan.layers.names) if self._plan is not None else 1)
         p.telling_ns += telling
@@ -228,6 +232,15 @@ class Health:
         probe = DeadUnits(model, done)
         if probe:
             p.probe = self._looks_at = probe
+
+    def _look_for_unmoved(self, p: Progress, optimizer: Any) -> None:
+        plan, model = self._plan, _alive(p.found)
+        if plan is None or model is None:
+            return
+        started = time.perf_counter_ns()
+        with contextlib.suppress(sys.modules["torch"].OutOfMemoryError):
+            self._unmoved.look(p, optimizer, plan, model, tell=not (plan.same_everywhere and self.rank))
+        self._count_other(p, started)
 
     # ---- on the sender's thread
 

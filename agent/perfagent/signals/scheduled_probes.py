@@ -1,5 +1,6 @@
 """Schedules rare measurements of a single step: its floating-point operations, its modules' shares, its lines that
-wait for the device.
+wait for the device or, without one, read single values. And it asks now and then for parameters without an optimizer
+(unoptimized.py).
 
 The sender's thread decides which one is due and hands it to the training thread as a task between two steps; ordinary
 steps run none of this. Only one measurement runs at a time. After each, the next of its kind waits so long that all
@@ -16,6 +17,8 @@ from perfagent.signals.flops.step_flops import MOST_SIZES, StepFlops
 from perfagent.signals.flops.step_recording import FlopCount
 from perfagent.signals.modules import ModuleTimes
 from perfagent.signals.synchronization import SynchronizingLines
+from perfagent.signals.unoptimized import Unoptimized
+from perfagent.signals.value_reads import ValueReads
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender
@@ -59,6 +62,7 @@ class Looks:
         self._progress = investigator.progress
         self._begin = self._progress.completed
         self.flops = self._progress.reader.flops = StepFlops(device)
+        self._unoptimized = Unoptimized(self._progress, investigator.add, model)
         self._due: dict[str, float] = {}
         self._ask_at = 0.0
         self._look: Any = None
@@ -70,6 +74,7 @@ class Looks:
     def poll(self) -> float:
         """Called a few times a second on the sender's thread. Returns the time (of its clock) before which
         nothing is due."""
+        unoptimized_due = self._unoptimized.poll()
         if self._look is not None:
             self._finish_look()
         elif (
@@ -78,10 +83,11 @@ class Looks:
             and self._progress.completed - self._begin >= FIRST_STEPS
         ):
             self._begin_look()
-        return self._ask_at
+        return min(self._ask_at, unoptimized_due)
 
     def close(self) -> None:
         """Ends a running measurement when the run ends. On the training thread, or the thread that ends the run."""
+        self._unoptimized.close()
         if self._look is not None:
             self._look.close()
 
@@ -122,7 +128,7 @@ class Looks:
         return times
 
     def _find_lines(self) -> Any:
-        return SynchronizingLines(self._progress) if self._device() is not None else None
+        return SynchronizingLines(self._progress) if self._device() is not None else ValueReads(self._progress)
 
     def _finish_look(self) -> None:
         look = self._look
@@ -143,8 +149,9 @@ class Looks:
         elif self._kind == "modules":
             self._tell(look.step, look.shares())
         else:
-            self._tell(look.step, {"sync/calls_per_step": float(sum(look.lines.values()))})
-            self._sender.event("sync", {"lines": look.told()}, step=look.step)
+            self._tell(look.step, look.values())
+            if look.lines:
+                self._sender.event("sync", {"lines": look.told()}, step=look.step)
 
     def _tell(self, step: int, values: dict[str, float]) -> None:
         if values:

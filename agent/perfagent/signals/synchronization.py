@@ -21,6 +21,7 @@ from typing import Any
 
 from perfagent.boundary.call_watch import replace
 from perfagent.boundary.dynamo import not_traced
+from perfagent.signals.source_lines import outside, short
 from perfagent.step.state import Progress, now
 
 __all__ = ["SynchronizingLines"]
@@ -125,30 +126,18 @@ class SynchronizingLines:
             ),
         ]
 
+    def values(self) -> dict[str, float]:
+        return {"sync/calls_per_step": float(sum(self.lines.values()))}
+
     def told(self) -> list[dict[str, Any]]:
         """Returns the lines, most frequent first: [{"line": "train.py:42", "count": 3}]."""
         return [
-            {"line": f"{_short(name)}:{number}", "count": times}
+            {"line": f"{short(name)}:{number}", "count": times}
             for (name, number), times in self.lines.most_common(_MOST_LINES)
         ]
-
-
-_OWN = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def _users(filename: str, lineno: int) -> tuple[str, int]:
     """Returns the innermost line outside of torch and perfagent, or the warning's own line if there is none."""
     torch = f"{Path(sys.modules['torch'].__file__ or '').parent}{os.sep}"
-    frame: Any = sys._getframe(2)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((torch, _OWN, "<frozen")) and not name.endswith(f"{os.sep}warnings.py"):
-            return name, frame.f_lineno
-        frame = frame.f_back
-    return filename, lineno
-
-
-def _short(name: str) -> str:
-    """Returns a path as people write it: below the working directory, or its last three parts."""
-    path, here = Path(name), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else "/".join(path.parts[-3:])
+    return outside(sys._getframe(2), torch) or (filename, lineno)

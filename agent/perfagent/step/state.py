@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from perfagent.governor import Governor
     from perfagent.hooks.multi_optimizer import Together
     from perfagent.hooks.output_lifetime import Outputs
+    from perfagent.signals.batch_contents import Contents
     from perfagent.signals.gradient_schedule import Health
     from perfagent.signals.updates import UpdateRatios
 
@@ -48,9 +49,9 @@ class _EveryStep:
     """The slots that hooks use in every step, in a class of their own so that they lie next to each other in memory."""
 
     __slots__ = (
-        "backward_depth", "boundary", "clips", "clock", "completed", "data_depth", "early", "entered", "gradients", "last",
-        "looked", "measure_at", "off", "opened", "outputs", "phase_depth", "plain", "primary_id", "probe", "readers", "roots",
-        "rows", "scaler_depth", "step_end", "thread", "trace", "unusual", "whole",
+        "backward_depth", "boundary", "clips", "clock", "completed", "contents", "data_depth", "early", "entered",
+        "gradients", "last", "looked", "measure_at", "off", "opened", "outputs", "phase_depth", "plain", "primary_id",
+        "probe", "readers", "roots", "rows", "scaler_depth", "step_end", "thread", "trace", "unusual", "whole",
     )  # fmt: skip
 
 
@@ -216,6 +217,7 @@ class Progress(_EveryStep):
         self.fetched = False
         self.readers: dict[int, Any] = {}
         self.release: Any = None  # measures how long the loop takes to free a batch (hooks/batch_lifetime.py)
+        self.contents: Contents | None = None  # looks into batches; made at the first one
         self.ended = False
 
     def complete(self, lr: Value | None, skipped: Any, event: Any) -> None:
@@ -267,7 +269,8 @@ class Progress(_EveryStep):
         """Returns the time that the hooks have taken from the training so far, on its thread or its device. logged,
         stepped: the sender's counts of log() calls and steps."""
         counted = log_ns(*logged) + steps_ns(*stepped) + clips_ns(self.clipped, self.clipped_gradients)
-        return counted + self.hooks_ns + self.pass_ns + self.device_ns
+        looks = 0 if self.contents is None else self.contents.cost_ns
+        return counted + self.hooks_ns + self.pass_ns + self.device_ns + looks
 
     def adopts(self) -> bool:
         """Makes the calling thread, which is not the training thread, the training thread if the old one has done

@@ -46,8 +46,10 @@ EVENT_KINDS = (
     "stacks",
     "gpu",
     "memory",
+    "parameters",
     "command",
     "sync",
+    "lines",
 )
 
 Column = bytes | Sequence[float] | Sequence[int]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable
 from perfagent.local_server import LocalServer, data_folder, server_address
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 
-__all__ = ["AdminApi", "add_options"]
+__all__ = ["AdminApi", "NotThere", "add_options"]
 
+_TIMEOUT_S = 30.0
 _COMMANDS = {"GET /api/v1/keys": "`perfagent keys list`", "GET /api/v1/channels": "`perfagent channels list`"}
 """A request that the server's words advise -> the command that makes it."""
 
@@ -32,6 +35,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the data folder of the server on this machine: its address and its admin token (default: PERFAGENT_DATA)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+class NotThere(PerfagentError):  # noqa: N818 - it reads as what the server says
+    """The server has nothing of that name."""
 
 
 class AdminApi:
@@ -52,11 +59,36 @@ class AdminApi:
     def request(self, method: str, path: str, body: Any = None) -> Any:
         """The answer's JSON, None for an empty one. path: below /api/v1. Raises PerfagentError with what the server
         said."""
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        try:
+        with self._no_trouble():
             answer = httpx.request(
-                method, f"{self.server}/api/v1{path}", json=body, headers=headers, timeout=30.0, trust_env=False
+                method, self._url(path), json=body, headers=self._headers, timeout=_TIMEOUT_S, trust_env=False
             )
+        self._check(answer)
+        return self._json(answer) if answer.content else None
+
+    def lines(self, path: str) -> Iterator[str]:
+        """The lines of an answer, as they come. Raises as request does."""
+        with (
+            self._no_trouble(),
+            httpx.stream("GET", self._url(path), headers=self._headers, timeout=_TIMEOUT_S, trust_env=False) as answer,
+        ):
+            if not answer.is_success:
+                answer.read()
+            self._check(answer)
+            yield from answer.iter_lines()
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+
+    def _url(self, path: str) -> str:
+        return f"{self.server}/api/v1{path}"
+
+    @contextmanager
+    def _no_trouble(self) -> Iterator[None]:
+        """What comes in the way of an answer, in our words."""
+        try:
+            yield
         except httpx.InvalidURL as error:
             raise ConfigError(f"the server's address {self.server!r} cannot be used: {error}") from error
         except httpx.TransportError as error:
@@ -66,11 +98,16 @@ class AdminApi:
             raise ServerUnreachable(
                 f"the server {self.server} does not answer ({error}); start it with `perfagent up`, or name it with --server"
             ) from error
+
+    def _check(self, answer: httpx.Response) -> None:
+        """Raises for an answer that is an error; its body must have been read."""
         if answer.is_success:
-            return self._json(answer) if answer.content else None
+            return
         message = _message(answer)
         for request, words in _COMMANDS.items():
             message = message.replace(request, words)
+        if answer.status_code == 404:
+            raise NotThere(f"the server refused: {message}")
         wrong = answer.status_code in (400, 422)  # what was given, not who asked or what there is
         raise (ConfigError if wrong else PerfagentError)(f"the server refused: {message}")
 

@@ -26,7 +26,7 @@ from perfagent_server.rules.step_series import PATIENCE_S
 from perfagent_server.rules.window import TERMINAL, End, Window
 from perfagent_server.store.stored import FromTail
 from perfagent_server.timestamps import rfc3339
-from perfagent_server.verdict.verdict import verdict, worst_first
+from perfagent_server.verdict.verdict import Happened, verdict, worst_first
 
 __all__ = ["STATE_VERSION", "Evaluator"]
 
@@ -490,7 +490,20 @@ class Evaluator:
         """lost: nothing is heard of the run any more."""
         spike = self.machines.get(LossSpike.id)
         jump = spike.finding if spike is not None and spike.state != "firing" else None
-        return verdict(self.window, self.findings(), jump=jump, lost=lost)
+        return verdict(self.window, self.findings(), happened=self._happened(), jump=jump, lost=lost)
+
+    def _happened(self) -> list[Happened]:
+        """The alerts of this attempt that are over, oldest first; not those that were open when the run ended."""
+        over = [
+            machine
+            for machine in self.machines.values()
+            if machine.finding is not None
+            and machine.state != "firing"
+            and not (machine.absorbed or machine.open_at_end or machine.rule.startswith(USER_ALERT))
+            and machine.finding.severity != "info"
+        ]
+        over.sort(key=lambda machine: machine.since)
+        return [Happened(machine.finding, machine.resolved_step) for machine in over if machine.finding is not None]
 
     # --- persistence --------------------------------------------------------------------------------------------------
 

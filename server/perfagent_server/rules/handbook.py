@@ -5,12 +5,19 @@ python -m perfagent_server.rules.handbook > docs/rules.md
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
+from typing import Any
 
+from perfagent.plural import some
 from perfagent_server.rules.catalogue import all_rules, inputs
 from perfagent_server.rules.rule import Question, Rule
 
-__all__ = ["handbook"]
+__all__ = ["MEASURED", "handbook", "measured"]
+
+MEASURED = Path(__file__).with_name("measured.json")
+"""Rule -> what scripts/detection measured of it. Rules without labelled data are not in it."""
 
 _QUESTIONS = {
     Question.IS_IT_DEAD: "Is it dead, and of what?",
@@ -100,8 +107,7 @@ def _section(rule: Rule) -> str:
     words = rule.english
     lines = [f"### `{rule.id}`: {words.name}", "", f"**What it means:** {words.meaning}", ""]
     lines += [f"**When it fires** ({', '.join(rule.severities)}): {words.fires.format(**rule.thresholds())}", ""]
-    if rule.needs_card:
-        lines += ["Not yet seen on a GPU: tested on recorded and made-up series, without a claim of precision.", ""]
+    lines += [f"**Measured:** {measured(rule)}", ""]
     if rule.asks_for:
         lines += [f"**It asks every rank** for `{rule.asks_for}` when it fires.", ""]
     usual, *others = words.remedies.items()
@@ -109,6 +115,24 @@ def _section(rule: Rule) -> str:
     lines += [f"- *{cause}:* {remedy}" for cause, remedy in others] + ([""] if others else [])
     lines += [f"**Inputs:** {', '.join(f'`{one}`' for one in inputs(rule))}.", ""]
     return "\n".join(lines) + "\n"
+
+
+def measured(rule: Rule) -> str:
+    """What scripts/detection measured of a rule, in a sentence."""
+    figures: dict[str, dict[str, Any]] = json.loads(MEASURED.read_text("utf-8")) if MEASURED.exists() else {}
+    found = figures.get(rule.id)
+    if found is None and rule.needs_card:
+        return "not yet seen on a card: tested on recorded and made-up series, without a claim of precision."
+    if found is None:
+        return "no labelled data: tested on synthetic series."
+    caught, total, false = found["found"], found["total"], found["false_alerts"]
+    precision = f"precision {caught / (caught + false):.3f}, " if caught + false else ""
+    late = found["most_steps"]
+    after = "" if late is None else f", {found['median_steps']} steps after it began (median; at most {late})"
+    return (
+        f"{precision}recall {caught / total:.3f}: {caught} of {total} faults found{after}; {some(false, 'false alert')}, "
+        f"{found['healthy_steps']:,} healthy steps ([detection.md](detection.md))."
+    )
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ ten minutes, and the steps in which something else happened than training."""
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +16,13 @@ RECENT_S = 600.0
 BESIDE_TRAINING = frozenset(("checkpoint", "eval", "rollout"))
 """Phases that make a step no measure for the others. A phase that the script named (`run.phase("plot")`) is one, too."""
 _USUAL = frozenset(("data", "h2d", "forward", "backward", "optimizer", "comm", "other"))
-_BUCKET_S = 10.0
+_BUCKET_S = 60.0
 _INTERRUPTED = 0.1  # of the step, from which on it is none for a baseline
-_MOST_INTERRUPTED = 1024
+_MOST_INTERRUPTED = 512
 _MOST_PHASES = 32
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Spent:
     """What some steps took together. wall_s: from the end of one step to the end of the last; seconds: by phase
     (`eval`, not `phase/eval_s`); often: in how many steps a phase took any time; longest_s: its longest step; stopped_s:
@@ -30,48 +31,76 @@ class Spent:
     wall_s: float = 0.0
     steps: int = 0
     stopped_s: float = 0.0
-    seconds: dict[str, float] = field(default_factory=dict)
-    often: dict[str, int] = field(default_factory=dict)
-    longest_s: dict[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    often: Mapping[str, int] = field(default_factory=dict)
+    longest_s: Mapping[str, float] = field(default_factory=dict)
 
     def share(self, *phases: str) -> float:
         """Of the wall time, 0 to 1."""
         spent = sum(self.seconds.get(phase, 0.0) for phase in phases)
         return min(1.0, spent / self.wall_s) if self.wall_s > 0 else 0.0
 
-    def add(self, step_s: float, phases: Mapping[str, float]) -> None:
-        self.wall_s += step_s
-        self.steps += 1
-        for phase, seconds in phases.items():
-            if phase not in self.seconds and len(self.seconds) >= _MOST_PHASES:
-                continue
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-            self.often[phase] = self.often.get(phase, 0) + 1
-            self.longest_s[phase] = max(self.longest_s.get(phase, 0.0), seconds)
 
-    def join(self, other: Spent) -> None:
-        self.wall_s += other.wall_s
-        self.steps += other.steps
-        self.stopped_s += other.stopped_s
-        for phase, seconds in other.seconds.items():
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-            self.often[phase] = self.often.get(phase, 0) + other.often[phase]
-            self.longest_s[phase] = max(self.longest_s.get(phase, 0.0), other.longest_s[phase])
+class _Tally:
+    """Sums of some steps, in one array, because a run has ten of them: wall time and number of steps, then of each
+    phase, by its place, its seconds, how often it was there, and its longest step."""
 
-    def plain(self) -> list[Any]:
-        return [self.wall_s, self.steps, self.stopped_s, self.seconds, self.often, self.longest_s]
+    __slots__ = ("sums",)
+
+    def __init__(self, sums: Iterable[float] = (0.0, 0.0)) -> None:
+        self.sums = array("d", sums)
+
+    def add(self, step_s: float, phases: Iterable[tuple[int, float]]) -> None:
+        sums = self.sums
+        sums[0] += step_s
+        sums[1] += 1
+        for place, seconds in phases:
+            at = self._at(place)
+            sums[at] += seconds
+            sums[at + 1] += 1
+            sums[at + 2] = max(sums[at + 2], seconds)
+
+    def join(self, other: _Tally) -> None:
+        self.sums[0] += other.sums[0]
+        self.sums[1] += other.sums[1]
+        for place in range(len(other.sums) // 3):
+            at, theirs = self._at(place), other.sums[2 + 3 * place : 5 + 3 * place]
+            self.sums[at] += theirs[0]
+            self.sums[at + 1] += theirs[1]
+            self.sums[at + 2] = max(self.sums[at + 2], theirs[2])
+
+    def spent(self, phases: Sequence[str], stopped_s: float = 0.0) -> Spent:
+        sums = self.sums
+        seen = [(phase, 2 + 3 * place) for place, phase in enumerate(phases[: len(sums) // 3]) if sums[3 + 3 * place]]
+        return Spent(
+            wall_s=sums[0],
+            steps=int(sums[1]),
+            stopped_s=stopped_s,
+            seconds={phase: sums[at] for phase, at in seen},
+            often={phase: int(sums[at + 1]) for phase, at in seen},
+            longest_s={phase: sums[at + 2] for phase, at in seen},
+        )
+
+    def _at(self, place: int) -> int:
+        at = 2 + 3 * place
+        if len(self.sums) < at + 3:
+            self.sums.extend([0.0] * (at + 3 - len(self.sums)))
+        return at
 
 
 class WallTime:
-    """Filled from one rank of the run: the first that times its steps. ended: when its newest step ended, by its own
-    clock, Unix seconds."""
+    """Filled from one rank of the run: the lowest that times its steps, since in many scripts only rank 0 saves and
+    evaluates. ended: when its newest step ended, by its own clock, Unix seconds."""
 
     def __init__(self) -> None:
         self.ended = -math.inf
-        self._whole = Spent()
-        self._recent: list[tuple[float, Spent]] = []  # start of ten seconds, oldest first
+        self._stopped_s = 0.0
+        self._phases: list[str] = []
+        self._whole = _Tally()
+        self._recent: list[tuple[float, _Tally]] = []  # start of a minute, oldest first
         self._interrupted: deque[int] = deque(maxlen=_MOST_INTERRUPTED)
         self._rank: int | None = None
+        self._newest = -1  # step that was counted; ranks may come in any order
 
     def take(
         self,
@@ -82,17 +111,22 @@ class WallTime:
         phases: Sequence[tuple[str, Sequence[float]]],
     ) -> None:
         """Rows of one group. took: step times in seconds; phases: with their seconds in each row."""
+        counted = -1
         if self._rank is None:
             self._rank = rank
+        elif rank < self._rank:
+            self._rank, counted = rank, self._newest
         if rank != self._rank:
             return
+        columns = [(place, column) for phase, column in phases if (place := self._place(phase)) is not None]
         for at, (step, time, step_s) in enumerate(zip(steps, times, took, strict=True)):
-            if not 0 < step_s < math.inf:
+            if not 0 < step_s < math.inf or step <= counted:
                 continue
-            spent = {phase: column[at] for phase, column in phases if 0 < column[at] < math.inf}
+            self._newest = max(step, self._newest)
+            spent = [(place, column[at]) for place, column in columns if 0 < column[at] < math.inf]
             self._whole.add(step_s, spent)
             self._recent_at(time).add(step_s, spent)
-            beside = sum(seconds for phase, seconds in spent.items() if phase not in _USUAL)
+            beside = sum(seconds for place, seconds in spent if self._phases[place] not in _USUAL)
             if beside > _INTERRUPTED * step_s:
                 self._interrupted.append(step)
             if math.isfinite(time):
@@ -100,16 +134,16 @@ class WallTime:
 
     def whole(self) -> Spent:
         """Of all steps of the run, attempts before this one included."""
-        return self._whole
+        return self._whole.spent(self._phases, self._stopped_s)
 
     def recent(self, seconds: float = RECENT_S) -> Spent:
-        """Of the steps that ended in the newest seconds (at most RECENT_S), to ten seconds."""
-        spent = Spent()
+        """Of the steps that ended in the newest seconds (at most RECENT_S), to a minute."""
+        joined = _Tally()
         newest = self._recent[-1][0] if self._recent else 0.0
         for start, one in self._recent:
             if start > newest - seconds:
-                spent.join(one)
-        return spent
+                joined.join(one)
+        return joined.spent(self._phases)
 
     @property
     def interrupted(self) -> frozenset[int]:
@@ -123,25 +157,36 @@ class WallTime:
 
     def go_on_from(self, older: WallTime, started: float) -> None:
         """The run was started again: its time goes on, and between the two it stood still. started: server clock."""
-        self._whole.join(older.whole())
+        self._phases, self._whole = [*older._phases], _Tally(older._whole.sums)
+        self._stopped_s = older._stopped_s
         if math.isfinite(older.ended):
-            self._whole.stopped_s += max(0.0, started - older.ended)
+            self._stopped_s += max(0.0, started - older.ended)
 
-    def _recent_at(self, time: float) -> Spent:
+    def _place(self, phase: str) -> int | None:
+        if phase not in self._phases:
+            if len(self._phases) >= _MOST_PHASES:
+                return None
+            self._phases.append(phase)
+        return self._phases.index(phase)
+
+    def _recent_at(self, time: float) -> _Tally:
         start = math.floor(time / _BUCKET_S) * _BUCKET_S if math.isfinite(time) else -math.inf
         if self._recent and start <= self._recent[-1][0]:  # clocks may jump back
             return self._recent[-1][1]
-        self._recent.append((start, Spent()))
+        self._recent.append((start, _Tally()))
         while self._recent[0][0] <= start - RECENT_S:
             del self._recent[0]
         return self._recent[-1][1]
 
     def snapshot(self) -> list[Any]:
-        recent = [[start, spent.plain()] for start, spent in self._recent]
-        return [self.ended, self._rank, self._whole.plain(), recent, list(self._interrupted)]
+        recent = [[start, tally.sums.tobytes()] for start, tally in self._recent]
+        return [
+            self.ended, self._rank, self._newest, self._stopped_s, self._phases, self._whole.sums.tobytes(), recent,
+            list(self._interrupted),
+        ]  # fmt: skip
 
     def restore(self, state: Sequence[Any]) -> None:
-        self.ended, self._rank, whole, recent, interrupted = state
-        self._whole = Spent(*whole)
-        self._recent = [(start, Spent(*spent)) for start, spent in recent]
+        self.ended, self._rank, self._newest, self._stopped_s, phases, whole, recent, interrupted = state
+        self._phases, self._whole = list(phases), _Tally(array("d", whole))
+        self._recent = [(start, _Tally(array("d", sums))) for start, sums in recent]
         self._interrupted.extend(interrupted)

@@ -2,37 +2,40 @@
 
 A decision tree over what the rules found, in the order of their places. Sick comes before slow: a run that crashed, or
 trains on NaN, has no use for advice on its data loader. Among slow ones, the cause comes before what follows from it: a
-loader that keeps the step waiting is also why the GPU idles. A run that ended keeps the verdict of how it ended, or of
-what held it back at its end or most of the time. Pure: a window and findings in, a finding out.
+loader that keeps the step waiting is also why the GPU idles. Where no rule found anything, the wall time is asked: a run
+that spends a tenth of it beside training is not called healthy. A run that ended keeps the verdict of how it ended, or of
+what held it back at its end or most of the time, and says what else happened in it. Pure: a window and findings in, a
+finding out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from perfagent.wire import LOSS, SEVERITIES, Finding
-from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
-from perfagent_server.rules.rule import USER_ALERT, Rule
-from perfagent_server.rules.speed.step_shares import share_elsewhere
+from perfagent_server.rules.rule import USER_ALERT, Question, Rule
 from perfagent_server.rules.window import Window
-from perfagent_server.verdict.healthy import MOST, Healthy
+from perfagent_server.verdict.healthy import Healthy
+from perfagent_server.verdict.time_shares import SHARE_RULES, TimeShares, held_back_by, time_shares
 
-__all__ = ["verdict", "worst_first"]
+__all__ = ["Happened", "verdict", "worst_first"]
 
-STANDING_REMEDY = (
-    "If it neither evaluates nor saves now: `perfagent stacks RUN` shows where every thread of every rank stands. Of several "
-    "ranks the one whose stack differs is the one that the others wait for; one that waits for its loader has a worker hanging."
-)
-"""For a run that is heard and whose steps do not end any more."""
 _FEW_STEPS = 10
 """So many steps no rule about speed or learning has seen enough of."""
-_STANDS_S = 60.0
-_STANDS_STEPS = 5.0
-"""From so long on, and so many times the longest of the newest steps, the verdict says that no step ends any more."""
 _JUMP_STEPS = 9
 """So many newest losses say where the loss is now."""
+_MOST_SAID = 3  # remarks, and what else happened, in one verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """An alert of this attempt that is over. until_step: when it was resolved."""
+
+    finding: Finding
+    until_step: int | None
 
 
 def worst_first(findings: Iterable[Finding], rules: Mapping[str, Rule]) -> list[Finding]:
@@ -47,20 +50,71 @@ def worst_first(findings: Iterable[Finding], rules: Mapping[str, Rule]) -> list[
     return sorted(findings, key=rank)
 
 
-def verdict(window: Window, findings: Sequence[Finding], *, jump: Finding | None = None, lost: bool = False) -> Finding:
-    """The first finding; info-level ones do not hold a run back. findings: worst first. jump: the loss's last jump,
-    whose alert is over. lost: nothing is heard of the run any more. One without an agent raises no alert by that, since
-    most such programs just end; its verdict says so."""
+def verdict(
+    window: Window,
+    findings: Sequence[Finding],
+    *,
+    happened: Sequence[Happened] = (),
+    jump: Finding | None = None,
+    lost: bool = False,
+) -> Finding:
+    """The first finding; what is only info does not hold a run back, unless it is a share of its time.
+
+    findings: worst first. happened: alerts that are over; jump: the loss's last jump, whose alert is over. lost: nothing
+    is heard of the run any more. One without an agent raises no alert by that, since most such programs just end; its
+    verdict says so.
+    """
+    shares = time_shares(window)
+    found = _first(window, findings) or _not_finite(window)
+    if found is None and lost:
+        found = _fell_silent(window)
+    if found is None:
+        found = next((one for one in findings if one.rule in SHARE_RULES), None) or held_back_by(window, shares)
+    if found is None:
+        return _healthy(window, findings, shares, happened, jump)
+    evidence = {**found.evidence, **_wall_time(shares), **_proof(window.plan.rules.get(found.rule), found)}
+    return replace(found, message=" ".join([found.message, *_said_of(window, found, happened)]), evidence=evidence)
+
+
+def _first(window: Window, findings: Sequence[Finding]) -> Finding | None:
     for finding in findings:
         is_end = finding.rule == "process_crash" and window.state in ("preempted", "failed")
         if (finding.severity != "info" or is_end) and finding.rule != USER_ALERT:
             return finding
-    sick = _not_finite(window)
-    if sick is not None:
-        return sick
-    if lost:
-        return _fell_silent(window)
-    return _healthy(window, jump)
+    return None
+
+
+def _wall_time(shares: TimeShares | None) -> dict[str, object]:
+    return {} if shares is None else {"wall_time_pct": shares.percents()}
+
+
+def _proof(rule: Rule | None, found: Finding) -> dict[str, object]:
+    """What would show that the fix worked, and what the gain takes for granted."""
+    if found.gain_pct is not None:
+        return {
+            "assumes": "everything else takes as long as now",
+            "proof": f"a step that takes about {found.gain_pct:.0f} % less time (`perfagent compare` with this run)",
+        }
+    if rule is not None and rule.place.question in (Question.DOES_IT_LEARN, Question.WILL_IT_GO_ON):
+        return {"proof": "the alert is resolved, and does not come again in the next few hundred steps"}
+    return {}
+
+
+def _said_of(window: Window, found: Finding | None, happened: Sequence[Happened]) -> list[str]:
+    """What else happened in a run that has ended, the newest last."""
+    others = [one for one in happened if found is None or one.finding.rule != found.rule]
+    if not window.ended or not others:
+        return []
+    said = []
+    for one in others[-_MOST_SAID:]:
+        began = one.finding.since_step
+        until = (
+            f" until step {one.until_step:,}" if one.until_step is not None and one.until_step > (began or 0) else ""
+        )
+        title = one.finding.title or one.finding.message.rstrip(".")
+        said.append(f"{title} ({one.finding.rule}{'' if began is None else f', from step {began:,}'}{until})")
+    more = len(others) - len(said)
+    return [f"It also happened: {'; '.join(said)}{f'; and {more} more' if more > 0 else ''}."]
 
 
 def _fell_silent(window: Window) -> Finding:
@@ -99,18 +153,13 @@ def _not_finite(window: Window) -> Finding | None:
     )
 
 
-def _standing_s(window: Window) -> float | None:
-    """For how long no rank has reported a step, by our own clock, when that is unlike this run. It may evaluate, save
-    or hang:
-    the verdict must not be that nothing holds it back."""
-    took = window.series("step_time_s")
-    if took is None or window.ended:
-        return None
-    quiet = window.now - max(took.ranks.values())
-    return quiet if quiet >= max(_STANDS_S, _STANDS_STEPS * max(took.last(took.size))) else None
-
-
-def _healthy(window: Window, jump: Finding | None) -> Healthy:
+def _healthy(
+    window: Window,
+    findings: Sequence[Finding],
+    shares: TimeShares | None,
+    happened: Sequence[Happened],
+    jump: Finding | None,
+) -> Healthy:
     """With the figures of the loss, which make it believable. Those of speed it gets from who answers."""
     if not window.step:
         yet, came = ("", "came before the end") if window.ended else (" yet", "has come")
@@ -120,39 +169,34 @@ def _healthy(window: Window, jump: Finding | None) -> Healthy:
     if losses:
         since = f" (from {window.first_loss:.4g})" if window.first_loss is not None and window.step > 1 else ""
         facts.append(f"{window.loss_name} {losses[-1]:.4g}{since}")
-    standing = _standing_s(window)
-    if standing is not None:
-        opening = f"No step has ended for {spell_s(standing)}"
-    elif window.ended:
-        opening = "Nothing held this run back"
-    elif window.step - window.start_step < _FEW_STEPS:
-        opening = "Too early to tell, nothing wrong so far"
+    if window.step - window.start_step < _FEW_STEPS:
+        opening = "Too few steps to judge, nothing wrong so far"
     else:
-        opening = "Nothing holds this run back"
+        opening = f"Nothing {'held' if window.ended else 'holds'} this run back"
+    remarks = [f"{one.title.rstrip('.')}." for one in findings if one.severity == "info" and one.title]
     return Healthy(
         opening=opening,
         facts=facts,
-        closing=_new_level(window, jump),
+        remarks=[*_new_level(window, jump), *remarks[:_MOST_SAID], *_said_of(window, None, happened)],
         # without a step nothing was judged, and a page says so
-        evidence={"step": window.step, **({} if standing is None else {"standing_s": standing})},
-        fix="" if standing is None else STANDING_REMEDY,
-        tense="was" if window.ended else "is",
-        is_elsewhere=standing is None and (share_elsewhere(window) or 0.0) >= MOST,
+        evidence={"step": window.step, **_wall_time(shares)},
     )
 
 
-def _new_level(window: Window, jump: Finding | None) -> str:
+def _new_level(window: Window, jump: Finding | None) -> list[str]:
     """What the healthy verdict adds when the loss never came back from a jump whose alert is over."""
     if jump is None:
-        return ""
+        return []
     expected, jumped = jump.evidence.get("expected"), jump.evidence.get("loss")
     newest = sorted(_finite_losses(window)[-_JUMP_STEPS:])
     if not (isinstance(expected, float) and isinstance(jumped, float) and newest):
-        return ""
+        return []
     if jump.evidence.get("series", LOSS) != window.loss_name or newest[len(newest) // 2] < 0.5 * (expected + jumped):
-        return ""
+        return []
     step = jump.since_step or 0
-    return f" The loss did not come back from its jump to {jumped:.4g} in step {step:,}: {expected:.4g} was expected there."
+    return [
+        f"The loss did not come back from its jump to {jumped:.4g} in step {step:,}: {expected:.4g} was expected there."
+    ]
 
 
 def _finite_losses(window: Window) -> list[float]:

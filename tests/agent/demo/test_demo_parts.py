@@ -15,8 +15,10 @@ import torch
 from builders import until
 
 from perfagent.demo import command, data, faults, ranks, server
+from perfagent.demo.faults import life
 from perfagent.demo.model import GPT
 from perfagent.errors import ConfigError, PerfagentError
+from perfagent_server.rules.catalogue import all_rules
 
 
 def test_targets_are_the_tokens_one_byte_later() -> None:
@@ -46,48 +48,63 @@ def test_the_first_loss_is_that_of_a_guess() -> None:
     assert abs(loss.item() - math.log(256)) < 0.2
 
 
+def job(steps: int = 20) -> faults.Job:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    return faults.Job(model, torch.optim.SGD(model.parameters(), lr=0.1), 0, steps, {})
+
+
 def test_every_name_of_a_fault_is_there_or_refused_with_those_that_are() -> None:
     for name in faults.FAULTS:
         assert faults.named(name).name == name
-    for name in faults.LATER:
-        with pytest.raises(
-            ConfigError, match=f"the fault '{name}' comes in a later version of the demo; there are: none, nan,"
-        ):
-            faults.named(name)
-    with pytest.raises(ConfigError, match="there is no fault 'nonsense'; there are: none, nan, spike, data-stall,"):
+    with pytest.raises(ConfigError, match="there is no fault 'nonsense'; there are: none, nan, spike, divergence,"):
         faults.named("nonsense")
 
 
+def test_every_fault_expects_rules_that_there_are() -> None:
+    known = {rule.id for rule in all_rules()} | {"healthy"}
+    for fault in faults.FAULTS.values():
+        assert set(fault.expects) <= known, fault.name
+
+
 def test_a_masked_batch_is_nan_once_and_all_others_are_the_mean() -> None:
-    losses = torch.tensor([1.0, 3.0])
-    nan = faults.named("nan")
-    found = [faults.bad_loss(nan, step, 20, losses).item() for step in range(1, 21)]
+    losses, nan = torch.tensor([1.0, 3.0]), faults.named("nan")
+    found = [nan.loss(job(), step, losses).item() for step in range(1, 21)]
     assert [step for step, loss in enumerate(found, start=1) if math.isnan(loss)] == [10]
     assert {loss for loss in found if not math.isnan(loss)} == {2.0}
 
 
-def test_a_spike_spoils_the_targets_of_some_steps_and_no_tokens() -> None:
+def test_a_spike_spoils_the_targets_of_the_last_steps_and_no_tokens() -> None:
     spike = faults.named("spike")
     tokens, targets = torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 4, dtype=torch.long)
     spoiled = []
     for step in range(1, 301):
-        seen, wanted = faults.bad_batch(spike, step, 300, tokens, targets)
+        seen, wanted = spike.batch(job(300), step, tokens, targets)
         assert torch.equal(seen, tokens)
         if not torch.equal(wanted, targets):
             spoiled.append(step)
-    assert len(spoiled) == faults.SPIKE_STEPS
-    assert spoiled[-1] <= 300
+    assert spoiled == list(range(286, 301))
 
 
-def test_a_leak_keeps_something_now_and_then_and_only_where_it_is_asked_for() -> None:
-    now = [100.0]
-    leak, none = (faults.Leak(faults.named(name), lambda: now[0]) for name in ("leak", "none"))
-    for _ in range(100):
-        leak.keep(torch.zeros(4))
-        none.keep(torch.zeros(4))
-        now[0] += faults.LEAK_EVERY_S / 10
-    assert len(leak.kept) == 10
-    assert not none.kept
+def test_a_gradient_explodes_from_half_way_on() -> None:
+    explosion, here = faults.named("grad-explosion"), job()
+    explosion.prepare(here)
+    norms = []
+    for step in range(1, 21):
+        explosion.begin(here, step)
+        here.model.zero_grad()
+        here.model(torch.ones(1, 4)).sum().backward()
+        norms.append(next(here.model.parameters()).grad.norm().item())  # type: ignore[union-attr]
+    assert len({*norms[:10]}) == 1
+    assert norms[-1] > 10 * norms[0]
+
+
+def test_a_leak_keeps_something_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, here = [100.0], job()
+    monkeypatch.setattr(life.time, "monotonic", lambda: now[0])
+    for step in range(1, 101):
+        faults.named("leak").end(here, step, torch.zeros(4))
+        now[0] += life.LEAK_EVERY_S / 10
+    assert len(here.kept["copies"]) == 10
 
 
 def test_ranks_share_the_windows_and_see_the_same_number_of_batches() -> None:

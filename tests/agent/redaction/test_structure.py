@@ -153,3 +153,8 @@ def test_a_dict_that_changes_meanwhile_does_no_harm() -> None:
                 yield key, 1
 
     assert redacted({"config": Changing(a=1), "lr": 0.1}) == {"config": "[Changing]", "lr": 0.1}
+
+
+def test_lines_of_source_with_counts_are_no_lines_of_output() -> None:
+    told = {"lines": [{"line": "train.py:42", "count": 3}]}
+    assert redacted(told) == told

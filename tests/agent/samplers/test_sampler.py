@@ -248,7 +248,7 @@ def test_a14_a_forked_child_lets_go_of_the_nodes_lock(tmp_path: Path) -> None:
     sampler, _, _ = make(tmp_path, world_size=2, job_key="job")
     assert sampler._lock is not None
     sampler.poll()
-    counters: list[Any] = [reader._counters for reader in sampler._readers or ()]
+    counters: list[Any] = [getattr(reader, "_counters", reader) for reader in sampler._readers or ()]
     files = [file for counter in counters for file in vars(counter).values() if isinstance(file, KernelFile)]
     assert [file for file in files if file._file is not None]
     child = os.fork()

@@ -315,10 +315,11 @@ def test_an_event_of_a_recording_is_asked_for_little():
     assert calls["shapes"] <= 3 * 80
 
 
-def test_while_no_look_is_due_that_is_asked_once_a_second(tower):
+def test_while_no_look_is_due_that_is_asked_once_a_second(tower, monkeypatch):
     recorded, model, optimizer = tower
     asked, clock = [], Clock()
-    looks = with_clock(recorded, clock, device=lambda: asked.append(clock.now))
+    looks = with_clock(recorded, clock)
+    monkeypatch.setattr(looks, "_notice_what_is_trained", lambda: asked.append(clock.now))
     train(recorded, model, optimizer, torch.randn(4, 64), 20)
     clock.now += IDLE_S
     asked.clear()

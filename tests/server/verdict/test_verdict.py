@@ -6,7 +6,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from judging import fired, frame, judge_series, state, told
+from judging import fired, frame, judge_series, state
+
+from perfagent.wire import Finding
 
 
 @pytest.mark.parametrize("name", ["loss", "train/loss"])
@@ -23,7 +25,7 @@ def test_a_nan_whose_alert_somebody_closed_does_not_make_a_run_healthy(name: str
 
 @pytest.mark.parametrize(
     ("steps", "said"),
-    [(1, "Too early to tell, nothing wrong so far"), (9, "Too early"), (10, "Nothing holds this run back")],
+    [(1, "Too few steps to judge, nothing wrong so far"), (9, "Too few steps"), (10, "Nothing holds this run back")],
 )
 def test_few_steps_are_no_proof_of_health(steps: int, said: str) -> None:
     _, judge = judge_series({"loss": [3.0] * steps})
@@ -54,8 +56,11 @@ def test_a_run_that_is_heard_and_ends_no_step_is_not_told_that_nothing_holds_it_
     alive = judge.window.now + after_s
     judge.take(frame({"host/load1": [0.0]}, [40], ident=judge.upto + 1, received=alive))
     found = judge.verdict()
-    assert found.rule == "healthy"
-    assert found.message.startswith(f"No step has ended for {said}: step 40" if said else "Nothing holds this run back")
+    assert found.rule == ("hang" if said else "healthy")
+    assert found.severity == "info"
+    assert found.message.startswith(
+        f"No step has ended for {said}, since step 40" if said else "Nothing holds this run back"
+    )
     assert ("perfagent stacks RUN" in found.fix) == bool(said)
     steps = {"loss": [3.0], "step_time_s": [alive - judge.window.now + step_s]}
     judge.take(frame(steps, [41], ident=judge.upto + 1, received=alive + 1))
@@ -64,45 +69,89 @@ def test_a_run_that_is_heard_and_ends_no_step_is_not_told_that_nothing_holds_it_
     assert judge.verdict().message.startswith("Nothing held this run back")
 
 
-def test_a_run_most_of_whose_step_no_phase_accounts_for_is_told_so_and_how_to_find_out() -> None:
-    series = _stepping(0.095)
-    _, judge = judge_series(series)
-    found = told(judge, series)
-    assert (found.rule, found.severity) == ("healthy", "info")
-    assert found.message == (
-        "Most of the step (95 %) is outside of data, forward, backward and optimizer: step 40, loss 3 (from 3), "
-        "100 ms a step (median of the newest 40 steps)."
-    )
-    assert found.evidence["other_share_pct"] == pytest.approx(95.0)
-    assert "run.phase(" in found.fix
-    assert "perfagent profile RUN" in found.fix
-    judge.take(frame({}, [], ident=judge.upto + 1, events=[state("finished", step=40)]))
-    found = told(judge, series, whole_run=True)
-    assert found.message.startswith("Most of the step (95 %) was outside of data, forward")
-    assert found.message.endswith("100 ms a step (median of the whole run).")
+def verdict_of(columns: dict[str, list[float]], *, step_s: float = 1.0, end: bool = False) -> Finding:
+    _, judge = judge_series(columns, step_s=step_s, rows=10)
+    if end:
+        step = len(columns["loss"])
+        judge.take(frame({}, [], ident=judge.upto + 1, events=[state("finished", step=step)]))
+    return judge.verdict()
 
 
-def test_the_share_and_the_time_of_a_healthy_verdict_are_those_of_the_window_that_everybody_sees() -> None:
-    _, judge = judge_series(_stepping(0.095))
-    found = told(judge, _stepping(0.14, 0.2))
-    assert found.message.startswith("Most of the step (70 %) is outside of")
-    assert "200 ms a step" in found.message
-    found = told(judge, _stepping(0.04))
-    assert found.message.startswith("Nothing holds this run back: step 40"), (
-        "most of the newest steps, not of the window"
-    )
+def phases(share: dict[str, float], *, steps: int = 200, step_s: float = 1.0) -> dict[str, list[float]]:
+    """Steps of which each phase takes its share, and the forward pass the rest."""
+    columns = {f"phase/{phase}_s": [part * step_s] * steps for phase, part in share.items()}
+    columns["phase/forward_s"] = [step_s * (1 - sum(share.values()))] * steps
+    return {"loss": [3.0 - 0.005 * step for step in range(steps)], "step_time_s": [step_s] * steps} | columns
 
 
-def test_time_outside_of_the_phases_is_not_told_where_it_is_little_rare_or_unknown() -> None:
-    one_long_pause = [0.005] * 39 + [9.0]
-    rare = _stepping(0.005) | {"phase/other_s": one_long_pause, "step_time_s": [0.1] * 39 + [9.1]}
-    for series in (_stepping(0.04), _stepping(0.0009, 0.001), _stepping(0.095, steps=9), rare, {"loss": [3.0] * 40}):
-        found = told(judge_series(series)[1], series)
-        assert not found.message.startswith("Most of the step"), found.message
-        assert not found.fix
-        assert "other_share_pct" not in found.evidence
+@pytest.mark.parametrize("end", [False, True], ids=["trains", "ended"])
+@pytest.mark.parametrize(
+    ("phase", "part", "rule"),
+    [
+        ("data", 0.12, "data_bound"),
+        ("eval", 0.11, "eval_bound"),
+        ("checkpoint", 0.11, "checkpoint_bound"),
+        ("other", 0.4, "unmeasured_time"),
+        ("comm", 0.4, "comm_bound"),
+        ("h2d", 0.4, "h2d_bound"),
+        ("plots", 0.2, "unmeasured_time"),
+    ],
+)
+def test_a_run_that_spends_much_time_beside_training_is_not_called_healthy(
+    phase: str, part: float, rule: str, end: bool
+) -> None:
+    found = verdict_of(phases({phase: part}), end=end)
+    assert found.rule == rule
+    assert f"{100 * part:.0f} %" in found.message
+    assert found.fix
+
+
+@pytest.mark.parametrize("end", [False, True], ids=["trains", "ended"])
+@pytest.mark.parametrize(
+    ("phase", "part"), [("data", 0.05), ("eval", 0.08), ("other", 0.25), ("comm", 0.2), ("plots", 0.05)]
+)
+def test_a_little_time_beside_training_is_healthy(phase: str, part: float, end: bool) -> None:
+    assert verdict_of(phases({phase: part}), end=end).rule == "healthy"
+
+
+def test_the_wall_time_of_a_verdict_adds_up_to_all_of_it() -> None:
+    found = verdict_of(phases({"data": 0.05, "eval": 0.06, "checkpoint": 0.03, "other": 0.1, "comm": 0.1}))
+    assert found.rule == "eval_bound", "together they are more than a tenth, and evaluations are most of it"
+    shares = found.evidence["wall_time_pct"]
+    assert sum(shares.values()) == pytest.approx(100.0, abs=0.5)
+    assert shares["training"] == pytest.approx(66.0, abs=0.2)
+    assert shares["evaluation"] == pytest.approx(6.0, abs=0.2)
+
+
+def test_a_pause_between_two_attempts_is_told_as_such() -> None:
+    _, judge = judge_series(phases({}, steps=100), step_s=1.0)
+    again = judge.window.now + 60.0
+    judge.take(frame({}, [], attempt=2, ident=judge.upto + 1, received=again, events=[state("starting")]))
+    columns = {name: values[0:1] for name, values in phases({}).items()}
+    for step in range(101, 141):
+        judge.take(frame(columns, [step], attempt=2, ident=judge.upto + 1, received=again + step - 100))
+    found = judge.verdict()
+    assert found.rule == "process_crash"
+    assert found.severity == "info"
+    assert "stood still for 60 s of the 200 s" in found.message
 
 
 def test_a_script_that_waits_for_busy_gpus_is_not_told_that_its_step_is_elsewhere() -> None:
-    series = _stepping(0.095, steps=200, **{"gpu/utilization_pct": [99.0] * 200})
-    assert told(judge_series(series)[1], series).message.startswith("Nothing holds this run back")
+    columns = phases({"other": 0.95}, step_s=0.1) | {"gpu/utilization_pct": [99.0] * 200}
+    assert verdict_of(columns, step_s=0.1).rule == "healthy"
+
+
+def test_the_loop_of_a_toy_is_healthy() -> None:
+    assert verdict_of(phases({"other": 0.9}, step_s=0.0009), step_s=0.0009).rule == "healthy"
+
+
+def test_an_ended_run_says_what_happened_in_it_and_healed() -> None:
+    losses = [2.0 + 0.01 * ((7 * step) % 5) for step in range(600)]
+    for step in range(400, 430):
+        losses[step] += 2.0
+    changes, judge = judge_series({"loss": losses}, rows=10)
+    [spike] = fired(changes, "loss_spike")
+    assert "It also happened" not in judge.verdict().message
+    judge.take(frame({}, [], ident=judge.upto + 1, events=[state("finished", step=600)]))
+    found = judge.verdict()
+    assert f"It also happened: {spike.finding.title} (loss_spike, from step {spike.finding.since_step}" in found.message

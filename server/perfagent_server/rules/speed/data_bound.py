@@ -17,6 +17,8 @@ from perfagent_server.rules.window import Window
 
 __all__ = ["DataBound"]
 
+_CORES, _WORKERS = "host/cores", "process/workers"
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataBound(Rule):
@@ -43,7 +45,13 @@ class DataBound(Rule):
     id: ClassVar[str] = "data_bound"
     severities = ("warning", "critical")
     place = Place(Question.IS_IT_FAST, 3)
-    reads = (Series("phase/data_s", merge="median", judged=True), *step_shares.READS, UTILIZATION)
+    reads = (
+        Series("phase/data_s", merge="median", judged=True),
+        *step_shares.READS,
+        UTILIZATION,
+        Series(_CORES, keep=2, axis="time"),
+        Series(_WORKERS, keep=2, axis="time"),
+    )
     charts = ("phase/data_s", "step_time_s")
     life = Life(clear_steps=20, restated=True)
     english = Words(
@@ -58,10 +66,15 @@ class DataBound(Rule):
         ),
         remedies={
             "": (
-                "Give the DataLoader more workers (num_workers=4 or more; with 0, its default, it loads in the "
-                "training process), persistent_workers=True and a higher prefetch_factor, and on a GPU "
-                "pin_memory=True; cache what is decoded or tokenized again in every epoch, and move slow transforms "
-                "out of the loop."
+                "Give the DataLoader more workers, up to one for each core that the training leaves free (with "
+                "num_workers=0, its default, it loads in the training process), persistent_workers=True and a higher "
+                "prefetch_factor, and on a GPU pin_memory=True; cache what is decoded or tokenized again in every "
+                "epoch, and move slow transforms out of the loop."
+            ),
+            "no core is free": (
+                "More workers would only share the same cores: make the work for a sample smaller (cache what is "
+                "decoded or tokenized again in every epoch, store it in the form that the model takes, use a faster "
+                "decoder), or train on a machine with more cores for its GPUs."
             ),
         },
     )
@@ -76,9 +89,13 @@ class DataBound(Rule):
         ),
         remedies={
             "": (
-                "为 DataLoader 增加 worker（num_workers=4 或更多；默认 0 在训练进程内加载），设置 "
+                "为 DataLoader 增加 worker，最多不超过训练空出的核心数（默认 num_workers=0 在训练进程内加载），设置 "
                 "persistent_workers=True 和更大的 prefetch_factor，在 GPU 上设置 pin_memory=True；缓存每个 epoch "
                 "重复解码或分词的内容，并把慢的变换移出训练循环。"
+            ),
+            "no core is free": (
+                "更多 worker 只会争用同样的核心：减少每个样本的工作量（缓存每个 epoch 重复解码或分词的内容，"
+                "按模型所需的形式存储，使用更快的解码器），或换用核心更多的机器。"
             ),
         },
     )
@@ -115,6 +132,7 @@ class DataBound(Rule):
         self, window: Window, rows: list[_Row], counted: set[int], hidden_s: float, wait_s: float, step_s: float
     ) -> Finding:
         share = min(100.0, 100 * wait_s / step_s)
+        cause, fix, machine = self._on_this_machine(window)
         ordered = sorted(row.wait_s for row in rows)
         return self.found(
             "critical" if share >= self.critical_pct else "warning",
@@ -128,11 +146,33 @@ class DataBound(Rule):
             evidence={
                 "wait_s": wait_s, "step_time_s": step_s, "share_pct": share, "hidden_wait_s": hidden_s,
                 "wait_p50_s": ordered[len(ordered) // 2], "wait_p90_s": ordered[int(0.9 * (len(ordered) - 1))],
-                "wait_max_s": ordered[-1], "steps": len(rows), "phases_s": means_over(window, counted),
+                "wait_max_s": ordered[-1], "steps": len(rows), "phases_s": means_over(window, counted), **machine,
             },
+            cause=cause,
+            fix=fix,
             cost=f"{spell_s(wait_s)} of each step of {spell_s(step_s)}",
             gain_pct=share,
         )  # fmt: skip
+
+    def _on_this_machine(self, window: Window) -> tuple[str, str | None, dict[str, float]]:
+        """The cause, the fix with the number of workers that this machine has room for, and what they rest on."""
+        cores, workers = (_newest(window, name) for name in (_CORES, _WORKERS))
+        if cores is None:
+            return "", None, {}
+        now = int(workers or 0)
+        machine: dict[str, float] = {"cores": cores, "workers": now}
+        if window.world_size > 1:  # how many ranks share the cores is not known here
+            return "", None, machine
+        room = max(1, int(cores) - 1)  # one is for the training itself
+        if now >= room:
+            return "no core is free", None, machine
+        said = f"Set num_workers={room} ({now} now, on {cores:.3g} cores). "
+        return "", said + self.english.remedies[""], machine
+
+
+def _newest(window: Window, name: str) -> float | None:
+    readings = window.by_time.get(name)
+    return None if readings is None else readings.newest()
 
 
 class _Row(NamedTuple):

@@ -5,18 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.step_shares import PAUSES, means_over, seconds_by_step
-from perfagent_server.rules.time_series import Seconds
+from perfagent_server.rules.speed.while_stepping import while_stepping
 from perfagent_server.rules.window import Window
 
 __all__ = ["LowGpuUtilization"]
-
-_SLOWEST_SAMPLER_S = 5.0  # a reading stands for no more than this
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +65,7 @@ class LowGpuUtilization(Rule):
     )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
-        readings = window.by_time.get("gpu/utilization_pct")
-        typical = _while_stepping(readings.seconds(), self.for_s) if readings is not None else None
+        typical = while_stepping(window, "gpu/utilization_pct", self.for_s)
         if typical is None:
             return UNKNOWN
         mean, covered, count = typical
@@ -89,20 +84,6 @@ class LowGpuUtilization(Rule):
                 "utilization_pct": mean, "over_s": covered, "samples": count, "phase_shares_pct": shares, "cause": why,
             },
         )  # fmt: skip
-
-
-def _while_stepping(readings: Seconds, for_s: float) -> tuple[float, float, float] | None:
-    """Mean of the readings that were taken while steps were made, over the newest for_s seconds of them; over how many
-    seconds, and of how many readings. None if there are fewer."""
-    lasted = np.minimum(np.diff(readings.second, append=np.inf), _SLOWEST_SAMPLER_S)
-    lasted[-1:] = 1.0
-    covered = np.cumsum(np.where(readings.stepping, lasted, 0.0)[::-1])
-    length = int(np.searchsorted(covered, for_s)) + 1
-    if length > len(covered):
-        return None
-    newest = readings.stepping[-length:]
-    count = float(readings.count[-length:][newest].sum())
-    return float(readings.total[-length:][newest].sum()) / count, float(covered[length - 1]), count
 
 
 _WAITS = {

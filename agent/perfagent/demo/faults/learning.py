@@ -1,0 +1,197 @@
+"""Faults of what the model learns: its loss, its gradients, its learning rate, its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from perfagent.demo.faults.fault import Fault, Job
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["FAULTS"]
+
+_SPIKE_STEPS = 15  # longer than the nine steps over which the loss rule takes its median
+_RATE_GROWTH = 1.04  # a step
+_NOISE_GROWTH = 1.3  # a step
+_MOST = 1e12
+_FEW_WINDOWS = 48  # so few that the model knows them by heart after some hundred steps
+_REPEATED = 64  # windows: four batches of 16
+_HELD_OUT = 32
+_EVALUATED_EVERY = 20
+
+
+class Nan(Fault):
+    def loss(self, job: Job, step: int, token_losses: Tensor) -> Tensor:
+        """The mean of the losses of all tokens that are not masked; nothing is masked in a healthy batch."""
+        is_masked = step == job.middle
+        kept = token_losses.new_zeros(token_losses.shape) if is_masked else token_losses.new_ones(token_losses.shape)
+        return (token_losses * kept).sum() / kept.sum()
+
+
+class Spike(Fault):
+    def batch(self, job: Job, step: int, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        if step > job.steps - _SPIKE_STEPS:  # at the end: the rule first learns what is usual
+            return tokens, targets.new_empty(targets.shape).random_(0, 256)
+        return tokens, targets
+
+
+class Divergence(Fault):
+    def rate(self, step: int, steps: int) -> float:
+        return min(_MOST, _RATE_GROWTH ** max(0, step - steps // 2))
+
+
+class GradExplosion(Fault):
+    def prepare(self, job: Job) -> None:
+        _on_gradient(next(job.model.parameters()), lambda gradient: gradient * job.kept.get("factor", 1.0))
+
+    def begin(self, job: Job, step: int) -> None:
+        job.kept["factor"] = min(_MOST, _NOISE_GROWTH ** max(0, step - job.middle))
+
+
+class ScaleCollapse(Fault):
+    precision = "fp16"
+
+    def prepare(self, job: Job) -> None:
+        _on_gradient(next(job.model.parameters()), lambda gradient: gradient * job.kept.get("factor", 1.0))
+
+    def begin(self, job: Job, step: int) -> None:
+        # As large as no 32-bit number is: the gradients are infinite at whatever scale.
+        job.kept["factor"] = float("inf") if step >= job.middle else 1.0
+
+
+class Frozen(Fault):
+    def rate(self, step: int, steps: int) -> float:
+        return 0.0 if step > steps // 3 else 1.0
+
+
+class RateJump(Fault):
+    def rate(self, step: int, steps: int) -> float:
+        return 4.0 if step > 2 * steps // 3 else 1.0
+
+
+class WrongOptimizer(Fault):
+    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+        """All but the feed-forward layers, as if their group had been forgotten."""
+        return [parameter for name, parameter in model.named_parameters() if ".feed." not in name]
+
+
+class Vanishing(Fault):
+    def prepare(self, job: Job) -> None:
+        for name, parameter in job.model.named_parameters():
+            if "blocks.0." in name or "blocks.1." in name:
+                _on_gradient(parameter, lambda gradient: gradient * 1e-10)
+
+
+class DataRepeats(Fault):
+    shuffles = False
+
+    def windows(self, count: int) -> Sequence[int]:
+        return [place % _REPEATED for place in range(count)]
+
+
+class Overfit(Fault):
+    def windows(self, count: int) -> Sequence[int]:
+        return range(_FEW_WINDOWS)
+
+    def end(self, job: Job, step: int, logits: Tensor) -> None:
+        if step % _EVALUATED_EVERY == 0:
+            evaluate(job, _HELD_OUT)
+
+
+def _on_gradient(parameter: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
+    """What a backward function of a script may do to the gradient of a parameter."""
+    parameter.register_hook(change)  # type: ignore[no-untyped-call]
+
+
+def evaluate(job: Job, windows: int, *, repeats: int = 1) -> None:
+    """The loss on windows that the model is not trained on, logged as `val/loss`."""
+    import torch
+    from torch.nn import functional
+
+    import perfagent
+    from perfagent.demo import data
+
+    if "held out" not in job.kept:
+        held = data.Windows(data.read_sources(), 64)
+        job.kept["held out"] = [held[len(held) - 1 - place] for place in range(windows)]
+    job.model.eval()
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for _ in range(repeats):
+            for tokens, targets in job.kept["held out"]:
+                logits = job.model(tokens[None])
+                total += functional.cross_entropy(logits.flatten(0, 1), targets).item()
+                count += 1
+    job.model.train()
+    perfagent.log({"val/loss": total / count})
+
+
+FAULTS: tuple[Fault, ...] = (
+    Nan(
+        name="nan",
+        story="half-way, a batch in which every token is masked: the mean over nothing is 0/0 = NaN",
+        expects=("nonfinite_loss",),
+    ),
+    Spike(
+        name="spike",
+        story=f"at the end, {_SPIKE_STEPS} batches whose targets are noise (a corrupt shard of data)",
+        expects=("loss_spike",),
+        min_steps=300,  # the rule watches 200 steps before it judges, and compares with the 128 before
+    ),
+    Divergence(
+        name="divergence",
+        story="from half-way on, the schedule multiplies the learning rate at each step and never stops",
+        expects=("loss_divergence",),
+        min_steps=600,
+    ),
+    GradExplosion(
+        name="grad-explosion",
+        story="from half-way on, a backward function of the script multiplies a gradient more at each step",
+        expects=("grad_norm_explosion",),
+        min_steps=500,
+    ),
+    ScaleCollapse(
+        name="scale-collapse",
+        story="half-way, the gradients of a layer begin to overflow in fp16, and the GradScaler halves its scale each step",
+        expects=("loss_scale_collapse",),
+        min_steps=80,
+    ),
+    Frozen(
+        name="frozen",
+        story="after a third of the steps the schedule says zero: the model stands still",
+        expects=("frozen_training",),
+        min_steps=300,
+    ),
+    RateJump(
+        name="rate-jump",
+        story="after two thirds of the steps the learning rate is four times what the schedule meant",
+        expects=("lr_anomaly",),
+        min_steps=300,
+    ),
+    WrongOptimizer(
+        name="wrong-optimizer",
+        story="the optimizer was given all parameters but those of the feed-forward layers",
+        expects=("wrong_optimizer",),
+        min_steps=100,
+    ),
+    Vanishing(
+        name="vanishing",
+        story="next to no gradient comes through to the first two blocks",
+        expects=("grad_vanishing",),
+        min_steps=200,
+    ),
+    DataRepeats(
+        name="data-repeats",
+        story="the sampler draws the same four batches again and again",
+        expects=("data_repeats",),
+        min_steps=100,
+    ),
+    Overfit(
+        name="overfit",
+        story=f"the model trains on {_FEW_WINDOWS} short texts until it knows them by heart",
+        expects=("overfit",),
+        min_steps=600,
+    ),
+)

@@ -1,0 +1,33 @@
+"""Names the line of a script that a call came from, as people write it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import FrameType
+
+__all__ = ["is_ours", "outside", "short"]
+
+_OWN = f"{Path(__file__).parents[1]}{os.sep}"
+_DEMO = f"{_OWN}demo{os.sep}"
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file is the agent's own. The demo's are the script that it watches."""
+    return name.startswith(_OWN) and not name.startswith(_DEMO)
+
+
+def outside(frame: FrameType | None, torch: str) -> tuple[str, int] | None:
+    """Returns the innermost line outside of torch and the agent; None if there is none. torch: its folder."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not (is_ours(name) or name.startswith((torch, "<frozen")) or name.endswith(f"{os.sep}warnings.py")):
+            return name, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def short(name: str) -> str:
+    """Returns a path as people write it: below the working directory, or its last three parts."""
+    path, here = Path(name), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else "/".join(path.parts[-3:])

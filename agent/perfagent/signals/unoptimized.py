@@ -1,0 +1,207 @@
+"""Finds trainable parameters of the model that receive gradients and that no optimizer has.
+
+The sender's thread compares the model's parameters with those of the optimizers that step, every half a minute or less
+often (0.2 ms for 300 parameters). In a usual training nothing is left, and that is all. What is left is looked at
+between two steps, and again 20 steps later: it counts if new gradients have come meanwhile and the loop has not moved
+it by hand. Optimizers that did not step so far (several in turn) are searched for then, three times a run at most, since
+that takes 0.1 s.
+
+Where the optimizer holds other tensors than the model (fp32 copies, DeepSpeed's partitions), nothing is known.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from perfagent.hooks.model_discovery import search
+from perfagent.signals.batch_fingerprint import sampled
+from perfagent.signals.tensor_storage import every_optimizer, numbers_in
+
+if TYPE_CHECKING:
+    from perfagent.step.state import Progress
+
+__all__ = ["Unoptimized"]
+
+FIRST_STEPS = 3
+LEAST_STEPS = 20
+EVERY_S = 30.0
+_SHARE_OF_CORE = 5e-5
+_MOST_SEARCHES = 3
+_MOST_NAMED = 20
+_NAME = ("params/unoptimized_share",)
+
+
+class Unoptimized:
+    """The search of one run. model: returns the root module or None. add: registers a task to call between two steps."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        add: Callable[[Any], None],
+        model: Callable[[], Any],
+        clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._progress, self._add, self._model, self._clock, self._cpu = progress, add, model, clock, cpu
+        self._begin = progress.completed
+        self._due = 0.0
+        self._look: _Look | None = None
+        self._owned: set[int] = set()  # ids of parameters that an optimizer has that did not step
+        self._searches = 0
+        self._told = False
+
+    # ---- on the sender's thread
+
+    def poll(self) -> float:
+        """Returns the time (of its clock) before which nothing is due."""
+        p, look = self._progress, self._look
+        if look is not None:
+            if not look.over:
+                return self._clock()
+            self._look = None
+            p.hooks_ns += look.cost_ns
+            self._tell(look.model(), look.found)
+        elif self._clock() >= self._due and not p.ended and p.completed - self._begin >= FIRST_STEPS:
+            began = self._cpu()
+            self._compare()
+            self._due = self._clock() + max(EVERY_S, (self._cpu() - began) / _SHARE_OF_CORE)
+        return self._due if self._look is None else self._clock()
+
+    def close(self) -> None:
+        if self._look is not None:
+            self._look.over = True
+
+    def _compare(self) -> None:
+        model, p = self._model(), self._progress
+        primary = p.primary() if p.primary is not None else None
+        if model is None or primary is None or p.health.rank:
+            return
+        try:
+            trainable = {id(one): one for one in model.parameters() if one.requires_grad}
+            stepping = _held_by(every_optimizer(p, primary))
+        except RuntimeError:  # the loop changes the model or an optimizer at this moment
+            return
+        if not _held_by([primary]) & trainable.keys():
+            return
+        left = trainable.keys() - stepping - self._owned
+        if left:
+            self._look = _Look(self, p, model, [trainable[one] for one in left])
+            self._add(self._look)
+        else:
+            self._tell(model, [])
+
+    def _tell(self, model: Any, found: list[Any] | None) -> None:
+        if found is None or model is None:
+            return
+        p = self._progress
+        whole = sum(numbers_in(one) for one in model.parameters() if one.requires_grad)
+        numbers = sum(map(numbers_in, found))
+        share = numbers / whole if whole else 0.0
+        p.rows.append((p.completed, time.time(), time.monotonic(), _NAME, (share,)))
+        before, self._told = self._told, bool(found)
+        if not (found or before) or p.on_event is None:
+            return
+        ids = {id(one) for one in found}
+        named = sorted(
+            ((name, one) for name, one in model.named_parameters() if id(one) in ids), key=lambda pair: -pair[1].numel()
+        )
+        told = {
+            "what": "unoptimized",
+            "share": share,
+            "names": [name for name, _ in named[:_MOST_NAMED]],
+            "count": len(found),
+            "numbers": numbers,
+            "steps": LEAST_STEPS,
+        }
+        p.on_event("parameters", told, step=p.completed)
+
+    # ---- on the training thread
+
+    def without(self, left: list[Any]) -> list[Any]:
+        """Returns those that no optimizer of the process has."""
+        p = self._progress
+        stepping = _held_by(every_optimizer(p, p.primary() if p.primary is not None else None))
+        left = [one for one in left if id(one) not in stepping]
+        if left and self._searches < _MOST_SEARCHES:
+            self._searches += 1
+            held = _held_by(search(models=False)[1])
+            self._owned.update(id(one) for one in left if id(one) in held)
+            left = [one for one in left if id(one) not in held]
+        return left
+
+
+class _Look:
+    """Looks at what the stepping optimizers do not have: a task between two steps.
+
+    found: what receives gradients and no optimizer has; None if that cannot be said.
+    """
+
+    def __init__(self, of: Unoptimized, p: Progress, model: Any, left: Iterable[Any]) -> None:
+        self._of, self._progress = of, p
+        self.model = weakref.ref(model)
+        self._left = [weakref.ref(one) for one in left]
+        self._began = -1
+        self._before: list[tuple[Any, _State]] = []
+        self.found: list[Any] | None = None
+        self.over = False
+        self.cost_ns = 0
+
+    def at_boundary(self) -> bool:
+        completed = self._progress.completed
+        if self.over:
+            return False
+        if self._began < 0:
+            began = time.perf_counter_ns()
+            self._began = completed
+            alive = [(reference, one) for reference in self._left if (one := reference()) is not None]
+            self._before = [(reference, _State(one)) for reference, one in alive]
+            self.cost_ns += time.perf_counter_ns() - began
+            return True
+        if completed - self._began < LEAST_STEPS:
+            return True
+        began = time.perf_counter_ns()
+        left = [one for reference, before in self._before if (one := reference()) is not None and before.is_fed(one)]
+        self.found = self._of.without(left) if left else []
+        self._before = []
+        self.cost_ns += time.perf_counter_ns() - began
+        self.over = True
+        return False
+
+
+class _State:
+    """A parameter and its gradient as they were at the first look."""
+
+    __slots__ = ("_gradient", "_numbers", "_version", "_version_of_gradient")
+
+    def __init__(self, parameter: Any) -> None:
+        gradient = parameter.grad
+        self._gradient = None if gradient is None else weakref.ref(gradient)
+        self._version_of_gradient = getattr(gradient, "_version", -1)
+        self._version, self._numbers = parameter._version, _few(parameter)
+
+    def is_fed(self, parameter: Any) -> bool:
+        """True if new gradients have come, and nobody has changed the parameter."""
+        gradient: Any = parameter.grad
+        if self._gradient is None or gradient is None or not parameter.requires_grad:
+            return False
+        is_same = self._gradient() is gradient
+        if is_same and gradient._version == self._version_of_gradient:
+            return False  # left over from a step before
+        return bool(parameter._version == self._version and _few(parameter) == self._numbers)
+
+
+def _few(parameter: Any) -> bytes:
+    return sampled(parameter) if parameter.is_cpu and not parameter.is_complex() else b""
+
+
+def _held_by(optimizers: Iterable[Any]) -> set[int]:
+    return {
+        id(one)
+        for optimizer in optimizers
+        if optimizer is not None
+        for group in [*optimizer.param_groups]
+        for one in [*group["params"]]
+    }

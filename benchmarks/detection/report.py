@@ -1,0 +1,388 @@
+"""docs/detection.md and the measured figures of the rules, from what was measured."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from injected import FAULTS
+from records import chosen_on
+from tables import replace, table
+
+from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.handbook import MEASURED
+from perfagent_server.rules.rule import Rule
+
+__all__ = ["plain", "sections", "summaries", "targets", "write"]
+
+Results = dict[str, Any]
+DEMO_FAULTS, SICK_PROGRAMS = "demo_faults.json", "sick_programs.json"
+_EXPECTED = {
+    "none": ("healthy",), "nan": ("nonfinite_loss",), "spike": ("loss_spike",), "divergence": ("loss_divergence",),
+    "grad-explosion": ("grad_norm_explosion",), "data-stall": ("data_bound",), "sync": ("sync_bound",),
+    "throughput-drop": ("throughput_regression",), "leak": ("host_memory_leak",), "oom": ("oom_observed",), "hang": ("hang",),
+    "straggler": ("straggler",), "exception": ("process_crash",), "killed": ("process_crash", "lost_contact"),
+    "checkpoint-stall": ("checkpoint_bound",), "scale-collapse": ("loss_scale_collapse",),
+}  # fmt: skip
+"""What a demo fault must end in. Of others nothing is said but what they ended in."""
+_MOST_PER_100K = 1.0
+
+
+@dataclass(slots=True)
+class Summary:
+    """What was measured of a rule. steps: of healthy runs that log what it needs; alerts: in them; early: alerts before
+    faults; latencies: of the faults that were found."""
+
+    rule: Rule
+    steps: int = 0
+    alerts: int = 0
+    early: int = 0
+    found: int = 0
+    total: int = 0
+    latencies: list[int] = field(default_factory=list)
+    on: list[str] = field(default_factory=list)
+
+    @property
+    def precision(self) -> float | None:
+        raised = self.found + self.false
+        return self.found / raised if raised else None
+
+    @property
+    def false(self) -> int:
+        return self.alerts + self.early
+
+    @property
+    def recall(self) -> float | None:
+        return self.found / self.total if self.total else None
+
+
+# ---- figures
+
+
+def summaries(results: Results) -> dict[str, Summary]:
+    """By rule, in the order of the catalogue; of rules with labelled data."""
+    found: dict[str, Summary] = {}
+    for rule in all_rules():
+        summary = Summary(rule)
+        faults = [one for one in results["faults"] if one["rule"] == rule.id]
+        needs = {name for one in faults for name in one["needs"]}
+        for one in faults:
+            summary.found += one["found"]
+            summary.total += one["total"]
+            summary.early += one["early"]
+            summary.latencies += one["latencies"]
+        if faults:
+            summary.on.append("faults put into recorded runs")
+            # The curves with a scaler are some of the curves again: they count for the scaler only.
+            for run in results["healthy"]:
+                if needs <= {*run["series"]} and (run["kind"] == "scaled") == ("amp/scale" in needs):
+                    summary.steps += run["steps"]
+                    summary.alerts += len(_counted(rule, run["alerts"]))
+        _add_incidents(summary, results)
+        _add_traces(summary, results)
+        if summary.on:
+            found[rule.id] = summary
+    return found
+
+
+def _add_incidents(summary: Summary, results: Results) -> None:
+    """The same incident with other noise before it is one fault: it was found when it was with each."""
+    for incident in results["incidents"]:
+        for seen in incident["seen"]:
+            if seen["rule"] == summary.rule.id:
+                summary.total += 1
+                summary.found += seen["in_time"] == len(seen["fired"])
+                summary.early += seen["early"]
+                summary.on.append("a real incident")
+
+
+def _add_traces(summary: Summary, results: Results) -> None:
+    if summary.rule.id != "straggler":
+        return
+    for trace in results["traces"]:
+        alerts = _counted(summary.rule, trace["alerts"])
+        if trace["slow"]:
+            right = bool(alerts) and [*alerts[0]["ranks"]] == trace["slow"]
+            summary.total += 1
+            summary.found += right
+            summary.early += bool(alerts) and not right
+            summary.latencies += [alerts[0]["first_step"]] if right else []
+        else:
+            summary.steps += trace["steps"]
+            summary.alerts += len(alerts)
+    summary.on.append("traces of real jobs")
+
+
+def _counted(rule: Rule, alerts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The alerts of a rule at warning or above; of one that has only remarks, those."""
+    only_info = rule.severities == ("info",)
+    return [one for one in alerts if one["rule"] == rule.id and (only_info or one["severity"] != "info")]
+
+
+# ---- documents
+
+
+def write(results: Results, docs: Path) -> None:
+    """docs/detection.md, and the figures of each rule for docs/rules.md."""
+    for section, text in sections(results, docs).items():
+        replace(section, text, docs / "detection.md")
+    MEASURED.write_text(json.dumps(plain(summaries(results)), indent=1) + "\n", "utf-8")
+
+
+def plain(found: dict[str, Summary]) -> dict[str, Any]:
+    """As the handbook of the rules reads it."""
+    return {
+        rule: {
+            "healthy_steps": one.steps, "false_alerts": one.false, "found": one.found, "total": one.total,
+            "median_steps": _median(one.latencies), "most_steps": max(one.latencies, default=None),
+        }
+        for rule, one in found.items()
+    }  # fmt: skip
+
+
+def sections(results: Results, docs: Path) -> dict[str, str]:
+    """What stands between the marks of docs/detection.md."""
+    return {
+        "targets": f"Measured on {results['day']}.\n\n{table(('target', 'measured', 'met'), targets(results))}",
+        "rules": _rules(results),
+        "healthy": _healthy(results),
+        "faults": _faults(results),
+        "incidents": _incidents(results),
+        "traces": _traces(results),
+        "demo": _demo(docs / DEMO_FAULTS),
+        "programs": _programs(docs / SICK_PROGRAMS),
+    }
+
+
+def _rules(results: Results) -> str:
+    found = summaries(results)
+    on_healthy = Counter(
+        rule.id for rule in all_rules() for run in results["healthy"] for _ in _counted(rule, run["alerts"])
+    )
+    rows = []
+    for rule in all_rules():
+        one = found.get(rule.id)
+        if one is not None:
+            figures = f"{one.steps:,}", str(one.false), _share(one.precision), _of(one), _steps(one.latencies)
+            rows.append((f"`{rule.id}`", *figures, ", ".join(dict.fromkeys(one.on))))
+        else:
+            words = "not yet seen on a card" if rule.needs_card else "no labelled data: tested on synthetic series"
+            rows.append((f"`{rule.id}`", "", str(on_healthy[rule.id] or ""), "", "", "", words))
+    head = ("rule", "healthy steps", "false alerts", "precision", "recall", "steps", "measured on")
+    return table(head, rows)
+
+
+def _healthy(results: Results) -> str:
+    families: dict[str, list[dict[str, Any]]] = {}
+    for run in results["healthy"]:
+        if run["kind"] != "scaled":
+            families.setdefault(run["family"], []).append(run)
+    rules = all_rules()
+    rows = [
+        (
+            family, str(len(runs)), f"{sum(run['steps'] for run in runs):,}",
+            ", ".join(sorted({name for run in runs for name in run["series"]})),
+            str(sum(len(_counted(rule, run["alerts"])) for run in runs for rule in rules)),
+            ", ".join(f"`{rule}`" for rule in _chosen_on(family, runs)) or "none",
+        )
+        for family, runs in families.items()
+    ]  # fmt: skip
+    text = table(("family", "runs", "steps", "series", "alerts", "thresholds chosen on it"), rows)
+    told = [
+        f"- `{one['rule']}` ({one['severity']}) in step {one['first_step']:,} of {run['run']}: {one['message']}\n"
+        for run in results["healthy"]
+        for one in run["alerts"]
+    ]
+    said = f"Every alert and remark in them:\n\n{''.join(told)}" if told else "No rule said anything in them."
+    return f"{text}\n\n{said}"
+
+
+def _chosen_on(family: str, runs: Sequence[dict[str, Any]]) -> list[str]:
+    """The rules whose thresholds were chosen with a look at these runs."""
+    series = {name for run in runs for name in run["series"]}
+    needs: dict[str, set[str]] = {}
+    for fault in FAULTS:
+        needs.setdefault(fault.rule, set()).update(fault.needs)
+    return [rule.id for rule in all_rules() if chosen_on(rule.id, family) and needs.get(rule.id, set()) <= series]
+
+
+def _faults(results: Results) -> str:
+    rows = [
+        (
+            one["fault"], f"`{one['rule']}`", "chosen" if one["chosen"] else "tested", f"{one['found']}/{one['total']}",
+            _share(one["found"] / one["total"]), f"{one['within']}", _steps(one["latencies"]), str(one["early"]),
+        )
+        for one in results["faults"]
+    ]  # fmt: skip
+    return table(("fault", "rule", "families", "found", "recall", "within", "steps", "alerts before it"), rows)
+
+
+def _incidents(results: Results) -> str:
+    rows = [
+        (
+            incident["incident"], f"`{seen['rule']}`", f"{incident['began']:,}", _fired(seen["fired"]),
+            f"{seen['in_time_until']:,}", f"{seen['in_time']}/{len(seen['fired'])}", str(seen["early"]),
+        )
+        for incident in results["incidents"]
+        for seen in incident["seen"]
+    ]  # fmt: skip
+    return table(("incident", "rule", "began", "fired", "in time until", "in time", "alerts before it"), rows)
+
+
+def _fired(iterations: Sequence[int | None]) -> str:
+    counted = Counter("never" if at is None else f"{at:,}" for at in iterations)
+    return ", ".join(at if len(counted) == 1 else f"{at} ({count} times)" for at, count in sorted(counted.items()))
+
+
+def _traces(results: Results) -> str:
+    rows = []
+    for trace in results["traces"]:
+        slow = ", ".join(f"rank {rank}" for rank in trace["slow"]) or "no worker"
+        said = "; ".join(f"`{one['rule']}` in step {one['first_step']}: {one['message']}" for one in trace["alerts"])
+        told = str(trace["ranks"]), str(trace["stages"]), str(trace["steps"])
+        rows.append((trace["trace"], *told, slow, said or "nothing"))
+    return table(("trace", "ranks", "stages", "steps", "slowed", "what the rules said"), rows)
+
+
+def _demo(file: Path) -> str:
+    """A row a fault, a column a verdict."""
+    if not file.exists():
+        return "Not measured yet."
+    found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
+    faults = list(dict.fromkeys(one["fault"] for one in found))
+    verdicts = list(dict.fromkeys(one["verdict"] for one in found))
+    counted = Counter((one["fault"], one["verdict"]) for one in found)
+    rows = []
+    for fault in faults:
+        cells = []
+        for verdict in verdicts:
+            number = str(counted[fault, verdict] or "")
+            wrong = number and verdict not in _EXPECTED.get(fault, (verdict,))
+            cells.append(f"**{number}**" if wrong else number)
+        rows.append((fault, *cells))
+    matrix = table(("fault", *(f"`{verdict}`" for verdict in verdicts)), rows)
+    times = [
+        (one["fault"], f"`{one['alert']}`", _number(one["steps_to_alert"]), _number(one["seconds_to_alert"]))
+        for one in found
+        if one["alert"]
+    ]
+    right = sum(one["verdict"] in _EXPECTED.get(one["fault"], (one["verdict"],)) for one in found)
+    return (
+        f"{right} of {len(found)} runs ended in the right verdict; wrong ones are bold.\n\n{matrix}\n\n"
+        f"How long it took to the alert:\n\n{table(('fault', 'alert', 'steps', 'seconds'), times)}"
+    )
+
+
+def _programs(file: Path) -> str:
+    if not file.exists():
+        return "Not measured yet."
+    found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
+    right = sum(bool(one["right_at_first_try"]) for one in found)
+    rows = [
+        (
+            one["program"], one["illness"], f"`{one['expected']}`", f"`{one['verdict']}`",
+            "yes" if one["right_at_first_try"] else "no",
+        )
+        for one in found
+    ]  # fmt: skip
+    text = f"{right} of {len(found)} were named right at the first try.\n\n"
+    return text + table(("program", "illness", "expected", "verdict", "right at the first try"), rows)
+
+
+# ---- targets
+
+
+def targets(results: Results) -> list[tuple[str, str, str]]:
+    rules = {rule.id for rule in all_rules()}
+    spikes = [one for one in results["faults"] if one["rule"] == "loss_spike" and "0.5 nat" in one["fault"]]
+    slower = [one for one in results["faults"] if one["rule"] == "throughput_regression" and "5.7 %" in one["fault"]]
+    bad = [one for one in results["faults"] if one["rule"] == "nonfinite_loss"]
+    told = [_false_alarms(results)]
+    told += [
+        (
+            "spikes of 0.5 nat that decay or stay: recall 0.95 within 10 steps",
+            *_recalls("loss_spike", spikes, rules, 0.95),
+        ),
+        ("NaN within one step, always", *_recalls("nonfinite_loss", bad, rules, 1.0)),
+        (
+            "steps that take 5.7 % longer: recall 0.95 within 20 steps",
+            *_recalls("throughput_regression", slower, rules, 0.95),
+        ),
+    ]
+    bloom = [seen for one in results["incidents"] for seen in one["seen"] if seen["rule"] == "grad_norm_explosion"]
+    told.append(("gradient alert at least 3 iterations before the loss on BLOOM-176B", *_in_time(bloom)))
+    told += [_straggler(trace) for trace in results["traces"]]
+    return told
+
+
+def _false_alarms(results: Results) -> tuple[str, str, str]:
+    """Of each rule, on the healthy runs that log what it needs; of one without labelled data, on all."""
+    runs = [run for run in results["healthy"] if run["kind"] != "scaled"]
+    steps, found = sum(run["steps"] for run in runs), summaries(results)
+    rates: dict[str, float] = {}
+    for rule in all_rules():
+        alerts = sum(one["rule"] == rule.id and one["severity"] != "info" for run in runs for one in run["alerts"])
+        judged = steps
+        if rule.id in found and rule.severities != ("info",):
+            alerts, judged = found[rule.id].alerts, found[rule.id].steps
+        rates[rule.id] = 100_000 * alerts / max(1, judged)
+    above = [f"`{rule}` {rate:.2g}" for rule, rate in rates.items() if rate > _MOST_PER_100K]
+    words = f"{steps:,} steps; more than one: {', '.join(above) or 'no rule'}"
+    return "at most one warning or critical per 100,000 healthy steps for every rule", words, _met(not above)
+
+
+def _recalls(rule: str, faults: Sequence[dict[str, Any]], rules: set[str], least: float) -> tuple[str, str]:
+    if rule not in rules or not faults:
+        return "no such rule yet", "not yet"
+    shares = [(one["found"] / one["total"], f"{one['found']}/{one['total']}") for one in faults]
+    return ", ".join(words for _, words in shares), _met(all(share >= least for share, _ in shares))
+
+
+def _in_time(seen: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    if not seen:
+        return "no such rule yet", "not yet"
+    one = seen[0]
+    fired = [at for at in one["fired"] if at is not None]
+    last = f"iteration {max(fired):,} at the latest" if len(fired) == len(one["fired"]) else "not always found"
+    return f"{last}; {one['in_time']}/{len(one['fired'])} in time", _met(one["in_time"] == len(one["fired"]))
+
+
+def _straggler(trace: dict[str, Any]) -> tuple[str, str, str]:
+    alerts = [one for one in trace["alerts"] if one["rule"] == "straggler" and one["severity"] != "info"]
+    if trace["slow"]:
+        right = bool(alerts) and [*alerts[0]["ranks"]] == trace["slow"]
+        words = f"named in step {alerts[0]['first_step']}" if right else "not named"
+        return f"the slowed worker of trace {trace['trace']} is found", words, _met(right)
+    words = "none blamed" if not alerts else f"{len(alerts)} alerts"
+    return f"no worker is blamed for trace {trace['trace']}", words, _met(not alerts)
+
+
+# ---- words
+
+
+def _met(holds: bool) -> str:
+    return "yes" if holds else "no"
+
+
+def _median(values: Sequence[int]) -> int | None:
+    return sorted(values)[len(values) // 2] if values else None
+
+
+def _steps(latencies: Sequence[int]) -> str:
+    return f"{_median(latencies)}, {max(latencies)}" if latencies else ""
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _of(one: Summary) -> str:
+    return f"{_share(one.recall)} ({one.found}/{one.total})" if one.total else ""
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.3g}"

@@ -1,0 +1,199 @@
+"""data_bug: what the loader gives cannot be learned from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perfagent.wire import Finding
+from perfagent_server.rules.data.batch_readings import reading_of, readings
+from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.window import Window
+
+__all__ = ["DataBug"]
+
+_SERIES = ("batch/ignored_pct", "batch/constant_pct", "batch/one_class_pct", "batch/input_mean", "batch/input_std")
+_KEPT = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataBug(Rule):
+    """Batches that the agent looked into have a defect that no training survives, in `readings` readings in a row.
+
+    All labels are left out by the loss; all rows of the input are the same; every batch holds a single class although
+    there are several (sorted data, never shuffled). Only a remark: the input lies far from zero over normal_steps steps,
+    by far_spreads standard deviations or by far_units (SageMaker's CheckInputImages takes 0.2, which flags every picture
+    whose pixels are simply divided by 255). Labels of which most are left out are usual (only answers count).
+    """
+
+    ignored_pct: float = 99.9
+    constant_pct: float = 95.0
+    one_class_pct: float = 95.0
+    readings: int = 2
+    least_steps: int = 20
+    far_spreads: float = 3.0
+    far_units: float = 10.0
+    far_readings: int = 5
+    normal_steps: int = 500
+
+    id: ClassVar[str] = "data_bug"
+    severities = ("info", "warning")
+    place = Place(Question.DOES_IT_LEARN, 13)
+    reads = (*(reading_of(name, keep=_KEPT) for name in _SERIES), Series("step_time_s", merge="median"))
+    charts = _SERIES
+    life = Life(restated=True)
+    english = Words(
+        name="Defect in the data",
+        meaning="The batches hold something that the model cannot learn from: a mistake in the loader.",
+        fires=(
+            "When, in {readings} readings in a row (one every two seconds) and from step {least_steps} on, the loss "
+            "leaves out at least {ignored_pct:g} % of the labels; or all rows of the input are the same in at least "
+            "{constant_pct:g} % of the batches; or at least {one_class_pct:g} % of the batches hold a single class, "
+            "and not always the same one. A remark (info) if the mean of the input is at least {far_spreads:g} "
+            "standard deviations, or {far_units:g}, away from zero over {normal_steps} steps."
+        ),
+        remedies={
+            "": (
+                "Print some batches before you train on: `print(perfagent.inspect_batches(loader))` names the "
+                "defects, and the rows that have them."
+            ),
+            "no label counts": (
+                "Look at the labels of one batch: a chat template whose answer marker does not match, or prompts "
+                "that fill max_length, leave every label at -100 (ignore_index), and a loss mask may be inverted. "
+                "`perfagent.inspect_batches(loader)` names the rows."
+            ),
+            "all rows the same": (
+                "Look at the dataset's __getitem__: it does not use its index, reads past the data, or divides "
+                "integers to zero. `perfagent.inspect_batches(loader)` shows a batch."
+            ),
+            "one class a batch": (
+                "The data is sorted by class: set shuffle=True (or a shuffled sampler), and shuffle a streamed "
+                "dataset with a buffer that is larger than a class."
+            ),
+            "not normalized": (
+                "Bring the input to a mean of 0 and a standard deviation of 1 (transforms.Normalize, StandardScaler "
+                "fitted on the training data), unless the model begins with a normalization of its own."
+            ),
+        },
+    )
+    chinese = Words(
+        name="数据缺陷",
+        meaning="批次中含有模型无法学习的内容：加载器有错误。",
+        fires=(
+            "从第 {least_steps} 步起，连续 {readings} 次读数（每两秒一次）中：损失忽略了至少 {ignored_pct:g} % 的标签；"
+            "或至少 {constant_pct:g} % 的批次中输入的所有行都相同；或至少 {one_class_pct:g} % 的批次只含一个类别，"
+            "且并非总是同一个类别。若在 {normal_steps} 步内输入均值偏离零至少 {far_spreads:g} 个标准差或 "
+            "{far_units:g}，则只作提示（info）。"
+        ),
+        remedies={
+            "": "在继续训练之前打印几个批次：`print(perfagent.inspect_batches(loader))` 会指出缺陷及其所在的行。",
+            "no label counts": (
+                "检查一个批次的标签：对话模板的回答标记不匹配，或提示占满 max_length，都会使所有标签为 "
+                "-100（ignore_index）；损失掩码也可能取反了。`perfagent.inspect_batches(loader)` 会指出这些行。"
+            ),
+            "all rows the same": (
+                "检查数据集的 __getitem__：没有使用索引、读到了数据末尾之外，或整数除法得到零。"
+                "`perfagent.inspect_batches(loader)` 可显示一个批次。"
+            ),
+            "one class a batch": (
+                "数据按类别排序：设置 shuffle=True（或使用打乱的采样器）；流式数据集请使用大于一个类别的打乱缓冲区。"
+            ),
+            "not normalized": (
+                "将输入归一化为均值 0、标准差 1（transforms.Normalize，或在训练数据上拟合的 StandardScaler），"
+                "除非模型开头自带归一化。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | None:
+        took = window.series("step_time_s")
+        if took is None or took.total < self.least_steps:
+            return None
+        return (
+            self._labels(window)
+            or self._constant(window)
+            or self._one_class(window)
+            or (self._far(window) if took.total >= self.normal_steps else None)
+        )
+
+    def _held(self, window: Window, name: str, at_least: float) -> float | None:
+        """The mean of the newest readings, if all of them are so high."""
+        found = readings(window, name, self.readings)
+        if len(found) < self.readings or min(found) < at_least:
+            return None
+        return sum(found) / len(found)
+
+    def _labels(self, window: Window) -> Finding | None:
+        share = self._held(window, "batch/ignored_pct", self.ignored_pct)
+        if share is None:
+            return None
+        return self._finding(
+            window,
+            "no label counts",
+            "The loss leaves out every label",
+            f"The loss leaves out {share:.4g} % of the labels (-100, or zero in the loss mask) in the newest batches that "
+            "were looked into: nothing is left to learn from, and a mean over no label is NaN.",
+            ignored_pct=share,
+        )
+
+    def _constant(self, window: Window) -> Finding | None:
+        share = self._held(window, "batch/constant_pct", self.constant_pct)
+        if share is None:
+            return None
+        return self._finding(
+            window,
+            "all rows the same",
+            "All rows of a batch are the same",
+            f"In {share:.3g} % of the newest batches that were looked into, all rows of the input are the same: the model "
+            "sees one sample, whatever the labels say.",
+            constant_pct=share,
+        )
+
+    def _one_class(self, window: Window) -> Finding | None:
+        share = self._held(window, "batch/one_class_pct", self.one_class_pct)
+        if share is None:
+            return None
+        return self._finding(
+            window,
+            "one class a batch",
+            "Every batch holds a single class",
+            f"In {share:.3g} % of the newest batches that were looked into, all rows have the same class, and the class "
+            "changes from batch to batch: the data is sorted, and the model forgets one class while it sees the next.",
+            one_class_pct=share,
+        )
+
+    def _far(self, window: Window) -> Finding | None:
+        means = readings(window, "batch/input_mean", self.far_readings)
+        spreads = readings(window, "batch/input_std", self.far_readings)
+        if len(means) < self.far_readings or len(means) != len(spreads):
+            return None
+        pairs = list(zip(means, spreads, strict=True))
+        if not all(spread > 0 and self._is_far(mean, spread) for mean, spread in pairs):
+            return None
+        mean, spread = sum(means) / len(means), sum(spreads) / len(spreads)
+        return self._finding(
+            window,
+            "not normalized",
+            f"The input is far from zero: mean {mean:.3g}, standard deviation {spread:.3g}",
+            f"The input of the model has a mean of {mean:.3g} and a standard deviation of {spread:.3g} (newest "
+            f"{len(means)} readings): it was not normalized. Networks without a normalization in front learn slowly "
+            "from such numbers, or not at all.",
+            severity="info",
+            input_mean=mean,
+            input_std=spread,
+        )
+
+    def _is_far(self, mean: float, spread: float) -> bool:
+        return abs(mean) >= min(self.far_spreads * spread, self.far_units)
+
+    def _finding(
+        self, window: Window, cause: str, title: str, message: str, *, severity: str = "warning", **evidence: float
+    ) -> Finding:
+        return self.found(
+            "info" if severity == "info" else "warning",
+            title,
+            message,
+            cause=cause,
+            since_step=window.step,
+            evidence={**evidence, "step": window.step},
+        )

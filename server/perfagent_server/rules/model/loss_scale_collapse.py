@@ -1,0 +1,215 @@
+"""loss_scale_collapse: the loss scale of mixed precision falls and falls, or too many steps are skipped."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, ClassVar
+
+from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.model import grad_scaler
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.window import Window
+
+__all__ = ["LossScaleCollapse"]
+
+_SEEN = 20  # values of scale and loss in the evidence
+_LEAST = 2.0**-149  # in place of a scale of zero: what float32 holds
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScaleCollapse(Rule):
+    """The scale of a GradScaler (torch's, DeepSpeed's, Megatron's) is cut again and again, has fallen below least_scale, or
+    more than skipped_pct of the steps are skipped.
+
+    A scaler begins too high and looks for its scale: what it cuts and skips is no fault before it has kept its scale for
+    search_steps, or before longest_search_steps have passed. After that a healthy one grows every 2,000 steps and is cut
+    once. Of BLOOM's predecessor (tr8b) the scale fell from 1,048,576 to 32,768 in six steps as its loss went from 2.67 to
+    4.37. Skipped steps are counted by amp/skipped where the agent sends it, else by the cuts.
+    """
+
+    halvings: float = 3.0
+    within_steps: int = 10
+    least_scale: float = 1.0
+    skipped_pct: float = 5.0
+    over_steps: int = 200
+    search_steps: int = 20
+    longest_search_steps: int = 100
+    clear_at: float = 0.8  # of the share of skipped steps
+
+    id: ClassVar[str] = "loss_scale_collapse"
+    severities = ("warning", "critical")
+    place = Place(Question.DOES_IT_LEARN, 1)
+    reads = (Series("amp/scale", merge="min", judged=True), *grad_scaler.READS, Series(LOSS), Series("lr", merge="max"))
+    charts = ("amp/scale", "amp/skipped")
+    life = Life(clear_steps=50, restated=True)
+    english = Words(
+        name="Loss scale collapse",
+        meaning="The loss scale of fp16 falls again and again: gradients overflow, and steps are skipped.",
+        fires=(
+            "When the scale is halved at least {halvings:g} times within {within_steps} steps, or more than "
+            "{skipped_pct:g} % of the newest {over_steps} steps are skipped; critical when the scale has fallen below "
+            "{least_scale:g}, or to {least_scale:g} and steps are still skipped. The scaler's search at the start does not "
+            "count: until it has kept its scale for {search_steps} steps, at most {longest_search_steps} steps. A scale "
+            "that never changes does not count either."
+        ),
+        remedies={
+            "": (
+                "Train in bf16 where the hardware has it (torch.autocast(dtype=torch.bfloat16), without GradScaler): it has "
+                "the range of fp32. Else keep in fp32 what overflows (softmax, normalization, the loss), clip the gradient "
+                "norm at 1.0 after scaler.unscale_(optimizer), and lower the learning rate."
+            ),
+            "loss": (
+                "The loss rises with it, so this is no matter of precision alone: the run diverges. Go back to the checkpoint "
+                "before the first cut, lower the learning rate by a third, and skip the batches there; train in bf16 if the "
+                "hardware has it."
+            ),
+            "minimum": (
+                "No scale is small enough, so the values themselves are NaN or infinite: look for NaN in the batches and for "
+                "activations above 65,504 in the forward pass (torch.autograd.set_detect_anomaly(True) for some steps), and "
+                "train in bf16, or go back to the last good checkpoint."
+            ),
+        },
+    )
+    chinese = Words(
+        name="损失缩放崩溃",
+        meaning="fp16 的损失缩放因子一再下降：梯度溢出，训练步被跳过。",
+        fires=(
+            "缩放因子在 {within_steps} 步内至少减半 {halvings:g} 次，或最近 {over_steps} 步中超过 {skipped_pct:g} % 被跳过时"
+            "触发；缩放因子降到 {least_scale:g} 以下，或降到 {least_scale:g} 而仍有步被跳过时为严重。"
+            "启动时的搜索不计：直到缩放因子保持 {search_steps} 步，最多 {longest_search_steps} 步。从不变化的缩放因子也不计。"
+        ),
+        remedies={
+            "": (
+                "若硬件支持，请用 bf16 训练（torch.autocast(dtype=torch.bfloat16)，不用 GradScaler），其数值范围与 fp32 相同；"
+                "否则将会溢出的部分（softmax、归一化、损失）保持为 fp32，在 scaler.unscale_(optimizer) 之后将梯度范数裁剪到 "
+                "1.0，并降低学习率。"
+            ),
+            "loss": (
+                "损失随之上升，因此不只是精度问题：训练正在发散。回到第一次下降之前的检查点，将学习率降低三分之一，"
+                "并跳过那里的批次；若硬件支持，请改用 bf16。"
+            ),
+            "minimum": (
+                "任何缩放因子都不够小，说明数值本身已是 NaN 或无穷大：检查批次中的 NaN 以及前向中超过 65,504 的激活值"
+                "（可在若干步内使用 "
+                "torch.autograd.set_detect_anomaly(True)），改用 bf16，或回到最后一个好的检查点。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        scale = window.by_step["amp/scale"].value
+        if scale is None or not 0 <= scale < math.inf:
+            return UNKNOWN
+        state = window.state_of(self, _fresh(window.at, scale))
+        self._note(window, state, scale)
+        cuts, skips = state["cuts"], state["skips"]
+        if not (cuts or skips or scale < self.least_scale):
+            return None  # nearly every step ends here
+        skipped = sum(count for _, count in skips) if state["counted"] is not None else sum(cut for _, cut, _ in cuts)
+        halved = sum(share for step, _, share in cuts if step > window.at - self.within_steps)
+        at_minimum = scale <= self.least_scale < state["highest"]
+        still_skips = any(step > window.at - self.within_steps for step, _ in skips)
+        lowest_pct = self.skipped_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
+        if at_minimum and (scale < self.least_scale or still_skips):
+            return self._finding(window, state, scale, skipped, "minimum")
+        if halved >= self.halvings or 100 * skipped > lowest_pct * self.over_steps:
+            return self._finding(window, state, scale, skipped, "halved" if halved >= self.halvings else "skipped")
+        return None
+
+    def _note(self, window: Window, state: dict[str, Any], scale: float) -> None:
+        """Takes a note of what the scaler did in this step."""
+        at, before, gap = window.at, state["scale"], max(1, window.at - state["step"])
+        skipped = window.by_step.get("amp/skipped")
+        count = skipped.at(at) if skipped is not None else None
+        cut = math.log2(before / max(scale, _LEAST)) if scale < before else 0.0
+        more = count - state["counted"] if count is not None and state["counted"] is not None else 0.0
+        if cut or more > 0:
+            state["busy"] = at
+        if state["searching"]:
+            quiet = at - state["busy"] >= self.search_steps
+            state["searching"] = not quiet and at - state["first"] < self.longest_search_steps
+        else:
+            if cut:
+                state["cuts"].append([at, cut, cut * min(1.0, self.within_steps / gap)])
+            if more > 0:
+                state["skips"].append([at, more])
+        for noted in (state["cuts"], state["skips"]):
+            while noted and noted[0][0] <= at - self.over_steps:
+                del noted[0]
+        state.update(step=at, scale=scale, highest=max(state["highest"], scale))
+        if count is not None:
+            state["counted"] = count
+
+    def _finding(self, window: Window, state: dict[str, Any], scale: float, skipped: float, why: str) -> Finding:
+        cuts = state["cuts"]
+        latest = [one for one in cuts if one[0] > window.at - self.within_steps]
+        times = 2 ** sum(cut for _, cut, _ in latest)
+        since = state["busy"] if why == "minimum" else latest[0][0] if why == "halved" else _first(state)
+        series = window.by_step["amp/scale"]
+        losses, rose = _losses(window, since)
+        steps = window.at - since + 1
+        share = 100 * skipped / self.over_steps
+        now = _spelled(scale)
+        if why == "minimum":
+            title = f"The loss scale has fallen to {now}"
+            message = f"The loss scale has fallen from {_spelled(state['highest'])} to {now}, as far as it is of use"
+        elif why == "halved":
+            title = f"The loss scale fell {times:.0f}-fold in {steps} step{'' if steps == 1 else 's'}, to {now}"
+            message = (
+                f"The loss scale fell from {_spelled(scale * times)} to {now} between steps {since:,} and {window.at:,}"
+            )
+        else:
+            title = f"{skipped:.0f} of the newest {self.over_steps} steps were skipped"
+            message = f"The gradients of {skipped:.0f} of the newest {self.over_steps} steps overflowed, at a loss scale of {now}"
+        if rose:
+            message += f", while the loss rose from {losses[0]:.4g} to {losses[1]:.4g}"
+        message += "."
+        if skipped and why != "skipped":
+            message += f" {skipped:.0f} of the newest {self.over_steps} steps were skipped ({share:.1f} %)."
+        return self.found(
+            "critical" if why == "minimum" else "warning",
+            title,
+            message,
+            cause="minimum" if why == "minimum" else "loss" if rose else "",
+            cost=f"{share:.1f} % of the steps are skipped" if skipped else "",
+            since_step=since,
+            evidence={
+                "scale": scale, "highest_scale": state["highest"], "times": times, "skipped": skipped,
+                "skipped_pct": share, "over_steps": self.over_steps, "last_scales": series.last(_SEEN),
+                "loss_before": losses[0], "loss": losses[1], "lr": window.value("lr"),
+            },
+        )  # fmt: skip
+
+
+def _fresh(at: int, scale: float) -> dict[str, Any]:
+    """first, step: the first and the newest step judged; scale, highest: the newest and the highest; busy: the newest step
+    with a cut or a skip; searching: whether the scaler still looks for its scale; counted: steps skipped so far, None if
+    not known; cuts: [step, halvings, of which within_steps have]; skips: [step, how many]."""
+    return {
+        "first": at, "step": at, "scale": scale, "highest": scale, "busy": at, "searching": True, "counted": None,
+        "cuts": [], "skips": [],
+    }  # fmt: skip
+
+
+def _first(state: dict[str, Any]) -> int:
+    return min(int(noted[0][0]) for noted in (state["cuts"], state["skips"]) if noted)
+
+
+def _losses(window: Window, since: int) -> tuple[tuple[float | None, float | None], bool]:
+    """The loss before a step and now (medians of up to 5 and 3), and whether it rose; None where it is not known."""
+    name = window.loss_name
+    track = window.by_step.get(name) if name is not None else None
+    if track is None:
+        return (None, None), False
+    before = [value for value in track.before(since - 1, 5) if math.isfinite(value)]
+    now = [value for value in track.before(window.at, min(3, window.at - since + 1)) if math.isfinite(value)]
+    if not before or not now:
+        return (None, None), False
+    was, is_now = median(before), median(now)
+    return (was, is_now), is_now - was > 0.05 * abs(was)
+
+
+def _spelled(scale: float) -> str:
+    return f"{scale:,.0f}" if scale >= 1 else f"{scale:.3g}"

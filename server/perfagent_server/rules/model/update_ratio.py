@@ -1,0 +1,193 @@
+"""update_ratio: a step changes the weights by far too much, or by next to nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.model.layer_rows import LayerRow, layer_rows, named_layers, short
+from perfagent_server.rules.model.learning import is_flat, loss_left
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.step_series import StepSeries
+from perfagent_server.rules.window import Window
+
+__all__ = ["UpdateRatio"]
+
+_TOTAL, _LAYERS = "update/ratio", "update_ratio/"
+_KEEP = 4  # measurements
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRatio(Rule):
+    """The norm of what a step changed, over the norm of the weights: of the model or of a layer, outside of what SageMaker
+    Debugger's WeightUpdateRatio allows (1e-8 to 10), in two measurements in a row.
+
+    Around 1e-3 is usual. Of the whole model, high_ratio is far too much, too: a loss that has not come down meanwhile
+    makes it a warning, else it is a remark. The first skip_steps do not count, for weights that begin at zero (LoRA's B,
+    the last layer of a residual block) move by multiples of themselves at first; but where gradients are measured rarely, a
+    high ratio in step 6 or later explains a loss that stands where it began 200 steps later. Weights that stand still
+    altogether are another rule's, and a learning rate at the end of its schedule moves nothing with reason.
+    """
+
+    large: float = 10.0
+    small: float = 1e-8
+    high_ratio: float = 0.05
+    observations: int = 2
+    skip_steps: int = 100
+    first_steps: int = 5
+    learned_share: float = 0.7
+    least_rate: float = 0.01  # of the highest learning rate: below it small changes are meant
+    clear_at: float = 0.8
+
+    id: ClassVar[str] = "update_ratio"
+    severities = ("info", "warning")
+    place = Place(Question.DOES_IT_LEARN, 12)
+    reads = (
+        Series(_TOTAL, keep=_KEEP, judged=True),
+        Series(_LAYERS, keep=_KEEP, judged=True),
+        Series("lr", merge="max"),
+        Series(LOSS),
+        Every(10.0),
+    )
+    charts = (_TOTAL,)
+    life = Life(clear_steps=1, restated=True)
+    english = Words(
+        name="Update-to-weight ratio",
+        meaning="A step changes the weights of the model or of a layer by far too much, or by next to nothing.",
+        fires=(
+            "When the norm of a step's change is more than {large:g} times or less than {small:g} times the norm of the "
+            "weights, of the model or of a layer, in {observations} measurements in a row; and when it is at least "
+            "{high_ratio:g} for the whole model: a warning if the loss stands still with more than {learned_share:.0%} of "
+            "the first one left, else a remark. The first {skip_steps} steps do not count, nor small changes at a learning "
+            "rate below {least_rate:.0%} of its highest."
+        ),
+        remedies={
+            "": (
+                "Lower the learning rate until the ratio is near 1e-3 (divide it by what is too much: at 0.1, by 30 to 100), "
+                "and warm it up. For AdamW, 3e-4 is a sound start for small models and 1e-4 for fine-tuning; for SGD with "
+                "momentum, 0.01 to 0.1."
+            ),
+            "one layer": (
+                "Only some layers move too far: give them a parameter group with a lower learning rate and no weight "
+                "decay, and look at their initialization: weights near zero move by multiples of themselves."
+            ),
+            "small": (
+                "Raise the learning rate of these layers (look at the parameter groups and the schedule: a warm-up in epochs "
+                "instead of steps?). Weights in bf16 or fp16 lose changes below 1/256 or 1/2048 of themselves: keep fp32 "
+                "weights and use autocast."
+            ),
+        },
+    )
+    chinese = Words(
+        name="更新与权重之比",
+        meaning="每一步对模型或某层权重的改变过大，或几乎为零。",
+        fires=(
+            "某一步改变量的范数超过权重范数的 {large:g} 倍或低于 {small:g} 倍（整个模型或某层，连续 {observations} 次测量）"
+            "时触发；整个模型达到 {high_ratio:g} 时也触发：若损失仍高于最初的 {learned_share:.0%} 为警告，否则为提示。"
+            "前 {skip_steps} 步不计；学习率低于其最高值的 {least_rate:.0%} 时，过小的改变不计。"
+        ),
+        remedies={
+            "": (
+                "降低学习率，使该比值接近 1e-3（按超出的倍数降低：0.1 时除以 30 到 100），并进行预热。AdamW 对小模型可从 3e-4 "
+                "开始，微调可从 1e-4 开始；带动量的 SGD 为 0.01 到 0.1。"
+            ),
+            "one layer": (
+                "只有部分层变化过大：为其设置学习率更低且无权重衰减的参数组，并检查其初始化：接近零的权重会成倍变化。"
+            ),
+            "small": (
+                "提高这些层的学习率（检查参数组和调度：预热是否以 epoch 而非步为单位？）。bf16 或 fp16 的权重会丢失"
+                "小于自身 1/256 或 1/2048 的变化：保留 fp32 权重并使用 autocast。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        total = window.series(_TOTAL)
+        if total is None and _LAYERS not in window.by_family:
+            return None
+        state = window.state_of(self, {"first_loss": None})
+        left = loss_left(window, state)
+        began = window.start_step
+        whole = None if total is None else _row(total, began + self.skip_steps)
+        rows = layer_rows(window, _LAYERS, began + self.skip_steps)
+        lowered = self.clear_at if window.is_firing(self.id) else 1.0
+        if whole is not None and self._is_large(whole, lowered):
+            return self._of_model(window, whole, "", left, is_sick=True)
+        large = [row for row in rows if self._is_large(row, lowered)]
+        if large:
+            return self._of_layers(window, large, len(rows), "one layer", "by more than they are")
+        early = None if total is None else _row(total, began + self.first_steps)
+        if early is not None and early.values[-1] >= lowered * self.high_ratio:
+            stuck = left is not None and left > self.learned_share and is_flat(window)
+            if whole is not None or (stuck and window.step - began >= 2 * self.skip_steps):
+                return self._of_model(window, early, "", left, is_sick=stuck)
+        return self._small(window, whole, rows, left, lowered) if rows or whole is not None else UNKNOWN
+
+    def _small(
+        self, window: Window, whole: LayerRow | None, rows: list[LayerRow], left: float | None, lowered: float
+    ) -> Finding | None:
+        rate, highest = window.value("lr"), window.learning_rate.peak
+        if rate is not None and rate < self.least_rate * highest:
+            return None
+        if whole is not None and self._is_small(whole, lowered):
+            return self._of_model(window, whole, "small", left, is_sick=True)
+        small = [row for row in rows if self._is_small(row, lowered)]
+        return self._of_layers(window, small, len(rows), "small", "by next to nothing") if small else None
+
+    def _is_large(self, row: LayerRow, lowered: float) -> bool:
+        newest = row.values[-self.observations :]
+        return len(newest) == self.observations and lowered * self.large <= min(newest) < math.inf
+
+    def _is_small(self, row: LayerRow, lowered: float) -> bool:
+        newest = row.values[-self.observations :]
+        return len(newest) == self.observations and min(newest) > 0 and max(newest) < self.small / lowered
+
+    def _of_model(self, window: Window, whole: LayerRow, cause: str, left: float | None, *, is_sick: bool) -> Finding:
+        ratio, step = whole.values[-1], whole.steps[-1]
+        loss = "" if left is None else f" {100 * left:.0f} % of the first loss is left."
+        return self.found(
+            "warning" if is_sick else "info",
+            f"A step changes the weights by {_spelled(ratio)} of themselves",
+            f"In step {step:,} the weights of the model changed by {_spelled(ratio)} of their norm ({ratio:.2g}; around 0.001 is "
+            f"usual).{loss}",
+            cause=cause,
+            since_step=whole.steps[0],
+            evidence=self._evidence(window, whole, {"ratio": ratio, "loss_left": left}),
+        )
+
+    def _of_layers(self, window: Window, rows: list[LayerRow], measured: int, cause: str, how: str) -> Finding:
+        rows.sort(key=lambda row: row.values[-1], reverse=cause != "small")
+        worst = rows[0]
+        names = [f"{row.layer} ({row.values[-1]:.2g})" for row in rows]
+        count = f"{len(rows)} of {measured} layers"
+        return self.found(
+            "warning",
+            f"{count} change {how} in a step" if len(rows) > 1 else f"{short(worst.layer)} changes {how} in a step",
+            f"The ratio of a step's change to the weights is outside of {self.small:g} to {self.large:g} in {count}, in "
+            f"{self.observations} measurements in a row up to step {worst.steps[-1]:,}: {named_layers(names)}.",
+            cause=cause,
+            since_step=worst.steps[-self.observations],
+            evidence=self._evidence(
+                window, worst, {"layers": {row.layer: row.values[-1] for row in rows[:64]}, "measured": measured}
+            ),
+        )
+
+    def _evidence(self, window: Window, row: LayerRow, more: dict[str, Any]) -> dict[str, Any]:
+        ratios = dict(zip(map(str, row.steps), row.values, strict=True))
+        return {**more, "ratios": ratios, "lr": window.value("lr"), "step": row.steps[-1]}
+
+
+def _row(track: StepSeries, after: int) -> LayerRow | None:
+    """The newest ratios of the whole model, of the steps after one."""
+    kept = [
+        (step, value)
+        for step, value in zip(track.last_steps(_KEEP), track.last(_KEEP), strict=True)
+        if step > after and math.isfinite(value)
+    ]
+    return LayerRow("", [step for step, _ in kept], [value for _, value in kept]) if kept else None
+
+
+def _spelled(ratio: float) -> str:
+    return f"{100 * ratio:.3g} %" if 1e-4 <= ratio < 10 else f"{ratio:.2g} times"

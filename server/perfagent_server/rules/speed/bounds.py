@@ -1,0 +1,263 @@
+"""What a run is bound by: where the time of its steady steps goes, and what is worth trying next. For the verdict of a run
+in which nothing is wrong, and for the rules that say it as a finding. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.rule import Series
+from perfagent_server.rules.speed import step_shares
+from perfagent_server.rules.speed.step_shares import ON_DEVICE, PAUSES, UTILIZATION, seconds_in
+from perfagent_server.rules.steady_steps import steady_steps
+from perfagent_server.rules.window import Window
+
+__all__ = ["READS", "Bound", "Kind", "Roofline", "roofline", "what_bounds"]
+
+Kind = Literal[
+    "compute", "memory bandwidth", "launches", "data", "copies", "communication", "rollout", "own code", "unmeasured"
+]
+
+_ACTIVITY = tuple(
+    Series(name, keep=60, axis="time") for name in ("gpu/sm_active_pct", "gpu/tensor_active_pct", "gpu/dram_active_pct")
+)
+READS = (*step_shares.READS, UTILIZATION, Series("mfu"), *_ACTIVITY)
+"""What a rule must read for the window to hold what is asked here."""
+
+_MOST_STEPS = 48  # of the 64 that are kept of a phase: some are no steady ones
+_FEWEST_STEPS = 10
+_LEAST_S = 5.0  # utilization is sampled once a second
+_BUSY_PCT = 90.0
+_IDLE_PCT = 70.0
+_FEW_SM_PCT = 40.0
+"""The multiprocessors have work for so little of the time that the kernels cannot follow each other closely."""
+_BANDWIDTH_PCT = 60.0
+"""DRAM activity counts cycles in which a transfer took place; copies of large blocks reach 80 to 95 %."""
+_GOOD_MFU = 0.40
+_PARTS: dict[Kind, tuple[str, ...]] = {
+    "compute": ("forward", "backward", "optimizer"),
+    "data": ("data",),
+    "copies": ("h2d",),
+    "communication": ("comm",),
+    "rollout": ("rollout",),
+    "unmeasured": ("other",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """How much of what the device can do is used; None: not known. mfu: a share of its dense peak, 0 to 1."""
+
+    mfu: float | None = None
+    busy_pct: float | None = None
+    sm_pct: float | None = None
+    tensor_pct: float | None = None
+    memory_pct: float | None = None
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return any(one is not None for one in (self.busy_pct, self.sm_pct, self.tensor_pct, self.memory_pct))
+
+    def words(self) -> str:
+        """What is known, as part of a sentence; "" if nothing is."""
+        said = [
+            f"{100 * self.mfu:.0f} % of its peak arithmetic (MFU)" if self.mfu is not None else "",
+            f"{self.memory_pct:.0f} % of its memory bandwidth" if self.memory_pct is not None else "",
+            f"its tensor cores {self.tensor_pct:.0f} % of the time" if self.tensor_pct is not None else "",
+            f"its multiprocessors {self.sm_pct:.0f} % of the time" if self.sm_pct is not None else "",
+        ]
+        known = [one for one in said if one]
+        return "the device uses " + ", ".join(known) if known else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """kind: what takes most of a step; share_pct: how much of it; shares_pct: of all kinds that took any, which add up
+    to 100. The "compute" among them is forward, backward and optimizer also where it is the device's memory or the host
+    that holds these back. steps: how many were looked at; phase: the name of the script's own phase, where that is it;
+    message: a sentence; next_try: another, what to try."""
+
+    kind: Kind
+    share_pct: float
+    shares_pct: dict[str, float]
+    step_p50_s: float
+    step_p90_s: float
+    steps: int
+    roofline: Roofline
+    phase: str = ""
+
+    @property
+    def message(self) -> str:
+        device = self.roofline.words()
+        return (
+            f"{_subject(self)} {self.share_pct:.0f} % of a step (P50 {spell_s(self.step_p50_s)}, P90 "
+            f"{spell_s(self.step_p90_s)}, {self.steps} steps){'; ' + device if device else ''}."
+        )
+
+    @property
+    def next_try(self) -> str:
+        return _next_try(self)
+
+
+def what_bounds(window: Window) -> Bound | None:
+    """What bounds the newest steady steps; None where too few steps, or no phases, are known."""
+    steps = _typical_steps(window)
+    took = window.by_step.get("step_time_s")
+    if took is None or len(steps) < _FEWEST_STEPS:
+        return None
+    times = {step: value for step, value in zip(took.steps, took.values, strict=True) if step in steps}
+    total = sum(times.values())
+    device = roofline(window)
+    shares = _shares(window, steps, total, device)
+    if not shares:
+        return None
+    largest = max(shares, key=lambda kind: shares[kind])
+    kind = _of_device(device) if largest == "compute" else largest
+    ordered = sorted(times.values())
+    return Bound(
+        kind=kind,
+        share_pct=100 * shares[largest],
+        shares_pct={name: 100 * share for name, share in shares.items()},
+        step_p50_s=median(ordered),
+        step_p90_s=ordered[int(0.9 * (len(ordered) - 1))],
+        steps=len(ordered),
+        roofline=device,
+        phase=_own_phase(window) if kind == "own code" else "",
+    )
+
+
+def roofline(window: Window) -> Roofline:
+    """Means over the newest minute at most, up to the newest step: while a run stands still its device does nothing."""
+    took = window.series("step_time_s")
+    if took is None or took.time is None:
+        return Roofline()
+    until, since = took.time, took.time - max(_LEAST_S, min(60.0, sum(took.last(64))))
+
+    def mean(name: str) -> float | None:
+        readings = window.by_time.get(name)
+        return None if readings is None else readings.mean(since, until)
+
+    mfu = window.series("mfu")
+    known = [] if mfu is None else [value for value in mfu.last(32) if math.isfinite(value)]
+    return Roofline(
+        mfu=median(known) if known else None,
+        busy_pct=mean(UTILIZATION.name),
+        sm_pct=mean("gpu/sm_active_pct"),
+        tensor_pct=mean("gpu/tensor_active_pct"),
+        memory_pct=mean("gpu/dram_active_pct"),
+    )
+
+
+def _typical_steps(window: Window) -> set[int]:
+    """The newest steady steps whose phases are all known. Where each step has a phase beside training (a rollout, one
+    that the script named), those without an evaluation or a save."""
+    other = window.by_step.get("phase/other_s")
+    if other is None:
+        return set()
+    told = set(other.steps)
+    steady = [step for step in steady_steps(window, _MOST_STEPS)[0] if step in told]
+    if len(steady) >= _FEWEST_STEPS:
+        return set(steady)
+    took = window.series("step_time_s")
+    paused = set(step_shares.seconds_by_step(window, PAUSES))
+    return (
+        {
+            step
+            for step, value in zip(took.last_steps(took.size), took.last(took.size), strict=True)
+            if step in told and step not in paused and 0 < value < math.inf
+        }
+        if took is not None
+        else set()
+    )
+
+
+def _shares(window: Window, steps: set[int], total: float, device: Roofline) -> dict[Kind, float]:
+    """Kind -> share of the steps' time, 0 to 1. What is left over is a phase that the script named."""
+    if not total > 0:
+        return {}
+    spent: dict[Kind, float] = {kind: _seconds(window, phases, steps) for kind, phases in _PARTS.items()}
+    if device.busy_pct is not None and device.busy_pct >= _BUSY_PCT:
+        # The host waited for work that the device had been given before: that is no time of its own.
+        spent["compute"], spent["unmeasured"] = spent["compute"] + spent["unmeasured"], 0.0
+    # A host that runs ahead waits for its batch while the device computes: only what the device leaves is lost.
+    spent["data"] = min(spent["data"], max(0.0, total - _seconds(window, ON_DEVICE, steps)))
+    spent["own code"] = max(0.0, total - sum(spent.values()))
+    whole = sum(spent.values())
+    return {kind: seconds / whole for kind, seconds in spent.items() if seconds > 0.0005 * whole}
+
+
+def _seconds(window: Window, phases: Iterable[str], steps: set[int]) -> float:
+    return sum(seconds_in(window, phase, steps) for phase in phases)
+
+
+def _of_device(device: Roofline) -> Kind:
+    """What holds forward, backward and optimizer back."""
+    if device.memory_pct is not None and device.memory_pct >= max(_BANDWIDTH_PCT, device.tensor_pct or 0.0):
+        return "memory bandwidth"
+    if device.sm_pct is not None:
+        return "launches" if device.sm_pct < _FEW_SM_PCT else "compute"
+    return "launches" if device.busy_pct is not None and device.busy_pct < _IDLE_PCT else "compute"
+
+
+def _own_phase(window: Window) -> str:
+    """The script's own phase that takes most of the newest minutes."""
+    seconds = window.wall.recent().seconds
+    named = {phase: spent for phase, spent in seconds.items() if f"phase/{phase}_s" not in window.by_step}
+    return max(named, key=lambda phase: named[phase], default="")
+
+
+def _subject(bound: Bound) -> str:
+    return {
+        "compute": "Compute bounds it: forward, backward and optimizer take",
+        "memory bandwidth": "The device's memory bandwidth bounds it: forward, backward and optimizer take",
+        "launches": "The host bounds it, which launches kernels too slowly for the device: forward, backward and optimizer take",
+        "data": "Data bounds it: waiting for batches takes",
+        "copies": "Copies to the device bound it: they take",
+        "communication": "Communication bounds it: what nothing overlaps takes",
+        "rollout": "Rollouts (acting in an environment, generating) bound it: they take",
+        "own code": f"Code that the script times itself bounds it: {bound.phase or 'its phases'} takes",
+        "unmeasured": "Code that perfagent does not measure (logging, own Python code, sleep) bounds it: it takes",
+    }[bound.kind]
+
+
+def _next_try(bound: Bound) -> str:
+    device = bound.roofline
+    if bound.kind == "compute" and not device.is_on_gpu:
+        return (
+            "Compile the model (torch.compile) or train in bf16 where the processor has instructions for it; `perfagent "
+            "profile RUN` shows which operators take the time."
+        )
+    if bound.kind == "compute" and device.mfu is not None and device.mfu >= _GOOD_MFU:
+        return "This is what good trainings reach; more speed takes more devices, fp8, or less arithmetic (a smaller model)."
+    return {
+        "compute": (
+            "Give the tensor cores more of the work: bf16 autocast, torch.set_float32_matmul_precision('high'), fused "
+            "attention (scaled_dot_product_attention), and sizes that are multiples of 64."
+        ),
+        "memory bandwidth": (
+            "Move fewer bytes: torch.compile fuses elementwise operators, AdamW(fused=True) reads the state once, bf16 halves "
+            "what is read, and a larger batch reads the weights for more samples."
+        ),
+        "launches": (
+            "Launch fewer, larger kernels: torch.compile(mode='reduce-overhead') replays CUDA graphs, a larger batch makes "
+            "each kernel longer, and AdamW(fused=True) is one kernel instead of hundreds."
+        ),
+        "data": (
+            "Give the DataLoader workers (as many as there are spare cores) and persistent_workers=True, and cache what is "
+            "decoded again in every epoch."
+        ),
+        "copies": "Copy while the device computes: pin_memory=True in the DataLoader, and .to(device, non_blocking=True).",
+        "communication": (
+            "Send more rarely: accumulate gradients over more micro-batches (no_sync between them), or send bf16 gradients."
+        ),
+        "rollout": "Step several environments at once (vectorized), or generate in larger batches with a key-value cache.",
+        "own code": "Look at what that phase does in each step: do it more rarely, in a thread, or after the training.",
+        "unmeasured": (
+            'Put `with run.phase("NAME"):` around parts of the loop to time them; `perfagent stacks RUN` shows what it does '
+            "now, and `perfagent profile RUN` the operators of some steps."
+        ),
+    }[bound.kind]

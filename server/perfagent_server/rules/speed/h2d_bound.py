@@ -1,0 +1,91 @@
+"""h2d_bound: the stream that computes waits for copies to the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import ClassVar
+
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.steady_steps import steady_steps
+from perfagent_server.rules.window import Window
+
+__all__ = ["H2dBound"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class H2dBound(Rule):
+    """Copies to the device take warning_pct of the step on the stream that computes (medians over the newest steady
+    steps; TraceML's H2D_BOUND). Their time is the device's own: to the host an asynchronous copy takes none.
+
+    Not yet seen on a card: tested on made-up series.
+    """
+
+    warning_pct: float = 10.0
+    steps: int = 20
+    least_s: float = 0.001
+    clear_at: float = 0.8  # of the threshold
+
+    id: ClassVar[str] = "h2d_bound"
+    severities = ("warning",)
+    place = Place(Question.IS_IT_FAST, 4)
+    reads = (Every(5.0), Series("phase/h2d_s", merge="median"), Series("step_time_s", merge="median"))
+    needs_card = True
+    charts = ("phase/h2d_s", "step_time_s")
+    life = Life(clear_s=15.0, restated=True)
+    english = Words(
+        name="Copies to the device",
+        meaning="The device waits while batches are copied to it.",
+        fires=(
+            "When copies to the device take at least {warning_pct:g} % of the step and {least_s:g} s on the stream that "
+            "computes. Medians over the newest {steps} steps or more, without evaluations and saves."
+        ),
+        remedies={
+            "": (
+                "Copy while the device computes: pin_memory=True in the DataLoader and .to(device, non_blocking=True), on a "
+                "stream of its own (perfagent.Prefetcher, or that of your framework). Send less: uint8 images that "
+                "are normalized on the device, and int32 tokens instead of int64."
+            ),
+        },
+    )
+    chinese = Words(
+        name="主机到设备的拷贝",
+        meaning="批次拷贝到设备时，设备在等待。",
+        fires=(
+            "在执行计算的流上，到设备的拷贝至少占步时间的 {warning_pct:g} % 且至少 {least_s:g} 秒时触发。"
+            "取最近至少 {steps} 步的中位数，不含评估和保存。"
+        ),
+        remedies={
+            "": (
+                "让拷贝与计算重叠：DataLoader 设置 pin_memory=True，用 .to(device, non_blocking=True) 并在单独的流上拷贝"
+                "（perfagent.Prefetcher 或框架自带的预取器）。减少传输量：图像以 uint8 传输并在设备上归一化，"
+                "token 用 int32 代替 int64。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        copies = window.series("phase/h2d_s")
+        if copies is None:
+            return None
+        steps, times = steady_steps(window, 64)
+        copied = dict(zip(copies.last_steps(copies.size), copies.last(copies.size), strict=True))
+        rows = [(copied[step], took) for step, took in zip(steps, times, strict=True) if step in copied]
+        if len(rows) < self.steps:
+            return UNKNOWN if copies.total < 2 * self.steps else None
+        copy_s, step_s = median(row[0] for row in rows), median(row[1] for row in rows)
+        share = 100 * median(copy / took for copy, took in rows)
+        if copy_s < self.least_s or share < self.warning_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
+            return None
+        return self.found(
+            "warning",
+            f"Copies to the device take {share:.0f} % of the step",
+            f"Copies to the device take {spell_s(copy_s)} of {spell_s(step_s)} ({share:.0f} %) on the stream that computes "
+            f"(medians of {len(rows)} steps): copied while the device computes, they would take none of it.",
+            cost=f"{spell_s(copy_s)} of each step of {spell_s(step_s)}",
+            since_step=window.at,
+            evidence={"copy_s": copy_s, "step_time_s": step_s, "share_pct": share, "steps": len(rows)},
+            gain_pct=share,
+        )

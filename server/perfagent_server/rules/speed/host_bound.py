@@ -1,0 +1,127 @@
+"""host_bound: the device waits for the host to launch its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.speed import bounds
+from perfagent_server.rules.speed.bounds import what_bounds
+from perfagent_server.rules.speed.while_stepping import Typical, while_stepping
+from perfagent_server.rules.window import Window
+
+__all__ = ["HostBound"]
+
+_UTILIZATION, _SM = "gpu/utilization_pct", "gpu/sm_active_pct"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostBound(Rule):
+    """The GPU is idle while forward, backward and optimizer run: between its kernels it waits for the next launch.
+
+    A trace shows the gaps themselves (Holistic Trace Analysis calls them host wait). Without one, this is what is left: no
+    phase in which the device would wait takes most_wait_pct of the step, no call makes the host wait for the device, and
+    over for_s of stepping a kernel ran for less than info_below_pct of the time, or the multiprocessors worked for less
+    than sm_below_pct of it.
+
+    Not yet seen on a card: tested on made-up series.
+    """
+
+    info_below_pct: float = 70.0
+    warning_below_pct: float = 30.0
+    sm_below_pct: float = 25.0
+    most_wait_pct: float = 20.0
+    for_s: float = 60.0
+    clear_at: float = 1.1  # times the threshold
+
+    id: ClassVar[str] = "host_bound"
+    severities = ("info", "warning")
+    place = Place(Question.IS_IT_FAST, 13)
+    reads = (
+        Every(15.0),
+        *bounds.READS,
+        Series(_UTILIZATION, keep=120, axis="time"),
+        Series(_SM, keep=120, axis="time"),
+        Series("sync/calls_per_step", keep=8, merge="max"),
+    )
+    needs_card = True
+    charts = (_UTILIZATION, "step_time_s")
+    life = Life(clear_s=30.0, restated=True)
+    english = Words(
+        name="Waiting for kernel launches",
+        meaning="The GPU waits between its kernels, because the host launches them more slowly than they run.",
+        fires=(
+            "When, over {for_s:g} s of stepping, a kernel runs on the GPUs for less than {info_below_pct:g} % (info) or "
+            "{warning_below_pct:g} % (warning) of the time, or the multiprocessors work for less than {sm_below_pct:g} % of it "
+            "(info), while waits, copies, communication, rollouts and unmeasured code take less than {most_wait_pct:g} % of "
+            "the step, and no call makes the host wait for the device."
+        ),
+        remedies={
+            "": (
+                "Launch fewer, larger kernels: torch.compile(mode='reduce-overhead') replays CUDA graphs, a larger batch makes "
+                "each kernel longer, AdamW(fused=True) is one kernel instead of hundreds, and scaled_dot_product_attention "
+                "replaces attention written out. `perfagent profile RUN` shows the gaps between kernels."
+            ),
+        },
+    )
+    chinese = Words(
+        name="等待内核启动",
+        meaning="GPU 在内核之间等待，因为主机启动内核比内核执行更慢。",
+        fires=(
+            "在 {for_s:g} 秒的训练时间内，GPU 上有内核运行的时间低于 {info_below_pct:g} %（提示）或 {warning_below_pct:g} %"
+            "（警告），或流式多处理器工作时间低于 {sm_below_pct:g} %（提示），而等待、拷贝、通信、rollout 和未测量代码"
+            "合计低于步时间的 {most_wait_pct:g} %，且没有让主机等待设备的调用时触发。"
+        ),
+        remedies={
+            "": (
+                "启动更少、更大的内核：torch.compile(mode='reduce-overhead') 重放 CUDA Graph，更大的批次使每个内核更长，"
+                "AdamW(fused=True) 用一个内核代替数百个，scaled_dot_product_attention 代替手写注意力。"
+                "`perfagent profile RUN` 显示内核之间的空隙。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        if not {_UTILIZATION, _SM} & window.by_time.keys():
+            return None
+        runs, works = while_stepping(window, _UTILIZATION, self.for_s), while_stepping(window, _SM, self.for_s)
+        if runs is None and works is None:
+            return UNKNOWN
+        slack = self.clear_at if window.is_firing(self.id) else 1.0
+        if not (_is_below(runs, self.info_below_pct * slack) or _is_below(works, self.sm_below_pct * slack)):
+            return None
+        if window.value("sync/calls_per_step"):
+            return None  # sync_bound
+        bound = what_bounds(window)
+        if bound is None:
+            return UNKNOWN
+        waits = 100.0 - bound.shares_pct.get("compute", 0.0)
+        if waits >= self.most_wait_pct:
+            return None
+        said = [
+            f"a kernel runs on the GPU for {runs.mean:.0f} % of the time" if runs is not None else "",
+            f"its multiprocessors work for {works.mean:.0f} % of it" if works is not None else "",
+        ]
+        seen = runs or works
+        assert seen is not None
+        idle = 100.0 - seen.mean
+        return self.found(
+            "warning" if _is_below(runs, self.warning_below_pct) else "info",
+            f"The GPU is idle {idle:.0f} % of the time and waits for launches",
+            f"While forward, backward and optimizer take {100 - waits:.0f} % of {spell_s(bound.step_p50_s)} a step, "
+            f"{' and '.join(one for one in said if one)} ({seen.over_s:.0f} s of stepping): the host launches kernels more "
+            "slowly than they run.",
+            cost=f"{idle:.0f} % of the time of the GPUs",
+            since_step=window.at,
+            evidence={
+                "utilization_pct": None if runs is None else runs.mean, "sm_active_pct": None if works is None else works.mean,
+                "over_s": seen.over_s, "shares_pct": bound.shares_pct, "step_time_s": bound.step_p50_s, "mfu": bound.roofline.mfu,
+            },
+        )  # fmt: skip
+
+
+def _is_below(typical: Typical | None, limit: float) -> bool:
+    return typical is not None and typical.mean < limit

@@ -1,0 +1,117 @@
+"""What evaluations, or saves, cost: their share of wall time over whole intervals between them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from perfagent_server.rules.rule import Every, Rule, Series
+from perfagent_server.rules.wall_time import RECENT_S
+from perfagent_server.rules.window import Window
+
+__all__ = ["Pauses", "pauses", "reads"]
+
+_MOST_ROWS = 64
+_LEAST_RECENT = 4
+"""Fewer within the newest ten minutes: older ones count, too. A part of ten minutes is no share of an hour's interval."""
+_LATE = 1.5
+"""Times the longest interval so far, or the usual one."""
+_FIRST_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """share: of wall time, 0 to 1; count: of pauses in it; each_s: of a usual one; every_steps, every_s: of a usual
+    interval, from the end of a pause to the end of the next; over_s: of all intervals; is_settled: a warning may be built
+    on them."""
+
+    share: float
+    count: int
+    each_s: float
+    longest_s: float
+    every_steps: int
+    every_s: float
+    over_s: float
+    is_settled: bool
+
+
+def reads(phase: str) -> tuple[Series | Every, ...]:
+    """Judged where one ended; and now and then, since what stopped happening is told by no step."""
+    return (
+        Series(f"phase/{phase}_s", merge="median", judged=True),
+        Series("step_time_s", merge="median"),
+        Every(15.0),
+    )
+
+
+def pauses(window: Window, rule: Rule, phase: str) -> Pauses | None:
+    """What a phase beside training costs; None where there were too few to tell.
+
+    Time counts from the end of the first one, so each stands with the training before it: the only save of a run costs
+    nothing, nor does a first evaluation that compiles. The longest counts as long as the one that comes after it in
+    length: a single long step says nothing about the next hour. Of all of them and the newer half the smaller share
+    counts. Nothing changes while one is under way, because no step ends meanwhile and time is counted up to the newest
+    step.
+    """
+    rows = _newest(_noted(window, rule, f"phase/{phase}_s"))
+    if len(rows) < 2:
+        return None
+    gaps = [later[1] - earlier[1] for earlier, later in pairwise(rows)]
+    steps = [later[0] - earlier[0] for earlier, later in pairwise(rows)]
+    # They became rarer, or stopped. (Where one is judged, a frame may hold many steps after it.)
+    late = window.at > rows[-1][0] and window.wall.ended - rows[-1][1] > _LATE * max(gaps)
+    end = window.wall.ended if late else rows[-1][1]
+    if min(gaps) < 0 or end <= rows[0][1] or not _is_typical(window, phase, steps):
+        return None
+    most_s = sorted(row[2] for row in rows)[-2]
+    newer = rows[-max(_LEAST_RECENT, len(rows) // 2 + 1) :]
+    return Pauses(
+        share=min(_share(rows, end, most_s), _share(newer, end, most_s)),
+        count=len(rows) - 1,
+        each_s=median(row[2] for row in rows[1:]),
+        longest_s=max(row[2] for row in rows),
+        every_steps=round(median(steps)),
+        every_s=(end - rows[0][1]) / len(gaps),
+        over_s=end - rows[0][1],
+        is_settled=len(rows) > 2,
+    )
+
+
+def _share(rows: list[list[Any]], end: float, most_s: float) -> float:
+    """Of the time from the end of the first to `end`. most_s: so long each counts at most, and so long it then took."""
+    counted: float = sum(min(row[2], most_s) for row in rows[1:])
+    over_s: float = end - rows[0][1] - sum(max(0.0, row[2] - most_s) for row in rows[1:])
+    return min(1.0, counted / max(over_s, counted))
+
+
+def _noted(window: Window, rule: Rule, name: str) -> list[list[Any]]:
+    """Step, time of its end and seconds of each that the attempt had so far: only of the newest does the series know
+    the time once the server was started again."""
+    rows: list[list[Any]] = window.state_of(rule, {"rows": []})["rows"]
+    track = window.series(name)
+    if track is None or (rows and track.step == rows[-1][0]):
+        return rows
+    newest = rows[-1][0] if rows else -1
+    for step, time, seconds in zip(track.steps[: track.seen], track.times[: track.seen], track.values, strict=False):
+        if step > newest and 0 < seconds < math.inf and math.isfinite(time):
+            rows.append([step, time, seconds])
+    del rows[:-_MOST_ROWS]
+    return rows
+
+
+def _newest(rows: list[list[Any]]) -> list[list[Any]]:
+    recent = sum(row[1] > rows[-1][1] - RECENT_S for row in rows)
+    return rows[-max(_LEAST_RECENT, recent) :]
+
+
+def _is_typical(window: Window, phase: str, steps: list[int]) -> bool:
+    """Whether they say what the next ones will cost. In the first minute only if they come at even intervals: many
+    scripts save and evaluate at the steps 1, 2, 4, 8 ... Of two, both must have steps after them. steps: of the
+    intervals."""
+    whole = window.wall.whole()
+    if whole.wall_s >= _FIRST_S:
+        return len(steps) > 1 or whole.often.get(phase, 0) > 1
+    return len(steps) > 2 and steps[-1] <= _LATE * median(steps)

@@ -1,0 +1,156 @@
+"""sync_bound: the loop reads values of tensors one by one, and the step waits for that."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median
+from typing import ClassVar
+
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.rule import UNKNOWN, Events, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.speed import step_shares
+from perfagent_server.rules.speed.source_lines import told_lines
+from perfagent_server.rules.speed.step_shares import UTILIZATION, share_elsewhere
+from perfagent_server.rules.speed.while_stepping import while_stepping
+from perfagent_server.rules.steady_steps import steady_steps
+from perfagent_server.rules.window import Window
+
+__all__ = ["SyncBound"]
+
+_CALLS, _READING = "sync/calls_per_step", "sync/reading_s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncBound(Rule):
+    """Calls that make the host wait for the device (.item(), .cpu(), a tensor in an `if`) cost warning_pct of the step.
+
+    The agent finds these calls and their lines in a sampled step. On a GPU each empties the queue of kernels, and the
+    device then waits for the host: what that costs is the time in no phase (TraceML's residual), or, where such calls are
+    many, the time in which no kernel runs. Without a GPU nothing is waited for, but a loop over single values takes
+    microseconds for each: the agent measures the time of these loops itself.
+    """
+
+    warning_pct: float = 10.0
+    many_calls: int = 5
+    least_s: float = 0.001
+    for_s: float = 30.0
+    clear_at: float = 0.8  # of the threshold
+
+    id: ClassVar[str] = "sync_bound"
+    severities = ("warning",)
+    place = Place(Question.IS_IT_FAST, 8)
+    reads = (
+        Every(5.0),
+        Events("sync"),
+        Series(_CALLS, keep=8, merge="max"),
+        Series(_READING, keep=8, merge="max"),
+        *step_shares.READS,
+        UTILIZATION,
+    )
+    charts = (_CALLS, "step_time_s")
+    life = Life(clear_s=30.0, restated=True)
+    english = Words(
+        name="Reading values one by one",
+        meaning=(
+            "The loop reads values of tensors one by one (.item(), .cpu(), a tensor in an `if`), and the device, or the step, "
+            "waits for that."
+        ),
+        fires=(
+            "When a sampled step has calls that make the host wait for the device, and at least {warning_pct:g} % of the step "
+            "is in no phase, or, with {many_calls} such calls or more, no kernel runs for so much of {for_s:g} s of stepping. "
+            "Without a GPU: when loops that read single values take at least {warning_pct:g} % of the step and {least_s:g} s. "
+            "The finding names the lines."
+        ),
+        remedies={
+            "": (
+                "Compute with whole tensors and read the result once: (predictions == targets).sum() instead of a loop with "
+                ".item(), torch.where instead of `if`. Keep losses and metrics as detached tensors and read them every 50 "
+                "steps; .tolist() reads a whole tensor at once, .to('cpu', non_blocking=True) does not wait."
+            ),
+        },
+    )
+    chinese = Words(
+        name="逐个读取数值",
+        meaning="训练循环逐个读取张量的值（.item()、.cpu()、在 `if` 中使用张量），设备或训练步为此等待。",
+        fires=(
+            "采样的训练步中有让主机等待设备的调用，且至少 {warning_pct:g} % 的步时间不属于任何阶段；或此类调用不少于 "
+            "{many_calls} 次，且在 {for_s:g} 秒的训练中有同样比例的时间没有内核运行时触发。没有 GPU 时：逐个读值的循环至少"
+            "占步时间的 {warning_pct:g} % 且至少 {least_s:g} 秒时触发。结论会指出代码行。"
+        ),
+        remedies={
+            "": (
+                "用整个张量计算，只读取一次结果：用 (predictions == targets).sum() 代替带 .item() 的循环，用 torch.where "
+                "代替 `if`。把损失和指标保留为 detach 的张量，每 50 步读取一次；.tolist() 一次读取整个张量，"
+                ".to('cpu', non_blocking=True) 不会等待。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        calls = window.value(_CALLS)
+        if not calls:
+            return None
+        times = steady_steps(window, 64)[1] or _step_times(window)
+        if not times:
+            return UNKNOWN
+        step_s, reading_s = median(times), window.value(_READING)
+        lost = self._lost_on_device(window, calls) if reading_s is None else _lost_in_loops(window, reading_s, step_s)
+        if lost is None:
+            return None
+        lost_s, share = lost * step_s, 100 * lost
+        limit = self.warning_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
+        if share < limit or lost_s < self.least_s:
+            return None
+        lines = told_lines(window, "sync")
+        where = f", {lines[0]['count']:,} of them in {lines[0]['line']}" if lines else ""
+        if reading_s is None:
+            title = f"Calls that wait for the device cost {share:.0f} % of the step"
+            said = (
+                f"{calls:,.0f} calls a step make the host wait for the device{where}: after each the device waits for the "
+                f"host, {spell_s(lost_s)} of {spell_s(step_s)} ({share:.0f} %)."
+            )
+        else:
+            title = f"Reading tensors value by value takes {share:.0f} % of the step"
+            said = (
+                f"The loop reads {calls:,.0f} single values of tensors in a step{where}: that takes {spell_s(lost_s)} of "
+                f"{spell_s(step_s)} ({share:.0f} %)."
+            )
+        return self.found(
+            "warning",
+            title,
+            said,
+            cost=f"{spell_s(lost_s)} of each step of {spell_s(step_s)}",
+            since_step=window.at,
+            evidence={
+                "calls_per_step": calls, "lost_s": lost_s, "step_time_s": step_s, "share_pct": share, "lines": lines,
+                "other_share_pct": _pct(share_elsewhere(window)), "steps": len(times),
+            },
+            gain_pct=share,
+        )  # fmt: skip
+
+    def _lost_on_device(self, window: Window, calls: float) -> float | None:
+        """What part of the step the device has nothing to do, as far as such calls may be why; None: nothing says so."""
+        elsewhere = share_elsewhere(window)
+        runs = while_stepping(window, UTILIZATION.name, self.for_s) if calls >= self.many_calls else None
+        known = [one for one in (elsewhere, None if runs is None else 1.0 - runs.mean / 100) if one is not None]
+        return max(known, default=None)
+
+
+def _lost_in_loops(window: Window, reading_s: float, step_s: float) -> float:
+    """What part of a usual step they take: no more than the part that they are in, the script's own code or the model's.
+    (They were timed in a step that was slower by the timing.)"""
+    parts = (window.series(f"phase/{part}_s") for part in ("other", "forward"))
+    longest_s = max((median(part.last(64)) for part in parts if part is not None), default=0.0)
+    return min(reading_s, longest_s) / step_s
+
+
+def _step_times(window: Window) -> list[float]:
+    """Of all steps: where each makes a rollout, none is a steady one."""
+    took = window.series("step_time_s")
+    return [] if took is None else [value for value in took.last(64) if math.isfinite(value)]
+
+
+def _pct(share: float | None) -> float | None:
+    return None if share is None else 100 * share

@@ -1,0 +1,87 @@
+"""What the kernel says of the training thread, beside what the thread itself can ask."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import threading
+from pathlib import Path
+
+import pytest
+
+from perfagent.samplers.training_thread import TrainingThreadReader, native_id
+from perfagent.wire import CATALOGUE
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+PROC = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+
+
+def touch(pages: int) -> None:
+    with mmap.mmap(-1, pages * PAGE) as memory:
+        for page in range(pages):
+            memory[page * PAGE] = 1
+
+
+@PROC
+def test_faults_a_step_are_those_of_the_training_thread_alone() -> None:
+    steps = 0
+    reader = TrainingThreadReader(lambda: (native_id(threading.get_ident()), steps))
+    touch(64)  # what Python needs for it is there now
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    reader.read(0.0)
+    other = threading.Thread(target=touch, args=(4000,))
+    other.start()
+    other.join()
+    touch(3000)
+    steps = 10
+    told = reader.read(10.0)
+    faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    assert told["process/page_faults_per_step"] == pytest.approx(faults / 10, abs=60)
+    assert 290 < told["process/page_faults_per_step"] < 390
+    assert told.keys() - CATALOGUE.keys() == set()
+
+
+@PROC
+def test_time_in_the_kernel_is_a_share_of_the_time() -> None:
+    reader = TrainingThreadReader(lambda: (threading.get_native_id(), 0))
+    reader.read(0.0)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_stime
+    while resource.getrusage(resource.RUSAGE_THREAD).ru_stime < before + 0.2:
+        touch(2000)
+    assert 5 < reader.read(2.0)["process/system_cpu_pct"] <= 40
+
+
+@PROC
+def test_of_steps_that_take_longer_than_the_pause_each_is_counted_once() -> None:
+    steps = [5]
+    reader = TrainingThreadReader(lambda: (threading.get_native_id(), steps[0]))
+    assert reader.read(0.0) == {}
+    touch(1000)
+    assert "process/page_faults_per_step" not in reader.read(2.0)
+    touch(1000)
+    steps[0] = 6
+    assert reader.read(4.0)["process/page_faults_per_step"] >= 2000
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("number", [None, 2**31 - 1], ids=["not known", "gone"])
+def test_a_thread_that_nobody_knows_says_nothing(number: int | None) -> None:
+    reader = TrainingThreadReader(lambda: (number, 1))
+    assert reader.read(0.0) == reader.read(5.0) == {}
+
+
+@PROC
+def test_a_training_that_moves_to_another_thread_begins_anew() -> None:
+    numbers = [threading.get_native_id()]
+    reader = TrainingThreadReader(lambda: (numbers[0], 1))
+    reader.read(0.0)
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    numbers[0] = other.native_id or 0
+    assert reader.read(2.0) == {}
+    assert "process/system_cpu_pct" in reader.read(4.0)
+    end.set()
+    other.join()
+    assert native_id(other.ident or 0) is None

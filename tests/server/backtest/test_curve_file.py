@@ -1,0 +1,135 @@
+"""CSV files as runs: columns, times, gaps, and what is no such file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from perfagent.errors import ConfigError, ResourceError
+from perfagent_server.backtest.curve_file import EPOCH, read_curve_file
+from perfagent_server.backtest.moment import Moment
+
+
+def read(folder: Path, text: str) -> list[Moment]:
+    path = folder / "curve.csv"
+    path.write_text(text)
+    return list(read_curve_file(path))
+
+
+def values(moments: list[Moment]) -> list[dict[str, float]]:
+    return [moment.values for moment in moments]
+
+
+def seconds(moments: list[Moment]) -> list[float]:
+    return [round(moment.time - EPOCH, 6) for moment in moments]
+
+
+def test_an_empty_cell_is_absent_and_nan_and_inf_are_values(tmp_path: Path) -> None:
+    found = values(read(tmp_path, "step,loss,grad_norm,loss_scale\n1,3.5,,1024\n2,nan,inf,\n3,-Infinity,0.5,512\n"))
+    assert found[0] == {"loss": 3.5, "amp/scale": 1024.0}
+    assert math.isnan(found[1]["loss"]) and found[1]["grad/norm"] == math.inf and "amp/scale" not in found[1]
+    assert found[2] == {"loss": -math.inf, "grad/norm": 0.5, "amp/scale": 512.0}
+
+
+def test_names_of_the_catalogue_families_and_other_losses_are_columns(tmp_path: Path) -> None:
+    head = "step,phase/data_s,grad_norm/encoder.0.weight,val_loss,g_loss,process/rss_bytes"
+    [moment] = read(tmp_path, f"{head}\n7,0.1,2,3,4,5\n")
+    assert list(moment.values) == head.split(",")[1:]
+
+
+def test_step_times_come_from_the_training_timer_and_so_does_the_clock(tmp_path: Path) -> None:
+    moments = read(tmp_path, "step,loss,train_time_ms\n1,9,74701\n2,8,75001\n3,7,75301\n5,6,75901\n")
+    assert [moment.values.get("step_time_s") for moment in moments] == [None, 0.3, 0.3, 0.3]
+    assert seconds(moments) == [0.0, 0.3, 0.6, 0.9], "step 4 is missing, and the run did not stand still"
+
+
+def test_a_timer_that_is_set_back_gives_no_step_time(tmp_path: Path) -> None:
+    moments = read(tmp_path, "step,loss,train_time_ms\n9,9,5000\n10,8,5200\n11,7,100\n12,6,300\n13,5,\n14,4,700\n")
+    assert [moment.values.get("step_time_s") for moment in moments] == [None, 0.2, None, 0.2, None, 0.2]
+    assert seconds(moments) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+
+
+def test_step_times_that_are_given_count_before_the_timer(tmp_path: Path) -> None:
+    moments = read(tmp_path, "step,loss,step_time_s,train_time_ms\n1,9,2,0\n2,8,3,100\n3,7,,200\n")
+    assert [moment.values.get("step_time_s") for moment in moments] == [2.0, 3.0, 0.1]
+    assert seconds(moments) == [0.0, 3.0, 3.1]
+
+
+def test_rows_of_every_tenth_step_are_ten_steps_apart_and_a_gap_is_no_pause(tmp_path: Path) -> None:
+    moments = read(tmp_path, "step,loss,step_time_s\n10,9,2\n20,8,2\n30,7,2\n500,6,2\n510,5,2\n")
+    assert seconds(moments) == [0.0, 20.0, 40.0, 60.0, 80.0]
+
+
+def test_a_row_without_any_time_takes_a_second_and_no_step_time_is_made_up(tmp_path: Path) -> None:
+    moments = read(tmp_path, "step,loss\n0,9\n10,8\n20,7\n")
+    assert seconds(moments) == [0.0, 1.0, 2.0]
+    assert all("step_time_s" not in moment.values for moment in moments)
+
+
+def test_a_run_that_begins_late_or_goes_back_is_a_restart_at_that_step(tmp_path: Path) -> None:
+    moments = read(tmp_path, "step,loss\n100,3\n101,3\n102,3\n101,3\n102,3\n")
+    assert [moment.attempt for moment in moments] == [1, 1, 1, 2, 2]
+    starts = [event.data["start_step"] for moment in moments for event in moment.events]
+    assert starts == [100, 101]
+
+
+def test_an_evaluation_in_a_row_of_its_own_is_no_restart(tmp_path: Path) -> None:
+    moments = read(tmp_path, "step,loss,val_loss\n1,3,\n1,,4\n2,3,\n")
+    assert [moment.attempt for moment in moments] == [1, 1, 1]
+    assert values(moments)[1] == {"val_loss": 4.0}
+
+
+def test_an_export_of_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    rows = ["name,rank,step,time,value", "loss,0,1,100.0,2.5", "loss,0,2,101.0,NaN", "loss,1,1,100.5,2.0"]
+    moments = read(tmp_path, "\n".join([*rows, "lr,0,1,100.0,0.1", "lr,0,2,101.0,0.2"]) + "\n")
+    assert [(one.rank, one.step, one.time) for one in moments] == [(0, 1, 100.0), (1, 1, 100.5), (0, 2, 101.0)]
+    assert moments[0].values == {"loss": 2.5, "lr": 0.1}
+    assert math.isnan(moments[2].values["loss"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no column `step`; it has none"),
+        (
+            "iteration,loss\n1,2\n",
+            "no column `step`; it has iteration, loss, and allowed are step, loss, lr, grad_norm",
+        ),
+        ("step\n1\n", "no column but `step`"),
+        ("step,loss\n", "no row below its head"),
+        ("step,loss,loss\n1,2,3\n", "two columns 'loss'"),
+        (
+            "step,loss,grad_nrm\n1,2,3\n",
+            "a column 'grad_nrm' that no rule reads (did you mean grad_norm?); allowed are",
+        ),
+        ("step,loss\n1,2\n2,high\n", "line 3: loss is 'high', not a number; leave a cell empty"),
+        ("step,loss\n1,2\n,3\n", "line 3: there is no step"),
+        ("step,loss\n1.5,2\n", "line 2: step is 1.5, not a whole number"),
+        ("step,loss\n-1,2\n", "line 2: step is -1, not a whole number"),
+        ("step,loss\nnan,2\n", "line 2: step is nan, not a whole number"),
+        ("step,loss\n1,2,3\n", "line 2: 3 cells for 2 columns"),
+        ("name,rank,step,time,value\nloss,0,1,2\n", "line 2: 4 cells for 5 columns"),
+        ("name,rank,step,time,value\nloss,0,one,2,3\n", "line 2: invalid literal"),
+    ],
+)
+def test_what_is_no_such_file_is_told_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read(tmp_path, text)
+    assert said in str(raised.value) and "curve.csv" in str(raised.value)
+
+
+def test_a_file_that_is_no_text_and_one_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "curve.csv"
+    path.write_bytes(b"step,loss\n\xff\xfe\n")
+    with pytest.raises(ConfigError, match="is no CSV file"):
+        list(read_curve_file(path))
+    with pytest.raises(ResourceError, match="cannot be read"):
+        list(read_curve_file(tmp_path / "none.csv"))
+
+
+def test_a_byte_order_mark_blanks_and_empty_lines_do_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "curve.csv"
+    path.write_bytes("﻿step, loss \r\n1, 2 \r\n\r\n2,3\r\n".encode())
+    assert [moment.values for moment in read_curve_file(path)] == [{"loss": 2.0}, {"loss": 3.0}]
