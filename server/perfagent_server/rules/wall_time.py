@@ -150,6 +150,11 @@ class WallTime:
         """The newest steps in which something else than training took a tenth of the time: an evaluation, a save."""
         return frozenset(self._interrupted)
 
+    def was_interrupted(self, step: int) -> bool:
+        """Whether `step` is one of `interrupted`. Of the newest steps, without a look at the others."""
+        known = next((one for one in reversed(self._interrupted) if one <= step), None)
+        return known == step
+
     def go_on_from(self, older: WallTime, started: float) -> None:
         """The run was started again: its time goes on, and between the two it stood still. started: server clock."""
         self._phases, self._whole = [*older._phases], _Tally(older._whole.sums)
