@@ -11,12 +11,13 @@ Where the optimizer holds other tensors than the model (fp32 copies, DeepSpeed's
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from perfagent.hooks.model_discovery import search
+from perfagent.boundary.gc_instances import living
 from perfagent.signals.batch_fingerprint import sampled
 from perfagent.signals.tensor_storage import every_optimizer, numbers_in
 
@@ -127,7 +128,7 @@ class Unoptimized:
         left = [one for one in left if id(one) not in stepping]
         if left and self._searches < _MOST_SEARCHES:
             self._searches += 1
-            held = _held_by(search(models=False)[1])
+            held = _held_by(one for one in living(sys.modules["torch"].optim.Optimizer) if "param_groups" in vars(one))
             self._owned.update(id(one) for one in left if id(one) in held)
             left = [one for one in left if id(one) not in held]
         return left

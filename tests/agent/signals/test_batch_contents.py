@@ -456,3 +456,28 @@ def test_nothing_of_a_batch_is_kept_alive(record):
         contents.look(1, batch)
     del batch
     assert gone() is None
+
+
+def test_losses_weights_and_random_numbers_are_the_same_bit_by_bit(record):
+    """With dropout, shuffling, augmentation in the collate function and workers that draw their seeds."""
+
+    def trained(*, watch):
+        torch.manual_seed(0)
+        random.seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 4))
+        recorded = record(model, **NO_LIMIT) if watch else None
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        losses = []
+        for workers in (0, 1):
+            for x, y in DataLoader(pairs(256), batch_size=16, shuffle=True, num_workers=workers):
+                loss = nn.functional.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        if recorded is not None:
+            assert recorded.of("batch/repeats")
+        weights = [one.tolist() for one in model.parameters()]
+        return losses, weights, torch.get_rng_state().tolist(), random.getstate()
+
+    assert trained(watch=True) == trained(watch=False)
