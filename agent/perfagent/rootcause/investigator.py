@@ -91,17 +91,21 @@ class Investigator:
 
     # ---- on the training thread
 
-    def suspect(self, tensor: Any) -> None:
-        """Backward is about to start from a value on the CPU that is NaN or infinite."""
-        if self._watchful and self._inquiry is None and self._inquiries < MOST_INQUIRIES:
+    def suspect(self, tensor: Any) -> bool:
+        """Backward is about to start from a value on the CPU that is NaN or infinite. Returns whether that is news: the
+        first such step since a good one."""
+        if not self._watchful:
+            return False
+        self._bad_step = self.progress.completed + 1  # first: the other thread judges older, sound steps meanwhile
+        self._watchful = False
+        if self._inquiry is None and self._inquiries < MOST_INQUIRIES:
             self._suspect(tensor)
+        return True
 
     @contained
     def _suspect(self, tensor: Any) -> None:
         from perfagent.rootcause.nonfinite import Inquiry
 
-        self._bad_step = self.progress.completed + 1  # first: the other thread judges older, sound steps meanwhile
-        self._watchful = False
         inquiry = Inquiry(self, self._bad_step)
         inquiry.before_backward(tensor)
         self._open(inquiry)
@@ -225,6 +229,14 @@ class Investigator:
         self._unfolded = newest
         self.judged_upto = steps[-1]
         self._watchful = self._watchful or ("loss" in names and steps[-1] > self._bad_step)
+
+    def stays_bad(self, first: int) -> bool:
+        """Whether losses from this step on that are no numbers are the consequence of one that is known."""
+        return not self._watchful and first > self._bad_step
+
+    def judged_bad(self, last: int) -> None:
+        """The same for many steps up to this one, whose losses all stay bad."""
+        self.judged_upto = last
 
     def gradients_bad(self, step: int, names: list[str]) -> None:
         """The parameters whose gradient held NaN or infinity in a step that the optimizer took. Those of the steps after

@@ -90,6 +90,10 @@ def sentence(began: Mapping[str, Any], found: Mapping[str, Any]) -> str:
             if only_after and by is None
             else ""
         )
+    if "gradients_began" in found:
+        return ""
+    if began.get("measured"):
+        return f"It began in step {first}, with a gradient that was non-finite."
     if by == "weights":
         made = "a learning rate or a weight that was written, and no gradient, did it"
         return (
@@ -101,10 +105,6 @@ def sentence(began: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     if first < last:
         known = "; the optimizer's state shows that a gradient did it" if by == "gradient" else ""
         return f"It began with the update of one of the steps {first} to {last}{unmeasured}{known}."
-    if "gradients_began" in found:
-        return ""
     if by != "gradient":
         return f"It began with the update of step {first}, or right after it: the loss of that step was finite."
-    if began.get("measured"):
-        return f"It began in step {first}, with a gradient that was non-finite."
     return f"It began in step {first}{unmeasured}: the optimizer's state shows that a gradient was non-finite."
