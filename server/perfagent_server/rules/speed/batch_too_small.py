@@ -104,12 +104,13 @@ class BatchTooSmall(Rule):
         return self.found(
             "info",
             f"The GPU has room for a larger batch: {memory_pct:.0f} % of memory, {busy:.0f} % busy",
-            f"The peak of GPU memory is {spell_bytes(peak)} of {spell_bytes(total)} ({memory_pct:.0f} %), and in 95 of 100 readings "
-            f"over {self.for_s:.0f} s the GPUs were busy for at most {busy:.0f} % and the cores for {cpu_pct:.0f} %. {bound.message}",
+            f"The peak of GPU memory is {spell_bytes(peak)} of {spell_bytes(total)} ({memory_pct:.0f} %), and in 95 of 100 "
+            f"readings over {self.for_s:.0f} s the GPUs were busy for at most {busy:.0f} % and the cores for {cpu_pct:.0f} %. "
+            f"{bound.message}",
             since_step=window.at,
             evidence={
-                "memory_pct": memory_pct, "peak_bytes": peak, "total_bytes": total, "utilization_p95_pct": busy, "cpu_p95_pct": cpu_pct,
-                "over_s": self.for_s, "room_times": times, "shares_pct": bound.shares_pct,
+                "memory_pct": memory_pct, "peak_bytes": peak, "total_bytes": total, "utilization_p95_pct": busy,
+                "cpu_p95_pct": cpu_pct, "over_s": self.for_s, "room_times": times, "shares_pct": bound.shares_pct,
             },
         )  # fmt: skip
 

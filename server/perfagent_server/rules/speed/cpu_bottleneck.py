@@ -114,9 +114,10 @@ class CpuBottleneck(Rule):
         return self.found(
             "info" if cause == "other programs" else "warning",
             f"All cores are busy ({cpu_pct:.0f} %) while the GPUs idle ({gpu_pct:.0f} % busy)",
-            f"In {share:.0f} % of {readings} readings all {load.cores:.3g} cores were busy and the GPUs idle: on average {load.busy:.2g} "
-            f"cores, {load.own:.2g} of them by the run ({load.workers:.2g} by loader workers) and {load.others:.2g} by others, "
-            f"while the GPUs worked {gpu_pct:.0f} % of the time.{' ' + bound.message if bound is not None else ''}",
+            f"In {share:.0f} % of {readings} readings all {load.cores:.3g} cores were busy and the GPUs idle: on average "
+            f"{load.busy:.2g} cores, {load.own:.2g} of them by the run ({load.workers:.2g} by loader workers) and "
+            f"{load.others:.2g} by others, while the GPUs worked {gpu_pct:.0f} % of the time."
+            f"{' ' + bound.message if bound is not None else ''}",
             cause=cause,
             cost=f"the GPUs idle {100 - gpu_pct:.0f} % of the time",
             since_step=window.at,

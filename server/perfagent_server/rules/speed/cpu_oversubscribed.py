@@ -137,29 +137,17 @@ class CpuOversubscribed(Rule):
         return self._finding(window, worst, load, _cause(load, is_throttled=is_throttled))
 
     def _finding(self, window: Window, worst: _Worst, load: CpuLoad, cause: str) -> Finding:
-        threads = _threads(window, load.ranks)
-        at_most = max(1, int(load.cores // max(1, len(load.ranks))))
-        what = (
-            f"the CPU quota of {load.cores:.3g} cores was used up in {worst.throttled:.0f} % of its periods"
-            if cause == "quota"
-            else f"some task had to wait for a core for {worst.pressure:.0f} % of the time"
-        )
-        whose = "it is the load of other programs" if cause == "other programs" else "it is the load of the run itself"
-        ours = f"{load.own:.2g} by the run" + (
-            f", {load.workers:.2g} of it by loader workers" if load.workers >= 0.05 else ""
-        )
-        counted = (
-            f"; the run has {threads:.0f} threads in {len(load.ranks)} {'rank' if len(load.ranks) == 1 else 'ranks'}"
-            if threads
-            else ""
-        )
-        bound = what_bounds(window)
+        threads, ranks = _threads(window, load.ranks), len(load.ranks)
+        at_most = max(1, int(load.cores // max(1, ranks)))
         share = worst.throttled if cause == "quota" else worst.pressure
+        bound = what_bounds(window)
         return self.found(
             "info" if cause == "other programs" else "warning",
-            f"{load.cores:.3g} cores are too few: tasks wait for one {share:.0f} % of the time",
-            f"Over {worst.over_s:.0f} s of stepping {what}: of {load.cores:.3g} cores {load.busy:.2g} were busy, {ours} and "
-            f"{load.others:.2g} by others ({whose}{counted}).{' ' + bound.message if bound is not None else ''}",
+            _title(load, cause, share),
+            f"Over {worst.over_s:.0f} s of stepping {_what(worst, load, cause)}"
+            f"{f'; the run has {threads:.0f} threads in {ranks} ranks' if threads and ranks > 1 else ''}"
+            f"{f'; the run has {threads:.0f} threads' if threads and ranks == 1 else ''}."
+            f"{' ' + bound.message if bound is not None else ''}",
             cause=cause,
             fix=self._fix(cause, at_most),
             cost=f"{share:.0f} % of the time some task waits for a core",
@@ -168,7 +156,7 @@ class CpuOversubscribed(Rule):
             evidence={
                 "pressure_pct": worst.pressure, "throttled_pct": worst.throttled, "over_s": worst.over_s, "cores": load.cores,
                 "busy_cores": load.busy, "own_cores": load.own, "workers_cores": load.workers, "other_cores": load.others,
-                "threads": threads, "ranks": len(load.ranks), "whose": "others" if cause == "other programs" else "own",
+                "threads": threads, "ranks": ranks, "whose": "others" if cause == "other programs" else "own",
                 "omp_num_threads": at_most,
             },
         )  # fmt: skip
@@ -178,6 +166,28 @@ class CpuOversubscribed(Rule):
         if cause not in ("", "quota"):
             return None
         return f"Set OMP_NUM_THREADS={at_most} here. {self.english.remedies[cause]}"
+
+
+def _title(load: CpuLoad, cause: str, share: float) -> str:
+    if cause == "quota":
+        return f"The CPU quota of {load.cores:.3g} cores is used up in {share:.0f} % of its periods"
+    if cause == "other programs":
+        return f"Other programs use {load.others:.2g} of {load.cores:.3g} cores: tasks wait {share:.0f} % of the time"
+    return f"{load.cores:.3g} cores are too few: tasks wait for one {share:.0f} % of the time"
+
+
+def _what(worst: _Worst, load: CpuLoad, cause: str) -> str:
+    ours = f"{load.own:.2g} by the run" + (f" ({load.workers:.2g} by loader workers)" if load.workers >= 0.05 else "")
+    if cause == "quota":  # how busy all cores of the machine are says nothing then
+        return (
+            f"the CPU quota of {load.cores:.3g} cores was used up in {worst.throttled:.0f} % of its periods, of which cores were "
+            f"used {ours}"
+        )
+    whose = "other programs" if cause == "other programs" else "the run itself"
+    return (
+        f"some task had to wait for a core for {worst.pressure:.0f} % of the time: of {load.cores:.3g} cores {load.busy:.2g} were "
+        f"busy, {ours} and {load.others:.2g} by others, so it is the load of {whose}"
+    )
 
 
 def _worst(window: Window, for_s: float) -> _Worst | None:

@@ -69,8 +69,8 @@ class LoadImbalance(Rule):
             "": (
                 "Give every rank the same work in each step: batches of a token budget instead of a number of samples "
                 "(perfagent.TokenBudgetBatchSampler), sequences of like lengths in the same step on all ranks "
-                "(perfagent.LengthBucketBatchSampler), or packed sequences (perfagent.PackedBatchSampler). Attention costs the square of the length, so "
-                "balance by that for long sequences."
+                "(perfagent.LengthBucketBatchSampler), or packed sequences (perfagent.PackedBatchSampler). Attention costs the "
+                "square of the length, so balance by that for long sequences."
             ),
             "data": (
                 "Some rank waits for its batch in nearly every step, each time another one: give the loaders more time to "
@@ -94,8 +94,8 @@ class LoadImbalance(Rule):
         remedies={
             "": (
                 "让每个 rank 每步的工作相同：按 token 预算而非样本数组批（perfagent.TokenBudgetBatchSampler），"
-                "让所有 rank 同一步处理长度相近的序列（perfagent.LengthBucketBatchSampler），或打包序列（perfagent.pack）。"
-                "注意力的代价与长度平方成正比，长序列应按此均衡。"
+                "让所有 rank 同一步处理长度相近的序列（perfagent.LengthBucketBatchSampler），"
+                "或打包序列（perfagent.PackedBatchSampler）。注意力的代价与长度平方成正比，长序列应按此均衡。"
             ),
             "data": (
                 "几乎每一步都有某个 rank 在等待批次，且每次不同：让加载器有更多余量（更大的 prefetch_factor，"
@@ -146,20 +146,20 @@ class LoadImbalance(Rule):
         ordered = np.sort(total)
         phase, more_s = _uneven_phase(window, ranks, self.steps)
         where = f" The most of it is in {phase} ({spell_s(more_s)})." if phase else ""
-        p90 = int(0.9 * (steps - 1))
+        p90, typical_s = int(0.9 * (steps - 1)), float(ordered[steps // 2])
         return self.found(
             "warning" if share >= self.warning_pct else "info",
             f"Ranks wait {spell_s(lost_s)} of each step ({share:.0f} %) for one that has more work",
             f"In a step the rank with the most work needs {spell_s(lost_s)} more than a typical one (P50 "
-            f"{spell_s(float(lost[steps // 2]))}, P90 {spell_s(float(lost[p90]))}): {share:.0f} % of {spell_s(float(ordered[steps // 2]))} "
-            f"that all wait. In {steps} steps it was {different} different ranks, so it is the work and no slow rank.{where}",
+            f"{spell_s(float(lost[steps // 2]))}, P90 {spell_s(float(lost[p90]))}): {share:.0f} % of {spell_s(typical_s)} that "
+            f"all wait. In {steps} steps it was {different} different ranks, so it is the work and no slow rank.{where}",
             cause=phase if phase in self.english.remedies else "",
-            cost=f"{spell_s(lost_s)} of each step of {spell_s(float(ordered[steps // 2]))}",
+            cost=f"{spell_s(lost_s)} of each step of {spell_s(typical_s)}",
             since_step=window.at,
             evidence={
-                "lost_s": lost_s, "lost_p50_s": float(lost[steps // 2]), "lost_p90_s": float(lost[p90]), "share_pct": share,
-                "step_time_s": float(ordered[steps // 2]), "step_p90_s": float(ordered[p90]), "steps": steps, "slowest_ranks": different,
-                "ranks": len(ranks), "phase": phase, "phase_more_s": more_s,
+                "lost_s": lost_s, "lost_p50_s": float(lost[steps // 2]), "lost_p90_s": float(lost[p90]),
+                "share_pct": share, "step_time_s": typical_s, "step_p90_s": float(ordered[p90]), "steps": steps,
+                "slowest_ranks": different, "ranks": len(ranks), "phase": phase, "phase_more_s": more_s,
             },
             gain_pct=share,
         )  # fmt: skip
@@ -184,7 +184,8 @@ def _own_work(window: Window, steps: int) -> tuple[list[int], Floats, Floats]:
 
 def _excess(own: Floats) -> Floats:
     """What each rank needs more than a typical one in the same step (the lower median)."""
-    return own - np.sort(own, axis=0)[(len(own) - 1) // 2]
+    excess: Floats = own - np.sort(own, axis=0)[(len(own) - 1) // 2]
+    return excess
 
 
 def _uneven_phase(window: Window, ranks: Sequence[int], steps: int) -> tuple[str, float]:

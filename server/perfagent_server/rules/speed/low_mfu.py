@@ -143,8 +143,8 @@ class LowMfu(Rule):
         return self.found(
             "info",
             f"MFU is {mfu:.3g} %: the devices could do {100 / mfu:.2g} times the arithmetic",
-            f"MFU is {mfu:.3g} % over the newest {len(known)} steps (median): the model's own arithmetic, of the dense peak of the "
-            f"device.{' ' + bound.message if bound is not None else ''}",
+            f"MFU is {mfu:.3g} % over the newest {len(known)} steps (median): the model's own arithmetic, of the dense peak of "
+            f"the device.{' ' + bound.message if bound is not None else ''}",
             since_step=window.at,
             evidence={
                 "mfu_pct": mfu, "steps": len(known), "shares_pct": {} if bound is None else bound.shares_pct,

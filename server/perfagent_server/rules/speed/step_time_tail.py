@@ -109,7 +109,8 @@ class StepTimeTail(Rule):
         # typical: median of the steps around; counts, seen: of the baseline; limit: from which on a step is slow, 0.0 while
         # that is not known; blocks: steps, slow ones, seconds lost, seconds; slow: steps; longer: seconds by phase
         fresh: dict[str, Any] = {
-            "typical": 0.0, "typical_for": 0, "counts": [0] * _BINS, "seen": 0, "limit": 0.0, "blocks": [], "slow": [], "longer": {},
+            "typical": 0.0, "typical_for": 0, "counts": [0] * _BINS, "seen": 0, "limit": 0.0, "blocks": [],
+            "slow": [], "longer": {},
         }  # fmt: skip
         state = window.state_of(self, fresh)
         state["typical_for"] -= 1
@@ -162,6 +163,7 @@ class StepTimeTail(Rule):
         steps, lost_s, total_s = (sum(block[at] for block in blocks) for at in (0, 2, 3))
         share, each = 100 * lost_s / total_s, typical * middle([times for _, times in state["slow"]])
         ordered = sorted(took.last(took.size))
+        p90, usual = ordered[int(0.9 * (len(ordered) - 1))], typical * state["limit"] / self.tail_times
         every = _interval([step for step, _ in state["slow"]])
         phase = max(state["longer"], key=lambda name: state["longer"][name], default="")
         where = f" {phase[0].upper()}{phase[1:]} takes most of that." if phase else ""
@@ -169,15 +171,15 @@ class StepTimeTail(Rule):
         return self.found(
             "warning" if share >= self.warning_pct else "info",
             f"{slow} of {steps:,} steps take about {each / typical:.2g} times as long as the others",
-            f"{slow} of the newest {steps:,} steps took about {spell_s(each)}{regular}, where a step takes {spell_s(typical)} (P50; "
-            f"P90 {spell_s(ordered[int(0.9 * (len(ordered) - 1))])}) and 99 of 100 took less than {spell_s(typical * state['limit'] / self.tail_times)} "
-            f"at the beginning: {share:.1f} % of the time.{where}",
+            f"{slow} of the newest {steps:,} steps took about {spell_s(each)}{regular}, where a step takes {spell_s(typical)} "
+            f"(P50; P90 {spell_s(p90)}) and 99 of 100 took at most {spell_s(usual)} at the beginning: {share:.1f} % of the "
+            f"time.{where}",
             cause="regular" if every else phase if phase in self.english.remedies else "",
             cost=f"{share:.1f} % of the time",
             since_step=state["slow"][0][0],
             evidence={
-                "slow_steps": [step for step, _ in state["slow"]][-20:], "slow": slow, "steps": steps, "share_pct": share, "typical_s": typical,
-                "slow_s": each, "limit_times": state["limit"], "every_steps": every, "phase": phase,
+                "slow_steps": [step for step, _ in state["slow"]][-20:], "slow": slow, "steps": steps, "share_pct": share,
+                "typical_s": typical, "slow_s": each, "limit_times": state["limit"], "every_steps": every, "phase": phase,
                 "longer_s": dict(state["longer"]),
             },
             gain_pct=share,
@@ -200,6 +202,6 @@ def _interval(steps: Sequence[int]) -> int:
     apart = [later - earlier for earlier, later in pairwise(steps)]
     if len(apart) < 5:
         return 0
-    usual = middle(apart)
+    usual = int(middle(apart))
     regular = sum(abs(one - usual) <= max(1, 0.05 * usual) for one in apart)
     return usual if usual > 1 and regular >= _REGULAR * len(apart) else 0

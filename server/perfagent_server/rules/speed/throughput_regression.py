@@ -27,6 +27,7 @@ _FULL, _HALF_FULL = 0.8, 0.5
 _MORE, _MUCH = 0.08, 0.2
 """Of all cores: how many are busy; how many more others use than before, and how many at all."""
 _LITTLE_TIMES = 1.25
+_CROWDED = " Meanwhile the cores are full, and other programs use many of them."
 _ALONE = 0.4
 """A phase that grew by so much more than its share of the step grew alone; a crowded machine slows all of them."""
 
@@ -38,6 +39,12 @@ class _Growth(NamedTuple):
     before_s: float = 0.0
     after_s: float = 0.0
     is_alone: bool = False
+
+    @property
+    def words(self) -> str:
+        """As a sentence; "" where it is not known."""
+        phase = f"{self.phase[:1].upper()}{self.phase[1:]}"
+        return f" {phase} grew most, from {spell_s(self.before_s)} to {spell_s(self.after_s)}." if phase else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +174,7 @@ class ThroughputRegression(Rule):
         return self._judge_jump(window, state, shift, time)
 
     def _judge_jump(self, window: Window, state: dict[str, Any], shift: Shift, time: float) -> Finding | Unknown | None:
-        before = next((note[1] for note in reversed(state["notes"]) if note[0] <= shift.step), {})
+        before: dict[str, float] = next((note[1] for note in reversed(state["notes"]) if note[0] <= shift.step), {})
         after = _typical_now(window, max(self.steps // 2, min(_TYPICAL_STEPS, shift.groups * shift.size)))
         if _has_more_work(before, after, shift.times):
             self._detector.accept(state["track"])
@@ -197,7 +204,7 @@ class ThroughputRegression(Rule):
                 if time - shift.time < _READINGS_S:
                     return None
                 continue
-            fallen = fallen or (bool(before) and _is_crowded(now, *before, shift.times))
+            fallen = fallen or (bool(before) and _is_crowded(now, before[0], before[1], shift.times))
         return fallen
 
     def _finding(
@@ -206,34 +213,22 @@ class ThroughputRegression(Rule):
         took = window.by_step["step_time_s"]
         newest = sorted(took.last(max(self.steps, min(took.size, shift.groups * shift.size))))
         p90, more = newest[int(0.9 * (len(newest) - 1))], 100 * (shift.times - 1)
-        severity: Severity = "critical" if shift.times >= self.critical_times else "warning"
-        if severity == "critical" and shift.groups < self.critical_steps and not window.is_firing(self.id):
-            severity = "warning"
-        if severity == "critical" and shift.groups < self.critical_steps:
-            severity = "warning"
-        where = (
-            f" {growth.phase[0].upper()}{growth.phase[1:]} grew most, from {spell_s(growth.before_s)} to {spell_s(growth.after_s)}."
-            if growth.phase
-            else ""
-        )
-        crowd = (
-            " Meanwhile all cores are full, and other programs use more of them than before."
-            if cause == "other programs"
-            else ""
-        )
+        is_critical = shift.times >= self.critical_times and shift.groups >= self.critical_steps
+        severity: Severity = "info" if cause == "other programs" else "critical" if is_critical else "warning"
+        crowd = _CROWDED if cause == "other programs" else ""
         lost_s = shift.level - shift.before
         return self.found(
-            "info" if cause == "other programs" else severity,
+            severity,
             f"Steps take {more:.3g} % longer since step {shift.step:,}",
             f"Steps take {spell_s(shift.level)} (P50; P90 {spell_s(p90)}) since step {shift.step:,}, {more:.3g} % more than the "
-            f"{spell_s(shift.before)} of the steps before (P50 of up to {self.before_steps}).{where}{crowd}",
+            f"{spell_s(shift.before)} of the steps before (P50 of up to {self.before_steps}).{growth.words}{crowd}",
             cause=cause,
             cost=f"{spell_s(lost_s)} of each step of {spell_s(shift.level)}",
             since_step=shift.step,
             evidence={
-                "step_time_s": shift.level, "before_s": shift.before, "times": shift.times, "p90_s": p90, "noise_share": shift.noise,
-                "phase": growth.phase, "phase_before_s": growth.before_s, "phase_after_s": growth.after_s,
-                "steps": shift.groups * shift.size, "cores_before": load,
+                "step_time_s": shift.level, "before_s": shift.before, "times": shift.times, "p90_s": p90,
+                "noise_share": shift.noise, "phase": growth.phase, "phase_before_s": growth.before_s,
+                "phase_after_s": growth.after_s, "steps": shift.groups * shift.size, "cores_before": load,
             },
             gain_pct=100 * (1 - 1 / shift.times),
         )  # fmt: skip
