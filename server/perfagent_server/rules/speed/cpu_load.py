@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,9 +51,10 @@ def ranks_of_nodes(window: Window) -> list[tuple[int, tuple[int, ...]]]:
     hosts, processes = window.by_time.get(BUSY.name), window.by_time.get(OWN.name)
     speakers = hosts.ranks if hosts is not None else []
     known = processes.ranks if processes is not None else []
-    ends = [*speakers[1:], float("inf")]
+    ends = [*speakers[1:], math.inf]
     return [
-        (first, tuple(rank for rank in known if first <= rank < end)) for first, end in zip(speakers, ends, strict=True)
+        (first, tuple(rank for rank in known if first <= rank < end))
+        for first, end in zip(speakers, ends, strict=False)
     ]
 
 

@@ -185,8 +185,8 @@ def _what(worst: _Worst, load: CpuLoad, cause: str) -> str:
         )
     whose = "other programs" if cause == "other programs" else "the run itself"
     return (
-        f"some task had to wait for a core for {worst.pressure:.0f} % of the time: of {load.cores:.3g} cores {load.busy:.2g} were "
-        f"busy, {ours} and {load.others:.2g} by others, so it is the load of {whose}"
+        f"some task had to wait for a core for {worst.pressure:.0f} % of the time: of {load.cores:.3g} cores {load.busy:.2g} "
+        f"were busy, {ours} and {load.others:.2g} by others, so it is the load of {whose}"
     )
 
 

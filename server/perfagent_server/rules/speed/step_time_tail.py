@@ -30,8 +30,9 @@ _REGULAR = 0.7  # of the intervals, to be called regular
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeTail(Rule):
-    """In the newest 1,000 steps at least outliers_per_1000 times a step took more than tail_times the 99th percentile of
-    the first baseline_steps of the attempt, both as multiples of the median of the steps around them.
+    """In the newest 1,000 steps at least outliers_per_1000 times, and tail_times as often as in the first baseline_steps of
+    the attempt, a step took more than tail_times the 99th percentile of those, both as multiples of the median of the
+    steps around them.
 
     A threshold that is learned: of single-node research runs P99/P50 is 1.67 in the median and up to 6.3, of MLPerf
     submissions 1.002 to 1.03. Three standard deviations flag ten steps of any thousand. Slow steps that follow each other
@@ -107,10 +108,11 @@ class StepTimeTail(Rule):
         if window.wall.was_interrupted(step):
             return UNKNOWN
         # typical: median of the steps around; counts, seen: of the baseline; limit: from which on a step is slow, 0.0 while
-        # that is not known; blocks: steps, slow ones, seconds lost, seconds; slow: steps; longer: seconds by phase
+        # that is not known; usual: how many of 1,000 were slow then; blocks: steps, slow ones, seconds lost, seconds;
+        # slow: steps; longer: seconds by phase
         fresh: dict[str, Any] = {
-            "typical": 0.0, "typical_for": 0, "counts": [0] * _BINS, "seen": 0, "limit": 0.0, "blocks": [],
-            "slow": [], "longer": {},
+            "typical": 0.0, "typical_for": 0, "counts": [0] * _BINS, "seen": 0, "limit": 0.0, "usual": 0.0,
+            "blocks": [], "slow": [], "longer": {},
         }  # fmt: skip
         state = window.state_of(self, fresh)
         state["typical_for"] -= 1
@@ -123,7 +125,8 @@ class StepTimeTail(Rule):
         if not self._count(window, state, step, times, value):
             return UNKNOWN if window.is_firing(self.id) and step % _BLOCK_STEPS else None
         slow = sum(block[1] for block in state["blocks"])
-        if slow < self.outliers_per_1000 * (self.clear_at if window.is_firing(self.id) else 1.0):
+        least = max(self.outliers_per_1000, self.tail_times * state["usual"])
+        if slow < least * (self.clear_at if window.is_firing(self.id) else 1.0):
             return None
         return self._finding(took, state, slow)
 
@@ -137,6 +140,8 @@ class StepTimeTail(Rule):
         while place and counts[place] <= rest:
             rest -= counts[place]
             place -= 1
+        beyond = sum(counts[place + math.ceil(_IN_OCTAVE * math.log2(self.tail_times)) :])
+        state["usual"] = 1000 * beyond / self.baseline_steps
         state["limit"], state["counts"] = self.tail_times * 2 ** (place / _IN_OCTAVE), []
 
     def _count(self, window: Window, state: dict[str, Any], step: int, times: float, value: float) -> bool:
