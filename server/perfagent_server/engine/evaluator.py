@@ -90,7 +90,7 @@ class Evaluator:
             if event.data.get("state") in TERMINAL:
                 ends.append(event)
             else:
-                self._begin(event)
+                self._begin(event, stored.rank)
             return []
         if event.kind == "finding":
             return self._explained(stored, event) if "explains" in event.data else self._reported(stored, event)
@@ -215,13 +215,16 @@ class Evaluator:
             if window.state == "finished":
                 window.state = "running"  # as lifecycle has it: those who had reported so far were not all
 
-    def _begin(self, event: Event) -> None:
+    def _begin(self, event: Event, rank: int) -> None:
         window = self.window
         world_size, start_step = event.data.get("world_size"), whole(event.data.get("start_step"))
         if isinstance(world_size, int) and 0 < world_size <= 1_000_000:
             window.world_size = max(world_size, 1)
         if start_step is not None and start_step > window.start_step:
             window.start_step = start_step
+        stage = whole(event.data.get("pipeline_stage", event.data.get("stage")))
+        if stage is not None:
+            window.stages[rank] = stage
 
     def _end(self, stored: FromTail, event: Event) -> list[Change]:
         window = self.window

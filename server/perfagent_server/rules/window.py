@@ -61,9 +61,10 @@ class Window:
     now: Unix seconds, server clock; started: when the attempt was first heard; at: the step under judgement; step: the
     last completed step of any rank; stepped: when that step was received, else when the attempt was first heard;
     firing: rules whose alert is open (for hysteresis); by_step, by_family, by_time: series by name, as the plan says;
-    by_rank: series with a row for each rank; ends: how processes ended; lost: ranks without contact and for how many
-    seconds; heard: ranks that ever reported; done: those of them that ended; reported: findings of the agent that were
-    not joined to an alert yet; first_loss: the first finite value of `loss`; wall: where the time went.
+    by_rank: series with a row for each rank; stages: rank -> its pipeline stage, where it said; ends: how processes
+    ended; lost: ranks without contact and for how many seconds; heard: ranks that ever reported; done: those of them
+    that ended; reported: findings of the agent that were not joined to an alert yet; first_loss: the first finite value
+    of `loss`; wall: where the time went.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Window:
         self.lost: dict[int, float] = {}
         self.heard: set[int] = set()
         self.done: set[int] = set()
+        self.stages: dict[int, int] = {}
         self.reported: list[dict[str, Any]] = []
         self.first_loss: float | None = None
         self._is_timed = False  # whether the agent times the steps of this run
@@ -298,6 +300,7 @@ class Window:
             "learning_rate": self.learning_rate.snapshot(), "wall": self.wall.snapshot(),
             "ends": [[getattr(end, name) for name in End.__dataclass_fields__] for end in self.ends],
             "lost": list(self.lost.items()), "heard": sorted(self.heard), "done": sorted(self.done),
+            "stages": list(self.stages.items()),
             "events": {
                 kind: [[one.rank, one.time, one.step, one.data] for one in noted] for kind, noted in self._events.items()
             },
@@ -344,6 +347,7 @@ class Window:
         window.ends = [End(*entry) for entry in state["ends"]]
         window.lost = dict(state["lost"])
         window.heard, window.done = set(state["heard"]), set(state["done"])
+        window.stages = dict(state.get("stages", ()))
         window._events = {kind: [Noted(*entry) for entry in noted] for kind, noted in state["events"].items()}
         window._states = {
             name: saved

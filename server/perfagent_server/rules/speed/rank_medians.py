@@ -7,7 +7,7 @@ import numpy as np
 from perfagent_server.rules.row_series import Floats
 from perfagent_server.rules.window import Window
 
-__all__ = ["rank_medians"]
+__all__ = ["rank_medians", "slowest_phase"]
 
 
 def rank_medians(window: Window, names: tuple[str, ...], steps: int) -> tuple[list[int], list[Floats]]:
@@ -31,3 +31,15 @@ def _medians(ranks: list[int], values: Floats, steps: int) -> dict[int, float]:
         for rank, middle, count in zip(ranks, middles, counts, strict=True)
         if count and 2 * count >= steps
     }
+
+
+def slowest_phase(window: Window, rank: int, phases: tuple[str, ...], steps: int) -> tuple[str, float]:
+    """The phase in which a rank spends most more than a typical one, and how much more in seconds; "" if none does."""
+    most: tuple[str, float] = ("", 0.0)
+    for phase in phases:
+        ranks, medians = rank_medians(window, (f"phase/{phase}_s",), steps)
+        if rank in ranks:
+            values = medians[0]
+            more = float(values[ranks.index(rank)] - np.sort(values)[(len(values) - 1) // 2])
+            most = max(most, (phase, more), key=lambda one: one[1])
+    return most

@@ -7,11 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from perfagent.wire import Finding
+from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.evidence import named_ranks, spell_s
 from perfagent_server.rules.row_series import Floats
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
-from perfagent_server.rules.speed.rank_medians import rank_medians
+from perfagent_server.rules.speed.rank_medians import rank_medians, slowest_phase
+from perfagent_server.rules.speed.stages import stages_of
 from perfagent_server.rules.window import Window
 
 __all__ = ["Straggler"]
@@ -24,7 +25,8 @@ class Straggler(Rule):
     """A rank's own work (the step without its wait for others) takes slow_times that of a typical rank.
 
     1 / 0.75 is the threshold of NVIDIA Resiliency Extension's relative score. Ranks of other pipeline stages do other
-    work, and long sequences fall on some ranks of every step: so only a few slow ranks of many are stragglers
+    work, so a rank is compared with those of its own stage (stages.py tells how stages are known), and has no peer in a
+    stage of its own. Long sequences fall on some ranks of every step: so only a few slow ranks of many are stragglers
     (most_share of them, at least one), medians over the last `steps` steps are compared, and the wait of the others
     must cost cost_pct of the step.
     """
@@ -46,6 +48,7 @@ class Straggler(Rule):
         Series("step_time_s", ranks="apart"),
         Series("phase/comm_s", ranks="apart"),
         *(Series(f"phase/{phase}_s", ranks="apart") for phase in _PHASES),
+        Series(LOSS),
     )
     charts = ("phase/comm_s", "step_time_s")
     life = Life(for_s=6.0, clear_s=15.0, restated=True)
@@ -55,9 +58,9 @@ class Straggler(Rule):
         fires=(
             "When the own work of a rank (its step without the wait for other ranks) takes at least {slow_times:.3g} "
             "times that of a typical rank, and the wait of the others costs at least {cost_pct:g} % of the step "
-            "(critical: {critical_cost_pct:g} %). Medians over the newest {steps} steps. If more than "
-            "{most_share:.1%} of the ranks are slow (one always may be), it is no straggler: then ranks have different "
-            "work, such as other pipeline stages."
+            "(critical: {critical_cost_pct:g} %). Medians over the newest {steps} steps. In a pipeline only ranks of the same "
+            "stage are compared. If more than {most_share:.1%} of the ranks are slow (one always may be), it is no "
+            "straggler: then ranks have different work."
         ),
         remedies={
             "": (
@@ -81,8 +84,8 @@ class Straggler(Rule):
         fires=(
             "某个 rank 自身的工作（步时间减去等待其他 rank 的时间）达到典型 rank 的 {slow_times:.3g} 倍，且其他 rank "
             "的等待至少占步时间的 {cost_pct:g} %（严重：{critical_cost_pct:g} %）时触发，取最近 {steps} 步的中位数。"
-            "若变慢的 rank 超过总数的 {most_share:.1%}（至少允许一个），"
-            "则不算掉队：此时各 rank 的工作不同，例如流水线的不同阶段。"
+            "流水线并行时只比较同一阶段的 rank。若变慢的 rank 超过总数的 {most_share:.1%}（至少允许一个），"
+            "则不算掉队：此时各 rank 的工作不同。"
         ),
         remedies={
             "": (
@@ -107,17 +110,19 @@ class Straggler(Rule):
             return None
         total, waited = medians
         own = np.maximum(total - waited, 0.0)
-        typical = float(np.sort(own)[(len(own) - 1) // 2])
+        stages = stages_of(window, ranks, own)
+        typical = np.full(len(own), np.sort(own)[(len(own) - 1) // 2]) if stages is None else stages.peers(own)
         limit = 1 + (self.slow_times - 1) * (self.clear_at if window.is_firing(self.id) else 1.0)
-        slow = np.flatnonzero(own >= limit * typical).tolist()
-        if not slow or len(slow) > max(1, int(self.most_share * len(ranks))) or typical <= 0:
+        slow = np.flatnonzero((own >= limit * typical) & (typical > 0)).tolist()
+        if not slow or len(slow) > max(1, int(self.most_share * len(ranks))):
             return None
-        worst = int(np.argmax(own))
-        step_s, lost_s = float(np.median(total)), float(own[worst]) - typical
+        worst = max(slow, key=lambda place: own[place] - typical[place])
+        usual = float(typical[worst])
+        step_s, lost_s = float(np.median(total)), float(own[worst]) - usual
         cost = min(100.0, 100 * lost_s / step_s)
         if cost < self.cost_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
             return None
-        return self._finding(window, ranks, own, slow, typical, step_s, lost_s, cost)
+        return self._finding(window, ranks, own, slow, worst, usual, step_s, cost)
 
     def _finding(
         self,
@@ -125,16 +130,15 @@ class Straggler(Rule):
         ranks: list[int],
         own: Floats,
         slow: list[int],
+        worst: int,
         typical: float,
         step_s: float,
-        lost_s: float,
         cost: float,
     ) -> Finding:
-        worst = int(np.argmax(own))
-        rank, times = ranks[worst], float(own[worst]) / typical
+        rank, times, lost_s = ranks[worst], float(own[worst]) / typical, float(own[worst]) - typical
         took = window.series("step_time_s")
         steps = min(self.steps, took.total) if took is not None else 0
-        phase, more_s = _slowest_phase(window, rank, self.steps)
+        phase, more_s = slowest_phase(window, rank, _PHASES, self.steps)
         named = [ranks[place] for place in slow]
         who = named_ranks(named, window.world_size)
         where = f", {spell_s(more_s)} of it in {phase}" if phase else ""
@@ -156,15 +160,3 @@ class Straggler(Rule):
             },
             gain_pct=cost,
         )  # fmt: skip
-
-
-def _slowest_phase(window: Window, rank: int, steps: int) -> tuple[str, float]:
-    """The phase in which a rank spends most more than a typical one, and how much more in seconds; "" if none does."""
-    most: tuple[str, float] = ("", 0.0)
-    for phase in _PHASES:
-        ranks, medians = rank_medians(window, (f"phase/{phase}_s",), steps)
-        if rank in ranks:
-            values = medians[0]
-            more = float(values[ranks.index(rank)] - np.sort(values)[(len(values) - 1) // 2])
-            most = max(most, (phase, more), key=lambda one: one[1])
-    return most

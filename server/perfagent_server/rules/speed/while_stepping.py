@@ -9,7 +9,7 @@ import numpy as np
 from perfagent_server.rules.time_series import Seconds
 from perfagent_server.rules.window import Window
 
-__all__ = ["Typical", "while_stepping"]
+__all__ = ["Typical", "while_stepping", "while_stepping_by_rank"]
 
 _SLOWEST_SAMPLER_S = 5.0  # a reading stands for no more than this
 
@@ -26,6 +26,13 @@ def while_stepping(window: Window, name: str, for_s: float) -> Typical | None:
     """Over the newest for_s seconds in which steps were made; None if there are fewer, or the series is absent."""
     series = window.by_time.get(name)
     return None if series is None else _typical(series.seconds(), for_s)
+
+
+def while_stepping_by_rank(window: Window, name: str, for_s: float) -> dict[int, Typical]:
+    """The same of a series that is kept with ranks apart: those of which so many seconds are known."""
+    series = window.by_time.get(name)
+    found = {} if series is None else {rank: _typical(series.seconds(rank), for_s) for rank in series.ranks}
+    return {rank: one for rank, one in found.items() if one is not None}
 
 
 def _typical(readings: Seconds, for_s: float) -> Typical | None:

@@ -1,0 +1,133 @@
+"""batch_too_small: nothing of the machine is used much, and the memory of the GPU has room for a larger batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import spell_bytes
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.speed import bounds
+from perfagent_server.rules.speed.bounds import what_bounds
+from perfagent_server.rules.speed.cpu_load import BUSY
+from perfagent_server.rules.time_series import Seconds
+from perfagent_server.rules.window import Window
+
+__all__ = ["BatchTooSmall"]
+
+_GPU, _PEAK, _MEMORY = "gpu/utilization_pct", "cuda/peak_allocated_bytes", "gpu/memory_total_bytes"
+_CORES_S = 120.0  # for so long the load of the cores is kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchTooSmall(Rule):
+    """95 of 100 readings of the CPU, of the GPU, and the peak of its memory are below below_pct over for_s of stepping:
+    SageMaker Debugger's rule. Memory is what live tensors took at most, since frameworks reserve more than they use.
+
+    A remark only, and none where something else holds the GPU back: waits, copies, communication, unmeasured code.
+    """
+
+    below_pct: float = 70.0
+    most_wait_pct: float = 30.0
+    for_s: float = 300.0
+    clear_at: float = 1.1  # times the threshold
+
+    id: ClassVar[str] = "batch_too_small"
+    severities = ("info",)
+    place = Place(Question.IS_IT_FAST, 16)
+    reads = (
+        Every(15.0),
+        Series(_GPU, keep=600, axis="time"),
+        BUSY,
+        *(Series(name, keep=2, axis="time", ranks="apart") for name in (_PEAK, _MEMORY)),
+        *bounds.READS,
+    )
+    charts = (_GPU, "cuda/peak_allocated_bytes")
+    life = Life(clear_s=60.0, restated=True)
+    needs_card = True
+    english = Words(
+        name="Batch too small",
+        meaning="The GPU has room and time for a larger batch.",
+        fires=(
+            "When, over {for_s:g} s of stepping, 95 of 100 readings of GPU and CPU utilization and the peak of GPU memory are "
+            "below {below_pct:g} %, and waits, copies, communication and unmeasured code take less than {most_wait_pct:g} % of "
+            "the step. Only a remark: whether a larger batch still learns as well is yours to say."
+        ),
+        remedies={
+            "": (
+                "Raise the batch size (perfagent.find_batch_size tries what fits), and scale the learning rate with it; where "
+                "the batch must stay as it is, do in one micro-batch what is accumulated over several now."
+            ),
+        },
+    )
+    chinese = Words(
+        name="批次过小",
+        meaning="GPU 的显存和时间都能容纳更大的批次。",
+        fires=(
+            "在 {for_s:g} 秒的训练时间内，GPU 与 CPU 利用率的读数有 95 % 低于 {below_pct:g} %，显存峰值也低于该值，且等待、"
+            "拷贝、通信和未测量代码合计低于步时间的 {most_wait_pct:g} % 时提示。更大的批次是否同样有效由您判断。"
+        ),
+        remedies={
+            "": (
+                "增大批次（perfagent.find_batch_size 会试出能容纳的大小），并相应调整学习率；若批次大小不能变，"
+                "把现在分多次累积的微批次合成一次。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        gpu = window.by_time.get(_GPU)
+        took = window.series("step_time_s")
+        if gpu is None or took is None or took.time is None:
+            return None
+        slack = self.clear_at if window.is_firing(self.id) else 1.0
+        memory = _memory(window)
+        busy = _p95(gpu.seconds(), took.time - self.for_s, self.for_s)
+        if memory is None or busy is None:
+            return UNKNOWN
+        peak, total = memory
+        memory_pct, limit = 100 * peak / total, slack * self.below_pct
+        if max(memory_pct, busy) >= limit:
+            return None
+        cores = window.by_time.get(BUSY.name)
+        known = [_p95(cores.seconds(rank), took.time - _CORES_S, _CORES_S) for rank in cores.ranks] if cores else []
+        cpu_pct = max((one for one in known if one is not None), default=None)
+        bound = what_bounds(window)
+        if cpu_pct is None or bound is None:
+            return UNKNOWN
+        if cpu_pct >= limit or 100.0 - bound.shares_pct.get("compute", 0.0) >= self.most_wait_pct:
+            return None
+        times = total / max(peak, 1.0)
+        return self.found(
+            "info",
+            f"The GPU has room for a larger batch: {memory_pct:.0f} % of memory, {busy:.0f} % busy",
+            f"The peak of GPU memory is {spell_bytes(peak)} of {spell_bytes(total)} ({memory_pct:.0f} %), and in 95 of 100 "
+            f"readings over {self.for_s:.0f} s the GPUs were busy for at most {busy:.0f} % and the cores for {cpu_pct:.0f} %. "
+            f"{bound.message}",
+            since_step=window.at,
+            evidence={
+                "memory_pct": memory_pct, "peak_bytes": peak, "total_bytes": total, "utilization_p95_pct": busy,
+                "cpu_p95_pct": cpu_pct, "over_s": self.for_s, "room_times": times, "shares_pct": bound.shares_pct,
+            },
+        )  # fmt: skip
+
+
+def _memory(window: Window) -> tuple[float, float] | None:
+    """Peak of the live tensors and size of the GPU on which the least is left."""
+    peaks, totals = window.by_time.get(_PEAK), window.by_time.get(_MEMORY)
+    if peaks is None or totals is None:
+        return None
+    known = [(peak, total) for rank in peaks.ranks if (peak := peaks.newest(rank)) and (total := totals.newest(rank))]
+    return max(known, key=lambda one: one[0] / one[1], default=None)
+
+
+def _p95(readings: Seconds, since: float, for_s: float) -> float | None:
+    """The reading that 95 of 100 are below, of those while steps were made; None where they do not cover the time."""
+    inside = (readings.second >= since) & readings.stepping
+    seconds = readings.second[inside]
+    if len(seconds) < 10 or seconds[-1] - seconds[0] < 0.8 * for_s:
+        return None
+    return float(np.quantile(readings.total[inside] / readings.count[inside], 0.95))

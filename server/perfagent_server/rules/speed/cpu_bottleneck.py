@@ -1,0 +1,140 @@
+"""cpu_bottleneck: the GPUs idle while all cores are busy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from perfagent.wire import Finding
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.speed import bounds, cpu_load
+from perfagent_server.rules.speed.bounds import what_bounds
+from perfagent_server.rules.speed.cpu_load import BUSY, CpuLoad, ranks_of_nodes
+from perfagent_server.rules.time_series import Seconds
+from perfagent_server.rules.window import Window
+
+__all__ = ["CpuBottleneck"]
+
+_GPU = "gpu/utilization_pct"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuBottleneck(Rule):
+    """In at least half of the seconds of stepping all cores were busy and the GPUs hardly at all: the rule of SageMaker
+    Debugger (CPU above 90 %, GPU below 10 %, in more than half of the samples), with a GPU threshold that a loader which
+    delivers now and then does not hide behind.
+
+    Without a GPU there is nothing to hold back: a training on the CPU keeps its cores busy.
+    """
+
+    cpu_above_pct: float = 90.0
+    gpu_below_pct: float = 30.0
+    samples_pct: float = 50.0
+    for_s: float = 120.0
+    clear_at: float = 0.8  # of the share of samples
+
+    id: ClassVar[str] = "cpu_bottleneck"
+    severities = ("info", "warning")
+    place = Place(Question.IS_IT_FAST, 14)
+    reads = (Every(10.0), Series(_GPU, keep=150, axis="time"), *cpu_load.READS, *bounds.READS)
+    charts = (BUSY.name, _GPU)
+    life = Life(clear_s=60.0, restated=True)
+    needs_card = True
+    english = Words(
+        name="The CPU is the bottleneck",
+        meaning="All cores are busy, and the GPUs wait for what they prepare.",
+        fires=(
+            "When, in at least {samples_pct:g} % of the readings over {for_s:g} s of stepping, the cores were busy for more "
+            "than {cpu_above_pct:g} % and the GPUs for less than {gpu_below_pct:g} %. A warning if the run's own processes "
+            "use the cores, a remark (info) if other programs do."
+        ),
+        remedies={
+            "": (
+                "Give the cores less to do for a step: torch.compile and fused optimizers take less Python, and cached or "
+                "precomputed features less preparation; or train on a machine with more cores for each GPU."
+            ),
+            "data": (
+                "Loading keeps the cores busy: store samples as the model takes them (decoded, tokenized, resized), decode on "
+                "the GPU (torchvision.io.decode_jpeg(device='cuda'), NVIDIA DALI), and do augmentations there, on whole batches."
+            ),
+            "other programs": "Other programs keep the cores busy: stop or move them, or give the run cores of its own.",
+        },
+    )
+    chinese = Words(
+        name="CPU 成为瓶颈",
+        meaning="所有核心都在忙，GPU 等待它们准备的内容。",
+        fires=(
+            "在 {for_s:g} 秒训练时间的读数中，至少 {samples_pct:g} % 的读数里核心忙碌超过 {cpu_above_pct:g} % 而 GPU 忙碌低于 "
+            "{gpu_below_pct:g} % 时触发。若是运行自身的进程占用核心则为警告，若是其他程序则仅作提示。"
+        ),
+        remedies={
+            "": (
+                "减少核心每步的工作：torch.compile 和融合优化器减少 Python 开销，缓存或预计算特征减少准备工作；"
+                "或换用每个 GPU 有更多核心的机器。"
+            ),
+            "data": (
+                "加载数据占满了核心：按模型所需的形式存储样本（已解码、分词、缩放），在 GPU 上解码"
+                "（torchvision.io.decode_jpeg(device='cuda')、NVIDIA DALI），并在 GPU 上对整批做增强。"
+            ),
+            "other programs": "其他程序占满了核心：停止或移走它们，或给运行分配独占的核心。",
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        gpu, took = window.by_time.get(_GPU), window.series("step_time_s")
+        if gpu is None or took is None or took.time is None:
+            return None
+        utilization = gpu.seconds()
+        since = took.time - self.for_s
+        slack = self.clear_at if window.is_firing(self.id) else 1.0
+        unknown = True
+        for node in ranks_of_nodes(window):
+            load = cpu_load.cpu_load(window, node, since, took.time)
+            cores = window.by_time[BUSY.name].seconds(node[0])
+            if load is None or took.time - cores.second[0] < 0.9 * self.for_s:
+                continue
+            unknown = False
+            both = _both(cores, utilization, since, own_pct=100 * load.own / load.cores)
+            if both is None:
+                continue
+            cpu, idle = both
+            share = 100 * float(np.mean((cpu > self.cpu_above_pct) & (idle < self.gpu_below_pct)))
+            if share >= slack * self.samples_pct:
+                return self._finding(window, load, share, float(cpu.mean()), float(idle.mean()), len(cpu))
+        return UNKNOWN if unknown else None
+
+    def _finding(
+        self, window: Window, load: CpuLoad, share: float, cpu_pct: float, gpu_pct: float, readings: int
+    ) -> Finding:
+        bound = what_bounds(window)
+        loads = bound is not None and bound.kind == "data"
+        cause = "other programs" if not load.is_own else "data" if loads or load.workers >= 0.5 * load.own else ""
+        return self.found(
+            "info" if cause == "other programs" else "warning",
+            f"All cores are busy ({cpu_pct:.0f} %) while the GPUs idle ({gpu_pct:.0f} % busy)",
+            f"In {share:.0f} % of {readings} readings all {load.cores:.3g} cores were busy and the GPUs idle: on average "
+            f"{load.busy:.2g} cores, {load.own:.2g} of them by the run ({load.workers:.2g} by loader workers) and "
+            f"{load.others:.2g} by others, while the GPUs worked {gpu_pct:.0f} % of the time."
+            f"{' ' + bound.message if bound is not None else ''}",
+            cause=cause,
+            cost=f"the GPUs idle {100 - gpu_pct:.0f} % of the time",
+            since_step=window.at,
+            evidence={
+                "samples_pct": share, "readings": readings, "cpu_pct": cpu_pct, "utilization_pct": gpu_pct, "cores": load.cores,
+                "busy_cores": load.busy, "own_cores": load.own, "workers_cores": load.workers, "other_cores": load.others,
+            },
+        )  # fmt: skip
+
+
+def _both(cores: Seconds, gpu: Seconds, since: float, own_pct: float) -> tuple[np.ndarray, np.ndarray] | None:
+    """Of the seconds of stepping of which both is known: how busy the cores were, and the GPUs, in percent. own_pct: of the
+    cores that the run may use, by its own processes: more than all cores of the machine tell where it may use only some."""
+    _, of_cores, of_gpu = np.intersect1d(cores.second, gpu.second, return_indices=True)
+    within = (cores.second[of_cores] >= since) & cores.stepping[of_cores]
+    of_cores, of_gpu = of_cores[within], of_gpu[within]
+    if len(of_cores) < 10:
+        return None
+    cpu = cores.total[of_cores] / cores.count[of_cores]
+    return np.maximum(cpu, own_pct), gpu.total[of_gpu] / gpu.count[of_gpu]

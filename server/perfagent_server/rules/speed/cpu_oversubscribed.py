@@ -1,0 +1,215 @@
+"""cpu_oversubscribed: more threads want to run than there are cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from perfagent.wire import Finding
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.speed import bounds, cpu_load
+from perfagent_server.rules.speed.bounds import what_bounds
+from perfagent_server.rules.speed.cpu_load import PRESSURE, THROTTLED, CpuLoad, ranks_of_nodes
+from perfagent_server.rules.speed.step_shares import UTILIZATION, busy_pct
+from perfagent_server.rules.speed.while_stepping import while_stepping_by_rank
+from perfagent_server.rules.window import Window
+
+__all__ = ["CpuOversubscribed"]
+
+_THREADS = "process/threads"
+
+
+class _Worst(NamedTuple):
+    """The node on which tasks wait most for a core; pressure and throttled in percent of the time."""
+
+    node: tuple[int, tuple[int, ...]]
+    pressure: float
+    throttled: float
+    over_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuOversubscribed(Rule):
+    """Over for_s seconds of stepping some task waited for a core for pressure_pct of the time (the kernel's pressure stall
+    information, of the control group where it has a limit), or the group's CPU quota was used up in throttled_pct of its
+    periods.
+
+    Whose load it is decides: 75 % or more of the busy cores' time used by the run's own processes and loader workers is
+    its own (warning), else it is that of others (info), which no setting of the run cures. A quota holds the run's group
+    alone. Where the GPUs are busy all the time nothing waits for the cores.
+    """
+
+    pressure_pct: float = 40.0
+    throttled_pct: float = 10.0
+    busy_pct: float = 90.0
+    for_s: float = 60.0
+    clear_at: float = 0.8  # of the threshold
+
+    id: ClassVar[str] = "cpu_oversubscribed"
+    severities = ("info", "warning")
+    place = Place(Question.IS_IT_FAST, 10)
+    reads = (
+        Every(5.0),
+        PRESSURE,
+        THROTTLED,
+        *cpu_load.READS,
+        *bounds.READS,
+        UTILIZATION,
+        Series(_THREADS, keep=2, axis="time", ranks="apart"),
+    )
+    charts = (PRESSURE.name, THROTTLED.name, "host/cpu_pct")
+    life = Life(clear_s=60.0, restated=True)
+    english = Words(
+        name="Too few cores",
+        meaning="More threads want to run than there are cores, so they wait for each other.",
+        fires=(
+            "When, over {for_s:g} s of stepping, some task had to wait for a core for at least {pressure_pct:g} % of the "
+            "time, or the CPU quota was used up in at least {throttled_pct:g} % of its periods. A warning if the load is "
+            "the run's own, a remark (info) if other programs cause it. It does not fire while the GPUs are busy for "
+            "{busy_pct:g} % of the time."
+        ),
+        remedies={
+            "": (
+                "Start fewer threads: OMP_NUM_THREADS and torch.set_num_threads() at the cores divided by the ranks on the "
+                "machine (torch starts one for each core that it sees, in every rank)."
+            ),
+            "workers": (
+                "Start fewer loader workers, so that they and the training threads fit on the cores together, and one thread "
+                "in each (torch.set_num_threads(1) in worker_init_fn); or train on a machine with more cores."
+            ),
+            "quota": (
+                "The container or job may use fewer cores than the machine shows, and libraries start a thread for each that "
+                "they see: set OMP_NUM_THREADS to the quota divided by the ranks, or ask for more CPUs (--cpus, "
+                "resources.limits.cpu, --cpus-per-task)."
+            ),
+            "other programs": (
+                "It is the load of other programs: stop or move them, or give the run cores of its own (taskset, a CPU "
+                "limit for the others, an exclusive node)."
+            ),
+        },
+    )
+    chinese = Words(
+        name="CPU 核心不足",
+        meaning="想运行的线程多于核心，它们互相等待。",
+        fires=(
+            "在 {for_s:g} 秒的训练时间内，有任务等待核心的时间至少占 {pressure_pct:g} %，或 CPU 配额在至少 "
+            "{throttled_pct:g} % 的周期内用尽时触发。若负载来自运行本身则为警告，来自其他程序则仅作提示。"
+            "GPU 忙碌时间达到 {busy_pct:g} % 时不触发。"
+        ),
+        remedies={
+            "": (
+                "减少线程：将 OMP_NUM_THREADS 和 torch.set_num_threads() 设为核心数除以本机 rank 数"
+                "（torch 默认在每个 rank 中为看到的每个核心启动一个线程）。"
+            ),
+            "workers": (
+                "减少加载 worker，使其与训练线程一起不超过核心数，并让每个 worker 只用一个线程"
+                "（在 worker_init_fn 中调用 torch.set_num_threads(1)）；或换用核心更多的机器。"
+            ),
+            "quota": (
+                "容器或任务可用的核心少于机器显示的数量，而库会按看到的核心数启动线程：将 OMP_NUM_THREADS 设为配额除以 "
+                "rank 数，或申请更多 CPU（--cpus、resources.limits.cpu、--cpus-per-task）。"
+            ),
+            "other programs": (
+                "这是其他程序的负载：停止或移走它们，或给运行分配独占的核心（taskset、限制其他程序的 CPU、独占节点）。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        if not {PRESSURE.name, THROTTLED.name} & window.by_time.keys():
+            return None
+        took = window.series("step_time_s")
+        if took is None or took.time is None:
+            return None
+        worst = _worst(window, self.for_s)
+        if worst is None:
+            return UNKNOWN
+        slack = self.clear_at if window.is_firing(self.id) else 1.0
+        is_throttled = worst.throttled >= slack * self.throttled_pct
+        if not is_throttled and worst.pressure < slack * self.pressure_pct:
+            return None
+        busy = busy_pct(window, took.time, self.for_s)
+        if busy is not None and busy >= self.busy_pct:
+            return None
+        load = cpu_load.cpu_load(window, worst.node, took.time - 2 * self.for_s, took.time)
+        if load is None:
+            return UNKNOWN
+        return self._finding(window, worst, load, _cause(load, is_throttled=is_throttled))
+
+    def _finding(self, window: Window, worst: _Worst, load: CpuLoad, cause: str) -> Finding:
+        threads, ranks = _threads(window, load.ranks), len(load.ranks)
+        at_most = max(1, int(load.cores // max(1, ranks)))
+        share = worst.throttled if cause == "quota" else worst.pressure
+        bound = what_bounds(window)
+        return self.found(
+            "info" if cause == "other programs" else "warning",
+            _title(load, cause, share),
+            f"Over {worst.over_s:.0f} s of stepping {_what(worst, load, cause)}"
+            f"{f'; the run has {threads:.0f} threads in {ranks} ranks' if threads and ranks > 1 else ''}"
+            f"{f'; the run has {threads:.0f} threads' if threads and ranks == 1 else ''}."
+            f"{' ' + bound.message if bound is not None else ''}",
+            cause=cause,
+            fix=self._fix(cause, at_most),
+            cost=f"{share:.0f} % of the time some task waits for a core",
+            since_step=window.at,
+            ranks=list(load.ranks) if window.world_size > 1 else [],
+            evidence={
+                "pressure_pct": worst.pressure, "throttled_pct": worst.throttled, "over_s": worst.over_s, "cores": load.cores,
+                "busy_cores": load.busy, "own_cores": load.own, "workers_cores": load.workers, "other_cores": load.others,
+                "threads": threads, "ranks": ranks, "whose": "others" if cause == "other programs" else "own",
+                "omp_num_threads": at_most,
+            },
+        )  # fmt: skip
+
+    def _fix(self, cause: str, at_most: int) -> str | None:
+        """With the number for this machine."""
+        if cause not in ("", "quota"):
+            return None
+        return f"Set OMP_NUM_THREADS={at_most} here. {self.english.remedies[cause]}"
+
+
+def _title(load: CpuLoad, cause: str, share: float) -> str:
+    if cause == "quota":
+        return f"The CPU quota of {load.cores:.3g} cores is used up in {share:.0f} % of its periods"
+    if cause == "other programs":
+        return f"Other programs use {load.others:.2g} of {load.cores:.3g} cores: tasks wait {share:.0f} % of the time"
+    return f"{load.cores:.3g} cores are too few: tasks wait for one {share:.0f} % of the time"
+
+
+def _what(worst: _Worst, load: CpuLoad, cause: str) -> str:
+    ours = f"{load.own:.2g} by the run" + (f" ({load.workers:.2g} by loader workers)" if load.workers >= 0.05 else "")
+    if cause == "quota":  # how busy all cores of the machine are says nothing then
+        return (
+            f"the CPU quota of {load.cores:.3g} cores was used up in {worst.throttled:.0f} % of its periods, of which cores were "
+            f"used {ours}"
+        )
+    whose = "other programs" if cause == "other programs" else "the run itself"
+    return (
+        f"some task had to wait for a core for {worst.pressure:.0f} % of the time: of {load.cores:.3g} cores {load.busy:.2g} "
+        f"were busy, {ours} and {load.others:.2g} by others, so it is the load of {whose}"
+    )
+
+
+def _worst(window: Window, for_s: float) -> _Worst | None:
+    """None where no node has told enough yet."""
+    pressures, quotas = (while_stepping_by_rank(window, one.name, for_s) for one in (PRESSURE, THROTTLED))
+    nodes = {speaker: (speaker, ranks) for speaker, ranks in ranks_of_nodes(window)}
+    found = []
+    for speaker in nodes.keys() & (pressures.keys() | quotas.keys()):
+        pressure, quota = pressures.get(speaker), quotas.get(speaker)
+        over_s = max(one.over_s for one in (pressure, quota) if one is not None)
+        found.append(_Worst(nodes[speaker], pressure.mean if pressure else 0.0, quota.mean if quota else 0.0, over_s))
+    return max(found, key=lambda one: (one.throttled, one.pressure), default=None)
+
+
+def _cause(load: CpuLoad, *, is_throttled: bool) -> str:
+    if is_throttled:
+        return "quota"
+    if not load.is_own:
+        return "other programs"
+    return "workers" if load.workers >= 0.5 * load.own else ""
+
+
+def _threads(window: Window, ranks: tuple[int, ...]) -> float:
+    series = window.by_time.get(_THREADS)
+    return sum(series.newest(rank) or 0.0 for rank in ranks) if series is not None else 0.0

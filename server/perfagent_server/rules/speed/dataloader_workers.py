@@ -1,0 +1,187 @@
+"""dataloader_workers: the number of loader workers does not fit the cores of the machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.speed import bounds
+from perfagent_server.rules.speed.bounds import Bound, what_bounds
+from perfagent_server.rules.speed.cpu_load import BUSY, CORES
+from perfagent_server.rules.window import Window
+
+__all__ = ["DataloaderWorkers"]
+
+_WORKERS, _PROCESS = "process/workers", "process/cpu_pct"
+_BUSY_PCT = 90.0
+
+
+class _Machine(NamedTuple):
+    """One node of the run. workers: of all its ranks; free: workers for which each rank has a core left, none where the
+    ranks alone need all."""
+
+    cores: float
+    ranks: int
+    workers: float
+
+    @property
+    def of_rank(self) -> int:
+        return round(self.workers / self.ranks)
+
+    @property
+    def free(self) -> int:
+        return max(0, int((self.cores - self.ranks) // self.ranks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataloaderWorkers(Rule):
+    """More than many_pct of the cores as loader workers (SageMaker Debugger's rule has 200 %), or fewer than the cores have
+    room for while the step waits wait_pct for its batches.
+
+    Only a wait makes it a warning, which joins that of `data_bound`. Few workers that deliver in time are enough, and no
+    number is advised for which there is no core.
+    """
+
+    many_pct: float = 200.0
+    wait_pct: float = 10.0
+    least_wait_s: float = 0.001
+    least_steps: int = 30
+    clear_at: float = 0.8  # of the threshold
+
+    id: ClassVar[str] = "dataloader_workers"
+    severities = ("info", "warning")
+    place = Place(Question.IS_IT_FAST, 15)
+    reads = (
+        Every(5.0),
+        Series(_WORKERS, keep=2, axis="time"),
+        Series(_PROCESS, keep=150, axis="time", ranks="apart"),
+        BUSY,
+        CORES,
+        *bounds.READS,
+    )
+    charts = (_WORKERS, "phase/data_s")
+    life = Life(for_s=10.0, clear_s=30.0, restated=True)
+    joins = ("data_bound",)
+    english = Words(
+        name="Loader workers and cores",
+        meaning="The DataLoader has more workers than the cores can run, or fewer than the step needs.",
+        fires=(
+            "When the loader workers of a machine are at least {many_pct:g} % of its cores (info), or when the step waits at "
+            "least {wait_pct:g} % for its batches (warning) and there are more workers than cores, or fewer than there is room "
+            "for beside the ranks. The finding says how many to set on this machine."
+        ),
+        remedies={
+            "": (
+                "Set num_workers so that the ranks and their workers together are as many as the cores; more of them only take "
+                "turns, and each costs memory."
+            ),
+            "too few": (
+                "Raise num_workers up to the cores that the ranks leave free, with persistent_workers=True, so that workers "
+                "load while the model computes."
+            ),
+        },
+    )
+    chinese = Words(
+        name="加载 worker 与核心",
+        meaning="DataLoader 的 worker 多于核心所能运行的数量，或少于训练步所需。",
+        fires=(
+            "一台机器的加载 worker 至少为其核心数的 {many_pct:g} % 时提示；若训练步等待批次至少占 {wait_pct:g} %，且 worker "
+            "多于核心，或少于 rank 之外的空余核心，则为警告。结论给出这台机器应设的数量。"
+        ),
+        remedies={
+            "": "设置 num_workers，使 rank 与其 worker 合计等于核心数；更多的只会轮流运行，且每个都占内存。",
+            "too few": (
+                "把 num_workers 提高到 rank 之外空余的核心数，并设 persistent_workers=True，使 worker 在模型计算时加载数据。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | None:
+        machine = _machine(window)
+        took = window.series("step_time_s")
+        if machine is None or took is None or took.total < self.least_steps:
+            return None
+        slack = self.clear_at if window.is_firing(self.id) else 1.0
+        is_many = 100 * machine.workers >= slack * self.many_pct * machine.cores
+        if not is_many and "phase/data_s" not in window.by_step:
+            return None
+        bound = what_bounds(window)
+        wait_pct = 0.0 if bound is None else bound.shares_pct.get("data", 0.0)
+        busy = bound.roofline.busy_pct if bound is not None else None
+        waits = (
+            bound is not None
+            and wait_pct >= slack * self.wait_pct
+            and wait_pct / 100 * bound.step_p50_s >= self.least_wait_s
+            and (busy is None or busy < _BUSY_PCT)
+        )
+        if is_many or (waits and machine.workers > machine.cores):
+            return self._too_many(window, machine, bound, waits=waits)
+        wanted = _wanted(machine, wait_pct / 100)
+        if bound is None or not waits or wanted <= machine.of_rank:
+            return None
+        return self._too_few(window, machine, bound, wait_pct, wanted)
+
+    def _too_many(self, window: Window, machine: _Machine, bound: Bound | None, *, waits: bool) -> Finding:
+        most = max(machine.free, 1) if machine.cores > 1 else 0
+        more = f" {bound.message}" if bound is not None else ""
+        return self.found(
+            "warning" if waits else "info",
+            f"{machine.workers:.0f} loader workers share {machine.cores:.3g} cores",
+            f"{machine.workers:.0f} loader workers of {machine.ranks} {_ranks(machine)} share {machine.cores:.3g} cores "
+            f"({100 * machine.workers / machine.cores:.0f} %): they take turns.{more}",
+            fix=f"Set num_workers={most} here ({machine.of_rank} now). {self.english.remedies['']}",
+            cost="memory of each worker, and cores that the training needs",
+            since_step=window.at,
+            evidence=self._evidence(machine, bound, most),
+        )  # fmt: skip
+
+    def _too_few(self, window: Window, machine: _Machine, bound: Bound, wait_pct: float, wanted: int) -> Finding:
+        wait_s = wait_pct / 100 * bound.step_p50_s
+        return self.found(
+            "warning",
+            f"{machine.of_rank} loader workers are too few: the step waits {wait_pct:.0f} % for its batch",
+            f"With {machine.of_rank} loader workers for a rank the step waits {spell_s(wait_s)} for its batch, while "
+            f"{machine.cores:.3g} cores have room for {machine.free}. {bound.message}",
+            cause="too few",
+            fix=f"Set num_workers={wanted} here ({machine.of_rank} now, {machine.cores:.3g} cores for {machine.ranks} "
+            f"{_ranks(machine)}). {self.english.remedies['too few']}",
+            cost=f"{spell_s(wait_s)} of each step of {spell_s(bound.step_p50_s)}",
+            since_step=window.at,
+            evidence={**self._evidence(machine, bound, wanted), "wait_s": wait_s, "share_pct": wait_pct},
+            gain_pct=wait_pct,
+        )  # fmt: skip
+
+    @staticmethod
+    def _evidence(machine: _Machine, bound: Bound | None, advised: int) -> dict[str, object]:
+        return {
+            "workers": machine.workers, "cores": machine.cores, "ranks": machine.ranks, "workers_of_a_rank": machine.of_rank,
+            "advised_workers": advised, "shares_pct": {} if bound is None else bound.shares_pct,
+        }  # fmt: skip
+
+
+def _machine(window: Window) -> _Machine | None:
+    """A typical machine of the run; None where its cores are not known. No worker was ever seen where none is told of."""
+    cores = window.by_time.get(CORES.name)
+    allowed = cores.newest() if cores is not None else None
+    if not allowed or _PROCESS not in window.by_time:
+        return None
+    workers, hosts = window.by_time.get(_WORKERS), window.by_time.get(BUSY.name)
+    ranks = max(1, round(window.world_size / max(1, len(hosts.ranks) if hosts is not None else 1)))
+    return _Machine(allowed, ranks, (workers.newest() or 0.0) * ranks if workers is not None else 0.0)
+
+
+def _wanted(machine: _Machine, wait: float) -> int:
+    """How many workers a rank needs so that none of its step is a wait, of those for which there are cores. Loading in the
+    training process (no workers) takes what the step waits; workers that deliver too slowly must be so many more.
+    wait: share of the step."""
+    rest = max(0.05, 1.0 - wait)
+    needed = math.ceil(wait / rest) + 1 if machine.of_rank < 1 else math.ceil(machine.of_rank / rest)
+    return min(machine.free, needed)
+
+
+def _ranks(machine: _Machine) -> str:
+    return "rank" if machine.ranks == 1 else "ranks"

@@ -1,0 +1,200 @@
+"""load_imbalance: in each step another rank has more work than the others, which wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.row_series import Floats
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.speed.cpu_load import PRESSURE
+from perfagent_server.rules.speed.stages import stages_of
+from perfagent_server.rules.speed.while_stepping import while_stepping_by_rank
+from perfagent_server.rules.window import Window
+
+__all__ = ["LoadImbalance"]
+
+_PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
+_TOTAL, _WAITED = "step_time_s", "phase/comm_s"
+_LEAST_LOST_S = 0.001
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadImbalance(Rule):
+    """In a typical step the rank with the most own work (its step without the wait for others) needs info_pct of the step
+    more than a typical rank of its stage, and it is another rank from step to step.
+
+    SageMaker Debugger compares histograms of GPU utilization; a rank that waits in a collective is as busy there as one
+    that computes. Own work by step tells them apart, on any device, and says what evening out would gain. What one rank
+    needs more in every step is `straggler`'s and does not count here, nor do ranks that fight for the same cores
+    (most_pressure_pct of CPU pressure).
+    """
+
+    info_pct: float = 10.0
+    warning_pct: float = 25.0
+    fixed_share: float = 0.5
+    most_pressure_pct: float = 20.0
+    steps: int = 64
+    least_steps: int = 32
+    clear_at: float = 0.8  # of the threshold
+
+    id: ClassVar[str] = "load_imbalance"
+    severities = ("info", "warning")
+    place = Place(Question.IS_IT_FAST, 17)
+    reads = (
+        Every(5.0),
+        Series(_TOTAL, merge="median"),
+        *(Series(name, ranks="apart") for name in (_TOTAL, _WAITED)),
+        *(Series(f"phase/{phase}_s", ranks="apart") for phase in _PHASES),
+        Series(LOSS),
+        PRESSURE,
+    )
+    charts = (_WAITED, _TOTAL)
+    life = Life(for_s=15.0, clear_s=30.0, restated=True)
+    english = Words(
+        name="Uneven work of ranks",
+        meaning="In each step another rank has more work than the others, and they wait for it.",
+        fires=(
+            "When, over the newest {steps} steps, the rank with the most own work in a step needs on average at least "
+            "{info_pct:g} % (info) or {warning_pct:g} % (warning) of the step more than a typical rank of its stage, and it "
+            "is not the same rank all the time: what one rank needs more in every step must be less than {fixed_share:.0%} of "
+            "it. Ranks that share too few cores (CPU pressure of {most_pressure_pct:g} % or more) are not judged."
+        ),
+        remedies={
+            "": (
+                "Give every rank the same work in each step: batches of a token budget instead of a number of samples "
+                "(perfagent.TokenBudgetBatchSampler), sequences of like lengths in the same step on all ranks "
+                "(perfagent.LengthBucketBatchSampler), or packed sequences (perfagent.PackedBatchSampler). Attention costs the "
+                "square of the length, so balance by that for long sequences."
+            ),
+            "data": (
+                "Some rank waits for its batch in nearly every step, each time another one: give the loaders more time to "
+                "level out (a higher prefetch_factor, persistent_workers=True), and cache what takes some samples long to "
+                "decode."
+            ),
+            "other": (
+                "Python outside of the model takes some rank longer, each time another one: garbage collection at different "
+                "moments (gc.freeze(), and gc.collect() on all ranks at the same step), logging, or programs beside the training."
+            ),
+        },
+    )
+    chinese = Words(
+        name="各 rank 工作不均",
+        meaning="每一步都有不同的 rank 工作更多，其他 rank 都在等它。",
+        fires=(
+            "最近 {steps} 步中，每步工作最多的 rank 平均比同阶段的典型 rank 多用至少步时间的 {info_pct:g} %（提示）或 "
+            "{warning_pct:g} %（警告），且并非总是同一个 rank（单个 rank 每步都多用的部分须低于 {fixed_share:.0%}）时触发。"
+            "争用过少核心的 rank（CPU 压力达到 {most_pressure_pct:g} %）不作判断。"
+        ),
+        remedies={
+            "": (
+                "让每个 rank 每步的工作相同：按 token 预算而非样本数组批（perfagent.TokenBudgetBatchSampler），"
+                "让所有 rank 同一步处理长度相近的序列（perfagent.LengthBucketBatchSampler），"
+                "或打包序列（perfagent.PackedBatchSampler）。注意力的代价与长度平方成正比，长序列应按此均衡。"
+            ),
+            "data": (
+                "几乎每一步都有某个 rank 在等待批次，且每次不同：让加载器有更多余量（更大的 prefetch_factor，"
+                "persistent_workers=True），并缓存解码很慢的样本。"
+            ),
+            "other": (
+                "模型之外的 Python 代码使某个 rank 变慢，且每次不同：不同时刻的垃圾回收（gc.freeze()，并在所有 rank 的"
+                "同一步调用 gc.collect()）、日志，或训练之外的程序。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        took = window.series(_TOTAL)
+        if window.world_size < 2 or took is None or took.total < self.least_steps:
+            return None
+        if len(window.by_rank) < self.least_steps:
+            return UNKNOWN
+        ranks, own, total = _own_work(window, self.steps)
+        if len(ranks) < 2 or own.shape[1] < self.least_steps:
+            return None
+        stages = stages_of(window, ranks, np.median(own, axis=1))
+        groups = [[*range(len(ranks))]] if stages is None else [[*stage] for stage in stages.of if len(stage) > 1]
+        if not groups:
+            return None
+        # of each stage by itself; the one that loses most
+        excess, places = max(
+            ((_excess(own[group]), group) for group in groups), key=lambda one: one[0].max(axis=0).mean()
+        )
+        lost, step_s = excess.max(axis=0), float(np.median(total))
+        fixed = float(np.median(excess, axis=1).max())
+        lost_s = float(lost.mean())
+        share = min(100.0, 100 * lost_s / step_s) if step_s > 0 else 0.0
+        lowest = self.info_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
+        if share < lowest or lost_s < _LEAST_LOST_S or fixed >= self.fixed_share * lost_s:
+            return None
+        pressure = while_stepping_by_rank(window, PRESSURE.name, 60.0)
+        if pressure and max(one.mean for one in pressure.values()) >= self.most_pressure_pct:
+            return None
+        return self._finding(window, [ranks[place] for place in places], excess, total, lost_s, share)
+
+    def _finding(
+        self, window: Window, ranks: Sequence[int], excess: Floats, total: Floats, lost_s: float, share: float
+    ) -> Finding:
+        lost = np.sort(excess.max(axis=0))
+        slowest = excess.argmax(axis=0)
+        different, steps = len(np.unique(slowest)), len(slowest)
+        ordered = np.sort(total)
+        phase, more_s = _uneven_phase(window, ranks, self.steps)
+        where = f" The most of it is in {phase} ({spell_s(more_s)})." if phase else ""
+        p90, typical_s = int(0.9 * (steps - 1)), float(ordered[steps // 2])
+        return self.found(
+            "warning" if share >= self.warning_pct else "info",
+            f"Ranks wait {spell_s(lost_s)} of each step ({share:.0f} %) for one that has more work",
+            f"In a step the rank with the most work needs {spell_s(lost_s)} more than a typical one (P50 "
+            f"{spell_s(float(lost[steps // 2]))}, P90 {spell_s(float(lost[p90]))}): {share:.0f} % of {spell_s(typical_s)} that "
+            f"all wait. In {steps} steps it was {different} different ranks, so it is the work and no slow rank.{where}",
+            cause=phase if phase in self.english.remedies else "",
+            cost=f"{spell_s(lost_s)} of each step of {spell_s(typical_s)}",
+            since_step=window.at,
+            evidence={
+                "lost_s": lost_s, "lost_p50_s": float(lost[steps // 2]), "lost_p90_s": float(lost[p90]),
+                "share_pct": share, "step_time_s": typical_s, "step_p90_s": float(ordered[p90]), "steps": steps,
+                "slowest_ranks": different, "ranks": len(ranks), "phase": phase, "phase_more_s": more_s,
+            },
+            gain_pct=share,
+        )  # fmt: skip
+
+
+def _own_work(window: Window, steps: int) -> tuple[list[int], Floats, Floats]:
+    """The ranks that have told all of the newest steps, their own work and the length of the steps: float64 (ranks, steps)
+    and (steps,)."""
+    ranks, at, total = window.by_rank.matrix(_TOTAL, window.at)
+    _, _, waited = window.by_rank.matrix(_WAITED, window.at)
+    own = (total - np.fmax(waited, 0.0))[:, -steps:]
+    interrupted = window.wall.interrupted
+    steady = np.array([step not in interrupted for step in at[-steps:]], bool)
+    known = np.flatnonzero(np.count_nonzero(~np.isnan(own), axis=1) >= 0.5 * own.shape[1])
+    complete = steady & ~np.isnan(own[known]).any(axis=0)
+    return (
+        [ranks[place] for place in known],
+        own[known][:, complete],
+        np.nanmedian(total[known][:, -steps:][:, complete], axis=0),
+    )
+
+
+def _excess(own: Floats) -> Floats:
+    """What each rank needs more than a typical one in the same step (the lower median)."""
+    excess: Floats = own - np.sort(own, axis=0)[(len(own) - 1) // 2]
+    return excess
+
+
+def _uneven_phase(window: Window, ranks: Sequence[int], steps: int) -> tuple[str, float]:
+    """The phase in which the slowest rank of a step needs most more, and how much more in seconds."""
+    most: tuple[str, float] = ("", 0.0)
+    for phase in _PHASES:
+        known, _, values = window.by_rank.matrix(f"phase/{phase}_s", window.at)
+        rows = values[[place for place, rank in enumerate(known) if rank in ranks], -steps:]
+        rows = rows[:, ~np.isnan(rows).any(axis=0)]
+        if rows.size:
+            most = max(most, (phase, float(_excess(rows).max(axis=0).mean())), key=lambda one: one[1])
+    return most

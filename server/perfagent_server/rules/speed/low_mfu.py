@@ -1,0 +1,160 @@
+"""low_mfu: the devices do little of the arithmetic that they could, or less than before."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from perfagent.wire import Finding
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.speed import bounds
+from perfagent_server.rules.speed.bounds import Bound, what_bounds
+from perfagent_server.rules.speed.level_shift import LevelShift, Shift, middle
+from perfagent_server.rules.steady_steps import SKIPPED_STEPS
+from perfagent_server.rules.window import Window
+
+__all__ = ["LowMfu"]
+
+_MFU, _FLOPS, _STEP_TIME = "mfu", "flops_per_s", "step_time_s"
+_SAME_WORK = 0.02  # by which the arithmetic of a step may change
+_LOOKED_EVERY = 20  # steps
+_TYPICAL_STEPS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowMfu(Rule):
+    """Model FLOPs utilization (the model's own arithmetic a second, of the dense peak of the device) fell by drop_pct of
+    its own level (level_shift.py), or is below info_below_pct over `steps` steps.
+
+    The peak is known of some devices, and of dense arithmetic in the type that the model computes in; of others there is no
+    MFU, and this rule is silent. A fall is a warning while a step has the same arithmetic as before; other shapes reach
+    another utilization, which is a remark, as the low level is: small models cannot fill a large device.
+    """
+
+    drop_pct: float = 5.0
+    info_below_pct: float = 20.0
+    steps: int = 64
+    clear_at: float = 1.1  # times the level
+
+    id: ClassVar[str] = "low_mfu"
+    severities = ("info", "warning")
+    place = Place(Question.IS_IT_FAST, 18)
+    reads = (
+        Series(_MFU, judged=True),
+        Series(_FLOPS, merge="sum"),
+        *bounds.READS,
+    )
+    charts = (_MFU,)
+    life = Life(clear_steps=20, restated=True)
+    joins = ("throughput_regression",)
+    needs_card = True
+    english = Words(
+        name="Low MFU",
+        meaning="The devices do little of the arithmetic that they could do, or less of it than before.",
+        fires=(
+            "When MFU falls by at least {drop_pct:g} % of its own level and stands out from its noise (a warning while a step "
+            "has as much arithmetic as before, else a remark), or when its median over {steps} steps is below "
+            "{info_below_pct:g} % (a remark). Without a known peak of the device there is no MFU, and the rule is silent."
+        ),
+        remedies={
+            "": (
+                "Remove what the devices wait for first (the shares of the step are in the evidence). Then give the tensor cores "
+                "more: bf16 autocast, torch.compile, fused attention, a larger batch, sizes that are multiples of 64."
+            ),
+            "fell": (
+                "Look at what changed at that step: clocks and throttling of the devices, another rank that became slow, the "
+                "loader, recompilations (TORCH_LOGS=recompiles), or shapes that fit the device less well."
+            ),
+        },
+    )
+    chinese = Words(
+        name="MFU 低",
+        meaning="设备只完成了其能力的一小部分计算，或比之前更少。",
+        fires=(
+            "MFU 比自身水平下降至少 {drop_pct:g} % 且明显超出噪声（每步计算量不变时为警告，否则为提示），或最近 {steps} 步的"
+            "中位数低于 {info_below_pct:g} %（提示）时触发。设备峰值未知时没有 MFU，规则不作判断。"
+        ),
+        remedies={
+            "": (
+                "先消除设备等待的部分（证据中有各阶段占比），再让张量核心做更多：bf16 autocast、torch.compile、融合注意力、"
+                "更大的批次、64 的倍数的尺寸。"
+            ),
+            "fell": (
+                "查看那一步发生了什么变化：设备频率与降频、变慢的其他 rank、加载器、重新编译（TORCH_LOGS=recompiles），"
+                "或不适合设备的形状。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        series, step = window.by_step[_MFU], window.at
+        value, time = series.value, series.time
+        took = window.by_step.get(_STEP_TIME)
+        before = took.before(step, 1) if took is not None else []
+        if value is None or time is None or not 0 < value < math.inf or not before or not before[0] > 0:
+            return UNKNOWN
+        if step <= window.start_step + SKIPPED_STEPS or window.wall.was_interrupted(step):
+            return UNKNOWN
+        # work: arithmetic of a typical step before the fall, in FLOPs
+        state = window.state_of(self, {"track": LevelShift.fresh(), "work": 0.0, "until_look": 0})
+        detector = LevelShift(rise_times=1 / (1 - self.drop_pct / 100))
+        if not detector.take(state["track"], step, time, 1 / value, before[0]):
+            return UNKNOWN
+        shift = detector.look(state["track"])
+        if shift is not None:
+            return self._fell(window, state, shift)
+        state["until_look"] -= 1
+        if state["until_look"] >= 0:
+            return UNKNOWN
+        state["until_look"], state["work"] = _LOOKED_EVERY - 1, _work(window)
+        return self._low(window, series.last(self.steps))
+
+    def _fell(self, window: Window, state: dict[str, Any], shift: Shift) -> Finding:
+        bound, work = what_bounds(window), _work(window)
+        is_same = bool(state["work"]) and abs(work / state["work"] - 1) <= _SAME_WORK
+        now, before = 100 / shift.level, 100 / shift.before
+        lost = 100 * (1 - 1 / shift.times)
+        arithmetic = "" if is_same else "; a step has other arithmetic since then"
+        return self.found(
+            "warning" if is_same else "info",
+            f"MFU fell from {before:.3g} % to {now:.3g} % at step {shift.step:,}",
+            f"MFU is {now:.3g} % since step {shift.step:,}, {lost:.3g} % less than the {before:.3g} % of the steps before "
+            f"(medians){arithmetic}.{' ' + bound.message if bound is not None else ''}",
+            cause="fell",
+            cost=f"{lost:.3g} % of the devices' arithmetic",
+            since_step=shift.step,
+            evidence={
+                "mfu_pct": now, "before_pct": before, "lost_pct": lost, "work_flops": work, "work_before_flops": state["work"],
+                "shares_pct": {} if bound is None else bound.shares_pct, "steps": shift.groups * shift.size,
+            },
+            gain_pct=lost,
+        )  # fmt: skip
+
+    def _low(self, window: Window, values: list[float]) -> Finding | Unknown | None:
+        known = [value for value in values if math.isfinite(value)]
+        if len(known) < self.steps // 2:
+            return UNKNOWN
+        limit = self.info_below_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
+        mfu = 100 * middle(known)
+        if mfu >= limit:
+            return None
+        bound: Bound | None = what_bounds(window)
+        return self.found(
+            "info",
+            f"MFU is {mfu:.3g} %: the devices could do {100 / mfu:.2g} times the arithmetic",
+            f"MFU is {mfu:.3g} % over the newest {len(known)} steps (median): the model's own arithmetic, of the dense peak of "
+            f"the device.{' ' + bound.message if bound is not None else ''}",
+            since_step=window.at,
+            evidence={
+                "mfu_pct": mfu, "steps": len(known), "shares_pct": {} if bound is None else bound.shares_pct,
+            },
+        )  # fmt: skip
+
+
+def _work(window: Window) -> float:
+    """Arithmetic of a typical step, all ranks together; 0.0 where it is not known."""
+    rates, took = window.by_step.get(_FLOPS), window.by_step.get(_STEP_TIME)
+    known = [one for one in rates.before(window.at, _TYPICAL_STEPS) if math.isfinite(one)] if rates is not None else []
+    times = [one for one in took.before(window.at, _TYPICAL_STEPS) if one > 0] if took is not None else []
+    return middle(known) * middle(times) if known and times else 0.0

@@ -1,0 +1,153 @@
+"""stage_imbalance: a stage of the pipeline has more work than the others, which wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.row_series import Floats
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.speed.rank_medians import rank_medians, slowest_phase
+from perfagent_server.rules.speed.stages import Stages, stages_of
+from perfagent_server.rules.window import Window
+
+__all__ = ["StageImbalance"]
+
+_PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageImbalance(Rule):
+    """The own work of a typical rank of the slowest stage takes slow_times that of the fastest, over the last `steps`
+    steps, and evening them out would gain cost_pct of the step.
+
+    The ranks say their stage; else those that alone have a loss are the last one; else stages are seen from the work
+    itself, as equally large rows of ranks with equal work. What the cure gains is the slowest stage less the mean of
+    all, as in ByteDance's "What-if" analysis of stragglers, where the uneven last stage was the most frequent cause.
+    """
+
+    slow_times: float = 1.15
+    cost_pct: float = 5.0
+    steps: int = 32
+    least_steps: int = 16
+    clear_at: float = 0.8  # of what is above 1
+
+    id: ClassVar[str] = "stage_imbalance"
+    severities = ("warning",)
+    place = Place(Question.IS_IT_FAST, 2)
+    reads = (
+        Every(3.0),
+        Series("step_time_s", merge="median"),
+        Series("step_time_s", ranks="apart"),
+        Series("phase/comm_s", ranks="apart"),
+        *(Series(f"phase/{phase}_s", ranks="apart") for phase in _PHASES),
+        Series(LOSS),
+    )
+    charts = ("phase/comm_s", "step_time_s")
+    life = Life(for_s=6.0, clear_s=15.0, restated=True)
+    english = Words(
+        name="Uneven pipeline stages",
+        meaning="One stage of the pipeline has more work than the others, and they wait for it in every step.",
+        fires=(
+            "When the own work of a typical rank of the slowest stage (its step without the wait for other ranks) takes at "
+            "least {slow_times:g} times that of the fastest, and even stages would save at least {cost_pct:g} % of the "
+            "step. Medians over the newest {steps} steps. Where ranks do not say their stage, stages are rows of equally "
+            "many ranks, two or more, with equal work."
+        ),
+        remedies={
+            "": (
+                "Move layers from the slowest stage to the others. The last stage also has the head and the loss: give it "
+                "one or two layers fewer (in Megatron --decoder-last-pipeline-num-layers, in torch.distributed.pipelining "
+                "other split points, in DeepSpeed partition_method='parameters'), and the first one fewer for its embedding."
+            ),
+            "by their work": (
+                "If this is a pipeline, move layers from the slowest stage to the others: the last one also has the head "
+                "and the loss. If it is none, these ranks share something that is slow: compare their node with another "
+                "(GPU clocks, other processes, network), and their part of the data."
+            ),
+        },
+    )
+    chinese = Words(
+        name="流水线阶段不均衡",
+        meaning="流水线的某个阶段工作更多，其他阶段每一步都在等它。",
+        fires=(
+            "最慢阶段的典型 rank 自身的工作（步时间减去等待其他 rank 的时间）至少是最快阶段的 {slow_times:g} 倍，"
+            "且均衡后至少能节省步时间的 {cost_pct:g} % 时触发，取最近 {steps} 步的中位数。"
+            "若 rank 没有报告所属阶段，则把工作量相同、数量相等（至少两个）的一排 rank 视为一个阶段。"
+        ),
+        remedies={
+            "": (
+                "把最慢阶段的层移到其他阶段。最后一个阶段还包含输出头和损失：让它少一两层（Megatron 用 "
+                "--decoder-last-pipeline-num-layers，torch.distributed.pipelining 调整切分点，DeepSpeed 用 "
+                "partition_method='parameters'）；第一个阶段因嵌入层也应少一些。"
+            ),
+            "by their work": (
+                "若这是流水线，把最慢阶段的层移到其他阶段：最后一个阶段还包含输出头和损失。若不是流水线，"
+                "则这些 rank 共用某个慢的东西：比较其节点与其他节点（GPU 频率、其他进程、网络）以及它们的数据分片。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        took = window.series("step_time_s")
+        if window.world_size < 2 or took is None or took.total < self.least_steps:
+            return None
+        if len(window.by_rank) < self.least_steps:
+            return UNKNOWN
+        ranks, medians = rank_medians(window, ("step_time_s", "phase/comm_s"), self.steps)
+        if len(ranks) < 2:
+            return None
+        total, waited = medians
+        own = np.maximum(total - waited, 0.0)
+        stages = stages_of(window, ranks, own)
+        if stages is None:
+            return None
+        typical = stages.typical(own)
+        slack = self.clear_at if window.is_firing(self.id) else 1.0
+        step_s, lost_s = float(np.median(total)), float(typical.max() - typical.mean())
+        limit = (1 + (self.slow_times - 1) * slack) * typical.min()
+        if not typical.min() > 0 or typical.max() < limit or 100 * lost_s < self.cost_pct * slack * step_s:
+            return None
+        return self._finding(window, ranks, stages, typical, step_s, lost_s)
+
+    def _finding(
+        self, window: Window, ranks: list[int], stages: Stages, typical: Floats, step_s: float, lost_s: float
+    ) -> Finding:
+        slow, fast = int(typical.argmax()), int(typical.argmin())
+        of_slow = [ranks[place] for place in stages.of[slow]]
+        share, times = min(100.0, 100 * lost_s / step_s), float(typical[slow] / typical[fast])
+        which = f"stage {slow + 1} of {len(typical)}" if stages.known != "by their work" else "part of the ranks"
+        phase, more_s = slowest_phase(window, of_slow[0], _PHASES, self.steps)
+        where = f", {spell_s(more_s)} of it in {phase}" if phase else ""
+        took = window.series("step_time_s")
+        ordered = sorted(took.last(self.steps)) if took is not None else [step_s]
+        p90 = ordered[int(0.9 * (len(ordered) - 1))]
+        return self.found(
+            "warning",
+            f"{which[0].upper()}{which[1:]} has {times:.2g} times the work of another, and all wait for it",
+            f"{which[0].upper()}{which[1:]} ({_row(of_slow)}) needs {spell_s(float(typical[slow]))} for its own work in a "
+            f"step, {times:.2g} times the {spell_s(float(typical[fast]))} of the fastest{where}. Even stages would save "
+            f"{spell_s(lost_s)} of {spell_s(step_s)} ({share:.0f} %; P90 of the step {spell_s(p90)}, "
+            f"medians of the newest {len(ordered)} steps).",
+            cause="by their work" if stages.known == "by their work" else "",
+            cost=f"{spell_s(lost_s)} of each step of {spell_s(step_s)}",
+            since_step=window.at,
+            ranks=of_slow,
+            evidence={
+                "stage": slow, "stages": len(typical), "stages_known": stages.known, "times": times, "step_time_s": step_s,
+                "lost_s": lost_s, "share_pct": share, "phase": phase, "phase_more_s": more_s, "steps": len(ordered),
+                "own_s_by_stage": [float(value) for value in typical[:64]],
+            },
+            gain_pct=share,
+        )  # fmt: skip
+
+
+def _row(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    is_row = ranks == [*range(ranks[0], ranks[-1] + 1)]
+    return f"ranks {ranks[0]} to {ranks[-1]}" if is_row else f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"

@@ -1,0 +1,212 @@
+"""step_time_tail: a few steps take far longer than the others, and more of them than before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from perfagent.wire import TIMED_PHASES, Finding
+from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.speed import step_shares
+from perfagent_server.rules.speed.level_shift import middle
+from perfagent_server.rules.speed.step_shares import PAUSES
+from perfagent_server.rules.steady_steps import SKIPPED_STEPS
+from perfagent_server.rules.step_series import StepSeries
+from perfagent_server.rules.window import Window
+
+__all__ = ["StepTimeTail"]
+
+_TYPICAL_STEPS, _RENEWED_EVERY = 63, 16  # steps whose median is typical, and how long it is good for
+_IN_OCTAVE, _BINS = 8, 48  # of the baseline's histogram
+_BLOCK_STEPS, _BLOCKS = 100, 10
+_APART_STEPS = 3  # slow steps that follow each other so closely are one
+_MOST_SLOW = 64
+_REGULAR = 0.7  # of the intervals, to be called regular
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimeTail(Rule):
+    """In the newest 1,000 steps at least outliers_per_1000 times, and tail_times as often as in the first baseline_steps of
+    the attempt, a step took more than tail_times the 99th percentile of those, both as multiples of the median of the
+    steps around them.
+
+    A threshold that is learned: of single-node research runs P99/P50 is 1.67 in the median and up to 6.3, of MLPerf
+    submissions 1.002 to 1.03. Three standard deviations flag ten steps of any thousand. Slow steps that follow each other
+    are one, because a slow stretch is no tail. Steps with an evaluation or a save do not count. What it costs decides: the
+    slow steps take warning_pct of the time, or it is a remark.
+    """
+
+    tail_times: float = 2.0
+    outliers_per_1000: int = 10
+    warning_pct: float = 5.0
+    baseline_steps: int = 400
+    clear_at: float = 0.8  # of the outliers
+
+    id: ClassVar[str] = "step_time_tail"
+    severities = ("info", "warning")
+    place = Place(Question.IS_IT_FAST, 20)
+    reads = (Series("step_time_s", merge="median", judged=True), *step_shares.READS[1:])
+    charts = ("step_time_s",)
+    life = Life(clear_steps=100, restated=True)
+    english = Words(
+        name="Single slow steps",
+        meaning="Now and then a step takes far longer than the others, more often than at the beginning.",
+        fires=(
+            "When at least {outliers_per_1000:g} times in the newest 1,000 steps a step took more than {tail_times:g} times "
+            "the 99th percentile of the first {baseline_steps} steps (both as multiples of the median of the steps around). "
+            "A warning if these steps cost at least {warning_pct:g} % of the time, else a remark. Evaluations, saves and the "
+            "first steps do not count."
+        ),
+        remedies={
+            "": (
+                "Look at what happens in these steps (the evidence has their numbers and the phase that takes longer): garbage "
+                "collection of Python (gc.freeze() after the start, gc.collect() every 1,000 steps), recompilations "
+                "(TORCH_LOGS=recompiles), the allocator (expandable_segments:True), logging, or other programs."
+            ),
+            "regular": (
+                "The slow steps come at even intervals, so the script does something then: logging, plotting, metrics, a save "
+                'that nothing times. Put `with run.phase("NAME"):` around it to see, and do it more rarely or in a thread.'
+            ),
+            "data": (
+                "In these steps the batch comes late: give the loader a higher prefetch_factor and persistent_workers=True, and "
+                "cache what takes some samples long to decode."
+            ),
+        },
+    )
+    chinese = Words(
+        name="个别步骤过慢",
+        meaning="偶尔有一步比其他步慢得多，而且比开始时更频繁。",
+        fires=(
+            "最近 1,000 步中至少有 {outliers_per_1000:g} 次某一步超过前 {baseline_steps} 步第 99 百分位的 {tail_times:g} 倍"
+            "（均以附近步的中位数为单位）时触发。若这些步至少占用时间的 {warning_pct:g} % 则为警告，否则仅作提示。"
+            "评估、保存和最初几步不计。"
+        ),
+        remedies={
+            "": (
+                "查看这些步中发生了什么（证据中有步号和变慢的阶段）：Python 垃圾回收（启动后 gc.freeze()，每 1,000 步 "
+                "gc.collect()）、重新编译（TORCH_LOGS=recompiles）、分配器（expandable_segments:True）、日志或其他程序。"
+            ),
+            "regular": (
+                "慢步以均匀的间隔出现，说明脚本在此时做了某事：日志、绘图、指标或未计时的保存。用 "
+                '`with run.phase("NAME"):` 包住它来查看，并减少次数或放到线程中。'
+            ),
+            "data": (
+                "这些步的批次来得晚：增大加载器的 prefetch_factor 并设 persistent_workers=True，缓存解码很慢的样本。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        took = window.by_step["step_time_s"]
+        value, step = took.value, window.at
+        if value is None or not 0 < value < math.inf or step <= window.start_step + SKIPPED_STEPS:
+            return UNKNOWN
+        if window.wall.was_interrupted(step):
+            return UNKNOWN
+        # typical: median of the steps around; counts, seen: of the baseline; limit: from which on a step is slow, 0.0 while
+        # that is not known; usual: how many of 1,000 were slow then; blocks: steps, slow ones, seconds lost, seconds;
+        # slow: steps; longer: seconds by phase
+        fresh: dict[str, Any] = {
+            "typical": 0.0, "typical_for": 0, "counts": [0] * _BINS, "seen": 0, "limit": 0.0, "usual": 0.0,
+            "blocks": [], "slow": [], "longer": {},
+        }  # fmt: skip
+        state = window.state_of(self, fresh)
+        state["typical_for"] -= 1
+        if state["typical_for"] < 0:
+            state["typical"], state["typical_for"] = middle(took.last(_TYPICAL_STEPS)), _RENEWED_EVERY - 1
+        times = value / state["typical"]
+        if not state["limit"]:
+            self._learn(state, times)
+            return UNKNOWN
+        if not self._count(window, state, step, times, value):
+            return UNKNOWN if window.is_firing(self.id) and step % _BLOCK_STEPS else None
+        slow = sum(block[1] for block in state["blocks"])
+        least = max(self.outliers_per_1000, self.tail_times * state["usual"])
+        if slow < least * (self.clear_at if window.is_firing(self.id) else 1.0):
+            return None
+        return self._finding(took, state, slow)
+
+    def _learn(self, state: dict[str, Any], times: float) -> None:
+        counts = state["counts"]
+        counts[max(0, min(_BINS - 1, math.ceil(_IN_OCTAVE * math.log2(times))))] += 1
+        state["seen"] += 1
+        if state["seen"] < self.baseline_steps:
+            return
+        rest, place = 0.01 * self.baseline_steps, _BINS - 1
+        while place and counts[place] <= rest:
+            rest -= counts[place]
+            place -= 1
+        beyond = sum(counts[place + math.ceil(_IN_OCTAVE * math.log2(self.tail_times)) :])
+        state["usual"] = 1000 * beyond / self.baseline_steps
+        state["limit"], state["counts"] = self.tail_times * 2 ** (place / _IN_OCTAVE), []
+
+    def _count(self, window: Window, state: dict[str, Any], step: int, times: float, value: float) -> bool:
+        """Whether there is something to say: the step was a slow one, or the alert is open and it is time to look."""
+        blocks, slow = state["blocks"], state["slow"]
+        if not blocks or blocks[-1][0] >= _BLOCK_STEPS:
+            blocks.append([0, 0, 0.0, 0.0])
+            del blocks[:-_BLOCKS]
+        block = blocks[-1]
+        block[0] += 1
+        block[3] += value
+        if times <= state["limit"]:
+            return window.is_firing(self.id) and step % _BLOCK_STEPS == 0
+        block[2] += value - state["typical"]
+        block[1] += not slow or step - slow[-1][0] > _APART_STEPS
+        slow.append([step, times])
+        del slow[:-_MOST_SLOW]
+        for phase, seconds in _longer(window, step).items():
+            state["longer"][phase] = 0.9 * state["longer"].get(phase, 0.0) + seconds
+        return True
+
+    def _finding(self, took: StepSeries, state: dict[str, Any], slow: int) -> Finding:
+        blocks, typical = state["blocks"], state["typical"]
+        steps, lost_s, total_s = (sum(block[at] for block in blocks) for at in (0, 2, 3))
+        share, each = 100 * lost_s / total_s, typical * middle([times for _, times in state["slow"]])
+        ordered = sorted(took.last(took.size))
+        p90, usual = ordered[int(0.9 * (len(ordered) - 1))], typical * state["limit"] / self.tail_times
+        every = _interval([step for step, _ in state["slow"]])
+        phase = max(state["longer"], key=lambda name: state["longer"][name], default="")
+        where = f" {phase[0].upper()}{phase[1:]} takes most of that." if phase else ""
+        regular = f", every {every:,} steps" if every else ""
+        return self.found(
+            "warning" if share >= self.warning_pct else "info",
+            f"{slow} of {steps:,} steps take about {each / typical:.2g} times as long as the others",
+            f"{slow} of the newest {steps:,} steps took about {spell_s(each)}{regular}, where a step takes {spell_s(typical)} "
+            f"(P50; P90 {spell_s(p90)}) and 99 of 100 took at most {spell_s(usual)} at the beginning: {share:.1f} % of the "
+            f"time.{where}",
+            cause="regular" if every else phase if phase in self.english.remedies else "",
+            cost=f"{share:.1f} % of the time",
+            since_step=state["slow"][0][0],
+            evidence={
+                "slow_steps": [step for step, _ in state["slow"]][-20:], "slow": slow, "steps": steps, "share_pct": share,
+                "typical_s": typical, "slow_s": each, "limit_times": state["limit"], "every_steps": every, "phase": phase,
+                "longer_s": dict(state["longer"]),
+            },
+            gain_pct=share,
+        )  # fmt: skip
+
+
+def _longer(window: Window, step: int) -> dict[str, float]:
+    """By how much the phases of a step are longer than those of the steps before it."""
+    found = {}
+    for phase in TIMED_PHASES:
+        series = window.by_step.get(f"phase/{phase}_s") if phase not in PAUSES else None
+        values = series.before(step, 33) if series is not None else []
+        if len(values) > 8 and math.isfinite(values[-1]):
+            found[phase] = max(0.0, values[-1] - middle(values[:-1]))
+    return found
+
+
+def _interval(steps: Sequence[int]) -> int:
+    """Steps between two slow ones, where that is nearly always the same; else 0."""
+    apart = [later - earlier for earlier, later in pairwise(steps)]
+    if len(apart) < 5:
+        return 0
+    usual = int(middle(apart))
+    regular = sum(abs(one - usual) <= max(1, 0.05 * usual) for one in apart)
+    return usual if usual > 1 and regular >= _REGULAR * len(apart) else 0

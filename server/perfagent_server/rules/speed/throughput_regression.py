@@ -1,0 +1,287 @@
+"""throughput_regression: from some step on, each step takes longer than before."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from perfagent.wire import TIMED_PHASES, Finding, Severity
+from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.speed import cpu_load, step_shares
+from perfagent_server.rules.speed.cpu_load import CpuLoad, ranks_of_nodes
+from perfagent_server.rules.speed.level_shift import LevelShift, Shift, middle
+from perfagent_server.rules.speed.step_shares import UTILIZATION
+from perfagent_server.rules.steady_steps import SKIPPED_STEPS
+from perfagent_server.rules.window import Window
+
+__all__ = ["ThroughputRegression"]
+
+_RATES = ("tokens_per_s", "samples_per_s", "flops_per_s")
+_TYPICAL_STEPS = 32  # over which phases and rates are noted
+_NOTED_EVERY, _MOST_NOTES = 25, 5  # groups of steps between two notes; how many are kept
+_BEFORE_S, _READINGS_S = 30.0, 10.0
+"""Seconds before the jump that the load of the cores is compared with; for how long a reading of after it is awaited."""
+_FULL, _HALF_FULL = 0.8, 0.5
+_MORE, _MUCH = 0.08, 0.2
+"""Of all cores: how many are busy; how many more others use than before, and how many at all."""
+_LITTLE_TIMES = 1.25
+_CROWDED = " Meanwhile the cores are full, and other programs use many of them."
+_ALONE = 0.4
+"""A phase that grew by so much more than its share of the step grew alone; a crowded machine slows all of them."""
+
+
+class _Growth(NamedTuple):
+    """The phase that grew most, its seconds before and after; whether it grew alone. "" where no phases are known."""
+
+    phase: str = ""
+    before_s: float = 0.0
+    after_s: float = 0.0
+    is_alone: bool = False
+
+    @property
+    def words(self) -> str:
+        """As a sentence; "" where it is not known."""
+        phase = f"{self.phase[:1].upper()}{self.phase[1:]}"
+        return f" {phase} grew most, from {spell_s(self.before_s)} to {spell_s(self.after_s)}." if phase else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputRegression(Rule):
+    """The median of the newest steps is warning_times that of up to before_steps steps before, and stands out from their
+    noise (level_shift.py has the method and its measurements).
+
+    Steps with an evaluation, a save or another phase beside training do not count, nor do the first of an attempt. Where
+    tokens, samples or arithmetic a second stay level, a step has more work: a schedule of the sequence length or of the
+    batch. Where all cores are full and other programs took more of them as the steps grew, the run itself is no slower.
+    """
+
+    warning_times: float = 1.05
+    critical_times: float = 1.10
+    critical_steps: int = 50
+    steps: int = 20
+    before_steps: int = 200
+    least_before_steps: int = 100
+    others_for_s: float = 60.0
+
+    id: ClassVar[str] = "throughput_regression"
+    severities = ("info", "warning", "critical")
+    place = Place(Question.IS_IT_FAST, 19)
+    reads = (
+        Series("step_time_s", merge="median", judged=True),
+        *step_shares.READS[1:],
+        *(Series(name, merge="sum") for name in _RATES),
+        UTILIZATION,
+        *cpu_load.READS,
+    )
+    charts = ("step_time_s", "samples_per_s")
+    life = Life(clear_steps=10, restated=True)
+    english = Words(
+        name="Slower steps",
+        meaning="From some step on, each step takes longer than the steps before.",
+        fires=(
+            "When the newest {steps} steps take at least {warning_times:g} times (warning) or, for {critical_steps} steps, "
+            "{critical_times:g} times (critical) what up to {before_steps} steps before took (medians), and stand out from "
+            "the noise of those: six standard errors, more than any earlier stretch, and against all chance. Steps below "
+            "0.1 s are put together into groups of 0.1 s. Evaluations, saves and the first steps do not count. It does not "
+            "fire where tokens, samples or arithmetic a second stay level: then a step has more work. If other programs "
+            "fill the cores, it is a remark (info) after {others_for_s:g} s. It is over when the steps are as fast as before."
+        ),
+        remedies={
+            "": (
+                "Look at what changed at that step: GPU clocks and throttling (`nvidia-smi -q -d PERFORMANCE`), other programs "
+                "on the machine, recompilations (TORCH_LOGS=recompiles), larger inputs, and what the script does more from then "
+                "on. `perfagent profile RUN` shows the operators of some steps."
+            ),
+            "data": (
+                "The loader delivers more slowly since then: look at the disk or network that the data comes from, at the "
+                "shard or the part of the data that began there, and at what else uses the workers' cores; a higher "
+                "prefetch_factor bridges short gaps only."
+            ),
+            "comm": (
+                "Ranks wait longer for each other since then: look for one that became slow (`straggler`), at network errors "
+                "and other jobs on the same links."
+            ),
+            "other": (
+                "Python code outside of the model takes longer since then: lists that grow with every step, logging, metrics "
+                'over all that came before. `with run.phase("NAME"):` around parts of the loop times them; `perfagent stacks '
+                "RUN` shows what it does now."
+            ),
+            "other programs": (
+                "The steps themselves are no slower: other programs take the cores. Start the run alone, or pin it to cores "
+                "of its own (taskset, a CPU limit in the container)."
+            ),
+        },
+    )
+    chinese = Words(
+        name="训练步变慢",
+        meaning="从某一步起，每一步都比之前更慢。",
+        fires=(
+            "最近 {steps} 步的中位数至少为之前最多 {before_steps} 步的 {warning_times:g} 倍（警告），或连续 {critical_steps} "
+            "步达到 {critical_times:g} 倍（严重），并且明显超出此前的噪声（六倍标准误差、高于此前任何一段、且非偶然）时触发。"
+            "短于 0.1 秒的步合并为 0.1 秒一组。评估、保存和最初几步不计。若每秒的 token、样本或计算量不变，说明每步工作变多，"
+            "不触发。若其他程序占满了核心，则在 {others_for_s:g} 秒后仅作提示。步时间恢复后结束。"
+        ),
+        remedies={
+            "": (
+                "查看那一步发生了什么变化：GPU 频率与降频（`nvidia-smi -q -d PERFORMANCE`）、机器上的其他程序、重新编译"
+                "（TORCH_LOGS=recompiles）、更大的输入，以及脚本从那时起多做的事。`perfagent profile RUN` 显示若干步的算子。"
+            ),
+            "data": (
+                "从那时起加载器变慢：检查数据所在的磁盘或网络、从那里开始的数据分片，以及还有谁在使用 worker 的核心；"
+                "更大的 prefetch_factor 只能弥补短暂的空缺。"
+            ),
+            "comm": (
+                "从那时起各 rank 互相等待更久：查找变慢的 rank（`straggler`）、网络错误以及同一链路上的其他任务。"
+            ),
+            "other": (
+                "从那时起模型之外的 Python 代码变慢：随步数增长的列表、日志、对全部历史计算的指标。用 "
+                '`with run.phase("NAME"):` 给循环的各部分计时；`perfagent stacks RUN` 显示它正在做什么。'
+            ),
+            "other programs": (
+                "训练步本身并没有变慢：其他程序占用了核心。请单独运行，或把运行固定到自己的核心上（taskset，或容器的 CPU 限制）。"
+            ),
+        },
+    )
+
+    @property
+    def _detector(self) -> LevelShift:
+        return LevelShift(
+            rise_times=self.warning_times,
+            newest=(self.steps, 3 * self.steps),
+            before=self.before_steps,
+            least_before=self.least_before_steps,
+        )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        took = window.by_step["step_time_s"]
+        value, step, time = took.value, window.at, took.time
+        if value is None or time is None or not 0 < value < math.inf or step <= window.start_step + SKIPPED_STEPS:
+            return UNKNOWN
+        if window.wall.was_interrupted(step):
+            return UNKNOWN
+        # notes: of typical steps: the first step after it, phases in seconds and rates; load: of the cores before the jump
+        state = window.state_of(self, {"track": LevelShift.fresh(), "notes": [], "until_note": 0, "load": None})
+        track, detector = state["track"], self._detector
+        if not detector.take(track, step, time, value, value):
+            return UNKNOWN
+        shift = detector.look(track)
+        if shift is None:
+            state["load"] = None
+            _note(window, state)
+            return None if detector.knows_enough(track) else UNKNOWN
+        return self._judge_jump(window, state, shift, time)
+
+    def _judge_jump(self, window: Window, state: dict[str, Any], shift: Shift, time: float) -> Finding | Unknown | None:
+        before: dict[str, float] = next((note[1] for note in reversed(state["notes"]) if note[0] <= shift.step), {})
+        after = _typical_now(window, max(self.steps // 2, min(_TYPICAL_STEPS, shift.groups * shift.size)))
+        if _has_more_work(before, after, shift.times):
+            self._detector.accept(state["track"])
+            return None
+        growth = _growth(before, after, shift.level - shift.before)
+        others = self._others(window, state, shift, growth, time)
+        if others is None:
+            return UNKNOWN
+        if shift.times < self.warning_times and not window.is_firing(self.id):
+            return None
+        if others and time - shift.time < self.others_for_s:
+            return None
+        return self._finding(window, shift, growth, "other programs" if others else _cause(growth), state["load"])
+
+    def _others(self, window: Window, state: dict[str, Any], shift: Shift, growth: _Growth, time: float) -> bool | None:
+        """Whether other programs took the cores. None while no reading has come of the time after the jump."""
+        nodes = ranks_of_nodes(window)
+        if not nodes or growth.is_alone or UTILIZATION.name in window.by_time:
+            return False
+        if state["load"] is None:
+            known = (cpu_load.cpu_load(window, node, shift.time - _BEFORE_S, shift.time - 1.0) for node in nodes)
+            state["load"] = [[load.own, load.others] if load is not None else [] for load in known]
+        fallen = False
+        for node, before in zip(nodes, state["load"], strict=False):
+            now = cpu_load.cpu_load(window, node, max(shift.time + 1.0, time - _BEFORE_S), time)
+            if now is None:
+                if time - shift.time < _READINGS_S:
+                    return None
+                continue
+            fallen = fallen or (bool(before) and _is_crowded(now, before[0], before[1], shift.times))
+        return fallen
+
+    def _finding(
+        self, window: Window, shift: Shift, growth: _Growth, cause: str, load: list[list[float]] | None
+    ) -> Finding:
+        took = window.by_step["step_time_s"]
+        newest = sorted(took.last(max(self.steps, min(took.size, shift.groups * shift.size))))
+        p90, more = newest[int(0.9 * (len(newest) - 1))], 100 * (shift.times - 1)
+        is_critical = shift.times >= self.critical_times and shift.groups >= self.critical_steps
+        severity: Severity = "info" if cause == "other programs" else "critical" if is_critical else "warning"
+        crowd = _CROWDED if cause == "other programs" else ""
+        lost_s = shift.level - shift.before
+        return self.found(
+            severity,
+            f"Steps take {more:.3g} % longer since step {shift.step:,}",
+            f"Steps take {spell_s(shift.level)} (P50; P90 {spell_s(p90)}) since step {shift.step:,}, {more:.3g} % more than the "
+            f"{spell_s(shift.before)} of the steps before (P50 of up to {self.before_steps}).{growth.words}{crowd}",
+            cause=cause,
+            cost=f"{spell_s(lost_s)} of each step of {spell_s(shift.level)}",
+            since_step=shift.step,
+            evidence={
+                "step_time_s": shift.level, "before_s": shift.before, "times": shift.times, "p90_s": p90,
+                "noise_share": shift.noise, "phase": growth.phase, "phase_before_s": growth.before_s,
+                "phase_after_s": growth.after_s, "steps": shift.groups * shift.size, "cores_before": load,
+            },
+            gain_pct=100 * (1 - 1 / shift.times),
+        )  # fmt: skip
+
+
+def _note(window: Window, state: dict[str, Any]) -> None:
+    """Now and then, what is typical: of the steps before a jump the series are gone when it is sure."""
+    state["until_note"] -= 1
+    if state["until_note"] >= 0:
+        return
+    state["until_note"] = _NOTED_EVERY - 1
+    state["notes"].append([window.at + 1, _typical_now(window, _TYPICAL_STEPS)])
+    del state["notes"][:-_MOST_NOTES]
+
+
+def _typical_now(window: Window, steps: int) -> dict[str, float]:
+    """Medians of the phases and rates over the newest steps, up to the one under judgement."""
+    found = {}
+    for name in (*(f"phase/{phase}_s" for phase in TIMED_PHASES if phase not in step_shares.PAUSES), *_RATES):
+        series = window.by_step.get(name)
+        values = [one for one in series.before(window.at, steps) if math.isfinite(one)] if series is not None else []
+        if values:
+            found[name] = middle(values)
+    return found
+
+
+def _has_more_work(before: dict[str, float], after: dict[str, float], times: float) -> bool:
+    """Whether a step takes longer because there is more in it: some rate fell by less than half of what the step grew."""
+    level = 1 / (1 + 0.5 * (times - 1))
+    return any(after[name] >= level * before[name] > 0 for name in _RATES if name in before and name in after)
+
+
+def _growth(before: dict[str, float], after: dict[str, float], more_s: float) -> _Growth:
+    """more_s: that the whole step grew."""
+    grown = {name: after[name] - before[name] for name in before if name in after and name not in _RATES}
+    whole = sum(before[name] for name in grown)
+    if not grown or whole <= 0:
+        return _Growth()
+    most = max(grown, key=lambda name: grown[name])
+    if grown[most] <= 0:
+        return _Growth()
+    is_alone = grown[most] / max(more_s, sum(grown.values())) - before[most] / whole >= _ALONE
+    return _Growth(most.removeprefix("phase/").removesuffix("_s"), before[most], after[most], is_alone)
+
+
+def _cause(growth: _Growth) -> str:
+    return growth.phase if growth.phase in ("data", "comm", "other") else ""
+
+
+def _is_crowded(now: CpuLoad, own_before: float, others_before: float, times: float) -> bool:
+    """Whether others took from the run: the cores are full and it gets less of them than before, or others use more.
+    Where others use a good part of them all the time, a little more or less speed is theirs, too."""
+    is_starved = now.busy >= _FULL * now.cores and now.own * times <= own_before * (1 + 0.25 * (times - 1))
+    is_fuller = now.busy >= _HALF_FULL * now.cores and now.others - others_before >= _MORE * now.cores
+    is_shared = now.busy >= _HALF_FULL * now.cores and now.others >= _MUCH * now.cores and times < _LITTLE_TIMES
+    return is_starved or is_fuller or is_shared
