@@ -80,7 +80,7 @@ def test_a_leak_of_loader_workers_or_of_the_host_is_told_as_such(of_workers: boo
     job.go_on(
         deadline_s(30, 6, 0.05),
         lambda now: {
-            "process/rss_bytes": 2 * GB, "process/workers": 4, "host/memory_total_bytes": 32 * GB,
+            "process/rss_bytes": 2 * GB, "host/memory_total_bytes": 32 * GB,
             "process/workers_rss_bytes": 4 * GB + (6 * MB * max(0, now - 30) if of_workers else 0),
             "host/memory_used_bytes": 9 * GB + 6 * MB * max(0, now - 30),
         },
@@ -151,7 +151,7 @@ def test_pages_of_mapped_files_are_no_leak() -> None:
         300,
         lambda now: {
             "process/rss_bytes": 2 * GB + 50 * MB * now, "process/rss_file_bytes": 0.1 * GB + 50 * MB * now,
-            "process/workers": 4, "process/workers_rss_bytes": 4 * GB + 200 * MB * now,
+            "process/workers_rss_bytes": 4 * GB + 200 * MB * now,
             "process/workers_rss_file_bytes": 1 * GB + 200 * MB * now,
         },
     )  # fmt: skip
@@ -168,8 +168,8 @@ def test_workers_that_are_started_anew_in_each_epoch_are_no_leak() -> None:
     """What they held when they ended is not sent again."""
 
     def readings(now: float) -> dict[str, float]:
-        there = {"process/workers": 4, "process/workers_rss_bytes": 4 * GB + 20 * MB * (now % 50)}
-        return {"process/rss_bytes": 2 * GB, **(there if now % 50 < 45 else {"process/workers": 0})}
+        there = {"process/workers_rss_bytes": 4 * GB + 20 * MB * (now % 70)}
+        return {"process/rss_bytes": 2 * GB, **(there if now % 70 < 45 else {})}
 
     job = leaking(0.01)
     job.go_on(600, readings)

@@ -106,7 +106,7 @@ class CheckpointStale(Rule):
         if age_s < self.least_s:
             return None
         steps, seconds = _intervals(saves)
-        is_even = max(steps) <= self.uneven_at * median(steps)
+        is_even = max(steps) <= self.uneven_at * min(steps)
         longest = self.longest_times if is_even else self.uneven_times
         if any(
             age <= max(self.stale_times * median(past), longest * max(past))

@@ -139,7 +139,7 @@ class DiskFull(Rule):
         track = Track(state.setdefault(disk.role, {}))
         track.add(window.now, window.step, -disk.free)
         save = _save_bytes(window, disk, track, saves, alone="checkpoint" not in state)
-        rise = track.rise(self.trend_bytes, settle_s=self.trend_over_s, blocks=3, steady_share=0.25, lasting_share=0.5)
+        rise = track.rise(self.trend_bytes, settle_s=self.trend_over_s, blocks=3, lasting_share=0.5)
         left_s = disk.free / rise.per_s if rise is not None else math.inf
         danger = self._danger(window, disk, save, left_s, rise)
         if danger is None:

@@ -18,6 +18,10 @@ __all__ = ["Growth", "Track", "spell_long_s"]
 _FINENESS = 16  # a point stands for at most this part of its age
 _THINNED_EVERY = 32  # points
 _BLOCKS = 6
+_HALF_WAY = (0.1, 0.95)
+_LONG_S = 300.0
+"""Of a long rise, half-way: what jumped is at its end or still at its beginning. Most that is no leak jumped, and a look at
+blocks costs ten times as much."""
 _POINT = struct.Struct("<ddq")  # time, level, step
 _Point = tuple[float, float, int]
 _NEXT_START = 1.12  # stretches that are looked at differ by this in length
@@ -98,9 +102,9 @@ class Track:
         """The longest steady rise up to now that had added `least` settle_s ago and settle_steps ago.
 
         Steady: of as many blocks of equal length, the lowest level of each is above that of the block before by
-        steady_share of the mean rise. Lasting: the last third rises by lasting_share of what the first third does; what
-        fills up rises less and less. With settle_steps, length may be counted in steps as well: what each step adds,
-        an evaluation between them does not.
+        steady_share of the mean rise, and so is the end of the last above its lowest. Lasting: the last third rises by
+        lasting_share of what the first third does; what fills up rises less and less. With settle_steps, length may be
+        counted in steps as well: what each step adds, an evaluation between them does not.
         """
         if self.level - self._state["low"] < least:
             return None
@@ -117,7 +121,11 @@ class Track:
             if span > longest:
                 continue
             longest = span / _NEXT_START
-            if levels[-1] - levels[start] < least:
+            grown = levels[-1] - levels[start]
+            if grown < least:
+                continue
+            half = levels[bisect_left(times, time + span / 2)] - levels[start]
+            if span > _LONG_S and not _HALF_WAY[0] * grown < half < _HALF_WAY[1] * grown:
                 continue
             risen = _risen(steps, levels, start, blocks, steady_share, lasting_share) if settle_steps else 0.0
             risen = risen or _risen(times, levels, start, blocks, steady_share, lasting_share)
@@ -131,7 +139,7 @@ def _risen(
 ) -> float:
     """By how much from this point on; 0 if that is no steady and lasting rise. axis: times or steps."""
     begin, length = axis[start], (axis[-1] - axis[start]) / blocks
-    lowest, place = [], start
+    lowest, last, place = [], start, start
     for block in range(1, blocks + 1):
         end = bisect_left(axis, begin + block * length, place) if block < blocks else len(axis)
         if end == place:
@@ -139,11 +147,14 @@ def _risen(
         lowest.append(min(levels[place:end]))
         if len(lowest) > 1 and lowest[-1] <= lowest[-2]:
             return 0.0
-        place = end
+        last, place = place, end
+    newest = max(levels[(last + len(levels)) // 2 :])
     rises = [after - before for before, after in pairwise(lowest)]
     mean = math.fsum(rises) / len(rises)
     third = max(1, round(len(rises) / 3))
-    if min(rises) < steady_share * mean or sum(rises[-third:]) < lasting_share * sum(rises[:third]):
+    if min(*rises, newest - lowest[-1]) < steady_share * mean or sum(rises[-third:]) < lasting_share * sum(
+        rises[:third]
+    ):
         return 0.0
     return mean * blocks
 

@@ -20,6 +20,7 @@ _PER_GPU = (
     "cuda/reserved_bytes", "cuda/allocated_bytes", "cuda/headroom_bytes", "cuda/alloc_retries", "gpu/memory_used_bytes",
     "gpu/memory_total_bytes",
 )  # fmt: skip
+_NO_HURRY = 5.0  # times settle_s
 _MiB = 2.0**20
 _Level = Literal["info", "warning", "critical"]
 _ORDER: dict[_Level, int] = {"info": 0, "warning": 1, "critical": 2}
@@ -299,13 +300,16 @@ class OomImminent(Rule):
         limit = self.clear_at if window.is_firing(self.id) else 1.0
         if used_pct < limit * self.used_pct:
             return None
-        rise = track.rise(self.rising_pct / 100 * host.total, settle_s=self.settle_s)
+        least = self.rising_pct / 100 * host.total
+        rise = track.rise(least, settle_s=self.settle_s)
         left_s = (host.total - host.used) / rise.per_s if rise is not None else math.inf
         own = _own_bytes(window) / len(nodes)
         is_ours = own >= self.own_share * host.used
         if rise is not None and left_s <= self.soon_s:
-            if left_s > self.at_once_s and window.is_firing("host_memory_leak"):
-                return None  # it says how long the memory lasts
+            if left_s > self.at_once_s and (
+                window.is_firing("host_memory_leak") or track.rise(least, settle_s=_NO_HURRY * self.settle_s) is None
+            ):
+                return None  # the rule on leaks says how long the memory lasts, where it can
             return self._host_fills_up(window, host, rise, left_s, own, is_ours=is_ours)
         if used_pct >= limit * self.host_brim_pct and is_ours:
             before = track.at(window.now - 60)

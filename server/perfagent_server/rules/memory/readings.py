@@ -10,7 +10,9 @@ from perfagent_server.rules.window import Window
 __all__ = ["OF_HOSTS", "OF_PROCESSES", "Held", "Host", "hosts", "of_processes", "of_workers"]
 
 _NEWEST = 4  # seconds: the lowest of them counts, for memory goes up and down within a step
-_WORKERS = ("process/workers_rss_bytes", "process/workers_rss_file_bytes", "process/workers")
+_WORKERS = ("process/workers_rss_bytes", "process/workers_rss_file_bytes")
+_ENDED_S = 15.0
+"""Workers are read every five seconds. Of those that have ended, nothing is sent."""
 OF_PROCESSES = (
     *(Series(f"process/{name}", keep=_NEWEST, axis="time", ranks="apart") for name in ("rss_bytes", "rss_file_bytes")),
     *(Series(name, keep=2, axis="time", ranks="apart") for name in _WORKERS),
@@ -59,14 +61,16 @@ def of_processes(window: Window) -> Held | None:
 
 def of_workers(window: Window) -> Held | None:
     """The loaders' workers; None where there were none so far."""
-    resident, mapped, counts = (window.by_time.get(name) for name in _WORKERS)
+    resident, mapped = (window.by_time.get(name) for name in _WORKERS)
     if resident is None:
         return None
+    processes = window.by_time.get("process/rss_bytes")
     total, held, newest = 0.0, 0.0, 0.0
     for rank in resident.ranks:
-        if counts is not None and counts.newest(rank) == 0:
-            continue  # they ended: what they held last is no longer so
         second, size = resident.tail(1, rank)[0]
+        now = processes.tail(1, rank) if processes is not None else []
+        if now and now[-1][0] - second > _ENDED_S:
+            continue
         total += size
         held += size - ((mapped.newest(rank) or 0.0) if mapped is not None else 0.0)
         newest = max(newest, second)
