@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfagent.wire import LOSS, is_evaluation_loss, loss_kind
 from perfagent_server.rules.nonfinite_steps import GRADIENTS
@@ -226,6 +226,8 @@ def _joined(known: Series | None, other: Series) -> Series:
     """One plan for two rules that read the same series."""
     if known is None:
         return other
+    if known.axis == "time" and known.ranks != other.ranks:  # what is kept apart can be put together when it is read
+        return replace(known if known.ranks == "apart" else other, keep=max(known.keep, other.keep))
     if (known.merge, known.ranks, known.part_of) != (other.merge, other.ranks, other.part_of):
         raise ValueError(f"two rules put the ranks of {known.name!r} together differently: {known}, {other}")
     return known if known.keep >= other.keep else other

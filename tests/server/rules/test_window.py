@@ -13,6 +13,7 @@ from judging import START, fired, frame, make_evaluator, restored, state
 from perfagent.wire import Group
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.rules.step_series import PATIENCE_S
+from perfagent_server.rules.time_series import TimeSeries
 from perfagent_server.store.codec.tail import TailGroup
 from perfagent_server.store.stored import FromTail
 
@@ -252,3 +253,15 @@ def test_since_is_the_time_of_the_step_also_where_losses_are_logged_now_and_then
     steps = range(10, 510, 10)
     changes = make_evaluator().take(frame({"loss": [2.0] * 25 + [math.nan] * 25}, steps, step_s=1.0))
     assert [change.finding.since for change in fired(changes)] == ["2023-11-14T22:17:40.000Z"]  # step 260
+
+
+def test_readings_that_are_kept_apart_can_be_read_together() -> None:
+    series = TimeSeries(8, apart=True)
+    for rank, values in ((0, [1.0, 2.0]), (3, [5.0, 6.0])):
+        series.take(rank, [10.0, 11.0], values, [True, False])
+    assert series.newest(3) == 6.0
+    assert series.newest() == 4.0
+    assert series.mean(10.0, 11.0) == 3.5
+    together = series.seconds()
+    assert (together.second.tolist(), together.total.tolist()) == ([10.0, 11.0], [6.0, 8.0])
+    assert (together.count.tolist(), together.stepping.tolist()) == ([2.0, 2.0], [True, False])

@@ -50,7 +50,7 @@ class DataBound(Rule):
         *step_shares.READS,
         UTILIZATION,
         Series(_CORES, keep=2, axis="time"),
-        Series(_WORKERS, keep=2, axis="time", ranks="apart"),
+        Series(_WORKERS, keep=2, axis="time"),
     )
     charts = ("phase/data_s", "step_time_s")
     life = Life(clear_steps=20, restated=True)
@@ -172,7 +172,7 @@ class DataBound(Rule):
 
 def _newest(window: Window, name: str) -> float | None:
     readings = window.by_time.get(name)
-    return None if readings is None else readings.newest(readings.ranks[0])
+    return None if readings is None else readings.newest()
 
 
 class _Row(NamedTuple):
