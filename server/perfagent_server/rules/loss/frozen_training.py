@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.loss import zero_rate
 from perfagent_server.rules.loss.loss_series import named
 from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.step_series import StepSeries
@@ -25,18 +26,21 @@ _UPDATE, _NORM = "update/ratio", "grad/norm"
 class FrozenTraining(Rule):
     """No weight moves: the measured update-to-weight ratio (a sample of the parameters that have gradients) was exactly
     zero in the newest `observations` measurements, over update_steps or more; or the learning rate has been zero for
-    lr_steps, and no measurement since says that weights moved (the rate is that of the first parameter group); or the
-    loss has been the same to six digits for equal_steps, on batches that differ.
+    lr_steps (for 5 % of the run if it decayed to it: schedules end so), and no measurement since says that weights moved
+    (the rate is that of the first parameter group); or the
+    loss has been the same to six digits for equal_steps after it varied, or with a gradient norm of zero.
 
-    A loss that stands still while weights are known to move is only a remark: the script may log a constant, the loss
-    may have reached zero, or a training on one batch has converged, which it does little by little. A warm-up that
-    begins at zero leaves it after a step; so nothing shorter counts.
+    Weights that stand still do not make the loss of different batches the same. So one that stands still without any of
+    this is only a remark: while weights are known to move (the script logs a constant), at exactly zero, after it came
+    to its value little by little (a training on one batch that converged), and, after constant_steps, if it never
+    varied at all. A warm-up that begins at zero leaves it after a step; so nothing shorter counts.
     """
 
     update_steps: int = 50
     observations: int = 4
     lr_steps: int = 100
     equal_steps: int = 100
+    constant_steps: int = 500
 
     id: ClassVar[str] = "frozen_training"
     severities = ("info", "warning")
@@ -52,9 +56,10 @@ class FrozenTraining(Rule):
         meaning="Steps are made, but nothing moves: the weights stay what they are.",
         fires=(
             "When no sampled weight changed in {observations} measurements in a row over {update_steps} steps; when the "
-            "learning rate was zero for {lr_steps} steps and no weight is known to have moved; or when the loss was the "
-            "same to six digits for {equal_steps} steps. If the loss stands still although weights move, or after it "
-            "slowly approached its value, or at exactly zero, the finding is only a remark."
+            "learning rate was zero for {lr_steps} steps and no weight is known to have moved; or when the loss, "
+            "which varied before, was the same to six digits for {equal_steps} steps. The finding is only a remark if the "
+            "loss stands still although weights move, at exactly zero, after it slowly approached its value, or from the "
+            "very first step on (after {constant_steps} steps): then the script may log a constant."
         ),
         remedies={
             "": (
@@ -87,8 +92,9 @@ class FrozenTraining(Rule):
         meaning="训练步仍在进行，但权重没有任何变化。",
         fires=(
             "连续 {observations} 次测量、跨 {update_steps} 步以上抽样权重均无变化时触发；学习率为零达 {lr_steps} 步，"
-            "且没有测量表明权重变化时触发；或损失在 {equal_steps} 步内前六位有效数字不变时触发。"
-            "若权重在变而损失不变、损失是缓慢趋近该值、或损失恰为零，则仅作提示。"
+            "且没有测量表明权重变化时触发；或原本变化的损失在 {equal_steps} 步内前六位有效数字"
+            "不变时触发。若权重在变而损失不变、损失缓慢趋近该值、恰为零，或从第一步起就不变（{constant_steps} 步之后），"
+            "则仅作提示：脚本记录的可能是常数。"
         ),
         remedies={
             "": (
@@ -114,11 +120,15 @@ class FrozenTraining(Rule):
     )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
-        # still, still_since: how many values of the loss were the same, and from which step on; lr_since: the first step
-        # of those at a rate of zero
-        fresh = {"still": 0, "still_since": 0, "value": None, "loss_step": -1, "lr_since": None, "lr_step": -1}
+        # still, still_since: how many values of the loss were the same, and from which step on; varied: whether it was
+        # another before; zero: see zero_rate
+        fresh = {
+            "still": 0, "still_since": 0, "value": None, "varied": False, "loss_step": -1, "zero": dict(zero_rate.FRESH),
+        }  # fmt: skip
         state = window.state_of(self, fresh)
-        self._follow_rate(window, state)
+        rates = window.series("lr")
+        if rates is not None and rates.step is not None and rates.value is not None:
+            zero_rate.follow(state["zero"], rates.value, rates.step)
         series = window.loss_name
         track = None if series is None else window.series(series)
         if track is not None:
@@ -126,23 +136,13 @@ class FrozenTraining(Rule):
         unmoved = self._unmoved_since(window)
         if unmoved is not None:
             return self._unmoved(window, track, unmoved)
-        if self._rate_is_zero(window, state):
-            return self._without_rate(window, track, state["lr_since"])
+        if zero_rate.stays_zero(window, state["zero"], self.lr_steps):
+            return self._without_rate(window, track, state["zero"]["since"])
         if track is not None and state["still"] >= self.equal_steps:
             return self._same_loss(window, series or LOSS, track, state)
         return None if track is not None or window.series(_UPDATE) is not None else UNKNOWN
 
     # --- what is followed ---------------------------------------------------------------------------------------------
-
-    def _follow_rate(self, window: Window, state: dict[str, Any]) -> None:
-        rates = window.series("lr")
-        if rates is None or rates.step == state["lr_step"]:
-            return
-        state["lr_step"] = rates.step
-        if rates.value != 0:
-            state["lr_since"] = None
-        elif state["lr_since"] is None:
-            state["lr_since"] = rates.step
 
     def _follow_loss(self, track: StepSeries, state: dict[str, Any]) -> None:
         value, step = track.value, track.step
@@ -153,7 +153,7 @@ class FrozenTraining(Rule):
         if known is not None and abs(value - known) <= _SIX_DIGITS / 2 * abs(known):
             state["still"] += 1
         else:
-            state.update(value=value, still=1, still_since=step)
+            state.update(value=value, still=1, still_since=step, varied=known is not None)
 
     def _unmoved_since(self, window: Window) -> int | None:
         """Since which step every measurement says that no weight moved; None if one says otherwise, or too few came."""
@@ -164,12 +164,6 @@ class FrozenTraining(Rule):
         steps = [step for _, step in itertools.takewhile(lambda row: row[0] == 0, rows)]
         enough = len(steps) >= self.observations and steps[0] - steps[-1] >= self.update_steps
         return steps[-1] if enough else None
-
-    def _rate_is_zero(self, window: Window, state: dict[str, Any]) -> bool:
-        since = state["lr_since"]
-        if since is None or state["lr_step"] - since < self.lr_steps:
-            return False
-        return not self._moved_after(window, since)
 
     def _moved_after(self, window: Window, step: int) -> bool:
         """Whether a measurement after this step says that weights moved."""
@@ -209,20 +203,27 @@ class FrozenTraining(Rule):
             "learning rate", since,
         )  # fmt: skip
 
-    def _same_loss(self, window: Window, series: str, track: StepSeries, state: dict[str, Any]) -> Finding:
+    def _same_loss(self, window: Window, series: str, track: StepSeries, state: dict[str, Any]) -> Finding | None:
         since, value = state["still_since"], state["value"]
         before = [one for one, step in zip(track.values, track.steps, strict=True) if step < since]
-        moves = self._moved_after(window, since)
-        converged = _came_slowly(before[-_SLOWLY:], value)
+        moves, is_remark = self._moved_after(window, since), True
         if moves:
             seen = "although the weights move: either the script logs a constant, or the loss does not depend on them"
         elif value == 0:
             seen = "nothing is left to learn from these batches"
-        elif converged:
+        elif _came_slowly(before[-_SLOWLY:], value):
             seen = "which it approached little by little: it has converged"
+        elif window.value(_NORM) == 0:
+            seen, is_remark = "and the gradient norm is zero: nothing moves", False
+        elif state["varied"]:
+            seen, is_remark = (
+                "on batches that should differ: either nothing moves, or the script logs a constant",
+                False,
+            )
+        elif state["still"] < self.constant_steps:
+            return None
         else:
-            seen = "on batches that should differ: either no weight moves, or the script logs a constant"
-        is_remark = moves or value == 0 or converged
+            seen = "from the first one on: either the script logs a constant, or nothing moves"
         return self._found(
             window, track, "info" if is_remark else "warning",
             f"{named(series)} has been {value:.6g} for {state['still']:,} steps",

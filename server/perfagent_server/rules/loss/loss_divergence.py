@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from statistics import median
@@ -224,7 +225,7 @@ class LossDivergence(Rule):
         usual = loss.rises(100)
         if len(usual) < 25:  # 500 values
             return math.inf
-        if not has_fallen(loss.first, low) and median(track.last(9)) > self.unlearned_times * abs(low):
+        if not has_fallen(loss.first, low, to=0.25) and median(track.last(9)) > self.unlearned_times * abs(low):
             return math.inf  # what was next to nothing from the start may rise to anything
         return max(
             self.unsteady_spreads * spread, self.unsteady_times * _percentile(usual, 0.85), self.unsteady_record * usual[-1]
@@ -316,12 +317,13 @@ class LossDivergence(Rule):
         values = track.last(_RUN)
         if len(values) < _RUN or values[-1] < self.runaway_times * first or not min(values) > 0:
             return None
-        third = _RUN // 3
-        low, middle, high = (median(values[place : place + third]) for place in range(0, _RUN, third))
+        part = _RUN // 5
+        levels = [median(values[place : place + part]) for place in range(0, _RUN, part)]
+        grows = all(after > 1.05 * before for before, after in itertools.pairwise(levels))  # a jump grows twice at most
         jumps = median(abs(math.log(values[at + 1] / values[at])) for at in range(_RUN - 1))
         times = self.noisy_runaway_times if jumps > 0.15 else self.runaway_times
-        if low < middle < high and high >= 2 * low and high >= times * max(first, median(early[:5])):
-            return f"grew from {low:.4g} to {high:.4g} in the newest {_RUN} steps", 2.0
+        if grows and levels[-1] >= 2 * levels[0] and levels[-1] >= times * max(first, median(early[:5])):
+            return f"grew from {levels[0]:.4g} to {levels[-1]:.4g} in the newest {_RUN} steps", 2.0
         return None
 
 

@@ -30,8 +30,8 @@ class LossPlateau(Rule):
     """
 
     least_steps: int = 1000
-    run_pct: float = 10.0
-    improved_pct: float = 0.5
+    run_pct: float = 25.0
+    improved_pct: float = 0.4
     spread_pct: float = 5.0
 
     id: ClassVar[str] = "loss_plateau"
@@ -39,7 +39,7 @@ class LossPlateau(Rule):
     place = Place(Question.DOES_IT_LEARN, 16)
     reads = (Series(LOSS, keep=64, judged=True), Series("lr", merge="max"))
     charts = (LOSS,)
-    life = Life(clear_steps=100, restated=True)
+    life = Life(for_steps=250, clear_steps=2, restated=True)
     english = Words(
         name="Loss plateau",
         meaning="The loss has stopped falling, which is normal late in a training, and a waste early in one.",
@@ -98,8 +98,8 @@ class LossPlateau(Rule):
         is_full = _add(state, value, window.at)
         if state["count"] < self.least_steps:
             return UNKNOWN
-        if not is_full and not window.is_firing(self.id):
-            return None  # nothing new since the last full block
+        if not is_full:
+            return UNKNOWN  # nothing new since the last full block
         return self._judge(window, series, state)
 
     def _judge(self, window: Window, series: str, state: dict[str, Any]) -> Finding | None:

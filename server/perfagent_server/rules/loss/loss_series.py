@@ -39,9 +39,9 @@ def first_value(window: Window, rule: Rule, series: str, track: StepSeries) -> f
     return firsts[series]
 
 
-def has_fallen(first: float, level: float) -> bool:
-    """Whether the run has learned something: its loss fell by a quarter."""
-    return level <= 0.75 * first
+def has_fallen(first: float, level: float, *, to: float = 0.75) -> bool:
+    """Whether the run has learned something: its loss fell to this share of its first value."""
+    return level <= to * first
 
 
 def worth_telling(first: float, level: float) -> float:

@@ -14,6 +14,8 @@ from perfagent_server.rules.window import Window
 
 __all__ = ["LossSpike"]
 
+_FAR = 0.25  # a loss that fell to this share of its first value did not fall by chance, however noisy it is
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpike(Rule):
@@ -264,7 +266,7 @@ class LossSpike(Rule):
         unsteady = max(spread, typical) > self.unsteady_pct / 100 * abs(level) or min(values) < 0 < max(values)
         learned = has_fallen(first, level)
         is_early = len(past) < self.unsteady_history
-        if unsteady and not learned and distance > self.unlearned_times * abs(level):
+        if unsteady and not has_fallen(first, level, to=_FAR) and distance > self.unlearned_times * abs(level):
             return False
         if unsteady and is_early:
             return distance >= self.early_unsteady_z * spread and self._by_factors(values)

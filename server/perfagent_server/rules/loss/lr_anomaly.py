@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.loss import zero_rate
 from perfagent_server.rules.loss.loss_series import named
 from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.window import Window
@@ -21,8 +22,9 @@ _AFTER = 9
 @dataclass(frozen=True, kw_only=True)
 class LrAnomaly(Rule):
     """The learning rate is no number, or negative (critical at once); it is zero, or a millionth of its peak, for
-    zero_steps after it was more, and no weight is known to have moved since; it jumps to more than jump_times its
-    highest value so far; or it is high_rate or more while the loss is no number (a remark).
+    zero_steps after it was more (for 5 % of the run if it decayed to it: schedules end so), and no weight is known to
+    have moved since; it jumps to more than jump_times its
+    highest value so far; or it is high_rate or more when the loss is no number after it grew by grown_times (a remark).
 
     Schedules jump with reason: down at milestones, up to a rate they had before at warm restarts, and in the large
     steps of a warm-up by epochs. So a jump counts only when it goes to a new peak, and is a warning only when the loss
@@ -38,6 +40,7 @@ class LrAnomaly(Rule):
     loss_pct: float = 5.0
     loss_spreads: float = 2.0
     high_rate: float = 1e-3
+    grown_times: float = 2.0
 
     id: ClassVar[str] = "lr_anomaly"
     severities = ("info", "warning", "critical")
@@ -53,10 +56,11 @@ class LrAnomaly(Rule):
         meaning="The learning rate is something that no schedule means.",
         fires=(
             "At once (critical) when it is NaN, infinite or negative. When it was zero, or {zero_share:g} of its peak, for "
-            "{zero_steps} steps, and no weight is known to have moved. When it jumps to more than {jump_times:g} times its "
-            "highest value so far and the loss gets worse by it, by {loss_pct:g} % and {loss_spreads:g} times its spread "
-            "within {worse_steps} steps (without that: a remark, if it had been lowered before). A rate of "
-            "{high_rate:g} or more while the loss is NaN is a remark. Warm-ups, warm restarts and milestones are silent."
+            "{zero_steps} steps after it was more (for 5 % of the run at the end of a decay), and no weight is known to "
+            "have moved. When it jumps to more than {jump_times:g} times its highest value so far and the loss gets worse "
+            "by it, by {loss_pct:g} % and {loss_spreads:g} times its spread within {worse_steps} steps (without that: a "
+            "remark, if it had been lowered before). A rate of {high_rate:g} or more at which the loss grew until it was "
+            "NaN is a remark. Warm-ups, warm restarts and milestones are silent."
         ),
         remedies={
             "": (
@@ -81,10 +85,11 @@ class LrAnomaly(Rule):
         name="学习率异常",
         meaning="学习率处于任何调度都不会有的状态。",
         fires=(
-            "为 NaN、无穷大或负数时立即触发（严重）。为零或仅为峰值的 {zero_share:g} 达 {zero_steps} 步，且没有测量表明权重"
-            "变化时触发。跳到迄今最高值的 {jump_times:g} 倍以上，且 {worse_steps} 步内损失因此升高 {loss_pct:g} % 和离散度的 "
-            "{loss_spreads:g} 倍时触发（若损失未变差而学习率此前曾下降，则仅作提示）。损失为 NaN 且学习率不低于 "
-            "{high_rate:g} 时作提示。预热、热重启和阶梯下降不告警。"
+            "为 NaN、无穷大或负数时立即触发（严重）。为零或仅为峰值的 {zero_share:g} 达 {zero_steps} 步"
+            "（若是逐渐衰减到零，则为运行的 5 %），且没有测量表明权重变化时触发。"
+            "跳到迄今最高值的 {jump_times:g} 倍以上，且 {worse_steps} 步内损失因此升高 {loss_pct:g} % 和离散度的 "
+            "{loss_spreads:g} 倍时触发（若损失未变差而学习率此前曾下降，则仅作提示）。"
+            "损失增长到 NaN 且学习率不低于 {high_rate:g} 时作提示。预热、热重启和阶梯下降不告警。"
         ),
         remedies={
             "": (
@@ -106,31 +111,35 @@ class LrAnomaly(Rule):
         rates = window.series("lr")
         if rates is None or rates.value is None or rates.step is None:
             return UNKNOWN
-        # peak: the highest rate; fell: whether it was ever lowered; since: the first step at next to zero; jump: the last
+        # zero: see zero_rate; last, peak: the newest rate, the highest; fell: whether it was ever lowered; jump: the last
         # one to a new peak: [step, from, to, whether the loss got worse, whether the rate had been lowered before, the
         # loss above which it is worse]
-        fresh = {"step": -1, "peak": 0.0, "last": 0.0, "fell": False, "since": None, "jump": None}
+        fresh = {"step": -1, "peak": 0.0, "last": 0.0, "fell": False, "jump": None, "zero": dict(zero_rate.FRESH)}
         state = window.state_of(self, fresh)
         rate = rates.value
         if not math.isfinite(rate) or rate < 0:
             return self._impossible(window, rate, rates.step, state["last"])
         if rates.step != state["step"]:
             self._follow(window, state, rate, rates.step)
-        if state["since"] is not None and rates.step - state["since"] >= self.zero_steps:
-            ratios = window.series("update/ratio")
-            if ratios is None or ratios.value == 0 or (ratios.step or 0) <= state["since"]:
-                return self._zero(window, state, rate)
+        if state["peak"] > 0 and zero_rate.stays_zero(window, state["zero"], self.zero_steps):
+            return self._zero(window, state, rate)
         if state["jump"] is not None:
             jumped = self._jumped(window, state)
             if jumped is not None:
                 return jumped
-        if rate >= self.high_rate and window.is_firing("nonfinite_loss"):
+        if rate >= self.high_rate and window.is_firing("nonfinite_loss") and self._grew(window):
             return self._found(
-                window, "info", f"The learning rate is {rate:.3g} while the loss is no number",
-                f"The loss is no number, at a learning rate of {rate:.3g} (its peak so far: {state['peak']:.3g}).",
+                window, "info", f"The loss grew until it was no number, at a learning rate of {rate:.3g}",
+                f"The loss grew until it was no number, at a learning rate of {rate:.3g} (its peak: {state['peak']:.3g}).",
                 "NaN", window.at,
             )  # fmt: skip
         return None
+
+    def _grew(self, window: Window) -> bool:
+        """Whether the newest finite losses grew, which a bad sample does not make them do."""
+        track = None if window.loss_name is None else window.series(window.loss_name)
+        known = [value for value in track.last(track.size) if math.isfinite(value)] if track else []
+        return len(known) > 1 and known[-1] >= self.grown_times * max(min(known[-20:]), 0.0) and known[-1] > known[-2]
 
     def _follow(self, window: Window, state: dict[str, Any], rate: float, step: int) -> None:
         last, peak = state["last"], state["peak"]
@@ -139,10 +148,7 @@ class LrAnomaly(Rule):
             state["jump"] = [step, last, rate, False, state["fell"], self._limit(window, step)]
         state["fell"] = state["fell"] or rate < last * (1 - 1e-6)
         state.update(step=step, last=rate, peak=max(peak, rate))
-        if rate > self.zero_share * state["peak"]:
-            state["since"] = None
-        elif state["since"] is None and state["peak"] > 0:
-            state["since"] = step
+        zero_rate.follow(state["zero"], rate, step, zero_share=self.zero_share)
 
     def _jumped(self, window: Window, state: dict[str, Any]) -> Finding | None:
         step, before, after, is_worse, fell, limit = state["jump"]
@@ -193,10 +199,10 @@ class LrAnomaly(Rule):
     def _zero(self, window: Window, state: dict[str, Any], rate: float) -> Finding:
         said = "zero" if rate == 0 else f"{rate:.2g}"
         return self._found(
-            window, "warning", f"The learning rate has been {said} since step {state['since']:,}",
-            f"The learning rate has been {said} since step {state['since']:,}, after a peak of {state['peak']:.3g}: the run "
-            "goes on and learns nothing more.",
-            "zero", state["since"],
+            window, "warning", f"The learning rate has been {said} since step {state['zero']['since']:,}",
+            f"The learning rate has been {said} since step {state['zero']['since']:,}, after a peak of {state['peak']:.3g}: "
+            "the run goes on and learns nothing more.",
+            "zero", state["zero"]["since"],
         )  # fmt: skip
 
     def _found(self, window: Window, severity: Any, title: str, message: str, cause: str, since: int) -> Finding:

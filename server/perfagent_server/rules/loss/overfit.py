@@ -40,7 +40,7 @@ class Overfit(Rule):
     severities = ("warning",)
     place = Place(Question.DOES_IT_LEARN, 15)
     reads = (Series(EVALUATION_LOSS, keep=_KEPT, judged=True), Series(LOSS, keep=_TRAINED), Series("lr", merge="max"))
-    charts = (EVALUATION_LOSS, LOSS)
+    charts = (LOSS,)
     life = Life(restated=True)
     english = Words(
         name="Overfitting",
