@@ -184,19 +184,22 @@ class Contents:
         self._number += 1
         self._looked += 1
         self._burst = self._burst or began
-        plan = epoch.plan or self._planned(epoch, batch)
-        if not plan.is_empty:
-            try:
-                if iteration != _NO_LOADER:
-                    mark = plan.fingerprint.of(batch)
-                    if mark is not None:
-                        epoch.note(mark, self._number, plan.rows)
-                if self._looked % _LOOKED_INTO == 1:
-                    self._look_into(batch, epoch, plan)
-            except (AttributeError, LookupError, TypeError, ValueError):  # another structure
-                epoch.plan = None
+        try:
+            plan = epoch.plan or self._planned(epoch, batch)
+            if not plan.is_empty:
+                self._look_at(iteration, batch, epoch, plan)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            epoch.plan = None  # another structure, or tensors that have none of what was asked
         if self._looked % _BURST == 0:
             self._pace(began)
+
+    def _look_at(self, iteration: int, batch: Any, epoch: _Epoch, plan: _Plan) -> None:
+        if iteration != _NO_LOADER:
+            mark = plan.fingerprint.of(batch)
+            if mark is not None:
+                epoch.note(mark, self._number, plan.rows)
+        if self._looked % _LOOKED_INTO == 1:
+            self._look_into(batch, epoch, plan)
 
     def _look_into(self, batch: Any, epoch: _Epoch, plan: _Plan) -> None:
         summary = epoch.summary

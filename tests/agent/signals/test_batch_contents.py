@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections import UserDict
 from dataclasses import dataclass
 
@@ -399,6 +400,12 @@ def test_mean_and_spread_of_the_input_are_told(record):
 # ---- costs and what must not happen
 
 
+def strided_nested():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.randn(2), torch.randn(3)])
+
+
 @dataclass
 class Batch:
     x: torch.Tensor
@@ -410,6 +417,7 @@ class Batch:
     ["text", ["a", "b"], 3, None, {}, [], Batch(torch.randn(8, 4), torch.zeros(8)), torch.tensor(1.0), torch.empty(0, 3),
      torch.randn(4, 4).to_sparse(), torch.randn(8, 4, dtype=torch.complex64), [{"boxes": torch.zeros(0, 4)}],
      torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged), {1: torch.randn(8, 8)},
+     strided_nested(),
      torch.empty(8, 4, device="meta"),
      (torch.randn(8, 4).half(), torch.tensor([True] * 8)), torch.full((8, 4), float("nan"))],
 )  # fmt: skip
