@@ -17,16 +17,14 @@ from typing import Any
 
 __all__ = ["LevelShift", "Shift", "middle"]
 
-_GROUP_S = 0.1
-"""Steps that are shorter are put together, by their median, into groups of about so long."""
-_MOST_IN_GROUP = 50
-_FIRST = 16  # values that tell how long a step takes
+_GROUP_S = 0.05
+"""Where there are enough of them, shorter groups of steps are put together, two and two, until they are so long."""
 _MARKED = 128  # groups whose end is known
 _SINCE = 64  # groups that are kept of the new level
 _TYPICAL_FOR = 20  # groups for which the level before is good enough for a first look
 _LEAST_NOISE = 0.002  # clocks tick in milliseconds
 _NOISE_OF_MEDIAN = 1.4826  # of the median deviation, for the standard deviation
-_LEAST_EVIDENCE = math.log(1e8)  # that many to one against chance
+_LEAST_EVIDENCE = math.log(1e7)  # that many to one against chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class Shift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelShift:
-    """The detector; its state is a dictionary of plain values that the rule keeps (`fresh()`).
+    """The detector; its state is a dictionary of plain values that the rule keeps (`fresh()`). least_before: at least 60.
 
     The newest groups (of one step, or of as many as take _GROUP_S) are compared with up to `before` ones before them:
     their median must be rise_times as high, or stand out by noise_times its standard error, whichever is more; and
@@ -63,11 +61,11 @@ class LevelShift:
 
     @staticmethod
     def fresh() -> dict[str, Any]:
-        """size: steps in a group, 0 while it is not known; part: of the group to come; groups: medians, oldest first;
-        ends, times: the last step of each group, and when that was; level: of the groups before the jump, if there is
-        one; since: the groups after it, `count` of them."""
+        """size: steps in a group; part: values of the group to come; groups: medians, oldest first; ends, times: the last
+        step of each group, and when that was; level: of the groups before the jump, if there is one; since: the groups
+        after it, `count` of them; step, time: where it began."""
         return {
-            "size": 0, "part": [], "groups": b"", "ends": b"", "times": b"", "typical": 0.0, "typical_for": 0,
+            "size": 1, "part": [], "groups": b"", "ends": b"", "times": b"", "typical": 0.0, "typical_for": 0,
             "level": None, "noise": 0.0, "since": b"", "count": 0, "step": 0, "time": 0.0,
         }  # fmt: skip
 
@@ -75,21 +73,29 @@ class LevelShift:
         """Takes the value of one step that took step_s. Whether a group is complete, and it is time to look."""
         part = state["part"]
         part.append(value)
-        if not state["size"]:
-            if len(part) < _FIRST:
-                return False
-            state["size"] = max(1, min(_MOST_IN_GROUP, int(_GROUP_S / max(step_s, 1e-9))))
         if len(part) < state["size"]:
             return False
         group, state["part"] = middle(part), []
         state["ends"] = _appended(state["ends"], step, _MARKED)
         state["times"] = _appended(state["times"], time, _MARKED)
-        if state["level"] is None:
-            state["groups"] = _appended(state["groups"], group, self.before + self.newest[-1])
-        else:
+        if state["level"] is not None:
             state["since"] = _appended(state["since"], group, _SINCE)
             state["count"] += 1
+            return True
+        most = self.before + self.newest[-1]
+        state["groups"] = _appended(state["groups"], group, most)
+        if len(state["groups"]) == 8 * most and state["size"] * step_s < _GROUP_S:
+            self._pair(state)
         return True
+
+    @staticmethod
+    def _pair(state: dict[str, Any]) -> None:
+        """Makes one group of two."""
+        groups, ends, times = (_numbers(state[name]) for name in ("groups", "ends", "times"))
+        pairs = zip(groups[-2::-2], groups[::-2], strict=False)
+        paired = array("d", reversed([0.5 * (one + other) for one, other in pairs]))
+        state.update(groups=paired.tobytes(), ends=ends[::-2][::-1].tobytes(), times=times[::-2][::-1].tobytes())
+        state.update(size=2 * state["size"], typical_for=0)
 
     def knows_enough(self, state: dict[str, Any]) -> bool:
         return state["level"] is not None or len(state["groups"]) >= 8 * (self.newest[0] + self.least_before)
@@ -112,14 +118,15 @@ class LevelShift:
         self._go_on(state, _numbers(state["since"]))
 
     def _jumps(self, state: dict[str, Any]) -> bool:
-        groups = _numbers(state["groups"])
-        if len(groups) < self.newest[0] + self.least_before:
+        packed, few = state["groups"], self.newest[0]
+        if len(packed) < 8 * (few + self.least_before):
             return False
         state["typical_for"] -= 1
         if state["typical_for"] < 0:
-            state["typical"], state["typical_for"] = middle(groups[: -self.newest[0]]), _TYPICAL_FOR
-        if middle(groups[-self.newest[0] :]) < (1 + 0.5 * (self.rise_times - 1)) * state["typical"]:
+            state["typical"], state["typical_for"] = middle(_numbers(packed[: -8 * few])), _TYPICAL_FOR
+        if middle(_numbers(packed[-8 * few :])) < (1 + 0.5 * (self.rise_times - 1)) * state["typical"]:
             return False  # nearly every step ends here
+        groups = _numbers(packed)
         return any(self._splits(groups, count, state) for count in self.newest)
 
     def _splits(self, groups: array[float], count: int, state: dict[str, Any]) -> bool:
@@ -133,6 +140,19 @@ class LevelShift:
         if not usual > 0 or len(newest) < count // 2:
             return False
         noise = max(_LEAST_NOISE, _NOISE_OF_MEDIAN * middle([abs(one - usual) for one in before]) / usual)
+        if not self._stands_out(newest, before, usual, level, noise):
+            return False
+        ends, times = _numbers(state["ends"]), _numbers(state["times"])
+        last = max(0, len(ends) - len(newest) - 1)
+        state.update(
+            groups=groups[: -len(newest)].tobytes(), since=newest.tobytes(), count=len(newest), level=usual, noise=noise,
+            step=int(ends[last]) + 1, time=times[last],
+        )  # fmt: skip
+        return True
+
+    def _stands_out(
+        self, newest: Sequence[float], before: Sequence[float], usual: float, level: float, noise: float
+    ) -> bool:
         few = self.newest[0]
         stretches = [middle(before[end - few : end]) for end in range(len(before), few - 1, -few)]
         steps = [one - other for one, other in pairwise(stretches)]
@@ -144,15 +164,7 @@ class LevelShift:
         rise = max(self.rise_times - 1, self.noise_times * error)
         if level < (1 + rise) * usual or level < (1 + 0.5 * rise) * max(drifted, *stretches):
             return False
-        if _is_chance(newest, before, 0.5 * (usual + level)):
-            return False
-        ends, times = _numbers(state["ends"]), _numbers(state["times"])
-        last = max(0, len(ends) - len(newest) - 1)
-        state.update(
-            groups=groups[: -len(newest)].tobytes(), since=newest.tobytes(), count=len(newest), level=usual, noise=noise,
-            step=int(ends[last]) + 1, time=times[last],
-        )  # fmt: skip
-        return True
+        return not _is_chance(newest, before, 0.5 * (usual + level))
 
     def _go_on(self, state: dict[str, Any], groups: array[float]) -> None:
         kept = groups[-self.before - self.newest[-1] :].tobytes()

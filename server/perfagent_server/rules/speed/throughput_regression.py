@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from perfagent.wire import TIMED_PHASES, Finding, Severity
@@ -57,12 +58,13 @@ class ThroughputRegression(Rule):
     batch. Where all cores are full and other programs took more of them as the steps grew, the run itself is no slower.
     """
 
-    warning_times: float = 1.05
+    warning_times: float = 1.045
     critical_times: float = 1.10
     critical_steps: int = 50
     steps: int = 20
     before_steps: int = 200
     least_before_steps: int = 100
+    least_s: float = 1.0
     others_for_s: float = 60.0
 
     id: ClassVar[str] = "throughput_regression"
@@ -83,10 +85,11 @@ class ThroughputRegression(Rule):
         fires=(
             "When the newest {steps} steps take at least {warning_times:g} times (warning) or, for {critical_steps} steps, "
             "{critical_times:g} times (critical) what up to {before_steps} steps before took (medians), and stand out from "
-            "the noise of those: six standard errors, more than any earlier stretch, and against all chance. Steps below "
-            "0.1 s are put together into groups of 0.1 s. Evaluations, saves and the first steps do not count. It does not "
-            "fire where tokens, samples or arithmetic a second stay level: then a step has more work. If other programs "
-            "fill the cores, it is a remark (info) after {others_for_s:g} s. It is over when the steps are as fast as before."
+            "their noise (six standard errors, more than any earlier stretch, and against all chance), for "
+            "{least_s:g} s at least. Steps below 0.05 s are put together into groups once there are enough of them. "
+            "Evaluations, saves and the first steps do not count. It does not fire where tokens, samples or arithmetic a "
+            "second stay level: then a step has more work. If other programs fill the cores, it is a remark (info) after "
+            "{others_for_s:g} s. It is over when the steps are as fast as before."
         ),
         remedies={
             "": (
@@ -119,9 +122,10 @@ class ThroughputRegression(Rule):
         meaning="从某一步起，每一步都比之前更慢。",
         fires=(
             "最近 {steps} 步的中位数至少为之前最多 {before_steps} 步的 {warning_times:g} 倍（警告），或连续 {critical_steps} "
-            "步达到 {critical_times:g} 倍（严重），并且明显超出此前的噪声（六倍标准误差、高于此前任何一段、且非偶然）时触发。"
-            "短于 0.1 秒的步合并为 0.1 秒一组。评估、保存和最初几步不计。若每秒的 token、样本或计算量不变，说明每步工作变多，"
-            "不触发。若其他程序占满了核心，则在 {others_for_s:g} 秒后仅作提示。步时间恢复后结束。"
+            "步达到 {critical_times:g} 倍（严重），并且明显超出此前的噪声（六倍标准误差、高于此前任何一段、且非偶然）、"
+            "持续至少 {least_s:g} 秒时触发。步数足够后，短于 0.05 秒的步会合并成组。评估、保存和最初几步不计。"
+            "若每秒的 token、样本或计算量不变，说明每步工作变多，不触发。若其他程序占满了核心，则在 {others_for_s:g} "
+            "秒后仅作提示。步时间恢复后结束。"
         ),
         remedies={
             "": (
@@ -145,7 +149,7 @@ class ThroughputRegression(Rule):
         },
     )
 
-    @property
+    @cached_property
     def _detector(self) -> LevelShift:
         return LevelShift(
             rise_times=self.warning_times,
@@ -183,7 +187,7 @@ class ThroughputRegression(Rule):
         others = self._others(window, state, shift, growth, time)
         if others is None:
             return UNKNOWN
-        if shift.times < self.warning_times and not window.is_firing(self.id):
+        if not window.is_firing(self.id) and (shift.times < self.warning_times or time - shift.time < self.least_s):
             return None
         if others and time - shift.time < self.others_for_s:
             return None
