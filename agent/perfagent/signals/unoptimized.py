@@ -1,7 +1,7 @@
 """Finds trainable parameters of the model that receive gradients and that no optimizer has.
 
 The sender's thread compares the model's parameters with those of the optimizers that step, every half a minute or less
-often (0.2 ms for 300 parameters). In a usual training nothing is left, and that is all. What is left is looked at
+often (0.4 ms for 300 parameters). In a usual training nothing is left, and that is all. What is left is looked at
 between two steps, and again 20 steps later: it counts if new gradients have come meanwhile and the loop has not moved
 it by hand. Optimizers that did not step so far (several in turn) are searched for then, three times a run at most, since
 that takes 0.1 s.
