@@ -26,6 +26,7 @@ _MOST_TOGETHER = 12
 _MOST_RAISED = 64  # high norms that are remembered
 _LATELY = 32  # measurements that a rise may take
 _NAMED = 5  # layers that the evidence names
+_MUCH = 5.0  # times, by which one layer stands out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +152,7 @@ class GradNormExplosion(Rule):
         if window.is_firing(self.id):
             return self._judge_open(track, window, state)
         self._learn(track, state, newest[-1], second)
-        if second is not None and second < self.clear_times * state["level"]:
+        if second is not None and (second <= 0 or second < self.clear_times * state["level"]):
             return None  # nearly every step ends here
         rise = self._rise(window, track, state, highest)
         if rise is None:
@@ -171,8 +172,8 @@ class GradNormExplosion(Rule):
             near = sorted(track.last(17)[:-1])
             if near and norm > self.near_times * near[len(near) // 2]:  # and is not on its way down from the start
                 most = self.critical_times * state["level"]
-                pair = [math.log(min(value or norm, most) / state["level"]) for value in (norm, second)]
-                state["raised"].append([track.total, *pair])
+                both = (norm, second if second is not None and second > 0 else norm)
+                state["raised"].append([track.total, *(math.log(min(one, most) / state["level"]) for one in both)])
         del state["raised"][:-_MOST_RAISED]
 
     def _rise(self, window: Window, track: StepSeries, state: dict[str, Any], highest: float) -> _Rise | None:
@@ -240,9 +241,11 @@ class GradNormExplosion(Rule):
     def _finding(self, window: Window, track: StepSeries, rise: _Rise) -> Finding:
         lower, higher = math.exp(rise.lowest), math.exp(rise.first)
         others = "another" if rise.many == 2 else f"{rise.many - 1} others"
-        layers = _layers(window, rise.since)
+        layers, measured = _layers(window, rise.since)
         cause = "one layer" if _stands_out(layers) else "learning rate" if _is_rising(window) else ""
-        named = f" Most in {layers[0][0]}: {layers[0][1]:.3g} times its own median." if layers else ""
+        named = (
+            f" Most in {layers[0][0]}, {layers[0][1]:.3g} times its own median in step {measured:,}." if layers else ""
+        )
         return self.found(
             "critical" if lower >= self.critical_times else "warning",
             f"The gradient norm rose to {rise.norm:.3g}, {higher:.3g} times what is usual",
@@ -345,25 +348,25 @@ def _is_rising(window: Window) -> bool:
     return len(rates) >= 32 and rates[-1] > 1.02 * min(rates)
 
 
-def _layers(window: Window, since: int) -> list[tuple[str, float]]:
-    """The layers whose newest norms are the highest multiples of their own medians before; empty if they were not measured
-    since, or too rarely before."""
+def _layers(window: Window, since: int) -> tuple[list[tuple[str, float]], int]:
+    """The layers whose newest norms are the highest multiples of their own medians before, and the step of those norms.
+    Empty if they were not measured since, or too rarely before."""
     family = window.by_family.get(_LAYERS)
     if family is None:
-        return []
-    names, steps, norms = family.matrix(window.step)
-    first = next((place for place, step in enumerate(steps) if step >= since), len(steps))
-    if first < 3 or first == len(steps):
-        return []
+        return [], 0
+    names, steps, norms = family.matrix(window.at)
+    before = sum(step < since for step in steps)
+    if before < 3 or before == len(steps):
+        return [], 0
+    known = np.isfinite(norms[:, :before]).sum(axis=1) >= 3
+    usual = np.nanmedian(norms[known, :before], axis=1)
     with np.errstate(all="ignore"):
-        known = np.isfinite(norms[:, :first]).sum(axis=1) >= 3
-        usual = np.nanmedian(norms[known, :first], axis=1)
-        times = np.nan_to_num(np.fmax.reduce(norms[known, first:], axis=1) / usual, nan=0.0, posinf=0.0)
-    order = np.argsort(-times)[:_NAMED]
+        times = np.nan_to_num(norms[known, -1] / usual, nan=0.0, posinf=0.0)
     kept = [name for name, is_known in zip(names, known.tolist(), strict=True) if is_known]
-    return [(kept[place].removeprefix(_LAYERS), float(times[place])) for place in order.tolist()]
+    order = np.argsort(-times)[:_NAMED].tolist()
+    return [(kept[place].removeprefix(_LAYERS), float(times[place])) for place in order], steps[-1]
 
 
 def _stands_out(layers: list[tuple[str, float]]) -> bool:
     """Whether the trouble is one layer's: the others have not risen nearly as far."""
-    return len(layers) == _NAMED and layers[0][1] >= 5 * layers[2][1]
+    return len(layers) == _NAMED and layers[0][1] >= max(_MUCH, _MUCH * layers[2][1])
