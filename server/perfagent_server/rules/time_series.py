@@ -128,7 +128,7 @@ class TimeSeries:
 
     def tail(self, count: int, rank: int = 0) -> list[tuple[float, float]]:
         """The newest seconds and the mean of their readings, oldest first."""
-        return self._of(rank).tail(count)
+        return self._chosen(rank)[0].tail(count)
 
     def mean(self, since: float, until: float, rank: int | None = None) -> float | None:
         """Mean of the readings between two times (Unix seconds, both included); None if there were none."""
@@ -136,7 +136,9 @@ class TimeSeries:
         return sum(means) / len(means) if means else None
 
     def _chosen(self, rank: int | None) -> list[_Readings]:
-        return [self._of(rank)] if rank is not None else list(self._of_rank.values()) or [self._of(0)]
+        """Asking for a rank that sent nothing makes none of it."""
+        found = list(self._of_rank.values()) if rank is None else [self._of_rank.get(rank)]
+        return [one for one in found if one is not None] or [_Readings(self.keep)]
 
     def snapshot(self) -> list[Any]:
         return [[rank, readings.snapshot()] for rank, readings in self._of_rank.items()]

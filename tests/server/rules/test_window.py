@@ -269,3 +269,10 @@ def test_readings_that_are_kept_apart_can_be_read_together() -> None:
     together = series.seconds()
     assert (together.second.tolist(), together.total.tolist()) == ([10.0, 11.0], [6.0, 8.0])
     assert (together.count.tolist(), together.stepping.tolist()) == ([2.0, 2.0], [True, False])
+
+
+def test_asking_for_the_readings_of_a_rank_that_sent_none_makes_no_rank_of_it() -> None:
+    series = TimeSeries(8, apart=True)
+    assert (series.newest(5), series.tail(4, 5), series.mean(0.0, 1.0, 5), series.newest()) == (None, [], None, None)
+    series.take(2, [10.0], [1.0], [True])
+    assert (series.newest(5), series.ranks) == (None, [2])
