@@ -51,7 +51,7 @@ class StepTimeTail(Rule):
     place = Place(Question.IS_IT_FAST, 20)
     reads = (Series("step_time_s", merge="median", judged=True), *step_shares.READS[1:])
     charts = ("step_time_s",)
-    life = Life(clear_steps=100, restated=True)
+    life = Life(clear_steps=1, restated=True)
     english = Words(
         name="Single slow steps",
         meaning="Now and then a step takes far longer than the others, more often than at the beginning.",
@@ -141,7 +141,8 @@ class StepTimeTail(Rule):
             rest -= counts[place]
             place -= 1
         beyond = sum(counts[place + math.ceil(_IN_OCTAVE * math.log2(self.tail_times)) :])
-        state["usual"] = 1000 * beyond / self.baseline_steps
+        # That few were counted says little of how many there are.
+        state["usual"] = 1000 * (beyond + 2 * math.sqrt(beyond)) / self.baseline_steps
         state["limit"], state["counts"] = self.tail_times * 2 ** (place / _IN_OCTAVE), []
 
     def _count(self, window: Window, state: dict[str, Any], step: int, times: float, value: float) -> bool:

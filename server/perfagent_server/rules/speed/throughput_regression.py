@@ -21,7 +21,7 @@ __all__ = ["ThroughputRegression"]
 
 _RATES = ("tokens_per_s", "samples_per_s", "flops_per_s")
 _TYPICAL_STEPS = 32  # over which phases and rates are noted
-_NOTED_EVERY, _MOST_NOTES = 25, 5  # groups of steps between two notes; how many are kept
+_NOTED_EVERY, _MOST_NOTES = 25, 4  # groups of steps between two notes; how many are kept
 _BEFORE_S, _READINGS_S = 30.0, 10.0
 """Seconds before the jump that the load of the cores is compared with; for how long a reading of after it is awaited."""
 _FULL, _HALF_FULL = 0.8, 0.5
