@@ -22,6 +22,7 @@ from perfagent_server.rules.rule import Life
 
 __all__ = ["Change", "Machine", "worse"]
 
+_ENOUGH_JUDGED = 10
 _REWRITE_S = 60.0  # a row whose figures move a little at every step is written no more often
 
 
@@ -102,8 +103,9 @@ class Machine:
         return None if self.absorbed else self._change("resolve", step, now, why)
 
     def held(self) -> Finding | None:
-        """The finding of a rule that was firing when the run ended, or held in at least half of the steps it judged."""
-        is_held = self.open_at_end or (self.judged and 2 * self.hits >= self.judged)
+        """The finding of a rule that was firing when the run ended, or held in at least half of the steps it judged. Of a
+        few judgements, as of a silence that began and was over, half say nothing of the run."""
+        is_held = self.open_at_end or (self.judged >= _ENOUGH_JUDGED and 2 * self.hits >= self.judged)
         return self.finding if is_held else None
 
     def _miss(self, life: Life, step: int, now: float) -> Change | None:
