@@ -189,9 +189,10 @@ class Machine:
             return False
         known.ranks = ranks
         if found.since_step == known.since_step or found.evidence.get("step", -1) == known.evidence.get("step"):
-            known.message = _with_its_cause(found.message, known)  # names the ranks
+            known.message, known.title = _with_its_cause(found.message, known), found.title  # name the ranks
         if worse(found.severity, known.severity):
-            known.severity, known.message, known.gain_pct = found.severity, found.message, found.gain_pct
+            known.severity, known.gain_pct = found.severity, found.gain_pct
+            known.message, known.title = found.message, found.title
             known.evidence = {**found.evidence}
         return True
 
