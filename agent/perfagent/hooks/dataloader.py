@@ -127,6 +127,7 @@ def _got(p: Progress, loader: int, batch: Any, began: int, iterator: Any = None)
         shorten(p.trace)
 
 
+@untraced
 def contents_of(p: Progress) -> Contents:
     """Returns what looks into the batches of the run."""
     if p.contents is None:

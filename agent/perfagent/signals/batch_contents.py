@@ -171,6 +171,7 @@ class Contents:
             self._rest = sys.maxsize
             failed(_NAME, error)
 
+    @untraced
     def look_at_call(self, inputs: Any) -> None:
         """The model is called for training with these inputs, and nothing was fetched before: where there is no loader,
         they are the batch, of no epoch."""
