@@ -67,7 +67,7 @@ def test_a_low_level_is_a_remark_from_the_start_and_is_over_when_it_rises() -> N
     changes, evaluator = train(lambda _: 0.08, range(1, 200))
     [change] = fired(changes)
     assert change.finding.severity == "info"
-    assert change.finding.title == "MFU is 8 %: the devices could do 12 times the arithmetic"
+    assert change.finding.title == "MFU is 8.01 %: the devices could do 12 times the arithmetic"
     changes, _ = train(lambda _: 0.45, range(200, 1200), evaluator=evaluator)
     assert "resolve" in [change.kind for change in changes]
 
