@@ -116,6 +116,7 @@ class Run:
         self._look_source: Source | None = None
         self._investigator = self._progress.investigator = Investigator(self._progress, self._sender, self._known_model)
         self._progress.reader.investigator = self._investigator
+        self._progress.health.on_nonfinite = self._investigator.gradients_bad
         self._sender.reader, self._sender.progress = self._progress.reader, self._progress
         self._progress.off = self._sender.disabled
         self._watching = Watching(self._progress, self._investigator.add)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import ServerProcess, job_environment, until, web
+from builders import ServerProcess, job_environment, server_process, until, web
 from e2e.launching import JOBS
 
 
@@ -111,6 +112,36 @@ def test_stacks_of_a_hang_show_every_rank_and_which_one_is_elsewhere(server: Ser
         )
         assert age["value"] >= 5
     server.wait_for_state("job", "finished", within_s=60)
+
+
+@pytest.mark.timeout(120)
+def test_a_rank_that_does_not_join_is_named_with_its_line_and_the_collective(tmp_path: Path) -> None:
+    data = tmp_path / "server" / "server-data"
+    data.mkdir(parents=True)
+    (data / "rules.toml").write_text("[hang]\nfor_s = 6.0\n")
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOBS / "absent_rank.py"))
+
+    def named() -> dict[str, Any] | None:
+        found = server.find("/runs/job/verdict")
+        return found if found is not None and "absent" in found["evidence"] else None
+
+    with server_process(tmp_path / "server") as server, job(server, tmp_path, *launch):
+        until(lambda: steps(server, 11), within_s=60)
+        found = until(named, within_s=40, every_s=0.5, why="nobody was named")
+        assert (found["rule"], found["ranks"], found["cause"]) == ("hang", [1], "a rank stands apart")
+        assert re.search(
+            r"Rank 1 stands at absent_rank\.py:\d+ in wait_for_a_lock: time\.sleep\(0\.2\); "
+            r"rank 0 waits at absent_rank\.py:\d+ in <module>: dist\.all_reduce\(parameter\.grad\)",
+            found["message"],
+        ), found["message"]
+        assert re.search(r"Rank 1 did not join all_reduce number \d+ of process group 0", found["message"]), found[
+            "message"
+        ]
+        others = [one["rule"] for one in server.get("/runs/job/findings")["findings"] if one["severity"] != "info"]
+        assert others == ["hang", "rank_absent"]
+        alerts = [one for one in server.get("/runs/job/alerts")["alerts"] if one["severity"] != "info"]
+        assert [alert["rule"] for alert in alerts] == ["hang"], "one alert for one thing"
+        assert "did not join" in alerts[0]["message"]
 
 
 def perfagent(*words: str, server: ServerProcess, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -75,7 +75,12 @@ def read_alike(
     steps, begans, walls, rates, logged = map(stamps.fixed, range(5))
     losses = stamps.reals(layout.backward, 2)
     size, forward = _size(reader, stamps), _forward_ns(stamps)
-    if not steps or size is None or forward is None or not math.isfinite(sum(losses)):
+    if (
+        not steps
+        or size is None
+        or forward is None
+        or not (math.isfinite(sum(losses)) or _stay_bad(reader, steps, losses))
+    ):
         return None
     if any(more.get("grad/nonfinite") for _, more in rare):
         return None  # an investigation may begin with such a step
@@ -112,7 +117,9 @@ def _divided(reader: StepReader, block: Block, rare: _Rare) -> tuple[Block, list
     names, steps, times, monotonics, columns = block
     reader.delivers(interned(names), len(steps))
     investigator = reader.investigator
-    if investigator is not None:
+    if investigator is not None and _stay_bad(reader, steps, columns[0] if names[0] == "loss" else ()):
+        investigator.judged_bad(steps[-1])
+    elif investigator is not None:
         investigator.judged_sound(steps, names, partial(_newest, block, rare, investigator.history_steps))
     if not rare:
         return block, []
@@ -127,6 +134,13 @@ def _divided(reader: StepReader, block: Block, rare: _Rare) -> tuple[Block, list
             usual[at] = False
     kept = [[*compress(column, usual)] for column in (times, monotonics, *columns)]
     return Block(names, [*compress(steps, usual)], kept[0], kept[1], kept[2:]), rows
+
+
+def _stay_bad(reader: StepReader, steps: Sequence[int], losses: Sequence[float]) -> bool:
+    """Whether the loss is no number in all of these steps, and was looked into before them."""
+    if reader.investigator is None or not losses or not reader.investigator.stays_bad(steps[0]):
+        return False
+    return not any(map(math.isfinite, losses))
 
 
 def _newest(block: Block, rare: _Rare, most: int) -> list[tuple[int, Mapping[str, float]]]:

@@ -29,7 +29,7 @@ from perfagent.hooks.model_discovery import owned
 from perfagent.hooks.optimizer_step import finish_step, make_primary
 from perfagent.signals.sharding import zero_pieces
 from perfagent.step.state import Progress, now, state
-from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, Trace
+from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, Trace, begins_entry
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch
@@ -51,8 +51,10 @@ def install(framework: ModuleType, patch: Patch) -> None:
 
 
 class _Before(NamedTuple):
-    """How the engine stood when its step was called."""
+    """How the engine stood when its step was called. trace, at: that of the step in progress, and how many items it had."""
 
+    trace: Trace
+    at: int
     began: int
     event: Any
     steps: int
@@ -98,7 +100,7 @@ def _before(p: Progress, engine: Any) -> _Before | None:
     groups = optimizer.param_groups
     lr = groups[0].get("lr") if groups else None  # now: the engine moves its scheduler on inside the step
     event = None if p.clock is None else p.clock.mark()
-    before = _Before(now(), event, engine.global_steps, engine.skipped_steps, lr, _scale(engine))
+    before = _Before(p.trace, len(p.trace), now(), event, engine.global_steps, engine.skipped_steps, lr, _scale(engine))
     if p.completed >= p.measure_at and p.gradients is None and engine.is_gradient_accumulation_boundary():
         pieces = zero_pieces(optimizer)
         if pieces:
@@ -112,11 +114,13 @@ def _after(p: Progress, engine: Any, before: _Before) -> None:
         if before.event is not None and p.clock is not None:
             p.clock.release([before.event])
         return
+    # Before what it waited for inside (its clipping, the exchange of the new weights), which is not optimizer time.
+    at = before.at if p.trace is before.trace and begins_entry(p.trace, before.at) else len(p.trace)
+    p.trace[at:at] = before.began, before.event, OPTIMIZER
     optimizer = engine.optimizer
     if p.primary is None or p.primary() is getattr(engine, "basic_optimizer", None):
         _choose(p, engine)
     p.plain = False
-    p.trace.extend((before.began, before.event, OPTIMIZER))
     skipped = engine.skipped_steps > before.skipped
     norm = None if skipped else _taken(engine._global_grad_norm)
     if norm is not None:

@@ -192,11 +192,11 @@ def _weighted(p: Progress, tensor: Any, weights: Any) -> Root | None:
 
 
 def _suspect(p: Progress, tensor: Any) -> None:
-    """Has the gradients of this very step measured and the cause investigated, since the loss is NaN or infinite."""
-    p.measure_at = p.completed
-    p.unusual = True
-    if p.investigator is not None:
-        p.investigator.suspect(tensor)
+    """Has the gradients of this very step measured and the cause investigated, since the loss is NaN or infinite. Of a
+    loss that stays so only the first step: what follows is its consequence, and costs what any step does."""
+    if p.investigator is None or p.investigator.suspect(tensor):
+        p.measure_at = p.completed
+        p.unusual = True
 
 
 def _sum(p: Progress, tensors: Any) -> Root | None:

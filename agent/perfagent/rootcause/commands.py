@@ -7,11 +7,13 @@ what is written here: it carries numbers and words, never code.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from perfagent.rootcause.profile import MOST_STEPS, Profile
+from perfagent.step.state import now
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
@@ -20,6 +22,10 @@ __all__ = ["KINDS", "Commands"]
 
 KINDS = ("flush", "profile", "sampling", "stacks")
 _REMEMBERED = 256
+_STANDS_S = 5.0
+"""So long no step has ended when it is looked which collectives were called."""
+_LATER_S = 1.0
+"""The stacks are on their way by then: should the recorder of collectives not answer, they are known all the same."""
 
 
 class Commands:
@@ -29,6 +35,7 @@ class Commands:
         self._investigator = investigator
         self._seen: deque[str] = deque(maxlen=_REMEMBERED)
         self._profile: Profile | None = None
+        self._collectives: tuple[float, str] | None = None  # when they are looked at, and for which command
 
     def obey(self, command: Mapping[str, Any]) -> None:
         """Carries out one command, or says why not."""
@@ -52,7 +59,9 @@ class Commands:
             self._answer(identity, kind, "refused", f"this agent knows {', '.join(KINDS)}, not {kind[:40]!r}")
 
     def poll(self) -> None:
-        """Every tick: a profile that is under way."""
+        """Every tick: a profile that is under way, and collectives that are to be told."""
+        if self._collectives is not None and time.monotonic() >= self._collectives[0]:
+            self._tell_collectives(self._collectives[1])
         if self._profile is not None:
             self._profile.poll()
             self._tell_if_done()
@@ -82,6 +91,18 @@ class Commands:
             data["why"] = parameters["why"]
         self._investigator.sender.event("stacks", data, step=p.in_progress())
         self._answer(identity, "stacks", "done")
+        if p.step_end and now() - p.step_end >= 1e9 * _STANDS_S:
+            self._collectives = time.monotonic() + _LATER_S, identity
+
+    def _tell_collectives(self, identity: str) -> None:
+        from perfagent.rootcause.collectives import last_collectives
+
+        self._collectives = None
+        p = self._investigator.progress
+        found = last_collectives()
+        if found:
+            data = {"command": identity, "step": p.completed, **found}
+            self._investigator.sender.event("collectives", data, step=p.in_progress())
 
     def _start_profile(self, identity: str, parameters: Mapping[str, Any]) -> None:
         steps = parameters.get("steps", 5)

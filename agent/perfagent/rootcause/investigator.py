@@ -43,6 +43,8 @@ exactly."""
 PAUSE_S = 5.0
 """So long after a look was begun, what is logged is of the same event."""
 _LAST_ROWS = 64
+_BAD_STEPS = 8
+"""So many steps with gradients that are no numbers are remembered by name."""
 _AGE = ("step_age_s",)
 _KEPT = ("loss", "grad/norm", "grad/nonfinite", "lr", "amp/scale", "amp/skipped", "step_time_s")
 _NUMBERS = (4, 5)
@@ -68,8 +70,10 @@ class Investigator:
     def __init__(self, progress: Progress, sender: Sender, model: Callable[[], Any]) -> None:
         self.progress, self.sender, self.model = progress, sender, model
         self._recent: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=self.history_steps)
+        self._bad_gradients: deque[tuple[int, list[str]]] = deque(maxlen=_BAD_STEPS)
         # what came last; see judged_sound
         self._unfolded: Callable[[], list[tuple[int, Mapping[str, float]]]] | None = None
+        self.judged_upto = -1  # the newest step whose row was read
         self.set_sample_period: Callable[[float], None] | None = None
         self._ooms = 0  # allocations that failed
         self._incoming: deque[Task] = deque()
@@ -87,17 +91,21 @@ class Investigator:
 
     # ---- on the training thread
 
-    def suspect(self, tensor: Any) -> None:
-        """Backward is about to start from a value on the CPU that is NaN or infinite."""
-        if self._watchful and self._inquiry is None and self._inquiries < MOST_INQUIRIES:
+    def suspect(self, tensor: Any) -> bool:
+        """Backward is about to start from a value on the CPU that is NaN or infinite. Returns whether that is news: the
+        first such step since a good one."""
+        if not self._watchful:
+            return False
+        self._bad_step = self.progress.completed + 1  # first: the other thread judges older, sound steps meanwhile
+        self._watchful = False
+        if self._inquiry is None and self._inquiries < MOST_INQUIRIES:
             self._suspect(tensor)
+        return True
 
     @contained
     def _suspect(self, tensor: Any) -> None:
         from perfagent.rootcause.nonfinite import Inquiry
 
-        self._bad_step = self.progress.completed + 1  # first: the other thread judges older, sound steps meanwhile
-        self._watchful = False
         inquiry = Inquiry(self, self._bad_step)
         inquiry.before_backward(tensor)
         self._open(inquiry)
@@ -185,6 +193,7 @@ class Investigator:
         """The values of a completed step, those of a device included, in the order of steps."""
         self._fold()
         self._recent.append((step, values))
+        self.judged_upto = step
         loss = values.get("loss", 0.0)
         if loss - loss == 0.0 and not values.get("grad/nonfinite"):
             if "loss" in values and not self._watchful and step > self._bad_step:  # rows come later than their steps
@@ -218,7 +227,26 @@ class Investigator:
         if len(steps) < self.history_steps:
             self._fold()
         self._unfolded = newest
+        self.judged_upto = steps[-1]
         self._watchful = self._watchful or ("loss" in names and steps[-1] > self._bad_step)
+
+    def stays_bad(self, first: int) -> bool:
+        """Whether losses from this step on that are no numbers are the consequence of one that is known."""
+        return not self._watchful and first > self._bad_step
+
+    def judged_bad(self, last: int) -> None:
+        """The same for many steps up to this one, whose losses all stay bad."""
+        self.judged_upto = last
+
+    def gradients_bad(self, step: int, names: list[str]) -> None:
+        """The parameters whose gradient held NaN or infinity in a step that the optimizer took. Those of the steps after
+        one that is looked into are its consequence."""
+        if self._watchful or step <= self._bad_step:
+            self._bad_gradients.append((step, names))
+
+    def bad_gradients(self, step: int) -> list[str]:
+        """The same of that step; empty where none was, or they were not measured. Any thread."""
+        return next((names for at, names in [*self._bad_gradients] if at == step), [])
 
     def _fold(self) -> None:
         newest = self._unfolded

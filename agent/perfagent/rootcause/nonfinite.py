@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ from perfagent.rootcause.containment import contained
 from perfagent.rootcause.evidence import Evidence
 from perfagent.rootcause.graph import COMPILED, first_bad_operator, leaves_of
 from perfagent.rootcause.modules import OutputChecks, is_closed, walk
+from perfagent.rootcause.onset import onset
+from perfagent.rootcause.onset import sentence as onset_sentence
 from perfagent.signals.sharding import local as local_part
 from perfagent.signals.tensor_storage import is_lazy, made_of, numbers_in
 from perfagent.stack_variables import variables_of
@@ -39,9 +41,12 @@ PATIENCE_S = 20.0
 MOST_AT_END = 2**28
 """Numbers of parameters on the CPU that are looked at when the run ends: 0.1 s or so."""
 WAIT_AT_END_S = 0.25
+MOST_LOOKS = 3
+"""Ticks of the sender's thread for which the row of the bad step is waited for."""
 SHOWN = 16
 MOST_FRAMES = 20
 _ITSELF = "(the model itself)"
+_AVERAGES = ("exp_avg", "momentum_buffer")
 _BACK = "If the run still trains, its weights are damaged: stop it and go back to the last checkpoint before this step."
 _FIXES = {
     "batch": "Look at the samples of that batch (its fingerprint and range are in the evidence) and at what reads and transforms "
@@ -65,6 +70,7 @@ class Inquiry:
         self._progress = investigator.progress
         self._since = time.monotonic()
         self._before: _Nonfinite | None = None
+        self._moments: _Nonfinite | None = None
         self._after: _Nonfinite | None = None
         self._gradients: _Nonfinite | None = None
         self._operator: dict[str, Any] | None = None
@@ -72,7 +78,7 @@ class Inquiry:
         self._dtype = ""
         self._checks: OutputChecks | None = None
         self._rounds: list[OutputChecks] = []
-        self._steps_looked_at = self._steps_after = 0
+        self._steps_looked_at = self._steps_after = self._looks_for_rows = 0
         self._seen_after = step
         self._done = self._told = False
         self._names: dict[int, str] = {}
@@ -89,6 +95,8 @@ class Inquiry:
         self._rate = self._learning_rate()
         named = self._parameters()
         self._before = _Nonfinite(named, leaves_of(loss))
+        if self._before.ready() and self._before.shown()["nonfinite"]:
+            self._moments = _Nonfinite(self._averages(named))
         entries = entries_of(self._progress.trace)
         samples = next((entry[4][0] for entry in entries if len(entry) > 4 and isinstance(entry[4], tuple)), None)
         where, found = in_callers(samples, frame or sys._getframe(1))
@@ -178,6 +186,22 @@ class Inquiry:
             self._names.setdefault(id(p), name)  # shared weights go by their first name
         return [(name, p) for name, p in named if self._names[id(p)] == name]
 
+    def _averages(self, named: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        """What the optimizer keeps of the gradients of each parameter, by the parameter's name: a gradient that was no
+        number stays in it."""
+        primary = self._progress.primary() if self._progress.primary is not None else None
+        state = getattr(primary, "state", None)
+        if not isinstance(state, Mapping):
+            return []
+        kept = ((name, state.get(p)) for name, p in named)
+        return [
+            (name, own[key])
+            for name, own in kept
+            if isinstance(own, Mapping)
+            for key in _AVERAGES
+            if isinstance(own.get(key), sys.modules["torch"].Tensor)
+        ]
+
     def _buffers(self) -> dict[int, str]:
         model = self._investigator.model()
         return {
@@ -204,18 +228,28 @@ class Inquiry:
         late = time.monotonic() - self._since > PATIENCE_S
         parts = [
             part
-            for part in (self._before, self._after, self._gradients, self._batch, *self._rounds)
+            for part in (self._before, self._moments, self._after, self._gradients, self._batch, *self._rounds)
             if part is not None
         ]
-        if (self._done and all(part.ready() for part in parts)) or late:
+        if (self._done and all(part.ready() for part in parts) and self._rows_are_read()) or late:
             self._tell()
             return True
         return False
+
+    def _rows_are_read(self) -> bool:
+        """Whether the row of the bad step, and with it those before, has been read: they say when it began. Fast steps
+        are over before the sender's thread drains the first of them."""
+        if self._investigator.judged_upto < self.step:
+            self._investigator.read_rows()
+        self._looks_for_rows += 1
+        return self._investigator.judged_upto >= self.step or self._looks_for_rows > MOST_LOOKS
 
     def _tell(self) -> None:
         self._told = True
         evidence = self._evidence()
         message = _sentence(evidence)
+        if "began" in evidence:
+            message = f"{message} {onset_sentence(evidence['began'], evidence)}".rstrip()
         data = {
             "rule": "nonfinite_loss", "explains": self._explains, "severity": "critical", "message": message,
             "since_step": self.step, "evidence": Evidence(evidence, self._when_sent), "fix": self._fix(evidence),
@@ -259,6 +293,7 @@ class Inquiry:
             found["loss_dtype"] = self._dtype
         for part, shown in (
             (self._before, "parameters_before"), (self._after, "parameters_after"), (self._gradients, "gradients"),
+            (self._moments or None, "optimizer_state"),
         ):  # fmt: skip
             if part is not None and part.ready():
                 found[shown] = part.shown()
@@ -282,7 +317,24 @@ class Inquiry:
         if self._batch is not None and self._batch.ready():
             found["batch"] = self._batch.result()
         found |= _culprit(found, self._classes)
-        return found
+        return found | self._when_it_began(found)
+
+    def _when_it_began(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Between which steps it began; and where the gradients of that step were measured, which of them were bad: what
+        later steps show of parameters and modules is their consequence."""
+        history = self._investigator.history() if self.history is None else self.history
+        first_step = self._investigator.sender.identity.start_step or 1
+        began = onset(found, history, first_step=first_step, watched=self._before is not None)
+        if began is None:
+            return {}
+        more: dict[str, Any] = {"began": began}
+        names = self._investigator.bad_gradients(began["first"]) if began.get("by") == "gradient" else []
+        if names and began["first"] == began["last"]:
+            looked = self._before if self._after is None else self._after
+            bad = _in_order(names, looked.trained if looked is not None else [])
+            more["gradients_began"] = {"step": began["first"], **bad}
+            more |= _of_gradients(bad, self._classes)
+        return more
 
 
 class _Nonfinite:
@@ -297,7 +349,7 @@ class _Nonfinite:
         groups: dict[tuple[Any, Any], list[tuple[str, Any]]] = {}
         self.count = 0
         self._order: list[str] = []
-        self._trained: list[str] = []
+        self.trained: list[str] = []
         for name, tensor in named:
             parts = [*_counted(tensor)]
             for part in parts:
@@ -306,7 +358,7 @@ class _Nonfinite:
                 self.count += 1
                 self._order.append(name)
                 if tensor.requires_grad and (used is None or id(tensor) in used):
-                    self._trained.append(name)
+                    self.trained.append(name)
         self._readings: list[tuple[list[tuple[str, Any]], Reading]] = []
         with torch.no_grad():
             for same in groups.values():
@@ -348,6 +400,10 @@ class _Nonfinite:
         places = {name: place for place, name in enumerate(self._order)}  # they were read by device and type
         self._bad.sort(key=lambda entry: places[entry["name"]])
 
+    def __bool__(self) -> bool:
+        """Whether there was anything to look at."""
+        return bool(self.count)
+
     def shown(self) -> dict[str, Any]:
         """{"of", "nonfinite", "first": [...], "last", "spread"?, "good_from"?}; once ready. spread: all that are
         trained are bad, and more than one."""
@@ -357,7 +413,7 @@ class _Nonfinite:
         last = self._bad[-1]["name"] if self._bad else None
         found = {"of": self.count, "nonfinite": len(self._bad), "first": self._bad[:SHOWN], "last": last}
         names = [entry["name"] for entry in self._bad]
-        if len(names) > 1 and self._trained and set(self._trained) <= set(names):
+        if len(names) > 1 and self.trained and set(self.trained) <= set(names):
             found["spread"] = True
         good_from = self._good_from(names)
         return found | ({"good_from": good_from} if good_from is not None else {})
@@ -366,8 +422,8 @@ class _Nonfinite:
         """The first good one of those that are trained, where all before it are bad, more than one, and all after it
         good: so it is when a gradient becomes NaN on its way back. In the order of the model, which mostly is that of
         its forward pass."""
-        after = self._trained[len(bad) : len(bad) + 1]
-        return after[0] if after and len(bad) > 1 and bad == self._trained[: len(bad)] else None
+        after = self.trained[len(bad) : len(bad) + 1]
+        return after[0] if after and len(bad) > 1 and bad == self.trained[: len(bad)] else None
 
 
 def _counted(tensor: Any) -> Iterator[Any]:
@@ -496,6 +552,28 @@ def _of_parameters(bad: dict[str, Any], classes: dict[str, str], *, backward: bo
     return _named(_owner(name), classes, parameter=name, cause="parameter")
 
 
+def _in_order(names: Sequence[str], model: Sequence[str]) -> dict[str, Any]:
+    """Gradients that were bad in one step, as `_Nonfinite.shown` tells them. model: the parameters that have
+    gradients, in their order."""
+    places = {name: place for place, name in enumerate(model)}
+    bad = sorted(names, key=lambda name: places.get(name, len(places)))
+    found = {
+        "of": len(model),
+        "nonfinite": len(bad),
+        "first": [{"name": name} for name in bad[:SHOWN]],
+        "last": bad[-1],
+    }
+    follows = [*model[len(bad) : len(bad) + 1]]
+    return found | ({"good_from": follows[0]} if len(bad) > 1 and follows and bad == [*model[: len(bad)]] else {})
+
+
+def _of_gradients(bad: dict[str, Any], classes: dict[str, str]) -> dict[str, Any]:
+    """The culprit, by the gradients of the step in which it began."""
+    if "good_from" in bad:
+        return _of_parameters(bad, classes, backward=True)
+    return _named(_owner(bad["last"]), classes, parameter=bad["last"], cause="gradient")
+
+
 def _in_batch(found: dict[str, Any], batches: Iterable[str], *, below: bool = False) -> dict[str, Any] | None:
     """A tensor of a batch that holds NaN or +inf; below: or nothing worse than -inf, which is what masks hold."""
     for batch in batches:
@@ -523,7 +601,8 @@ def _sentence(found: dict[str, Any]) -> str:
         where = f"lies between {module!r}{kind} and {after!r}" if after != module else f"follows {found['parameter']!r}"
         last, good = found["parameter"], found["good_from"]
         order = f"in the model's order, parameters up to {last!r} are non-finite, those from {good!r} on are good"
-        return f"The gradients came back non-finite from what {where}: {order}."
+        when = f"In step {found['gradients_began']['step']} the" if "gradients_began" in found else "The"
+        return f"{when} gradients came back non-finite from what {where}: {order}."
     if cause == "batch":
         return f"The batch of step {found['batch_step']} itself holds non-finite values, in {found['batch_tensor']!r}."
     if cause == "buffer":
@@ -543,11 +622,23 @@ def _sentence(found: dict[str, Any]) -> str:
         return f"{said}."
     if cause == "spread":
         return f"After step {found['looked_after_step']} {_every(found['parameters_after'])} was non-finite."
+    if cause == "gradient" and "gradients_began" in found:
+        return _sentence_of_gradients(found["gradients_began"], step, module, kind)
     if cause == "gradient":
         bad, of = found["gradients"]["nonfinite"], found["gradients"]["of"]
         nearest = f"nearest to the loss is that of {found['parameter']!r}"
         return f"In step {step} {bad} of {of} gradients were non-finite; {nearest}. Parameters stayed finite."
     return _sentence_of_nothing(found, step)
+
+
+def _sentence_of_gradients(bad: dict[str, Any], step: int, module: str, kind: str) -> str:
+    """Of a step whose loss was finite. step: the one that was looked into."""
+    when = f"It began in step {bad['step']}: there" if bad["step"] != step else f"In step {step}"
+    if bad["nonfinite"] == 1:
+        whose = f"{bad['last']!r} of module {module!r}{kind}"
+        return f"{when} the gradient of {whose}, and no other, was non-finite, though the loss was finite."
+    nearest = f"the one nearest to the loss is that of {bad['last']!r}"
+    return f"{when} {bad['nonfinite']} of {bad['of']} gradients were non-finite, though the loss was finite; {nearest}."
 
 
 def _every(bad: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ class ControlGroup(NamedTuple):
     limit_bytes: int | None
     """Smallest memory limit on the way to the root; None when there is none."""
     inactive: Path | None
-    """memory.stat: the page cache that would be given up before anyone is killed is not counted as used."""
+    """memory.stat: the page cache, which is given up before anyone is killed, is not counted as used."""
     events: Path | None
     """Where the kernel counts its OOM kills: memory.events (2), or memory.oom_control (1), which does not count for the
     groups in its own and is that of the innermost."""
@@ -227,9 +227,9 @@ def _count(text: bytes | None, name: bytes) -> int | None:
 
 
 def _reclaimable(text: bytes | None) -> int:
-    """Page cache that would be given up; version 1 counts the group alone as well, which leaves out the groups in
-    it."""
-    return _count(text, b"total_inactive_file") or _count(text, b"inactive_file") or 0
+    """Page cache that would be given up, as MemAvailable of the host counts it: a file that is read again and again is
+    active, and no less cache. Version 1 counts the group alone as well, which leaves out the groups in it."""
+    return sum(_count(text, b"total_" + kind) or _count(text, kind) or 0 for kind in (b"inactive_file", b"active_file"))
 
 
 def _text(path: Path | None) -> bytes | None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-__all__ = ["CpuTime", "Disks", "HostCounters", "Links", "Memory", "ProcessCounters", "WorkerCounters", "of_system"]
+__all__ = [
+    "CpuTime", "Disks", "HostCounters", "Links", "Memory", "ProcessCounters", "Resident", "WorkerCounters", "of_system",
+]  # fmt: skip
 
 
 class CpuTime(NamedTuple):
@@ -42,6 +44,14 @@ class Links(NamedTuple):
     sent: int
 
 
+class Resident(NamedTuple):
+    """Bytes of a process that are in memory. of_files: those of them that are pages of mapped files, which the system
+    takes back when memory is short; None where that is not told."""
+
+    total: int
+    of_files: int | None
+
+
 class HostCounters(Protocol):
     def cpu(self) -> CpuTime | None: ...
     def memory(self) -> Memory | None: ...
@@ -53,7 +63,7 @@ class HostCounters(Protocol):
 class ProcessCounters(Protocol):
     """Of this process."""
 
-    def rss(self) -> int | None: ...
+    def resident(self) -> Resident | None: ...
     def threads(self) -> int | None: ...
 
     def disk(self) -> tuple[int, int] | None:
@@ -65,8 +75,8 @@ class ProcessCounters(Protocol):
 class WorkerCounters(Protocol):
     """Of processes that this one started."""
 
-    def of(self, pid: int) -> tuple[float, int] | None:
-        """CPU seconds and resident bytes; None for a process that has ended."""
+    def of(self, pid: int) -> tuple[float, Resident] | None:
+        """CPU seconds and memory; None for a process that has ended."""
 
     def keep(self, pids: set[int]) -> None:
         """Forgets every process but these."""

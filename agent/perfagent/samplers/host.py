@@ -2,7 +2,7 @@
 
 Rates are differences of counters, so the first reading has none. What cannot be read is absent, never 0. Each part is
 read as rarely as its cost demands: /proc/stat alone takes milliseconds on a host with hundreds of cores. Measured with
-/proc (2 cores, shared): 58 µs of CPU a second, 98 µs when everything is due; docs/architecture.md has the table.
+/proc (2 cores, shared): 66 µs of CPU a second, 106 µs when everything is due; docs/architecture.md has the table.
 """
 
 from __future__ import annotations

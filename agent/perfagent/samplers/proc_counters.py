@@ -9,7 +9,7 @@ import re
 import time
 from pathlib import Path
 
-from perfagent.samplers.counters import CpuTime, Disks, Links, Memory
+from perfagent.samplers.counters import CpuTime, Disks, Links, Memory, Resident
 from perfagent.samplers.kernel_file import KernelFile
 
 __all__ = ["ProcHost", "ProcProcess", "ProcWorkers"]
@@ -26,6 +26,7 @@ _NOT_A_LINK = (
 partition of InfiniBand (ib0.8001), whose bytes are counted nowhere else."""
 _NAME = rb"(?!" + _NOT_A_LINK + rb")(?:ib[^ :]*|[^ :.]+)"
 _LINK = re.compile(rb"^ *(" + _NAME + rb"): *(\d+)" + rb" +\d+" * 7 + rb" +(\d+)", re.MULTILINE)
+_RESIDENT = re.compile(rb"VmRSS:\s*(\d+) kB.*RssFile:\s*(\d+) kB", re.DOTALL)
 _MEMORY = re.compile(rb"MemTotal: *(\d+) kB.*MemAvailable: *(\d+) kB", re.DOTALL)
 
 
@@ -81,15 +82,19 @@ class ProcProcess:
     """Counters of this process."""
 
     def __init__(self, proc: Path = Path("/proc/self")) -> None:
-        self._statm, self._status = KernelFile(proc / "statm", 128), KernelFile(proc / "stat", 1024)
-        self._io = KernelFile(proc / "io")
+        self._statm, self._stat = KernelFile(proc / "statm", 128), KernelFile(proc / "stat", 1024)
+        self._status, self._io = KernelFile(proc / "status"), KernelFile(proc / "io")
 
-    def rss(self) -> int | None:
+    def resident(self) -> Resident | None:
+        """From status, 10 µs: statm (2 µs) does not tell files from shared memory, in which batches may be kept."""
+        found = _RESIDENT.search(self._status.read() or b"")
+        if found is not None:
+            return Resident(1024 * int(found[1]), 1024 * int(found[2]))
         text = self._statm.read()
-        return None if text is None else int(text.split()[1]) * _PAGE
+        return None if text is None else Resident(int(text.split()[1]) * _PAGE, None)
 
     def threads(self) -> int | None:
-        text = self._status.read()
+        text = self._stat.read()
         return None if text is None else int(text.rpartition(b")")[2].split()[17])
 
     def disk(self) -> tuple[int, int] | None:
@@ -102,7 +107,7 @@ class ProcProcess:
         return read, written
 
     def close(self) -> None:
-        for file in (self._statm, self._status, self._io):
+        for file in (self._statm, self._stat, self._status, self._io):
             file.close()
 
 
@@ -114,19 +119,21 @@ class ProcWorkers:
         self._proc = proc
         self._files: dict[int, KernelFile] = {}
 
-    def of(self, pid: int) -> tuple[float, int] | None:
+    def of(self, pid: int) -> tuple[float, Resident] | None:
         file = self._files.get(pid)
         if file is None:
             file = self._files[pid] = KernelFile(self._proc / str(pid) / "statm", 128)
         text = file.read()
         if text is None:
             return None
-        resident = int(text.split()[1])
+        resident, of_files = (int(pages) for pages in text.split()[1:3])  # a worker's batches leave its shared memory
         try:
             cpu = time.clock_gettime((~pid << 3) | 2)  # the process's clock, as clock_getcpuclockid(3) numbers it
         except OSError:
             return None
-        return (cpu, resident * _PAGE) if resident else None  # a zombie holds no memory
+        if not resident:  # a zombie holds no memory
+            return None
+        return cpu, Resident(resident * _PAGE, of_files * _PAGE)
 
     def keep(self, pids: set[int]) -> None:
         for gone in self._files.keys() - pids:

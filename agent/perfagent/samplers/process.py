@@ -50,9 +50,14 @@ class ProcessReader:
         return values
 
     def memory(self) -> dict[str, float]:
-        """`process/rss_bytes` alone, at once."""
-        resident = self._counters.rss()
-        return {} if resident is None else {"process/rss_bytes": resident}
+        """`process/rss_bytes` and `process/rss_file_bytes` alone, at once."""
+        found = self._counters.resident()
+        if found is None:
+            return {}
+        values: dict[str, float] = {"process/rss_bytes": found.total}
+        if found.of_files is not None:
+            values["process/rss_file_bytes"] = found.of_files
+        return values
 
     def close(self) -> None:
         self._counters.close()
@@ -87,13 +92,15 @@ class WorkerReader:
         if not self._seen:
             return {}
         alive, share, rss = 0, 0.0, 0
+        of_files: int | None = 0
         measured: dict[int, tuple[float, float]] = {}
         for pid in pids:
             found = self._counters.of(pid)
             if found is None:
                 continue
             cpu, resident = found
-            alive, rss = alive + 1, rss + resident
+            alive, rss = alive + 1, rss + resident.total
+            of_files = None if of_files is None or resident.of_files is None else of_files + resident.of_files
             measured[pid] = now, cpu
             before = self._cpu.get(pid)
             if before is not None and now > before[0]:
@@ -104,6 +111,8 @@ class WorkerReader:
         values: dict[str, float] = {"process/workers": alive}
         if alive:
             values["process/workers_rss_bytes"] = rss
+            if of_files is not None:
+                values["process/workers_rss_file_bytes"] = of_files
             if known:
                 values["process/workers_cpu_pct"] = share
         return values

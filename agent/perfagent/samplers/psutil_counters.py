@@ -11,7 +11,7 @@ import re
 
 import psutil
 
-from perfagent.samplers.counters import CpuTime, Disks, Links, Memory
+from perfagent.samplers.counters import CpuTime, Disks, Links, Memory, Resident
 
 __all__ = ["PsutilHost", "PsutilProcess", "PsutilWorkers"]
 
@@ -66,9 +66,9 @@ class PsutilProcess:
     def __init__(self) -> None:
         self._process: psutil.Process | None = psutil.Process()
 
-    def rss(self) -> int | None:
+    def resident(self) -> Resident | None:
         try:
-            return int(self._process.memory_info().rss) if self._process is not None else None
+            return Resident(int(self._process.memory_info().rss), None) if self._process is not None else None
         except (psutil.Error, OSError):
             return None
 
@@ -95,7 +95,7 @@ class PsutilWorkers:
     def __init__(self) -> None:
         self._processes: dict[int, psutil.Process] = {}
 
-    def of(self, pid: int) -> tuple[float, int] | None:
+    def of(self, pid: int) -> tuple[float, Resident] | None:
         try:
             process = self._processes.get(pid)
             if process is None:
@@ -103,7 +103,8 @@ class PsutilWorkers:
             cpu, resident = process.cpu_times(), process.memory_info().rss
         except (psutil.Error, OSError):
             return None
-        return (cpu.user + cpu.system, int(resident)) if resident else None  # a zombie holds no memory
+        # a zombie holds no memory
+        return (cpu.user + cpu.system, Resident(int(resident), None)) if resident else None
 
     def keep(self, pids: set[int]) -> None:
         for gone in self._processes.keys() - pids:

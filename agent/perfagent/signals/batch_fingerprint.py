@@ -8,7 +8,7 @@ fingerprint. Then two batches that differ have the same one only if they agree i
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import sys
 from typing import Any
 
@@ -19,17 +19,16 @@ __all__ = ["Fingerprint", "informative", "sampled"]
 _NUMBERS = 64
 _LEAST_INFORMATIVE = 12
 """Fewest such bytes, of all tensors together."""
-_Memory: Any = ctypes.c_char * sys.maxsize
-"""Of any tensor: one type for all sizes, since ctypes makes a class for each."""
 
 
 class Fingerprint:
     """Makes the fingerprints of batches that have these tensors, given with their places."""
 
-    __slots__ = ("_numbers", "_tensor", "paths")
+    __slots__ = ("_memory", "_numbers", "_tensor", "paths")
 
     def __init__(self, places: list[tuple[Path, Any]]) -> None:
         self._tensor: Any = sys.modules["torch"].Tensor
+        self._memory = _memory()
         self.paths = [path for path, _ in places]
         self._numbers = [(*_one(path), _begin(tensor), tensor.element_size()) for path, tensor in places]
 
@@ -43,7 +42,7 @@ class Fingerprint:
                 continue
             size = tensor.nbytes
             stride = (size // (_NUMBERS * width) | 1) * width  # an odd number: not the same column of each row
-            sample += _Memory.from_address(tensor.data_ptr())[begin:size:stride]
+            sample += self._memory.from_address(tensor.data_ptr())[begin:size:stride]
         if len(sample) - max(sample.count(0), sample.count(sample[:1])) < _LEAST_INFORMATIVE:
             return None
         return hash(sample)
@@ -55,13 +54,21 @@ def sampled(tensor: Any) -> bytes:
         return b""
     size, width = tensor.nbytes, tensor.element_size()
     stride = (size // (_NUMBERS * width) | 1) * width
-    numbers: bytes = _Memory.from_address(tensor.data_ptr())[_begin(tensor) : size : stride]
+    numbers: bytes = _memory().from_address(tensor.data_ptr())[_begin(tensor) : size : stride]
     return numbers
 
 
 def informative(sample: bytes) -> int:
     """Returns how many bytes of a sample are neither zero nor like the first one."""
     return len(sample) - max(sample.count(0), sample.count(sample[:1])) if sample else 0
+
+
+@functools.cache
+def _memory() -> Any:
+    """The memory of any tensor: one type for all sizes, since ctypes makes a class for each."""
+    import ctypes  # torch imported it long before
+
+    return ctypes.c_char * sys.maxsize
 
 
 def _begin(tensor: Any) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from perfagent.signals.batch_tensors import Path, Place, reached
 
-__all__ = ["TOKENS", "Counts", "count_zeros", "pad_id_of", "padding_of"]
+__all__ = ["TOKENS", "Counts", "count_zeros", "pad_id_of", "padding_of", "some_rows"]
 
 Counts = tuple[int, int]
 """Places of padding, and all places; of a large batch, of some rows."""
@@ -53,9 +53,14 @@ def padding_of(places: Sequence[Place], pad_id: int | None) -> Count | None:
     return None
 
 
+def some_rows(matrix: Any) -> Any:
+    """Returns the rows of a matrix in host memory; of a large one, some of them."""
+    return matrix[:: -(-matrix.numel() // _MOST_NUMBERS) or 1]
+
+
 def count_zeros(mask: Any) -> Counts:
     """Returns how many numbers of a matrix in host memory are zero, and of how many; of a large one, of some rows."""
-    rows = mask[:: -(-mask.numel() // _MOST_NUMBERS) or 1]
+    rows = some_rows(mask)
     return rows.numel() - int(sys.modules["torch"].count_nonzero(rows)), rows.numel()
 
 
@@ -101,7 +106,7 @@ def _of_mask_of_either_kind(path: Path) -> Count:
 
 def _of_token(path: Path, pad_id: int) -> Count:
     def count(batch: Any) -> Counts:
-        return count_zeros(reached(batch, path) != pad_id)
+        return count_zeros(some_rows(reached(batch, path)) != pad_id)
 
     return count
 

@@ -44,7 +44,7 @@ def _places(value: Any, name: str, position: int, path: Path) -> Iterator[Place]
     torch: Any = sys.modules["torch"]
     kind = type(value)
     if kind is torch.Tensor:
-        if value.is_cpu and value.layout is torch.strided and value.dim():
+        if value.is_cpu and not value.is_nested and value.layout is torch.strided and value.dim():
             yield Place(name, position, path, value)
         return
     if len(path) >= _DEEPEST:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from perfagent.signals.batch_padding import TOKENS, count_zeros
+from perfagent.signals.batch_padding import TOKENS, count_zeros, some_rows
 from perfagent.signals.batch_tensors import Path, Place, reached
 
 __all__ = ["LABELS", "BatchValues", "Summary"]
@@ -23,6 +23,7 @@ _LEAST_ROWS = 4
 """In smaller batches it is no wonder if all rows, or their classes, are alike."""
 _MOST_NUMBERS = 2**12
 """Most numbers of the input of which mean and spread are taken, and most of a row that is compared."""
+_MOST_ROWS = 2**10
 
 
 class Summary:
@@ -95,7 +96,7 @@ class BatchValues:
     def _look_at_labels(self, labels: Any, summary: Summary) -> None:
         torch: Any = sys.modules["torch"]
         if self._loss_mask is None:
-            counted, places = count_zeros(labels.reshape(len(labels), -1) == IGNORED)
+            counted, places = count_zeros(some_rows(labels.reshape(len(labels), -1)) == IGNORED)
             summary.ignored += places - counted
             summary.labels += places
         if labels.dim() == 1 and len(labels) >= _LEAST_ROWS:
@@ -118,11 +119,11 @@ def _look_at_input(values: Any, summary: Summary) -> None:
     if values.is_floating_point() and values.element_size() > 1:
         spread, mean = torch.std_mean(few.float(), correction=0)
         summary.mean, summary.spread = float(mean), float(spread)
-    rows = values if len(values) >= _LEAST_ROWS else flat.view(-1, 1)
+    rows = values.view(len(values), -1)[:, :_MOST_NUMBERS] if len(values) >= _LEAST_ROWS else flat.view(-1, 1)
     if len(rows) < _LEAST_ROWS or not torch.equal(rows[0], rows[-1]):
         return  # nearly every batch ends here
-    some = rows[:: len(rows) // _MOST_NUMBERS + 1]
-    summary.constant += bool(torch.equal(some, rows[:1].expand_as(some)))
+    some = rows[:: len(rows) // _MOST_ROWS + 1]
+    summary.constant += bool(torch.equal(some, some[:1].expand_as(some)))
 
 
 def _labels(places: Sequence[Place]) -> Place | None:

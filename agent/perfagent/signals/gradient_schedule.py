@@ -106,7 +106,8 @@ class Health:
         gradients = list(map(_gradient, parameters))
         begin = None if p.clock is None else p.clock.mark()
         p.gradients = found = norms(gradients, plan)
-        if found is not None and (self._suspects or _loss_is_bad(p)):
+        is_bad = found is not None and _is_news(p)
+        if found is not None and (self._suspects or is_bad):
             found.count_numbers(gradients, self._suspects or found.bad_on_host())
             self._suspects = []
         end = None if p.clock is None else p.clock.mark()
@@ -114,7 +115,7 @@ class Health:
         self._count(p, cost)
         if found is not None and begin is not None and end is not None:
             p.extras.append(_OnDevice(p, begin, end, cost))
-        if found is not None and not after and self._passes % self.deeper == 1 % self.deeper:
+        if found is not None and not after and not is_bad and self._passes % self.deeper == 1 % self.deeper:
             self._weights = Weights(parameters, plan)
             self._extra_ns = time.perf_counter_ns() - started - cost
         self._passes += 1
@@ -352,9 +353,11 @@ class Health:
             p.rows.append((*when, told))
         if not found.nonfinite:
             return
-        if not found.counts:  # not known in advance which parameters would be bad: count their numbers in the next step
+        # not known in advance which parameters would be bad: count their numbers in the next step, once
+        if not found.counts and not _stays_bad(p, when[0]):
             own = len(self._plan.ids) if self._plan is not None else 0  # those of other optimizers come after these
-            self._suspects = [place for place in found.nonfinite if place < own][:MOST_SUSPECTS]
+            suspects = [place for place in found.nonfinite if place < own][:MOST_SUSPECTS]
+            self._suspects = suspects if any(plan.names[place] not in self._told for place in suspects) else []
             if self._suspects:
                 p.measure_at = min(p.measure_at, p.completed)
         if self.on_nonfinite is not None:
@@ -393,7 +396,16 @@ def _interned(names: tuple[str, ...]) -> tuple[str, ...]:
     return _rows.setdefault(names, names)
 
 
-def _loss_is_bad(p: Progress) -> bool:
+def _stays_bad(p: Progress, step: int) -> bool:
+    """Whether what is no number in this step is the consequence of a step before, which was looked into."""
+    return p.investigator is not None and p.investigator.stays_bad(step)
+
+
+def _is_news(p: Progress) -> bool:
+    """Whether the loss is no number, and not for the same reason as before: only then are bad numbers counted, which
+    takes several times as long as a pass."""
+    if _stays_bad(p, p.completed + 1):
+        return False
     passes = (entry for entry in entries_of(p.trace) if entry[0] == BACKWARD)
     return any(isinstance(entry[3], float) and not math.isfinite(entry[3]) for entry in passes)
 

@@ -44,6 +44,7 @@ EVENT_KINDS = (
     "finding",
     "profile",
     "stacks",
+    "collectives",
     "gpu",
     "memory",
     "parameters",

@@ -440,6 +440,14 @@ _ROWS: tuple[Metric, ...] = (
         "lower",
         "max",
     ),
+    Metric(
+        "process/rss_file_bytes",
+        "Mapped files",
+        "B",
+        "of it pages of files, given back when memory is short",
+        "lower",
+        "sum",
+    ),
     Metric("process/threads", "Threads", "", "threads of the training process", "neither", "max"),
     Metric(
         "process/disk_read_bytes_per_s",
@@ -460,6 +468,14 @@ _ROWS: tuple[Metric, ...] = (
     ),
     Metric(
         "process/workers_rss_bytes", "Data workers memory", "B", "resident memory, shared pages in each", "lower", "sum"
+    ),
+    Metric(
+        "process/workers_rss_file_bytes",
+        "Mapped files, data workers",
+        "B",
+        "of it pages of files and of shared memory",
+        "lower",
+        "sum",
     ),
     *(
         row

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perfagent.wire import Finding
+from perfagent.wire.limits import whole
 from perfagent_server.alerts.evidence_limit import limited
+from perfagent_server.rules.evidence import dated
 
 __all__ = ["MOST", "and_then", "cause_of", "join"]
 
@@ -56,6 +58,7 @@ def join(causes: Iterable[Mapping[str, Any]], finding: Finding) -> bool:
         return False
     said = [{**cause["evidence"], "rank": cause["rank"], "message": cause["message"]} for cause in newest.values()]
     finding.evidence = {**finding.evidence, "causes": sorted([*known, *said], key=_order)[:MOST_JOINED]}
+    _date(finding, newest.values())
     first = finding.evidence["causes"][0]
     if not known or _order(first)[0] < _order(known[0])[0]:
         before = known[0]["message"] if known else ""
@@ -63,6 +66,25 @@ def join(causes: Iterable[Mapping[str, Any]], finding: Finding) -> bool:
         fixes = [newest[first["rank"]]["fix"], *(cause["fix"] for cause in newest.values())]
         finding.fix = next((fix for fix in fixes if fix), finding.fix)
     return True
+
+
+def _date(finding: Finding, causes: Iterable[Mapping[str, Any]]) -> None:
+    """Dates a finding to the step in which it began, where a cause knows that: a loss that is NaN since the update of
+    the step before."""
+    known = [began for cause in causes if (began := _began(cause["evidence"])) is not None]
+    if known and finding.since_step is not None and min(known) < finding.since_step:
+        finding.since_step = min(known)
+        if "begun in step" not in finding.title:
+            finding.title = dated(finding.title, finding.since_step)
+
+
+def _began(evidence: Mapping[str, Any]) -> int | None:
+    """The one step in which it began, if that is known; a sender may have sent anything."""
+    began = evidence.get("began")
+    if not isinstance(began, dict):
+        return None
+    first, last = whole(began.get("first")), whole(began.get("last"))
+    return first if first == last else None
 
 
 def and_then(said: str, cause: str) -> str:

@@ -22,6 +22,7 @@ from perfagent_server.rules.rule import Life
 
 __all__ = ["Change", "Machine", "worse"]
 
+_ENOUGH_JUDGED = 10
 _REWRITE_S = 60.0  # a row whose figures move a little at every step is written no more often
 
 
@@ -102,8 +103,9 @@ class Machine:
         return None if self.absorbed else self._change("resolve", step, now, why)
 
     def held(self) -> Finding | None:
-        """The finding of a rule that was firing when the run ended, or held in at least half of the steps it judged."""
-        is_held = self.open_at_end or (self.judged and 2 * self.hits >= self.judged)
+        """The finding of a rule that was firing when the run ended, or held in at least half of the steps it judged. Of a
+        few judgements, as of a silence that began and was over, half say nothing of the run."""
+        is_held = self.open_at_end or (self.judged >= _ENOUGH_JUDGED and 2 * self.hits >= self.judged)
         return self.finding if is_held else None
 
     def _miss(self, life: Life, step: int, now: float) -> Change | None:
@@ -159,7 +161,7 @@ class Machine:
             found.since_step, found.since = known.since_step, known.since
         _keep_what_joined(known, found)
         self.finding = found
-        if found.ranks != known.ranks or found.severity != known.severity:
+        if (found.ranks, found.severity, found.cause) != (known.ranks, known.severity, known.cause):
             return True
         return found.message != known.message and now - self.written >= _REWRITE_S
 
@@ -186,10 +188,11 @@ class Machine:
         if ranks == known.ranks and not worse(found.severity, known.severity):
             return False
         known.ranks = ranks
-        if found.since_step == known.since_step:
-            known.message = found.message  # names the ranks
+        if found.since_step == known.since_step or found.evidence.get("step", -1) == known.evidence.get("step"):
+            known.message, known.title = _with_its_cause(found.message, known), found.title  # name the ranks
         if worse(found.severity, known.severity):
-            known.severity, known.message, known.gain_pct = found.severity, found.message, found.gain_pct
+            known.severity, known.gain_pct = found.severity, found.gain_pct
+            known.message, known.title = found.message, found.title
             known.evidence = {**found.evidence}
         return True
 
@@ -226,9 +229,19 @@ def _keep_what_joined(known: Finding, found: Finding) -> None:
         **found.evidence,
         **{key: known.evidence[key] for key in ("also", "causes") if key in known.evidence},
     }
-    causes = known.evidence.get("causes")
-    if isinstance(causes, list) and causes and isinstance(causes[0], dict):
-        found.message, found.fix = and_then(found.message, str(causes[0].get("message", ""))), known.fix
+    if _first_cause(known) is not None:
+        found.message, found.fix = _with_its_cause(found.message, known), known.fix
+
+
+def _with_its_cause(message: str, known: Finding) -> str:
+    """The words of a rule, and those of the cause that joined the finding."""
+    cause = _first_cause(known)
+    return message if cause is None else and_then(message, str(cause.get("message", "")))
+
+
+def _first_cause(finding: Finding) -> dict[str, Any] | None:
+    causes = finding.evidence.get("causes")
+    return causes[0] if isinstance(causes, list) and causes and isinstance(causes[0], dict) else None
 
 
 def worse(one: str, other: str) -> bool:

@@ -39,11 +39,12 @@ class BacktestAlert:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """steps: how many were judged; failed: rules that raised an error, and the first of each."""
+    """steps: how many were judged; failed: rules that raised an error, and the first of each; verdict: of the whole."""
 
     steps: int
     alerts: list[BacktestAlert]
     failed: dict[str, Exception]
+    verdict: Finding
 
 
 @dataclass(slots=True)
@@ -92,7 +93,8 @@ class _Replay:
             self._take(moment)
         for alert in self._alerts.values():
             alert.settle()
-        return Judged(len(self._steps), [alert.told() for alert in self._alerts.values()], self._failed)
+        alerts = [alert.told() for alert in self._alerts.values()]
+        return Judged(len(self._steps), alerts, self._failed, self._judge.verdict())
 
     def _take(self, moment: Moment) -> None:
         judge = self._judge

@@ -98,7 +98,7 @@ class Evaluator:
             return self._by_user(stored, event)
         if event.kind in self.plan.on_event:
             window.note_event(stored.rank, event)
-            window.step = max(window.step, whole(event.step) or 0)
+            window.step = max(window.step, (whole(event.step) or 0) - 1)  # it carries the step in progress
             return self._judge_event(event.kind)
         return []
 

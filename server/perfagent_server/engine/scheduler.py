@@ -85,8 +85,8 @@ class Engine:
 
     plan_of: the rules of a run. link: the address of a run's page, for webhooks. on_deliveries: called after deliveries
     were written (wakes the outbox); on_states: with the runs that were just called lost; on_fire: with each finding
-    that became an alert. clock: wall clock, Unix seconds; monotonic: measures silence, so that a jump of the wall clock
-    looks like nothing.
+    that became an alert, or opened one again. clock: wall clock, Unix seconds; monotonic: measures silence, so that a
+    jump of the wall clock looks like nothing.
     """
 
     def __init__(
@@ -416,7 +416,7 @@ class Engine:
             self.on_deliveries()
         if self.on_fire is not None:
             for run, change in changes:
-                if change.kind == "fire":
+                if change.kind in ("fire", "reopen"):
                     self.on_fire(run, change.finding)
         if self._hub is not None:
             for alert in alerts:

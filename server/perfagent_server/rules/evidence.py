@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from perfagent_server.rules.window import Window
 
-__all__ = ["named_ranks", "one_line", "spell_bytes", "spell_s", "surroundings"]
+__all__ = ["began_in", "dated", "named_ranks", "one_line", "spell_bytes", "spell_s", "surroundings"]
+
+
+TITLE = 90
+"""Characters of a title."""
 
 
 def surroundings(window: Window) -> dict[str, object]:
@@ -28,6 +32,17 @@ def named_ranks(ranks: list[int], world_size: int) -> str:
         return f"rank {ranks[0]}"
     shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"{len(ranks)} of {world_size} ranks ({shown})"
+
+
+def began_in(step: int) -> str:
+    """What is added to the sentence on a loss that is no number."""
+    return f"; the gradient of step {step} was NaN or infinite before, and its update spoilt the weights"
+
+
+def dated(title: str, began: int | None) -> str:
+    """A title that also says in which step the trouble began, if that is another one and there is room."""
+    longer = title if began is None else f"{title}, begun in step {began:,}"
+    return longer if len(longer) <= TITLE else title
 
 
 def spell_s(seconds: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfagent.wire import LOSS, is_evaluation_loss, loss_kind
 from perfagent_server.rules.nonfinite_steps import GRADIENTS
@@ -69,8 +69,8 @@ class Plan:
     """Made once for a set of rules. Raises ValueError when two rules put the ranks of a series together differently.
 
     on_step: name of a series, or prefix of a family, -> rules that are judged at each of its new steps; on_time: the
-    same at each new reading; on_event: kind -> rules; clocked: rules with the seconds between two judgements; urgent:
-    kind of non-finite value -> the rule that is judged at once.
+    same at each new reading; on_event: kind -> rules; events: kind -> how many are kept; clocked: rules with the seconds
+    between two judgements; urgent: kind of non-finite value -> the rule that is judged at once.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
@@ -78,6 +78,7 @@ class Plan:
         self.on_step: dict[str, tuple[Rule, ...]] = {}
         self.on_time: dict[str, tuple[Rule, ...]] = {}
         self.on_event: dict[str, tuple[Rule, ...]] = {}
+        self.events: dict[str, int] = {}
         self.clocked: tuple[tuple[float, Rule], ...] = ()
         self.urgent: dict[str, Rule] = {rule.urgent: rule for rule in rules if rule.urgent}
         self._merged: dict[str, Series] = {}
@@ -198,6 +199,7 @@ class Plan:
     def _add(self, rule: Rule, one: Series | Events | Every) -> None:
         if isinstance(one, Events):
             self.on_event[one.kind] = (*self.on_event.get(one.kind, ()), rule)
+            self.events[one.kind] = max(one.keep, self.events.get(one.kind, 0))
         elif isinstance(one, Every):
             self.clocked = (*self.clocked, (one.seconds, rule))
         else:
@@ -224,6 +226,8 @@ def _joined(known: Series | None, other: Series) -> Series:
     """One plan for two rules that read the same series."""
     if known is None:
         return other
+    if known.axis == "time" and known.ranks != other.ranks:  # what is kept apart can be put together when it is read
+        return replace(known if known.ranks == "apart" else other, keep=max(known.keep, other.keep))
     if (known.merge, known.ranks, known.part_of) != (other.merge, other.ranks, other.part_of):
         raise ValueError(f"two rules put the ranks of {known.name!r} together differently: {known}, {other}")
     return known if known.keep >= other.keep else other

@@ -59,9 +59,10 @@ class Series:
 @dataclass(frozen=True, slots=True)
 class Events:
     """Events of this kind: the rule is judged when one comes. "contact" is the server's own: a rank fell silent, or was
-    heard again."""
+    heard again. keep: how many of them the window keeps."""
 
     kind: str
+    keep: int = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,10 @@ class _Readings:
         count = sum(self.count[at] for at in within)
         return sum(self.total[at] for at in within) / count if count else None
 
+    def tail(self, count: int) -> list[tuple[float, float]]:
+        columns = (self.second[-count:], self.total[-count:], self.count[-count:])
+        return [(second, total / readings) for second, total, readings in zip(*columns, strict=True)]
+
     def newest(self) -> Seconds:
         second, total, count, stepping = (np.array(column[-self.keep :]) for column in self._columns())
         return Seconds(second, total, count, stepping.astype(bool))
@@ -76,6 +80,17 @@ class _Readings:
 
     def _columns(self) -> tuple[array[Any], ...]:
         return self.second, self.total, self.count, self.stepping
+
+
+def _put_together(ranks: Sequence[Seconds]) -> Seconds:
+    """The readings of several ranks, second by second."""
+    seconds = np.concatenate([one.second for one in ranks])
+    second, places = np.unique(seconds, return_inverse=True)
+    total, count, stepping = np.zeros(len(second)), np.zeros(len(second)), np.zeros(len(second), bool)
+    np.add.at(total, places, np.concatenate([one.total for one in ranks]))
+    np.add.at(count, places, np.concatenate([one.count for one in ranks]))
+    np.logical_or.at(stepping, places, np.concatenate([one.stepping for one in ranks]))
+    return Seconds(second, total, count, stepping)
 
 
 class TimeSeries:
@@ -99,18 +114,31 @@ class TimeSeries:
     def ranks(self) -> list[int]:
         return sorted(self._of_rank)
 
-    def seconds(self, rank: int = 0) -> Seconds:
-        """rank: where ranks are apart."""
-        return self._of(rank).newest()
+    def seconds(self, rank: int | None = None) -> Seconds:
+        """rank: where ranks are apart; None: of all ranks together."""
+        chosen = [readings.newest() for readings in self._chosen(rank)]
+        if len(chosen) == 1:
+            return chosen[0]
+        return _put_together(chosen)
 
-    def newest(self, rank: int = 0) -> float | None:
-        """Mean of the readings of the newest second; None if there were none."""
-        readings = self._of(rank)
-        return readings.total[-1] / readings.count[-1] if readings.second else None
+    def newest(self, rank: int | None = None) -> float | None:
+        """Mean of the readings of the newest second, of each rank; None if there were none."""
+        newest = [one.total[-1] / one.count[-1] for one in self._chosen(rank) if one.second]
+        return sum(newest) / len(newest) if newest else None
 
-    def mean(self, since: float, until: float, rank: int = 0) -> float | None:
+    def tail(self, count: int, rank: int = 0) -> list[tuple[float, float]]:
+        """The newest seconds and the mean of their readings, oldest first."""
+        return self._chosen(rank)[0].tail(count)
+
+    def mean(self, since: float, until: float, rank: int | None = None) -> float | None:
         """Mean of the readings between two times (Unix seconds, both included); None if there were none."""
-        return self._of(rank).mean(since, until)
+        means = [found for one in self._chosen(rank) if (found := one.mean(since, until)) is not None]
+        return sum(means) / len(means) if means else None
+
+    def _chosen(self, rank: int | None) -> list[_Readings]:
+        """Asking for a rank that sent nothing makes none of it."""
+        found = list(self._of_rank.values()) if rank is None else [self._of_rank.get(rank)]
+        return [one for one in found if one is not None] or [_Readings(self.keep)]
 
     def snapshot(self) -> list[Any]:
         return [[rank, readings.snapshot()] for rank, readings in self._of_rank.items()]

@@ -28,7 +28,6 @@ __all__ = ["TERMINAL", "End", "Noted", "Window"]
 
 TERMINAL = frozenset({"finished", "failed", "oom", "killed", "preempted"})
 _MOST_NAMED_LOSSES = 16
-_MOST_EVENTS = 64  # that are kept of a kind
 _STEPPING_S = 10.0
 """A reading is taken while the run makes steps if the last one ended so recently, or within three usual step times."""
 
@@ -242,7 +241,7 @@ class Window:
         """Keeps an event of a kind that a rule reads."""
         noted = self._events.setdefault(event.kind, [])
         noted.append(Noted(rank, event.time if math.isfinite(event.time) else self.now, event.step, event.data))
-        del noted[:-_MOST_EVENTS]
+        del noted[: -self.plan.events[event.kind]]
 
     def close(self, names: Iterable[str], *, final: bool = False) -> list[str]:
         """Closes what can be closed of these series, and returns those with steps to judge, in the order of judging.

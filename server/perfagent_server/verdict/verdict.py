@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from perfagent.wire import LOSS, SEVERITIES, Finding
 from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
 from perfagent_server.rules.rule import USER_ALERT, Question, Rule
+from perfagent_server.rules.speed.bounds import Bound, what_bounds
 from perfagent_server.rules.window import Window
 from perfagent_server.verdict.healthy import Healthy
 from perfagent_server.verdict.time_shares import SHARE_RULES, TimeShares, held_back_by, time_shares
@@ -27,6 +28,8 @@ _FEW_STEPS = 10
 """So many steps no rule about speed or learning has seen enough of."""
 _JUMP_STEPS = 9
 """So many newest losses say where the loss is now."""
+_CAUSES = ("straggler", "stage_imbalance")
+_SAYS_THE_BOUND = "compute_bound"
 _MOST_SAID = 3  # remarks, and what else happened, in one verdict
 
 
@@ -80,8 +83,28 @@ def _first(window: Window, findings: Sequence[Finding]) -> Finding | None:
     for finding in findings:
         is_end = finding.rule == "process_crash" and window.state in ("preempted", "failed")
         if (finding.severity != "info" or is_end) and finding.rule != USER_ALERT:
-            return finding
+            return _largest_share(window, finding, findings)
     return None
+
+
+def _largest_share(window: Window, first: Finding, findings: Sequence[Finding]) -> Finding:
+    """Of what takes time, the finding that takes more than twice as much of it as the first one. A rank that all others
+    wait for stays the cause of their waiting."""
+    rules = window.plan.rules
+
+    def is_about_time(finding: Finding) -> bool:
+        rule = rules.get(finding.rule)
+        return rule is not None and rule.place.question == Question.IS_IT_FAST
+
+    def share(finding: Finding) -> float:
+        said = finding.evidence.get("share_pct", finding.gain_pct)
+        return float(said) if isinstance(said, (int, float)) else 0.0
+
+    if not is_about_time(first) or first.rule in _CAUSES or not share(first):
+        return first
+    slow = [one for one in findings if is_about_time(one) and (one.severity != "info" or one.rule in SHARE_RULES)]
+    largest = max(slow, key=share)
+    return largest if share(largest) > 2 * share(first) else first
 
 
 def _wall_time(shares: TimeShares | None) -> dict[str, object]:
@@ -173,14 +196,34 @@ def _healthy(
         opening = "Too few steps to judge, nothing wrong so far"
     else:
         opening = f"Nothing {'held' if window.ended else 'holds'} this run back"
-    remarks = [f"{one.title.rstrip('.')}." for one in findings if one.severity == "info" and one.title]
+    bound = what_bounds(window)
+    remarks = [
+        f"{one.title.rstrip('.')}."
+        for one in findings
+        if one.severity == "info" and one.title and one.rule not in (USER_ALERT, _SAYS_THE_BOUND)
+    ]
     return Healthy(
         opening=opening,
         facts=facts,
-        remarks=[*_new_level(window, jump), *remarks[:_MOST_SAID], *_said_of(window, None, happened)],
+        remarks=[
+            *([] if bound is None else [bound.message]),
+            *_new_level(window, jump),
+            *remarks[:_MOST_SAID],
+            *_said_of(window, None, happened),
+        ],
         # without a step nothing was judged, and a page says so
-        evidence={"step": window.step, **_wall_time(shares)},
+        evidence={"step": window.step, **_wall_time(shares), **({} if bound is None else _bound(bound))},
+        fix="" if bound is None else bound.next_try,
     )
+
+
+def _bound(bound: Bound) -> dict[str, object]:
+    return {
+        "bound_by": bound.kind,
+        "shares_pct": {kind: round(share, 1) for kind, share in bound.shares_pct.items()},
+        "step_p50_s": bound.step_p50_s,
+        "step_p90_s": bound.step_p90_s,
+    }
 
 
 def _new_level(window: Window, jump: Finding | None) -> list[str]:

@@ -175,7 +175,7 @@ perfagent records nothing.
 | Rate | the learning rate of every step |
 | Norm | the norm of all gradients of the main optimizer (and of other optimizers on the same backward pass), after unscaling and before clipping, to 1 part in 10⁵; with DDP, FSDP2 and ZeRO, the norm that one process computes on the joined batches |
 | Samples/s, Tokens/s | multiplied by the step time, exactly what the script consumed |
-| Data, Forward, Backward, Optimizer | the time of the phase in every step from the second on; their sum is at most the step time |
+| Data, Forward, Backward, Optimizer | the time of the phase in every step from the second on; with communication, evaluation and the rest they add up to the step time, to 5 % |
 | Scale, skipped | the loss scale of every step and the number of skipped steps, exactly |
 | End | the run is `finished` when the script is |
 | One run | all ranks are one run, each with its own rank, and node samples come from one of them |

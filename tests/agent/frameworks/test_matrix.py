@@ -27,6 +27,7 @@ def test_training_is_captured_and_unchanged(row: Row) -> None:
     for rank, (truth, source) in enumerate(zip(told, sources, strict=True)):
         assert truth["watched"] == truth["alone"], f"rank {rank}: the agent changed what training produces"
         assert_captured(row, truth["watched"]["steps"], source)
+        assert_adds_up(source)
     if "grad/norm" not in row.absent:
         assert_norms(row, told[0]["watched"]["steps"], sources)
     assert [source.states[-1]["state"] for source in sources] == ["finished"] * row.ranks
@@ -64,6 +65,16 @@ def assert_captured(row: Row, steps: list[dict[str, float]], source: Recorded) -
         phases = {phase: series[f"phase/{phase}_s"][number] for phase in PHASES if f"phase/{phase}_s" not in row.absent}
         assert all(spent > 0 for spent in phases.values()), phases
         assert sum(phases.values()) <= taken * (1 + 1e-6), f"the phases of step {number} are longer than it is"
+
+
+def assert_adds_up(source: Recorded) -> None:
+    """Nothing of a step is counted twice, and nothing is missing: all of its phases, communication and what a script named
+    among them, are together as long as the step."""
+    for step, seconds in source.times.items():
+        phases = {name: spent for name, spent in seconds.items() if name != "step_time_s"}
+        if "phase/forward_s" in phases:  # else it is not known what is left of the step
+            assert min(phases.values()) >= 0, f"step {step}: {phases}"
+            assert sum(phases.values()) == pytest.approx(seconds["step_time_s"], rel=0.05), f"step {step}: {phases}"
 
 
 def assert_norms(row: Row, steps: list[dict[str, float]], sources: list[Recorded]) -> None:

@@ -993,7 +993,8 @@ def test_the_loss_of_an_earlier_step_is_not_told_as_that_of_the_bad_one(train):
     job.look = lambda: None
     job.spoil = lambda loss: loss * math.nan
     job.steps(3)
-    job.run._investigator.poll()  # it is told before the rows of these steps are read
+    for _ in range(4):
+        job.run._investigator.poll()  # it is told although the rows of these steps are not read
     found = evidence(job)
     assert found["step"] == 6
     assert found["history"][-1]["step"] < 6
@@ -1024,7 +1025,8 @@ def test_a_bad_step_whose_row_is_read_at_the_end_is_not_called_the_last(train):
         job.step()
         job.spoil = lambda loss: loss
         job.steps(4)
-        job.run._investigator.poll()  # the first is told, its row is not read
+        for _ in range(4):
+            job.run._investigator.poll()  # the first is told, its row is not read
     look()
     job.recorded.finish()
     first, second = job.events("finding")
@@ -1131,8 +1133,7 @@ def test_a_parameter_that_no_loss_comes_from_does_not_hide_where_gradients_becam
     found = evidence(job)
     assert (found["cause"], found["module"], found["good_from"]) == ("backward", "inner", "head.weight")
     assert (
-        "The gradients came back non-finite from what lies between 'inner' (Linear) and 'head'"
-        in job.finding()["message"]
+        "gradients came back non-finite from what lies between 'inner' (Linear) and 'head'" in job.finding()["message"]
     )
 
 

@@ -186,7 +186,7 @@ def test_a18_counters_that_go_back_leave_a_gap_and_never_a_negative_rate(tmp_pat
 def test_in_a_limited_group_the_limit_is_the_memory_there_is(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     (tmp_path / "usage").write_text("3000\n")
-    (tmp_path / "stat").write_text("anon 1\ninactive_file 1000\n")
+    (tmp_path / "stat").write_text("anon 1\ninactive_file 700\nactive_file 300\n")
     group = ControlGroup(
         usage=tmp_path / "usage", limit_bytes=4000, inactive=tmp_path / "stat", events=None, cores=None
     )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
 import resource
@@ -37,6 +38,24 @@ def test_cpu_is_told_to_the_microsecond() -> None:
     assert 0 < told <= most + 1e-4
 
 
+def test_pages_of_a_mapped_file_are_told_apart_and_shared_memory_is_no_file(tmp_path: Path) -> None:
+    size = 32 * 2**20
+    reader = ProcessReader()
+    before = reader.read(0.0)
+    (tmp_path / "data.bin").write_bytes(bytes(size))
+    with (tmp_path / "data.bin").open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    read = sum(mapped[place] for place in range(0, size, 4096))
+    shared = mmap.mmap(-1, size)
+    shared.write(b"x" * size)
+    after = reader.read(1.0)
+    assert read == 0
+    assert after["process/rss_file_bytes"] - before["process/rss_file_bytes"] == pytest.approx(size, rel=0.1)
+    assert after["process/rss_bytes"] - before["process/rss_bytes"] == pytest.approx(2 * size, rel=0.1)
+    mapped.close()
+    shared.close()
+
+
 @pytest.mark.fault
 def test_a22_what_may_not_be_read_is_absent(tmp_path: Path) -> None:
     assert set(ProcessReader(tmp_path).read(1.0)) == set()
@@ -72,6 +91,7 @@ def test_workers_of_every_start_method_are_counted_with_their_cpu_and_memory(wor
     assert told["process/workers_cpu_pct"] > 0
     assert told["process/workers_rss_bytes"] > 16 * 2**20
     assert abs(told["process/workers_rss_bytes"] - psutil.Process(process.pid).memory_info().rss) < 8 * 2**20
+    assert 0 < told["process/workers_rss_file_bytes"] < told["process/workers_rss_bytes"]
     assert told.keys() - CATALOGUE.keys() == set()
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT) if process._popen.method == "fork" else process.join()

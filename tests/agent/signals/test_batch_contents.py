@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections import UserDict
 from dataclasses import dataclass
 
@@ -409,7 +410,7 @@ class Batch:
     "batch",
     ["text", ["a", "b"], 3, None, {}, [], Batch(torch.randn(8, 4), torch.zeros(8)), torch.tensor(1.0), torch.empty(0, 3),
      torch.randn(4, 4).to_sparse(), torch.randn(8, 4, dtype=torch.complex64), [{"boxes": torch.zeros(0, 4)}],
-     torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged), {1: torch.randn(8, 8)},
+     {1: torch.randn(8, 8)},
      torch.empty(8, 4, device="meta"),
      (torch.randn(8, 4).half(), torch.tensor([True] * 8)), torch.full((8, 4), float("nan"))],
 )  # fmt: skip
@@ -421,6 +422,17 @@ def test_any_kind_of_batch_is_looked_at_or_left_alone(record, batch):
         state.current.completed += 1
     contents.report()
     assert contents._rest == 0
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_left_alone(record, layout):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batch = torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=layout)
+    record(**NO_LIMIT)
+    contents = Contents(state.current)
+    contents.look(1, {"x": batch, "y": torch.randn(8, 8)})
+    assert contents._epochs[1].plan is not None
 
 
 def test_structures_that_alternate_are_looked_at_as_well(record):
@@ -456,3 +468,28 @@ def test_nothing_of_a_batch_is_kept_alive(record):
         contents.look(1, batch)
     del batch
     assert gone() is None
+
+
+def test_losses_weights_and_random_numbers_are_the_same_bit_by_bit(record):
+    """With dropout, shuffling, augmentation in the collate function and workers that draw their seeds."""
+
+    def trained(*, watch):
+        torch.manual_seed(0)
+        random.seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 4))
+        recorded = record(model, **NO_LIMIT) if watch else None
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        losses = []
+        for workers in (0, 1):
+            for x, y in DataLoader(pairs(256), batch_size=16, shuffle=True, num_workers=workers):
+                loss = nn.functional.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        if recorded is not None:
+            assert recorded.of("batch/repeats")
+        weights = [one.tolist() for one in model.parameters()]
+        return losses, weights, torch.get_rng_state().tolist(), random.getstate()
+
+    assert trained(watch=True) == trained(watch=False)

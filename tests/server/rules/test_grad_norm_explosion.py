@@ -156,6 +156,15 @@ def test_while_the_learning_rate_rises_twice_as_much_is_needed() -> None:
     assert change.finding.cause == "learning rate"
 
 
+def test_where_the_loss_is_as_restless_as_in_reinforcement_learning_it_must_exceed_all_that_was_before() -> None:
+    rng = random.Random(5)
+    norms = [*noise(20, level=30.0), *noise(400), *noise(40, level=25.0)]
+    restless = [rng.gauss(0, 1) for _ in norms]
+    assert fired(judge(norms, loss=restless)) == []
+    assert fired(judge(norms, loss=noise(len(norms), 0.05)))
+    assert fired(judge([*norms[:-40], *noise(40, level=60.0)], loss=restless))
+
+
 # ---- explosions
 
 

@@ -137,6 +137,27 @@ def test_silence_is_told_once_and_taken_back_when_frames_come_again() -> None:
     assert (back.kind, back.alert) == ("resolve", changes[0].alert)
 
 
+def test_a_silence_that_was_over_is_not_the_verdict_of_a_run_that_finished() -> None:
+    evaluator = _trained()
+    evaluator.silence({(1, 0): 31.0}, evaluator.window.now + 31)
+    assert evaluator.verdict().rule == "lost_contact"
+    evaluator.take(frame({"loss": [1.0], "step_time_s": [0.1]}, [31], ident=evaluator.upto + 1))
+    assert evaluator.verdict().rule == "healthy"
+    _end(evaluator, "finished")
+    assert evaluator.verdict().rule == "healthy"
+
+
+def test_a_silence_that_goes_on_is_replaced_by_how_the_process_ended() -> None:
+    evaluator = _trained()
+    evaluator.silence({(1, 0): 31.0}, evaluator.window.now + 31)
+    changes = _end(evaluator, "killed", reason="killed by SIGKILL")
+    assert [(change.kind, change.finding.rule) for change in changes] == [
+        ("resolve", "lost_contact"),
+        ("fire", "process_crash"),
+    ]
+    assert (evaluator.verdict().rule, evaluator.verdict().since_step) == ("process_crash", 30)
+
+
 @pytest.mark.parametrize(
     ("world", "silent", "who"),
     [(1, [0], "The training process"), (4, [2], "Rank 2"), (4, [0, 3], "2 of 4 ranks")],
@@ -195,7 +216,7 @@ def test_a_users_alert_is_told_at_once_and_not_again_within_a_minute() -> None:
     assert (over.kind, over.alert, over.why) == ("resolve", first[0].alert, "said again")
     assert again.kind == "fire"
     assert again.alert != first[0].alert
-    assert evaluator.verdict().rule == "healthy"
+    assert evaluator.verdict().severity == "info", "what a user says holds no run back"
 
 
 def _said(evaluator: Evaluator, title: str, at: float) -> list:

@@ -14,10 +14,19 @@ import pytest
 from case_selection import everyday
 from judging import DATA, fired, frame, judge_series, make_evaluator, read_curve, restored, state
 
+from perfagent_server.alerts.state_machine import Change
+from perfagent_server.engine.evaluator import Evaluator
+from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.loss.loss_spike import LossSpike
 
 CURVES = sorted((DATA / "loss_curves").glob("*.csv"))
 STEPS = 3000
+RULES = tuple(rule for rule in all_rules() if rule.id in ("nonfinite_loss", "nonfinite_gradient", "loss_spike"))
+"""Losses that are made up here stand still, or fall in a way that other rules have a word on."""
+
+
+def judge(series: dict[str, list[float]], **options: Any) -> tuple[list[Change], Evaluator]:
+    return judge_series(series, **{"rules": RULES, **options})
 
 
 @pytest.mark.parametrize("path", CURVES, ids=lambda path: path.stem[-36:])
@@ -25,7 +34,7 @@ def test_a_healthy_pre_training_run_raises_no_alert(path: Path) -> None:
     columns = read_curve(path)
     first = int(columns.pop("step")[0])
     changes, _ = judge_series(columns, first_step=first + 1)
-    assert changes == []
+    assert [change.finding.rule for change in fired(changes) if change.finding.severity != "info"] == []
 
 
 @pytest.mark.parametrize(
@@ -50,7 +59,7 @@ def test_spikes_of_half_a_nat_are_found_within_ten_steps(shape: str, nats: float
         for later in range(place - begin, len(losses)):
             age = later - (place - begin)
             losses[later] += nats * (math.exp(-age / 15) if shape == "recover" else 1.0)
-        changes, _ = judge_series({"loss": losses}, first_step=begin + 1, rules=(LossSpike(),))
+        changes, _ = judge({"loss": losses}, first_step=begin + 1, rules=(LossSpike(),))
         found += any(place < change.step <= place + 11 for change in fired(changes, "loss_spike"))
     assert found >= 100 * recall
 
@@ -59,7 +68,7 @@ def test_first_step_is_the_step_at_which_it_fired_never_one_before() -> None:
     losses = [3.0 + 0.02 * math.sin(7.0 * step) for step in range(400)]
     for step in range(299, 400):
         losses[step] += 1.0
-    changes, _ = judge_series({"loss": losses}, first_step=1, rules=(LossSpike(),))
+    changes, _ = judge({"loss": losses}, first_step=1, rules=(LossSpike(),))
     [alert] = fired(changes)
     assert 300 <= alert.step <= 305
     assert alert.finding.since_step == alert.step
@@ -69,7 +78,7 @@ def test_one_bad_step_is_no_spike() -> None:
     losses = [3.0 + 0.02 * math.sin(7.0 * step) for step in range(600)]
     for step in (300, 301, 450):
         losses[step] = 30.0
-    changes, _ = judge_series({"loss": losses})
+    changes, _ = judge({"loss": losses})
     assert fired(changes) == []
 
 
@@ -77,7 +86,7 @@ def test_a_spike_that_is_over_is_resolved_and_flapping_opens_no_second_alert() -
     losses = [3.0 + 0.02 * math.sin(7.0 * step) for step in range(700)]
     for step in [*range(300, 312), *range(360, 372)]:
         losses[step] += 1.0
-    changes, _ = judge_series({"loss": losses}, rules=(LossSpike(),))
+    changes, _ = judge({"loss": losses}, rules=(LossSpike(),))
     assert [change.kind for change in changes if change.kind in ("fire", "resolve")][:2] == ["fire", "resolve"]
     assert len(fired(changes)) == 1
     assert len({change.alert for change in changes}) == 1
@@ -89,10 +98,10 @@ def _jumping(level: float, steps: int, *, before: int = 500) -> list[float]:
 
 
 def test_a_loss_that_never_comes_back_stays_a_spike_until_the_new_level_is_what_this_run_has() -> None:
-    changes, evaluator = judge_series({"loss": _jumping(9.0, 900)})
+    changes, evaluator = judge({"loss": _jumping(9.0, 900)})
     assert [change.kind for change in changes] == ["fire"]
     assert evaluator.verdict().rule == "loss_spike"
-    changes, evaluator = judge_series({"loss": _jumping(9.0, 1500)})
+    changes, evaluator = judge({"loss": _jumping(9.0, 1500)})
     assert [change.kind for change in changes] == ["fire", "resolve"]
     assert changes[1].step > 1500
     told = evaluator.verdict().message
@@ -101,14 +110,14 @@ def test_a_loss_that_never_comes_back_stays_a_spike_until_the_new_level_is_what_
 
 def test_a_spike_is_over_when_the_loss_is_half_the_way_back() -> None:
     falling = [3.0 + 6.0 * math.exp(-step / 100) for step in range(400)]
-    changes, evaluator = judge_series({"loss": _jumping(0.0, 0) + falling})
+    changes, evaluator = judge({"loss": _jumping(0.0, 0) + falling})
     assert [change.kind for change in changes] == ["fire", "resolve"]
     assert 560 <= changes[1].step <= 500 + 69 + 4 + 30 + 5
     assert "did not come back" not in evaluator.verdict().message
 
 
 def test_a_spike_that_ends_in_nan_is_not_over() -> None:
-    changes, evaluator = judge_series({"loss": _jumping(6.0, 12) + [math.nan] * 200})
+    changes, evaluator = judge({"loss": _jumping(6.0, 12) + [math.nan] * 200})
     assert {change.finding.rule for change in fired(changes)} == {"loss_spike", "nonfinite_loss"}
     assert [change for change in changes if change.kind == "resolve"] == []
     assert evaluator.verdict().rule == "nonfinite_loss"
@@ -116,8 +125,8 @@ def test_a_spike_that_ends_in_nan_is_not_over() -> None:
 
 def test_an_open_spike_is_judged_alike_by_a_restarted_server() -> None:
     losses = _jumping(6.0, 300) + [4.0] * 30 + [3.0] * 100
-    whole, _ = judge_series({"loss": losses}, rows=10)
-    pieces, evaluator = [], make_evaluator()
+    whole, _ = judge({"loss": losses}, rows=10)
+    pieces, evaluator = [], make_evaluator(rules=RULES)
     for begin in range(0, len(losses), 10):
         evaluator = restored(evaluator)
         stored = frame({"loss": losses[begin : begin + 10]}, range(begin + 1, begin + 11), ident=evaluator.upto + 1)
@@ -135,7 +144,7 @@ def test_a_step_that_the_scaler_skipped_does_not_hide_a_spike_that_follows(rows:
             losses[place] = math.nan
         count += place in rows
         skipped.append(count)
-    changes, _ = judge_series({"loss": losses, "amp/skipped": skipped, "amp/scale": [1024.0] * len(losses)})
+    changes, _ = judge({"loss": losses, "amp/skipped": skipped, "amp/scale": [1024.0] * len(losses)})
     [alert] = fired(changes)
     assert (alert.finding.rule, alert.step) == ("loss_spike", 505)
 
@@ -145,7 +154,7 @@ def test_a_negative_loss_that_began_with_no_number_is_judged(first: float) -> No
     """Whether to judge it by factors is a question about its finite values: min() of a NaN and others is the NaN."""
     draw = random.Random(2)
     losses = [first] + [draw.gauss(0, 1) * 0.3 - 0.5 for _ in range(800)] + [30.0] * 20
-    changes, _ = judge_series({"loss": losses}, rules=(LossSpike(),))
+    changes, _ = judge({"loss": losses}, rules=(LossSpike(),))
     assert [change.step for change in fired(changes)] == [806]
 
 
@@ -226,7 +235,7 @@ def _known_limit(kind: str, reason: str) -> Any:
 def test_a_healthy_loss_of_any_kind_is_silent(kind: str, seed: int) -> None:
     made = (HEALTHY | CYCLES | LIKE_SPIKES)[kind](_noise(seed))
     series = made if isinstance(made, dict) else {"loss": made}
-    changes, _ = judge_series({name: values.tolist() for name, values in series.items()}, rules=(LossSpike(),))
+    changes, _ = judge({name: values.tolist() for name, values in series.items()}, rules=(LossSpike(),))
     assert [change.finding.message for change in fired(changes)] == []
 
 
@@ -236,7 +245,7 @@ def test_a_cycle_is_told_once(kind: str, seed: int) -> None:
     """With steps of 2 s, so that no cool-down hides a second alert."""
     losses = CYCLES[kind](_noise(seed))
     assert isinstance(losses, np.ndarray)
-    changes, _ = judge_series({"loss": losses.tolist()}, rules=(LossSpike(),), step_s=2.0)
+    changes, _ = judge({"loss": losses.tolist()}, rules=(LossSpike(),), step_s=2.0)
     assert len(fired(changes)) == 1
     assert {change.kind for change in changes} <= {"fire", "resolve"}
 
@@ -252,7 +261,7 @@ def test_spikes_at_equal_distances_are_still_spikes(decay: int) -> None:
         for place in places:
             for later in range(place, len(losses)):
                 losses[later] += 0.5 * math.exp(-(later - place) / decay)
-        changes, _ = judge_series({"loss": losses}, rules=(LossSpike(),), step_s=2.0)
+        changes, _ = judge({"loss": losses}, rules=(LossSpike(),), step_s=2.0)
         steps = [change.step for change in fired(changes)]
         found += sum(any(place < step <= place + 11 for step in steps) for place in places)
         spikes += len(places)
@@ -268,7 +277,7 @@ def test_a_jump_far_out_of_a_noisy_loss_is_told_early_in_the_run_too(seed: int, 
     at = np.arange(1000)
     losses = (0.4 + 1.7 * np.exp(-at / 150)) * (1 + 0.1 * _noise(seed).normal(size=1000))
     losses[place : place + 30] += 4.0
-    changes, _ = judge_series({"loss": losses.tolist()}, rules=(LossSpike(),))
+    changes, _ = judge({"loss": losses.tolist()}, rules=(LossSpike(),))
     assert [place < change.step <= place + 10 for change in fired(changes)] == [True]
     assert [change.kind for change in changes] == ["fire", "resolve"]
 
@@ -278,19 +287,19 @@ def test_a_value_loss_before_its_first_reward_may_rise_to_anything(seed: int) ->
     """Sparse rewards: next to nothing is left to learn until the first one is found."""
     noise = _noise(seed)
     losses = np.concatenate((1e-4 * noise.lognormal(sigma=0.3, size=300), 0.05 * noise.lognormal(sigma=0.3, size=300)))
-    changes, _ = judge_series({"loss": losses.tolist()}, rules=(LossSpike(),))
+    changes, _ = judge({"loss": losses.tolist()}, rules=(LossSpike(),))
     assert fired(changes) == []
 
 
 def test_a_short_run_is_never_called_a_spike() -> None:
-    changes, _ = judge_series({"loss": [1.0] * 150 + [50.0] * 40})
+    changes, _ = judge({"loss": [1.0] * 150 + [50.0] * 40})
     assert fired(changes) == []
 
 
 def test_a_long_learning_rate_warm_up_is_waited_for() -> None:
     losses = [3.0] * 400 + [5.0] * 100
     lr = [1e-6 * step for step in range(500)]
-    changes, _ = judge_series({"loss": losses, "lr": lr}, rules=(LossSpike(),))
+    changes, _ = judge({"loss": losses, "lr": lr}, rules=(LossSpike(),))
     assert fired(changes) == []
 
 
@@ -304,7 +313,7 @@ def test_the_logged_spikes_of_tr1_13b_and_bloom_are_found() -> None:
     level = sum(noise) / len(noise)
     for incident, usual in ((bloom, 2.22), (tr1, 2.77)):
         losses = [usual + (value - level) * 0.3 for value in noise] + incident + [incident[-1]] * 5
-        changes, _ = judge_series({"loss": losses}, rules=(LossSpike(),))
+        changes, _ = judge({"loss": losses}, rules=(LossSpike(),))
         assert [change.step for change in fired(changes) if change.step > 500]
 
 
@@ -315,7 +324,7 @@ def test_a_nan_loss_is_critical_at_once_with_its_surroundings() -> None:
         "grad/norm": [1.0, 1.5, math.nan, math.nan],
         "grad/nonfinite": [0.0, 0.0, 12.0, 12.0],
     }
-    changes, evaluator = judge_series(series)
+    changes, evaluator = judge(series)
     [alert] = fired(changes)
     assert (alert.finding.rule, alert.finding.severity, alert.finding.since_step) == ("nonfinite_loss", "critical", 3)
     assert "NaN in step 3" in alert.finding.message
@@ -326,7 +335,7 @@ def test_a_nan_loss_is_critical_at_once_with_its_surroundings() -> None:
 
 def test_the_surroundings_of_a_nan_are_those_of_its_step_whatever_came_with_it() -> None:
     """One frame brings the NaN and what came after it; the other rank is still behind."""
-    evaluator = make_evaluator()
+    evaluator = make_evaluator(rules=RULES)
     evaluator.take(frame({}, [], events=[state("starting", world_size=2)]))
     columns = {"loss": [3.0, 2.0, math.nan, 9.0], "lr": [0.1, 0.2, 0.3, 0.4], "grad/norm": [1.0, 2.0, 3.0, 4.0]}
     [alert] = fired(evaluator.take(frame(columns, [1, 2, 3, 4], ident=2)))
@@ -353,7 +362,7 @@ def test_the_surroundings_of_a_nan_are_those_of_its_step_whatever_came_with_it()
     ],
 )
 def test_a_loss_that_ran_away_is_told_apart_from_one_that_broke_at_once(before: list[float], said: str) -> None:
-    changes, _ = judge_series({"loss": [*before, math.inf, math.nan]})
+    changes, _ = judge({"loss": [*before, math.inf, math.nan]})
     (change,) = fired(changes)
     assert said in change.finding.message
     assert change.finding.fix.startswith("The loss ran away") == ("grown" in said)
@@ -361,12 +370,12 @@ def test_a_loss_that_ran_away_is_told_apart_from_one_that_broke_at_once(before: 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_every_value_that_is_no_number_counts(bad: float) -> None:
-    changes, _ = judge_series({"loss": [1.0] * 5 + [bad]})
+    changes, _ = judge({"loss": [1.0] * 5 + [bad]})
     assert [change.step for change in fired(changes, "nonfinite_loss")] == [6]
 
 
 def test_one_nan_is_resolved_after_fifty_finite_steps() -> None:
-    changes, _ = judge_series({"loss": [1.0] * 5 + [math.nan] + [1.0] * 100})
+    changes, _ = judge({"loss": [1.0] * 5 + [math.nan] + [1.0] * 100})
     assert [(change.kind, change.step) for change in changes] == [("fire", 6), ("resolve", 56)]
 
 
@@ -383,21 +392,19 @@ def test_overflow_that_the_scaler_skipped_is_no_fault() -> None:
     series = {"loss": [2.0] * steps, "grad/norm": norms, "grad/nonfinite": [float(n == math.inf) for n in norms]}
     for words in ({"amp/scale": scale, "amp/skipped": skipped}, {"amp/scale": [65536.0, *scale[:-1]]}):
         for rows in (1, 7, 50):
-            changes, _ = judge_series({**series, **words}, rows=rows)
+            changes, _ = judge({**series, **words}, rows=rows)
             assert changes == [], (rows, list(words))
 
 
 def test_non_finite_gradients_that_were_stepped_on_are_a_fault_also_with_a_scaler() -> None:
     norms = [1.0] * 20 + [math.nan] * 5
-    changes, _ = judge_series(
-        {"loss": [2.0] * 25, "grad/norm": norms, "amp/scale": [1024.0] * 25, "amp/skipped": [0.0] * 25}
-    )
+    changes, _ = judge({"loss": [2.0] * 25, "grad/norm": norms, "amp/scale": [1024.0] * 25, "amp/skipped": [0.0] * 25})
     assert [(change.finding.rule, change.step) for change in fired(changes)] == [("nonfinite_gradient", 21)]
 
 
 def test_a_scaler_that_skips_every_step_is_a_fault() -> None:
     steps = 60
-    changes, _ = judge_series(
+    changes, _ = judge(
         {
             "loss": [2.0] * steps,
             "grad/norm": [math.inf] * steps,
@@ -410,7 +417,7 @@ def test_a_scaler_that_skips_every_step_is_a_fault() -> None:
 
 def test_a_loss_that_stays_nan_is_a_fault_although_the_scaler_skips() -> None:
     steps = 30
-    changes, _ = judge_series(
+    changes, _ = judge(
         {
             "loss": [2.0] * 10 + [math.nan] * 20,
             "amp/scale": [1024.0] * 10 + [1024.0 / 2**step for step in range(1, 21)],
@@ -424,7 +431,7 @@ def test_a_loss_that_stays_nan_is_a_fault_although_the_scaler_skips() -> None:
 @pytest.mark.parametrize("order", ["loss first", "gradient first"])
 def test_nan_in_loss_and_gradients_on_many_ranks_in_one_step_is_one_alert(order: str) -> None:
     ranks = 64
-    evaluator = make_evaluator()
+    evaluator = make_evaluator(rules=RULES)
     changes = evaluator.take(frame({}, [], events=[state("starting", world_size=ranks)]))
     sick = {"loss": [2.0, math.nan], "grad/norm": [1.0, math.nan], "grad/nonfinite": [0.0, 3.0]}
     only_gradient = {"loss": [2.0], "grad/norm": [1.0], "grad/nonfinite": [0.0]}
@@ -443,7 +450,7 @@ def test_nan_in_loss_and_gradients_on_many_ranks_in_one_step_is_one_alert(order:
 
 
 def test_a_new_attempt_closes_the_old_alerts_and_arms_the_rules_again() -> None:
-    evaluator = make_evaluator()
+    evaluator = make_evaluator(rules=RULES)
     changes = evaluator.take(frame({"loss": [1.0, math.nan]}, [1, 2], ident=1))
     changes += evaluator.take(frame({"loss": [1.0, math.nan]}, [1, 2], ident=2, attempt=2))
     assert [change.kind for change in changes] == ["fire", "resolve", "fire"]

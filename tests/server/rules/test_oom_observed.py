@@ -108,4 +108,4 @@ def test_what_only_sounds_like_it_is_a_crash(words: str) -> None:
 def test_pinned_memory_is_recommended_for_gpus_and_workers_where_there_are_none() -> None:
     fix = DataBound.english.remedies[""]
     assert "on a GPU pin_memory=True" in fix
-    assert "with 0, its default" in fix
+    assert "num_workers=0, its default" in fix

@@ -112,7 +112,7 @@ def test_gpus_that_are_busy_all_the_time_wait_for_no_loader(pct: float, rules: l
 
 
 def test_a_loop_without_a_loader_says_nothing_about_it() -> None:
-    changes, evaluator = judge_series({"step_time_s": [0.1] * 100, "loss": [1.0] * 100})
+    changes, evaluator = judge_series({"step_time_s": [0.1] * 100, "loss": [1.0 - 0.001 * step for step in range(100)]})
     assert changes == []
     assert evaluator.verdict().rule == "healthy"
 

@@ -13,6 +13,7 @@ from judging import START, fired, frame, make_evaluator, restored, state
 from perfagent.wire import Group
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.rules.step_series import PATIENCE_S
+from perfagent_server.rules.time_series import TimeSeries
 from perfagent_server.store.codec.tail import TailGroup
 from perfagent_server.store.stored import FromTail
 
@@ -64,7 +65,7 @@ def test_a_nan_does_not_wait_for_other_ranks() -> None:
     evaluator = make_evaluator()
     evaluator.take(frame({}, [], events=[state("starting", world_size=512)]))
     changes = evaluator.take(frame({"loss": [math.nan]}, [1], rank=7, ident=2))
-    assert [change.finding.ranks for change in fired(changes)] == [[7]]
+    assert [change.finding.ranks for change in fired(changes, "nonfinite_loss")] == [[7]]
     assert "rank 7" in changes[0].finding.message
 
 
@@ -235,7 +236,9 @@ def test_the_first_bad_step_is_named_however_many_follow_it_in_its_frame(rows: i
             columns = {"loss": losses[begin : begin + rows], "grad/norm": losses[begin : begin + rows]}
             changes += evaluator.take(frame(columns, steps, rank=rank, ident=evaluator.upto + 1))
             evaluator = restored(evaluator)
-    assert [(change.finding.rule, change.finding.since_step) for change in fired(changes)] == [("nonfinite_loss", 210)]
+    assert [(change.finding.rule, change.finding.since_step) for change in fired(changes, "nonfinite_loss")] == [
+        ("nonfinite_loss", 210)
+    ]
     assert changes[-1].finding.ranks == list(range(ranks))
     assert len(evaluator.window.nonfinite["loss"].steps) <= 512
 
@@ -245,10 +248,31 @@ def test_a_row_of_bad_steps_that_is_no_fault_does_not_hide_the_one_that_is() -> 
     losses = [2.0] * 10 + [math.nan] * 2 + [2.0] * 100 + [math.nan] * 300
     skipped = [0.0] * 10 + [1.0, 2.0] + [2.0] * 400
     changes = make_evaluator().take(frame({"loss": losses, "amp/skipped": skipped}, range(1, 413)))
-    assert [change.finding.since_step for change in fired(changes)] == [113]
+    assert [change.finding.since_step for change in fired(changes, "nonfinite_loss")] == [113]
 
 
 def test_since_is_the_time_of_the_step_also_where_losses_are_logged_now_and_then() -> None:
     steps = range(10, 510, 10)
     changes = make_evaluator().take(frame({"loss": [2.0] * 25 + [math.nan] * 25}, steps, step_s=1.0))
-    assert [change.finding.since for change in fired(changes)] == ["2023-11-14T22:17:40.000Z"]  # step 260
+    assert [change.finding.since for change in fired(changes, "nonfinite_loss")] == [
+        "2023-11-14T22:17:40.000Z"
+    ]  # step 260
+
+
+def test_readings_that_are_kept_apart_can_be_read_together() -> None:
+    series = TimeSeries(8, apart=True)
+    for rank, values in ((0, [1.0, 2.0]), (3, [5.0, 6.0])):
+        series.take(rank, [10.0, 11.0], values, [True, False])
+    assert series.newest(3) == 6.0
+    assert series.newest() == 4.0
+    assert series.mean(10.0, 11.0) == 3.5
+    together = series.seconds()
+    assert (together.second.tolist(), together.total.tolist()) == ([10.0, 11.0], [6.0, 8.0])
+    assert (together.count.tolist(), together.stepping.tolist()) == ([2.0, 2.0], [True, False])
+
+
+def test_asking_for_the_readings_of_a_rank_that_sent_none_makes_no_rank_of_it() -> None:
+    series = TimeSeries(8, apart=True)
+    assert (series.newest(5), series.tail(4, 5), series.mean(0.0, 1.0, 5), series.newest()) == (None, [], None, None)
+    series.take(2, [10.0], [1.0], [True])
+    assert (series.newest(5), series.ranks) == (None, [2])

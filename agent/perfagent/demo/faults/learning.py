@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["FAULTS"]
 
 _SPIKE_STEPS = 15  # longer than the nine steps over which the loss rule takes its median
-_RATE_GROWTH = 1.04  # a step
+_RATE_GROWTH, _MOST_RATE = 1.04, 60.0  # a step, and in all: beyond it the loss is soon no number
 _NOISE_GROWTH = 1.3  # a step
+_OVERFLOW_GROWTH = 1.5  # a step: the scale must halve in more than every second one
 _MOST = 1e12
 _FEW_WINDOWS = 48  # so few that the model knows them by heart after some hundred steps
 _REPEATED = 64  # windows: four batches of 16
@@ -39,7 +40,7 @@ class Spike(Fault):
 
 class Divergence(Fault):
     def rate(self, step: int, steps: int) -> float:
-        return min(_MOST, _RATE_GROWTH ** max(0, step - steps // 2))
+        return min(_MOST_RATE, _RATE_GROWTH ** max(0, step - steps // 2))
 
 
 class GradExplosion(Fault):
@@ -54,11 +55,13 @@ class ScaleCollapse(Fault):
     precision = "fp16"
 
     def prepare(self, job: Job) -> None:
-        _on_gradient(next(job.model.parameters()), lambda gradient: gradient * job.kept.get("factor", 1.0))
+        # what a backward function does that works in half precision: beyond 65,504 it has only infinity
+        _on_gradient(
+            next(job.model.parameters()), lambda gradient: (gradient * job.kept.get("factor", 1.0)).half().float()
+        )
 
     def begin(self, job: Job, step: int) -> None:
-        # As large as no 32-bit number is: the gradients are infinite at whatever scale.
-        job.kept["factor"] = float("inf") if step >= job.middle else 1.0
+        job.kept["factor"] = min(_MOST, _OVERFLOW_GROWTH ** max(0, step - job.middle))
 
 
 class Frozen(Fault):
@@ -154,7 +157,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     ScaleCollapse(
         name="scale-collapse",
-        story="half-way, the gradients of a layer begin to overflow in fp16, and the GradScaler halves its scale each step",
+        story="from half-way on, a gradient in fp16 grows and overflows, and the GradScaler halves its scale again and again",
         expects=("loss_scale_collapse",),
         min_steps=80,
     ),

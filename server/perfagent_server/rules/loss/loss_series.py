@@ -1,13 +1,15 @@
-"""What rules on the loss share: its name in a sentence, and its finite values."""
+"""What rules on the loss share: its name in a sentence, its finite values, and how far it has come down."""
 
 from __future__ import annotations
 
 import math
 
 from perfagent.wire import LOSS
+from perfagent_server.rules.rule import Rule
 from perfagent_server.rules.step_series import StepSeries
+from perfagent_server.rules.window import Window
 
-__all__ = ["bad_in_a_row", "finite", "named"]
+__all__ = ["bad_in_a_row", "finite", "first_value", "has_fallen", "named", "worth_telling"]
 
 
 def named(series: str) -> str:
@@ -27,3 +29,23 @@ def finite(series: StepSeries) -> tuple[list[float], list[int]]:
 def bad_in_a_row(values: list[float]) -> int:
     """How many of the newest values are no numbers."""
     return next((count for count, value in enumerate(reversed(values)) if math.isfinite(value)), len(values))
+
+
+def first_value(window: Window, rule: Rule, series: str, track: StepSeries) -> float:
+    """The first finite value of a series in this attempt, kept in the rule's state; NaN if there was none."""
+    firsts: dict[str, float] = window.state_of(rule, {})
+    if series not in firsts:
+        firsts[series] = next((value for value in track.values if math.isfinite(value)), math.nan)
+    return firsts[series]
+
+
+def has_fallen(first: float, level: float, *, to: float = 0.75) -> bool:
+    """Whether the run has learned something: its loss fell to this share of its first value."""
+    return level <= to * first
+
+
+def worth_telling(first: float, level: float) -> float:
+    """The least rise that undoes something of what was learned: 2 % of the way that the loss came down; 10 % where next
+    to nothing is left of it, because there any bad batch is a multiple of the level. 0 for a loss that never fell."""
+    share = 0.1 if abs(level) < 0.1 * first else 0.02
+    return share * (first - level) if first > level else 0.0

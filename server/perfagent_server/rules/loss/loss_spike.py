@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import LOSS, Finding
-from perfagent_server.rules.loss.loss_series import finite, named
+from perfagent_server.rules.loss.loss_series import finite, first_value, has_fallen, named, worth_telling
 from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
 __all__ = ["LossSpike"]
+
+_FAR = 0.25  # a loss that fell to this share of its first value did not fall by chance, however noisy it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +57,12 @@ class LossSpike(Rule):
     abrupt: float = 0.6
     usual_times: float = 5.0
     unsteady_pct: float = 8.0
-    unsteady_times: float = 6.0
-    unsteady_record: float = 2.0
+    unsteady_times: float = 10.0
+    unsteady_record: float = 3.0
     early_z: float = 3.0
+    early_unlearned_z: float = 8.0
     early_unsteady_z: float = 25.0
-    early_unsteady_times: float = 100.0
+    unlearned_times: float = 100.0
     unsteady_history: int = 50
     lost_in_a_row: int = 2
 
@@ -69,6 +72,7 @@ class LossSpike(Rule):
     reads = (Series(LOSS, keep=1200, judged=True), Series("lr", merge="max"), Series("grad/norm", merge="max"))
     charts = (LOSS,)
     life = Life(clear_steps=30)
+    joins = ("loss_divergence",)
     english = Words(
         name="Loss spike",
         meaning="The loss jumped up and stayed there for some steps.",
@@ -80,7 +84,7 @@ class LossSpike(Rule):
             "the warm-up of the learning rate. A jump that recurs (at every epoch, at every restart of a schedule) "
             "raises the alert once. A loss is unsteady if its sign changes or its spread is above {unsteady_pct:g} % "
             "of its level, as in reinforcement learning. In the first 550 steps of an unsteady loss, the alert needs "
-            "a jump of at least {early_unsteady_z:g} times the spread and at most {early_unsteady_times:g} times the "
+            "a jump of at least {early_unsteady_z:g} times the spread and at most {unlearned_times:g} times the "
             "level. Up to {lost_in_a_row} NaN in a row are ignored. The alert is resolved when the loss is half the "
             "way back."
         ),
@@ -99,7 +103,7 @@ class LossSpike(Rule):
             "最近 {short} 步的中位数高出此前 {long} 步拟合直线 {rise_pct:g} % 且超过其离散度的 {z_at_least:g} 倍，"
             "并且这种跳变在本次运行中不常见时触发。前 {warmup_steps} 步和学习率预热期间不判断。重复出现的跳变（每个 epoch、"
             "每次调度重启）只告警一次。若损失变号或离散度超过其水平的 {unsteady_pct:g} %（如强化学习），则视为不稳定：前 550 "
-            "步内须跳变至少 {early_unsteady_z:g} 倍离散度且不超过 {early_unsteady_times:g} 倍水平。连续最多 "
+            "步内须跳变至少 {early_unsteady_z:g} 倍离散度且不超过 {unlearned_times:g} 倍水平。连续最多 "
             "{lost_in_a_row} 个 NaN 被忽略。损失回落一半时告警解除。"
         ),
         remedies={
@@ -115,6 +119,7 @@ class LossSpike(Rule):
         track = None if series is None else window.by_step.get(series)
         if series is None or track is None:
             return None
+        first = first_value(window, self, series, track)
         if window.is_firing(self.id):
             return self._judge_open(window, series, track)
         values = self._newest(track)
@@ -130,11 +135,11 @@ class LossSpike(Rule):
             return None
         distance, spread, level = self._measure(values)
         z = distance / spread
-        if z < self.z_at_least or distance < rise * abs(level):
+        if z < self.z_at_least or distance < max(rise * abs(level), worth_telling(first, level)):
             return None
         just_before = sorted(values[self.long - 16 : self.long])[8]
         history, steps = finite(track)
-        if now - just_before < self.abrupt * distance or not self._unusual(history, distance, spread, level):
+        if now - just_before < self.abrupt * distance or not self._unusual(history, first, distance, spread, level):
             return None
         if self._comes_round(history, steps, window.start_step, distance):
             return None
@@ -253,16 +258,19 @@ class LossSpike(Rule):
         now = sorted(values[self.long :])[self.short // 2]
         return now - level, spread, level
 
-    def _unusual(self, values: list[float], distance: float, spread: float, level: float) -> bool:
+    def _unusual(self, values: list[float], first: float, distance: float, spread: float, level: float) -> bool:
         """Whether such a distance is unusual for this very loss. Only asked when everything else says spike."""
         need = self.long + self.short
         past = [self._measure(values[end - need : end]) for end in range(len(values) - 2 * self.short, need - 1, -8)]
         typical = sorted(one[1] for one in past)[int(0.8 * len(past))] if past else spread
         unsteady = max(spread, typical) > self.unsteady_pct / 100 * abs(level) or min(values) < 0 < max(values)
-        if unsteady and len(past) < self.unsteady_history:
-            far = self.early_unsteady_z * spread <= distance <= self.early_unsteady_times * abs(level)
-            return far and self._by_factors(values)
-        if len(past) < self.unsteady_history and distance < self.early_z * spread:
+        learned = has_fallen(first, level)
+        is_early = len(past) < self.unsteady_history
+        if unsteady and not has_fallen(first, level, to=_FAR) and distance > self.unlearned_times * abs(level):
+            return False
+        if unsteady and is_early:
+            return distance >= self.early_unsteady_z * spread and self._by_factors(values)
+        if is_early and distance < (self.early_z if learned else self.early_unlearned_z) * spread:
             return False
         if not past:
             return True

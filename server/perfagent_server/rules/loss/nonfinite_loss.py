@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import LOSS, Finding, loss_kind
-from perfagent_server.rules.evidence import named_ranks, surroundings
+from perfagent_server.rules.evidence import began_in, dated, named_ranks, surroundings
 from perfagent_server.rules.loss.loss_series import bad_in_a_row, named
 from perfagent_server.rules.model import grad_scaler
 from perfagent_server.rules.model.grad_scaler import skips_in_a_row, was_skipped
@@ -29,8 +29,8 @@ class NonfiniteLoss(Rule):
 
     excused_steps: a step that the GradScaler skipped (amp/skipped rose, or the scale fell, in that very step) changed
     no weight; that many of them in a row are no fault, one more is. A loss that rose by grown_times without a break
-    before ran away:
-    its remedy is another one.
+    before ran away: its remedy is another one. Where a gradient was no number before the loss was, in a step that was
+    taken, and no finite loss came in between, it began in the step of that gradient, whose update spoilt the weights.
     """
 
     excused_steps: int = 2
@@ -55,7 +55,8 @@ class NonfiniteLoss(Rule):
             "is the loss of the whole training (`train/loss`, `train_loss`, `loss/total`). It never judges the loss "
             "of an evaluation (`val/loss`) or a figure about a loss (`loss_scale`, `best_loss`). It judges a part of "
             "a loss (`loss/kl`, `g_loss`) only if the run logs no whole loss: then {part_values} values in a row "
-            "must be NaN, after finite ones."
+            "must be NaN, after finite ones. It is dated to the step in which it began: that of a gradient that was "
+            "NaN or infinite before the loss was, if the optimizer took that step."
         ),
         remedies={
             "": (
@@ -80,6 +81,7 @@ class NonfiniteLoss(Rule):
             "规则检查 `loss`以及名称表明是整个训练损失的序列（`train/loss`、`train_loss`、`loss/total`），"
             "从不检查评估损失（`val/loss`）或关于损失的数值（`loss_scale`、`best_loss`）。仅当运行没有记录整体损失时，才检查"
             "损失的一部分（`loss/kl`、`g_loss`）：在有限值之后须连续 {part_values} 个值为 NaN。"
+            "起点是真正开始的那一步：若损失变坏之前已有梯度为 NaN 或无穷大且优化器执行了该步，则以该步为准。"
         ),
         remedies={
             "": (
@@ -121,17 +123,41 @@ class NonfiniteLoss(Rule):
         if grew is not None:
             count, lowest = grew
             before = f"; over the {count} values before it had grown from {lowest:.4g} to {finite[-1]:.4g}"
+        first = self._first(window, since)
+        began = self._bad_gradient_before(window, series, first)
+        if began is not None:
+            since = first
+            before += began_in(began)
         return self.found(
             "critical",
-            f"{named(series)} became {spelled} in step {since:,}",
+            dated(f"{named(series)} became {spelled} in step {since:,}", began),
             f"{named(series)} became {spelled} in step {since}{where}{before}.",
             cause="" if grew is None else "the loss grew before",
-            since_step=since,
+            since_step=since if began is None else began,
             ranks=list(bad.ranks),
             evidence={
                 "step": since, "series": series, "value": bad.value, **surroundings(window), "last_losses": finite,
+                **({} if began is None else {"began": {"first": began, "last": began}}),
             },
         )  # fmt: skip
+
+    def _first(self, window: Window, since: int) -> int:
+        """The first bad step of the trouble that this one belongs to: that of the open alert."""
+        state = window.state_of(self, {"first": since})
+        state["first"] = min(state["first"], since) if window.is_firing(self.id) else since
+        return int(state["first"])
+
+    @staticmethod
+    def _bad_gradient_before(window: Window, series: str, first: int) -> int | None:
+        """The first step whose gradient was no number, since the last finite loss before. A finite loss after it shows
+        that its update did no harm; that of its own step was there before the update."""
+        track = window.by_step.get(series)
+        known = (
+            [] if track is None else zip(track.steps_before(first - 1, 50), track.before(first - 1, 50), strict=True)
+        )
+        good = max((step for step, value in known if math.isfinite(value)), default=first - 1)
+        steps = (entry.step for entry in window.nonfinite["gradient"].steps)
+        return next((step for step in steps if good <= step < first and not was_skipped(window, step, later=1)), None)
 
     def _grew(self, finite: list[float]) -> tuple[int, float] | None:
         """(over how many values, from what) the loss ran away before it was no number: the training diverged, which no

@@ -1,156 +1,213 @@
-"""host_memory_leak: the memory of the training processes grows without end."""
+"""host_memory_leak: the memory of the training processes, or of their host, grows without end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import spell_bytes, spell_s
+from perfagent_server.rules.evidence import spell_bytes
+from perfagent_server.rules.memory.growth import Growth, Track, spell_long_s
+from perfagent_server.rules.memory.readings import OF_HOSTS, OF_PROCESSES, Held, Host, hosts, of_processes, of_workers
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.window import Window
 
 __all__ = ["HostMemoryLeak"]
 
-_MOST_POINTS = 96
-_SERIES = ("process/rss_bytes", "process/workers_rss_bytes")
+_EARLY_S = 600.0
+_OWN = ("processes", "workers")
+_WHOSE = {"processes": "the training processes", "workers": "the loader's workers", "host": "the host"}
+_CAUSES = {"processes": "", "workers": "loader workers", "host": "host"}
+
+
+class _Leak(NamedTuple):
+    of: str
+    rise: Growth
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostMemoryLeak(Rule):
-    """Resident memory of all ranks and their loader workers together rises through the whole attempt.
+    """Memory rises steadily, without slowing down or falling back: that of the training processes, that of their loader
+    workers, or that of the host beside both.
 
-    The rule keeps one point every few seconds, and half as many when there are too many, so that the points always
-    cover the attempt since its first skip_s seconds (models, caches and workers come up then). The medians of the three
-    thirds of the points must rise (three bands, as in TraceML's trend rule), each by at least third_share of the growth,
-    the last also by steady_share of the step before it: what fills up (a cache) rises less and less. The memory must
-    not have fallen back by more than pull_back_share of the growth, as it does at the end of an epoch that kept its
-    outputs.
+    Memory of processes is what they hold without pages of mapped files, and that of the host is without its cache. For
+    each of the three, the lowest level of six blocks of time in a row must rise from block to block (growth.py), over a
+    stretch of any length that ends now. It is named once leaked_bytes were added and the rise went on for settle_s and
+    settle_steps after that: what fills up (a cache, a pool of the allocator) has ended by then, or rises less. Of very
+    large processes least_pct of what they hold must be added, of a host that others use too least_host_pct of its memory.
+    Growth that was given back once (outputs that are kept for an epoch) must be exceeded by given_back_times.
     """
 
-    grown_pct: float = 6.0
-    grown_bytes: float = 64 * 2.0**20
-    third_share: float = 0.3
-    steady_share: float = 0.7
-    pull_back_share: float = 0.1
-    skip_s: float = 10.0
-    least_points: int = 40
+    leaked_bytes: float = 200e6
+    settle_s: float = 40.0
+    settle_steps: int = 180
+    least_pct: float = 0.5
+    least_host_pct: float = 0.5
+    given_back_times: float = 1.3
+    skip_s: float = 5.0
+    skip_steps: int = 5
 
     id: ClassVar[str] = "host_memory_leak"
     severities = ("warning",)
     place = Place(Question.WILL_IT_GO_ON, 4)
-    reads = (
-        Every(3.0),
-        *(Series(name, keep=2, axis="time", ranks="apart") for name in _SERIES),
-        Series("step_time_s", merge="median"),
-    )
-    charts = _SERIES
-    life = Life(for_s=60.0, clear_s=60.0, restated=True)
+    reads = (Every(3.0), *OF_PROCESSES, *OF_HOSTS, Series("step_time_s", merge="median"))
+    charts = ("process/rss_bytes", "process/workers_rss_bytes", "host/memory_used_bytes")
+    life = Life(for_s=6.0, clear_s=60.0, restated=True)
+    state_version = 2
     english = Words(
         name="Host memory leak",
-        meaning="The memory of the training processes and their loader workers grows without end.",
+        meaning="The memory of the training processes, of their loader workers or of the host grows without end.",
         fires=(
-            "When the resident memory of all ranks and their workers has risen through the whole attempt: by at "
-            "least {grown_pct:g} % and 64 MiB, steadily and without falling back, for three minutes at least. The "
-            "first {skip_s:g} s do not count. The finding says how fast it grows."
+            "When the memory of all ranks, of their loader workers, or of the host beside them rises steadily, without "
+            "slowing down or falling back: at least 200 MB were added, and the rise went on for {settle_s:g} s and "
+            "{settle_steps} steps after that. Pages of mapped files and the page cache do not count, and the first "
+            "{skip_s:g} s and {skip_steps} steps do not. The finding says how much each step adds, and how long the "
+            "host's memory lasts. A cache or a replay buffer that takes minutes to fill looks the same until it is full."
         ),
         remedies={
             "": (
                 "Drop what is kept of every step: lists of losses or outputs hold the whole graph unless they are "
                 "detached (loss.item() or loss.detach()), and so do hooks and caches without a bound. tracemalloc "
-                "shows which line allocates what stays."
+                "shows which line allocates what stays. If a cache or replay buffer is still filling, give it a bound "
+                "that fits into the host's memory."
             ),
             "loader workers": (
-                "The loader's workers grow: lists of Python objects in the dataset are copied page by page as their "
-                "reference counts change. Keep them in numpy or Arrow arrays, which workers share, and look for "
-                "caches in __getitem__; persistent_workers=False starts them anew in each epoch."
+                "The loader's workers grow: look for caches and lists in __getitem__ that are never emptied, and keep "
+                "the dataset in numpy or Arrow arrays, which workers share, instead of lists of Python objects. "
+                "persistent_workers=False starts the workers anew in each epoch."
+            ),
+            "host": (
+                "The growth is in no training process: look at /dev/shm (batches that are kept, shared memory that "
+                "nobody unlinks), at programs that the script starts (ps -e --sort=-rss), and at lists of Python "
+                "objects in the dataset, which workers copy page by page as their reference counts change (keep them "
+                "in numpy or Arrow arrays). On a host that others use, it may be theirs."
             ),
         },
     )
     chinese = Words(
         name="主机内存泄漏",
-        meaning="训练进程及其加载 worker 的内存不断增长。",
+        meaning="训练进程、其加载 worker 或主机的内存不断增长。",
         fires=(
-            "所有 rank 及其 worker 的常驻内存在整个运行期间持续上升：至少 {grown_pct:g} % 且 64 MiB，"
-            "并且每三分之一时段都在增长而没有回落、至少持续三分钟时触发。前 {skip_s:g} 秒不计。结论给出增长速度。"
+            "所有 rank、其加载 worker 或除此之外的主机内存持续上升，既不减缓也不回落：已增加至少 200 MB，"
+            "且此后又持续增长了 {settle_s:g} 秒和 {settle_steps} 步时触发。映射文件的页和页缓存不计，前 {skip_s:g} "
+            "秒和前 {skip_steps} 步不计。结论给出每步增加多少、主机内存还能用多久。"
+            "需要数分钟才填满的缓存或回放缓冲区在填满之前看起来相同。"
         ),
         remedies={
             "": (
                 "不要保留每一步的内容：未 detach 的损失或输出列表会保留整个计算图（用 loss.item() 或 "
                 "loss.detach()），无界的钩子和缓存也是如此。tracemalloc 可显示是哪一行。"
+                "若是缓存或回放缓冲区仍在填充，请为其设置主机内存可容纳的上限。"
             ),
             "loader workers": (
-                "加载 worker 的内存在增长：数据集中的 Python 对象列表会因引用计数变化而逐页复制。改用 worker "
-                "可共享的 numpy 或 Arrow 数组，并检查 __getitem__ 中的缓存。"
+                "加载 worker 的内存在增长：检查 __getitem__ 中从不清空的缓存和列表，并把数据集放在 worker 可共享的 "
+                "numpy 或 Arrow 数组中，而不是 Python 对象列表。persistent_workers=False 会在每个 epoch 重启 worker。"
+            ),
+            "host": (
+                "增长不在任何训练进程中：检查 /dev/shm（被保留的批次、无人 unlink 的共享内存）、脚本启动的程序（ps -e "
+                "--sort=-rss），以及数据集中的 Python 对象列表（引用计数变化会使 worker 逐页复制，请改用 numpy 或 Arrow "
+                "数组）。在与他人共用的主机上，也可能是他人的程序。"
             ),
         },
     )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
-        if window.series("step_time_s") is None or window.now - window.started < self.skip_s:
+        held = of_processes(window)
+        if held is None or window.series("step_time_s") is None:
             return None
-        # times and bytes of the points; seconds between two of them; bytes of the workers at the first one
-        state = window.state_of(self, {"times": [], "bytes": [], "every_s": 0.0, "workers": 0.0})
-        total, workers = (_total(window, _SERIES), _total(window, _SERIES[1:]))
-        if total <= 0:
+        state = window.state_of(self, {"began": window.now, "from_step": window.step, "second": 0.0})
+        if window.now - state["began"] < self.skip_s or window.step - state["from_step"] < self.skip_steps:
             return None
-        _add_point(state, window.now, total, workers)
-        points = state["bytes"]
-        if len(points) < self.least_points:
-            return UNKNOWN
-        third = len(points) // 3
-        low, middle, high = median(points[:third]), median(points[third : 2 * third]), median(points[-third:])
-        grown = high - low
-        if grown < max(self.grown_bytes, self.grown_pct / 100 * low):
-            return None
-        if min(middle - low, high - middle) < self.third_share * grown or high - middle < self.steady_share * (
-            middle - low
-        ):
-            return None
-        if max(points) - points[-1] > self.pull_back_share * grown:
-            return None
-        return self._finding(window, state, low, points[-1], workers)
+        if held.second <= state["second"]:
+            return UNKNOWN  # nothing new was read
+        state["second"] = held.second
+        nodes = hosts(window)
+        tracks = self._follow(window, state, held, nodes)
+        leak = self._leak(state, tracks, sum(node.total for node in nodes))
+        early = window.now - state["began"] < _EARLY_S
+        return None if leak is None else self._finding(leak, tracks, nodes, early=early)
 
-    def _finding(self, window: Window, state: dict[str, Any], low: float, now: float, workers: float) -> Finding:
-        lasted_s = state["times"][-1] - state["times"][0]
-        per_hour = (now - state["bytes"][0]) / lasted_s * 3600
-        of_workers = workers - state["workers"] > 0.5 * (now - state["bytes"][0])
-        whose = "the loader's workers" if of_workers else "the training processes"
+    def _follow(self, window: Window, state: dict[str, Any], held: Held, nodes: list[Host]) -> dict[str, Track]:
+        """Adds a point to the tracks of what can be read."""
+        workers = of_workers(window)
+        levels = {
+            "processes": (held.held, held.ranks),
+            "workers": None if workers is None else (workers.held, workers.ranks),
+            "host": (sum(node.used for node in nodes), len(nodes)) if nodes else None,
+        }
+        tracks = {}
+        for name, level in levels.items():
+            if level is not None:
+                tracks[name] = track = Track(state.setdefault(name, {}))
+                track.add(window.now, window.step, level[0], parts=level[1])
+        return tracks
+
+    def _leak(self, state: dict[str, Any], tracks: dict[str, Track], hosts_bytes: float) -> _Leak | None:
+        for name, track in tracks.items():
+            least = self._least(name, track, state, hosts_bytes)
+            rise = track.rise(least, settle_s=self.settle_s, settle_steps=self.settle_steps)
+            self._note_given_back(state, name, track, rise)
+            if rise is not None and not (name == "host" and _is_ours(rise, tracks)):
+                return _Leak(name, rise)
+        return None
+
+    def _least(self, name: str, track: Track, state: dict[str, Any], hosts_bytes: float) -> float:
+        share = self.least_host_pct * hosts_bytes if name == "host" else self.least_pct * track.first()
+        given_back: float = state.get("given_back", {}).get(name, 0.0)
+        return max(self.leaked_bytes, share / 100, self.given_back_times * given_back)
+
+    def _note_given_back(self, state: dict[str, Any], name: str, track: Track, rise: Growth | None) -> None:
+        """Remembers the top of a rise, and how much it was once most of it has fallen back."""
+        tops = state.setdefault("tops", {})
+        if rise is not None:
+            tops[name] = [rise.now, rise.grown]
+        elif name in tops and tops[name][0] - track.level > 0.5 * tops[name][1]:
+            given_back = state.setdefault("given_back", {})
+            given_back[name] = max(given_back.get(name, 0.0), tops.pop(name)[1])
+
+    def _finding(self, leak: _Leak, tracks: dict[str, Track], nodes: list[Host], *, early: bool) -> Finding:
+        rise, whose = leak.rise, _WHOSE[leak.of]
+        per_step = rise.per_s * rise.lasted_s / max(1, rise.steps)
+        left_s = (
+            max(0.0, nodes[0].total - nodes[0].used) / max(rise.per_s, _slope_of_host(rise, tracks))
+            if len(nodes) == 1
+            else None
+        )
+        lasts = (
+            f" The host's {spell_bytes(nodes[0].total)} are full in {spell_long_s(left_s)} if it goes on."
+            if left_s
+            else ""
+        )
+        ends = " If a dataset or a cache is still being filled, it ends by itself." if early else ""
+        beside = " beside the training processes and their workers" if leak.of == "host" else ""
         return self.found(
             "warning",
-            f"The memory of {whose} grows by {spell_bytes(per_hour)} an hour",
-            f"The memory of {whose} grew from {spell_bytes(state['bytes'][0])} to {spell_bytes(now)} in "
-            f"{spell_s(lasted_s)}, "
-            f"without falling back: {spell_bytes(per_hour)} an hour.",
-            cause="loader workers" if of_workers else "",
-            cost=f"{spell_bytes(per_hour)} of memory an hour, until the host has none left",
-            since_step=window.step,
+            f"The memory of {whose} grows by {spell_bytes(3600 * rise.per_s)} an hour",
+            f"The memory of {whose}{beside} grew from {spell_bytes(rise.first)} to {spell_bytes(rise.now)} in "
+            f"{spell_long_s(rise.lasted_s)} ({rise.steps:,} steps), steadily and without falling back: "
+            f"{spell_bytes(rise.per_s)} a second, {spell_bytes(per_step)} a step.{lasts}{ends}",
+            cause=_CAUSES[leak.of],
+            cost=f"{spell_bytes(3600 * rise.per_s)} of memory an hour, until the host has none left",
+            since_step=rise.since_step,
             evidence={
-                "rss_bytes": now, "first_rss_bytes": state["bytes"][0], "grown_bytes": now - low, "bytes_per_hour": per_hour,
-                "over_s": lasted_s, "points": len(state["bytes"]), "workers_rss_bytes": workers,
+                "of": leak.of, "bytes": rise.now, "first_bytes": rise.first, "grown_bytes": rise.grown,
+                "bytes_per_hour": 3600 * rise.per_s, "bytes_per_step": per_step, "over_s": rise.lasted_s,
+                "steps": rise.steps, "left_s": left_s, "now_bytes": {name: one.level for name, one in tracks.items()},
             },
         )  # fmt: skip
 
 
-def _total(window: Window, names: tuple[str, ...]) -> float:
-    """Bytes of the newest readings of all ranks, of these series together."""
-    total = 0.0
-    for name in names:
-        readings = window.by_time.get(name)
-        if readings is not None:
-            total += sum(readings.newest(rank) or 0.0 for rank in readings.ranks)
-    return total
+def _is_ours(rise: Growth, tracks: dict[str, Track]) -> bool:
+    """Whether the processes and their workers grew by half of what their host did, and so are judged themselves."""
+    grown = 0.0
+    for name in _OWN:
+        before = tracks[name].at(rise.since) if name in tracks else None
+        if before is not None:
+            grown += tracks[name].level - before
+    return grown > 0.5 * rise.grown
 
 
-def _add_point(state: dict[str, Any], now: float, total: float, workers: float) -> None:
-    times, points = state["times"], state["bytes"]
-    if times and now - times[-1] < state["every_s"]:
-        return
-    if not times:
-        state["workers"] = workers
-    times.append(now)
-    points.append(total)
-    if len(points) > _MOST_POINTS:
-        state["every_s"] = 2 * (times[-1] - times[0]) / len(times)
-        del times[1::2], points[1::2]
+def _slope_of_host(rise: Growth, tracks: dict[str, Track]) -> float:
+    """Bytes a second that the host lost over the same time; 0 where that is not known."""
+    before = tracks["host"].at(rise.since) if "host" in tracks else None
+    return 0.0 if before is None else (tracks["host"].level - before) / rise.lasted_s

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from perfagent.wire import Finding
+from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.evidence import surroundings
+from perfagent_server.rules.model.learning import is_restless
 from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
@@ -25,6 +26,7 @@ _MOST_TOGETHER = 12
 _MOST_RAISED = 64  # high norms that are remembered
 _LATELY = 32  # measurements that a rise may take
 _NAMED = 5  # layers that the evidence names
+_MUCH = 5.0  # times, by which one layer stands out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +41,9 @@ class GradNormExplosion(Rule):
     What is usual is said by the run itself: its median, the spread of the logarithm of its norms (IQR / 1.349), and what
     it had before: a rise that comes again is told the first time. The norm must have risen by near_times against the 16
     measurements before: norms that grow slowly are healthy. Twice as much is needed while the learning rate rises,
-    early_factor times as much in the first steps (and then more than ever before in the run). A run whose norms had
-    become next to nothing (a reward that was never met, a solved problem) must exceed what it once had. Norms that follow
-    a loss scale are judged as multiples of it.
+    early_factor times as much (and more than ever before in the run) in the first steps, and where the loss is as restless
+    as in reinforcement learning. A run whose norms had become next to nothing (a solved problem, a reward that is never met)
+    must exceed what it once had. Norms that follow a loss scale are judged as multiples of it.
     """
 
     warning_times: float = 5.0  # of the high norms together, as a geometric mean
@@ -69,8 +71,9 @@ class GradNormExplosion(Rule):
         Series(_NORM, keep=_KEEP, merge="max", judged=True),
         Series("grad/local_square_sum", keep=_KEEP, merge="root of sum", part_of=_NORM),
         Series("lr", merge="max"),
+        Series(LOSS),
         Series("amp/scale", merge="min"),
-        Series(_LAYERS, keep=12),
+        Series(_LAYERS, keep=8),
     )
     charts = (_NORM,)
     life = Life(clear_steps=16)
@@ -83,9 +86,9 @@ class GradNormExplosion(Rule):
             "{second_times:g} times. It is critical when the lower one is at least {critical_times:g} times the median. "
             "In a run whose norms vary widely, more is needed: {spreads:g} and {second_spreads:g} times the spread of "
             "their logarithms; where single high norms are common, more of them together. While the learning rate rises, "
-            "the limits are {rising_factor:g} times as high; in the first {early_steps} steps they are {early_factor:g} "
-            "times as high. A single high norm, slow growth, and norms that "
-            "only follow the loss scale do not count. The alert is resolved when the norms are below "
+            "the limits are {rising_factor:g} times as high; in the first {early_steps} steps, and while the loss is as "
+            "restless as in reinforcement learning, they are {early_factor:g} times as high. A single high norm, slow "
+            "growth, and norms that only follow the loss scale do not count. The alert is resolved when the norms are below "
             "{clear_times:g} times the old median again."
         ),
         remedies={
@@ -113,7 +116,7 @@ class GradNormExplosion(Rule):
             "且其中较低者至少为 {second_times:g} 倍时触发；较低者达到 {critical_times:g} 倍时为严重。"
             "若范数本身波动大，还须超过其对数离散度的 "
             "{spreads:g} 倍和 {second_spreads:g} 倍；单个高值常见时须有更多个同时出现。"
-            "学习率上升期间门限为 {rising_factor:g} 倍，前 {early_steps} 步为 "
+            "学习率上升期间门限为 {rising_factor:g} 倍，前 {early_steps} 步以及损失像强化学习那样剧烈波动时为 "
             "{early_factor:g} 倍。单步的高值、缓慢增长以及仅随损失缩放变化的范数不计。"
             "范数回到原中位数的 {clear_times:g} 倍以下时告警解除。"
         ),
@@ -149,7 +152,7 @@ class GradNormExplosion(Rule):
         if window.is_firing(self.id):
             return self._judge_open(track, window, state)
         self._learn(track, state, newest[-1], second)
-        if second is not None and second < self.clear_times * state["level"]:
+        if second is not None and (second <= 0 or second < self.clear_times * state["level"]):
             return None  # nearly every step ends here
         rise = self._rise(window, track, state, highest)
         if rise is None:
@@ -169,8 +172,8 @@ class GradNormExplosion(Rule):
             near = sorted(track.last(17)[:-1])
             if near and norm > self.near_times * near[len(near) // 2]:  # and is not on its way down from the start
                 most = self.critical_times * state["level"]
-                pair = [math.log(min(value or norm, most) / state["level"]) for value in (norm, second)]
-                state["raised"].append([track.total, *pair])
+                both = (norm, second if second is not None and second > 0 else norm)
+                state["raised"].append([track.total, *(math.log(min(one, most) / state["level"]) for one in both)])
         del state["raised"][:-_MOST_RAISED]
 
     def _rise(self, window: Window, track: StepSeries, state: dict[str, Any], highest: float) -> _Rise | None:
@@ -185,7 +188,8 @@ class GradNormExplosion(Rule):
         if len(values) < self.early_history + count + 1:
             return None
         rise = _Rise.of(values, steps, count, history)
-        factor = self.early_factor if early else self.rising_factor if _is_rising(window) else 1.0
+        restless = is_restless(window, rise.since - 1)
+        factor = self.early_factor if early or restless else self.rising_factor if _is_rising(window) else 1.0
         limit = math.log(factor)
         record = max((one[2] for one in state["raised"] if one[0] <= track.total - _LATELY), default=-math.inf)
         if (
@@ -198,7 +202,7 @@ class GradNormExplosion(Rule):
         lowest = math.exp(rise.lowest) * rise.level
         if rise.level < self.faded_share * highest and lowest <= self.warning_times * highest:
             return None
-        return None if early and lowest <= highest else rise
+        return None if (early or restless) and lowest <= highest else rise
 
     def _enough(self, raised: list[list[float]], total: int, lowest: float) -> int:
         """How many norms of the newest must be high, of one more: as many as are that high together by chance less often
@@ -237,9 +241,11 @@ class GradNormExplosion(Rule):
     def _finding(self, window: Window, track: StepSeries, rise: _Rise) -> Finding:
         lower, higher = math.exp(rise.lowest), math.exp(rise.first)
         others = "another" if rise.many == 2 else f"{rise.many - 1} others"
-        layers = _layers(window, rise.since)
+        layers, measured = _layers(window, rise.since)
         cause = "one layer" if _stands_out(layers) else "learning rate" if _is_rising(window) else ""
-        named = f" Most in {layers[0][0]}: {layers[0][1]:.3g} times its own median." if layers else ""
+        named = (
+            f" Most in {layers[0][0]}, {layers[0][1]:.3g} times its own median in step {measured:,}." if layers else ""
+        )
         return self.found(
             "critical" if lower >= self.critical_times else "warning",
             f"The gradient norm rose to {rise.norm:.3g}, {higher:.3g} times what is usual",
@@ -342,25 +348,25 @@ def _is_rising(window: Window) -> bool:
     return len(rates) >= 32 and rates[-1] > 1.02 * min(rates)
 
 
-def _layers(window: Window, since: int) -> list[tuple[str, float]]:
-    """The layers whose newest norms are the highest multiples of their own medians before; empty if they were not measured
-    since, or too rarely before."""
+def _layers(window: Window, since: int) -> tuple[list[tuple[str, float]], int]:
+    """The layers whose newest norms are the highest multiples of their own medians before, and the step of those norms.
+    Empty if they were not measured since, or too rarely before."""
     family = window.by_family.get(_LAYERS)
     if family is None:
-        return []
-    names, steps, norms = family.matrix(window.step)
-    first = next((place for place, step in enumerate(steps) if step >= since), len(steps))
-    if first < 3 or first == len(steps):
-        return []
+        return [], 0
+    names, steps, norms = family.matrix(window.at)
+    before = sum(step < since for step in steps)
+    if before < 3 or before == len(steps):
+        return [], 0
+    known = np.isfinite(norms[:, :before]).sum(axis=1) >= 3
+    usual = np.nanmedian(norms[known, :before], axis=1)
     with np.errstate(all="ignore"):
-        known = np.isfinite(norms[:, :first]).sum(axis=1) >= 3
-        usual = np.nanmedian(norms[known, :first], axis=1)
-        times = np.nan_to_num(np.fmax.reduce(norms[known, first:], axis=1) / usual, nan=0.0, posinf=0.0)
-    order = np.argsort(-times)[:_NAMED]
+        times = np.nan_to_num(norms[known, -1] / usual, nan=0.0, posinf=0.0)
     kept = [name for name, is_known in zip(names, known.tolist(), strict=True) if is_known]
-    return [(kept[place].removeprefix(_LAYERS), float(times[place])) for place in order.tolist()]
+    order = np.argsort(-times)[:_NAMED].tolist()
+    return [(kept[place].removeprefix(_LAYERS), float(times[place])) for place in order], steps[-1]
 
 
 def _stands_out(layers: list[tuple[str, float]]) -> bool:
     """Whether the trouble is one layer's: the others have not risen nearly as far."""
-    return len(layers) == _NAMED and layers[0][1] >= 5 * layers[2][1]
+    return len(layers) == _NAMED and layers[0][1] >= max(_MUCH, _MUCH * layers[2][1])

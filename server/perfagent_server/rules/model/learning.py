@@ -9,10 +9,10 @@ from typing import Any
 from perfagent.wire import LOSS
 from perfagent_server.rules.window import Window
 
-__all__ = ["is_flat", "loss_left"]
+__all__ = ["is_flat", "is_restless", "loss_left"]
 
 _NOW = 9  # losses of which the median is taken
-_FLAT = 48  # losses that are flat, or not
+_MANY = 48  # losses of which the spread is taken
 
 
 def loss_left(window: Window, state: dict[str, Any]) -> float | None:
@@ -37,12 +37,23 @@ def loss_left(window: Window, state: dict[str, Any]) -> float | None:
 
 
 def is_flat(window: Window) -> bool:
-    """Whether the newest losses keep to one level: their spread (IQR / 1.349) is below a tenth of it. Those of
-    reinforcement learning do not."""
+    """Whether the newest losses keep to one level: their spread is below a tenth of it."""
+    spread, level = _spread(window, window.step)
+    return spread < 0.1 * level
+
+
+def is_restless(window: Window, step: int) -> bool:
+    """Whether the losses up to that step vary by nearly as much as they are, or change their sign: as those of reinforcement
+    learning do, which learns from what it happens to meet."""
+    spread, level = _spread(window, step)
+    return 0.3 * level < spread < math.inf
+
+
+def _spread(window: Window, step: int) -> tuple[float, float]:
+    """The spread of the newest losses up to a step (IQR / 1.349), and their level; infinite and 0.0 if there are too few."""
     name = window.loss_name
     track = window.by_step.get(name) if name is not None else None
-    values = sorted(value for value in track.before(window.step, _FLAT) if math.isfinite(value)) if track else []
-    if len(values) < _FLAT:
-        return False
-    spread = (values[3 * _FLAT // 4] - values[_FLAT // 4]) / 1.349
-    return spread < 0.1 * abs(values[_FLAT // 2])
+    values = sorted(value for value in track.before(step, _MANY) if math.isfinite(value)) if track else []
+    if len(values) < _MANY:
+        return math.inf, 0.0
+    return (values[3 * _MANY // 4] - values[_MANY // 4]) / 1.349, abs(values[_MANY // 2])

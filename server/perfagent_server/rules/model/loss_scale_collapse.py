@@ -44,6 +44,7 @@ class LossScaleCollapse(Rule):
     reads = (Series("amp/scale", merge="min", judged=True), *grad_scaler.READS, Series(LOSS), Series("lr", merge="max"))
     charts = ("amp/scale", "amp/skipped")
     life = Life(clear_steps=50, restated=True)
+    joins = ("nonfinite_loss", "nonfinite_gradient")  # then no scale is small enough
     english = Words(
         name="Loss scale collapse",
         meaning="The loss scale of fp16 falls again and again: gradients overflow, and steps are skipped.",

@@ -117,7 +117,7 @@ class UpdateRatio(Rule):
             return self._of_model(window, whole, "", left, is_sick=True)
         large = [row for row in rows if self._is_large(row, lowered)]
         if large:
-            return self._of_layers(window, large, len(rows), "one layer", "by more than they are")
+            return self._of_layers(window, large, len(rows), "one layer")
         early = None if total is None else _row(total, began + self.first_steps)
         if early is not None and early.values[-1] >= lowered * self.high_ratio:
             stuck = left is not None and left > self.learned_share and is_flat(window)
@@ -134,7 +134,7 @@ class UpdateRatio(Rule):
         if whole is not None and self._is_small(whole, lowered):
             return self._of_model(window, whole, "small", left, is_sick=True)
         small = [row for row in rows if self._is_small(row, lowered)]
-        return self._of_layers(window, small, len(rows), "small", "by next to nothing") if small else None
+        return self._of_layers(window, small, len(rows), "small") if small else None
 
     def _is_large(self, row: LayerRow, lowered: float) -> bool:
         newest = row.values[-self.observations :]
@@ -157,14 +157,19 @@ class UpdateRatio(Rule):
             evidence=self._evidence(window, whole, {"ratio": ratio, "loss_left": left}),
         )
 
-    def _of_layers(self, window: Window, rows: list[LayerRow], measured: int, cause: str, how: str) -> Finding:
+    def _of_layers(self, window: Window, rows: list[LayerRow], measured: int, cause: str) -> Finding:
         rows.sort(key=lambda row: row.values[-1], reverse=cause != "small")
         worst = rows[0]
         names = [f"{row.layer} ({row.values[-1]:.2g})" for row in rows]
-        count = f"{len(rows)} of {measured} layers"
+        count, many = f"{len(rows)} of {measured} layers", len(rows) > 1
+        how = (
+            "next to nothing"
+            if cause == "small"
+            else f"more than {self.large:g} times {'themselves' if many else 'itself'}"
+        )
         return self.found(
             "warning",
-            f"{count} change {how} in a step" if len(rows) > 1 else f"{short(worst.layer)} changes {how} in a step",
+            f"{count} change by {how} in a step" if many else f"{short(worst.layer)} changes by {how} in a step",
             f"The ratio of a step's change to the weights is outside of {self.small:g} to {self.large:g} in {count}, in "
             f"{self.observations} measurements in a row up to step {worst.steps[-1]:,}: {named_layers(names)}.",
             cause=cause,

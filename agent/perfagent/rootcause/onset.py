@@ -1,0 +1,110 @@
+"""Dates a NaN to the step in which it began. Pure: what an inquiry found, and the rows of the steps before, in; steps out.
+
+A loss that is no number may only show what the update of an earlier step did to the weights, and gradients are measured
+only now and then. What is known bounds it: a finite loss shows that the weights of its step were good, a finite gradient
+that its update was; the optimizer's own averages tell a bad gradient from a weight that somebody wrote. Where that leaves
+more than one step, both ends are said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["onset", "sentence"]
+
+_SPARSE = ("Embedding", "EmbeddingBag")
+"""Of these a batch reads only some rows: a finite loss does not show that the others are good."""
+
+
+def onset(
+    found: Mapping[str, Any], history: Sequence[Mapping[str, float]], *, first_step: int, watched: bool
+) -> dict[str, Any] | None:
+    """{"first", "last", "by"?, "measured"?}: the steps between which it began, one step where they are equal; None where
+    nothing can be said. by: "gradient" (measured: it was), "weights" (written by something else), or absent where that
+    is not known.
+
+    found: the evidence. history: rows of the steps up to the bad one, as far as they were read. watched: every loss was
+    looked at before its backward pass, so that the one of the step before was finite.
+    """
+    step = found["step"]
+    before, after = found.get("parameters_before"), found.get("parameters_after")
+    at = {int(entry["step"]): entry for entry in history}
+    if _is_finite(at.get(step, {}).get("loss")):
+        return {"first": step, "last": step, "by": "gradient", "measured": True}
+    if before is not None and not before["nonfinite"]:
+        return {"first": step, "last": step}
+    if before is None and after is not None and not after["nonfinite"] and found.get("looked_after_step", -1) >= step:
+        return {"first": step, "last": step}
+    if step <= first_step:
+        return None  # loaded so, or made so by this step: nothing came before
+    good_loss = max(
+        (number for number, entry in at.items() if number < step and _is_finite(entry.get("loss"))), default=0
+    )
+    if watched:
+        good_loss = max(good_loss, step - 1)
+    earliest = max(first_step, 0 if _is_sparse(found) else good_loss)
+    states = {number: _gradient(entry, at.get(number - 1)) for number, entry in at.items() if number < step}
+    bad = min((number for number, state in states.items() if state == "bad" and number >= earliest), default=None)
+    if bad is not None:
+        return {"first": bad, "last": bad, "by": "gradient", "measured": True}
+    good = max((number for number, state in states.items() if state == "good"), default=0)
+    moments = found.get("optimizer_state")
+    if before is None:
+        return {"first": min(step, max(earliest, good + 1)), "last": step}
+    if good == step - 1 or (moments is not None and not moments["nonfinite"]):
+        return {"first": min(step - 1, max(earliest, good)), "last": step, "by": "weights"}
+    known = {"by": "gradient"} if moments is not None else {}
+    return {"first": min(step - 1, max(earliest, good + 1)), "last": step - 1, **known}
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _gradient(entry: Mapping[str, float], before: Mapping[str, float] | None) -> str:
+    """Whether the gradients of a step that was taken were "good" or "bad"; "" where they were not measured."""
+    if before is not None and entry.get("amp/skipped", 0.0) > before.get("amp/skipped", math.inf):
+        return "good"  # nothing was updated
+    norm = entry.get("grad/norm")
+    if entry.get("grad/nonfinite") or (norm is not None and not math.isfinite(norm)):
+        return "bad"
+    return "good" if norm is not None or "grad/nonfinite" in entry else ""
+
+
+def _is_sparse(found: Mapping[str, Any]) -> bool:
+    return found.get("module_class") in _SPARSE or "expert" in str(found.get("parameter", "")).lower()
+
+
+def sentence(began: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """When it began, after the sentence on where; "" where that one says it."""
+    step, first, last, by = found["step"], began["first"], began["last"], began.get("by")
+    before = found.get("parameters_before", {}).get("nonfinite")
+    read = any(entry["step"] == last for entry in found.get("history", ()))  # else it may have been measured
+    unmeasured = ", whose gradients were not measured" if read else ""
+    if first == last == step:
+        only_after = found["cause"] == "spread" and not before
+        return (
+            f"It began in step {step}: the gradients of step {step - 1} were finite."
+            if only_after and by is None
+            else ""
+        )
+    if "gradients_began" in found:
+        return ""
+    if began.get("measured"):
+        return f"It began in step {first}, with a gradient that was non-finite."
+    if by == "weights":
+        made = "a learning rate or a weight that was written, and no gradient, did it"
+        return (
+            f"It began after the gradients of step {first}, which were finite, and before those of step {last}: {made}."
+        )
+    if not before:
+        when = f"in the update of step {first}" if first == last - 1 else f"in an update from step {first} on"
+        return f"It began in step {last} or {when}, whose gradients were not measured: which of them is not known."
+    if first < last:
+        known = "; the optimizer's state shows that a gradient did it" if by == "gradient" else ""
+        return f"It began with the update of one of the steps {first} to {last}{unmeasured}{known}."
+    if by != "gradient":
+        return f"It began with the update of step {first}, or right after it: the loss of that step was finite."
+    return f"It began in step {first}{unmeasured}: the optimizer's state shows that a gradient was non-finite."

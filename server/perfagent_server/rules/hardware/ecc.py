@@ -1,0 +1,167 @@
+"""ecc: memory of a GPU fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import named_ranks
+from perfagent_server.rules.hardware.counters import follow_gains, newest_of
+from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.window import Window
+
+__all__ = ["Ecc"]
+
+_UNCORRECTED = {
+    "gpu/ecc_uncorrected_volatile": "uncorrected memory errors",
+    "gpu/ecc_uncorrected_aggregate": "uncorrected memory errors",
+    "gpu/remapped_rows_uncorrected": "rows remapped after uncorrectable errors",
+    "gpu/retired_pages_double": "pages retired after uncorrectable errors",
+}
+_CORRECTED = {
+    "gpu/remapped_rows_corrected": "rows remapped after correctable errors",
+    "gpu/retired_pages_single": "pages retired after correctable errors",
+}
+_FLOOD = {
+    "gpu/ecc_corrected_volatile": "corrected memory errors",
+    "gpu/ecc_corrected_aggregate": "corrected memory errors",
+}
+_PENDING, _FAILED = "gpu/remap_pending", "gpu/remap_failed"
+_COUNTERS = (*_UNCORRECTED, *_CORRECTED, *_FLOOD)
+
+
+class _Trouble(NamedTuple):
+    severity: Literal["info", "warning", "critical"]
+    says: str
+    cause: str
+    ranks: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ecc(Rule):
+    """Counters of memory errors that went up during the run, on a device that it uses. What they held before is the
+    device's past. That a row waits to be replaced, or could not be, is a state, and counts whenever it began.
+
+    Limits are those of Meta's GPU cluster monitoring (gcm); there the counts of a lifetime count as well.
+
+    Not yet seen on a card: tested on made-up series.
+    """
+
+    corrected_errors: float = 5e7
+
+    id: ClassVar[str] = "ecc"
+    severities = ("info", "warning", "critical")
+    place = Place(Question.DOES_IT_MOVE, 3)
+    reads = (
+        Every(10.0),
+        *(Series(name, keep=2, axis="time", ranks="apart") for name in (*_COUNTERS, _PENDING, _FAILED)),
+    )
+    needs_card = True
+    charts = ("gpu/ecc_uncorrected_volatile", "gpu/ecc_corrected_volatile", _PENDING)
+    life = Life(outlives_run=True, restated=True)
+    english = Words(
+        name="GPU memory errors (ECC)",
+        meaning="Memory of a GPU that the run uses fails.",
+        fires=(
+            "During the run: an error that ECC could not correct, a row remapped or a page retired because of one, or a "
+            "row that began to wait for its replacement (critical); {corrected_errors:g} corrected errors (warning); a "
+            "row remapped or a page retired after corrected ones (info). Also a row that could not be replaced "
+            "(critical) or that waits for it since before the run (warning). Counts from before the run do not count."
+        ),
+        remedies={
+            "": (
+                "Results since then may be wrong: go back to the checkpoint before, drain the node, reset the device so "
+                "that bad rows or pages are replaced (nvidia-smi --gpu-reset), and run the field diagnosis if it comes "
+                "again."
+            ),
+            "replace": "Spare rows are used up or broken: take the device out of service and have it replaced.",
+            "pending": (
+                "The device works on, but a bad row is only replaced by a reset: drain the node when the run has ended, "
+                "and reset the device (nvidia-smi --gpu-reset) before the next one."
+            ),
+            "corrected": (
+                "ECC corrected them all, so results are right. Watch whether they go on: many within one run announce "
+                "uncorrectable ones. Reset the device after the run."
+            ),
+        },
+    )
+    chinese = Words(
+        name="GPU 显存错误（ECC）",
+        meaning="运行所用 GPU 的显存出现故障。",
+        fires=(
+            "运行期间：出现 ECC 无法纠正的错误、因此重映射的行或停用的页、或有行开始等待替换（严重）；"
+            "{corrected_errors:g} 次已纠正的错误（警告）；因已纠正错误而重映射的行或停用的页（提示）。"
+            "此外，无法替换的行（严重）或运行前就在等待替换的行（警告）。运行之前的计数不计。"
+        ),
+        remedies={
+            "": (
+                "此后的结果可能有误：回到之前的检查点，排空节点，重置设备以替换坏行或坏页（nvidia-smi --gpu-reset）；"
+                "若再次出现，请运行现场诊断。"
+            ),
+            "replace": "备用行已用尽或损坏：将该设备停用并更换。",
+            "pending": (
+                "设备仍可工作，但坏行只有重置后才会替换：运行结束后排空节点，并在下次运行前重置设备（nvidia-smi "
+                "--gpu-reset）。"
+            ),
+            "corrected": (
+                "ECC 已全部纠正，结果正确。观察是否持续：一次运行中出现很多往往预示无法纠正的错误。运行后请重置设备。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | None:
+        if not any(name in window.by_time for name in (*_COUNTERS, _PENDING, _FAILED)):
+            return None
+        state = window.state_of(self, {})
+        gains = follow_gains(window, state, _COUNTERS)
+        pending = {rank for rank, value in newest_of(window, _PENDING).items() if value > 0}
+        failed = {rank for rank, value in newest_of(window, _FAILED).items() if value > 0}
+        earlier = {int(rank) for rank in state.setdefault("pending_at_first", sorted(pending))}
+        if not (gains or pending or failed):
+            return None
+        found = [*self._troubles(gains), *_states(pending, earlier, failed)]
+        if not found:
+            return None
+        worst = max(found, key=lambda one: self.severities.index(one.severity))
+        ranks = sorted({rank for one in found for rank in one.ranks})
+        since = state.setdefault("since_step", window.step)
+        where = "" if window.world_size == 1 else f" of {named_ranks(worst.ranks, window.world_size)}"
+        more = "".join(f" Also: {one.says}." for one in found if one is not worst)
+        return self.found(
+            worst.severity,
+            f"GPU{where}: {worst.says}"[:90],
+            f"On the GPU{where}: {worst.says}.{more}",
+            cause=worst.cause,
+            since_step=since,
+            ranks=ranks,
+            evidence={
+                "gained": {name: {str(rank): gain for rank, gain in of.items()} for name, of in gains.items()},
+                "pending_ranks": sorted(pending), "failed_ranks": sorted(failed),
+            },
+        )  # fmt: skip
+
+    def _troubles(self, gains: dict[str, dict[int, float]]) -> list[_Trouble]:
+        found: dict[str, _Trouble] = {}  # volatile and aggregate counts of one error are one
+        for names, severity, cause, least in (
+            (_UNCORRECTED, "critical", "", 1.0),
+            (_FLOOD, "warning", "corrected", self.corrected_errors),
+            (_CORRECTED, "info", "corrected", 1.0),
+        ):
+            for name, what in names.items():
+                ranks = sorted(rank for rank, gain in gains.get(name, {}).items() if gain >= least)
+                if ranks and what not in found:
+                    count = max(gains[name].values())
+                    found[what] = _Trouble(severity, f"{count:,.0f} {what} during the run", cause, ranks)  # type: ignore[arg-type]
+        return list(found.values())
+
+
+def _states(pending: set[int], earlier: set[int], failed: set[int]) -> list[_Trouble]:
+    found = []
+    if failed:
+        found.append(_Trouble("critical", "a bad row could not be replaced", "replace", sorted(failed)))
+    if pending - earlier:
+        found.append(_Trouble("critical", "a bad row began to wait for its replacement", "", sorted(pending - earlier)))
+    elif pending:
+        found.append(_Trouble("warning", "a bad row waits for its replacement", "pending", sorted(pending)))
+    return found

@@ -1,0 +1,169 @@
+"""link_errors: a link of a GPU (NVLink, PCIe) has errors, or runs below what it ran at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import named_ranks
+from perfagent_server.rules.hardware.counters import follow_gains
+from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.window import Window
+
+__all__ = ["LinkErrors"]
+
+_NVLINK = {
+    "gpu/nvlink_recovery_errors": "recovery",
+    "gpu/nvlink_replay_errors": "replay",
+    "gpu/nvlink_crc_data_errors": "data",
+    "gpu/nvlink_crc_flit_errors": "flow control",
+}
+_REPLAYS = "gpu/pcie_replays"
+_SPEED = {"gpu/pcie_link_width": "lanes", "gpu/pcie_link_generation": "generation"}
+_BUSY = "gpu/utilization_min_pct"
+_READINGS = 12  # one in ten seconds
+
+
+class _Trouble(NamedTuple):
+    says: str
+    cause: str
+    ranks: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkErrors(Rule):
+    """Errors of NVLink that were counted during the run (any, as Meta's gcm has it); PCIe transfers that had to be
+    repeated, at replays_per_min (DCGM's limit); a PCIe link with fewer lanes, or of a lower generation, than this run had
+    seen before, over `readings` of them while the device is busy: an idle link slows down to save power.
+
+    Not yet seen on a card: tested on made-up series.
+    """
+
+    nvlink_errors: float = 1.0
+    replays_per_min: float = 8.0
+    readings: int = 3
+    busy_pct: float = 30.0
+
+    id: ClassVar[str] = "link_errors"
+    severities = ("warning",)
+    place = Place(Question.DOES_IT_MOVE, 5)
+    reads = (
+        Every(10.0),
+        *(Series(name, keep=2, axis="time", ranks="apart") for name in _NVLINK),
+        *(Series(name, keep=_READINGS, axis="time", ranks="apart") for name in (_REPLAYS, *_SPEED)),
+        Series(_BUSY, keep=10 * _READINGS // 4, axis="time", ranks="apart"),
+    )
+    needs_card = True
+    charts = ("gpu/pcie_replays", "gpu/nvlink_crc_data_errors", "gpu/pcie_link_width")
+    life = Life(for_s=10.0, clear_s=120.0, restated=True)
+    english = Words(
+        name="Link errors",
+        meaning="A link of a GPU (NVLink or PCIe) has errors, or runs below what it ran at before.",
+        fires=(
+            "When a counter of NVLink errors goes up during the run; when PCIe transfers are repeated {replays_per_min:g} "
+            "times a minute; or when a PCIe link has fewer lanes or a lower generation than it had in this run, in "
+            "{readings} readings in a row while the GPU is at least {busy_pct:g} % busy. Counts from before the run do not "
+            "count."
+        ),
+        remedies={
+            "": (
+                "Messages are sent again, so communication is slower and may hang: drain the node, reset its GPUs, and "
+                "have cables, bridges and NVSwitch checked. Compare the bandwidth with another node's (nccl-tests)."
+            ),
+            "PCIe": (
+                "Copies between host and device are slower: drain the node, and have the slot, the riser and the card's "
+                "seat checked (lspci -vv shows LnkSta beside LnkCap). Look for AER messages in the kernel's log."
+            ),
+        },
+    )
+    chinese = Words(
+        name="链路错误",
+        meaning="GPU 的链路（NVLink 或 PCIe）出现错误，或速度低于之前。",
+        fires=(
+            "运行期间 NVLink 错误计数增加；PCIe 传输每分钟重发 {replays_per_min:g} 次；或在 GPU 至少 {busy_pct:g} % "
+            "忙碌时，PCIe 链路的通道数或代数连续 {readings} 次读数低于本次运行曾有的值时触发。运行之前的计数不计。"
+        ),
+        remedies={
+            "": (
+                "消息需要重发，因此通信变慢并可能挂起：排空节点，重置其 GPU，并检查线缆、桥接器和 NVSwitch。"
+                "与其他节点比较带宽（nccl-tests）。"
+            ),
+            "PCIe": (
+                "主机与设备之间的复制变慢：排空节点，检查插槽、转接卡和板卡安装（lspci -vv 可对比 LnkSta 与 LnkCap），"
+                "并在内核日志中查找 AER 消息。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | None:
+        if not any(name in window.by_time for name in (*_NVLINK, _REPLAYS, *_SPEED)):
+            return None
+        state = window.state_of(self, {})
+        gains = follow_gains(window, state, _NVLINK)
+        found = [*self._of_nvlink(gains), *self._replays(window), *self._slower(window, state)]
+        if not found:
+            return None
+        first = found[0]
+        where = "" if window.world_size == 1 else f" of {named_ranks(first.ranks, window.world_size)}"
+        said = "; ".join(one.says for one in found)
+        return self.found(
+            "warning",
+            f"GPU{where}: {first.says}"[:90],
+            f"On the GPU{where}: {said}.",
+            cause=first.cause,
+            since_step=window.step,
+            ranks=sorted({rank for one in found for rank in one.ranks}),
+            evidence={
+                "gained": {name: {str(rank): gain for rank, gain in of.items()} for name, of in gains.items()},
+                "found": [[one.says, one.ranks] for one in found],
+            },
+        )
+
+    def _of_nvlink(self, gains: dict[str, dict[int, float]]) -> list[_Trouble]:
+        found = []
+        for name, what in _NVLINK.items():
+            ranks = sorted(rank for rank, gain in gains.get(name, {}).items() if gain >= self.nvlink_errors)
+            if ranks:
+                count = max(gains[name].values())
+                found.append(_Trouble(f"{count:,.0f} NVLink {what} errors during the run", "", ranks))
+        return found
+
+    def _replays(self, window: Window) -> list[_Trouble]:
+        """Over the newest two minutes, and one at least."""
+        readings = window.by_time.get(_REPLAYS)
+        rates: dict[int, float] = {}
+        for rank in readings.ranks if readings is not None else ():
+            tail = readings.tail(_READINGS, rank) if readings is not None else []
+            lasted = tail[-1][0] - tail[0][0] if tail else 0.0
+            counts = [count for _, count in tail]
+            if lasted >= 60 and counts == sorted(counts):  # else it was reset meanwhile
+                rates[rank] = 60 * (counts[-1] - counts[0]) / lasted
+        ranks = sorted(rank for rank, rate in rates.items() if rate >= self.replays_per_min)
+        if not ranks:
+            return []
+        return [_Trouble(f"{max(rates.values()):,.0f} PCIe transfers a minute are repeated", "PCIe", ranks)]
+
+    def _slower(self, window: Window, state: dict[str, Any]) -> list[_Trouble]:
+        found = []
+        for name, what in _SPEED.items():
+            readings = window.by_time.get(name)
+            best: dict[str, float] = state.setdefault(name, {})
+            slow: dict[int, float] = {}
+            for rank in readings.ranks if readings is not None else ():
+                tail = [value for _, value in readings.tail(self.readings, rank)] if readings is not None else []
+                best[str(rank)] = max(best.get(str(rank), 0.0), *tail)
+                if len(tail) == self.readings and max(tail) < best[str(rank)] and self._is_busy(window, rank):
+                    slow[rank] = tail[-1]
+            if slow:
+                rank = min(slow, key=lambda one: slow[one])
+                fell = f"its PCIe link is down to {slow[rank]:.0f} {what} from {best[str(rank)]:.0f}"
+                if what == "generation":
+                    fell = f"its PCIe link is down to generation {slow[rank]:.0f} from {best[str(rank)]:.0f}"
+                found.append(_Trouble(fell, "PCIe", sorted(slow)))
+        return found
+
+    def _is_busy(self, window: Window, rank: int) -> bool:
+        readings = window.by_time.get(_BUSY)
+        tail = [value for _, value in readings.tail(10 * _READINGS // 4, rank)] if readings is not None else []
+        return bool(tail) and sum(tail) / len(tail) >= self.busy_pct

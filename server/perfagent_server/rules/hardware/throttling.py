@@ -1,0 +1,199 @@
+"""throttling: heat or power holds the clocks of a GPU back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import named_ranks
+from perfagent_server.rules.hardware.counters import newest_of
+from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.window import Window
+
+__all__ = ["Throttling"]
+
+_OVER_S = 60
+_REASONS = {
+    "power_brake": "the machine's power supply",
+    "hw_slowdown": "the hardware",
+    "hw_thermal": "the hardware, because of heat",
+    "sw_thermal": "the driver, because of heat",
+}
+_HARD = ("power_brake", "hw_slowdown")
+_TEMPERATURE, _CLOCK = "gpu/temperature_c", "gpu/sm_clock_mhz"
+
+
+class _Held(NamedTuple):
+    """Of a rank's device, over the newest minute. reason: that held it back most; is_hard: by the hardware."""
+
+    rank: int
+    reason: str
+    is_hard: bool
+    pct: float
+    hot_c: float | None
+    clock: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throttling(Rule):
+    """Share of the newest minute in which the driver gave a reason for lower clocks (NVML's clock event reasons): heat is
+    a warning, a slowdown by the hardware or a power brake critical. The power limit is none of them: under full load
+    that is where a healthy device runs.
+
+    Not yet seen on a card: tested on made-up series.
+    """
+
+    held_pct: float = 10.0
+    hot_c: float = 85.0
+    least_s: int = 30
+    clear_at: float = 0.8
+
+    id: ClassVar[str] = "throttling"
+    severities = ("info", "warning", "critical")
+    place = Place(Question.IS_IT_FAST, 11)
+    reads = (
+        Every(5.0),
+        *(Series(f"gpu/throttle_{reason}_pct", keep=_OVER_S, axis="time", ranks="apart") for reason in _REASONS),
+        *(Series(name, keep=_OVER_S, axis="time", ranks="apart") for name in (_TEMPERATURE, _CLOCK)),
+    )
+    needs_card = True
+    charts = ("gpu/throttle_hw_thermal_pct", "gpu/throttle_sw_thermal_pct", _TEMPERATURE, _CLOCK)
+    life = Life(for_s=10.0, clear_s=60.0, restated=True)
+    english = Words(
+        name="GPU throttling",
+        meaning="Heat or power holds the clocks of a GPU back.",
+        fires=(
+            "When heat holds the clocks back for at least {held_pct:g} % of the newest 60 s (warning), when the hardware "
+            "slows down or the power supply brakes for so long (critical), or when the GPU has {hot_c:g} °C or more on "
+            "average without any of that (info). The power limit is no reason: under full load a healthy GPU runs at it."
+        ),
+        remedies={
+            "": (
+                "Compare with another node: air flow, fans, inlet temperature, dust, the GPU beside it. Lower the power "
+                "limit (nvidia-smi -pl) if the heat cannot be led away: a steady clock is faster than one that jumps. In "
+                "a job of several ranks all wait for this one."
+            ),
+            "power": (
+                "The machine cannot feed its GPUs: have power supplies, their redundancy and cables checked, and lower "
+                "the power limit (nvidia-smi -pl) until then."
+            ),
+        },
+    )
+    chinese = Words(
+        name="GPU 降频",
+        meaning="温度或供电限制了 GPU 的频率。",
+        fires=(
+            "最近 60 秒中至少 {held_pct:g} % 的时间因温度而降频（警告），或由硬件减速、供电制动而降频（严重），"
+            "或未降频但平均温度达到 {hot_c:g} °C（提示）时触发。功率上限不算：满载时健康的 GPU 就运行在该上限。"
+        ),
+        remedies={
+            "": (
+                "与其他节点比较：风道、风扇、进风温度、灰尘、相邻的 GPU。若热量无法散出，请降低功率上限（nvidia-smi -pl）："
+                "稳定的频率比跳动的更快。在多 rank 的作业中，所有 rank 都要等它。"
+            ),
+            "power": "机器供电不足：检查电源、其冗余和线缆，在此之前降低功率上限（nvidia-smi -pl）。",
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | None:
+        temperature = window.by_time.get(_TEMPERATURE)
+        if temperature is None and not any(f"gpu/throttle_{reason}_pct" in window.by_time for reason in _REASONS):
+            return None
+        state = window.state_of(self, {"clocks": {}, "until": 0.0})
+        _note_clocks(window, state)
+        if self._is_any_near(window):
+            state["until"] = window.now + _OVER_S
+        if window.now > state["until"]:
+            return None
+        limit = self.clear_at if window.is_firing(self.id) else 1.0
+        held = [one for one in self._devices(window) if one.pct >= limit * self.held_pct or self._is_hot(one)]
+        if not held:
+            return None
+        worst = max(held, key=lambda one: (one.is_hard, one.pct, one.hot_c or 0.0))
+        if worst.pct < limit * self.held_pct:
+            return self._hot(window, worst, held)
+        return self._held(window, worst, held, state)
+
+    def _held(self, window: Window, worst: _Held, held: list[_Held], state: dict[str, Any]) -> Finding:
+        ranks = sorted(one.rank for one in held if one.pct >= self.clear_at * self.held_pct)
+        where = "" if window.world_size == 1 else f" of {named_ranks(ranks, window.world_size)}"
+        top: float = state["clocks"].get(str(worst.rank), 0.0)
+        clock = ""
+        if worst.clock is not None and top > worst.clock:
+            clock = f" Its clock is {worst.clock:,.0f} MHz; it was {top:,.0f} MHz."
+        hot = f" It has {worst.hot_c:.0f} °C." if worst.hot_c is not None else ""
+        others = " All other ranks wait for it." if 0 < len(ranks) < window.world_size else ""
+        slower = 100 * (1 - worst.clock / top) if clock and worst.clock is not None else None
+        return self.found(
+            "critical" if worst.is_hard else "warning",
+            f"The clocks of the GPU{where} are held back {worst.pct:.0f} % of the time",
+            f"In the newest minute the clocks of the GPU{where} were held back {worst.pct:.0f} % of the time by "
+            f"{_REASONS[worst.reason]}.{clock}{hot}{others}",
+            cause="power" if worst.reason == "power_brake" else "",
+            cost="" if slower is None else f"up to {slower:.0f} % of the speed of the GPU",
+            since_step=window.step,
+            ranks=ranks,
+            evidence={
+                "rank": worst.rank, "reason": worst.reason, "held_pct": worst.pct, "temperature_c": worst.hot_c,
+                "clock_mhz": worst.clock, "highest_clock_mhz": top or None, "over_s": _OVER_S,
+            },
+        )  # fmt: skip
+
+    def _hot(self, window: Window, worst: _Held, held: list[_Held]) -> Finding:
+        ranks = sorted(one.rank for one in held)
+        where = "" if window.world_size == 1 else f" of {named_ranks(ranks, window.world_size)}"
+        return self.found(
+            "info",
+            f"The GPU{where} has {worst.hot_c:.0f} °C",
+            f"The GPU{where} had {worst.hot_c:.0f} °C over the newest minute. Its clocks are not held back yet.",
+            since_step=window.step,
+            ranks=ranks,
+            evidence={"rank": worst.rank, "temperature_c": worst.hot_c, "over_s": _OVER_S},
+        )
+
+    def _devices(self, window: Window) -> list[_Held]:
+        ranks = {
+            rank
+            for name in (_TEMPERATURE, *(f"gpu/throttle_{reason}_pct" for reason in _REASONS))
+            if (readings := window.by_time.get(name)) is not None
+            for rank in readings.ranks
+        }
+        found = []
+        for rank in ranks:
+            pcts = {reason: self._mean(window, f"gpu/throttle_{reason}_pct", rank) or 0.0 for reason in _REASONS}
+            hard = max(_HARD, key=pcts.__getitem__)
+            is_hard = pcts[hard] >= self.clear_at * self.held_pct
+            reason = hard if is_hard else max(pcts, key=pcts.__getitem__)
+            pct = pcts[reason]
+            if reason == "hw_slowdown" and 2 * pcts["hw_thermal"] >= pct:
+                reason = "hw_thermal"  # the slowdown says that it is, and this why
+            hot, clock = self._mean(window, _TEMPERATURE, rank), self._mean(window, _CLOCK, rank)
+            found.append(_Held(rank, reason, is_hard, pct, hot, clock))
+        return found
+
+    def _is_any_near(self, window: Window) -> bool:
+        """Whether a newest reading is worth a look at the minute before it."""
+        if any(value > 0 for reason in _REASONS for value in newest_of(window, f"gpu/throttle_{reason}_pct").values()):
+            return True
+        return any(value >= self.clear_at * self.hot_c for value in newest_of(window, _TEMPERATURE).values())
+
+    def _mean(self, window: Window, name: str, rank: int) -> float | None:
+        """Of the newest minute; None where there are too few readings."""
+        readings = window.by_time.get(name)
+        tail = readings.tail(_OVER_S, rank) if readings is not None else []
+        if not tail or tail[-1][0] - tail[0][0] < self.least_s:
+            return None
+        since = tail[-1][0] - _OVER_S
+        values = [value for second, value in tail if second > since]
+        return sum(values) / len(values)
+
+    def _is_hot(self, one: _Held) -> bool:
+        return one.hot_c is not None and one.hot_c >= self.hot_c
+
+
+def _note_clocks(window: Window, state: dict[str, Any]) -> None:
+    """The highest clock of each device so far."""
+    clocks = state["clocks"]
+    for rank, clock in newest_of(window, _CLOCK).items():
+        clocks[str(rank)] = max(clocks.get(str(rank), 0.0), clock)

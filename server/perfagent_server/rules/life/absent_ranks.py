@@ -1,0 +1,166 @@
+"""Finds the ranks that did not join a collective in which others wait, by the last sequence number of each process group.
+
+Pure. A rank that has called fewer collectives of a group than one that waits there keeps that one waiting. It may itself
+wait in another group, as a tensor-parallel rank whose data-parallel peers have gone on: the culprit is who is waited for
+and waits for nobody. Where nobody is, the ranks wait for each other: they call collectives in different orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from perfagent_server.rules.life.stack_groups import said_ranks
+
+__all__ = ["Absence", "find_absence"]
+
+
+class _Call(NamedTuple):
+    """What one rank has called in one group. recent: number -> name of the last ones."""
+
+    seq: int
+    waits: bool
+    recent: dict[int, str]
+
+
+class _Key(NamedTuple):
+    """A group, as all its ranks name it."""
+
+    group: str
+    backend: str
+    members: str
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Some ranks that others wait for.
+
+    kind: "absent": they have not called it; "order": they wait in another group, for those that wait for them;
+    "mismatch": they called another collective under the same number. group: its name, with its description; number,
+    operation: of the collective; last: the newest number and operation of those ranks there; waiting: who waits in it.
+    """
+
+    kind: str
+    ranks: list[int]
+    group: str
+    operation: str
+    number: int
+    last: tuple[int, str]
+    waiting: list[int]
+
+    @property
+    def collective(self) -> str:
+        return f"{self.operation or 'a collective'} number {self.number:,} of process group {self.group}"
+
+    def sentence(self) -> str:
+        who, waiting = said_ranks(self.ranks), said_ranks(self.waiting)
+        one = len(self.ranks) == 1
+        others = f"{waiting[0].lower()}{waiting[1:]} {'waits' if len(self.waiting) == 1 else 'wait'}"
+        number, operation = self.last
+        if self.kind == "mismatch":
+            return f"{who} called {operation} where {others} in {self.collective}."
+        if self.kind == "order":
+            more = f"{'it waits' if one else 'they wait'} in another group for the others"
+        elif number:
+            named = f" ({operation})" if operation else ""
+            more = f"the last one that {'it' if one else 'they'} called there is number {number:,}{named}"
+        else:
+            more = f"{'it has' if one else 'they have'} called none there yet"
+        return f"{who} did not join {self.collective}, in which {others}; {more}."
+
+    def shown(self) -> dict[str, Any]:
+        """As evidence."""
+        return {
+            "kind": self.kind, "ranks": self.ranks, "group": self.group, "operation": self.operation,
+            "number": self.number, "last_number": self.last[0], "waiting": self.waiting,
+        }  # fmt: skip
+
+
+def find_absence(answers: Sequence[tuple[int, Sequence[dict[str, Any]], bool]]) -> Absence | None:
+    """answers: (rank, its groups as the agent tells them, whether these are all it ever called). None where all have
+    called the same, or it cannot be told."""
+    calls, titles = _by_group(answers)
+    awaited: dict[int, list[tuple[_Key, list[int]]]] = {}  # rank -> where, and by whom
+    waits: set[int] = set()
+    for key, by_rank in calls.items():
+        for rank, call in by_rank.items():
+            waiting = [other for other, its in by_rank.items() if its.waits and its.seq > call.seq]
+            if waiting:
+                awaited.setdefault(rank, []).append((key, sorted(waiting)))
+                waits.update(waiting)
+    culprits = sorted(rank for rank in awaited if rank not in waits)
+    if culprits:
+        return _absence("absent", culprits, awaited, calls, titles)
+    if awaited:
+        return _absence("order", sorted(awaited), awaited, calls, titles)
+    return _mismatch(calls, titles)
+
+
+def _by_group(
+    answers: Iterable[tuple[int, Sequence[dict[str, Any]], bool]],
+) -> tuple[dict[_Key, dict[int, _Call]], dict[_Key, str]]:
+    calls: dict[_Key, dict[int, _Call]] = {}
+    titles: dict[_Key, str] = {}
+    members: dict[tuple[str, str], set[int]] = {}  # ranks that have a group, whatever they have called in it
+    complete = set()
+    for rank, groups, is_complete in answers:
+        if is_complete:
+            complete.add(rank)
+        for one in groups:
+            name, hashed = one["group"], str(one.get("members", ""))
+            members.setdefault((name, hashed), set()).add(rank)
+            if not one.get("backend"):
+                continue
+            key = _Key(name, str(one["backend"]), hashed)
+            calls.setdefault(key, {})[rank] = _Call(
+                one["seq"], one.get("waits") is True, dict(map(tuple, one["recent"]))
+            )
+            desc = str(one.get("desc") or "")
+            titles[key] = f"{name} ({desc})" if desc and desc != name else name
+    for key, by_rank in calls.items():
+        for rank in (members[key.group, key.members] & complete) - by_rank.keys():
+            by_rank[rank] = _Call(0, False, {})
+    return calls, titles
+
+
+def _absence(
+    kind: str,
+    culprits: list[int],
+    awaited: dict[int, list[tuple[_Key, list[int]]]],
+    calls: dict[_Key, dict[int, _Call]],
+    titles: dict[_Key, str],
+) -> Absence:
+    """In the group where most wait for the first of them; others that are behind in the same place are named with it."""
+    key, waiting = max(awaited[culprits[0]], key=lambda where: len(where[1]))
+    by_rank = calls[key]
+    first = by_rank[culprits[0]]
+    together = [
+        rank for rank in culprits if any(at == key for at, _ in awaited[rank]) and by_rank[rank].seq == first.seq
+    ]
+    number = first.seq + 1
+    operation = next((by_rank[rank].recent[number] for rank in waiting if number in by_rank[rank].recent), "")
+    if not operation:  # so far behind that it is not among the last ones
+        number = by_rank[waiting[0]].seq
+        operation = by_rank[waiting[0]].recent.get(number, "")
+    last = (first.seq, first.recent.get(first.seq, ""))
+    return Absence(
+        kind, together, titles[key], operation, number, last, [rank for rank in waiting if rank not in together]
+    )
+
+
+def _mismatch(calls: dict[_Key, dict[int, _Call]], titles: dict[_Key, str]) -> Absence | None:
+    """Ranks of a group that all wait in a collective of one number, and not all in the same one."""
+    for key, by_rank in calls.items():
+        waiting = {rank: call for rank, call in by_rank.items() if call.waits}
+        if len(waiting) < 2 or len({call.seq for call in waiting.values()}) > 1:
+            continue
+        operations: dict[str, list[int]] = {}
+        for rank, call in waiting.items():
+            operations.setdefault(call.recent.get(call.seq, ""), []).append(rank)
+        if len(operations) < 2 or "" in operations:
+            continue
+        (fewest, few), *_, (most, many) = sorted(operations.items(), key=lambda item: (len(item[1]), -min(item[1])))
+        number = next(iter(waiting.values())).seq
+        return Absence("mismatch", sorted(few), titles[key], most, number, (number, fewest), sorted(many))
+    return None

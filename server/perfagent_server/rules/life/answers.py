@@ -1,0 +1,108 @@
+"""What the ranks of a run that stands answered when they were asked: where their training threads are, and which
+collectives they called last. Condensed as it arrives: a stack is kept once for all ranks that share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from perfagent_server.rules.rule import Rule
+from perfagent_server.rules.window import Noted, Window
+
+__all__ = ["Answers"]
+
+_MOST_FRAMES = 40
+_MOST_STACKS = 16
+_MOST_GROUPS = 64
+_KINDS = ("stacks", "collectives")
+
+
+class Answers:
+    """Those that came since the newest step of a run ended. Kept in the state of the rule that reads the events.
+
+    patience_s: so long after the first answer the ranks that have not answered are not waited for.
+    """
+
+    def __init__(self, window: Window, rule: Rule, patience_s: float) -> None:
+        fresh = {"step": -1, "since": {}, "stacks": [], "collectives": [], "taken": {}}
+        self._window, self._patience_s = window, patience_s
+        self._state = state = window.state_of(rule, {}).setdefault("answers", fresh)
+        if state["step"] != window.step:
+            state.update(step=window.step, since={}, stacks=[], collectives=[])
+        for kind in _KINDS:
+            self._take(kind, window.events(kind))
+
+    def _take(self, kind: str, events: Sequence[Noted]) -> None:
+        """Each event once: the window shows the newest for as long as no other comes."""
+        if not events:
+            return
+        newest = events[-1]
+        if self._state["taken"].get(kind) == [newest.rank, newest.time]:
+            return
+        self._state["taken"][kind] = [newest.rank, newest.time]
+        self._state["since"].setdefault(kind, self._window.now)
+        if kind == "stacks":
+            self._add_stack(newest.rank, _training_stack(newest.data.get("threads")))
+        else:
+            groups, complete = newest.data.get("groups"), newest.data.get("complete") is True
+            kept = [entry for entry in self._state["collectives"] if entry[0] != newest.rank]
+            usable = [one for one in groups if _is_usable(one)][:_MOST_GROUPS] if isinstance(groups, list) else []
+            self._state["collectives"] = [*kept, [newest.rank, usable, complete]]
+
+    def _add_stack(self, rank: int, frames: list[str]) -> None:
+        stacks = self._state["stacks"]
+        for _, ranks in stacks:
+            if rank in ranks:
+                ranks.remove(rank)
+        stacks[:] = [entry for entry in stacks if entry[1]]
+        known = next((entry for entry in stacks if entry[0] == frames), None)
+        if known is not None:
+            known[1] = sorted([*known[1], rank])
+        elif frames and len(stacks) < _MOST_STACKS:
+            stacks.append([frames, [rank]])
+
+    def stacks(self) -> list[tuple[list[str], list[int]]]:
+        """(frames, innermost last; the ranks whose training thread is there); empty while ranks are waited for."""
+        answered = {rank for _, ranks in self._state["stacks"] for rank in ranks}
+        return (
+            [(frames, list(ranks)) for frames, ranks in self._state["stacks"]]
+            if self._all_in("stacks", answered)
+            else []
+        )
+
+    def collectives(self) -> list[tuple[int, list[dict[str, Any]], bool]]:
+        """(rank, its groups, whether these are all that it ever called); empty while ranks are waited for."""
+        answered = {rank for rank, _, _ in self._state["collectives"]}
+        if not self._all_in("collectives", answered):
+            return []
+        return [(rank, groups, complete) for rank, groups, complete in self._state["collectives"]]
+
+    def _all_in(self, kind: str, answered: set[int]) -> bool:
+        window, since = self._window, self._state["since"].get(kind)
+        if since is None:
+            return False
+        return window.heard - window.done - window.lost.keys() <= answered or window.now - since >= self._patience_s
+
+
+def _training_stack(threads: Any) -> list[str]:
+    """The innermost frames of the thread that trains, else of the main thread; a sender may have sent anything."""
+    known = [one for one in threads if isinstance(one, dict)] if isinstance(threads, list) else []
+    for which in ("training", "main"):
+        for thread in known:
+            frames = thread.get("frames")
+            if thread.get(which) is True and isinstance(frames, list):
+                return [str(frame)[:400] for frame in frames[-_MOST_FRAMES:]]
+    return []
+
+
+def _is_usable(group: Any) -> bool:
+    """Whether a group of an answer has what is read of it."""
+    if not isinstance(group, dict) or not isinstance(group.get("group"), str):
+        return False
+    recent = group.get("recent")
+    named = isinstance(recent, list) and all(
+        isinstance(one, list) and len(one) == 2 and isinstance(one[0], int) and isinstance(one[1], str)
+        for one in recent
+    )
+    return named and isinstance(group.get("seq"), int)

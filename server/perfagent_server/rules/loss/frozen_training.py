@@ -1,0 +1,259 @@
+"""frozen_training: steps are made, and nothing moves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.loss import zero_rate
+from perfagent_server.rules.loss.loss_series import named
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.step_series import StepSeries
+from perfagent_server.rules.window import Window
+
+__all__ = ["FrozenTraining"]
+
+_SIX_DIGITS = 1e-6
+_SLOWLY = 20  # values before the loss stood still that say whether it got there little by little
+_UPDATE, _NORM = "update/ratio", "grad/norm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenTraining(Rule):
+    """No weight moves: the measured update-to-weight ratio (a sample of the parameters that have gradients) was exactly
+    zero in the newest `observations` measurements, over update_steps or more; or the learning rate has been zero for
+    lr_steps (for 5 % of the run if it decayed to it: schedules end so), and no measurement since says that weights moved
+    (the rate is that of the first parameter group); or the
+    loss has been the same to six digits for equal_steps after it varied, or with a gradient norm of zero.
+
+    Weights that stand still do not make the loss of different batches the same. So one that stands still without any of
+    this is only a remark: while weights are known to move (the script logs a constant), at exactly zero, after it came
+    to its value little by little (a training on one batch that converged), and, after constant_steps, if it never
+    varied at all. A warm-up that begins at zero leaves it after a step; so nothing shorter counts.
+    """
+
+    update_steps: int = 50
+    observations: int = 4
+    lr_steps: int = 100
+    equal_steps: int = 100
+    constant_steps: int = 500
+
+    id: ClassVar[str] = "frozen_training"
+    severities = ("info", "warning")
+    place = Place(Question.DOES_IT_LEARN, 6)
+    reads = (
+        Series(LOSS, keep=160, judged=True), Series(_UPDATE, keep=16, judged=True), Series("lr", merge="max", judged=True),
+        Series(_NORM, merge="max"), Series("amp/skipped", merge="max"),
+    )  # fmt: skip
+    charts = (_UPDATE, LOSS)
+    life = Life(clear_steps=2, restated=True)
+    english = Words(
+        name="Frozen training",
+        meaning="Steps are made, but nothing moves: the weights stay what they are.",
+        fires=(
+            "When no sampled weight changed in {observations} measurements in a row over {update_steps} steps; when the "
+            "learning rate was zero for {lr_steps} steps and no weight is known to have moved; or when the loss, "
+            "which varied before, was the same to six digits for {equal_steps} steps. The finding is only a remark if the "
+            "loss stands still although weights move, at exactly zero, after it slowly approached its value, or from the "
+            "very first step on (after {constant_steps} steps): then the script may log a constant."
+        ),
+        remedies={
+            "": (
+                "Look at what the optimizer was given: parameters of this very model (made before it was moved, wrapped "
+                "or reloaded?), with requires_grad=True, in a group whose rate is not zero. With weights in bf16 or fp16, "
+                "steps smaller than their precision are lost: keep float32 master weights, or raise the learning rate."
+            ),
+            "learning rate": (
+                "The learning rate is zero. See whether the schedule was made for fewer steps than the run makes "
+                "(num_training_steps counts optimizer steps, not batches), is stepped once a batch although it counts "
+                "epochs, or warms up by whole-number division; and stop the run if it is over."
+            ),
+            "no gradients": (
+                "No gradient reaches the weights: look for detach(), torch.no_grad(), .item() or .data between model and "
+                "loss, an activation that is dead everywhere, and a loss that is constant."
+            ),
+            "skipped steps": (
+                "The GradScaler skips every step, so no weight moves: the loss overflows in fp16. Use bf16, lower the "
+                "learning rate, and look for the module whose output overflows."
+            ),
+            "constant loss": (
+                "Weights move, but the loss does not: see that the script logs the loss of this batch and not of a fixed "
+                "one, that the loss depends on the model's output, and that the labels are right. If the run has "
+                "converged, it can stop."
+            ),
+        },
+    )
+    chinese = Words(
+        name="训练停滞不动",
+        meaning="训练步仍在进行，但权重没有任何变化。",
+        fires=(
+            "连续 {observations} 次测量、跨 {update_steps} 步以上抽样权重均无变化时触发；学习率为零达 {lr_steps} 步，"
+            "且没有测量表明权重变化时触发；或原本变化的损失在 {equal_steps} 步内前六位有效数字"
+            "不变时触发。若权重在变而损失不变、损失缓慢趋近该值、恰为零，或从第一步起就不变（{constant_steps} 步之后），"
+            "则仅作提示：脚本记录的可能是常数。"
+        ),
+        remedies={
+            "": (
+                "检查优化器得到的参数：是否属于这个模型（是否在移动、包装或重新加载之前创建），requires_grad 是否为 True，"
+                "所在参数组的学习率是否为零。权重为 bf16 或 fp16 时，小于精度的更新会丢失：保留 float32 主权重或提高学习率。"
+            ),
+            "learning rate": (
+                "学习率为零。检查调度的总步数是否少于实际步数（num_training_steps 按优化器步计，不按批次计）、"
+                "按 epoch 计的调度是否每批都在推进、预热是否用了整数除法；若训练已经结束，请停止运行。"
+            ),
+            "no gradients": (
+                "没有梯度到达权重：检查模型与损失之间是否有 detach()、torch.no_grad()、.item() 或 .data，"
+                "激活是否全部失活，损失是否为常数。"
+            ),
+            "skipped steps": (
+                "GradScaler 跳过了每一步，因此权重不变：损失在 fp16 中溢出。请使用 bf16、降低学习率，并找出输出溢出的模块。"
+            ),
+            "constant loss": (
+                "权重在变，但损失不变：确认脚本记录的是当前批次而非固定批次的损失、损失依赖于模型输出、标签正确。"
+                "若已收敛，可以停止。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        # still, still_since: how many values of the loss were the same, and from which step on; varied: whether it was
+        # another before; zero: see zero_rate
+        fresh = {
+            "still": 0, "still_since": 0, "value": None, "varied": False, "loss_step": -1, "zero": dict(zero_rate.FRESH),
+        }  # fmt: skip
+        state = window.state_of(self, fresh)
+        rates = window.series("lr")
+        if rates is not None and rates.step is not None and rates.value is not None:
+            zero_rate.follow(state["zero"], rates.value, rates.step)
+        series = window.loss_name
+        track = None if series is None else window.series(series)
+        if track is not None:
+            self._follow_loss(track, state)
+        unmoved = self._unmoved_since(window)
+        if unmoved is not None:
+            return self._unmoved(window, track, unmoved)
+        if zero_rate.stays_zero(window, state["zero"], self.lr_steps):
+            return self._without_rate(window, track, state["zero"]["since"])
+        if track is not None and state["still"] >= self.equal_steps:
+            return self._same_loss(window, series or LOSS, track, state)
+        return None if track is not None or window.series(_UPDATE) is not None else UNKNOWN
+
+    # --- what is followed ---------------------------------------------------------------------------------------------
+
+    def _follow_loss(self, track: StepSeries, state: dict[str, Any]) -> None:
+        value, step = track.value, track.step
+        if value is None or step == state["loss_step"] or not math.isfinite(value):
+            return
+        state["loss_step"] = step
+        known = state["value"]
+        if known is not None and abs(value - known) <= _SIX_DIGITS / 2 * abs(known):
+            state["still"] += 1
+        else:
+            state.update(value=value, still=1, still_since=step, varied=known is not None)
+
+    def _unmoved_since(self, window: Window) -> int | None:
+        """Since which step every measurement says that no weight moved; None if one says otherwise, or too few came."""
+        ratios = window.series(_UPDATE)
+        if ratios is None or ratios.value != 0:
+            return None
+        rows = zip(reversed(ratios.last(ratios.size)), reversed(ratios.last_steps(ratios.size)), strict=True)
+        steps = [step for _, step in itertools.takewhile(lambda row: row[0] == 0, rows)]
+        enough = len(steps) >= self.observations and steps[0] - steps[-1] >= self.update_steps
+        return steps[-1] if enough else None
+
+    def _moved_after(self, window: Window, step: int) -> bool:
+        """Whether a measurement after this step says that weights moved."""
+        ratios = window.series(_UPDATE)
+        return ratios is not None and ratios.value != 0 and (ratios.step or 0) > step
+
+    # --- what is found ------------------------------------------------------------------------------------------------
+
+    def _unmoved(self, window: Window, track: StepSeries | None, since: int) -> Finding:
+        norm, rate = window.value(_NORM), window.value("lr")
+        skipped = window.series("amp/skipped")
+        cause, why = "", ""
+        if rate == 0:
+            cause, why = "learning rate", " The learning rate is zero."
+        elif norm == 0:
+            cause, why = "no gradients", " The gradient norm is zero."
+        elif skipped is not None and _rises(skipped.last(8)):
+            cause, why = "skipped steps", " The GradScaler skipped the newest steps."
+        elif norm is not None:
+            why = f" The gradient norm is {norm:.3g}" + (
+                f", the learning rate {rate:.3g}." if rate is not None else "."
+            )
+        return self._found(
+            window, track, "warning", f"No weight has moved since step {since:,}",
+            f"No weight that was sampled has changed since step {since:,}: an update-to-weight ratio of exactly zero in "
+            f"every measurement of {window.at - since:,} steps.{why}",
+            cause, since, update_ratio=0.0,
+        )  # fmt: skip
+
+    def _without_rate(self, window: Window, track: StepSeries | None, since: int) -> Finding:
+        never = since <= window.start_step + 2
+        when = "from the first step on" if never else f"since step {since:,}"
+        return self._found(
+            window, track, "warning", f"The learning rate is zero {when}",
+            f"The learning rate (of the first parameter group) has been exactly zero {when}, for "
+            f"{window.at - since:,} steps: its weights do not move.",
+            "learning rate", since,
+        )  # fmt: skip
+
+    def _same_loss(self, window: Window, series: str, track: StepSeries, state: dict[str, Any]) -> Finding | None:
+        since, value = state["still_since"], state["value"]
+        before = [one for one, step in zip(track.values, track.steps, strict=True) if step < since]
+        moves, is_remark = self._moved_after(window, since), True
+        if moves:
+            seen = "although the weights move: either the script logs a constant, or the loss does not depend on them"
+        elif value == 0:
+            seen = "nothing is left to learn from these batches"
+        elif _came_slowly(before[-_SLOWLY:], value):
+            seen = "which it approached little by little: it has converged"
+        elif window.value(_NORM) == 0:
+            seen, is_remark = "and the gradient norm is zero: nothing moves", False
+        elif state["varied"]:
+            seen, is_remark = (
+                "on batches that should differ: either nothing moves, or the script logs a constant",
+                False,
+            )
+        elif state["still"] < self.constant_steps:
+            return None
+        else:
+            seen = "from the first one on: either the script logs a constant, or nothing moves"
+        return self._found(
+            window, track, "info" if is_remark else "warning",
+            f"{named(series)} has been {value:.6g} for {state['still']:,} steps",
+            f"{named(series)} has been exactly {value:.6g} (to six digits) since step {since:,}, {state['still']:,} values "
+            f"in a row, {seen}.",
+            "constant loss" if is_remark else "", since,
+        )  # fmt: skip
+
+    def _found(
+        self, window: Window, track: StepSeries | None, severity: Any, title: str, message: str, cause: str, since: int,
+        **evidence: Any,
+    ) -> Finding:  # fmt: skip
+        return self.found(
+            severity, title, message, cause=cause, since_step=since,
+            cost="" if severity == "info" else f"every step since step {since:,}",
+            evidence={
+                "step": window.at, "since_step": since, "series": window.loss_name,
+                "last_losses": track.last(50) if track is not None else [], "lr": window.value("lr"),
+                "grad_norm": window.value(_NORM), "update_ratio": window.value(_UPDATE), **evidence,
+            },
+        )  # fmt: skip
+
+
+def _rises(values: Sequence[float]) -> bool:
+    return len(values) > 1 and all(a < b for a, b in itertools.pairwise(values))
+
+
+def _came_slowly(before: Sequence[float], value: float) -> bool:
+    """Whether the values before got nearer and nearer to this one, without a jump at the end."""
+    distances = [abs(one - value) for one in before if math.isfinite(one)]
+    if len(distances) < _SLOWLY:
+        return False
+    return all(a >= b for a, b in itertools.pairwise(distances)) and distances[-1] <= 1e-4 * abs(value)

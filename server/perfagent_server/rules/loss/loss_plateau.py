@@ -1,0 +1,171 @@
+"""loss_plateau: the loss has stopped falling. A remark, never an alarm."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.loss.loss_series import named
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.window import Window
+
+__all__ = ["LossPlateau"]
+
+_MOST_BLOCKS = 128
+_LATE_SHARE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossPlateau(Rule):
+    """Over the newest max(least_steps, run_pct of the run) values, the mean of the second half is below that of the
+    first by less than improved_pct of the level, with twice the standard error of the difference on top: it is known to
+    have improved by less. Nor did it rise by as much. A loss that is not positive, or varies by more than its level, is
+    measured by its spread.
+
+    On 31 healthy pre-training curves such a test is true at some time for most, late in the run: it is how a good
+    training ends. So this is a remark, and it says if the learning rate is nearly used up. Where the loss never fell
+    below its first values at all, it says that instead.
+    """
+
+    least_steps: int = 1000
+    run_pct: float = 25.0
+    improved_pct: float = 0.4
+    spread_pct: float = 5.0
+
+    id: ClassVar[str] = "loss_plateau"
+    severities = ("info",)
+    place = Place(Question.DOES_IT_LEARN, 16)
+    reads = (Series(LOSS, keep=64, judged=True), Series("lr", merge="max"))
+    charts = (LOSS,)
+    life = Life(for_steps=250, clear_steps=2, restated=True)
+    english = Words(
+        name="Loss plateau",
+        meaning="The loss has stopped falling, which is normal late in a training, and a waste early in one.",
+        fires=(
+            "When the loss improved by less than {improved_pct:g} % of its level between the two halves of the newest "
+            "{least_steps} values, or of the newest {run_pct:g} % of the run if these are more, even if its noise (twice "
+            "the standard error) hides some of it. It is always a remark: most good trainings end so."
+        ),
+        remedies={
+            "": (
+                "If the evaluation does not improve either, lower the learning rate (to a tenth, or by a cosine to zero), "
+                "or stop here; if it stands still early, compare the rate with that of a run that worked, and look at "
+                "the labels."
+            ),
+            "late": "The learning rate is nearly used up, so this is how a training ends: evaluate, and stop when it is done.",
+            "never fell": (
+                "It has learned nothing yet (a GAN's loss, or a policy's, need not fall). Overfit ten samples first: if that "
+                "does not work, the fault is in the model, the loss or the labels; if it does, try learning rates from a "
+                "hundredth to ten times this one."
+            ),
+        },
+    )
+    chinese = Words(
+        name="损失停滞",
+        meaning="损失不再下降：在训练后期属正常，在早期则是浪费。",
+        fires=(
+            "最近 {least_steps} 个值（若更多，则为运行的最近 {run_pct:g} %）的前后两半之间，损失的改善小于其水平的 "
+            "{improved_pct:g} %（已计入两倍标准误差）时触发。仅作提示：多数正常训练都这样结束。"
+        ),
+        remedies={
+            "": (
+                "若评估也不再改善，请降低学习率（降到十分之一，或用余弦降到零），或就此停止；若很早就停滞，"
+                "请与正常运行的学习率比较，并检查标签。"
+            ),
+            "late": "学习率已接近用尽，训练本该如此结束：进行评估，完成后停止。",
+            "never fell": (
+                "尚未学到任何东西（GAN 或策略的损失不一定下降）。先在十个样本上过拟合：若做不到，"
+                "问题在模型、损失或标签；若能做到，请尝试当前学习率的百分之一到十倍。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        series = window.loss_name
+        track = None if series is None else window.by_step.get(series)
+        value = None if track is None else track.value
+        if series is None or value is None or not math.isfinite(value):
+            return UNKNOWN
+        # blocks: [values, their sum, the sum of their squares, first step]; each holds up to `size` values; first: the sum
+        # of the first 10 values
+        state = window.state_of(
+            self, {"series": series, "count": 0, "size": 25, "first": 0.0, "offset": value, "blocks": []}
+        )
+        if state["series"] != series:
+            state.update(series=series, count=0, size=25, first=0.0, offset=value, blocks=[])
+        is_full = _add(state, value, window.at)
+        if state["count"] < self.least_steps:
+            return UNKNOWN
+        if not is_full:
+            return UNKNOWN  # nothing new since the last full block
+        return self._judge(window, series, state)
+
+    def _judge(self, window: Window, series: str, state: dict[str, Any]) -> Finding | None:
+        wanted = max(self.least_steps, int(self.run_pct / 100 * state["count"]))
+        chosen: list[list[float]] = []
+        for block in reversed(state["blocks"]):
+            chosen.append(block)
+            if sum(one[0] for one in chosen) >= wanted:
+                break
+        half = len(chosen) // 2
+        count, now, variance = _moments(chosen[:half], state["offset"])
+        count_before, before, variance_before = _moments(chosen[half:], state["offset"])
+        error = math.sqrt(variance / count + variance_before / count_before)
+        level, spread = abs(now), math.sqrt(variance)
+        scale = self.improved_pct / 100 * level if now > spread else self.spread_pct / 100 * spread
+        improved = before - now
+        if not -scale < improved < scale - 2 * error:
+            return None
+        first = state["first"] / 10
+        never = first - now < max(0.02 * abs(first), 0.5 * spread)
+        lr, peak = window.value("lr"), window.learning_rate.peak
+        since, over = int(chosen[-1][3]), count + count_before
+        if never:
+            how, cause = f"It has not fallen since the run began at {first:.4g}.", "never fell"
+        elif lr is not None and peak > 0 and lr <= _LATE_SHARE * peak:
+            left_pct = 100 * lr / peak
+            how, cause = f"The learning rate is down to {left_pct:.1g} % of its peak: normal late in training.", "late"
+        else:
+            how, cause = "Late in a training this is normal.", ""
+        title = "never fell below its first values" if never else f"has not fallen over the newest {over:,.0f} values"
+        return self.found(
+            "info", f"{named(series)} {title}",
+            f"{named(series)} is at {now:.4g} on average, and was at {before:.4g} in the half before: over {over:,.0f} values "
+            f"it improved by {improved:.2g} ± {error:.1g} (standard error). {how}",
+            cause=cause, since_step=since,
+            evidence={
+                "step": window.at, "since_step": since, "series": series, "mean": now, "mean_before": before,
+                "standard_error": error, "values": over, "first": first, "lr": lr, "lr_peak": peak if lr is not None else None,
+                "last_losses": window.by_step[series].last(50),
+            },
+        )  # fmt: skip
+
+
+def _add(state: dict[str, Any], value: float, step: int) -> bool:
+    """Adds a value; whether it filled a block. When there are too many blocks, two become one."""
+    state["count"] += 1
+    if state["count"] <= 10:
+        state["first"] += value
+    blocks: list[list[float]] = state["blocks"]
+    if not blocks or blocks[-1][0] >= state["size"]:
+        blocks.append([0, 0.0, 0.0, step])
+    block, off = blocks[-1], value - state["offset"]
+    block[0] += 1
+    block[1] += off
+    block[2] += off * off
+    if len(blocks) > _MOST_BLOCKS:
+        pairs = zip(blocks[0::2], blocks[1::2], strict=False)
+        rest = blocks[len(blocks) // 2 * 2 :]
+        state["blocks"] = [[a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3]] for a, b in pairs] + rest
+        state["size"] *= 2
+    return bool(block[0] >= state["size"])
+
+
+def _moments(blocks: list[list[float]], offset: float) -> tuple[float, float, float]:
+    """(count, mean, variance) of the values of some blocks."""
+    count = sum(block[0] for block in blocks)
+    mean = sum(block[1] for block in blocks) / count
+    square = sum(block[2] for block in blocks) / count
+    return count, offset + mean, max(0.0, square - mean * mean)

@@ -1,0 +1,142 @@
+"""overfit: the loss of the evaluation rises while that of the training falls."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, ClassVar
+
+from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.loss.loss_series import named
+from perfagent_server.rules.rule import EVALUATION_LOSS, UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.window import Window
+
+__all__ = ["Overfit"]
+
+_TRAINED = 200  # newest values of the training loss that stand for it at an evaluation
+_KEPT = 32  # evaluations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overfit(Rule):
+    """The loss of the newest `evaluations` evaluations is above the best one so far by risen_pct of it, of which the last
+    is no better than the first of them; while the training loss (median of up to 200 values before each evaluation) has
+    fallen since the best one, and lies gap_pct below the evaluation's.
+
+    The rise must also be noise_times what evaluations vary from one to the next. A gap alone (augmentation, dropout) is
+    no overfitting, and neither is an evaluation that rises together with the training loss (a warm restart, other data).
+    The gap and patience are SageMaker Debugger's (ratio 0.1), with three evaluations for its one. A loss that is not
+    positive is measured by how far it had come down.
+    """
+
+    evaluations: int = 3
+    risen_pct: float = 3.0
+    gap_pct: float = 10.0
+    noise_times: float = 3.0
+    clear_at: float = 0.8  # of what it takes to fire
+
+    id: ClassVar[str] = "overfit"
+    severities = ("warning",)
+    place = Place(Question.DOES_IT_LEARN, 15)
+    reads = (Series(EVALUATION_LOSS, keep=_KEPT, judged=True), Series(LOSS, keep=_TRAINED), Series("lr", merge="max"))
+    charts = (LOSS,)
+    life = Life(restated=True)
+    english = Words(
+        name="Overfitting",
+        meaning="The loss of the evaluation rises while that of the training falls: the model learns its data by heart.",
+        fires=(
+            "When the newest {evaluations} evaluations are all above the best one by {risen_pct:g} % and by "
+            "{noise_times:g} times what evaluations usually vary, not falling, while the training loss has fallen since "
+            "and lies {gap_pct:g} % below the evaluation's. A gap that does not grow is silent."
+        ),
+        remedies={
+            "": (
+                "Keep the checkpoint of the best evaluation, and stop there; to go on, use more or augmented data, "
+                "weight decay, dropout or label smoothing, fewer epochs, or train fewer parameters (a smaller model, "
+                "LoRA)."
+            ),
+        },
+    )
+    chinese = Words(
+        name="过拟合",
+        meaning="评估损失上升而训练损失下降：模型在死记训练数据。",
+        fires=(
+            "最近 {evaluations} 次评估都比最好的一次高出 {risen_pct:g} % 且超过评估间常见波动的 {noise_times:g} 倍、没有回落，"
+            "同时训练损失自那以后仍在下降并比评估损失低 {gap_pct:g} % 时触发。不再扩大的差距不告警。"
+        ),
+        remedies={
+            "": (
+                "保留评估最好时的检查点并就此停止；若要继续，请使用更多或增强的数据、权重衰减、dropout 或标签平滑、"
+                "更少的 epoch，或训练更少的参数（更小的模型、LoRA）。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        evaluated = window.series(EVALUATION_LOSS)
+        if evaluated is None or evaluated.value is None or evaluated.step is None:
+            return None
+        if not math.isfinite(evaluated.value):
+            return UNKNOWN
+        trained = self._trained(window, evaluated.step)
+        # rows: [step, evaluation, training] of the newest evaluations; best: that of the lowest; first: of the first
+        state = window.state_of(self, {"rows": [], "best": None, "first": evaluated.value})
+        rows = state["rows"]
+        if trained is None or (rows and evaluated.step <= rows[-1][0]):
+            return UNKNOWN
+        rows.append([evaluated.step, evaluated.value, trained])
+        del rows[:-_KEPT]
+        if state["best"] is None or evaluated.value < state["best"][1]:
+            state["best"] = rows[-1]
+        if len(rows) <= self.evaluations:
+            return UNKNOWN
+        return self._judge(window, state)
+
+    def _judge(self, window: Window, state: dict[str, Any]) -> Finding | None:
+        rows, (best_step, best, best_trained) = state["rows"], state["best"]
+        newest, is_firing = rows[-self.evaluations :], window.is_firing(self.id)
+        now, trained = newest[-1][1], newest[-1][2]
+        scale = best if best > 0 else state["first"] - best
+        needed = max(self.risen_pct / 100 * scale, self.noise_times * _noise([row[1] for row in rows]))
+        risen = sorted(row[1] - best for row in newest)
+        if is_firing:  # it goes on until most of the newest evaluations are nearly as good as the best one
+            is_up = risen[len(risen) // 2] >= self.clear_at * needed
+        else:
+            is_up = risen[0] >= needed and newest[0][0] > best_step and now >= newest[0][1]
+        if scale <= 0 or not is_up or trained >= best_trained or now - trained < self.gap_pct / 100 * abs(trained):
+            return None
+        count = sum(1 for row in rows if row[0] > best_step)
+        series = window.loss_name or LOSS
+        by = f"{100 * (now - best) / best:.0f} %" if best > 0 else f"{now - best:.3g}"
+        track = window.series(series)
+        return self.found(
+            "warning",
+            f"The evaluation's loss is up by {by} since step {best_step:,}",
+            f"The loss of the evaluation was best at step {best_step:,} ({best:.4g}) and has been above it in the {count} "
+            f"evaluations since: {now:.4g} now, {by} more. Meanwhile {named(series).lower()} fell from {best_trained:.4g} to "
+            f"{trained:.4g}.",
+            since_step=best_step,
+            cost=f"what was trained since step {best_step:,} made the model worse on new data",
+            evidence={
+                "step": newest[-1][0], "best_step": best_step, "best": best, "evaluation": now, "training": trained,
+                "training_at_best": best_trained, "series": series, "evaluations": [row[:2] for row in rows],
+                "lr": window.value("lr"), "last_losses": track.last(50) if track else [],
+            },
+        )  # fmt: skip
+
+    def _trained(self, window: Window, step: int) -> float | None:
+        """The training loss at an evaluation. Scripts may count evaluations by epochs: a step before all that are kept
+        says nothing, and then the newest values count."""
+        track = None if window.loss_name is None else window.series(window.loss_name)
+        if track is None:
+            return None
+        values = track.before(step, _TRAINED) if step >= track.steps[0] else track.last(_TRAINED)
+        known = [value for value in values if math.isfinite(value)]
+        return median(known) if known else None
+
+
+def _noise(values: list[float]) -> float:
+    """How much evaluations vary from one to the next, beside their trend: the second differences see none in a line."""
+    bends = [abs(c - 2 * b + a) for a, b, c in zip(values, values[1:], values[2:], strict=False)]
+    return 0.6 * median(bends) if len(bends) >= 3 else 0.0  # of white noise with this deviation the median bend is 1.65

@@ -1,0 +1,193 @@
+"""poor_init: the weights that the run began with keep it from learning."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, ClassVar
+
+import numpy as np
+
+from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.loss.loss_series import named
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.window import Window
+
+__all__ = ["PoorInit"]
+
+_FAMILY = "grad_norm/"
+_GIVEN_UP = 40  # measurements after which a run that learns has begun to
+_FEWEST_LAYERS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoorInit(Rule):
+    """In the first steps the loss does not fall, and the gradients say why: in all measured steps so far, `observations` or
+    more, the largest norm of a layer was steep_times that of the median layer, which is the picture of a depth that
+    gradients do not get through; or the same zero_share of the layers got no gradient in any of them (zeros as weights).
+
+    Norms of healthy networks at their start (transformers, CNNs, LSTMs, MLPs; measured) lie within 50 times the median;
+    sick ones (12 sigmoid layers, 20 linear ones with a tenth of the right scale) are at 6,000 and more. What is so
+    in the first step only (LoRA's B, residual branches that begin at zero) is no fault, and what begins later was not
+    there at the start. A run whose loss falls by fallen_pct is well, whatever its gradients.
+
+    A remark: the first loss_steps of the loss were spent on undoing the beginning, when the first loss is
+    hockey_times what it was loss_steps later, and it fell little from there on.
+    """
+
+    observations: int = 5
+    steep_times: float = 1000.0
+    zero_share: float = 0.75
+    fallen_pct: float = 3.0
+    least_steps: int = 60
+    loss_steps: int = 20
+    hockey_times: float = 3.0
+
+    id: ClassVar[str] = "poor_init"
+    severities = ("info", "warning")
+    place = Place(Question.DOES_IT_LEARN, 10)
+    reads = (Series(_FAMILY, keep=4, judged=True), Series(LOSS, keep=64, judged=True), Series("lr", merge="max"))
+    charts = ("grad/vanishing_share", LOSS)
+    life = Life(clear_steps=1, restated=True)
+    english = Words(
+        name="Poor initialization",
+        meaning="The weights that the run began with keep it from learning, or cost it its first steps.",
+        fires=(
+            "When the loss has not fallen by {fallen_pct:g} % after {least_steps} steps, and in all measured steps so far "
+            "({observations} or more) the largest gradient norm of a layer was {steep_times:g} times that of the median "
+            "layer, or the same layers (a share of at least {zero_share:g}) got no gradient at all. A first loss of "
+            "{hockey_times:g} times that of step {loss_steps}, from where on it falls little, is a remark."
+        ),
+        remedies={
+            "": (
+                "Gradients do not get through the depth of this network: use residual connections and normalization, "
+                "ReLU or GELU instead of sigmoid and tanh, and an initialization made for them (kaiming_normal_ for "
+                "ReLU, xavier_uniform_ for tanh); leave no custom init with a fixed small std in place."
+            ),
+            "zeros": (
+                "Most layers get no gradient at all: their weights, or those after them, are all zero, or their units "
+                "are all dead. Initialize weights at random (biases may be zero), and let only the last layer of a "
+                "residual branch begin at zero."
+            ),
+            "first loss": (
+                "The first steps only undid the initialization: scale the last layer down (or set its bias to the mean "
+                "of the targets), and normalize the targets of a regression."
+            ),
+        },
+    )
+    chinese = Words(
+        name="初始化不良",
+        meaning="运行开始时的权重使其无法学习，或浪费了最初的训练步。",
+        fires=(
+            "{least_steps} 步后损失下降不到 {fallen_pct:g} %，且迄今每次测量（至少 {observations} 次）中最大的层梯度范数"
+            "是中位层的 {steep_times:g} 倍，或同一批层（占比不低于 {zero_share:g}）完全没有梯度时触发。"
+            "首个损失是第 {loss_steps} 步的 {hockey_times:g} 倍且此后下降很少时作提示。"
+        ),
+        remedies={
+            "": (
+                "梯度无法穿过网络的深度：使用残差连接和归一化，用 ReLU 或 GELU 代替 sigmoid 和 tanh，并采用相应的初始化"
+                "（ReLU 用 kaiming_normal_，tanh 用 xavier_uniform_），不要保留固定小标准差的自定义初始化。"
+            ),
+            "zeros": (
+                "大多数层完全没有梯度：它们或其后各层的权重全为零，或单元全部失活。权重须随机初始化（偏置可以为零），"
+                "只有残差分支的最后一层可以从零开始。"
+            ),
+            "first loss": "最初的训练步只是在抵消初始化：缩小最后一层（或把其偏置设为目标均值），并归一化回归的目标。",
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        # losses: those of the first 20 steps and of some around step 200; measured: how many steps' gradients; steep: how
+        # many of the newest in a row; silent: layers without any gradient so far; over: nothing more to judge
+        fresh = {
+            "loss_step": -1, "count": 0, "losses": [], "step": -1, "measured": 0, "steep": 0, "silent": None, "over": False,
+        }  # fmt: skip
+        state = window.state_of(self, fresh)
+        if state["over"] and not window.is_firing(self.id):
+            return None
+        series = window.loss_name
+        track = None if series is None else window.series(series)
+        if series is None or track is None:
+            return UNKNOWN
+        if track.step != state["loss_step"] and math.isfinite(track.value or 0.0):
+            state["loss_step"] = track.step
+            state["count"] += 1
+            if state["count"] <= self.loss_steps + 5 or 180 <= state["count"] <= 220:
+                state["losses"].append(track.value)
+        self._follow_gradients(window, state)
+        if state["measured"] >= _GIVEN_UP and state["count"] > 220:
+            state["over"] = True
+        newest = [value for value in track.last(9) if math.isfinite(value)]
+        if not newest or not state["losses"]:
+            return UNKNOWN
+        first, now = state["losses"][0], median(newest)
+        if first - now > self.fallen_pct / 100 * abs(first):
+            return self._hockey_stick(window, series, state) if state["count"] >= 220 else None
+        if state["measured"] < self.observations or window.at - window.start_step < self.least_steps:
+            return UNKNOWN
+        return self._found_in_gradients(window, series, state, first, now)
+
+    def _follow_gradients(self, window: Window, state: dict[str, Any]) -> None:
+        family = window.by_family.get(_FAMILY)
+        if family is None or state["measured"] >= _GIVEN_UP:
+            return
+        layers, steps, norms = family.matrix(window.step - 1)  # the newest step may lack the layers of other ranks
+        for column, step in enumerate(steps):
+            if step <= state["step"]:
+                continue
+            state["step"] = step
+            values = norms[np.isfinite(norms[:, column]), column]
+            if len(values) < _FEWEST_LAYERS:
+                continue
+            state["measured"] += 1
+            largest, middle = float(values.max()), float(np.median(values))
+            state["steep"] = state["steep"] + 1 if largest > self.steep_times * middle > 0 else 0
+            dead = {layers[place] for place in np.flatnonzero(norms[:, column] == 0)}
+            state["silent"] = sorted(dead if state["silent"] is None else dead.intersection(state["silent"]))
+            state.update(layers=len(values), largest=largest, median=middle)
+
+    def _found_in_gradients(
+        self, window: Window, series: str, state: dict[str, Any], first: float, now: float
+    ) -> Finding | None:
+        silent = state["silent"] or []
+        flat = f"{named(series)} has not fallen ({first:.4g} at first, {now:.4g} after {state['count']:,} steps)"
+        if len(silent) >= self.zero_share * state["layers"]:
+            return self._found(
+                window, series, state, "warning", "zeros", f"{len(silent)} of {state['layers']} layers never got a gradient",
+                f"{flat}, and {len(silent)} of {state['layers']} layers got no gradient in any of the {state['measured']} "
+                "measured steps.",
+            )  # fmt: skip
+        if state["steep"] == state["measured"]:
+            return self._found(
+                window, series, state, "warning", "", "Gradients do not get through the layers of this network",
+                f"{flat}, and the largest gradient norm of a layer is {state['largest'] / state['median']:,.0f} times that of "
+                f"the median layer ({state['median']:.2g}), in all {state['steep']} measured steps.",
+            )  # fmt: skip
+        return None
+
+    def _hockey_stick(self, window: Window, series: str, state: dict[str, Any]) -> Finding | None:
+        losses = state["losses"]
+        first, soon, later = losses[0], median(losses[self.loss_steps - 5 : self.loss_steps + 5]), median(losses[-41:])
+        fell, falls = first - soon, soon - later
+        if not (first >= self.hockey_times * soon > 0 and 0.6 * soon <= later <= 1.2 * soon and falls <= 0.1 * fell):
+            return None
+        return self._found(
+            window, series, state, "info", "first loss", f"The first {self.loss_steps} steps undid the initialization",
+            f"{named(series)} began at {first:.4g}, was at {soon:.4g} after {self.loss_steps} steps, and at {later:.4g} "
+            "after 200: the first of them undid the initialization.",
+        )  # fmt: skip
+
+    def _found(
+        self, window: Window, series: str, state: dict[str, Any], severity: Any, cause: str, title: str, message: str
+    ) -> Finding:
+        track = window.by_step[series]
+        return self.found(
+            severity, title, message, cause=cause, since_step=window.start_step + 1,
+            cost="" if severity == "info" else "the run has learned nothing yet",
+            evidence={
+                "step": window.at, "series": series, "first": state["losses"][0], "last_losses": track.last(50),
+                "lr": window.value("lr"), "silent_layers": [one.removeprefix(_FAMILY) for one in (state["silent"] or [])[:64]],
+                "largest_norm": state.get("largest"), "median_norm": state.get("median"), "layers": state.get("layers"),
+            },
+        )  # fmt: skip

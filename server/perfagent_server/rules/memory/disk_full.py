@@ -1,0 +1,221 @@
+"""disk_full: a file system that the run writes to is about to be full."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import spell_bytes
+from perfagent_server.rules.memory.growth import Growth, Track, spell_long_s
+from perfagent_server.rules.memory.saves import SAVED_BYTES, SAVES, follow_saves
+from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.window import Window
+
+__all__ = ["DiskFull"]
+
+_ROLES = {"checkpoint": "the checkpoints", "work": "the working directory", "spool": "perfagent's spool"}
+_FEWEST_SAVES = 3
+_LEAST_SAVE_BYTES = 10e6
+_Severity = Literal["info", "warning", "critical"]
+
+
+class _Disk(NamedTuple):
+    """Of the rank that has least room."""
+
+    role: str
+    rank: int
+    free: float
+    used_pct: float
+
+
+class _Danger(NamedTuple):
+    severity: _Severity
+    why: str
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskFull(Rule):
+    """Room is short against what the run writes: the next saves do not fit, or the disk fills up in sight, or next to
+    nothing is left.
+
+    How full a disk is says little (4 % of a large one is room for years), so shares count only together with
+    what is free. A save is as large as perfagent's Checkpoint says, else as much as one took away on average so far. The
+    trend is that of the lowest use (growth.py), so that saves which replace each other are none.
+    """
+
+    warning_saves: float = 2.0
+    critical_saves: float = 1.0
+    warning_s: float = 3600.0
+    critical_s: float = 900.0
+    warning_pct: float = 95.0
+    warning_free_bytes: float = 10e9
+    critical_pct: float = 99.0
+    critical_free_bytes: float = 1e9
+    info_pct: float = 90.0
+    info_free_bytes: float = 20e9
+    trend_bytes: float = 500e6
+    trend_over_s: float = 600.0
+    clear_at: float = 1.2
+
+    id: ClassVar[str] = "disk_full"
+    severities = ("info", "warning", "critical")
+    place = Place(Question.WILL_IT_GO_ON, 2)
+    reads = (
+        Every(10.0),
+        *(
+            Series(f"disk/{role}_{what}", keep=2, axis="time", ranks="apart")
+            for role in _ROLES
+            for what in ("free_bytes", "used_pct")
+        ),
+        SAVES,
+        SAVED_BYTES,
+    )
+    charts = ("disk/checkpoint_used_pct", "disk/work_used_pct", "disk/spool_used_pct")
+    life = Life(for_s=20.0, clear_s=30.0, restated=True)
+    english = Words(
+        name="Disk nearly full",
+        meaning="A disk that the run writes to is about to be full.",
+        fires=(
+            "When fewer than {warning_saves:g} more checkpoints fit (critical: {critical_saves:g}); when the disk fills "
+            "steadily and is full within {warning_s:g} s (critical: {critical_s:g} s); or when it is {info_pct:g} % used "
+            "with less than 20 GB free (info), {warning_pct:g} % with less than 10 GB free (warning), {critical_pct:g} % "
+            "with less than 1 GB free (critical). It looks at the file systems of the checkpoints, of the working "
+            "directory and of perfagent's spool. A quota that is smaller than the disk is not seen."
+        ),
+        remedies={
+            "": (
+                "Free space or write elsewhere before the next save: old checkpoints, caches (~/.cache/huggingface, "
+                "~/.cache/torch, ~/.cache/pip), core dumps and logs are the usual ones (du -xh --max-depth=2 / | sort -h)."
+            ),
+            "saves": (
+                "Delete old checkpoints and keep fewer: save_total_limit in transformers' TrainingArguments, save_top_k "
+                "in Lightning's ModelCheckpoint, keep= of perfagent.Checkpoint. A save needs room for itself before an "
+                "old one is deleted."
+            ),
+            "fills up": (
+                "Find what grows (du -xh --max-depth=2, twice): checkpoints that are never deleted, logs, profiler "
+                "traces, cached datasets. Keep fewer of them, or write to a larger disk."
+            ),
+        },
+    )
+    chinese = Words(
+        name="磁盘将满",
+        meaning="运行所写的某个磁盘即将写满。",
+        fires=(
+            "再保存不到 {warning_saves:g} 个检查点（严重：{critical_saves:g} 个）；磁盘持续填充并将在 {warning_s:g} "
+            "秒内（严重：{critical_s:g} 秒）写满；或已用 {info_pct:g} % 且剩余不足 20 GB（提示）、{warning_pct:g} % "
+            "且不足 10 GB（警告）、{critical_pct:g} % 且不足 1 GB（严重）时触发。检查检查点、工作目录和 perfagent "
+            "缓存目录所在的文件系统。小于磁盘的配额无法看到。"
+        ),
+        remedies={
+            "": (
+                "在下次保存之前释放空间或改写到别处：通常是旧检查点、缓存（~/.cache/huggingface、~/.cache/torch、"
+                "~/.cache/pip）、core dump 和日志（du -xh --max-depth=2 / | sort -h）。"
+            ),
+            "saves": (
+                "删除旧检查点并减少保留数量：transformers TrainingArguments 的 save_total_limit、Lightning "
+                "ModelCheckpoint 的 save_top_k、perfagent.Checkpoint 的 keep=。保存时在删除旧的之前需要容纳新的。"
+            ),
+            "fills up": (
+                "找出在增长的内容（运行两次 du -xh --max-depth=2）：从不删除的检查点、日志、性能分析记录、缓存的数据集。"
+                "减少保留数量，或写到更大的磁盘。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        disks = _disks(window)
+        if not disks:
+            return None
+        state = window.state_of(self, {})
+        count, _ = follow_saves(window, state.setdefault("saved", {}))
+        found = [one for disk in disks if (one := self._of_disk(window, state, disk, count)) is not None]
+        return max(found, key=lambda one: self.severities.index(one.severity), default=None)
+
+    def _of_disk(self, window: Window, state: dict[str, Any], disk: _Disk, saves: int) -> Finding | None:
+        track = Track(state.setdefault(disk.role, {}))
+        track.add(window.now, window.step, -disk.free)
+        save = _save_bytes(window, disk, track, saves, alone="checkpoint" not in state)
+        rise = track.rise(self.trend_bytes, settle_s=self.trend_over_s, blocks=3, lasting_share=0.5)
+        left_s = disk.free / rise.per_s if rise is not None else math.inf
+        danger = self._danger(window, disk, save, left_s, rise)
+        if danger is None:
+            return None
+        holds = f" Room for {disk.free / save:.1f} more checkpoints of {spell_bytes(save)}." if save else ""
+        is_ours_alone = disk.role == "spool"  # the training writes nothing there
+        return self.found(
+            "warning" if is_ours_alone and danger.severity == "critical" else danger.severity,
+            f"{spell_bytes(disk.free)} are left on the disk of {_ROLES[disk.role]}",
+            f"{spell_bytes(disk.free)} are left on the disk of {_ROLES[disk.role]} ({disk.used_pct:.1f} % used)"
+            f"{_of_rank(window, disk)}: {danger.why}.{holds}",
+            cause=danger.cause,
+            cost="figures of this run, while the server is away" if is_ours_alone else "the run, when a write fails",
+            since_step=window.step,
+            evidence={
+                "role": disk.role, "rank": disk.rank, "free_bytes": disk.free, "used_pct": disk.used_pct,
+                "save_bytes": save, "left_s": left_s if left_s < math.inf else None,
+                "filled_bytes": rise.grown if rise is not None else None,
+                "filled_over_s": rise.lasted_s if rise is not None else None,
+            },
+        )  # fmt: skip
+
+    def _danger(
+        self, window: Window, disk: _Disk, save: float | None, left_s: float, rise: Growth | None
+    ) -> _Danger | None:
+        """The worst that is so. While an alert is open, a little more room is not enough."""
+        more = self.clear_at if window.is_firing(self.id) else 1.0
+        fits = disk.free / save / more if save else math.inf
+        fills = ""
+        if rise is not None:
+            fills = (
+                f"{spell_bytes(rise.grown)} less than {spell_long_s(rise.lasted_s)} ago, so that it is full in about "
+                f"{spell_long_s(left_s)}"
+            )
+        left_s /= more
+        free, used = disk.free / more, disk.used_pct
+        checks: tuple[tuple[bool, _Danger], ...] = (
+            (fits < self.critical_saves, _Danger("critical", "the next checkpoint does not fit", "saves")),
+            (left_s < self.critical_s, _Danger("critical", fills, "fills up")),
+            (_is_short(used, free, self.critical_pct, self.critical_free_bytes), _Danger("critical", "next to nothing", "")),
+            (fits < self.warning_saves, _Danger("warning", "few more checkpoints fit", "saves")),
+            (left_s < self.warning_s, _Danger("warning", fills, "fills up")),
+            (_is_short(used, free, self.warning_pct, self.warning_free_bytes), _Danger("warning", "it is nearly full", "")),
+            (_is_short(used, free, self.info_pct, self.info_free_bytes), _Danger("info", "that is little", "")),
+        )  # fmt: skip
+        return next((danger for is_so, danger in checks if is_so), None)
+
+
+def _save_bytes(window: Window, disk: _Disk, track: Track, saves: int, *, alone: bool) -> float | None:
+    """How large a checkpoint is, if it goes to this disk; None where nothing tells. alone: nobody knows where they
+    go."""
+    if disk.role == "spool" or (disk.role == "work" and not alone):
+        return None
+    size = window.value(SAVED_BYTES.name)
+    if size:
+        return size
+    taken = -track.first() - disk.free
+    return taken / saves if saves >= _FEWEST_SAVES and taken > saves * _LEAST_SAVE_BYTES else None
+
+
+def _is_short(used_pct: float, free: float, least_pct: float, most_free: float) -> bool:
+    return used_pct >= least_pct and free < most_free
+
+
+def _disks(window: Window) -> list[_Disk]:
+    found: list[_Disk] = []
+    for role in _ROLES:
+        free, used = window.by_time.get(f"disk/{role}_free_bytes"), window.by_time.get(f"disk/{role}_used_pct")
+        if free is None or used is None:
+            continue
+        room = {rank: size for rank in free.ranks if (size := free.newest(rank)) is not None}
+        if room:
+            rank = min(room, key=lambda one: room[one])
+            found.append(_Disk(role, rank, room[rank], used.newest(rank) or 0.0))
+    return found
+
+
+def _of_rank(window: Window, disk: _Disk) -> str:
+    return f" of rank {disk.rank}" if window.world_size > 1 else ""

@@ -1,0 +1,144 @@
+"""gpu_fragmentation: the caching allocator holds far more of the GPU than tensors ever needed at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import named_ranks, spell_bytes
+from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.window import Window
+
+__all__ = ["GpuFragmentation"]
+
+_SERIES = (
+    "cuda/reserved_bytes", "cuda/peak_allocated_bytes", "cuda/inactive_split_bytes", "cuda/alloc_retries",
+    "gpu/memory_total_bytes",
+)  # fmt: skip
+
+
+class _Device(NamedTuple):
+    """Of a rank, bytes. peak: the most that tensors held at once, in the whole run; split: free parts of blocks in
+    use."""
+
+    rank: int
+    reserved: float
+    peak: float
+    split: float
+    retries: float
+    total: float
+
+    @property
+    def times(self) -> float:
+        return self.reserved / self.peak
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFragmentation(Rule):
+    """Reserved memory is `times` the most that tensors ever held at once (TraceML's overhang), and reserved_pct of the
+    device: that much of it lies in splinters that fit nothing. Or it is less, but the device is full and allocations had
+    to empty the cache first.
+
+    The peak of the whole run counts, not what is allocated now: between steps, and after an evaluation with larger
+    batches, a healthy cache holds several times what is in use.
+
+    Not yet seen on a card: tested on made-up series.
+    """
+
+    times: float = 2.0
+    reserved_pct: float = 30.0
+    full_times: float = 1.25
+    full_pct: float = 85.0
+    skip_steps: int = 20
+
+    id: ClassVar[str] = "gpu_fragmentation"
+    severities = ("info", "warning")
+    place = Place(Question.WILL_IT_GO_ON, 8)
+    reads = (Every(15.0), *(Series(name, keep=2, axis="time", ranks="apart") for name in _SERIES))
+    needs_card = True
+    charts = ("cuda/fragmentation", "cuda/reserved_bytes")
+    life = Life(for_s=60.0, clear_s=60.0, restated=True)
+    english = Words(
+        name="GPU memory in splinters",
+        meaning="The allocator holds far more GPU memory than tensors ever needed at once.",
+        fires=(
+            "When the allocator reserves at least {times:g} times the most that tensors ever held at once, and at least "
+            "{reserved_pct:g} % of the device (info); or {full_times:g} times that, and {full_pct:g} % of the device, "
+            "while allocations had to empty the cache first (warning). The first {skip_steps} steps do not count."
+        ),
+        remedies={
+            "": (
+                "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start: blocks then grow instead of "
+                "splitting. If sizes change from batch to batch, pad or bucket them to few lengths, and run one step with "
+                "the largest first. torch.cuda.empty_cache() after an evaluation gives back what only that needed."
+            ),
+        },
+    )
+    chinese = Words(
+        name="显存碎片",
+        meaning="分配器持有的 GPU 显存远多于张量曾同时需要的量。",
+        fires=(
+            "分配器保留的显存至少为张量曾同时占用最大值的 {times:g} 倍且占设备的 {reserved_pct:g} %（提示）；"
+            "或为 {full_times:g} 倍且占设备的 {full_pct:g} %，同时有分配需要先清空缓存（警告）时触发。"
+            "前 {skip_steps} 步不计。"
+        ),
+        remedies={
+            "": (
+                "启动前设置 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True，使内存块增长而不是分裂。"
+                "若批次大小不断变化，请填充或分桶到少数几种长度，并先用最大的一种运行一步。"
+                "评估之后调用 torch.cuda.empty_cache() 可归还只有评估才需要的显存。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | None:
+        if "cuda/peak_allocated_bytes" not in window.by_time or window.step - window.start_step <= self.skip_steps:
+            return None
+        devices = _devices(window)
+        scattered = [device for device in devices if self._is_scattered(device)]
+        if not scattered:
+            return None
+        worst = max(scattered, key=lambda device: device.reserved - device.peak)
+        is_full = any(self._is_full(device) for device in scattered)
+        ranks = [device.rank for device in scattered]
+        where = "" if window.world_size == 1 else f" on {named_ranks(ranks, window.world_size)}"
+        lost = worst.reserved - worst.peak
+        retried = f", and {worst.retries:,.0f} allocations had to empty its cache first" if worst.retries else ""
+        return self.found(
+            "warning" if is_full else "info",
+            f"{spell_bytes(lost)} of GPU memory lie in splinters",
+            f"The allocator holds {spell_bytes(worst.reserved)} of {spell_bytes(worst.total)}{where}, {worst.times:.2g} times "
+            f"the {spell_bytes(worst.peak)} that tensors held at most: {spell_bytes(lost)} are of no use "
+            f"({spell_bytes(worst.split)} in split blocks now){retried}.",
+            cost=f"{spell_bytes(lost)} of {spell_bytes(worst.total)}",
+            since_step=window.step,
+            ranks=ranks,
+            evidence={
+                "rank": worst.rank, "reserved_bytes": worst.reserved, "peak_allocated_bytes": worst.peak,
+                "inactive_split_bytes": worst.split, "alloc_retries": worst.retries, "total_bytes": worst.total,
+                "times": worst.times,
+            },
+        )  # fmt: skip
+
+    def _is_scattered(self, device: _Device) -> bool:
+        return self._is_full(device) or (
+            device.times >= self.times and 100 * device.reserved >= self.reserved_pct * device.total
+        )
+
+    def _is_full(self, device: _Device) -> bool:
+        is_full = 100 * device.reserved >= self.full_pct * device.total
+        return is_full and device.times >= self.full_times and device.retries > 0
+
+
+def _devices(window: Window) -> list[_Device]:
+    reserved, peak, split, retries, total = (window.by_time.get(name) for name in _SERIES)
+    if reserved is None or peak is None or total is None:
+        return []
+    found = []
+    for rank in reserved.ranks:
+        held, most, size = reserved.newest(rank), peak.newest(rank), total.newest(rank)
+        if held and most and size:
+            splinters, retried = ((one.newest(rank) or 0.0) if one is not None else 0.0 for one in (split, retries))
+            found.append(_Device(rank, held, most, splinters, retried, size))
+    return found

@@ -1,0 +1,427 @@
+"""oom_imminent: memory is about to run out, of a GPU or of a host."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import spell_bytes
+from perfagent_server.rules.memory.growth import Growth, Track, spell_long_s
+from perfagent_server.rules.memory.readings import OF_HOSTS, OF_PROCESSES, Host, hosts, of_processes, of_workers
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.window import Window
+
+__all__ = ["OomImminent"]
+
+_PEAK_OF_S = 60  # readings, one a second: the peak of a step falls between most of them
+_PER_GPU = (
+    "cuda/reserved_bytes", "cuda/allocated_bytes", "cuda/headroom_bytes", "cuda/alloc_retries", "gpu/memory_used_bytes",
+    "gpu/memory_total_bytes",
+)  # fmt: skip
+_NO_HURRY = 5.0  # times settle_s
+_MiB = 2.0**20
+_Level = Literal["info", "warning", "critical"]
+_ORDER: dict[_Level, int] = {"info": 0, "warning": 1, "critical": 2}
+
+
+class _Gpu(NamedTuple):
+    """Of a rank's device, bytes. taken: by all, caches included; live: what would not be given up before an
+    out-of-memory error, at the peak of the newest minute."""
+
+    rank: int
+    total: float
+    taken: float
+    live: float
+
+    @property
+    def taken_pct(self) -> float:
+        return 100 * self.taken / self.total
+
+    @property
+    def live_pct(self) -> float:
+        return 100 * self.live / self.total
+
+
+class _Danger(NamedTuple):
+    severity: _Level
+    left_s: float
+    title: str
+    message: str
+    cause: str
+    ranks: list[int]
+    since_step: int
+    evidence: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OomImminent(Rule):
+    """Two signs: memory is nearly full of what cannot be given up, or it rises and will be full soon.
+
+    GPU: what the caching allocator reserves is no sign (TraceML's 92 and 97 % of it are reached by healthy runs), what
+    is live at the peak of a step is, and so are allocations that had to empty the cache first (torchtitan warns of
+    them). Rises are looked for in the lowest readings (growth.py). The forecast is what is left by the slope.
+
+    Its GPU part is not yet seen on a card: tested on made-up series.
+    """
+
+    full_pct: float = 92.0
+    brim_pct: float = 97.0
+    full_steps: int = 50
+    retries_for_s: float = 300.0
+    soon_s: float = 1800.0
+    at_once_s: float = 600.0
+    rising_pct: float = 2.0
+    settle_s: float = 15.0
+    used_pct: float = 75.0
+    host_brim_pct: float = 97.0
+    own_share: float = 0.3
+    clear_at: float = 0.98
+
+    id: ClassVar[str] = "oom_imminent"
+    severities = ("info", "warning", "critical")
+    place = Place(Question.WILL_IT_GO_ON, 1)
+    reads = (
+        Every(3.0),
+        *(Series(name, keep=_PEAK_OF_S, axis="time", ranks="apart") for name in _PER_GPU[:3]),
+        *(Series(name, keep=2, axis="time", ranks="apart") for name in _PER_GPU[3:]),
+        *OF_HOSTS,
+        *OF_PROCESSES,
+    )
+    charts = ("cuda/reserved_bytes", "gpu/memory_used_bytes", "host/memory_used_bytes")
+    life = Life(for_s=6.0, clear_s=60.0, restated=True)
+    english = Words(
+        name="Out of memory soon",
+        meaning="The memory of a GPU or of a host is about to run out.",
+        fires=(
+            "GPU: when live memory at the peak of a step is at least {full_pct:g} % of the device (info) or "
+            "{brim_pct:g} % (warning) for {full_steps} steps; when the device is {full_pct:g} % taken and allocations had "
+            "to empty the cache first within {retries_for_s:g} s (warning; critical from {brim_pct:g} % on); or when "
+            "what tensors hold rises steadily and will fill the device, which is {used_pct:g} % taken, within {soon_s:g} s "
+            "(warning) or {at_once_s:g} s (critical). What the allocator only keeps for later does not count. "
+            "Host (or control group): from "
+            "{used_pct:g} % on when it rises steadily and will be full within {soon_s:g} s (warning, unless "
+            "host_memory_leak says so) or {at_once_s:g} s (critical); from {host_brim_pct:g} % on when this run holds "
+            "{own_share:.0%} of it (critical if it still rises)."
+        ),
+        remedies={
+            "": (
+                "Halve the batch size and double gradient accumulation before it fails, or save a checkpoint now; then "
+                "mixed precision, activation checkpointing and sharding (FSDP or ZeRO), in this order. Sort or bucket "
+                "batches by length if the peak comes from the longest ones."
+            ),
+            "retries": (
+                "The allocator empties its cache to find room, which also makes steps slow: set "
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start, and reduce the batch size if it "
+                "goes on."
+            ),
+            "leak": (
+                "Live tensors grow from step to step: save a checkpoint now, and look for losses or outputs that are "
+                "kept with their graph (append loss.item(), empty the lists of callbacks and metrics)."
+            ),
+            "others on the GPU": (
+                "Other processes hold much of this device: look at nvidia-smi for one that was left over or shares it, "
+                "and end it or choose another device."
+            ),
+            "host memory": (
+                "Save a checkpoint now: the kernel kills the process when the memory is full. Use fewer DataLoader "
+                "workers (num_workers) and a lower prefetch_factor, drop what is kept of every step, and raise the limit "
+                "of the container or job. If a dataset is still being loaded, map it into memory instead."
+            ),
+            "others on the host": (
+                "Most of it is not this run's: look at what else runs there (ps -e --sort=-rss) and at /dev/shm, and "
+                "save a checkpoint now, for the kernel kills the largest process first."
+            ),
+        },
+    )
+    chinese = Words(
+        name="内存即将耗尽",
+        meaning="GPU 显存或主机内存即将耗尽。",
+        fires=(
+            "GPU：一步峰值时的存活显存达到设备的 {full_pct:g} %（提示）或 {brim_pct:g} %（警告）并持续 {full_steps} 步；"
+            "设备已占用 {full_pct:g} % 且 {retries_for_s:g} 秒内有分配需要先清空缓存（警告；{brim_pct:g} % 起为严重）；"
+            "或设备已占用 {used_pct:g} %、张量占用持续上升并将在 {soon_s:g} 秒内（警告）或 {at_once_s:g} "
+            "秒内（严重）占满设备时触发。"
+            "分配器仅为以后保留的显存不计。主机（或控制组）：使用率达到 {used_pct:g} % 且持续上升，将在 {soon_s:g} "
+            "秒内（警告，除非 host_memory_leak 已报告）或 {at_once_s:g} 秒内（严重）用尽；或达到 {host_brim_pct:g} % "
+            "且本运行占其中 {own_share:.0%} 时触发（仍在上升则为严重）。"
+        ),
+        remedies={
+            "": (
+                "在失败之前将批次减半并把梯度累积加倍，或立即保存检查点；然后依次尝试混合精度、激活检查点和分片（FSDP 或 "
+                "ZeRO）。若峰值来自最长的样本，请按长度排序或分桶。"
+            ),
+            "retries": (
+                "分配器在清空缓存以寻找空间，这也会使步变慢：启动前设置 "
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True；若仍持续，请减小批次。"
+            ),
+            "leak": (
+                "存活张量逐步增长：立即保存检查点，并查找带计算图而被保留的损失或输出（改为追加 loss.item()，"
+                "清空回调和指标中的列表）。"
+            ),
+            "others on the GPU": "该设备的很大一部分由其他进程占用：用 nvidia-smi 查看遗留或共享的进程，结束它或换一块设备。",
+            "host memory": (
+                "立即保存检查点：内存用尽时内核会杀死进程。减少 DataLoader 的 worker 数和 prefetch_factor，"
+                "不要保留每一步的内容，并提高容器或作业的内存上限。若仍在加载数据集，请改用内存映射。"
+            ),
+            "others on the host": (
+                "大部分不属于本运行：查看该主机上的其他程序（ps -e --sort=-rss）和 /dev/shm，"
+                "并立即保存检查点，因为内核会先杀死最大的进程。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | Unknown | None:
+        has_gpu = "gpu/memory_total_bytes" in window.by_time and "cuda/reserved_bytes" in window.by_time
+        nodes = hosts(window)
+        if not window.step or not (has_gpu or nodes):
+            return None
+        state = window.state_of(self, {"second": 0.0})
+        newest = _newest_second(window)
+        if newest <= state["second"]:
+            return UNKNOWN
+        state["second"] = newest
+        dangers = []
+        if nodes:
+            dangers.append(self._of_host(window, state, nodes))
+        if has_gpu:
+            dangers.append(self._of_gpu(window, state))
+        found = [danger for danger in dangers if danger is not None]
+        if not found:
+            return None
+        worst = max(found, key=lambda danger: (_ORDER[danger.severity], -danger.left_s))
+        evidence = {**worst.evidence, "left_s": worst.left_s if worst.left_s < math.inf else None}
+        return self.found(
+            worst.severity, worst.title, worst.message, cause=worst.cause, since_step=worst.since_step, ranks=worst.ranks,
+            evidence=evidence, cost="the run, when an allocation fails",
+        )  # fmt: skip
+
+    # --- GPU ----------------------------------------------------------------------------------------------------------
+
+    def _of_gpu(self, window: Window, state: dict[str, Any]) -> _Danger | None:
+        retried = self._retries(window, state)
+        track = _note_tensors(window, state)
+        gpus = _gpus(window, self.used_pct)
+        if not gpus:
+            state.pop("full_since", None)
+            return None
+        worst = max(gpus, key=lambda gpu: gpu.live_pct)
+        least = self.rising_pct / 100 * worst.total
+        rise = track.rise(least, settle_s=2 * _PEAK_OF_S, settle_steps=20) if track is not None else None
+        left_s = (worst.total - worst.live) / rise.per_s if rise is not None else math.inf
+        limit = self.clear_at if window.is_firing(self.id) else 1.0
+        if worst.live_pct >= limit * self.full_pct:
+            state.setdefault("full_since", window.step)
+        else:
+            state.pop("full_since", None)
+        lasted = window.step - state.get("full_since", window.step)
+        tight = [gpu for gpu in gpus if gpu.rank in retried and gpu.taken_pct >= limit * self.full_pct]
+        if rise is not None and left_s <= self.soon_s:
+            return self._gpu_fills_up(worst, rise, left_s)
+        if tight:
+            return self._gpu_retries(window, max(tight, key=lambda gpu: gpu.taken_pct), retried)
+        if lasted >= self.full_steps:
+            return self._gpu_is_full(window, worst, lasted, limit)
+        return None
+
+    def _gpu_fills_up(self, gpu: _Gpu, rise: Growth, left_s: float) -> _Danger:
+        return _Danger(
+            "critical" if left_s <= self.at_once_s else "warning",
+            left_s,
+            f"GPU memory of rank {gpu.rank} is full in about {spell_long_s(left_s)}",
+            f"What tensors hold on the GPU of rank {gpu.rank} grew by {spell_bytes(rise.grown)} in "
+            f"{spell_long_s(rise.lasted_s)} ({rise.steps:,} steps). At the peak of a step {spell_bytes(gpu.live)} of "
+            f"{spell_bytes(gpu.total)} are live: the {spell_bytes(gpu.total - gpu.live)} that are left last about "
+            f"{spell_long_s(left_s)}.",
+            "leak",
+            [gpu.rank],
+            rise.since_step,
+            {**_of_gpu(gpu), "grown_bytes": rise.grown, "over_s": rise.lasted_s, "bytes_per_s": rise.per_s},
+        )
+
+    def _gpu_retries(self, window: Window, gpu: _Gpu, retried: dict[int, float]) -> _Danger:
+        count = retried[gpu.rank]
+        return _Danger(
+            "critical" if gpu.taken_pct >= self.brim_pct else "warning",
+            math.inf,
+            f"Allocations on the GPU of rank {gpu.rank} only succeed after the cache is emptied",
+            f"{count:,.0f} allocations of rank {gpu.rank} had to empty the allocator's cache first in the last "
+            f"{self.retries_for_s:.0f} s, and {gpu.taken_pct:.1f} % of its device are taken ({spell_bytes(gpu.taken)} of "
+            f"{spell_bytes(gpu.total)}; {spell_bytes(gpu.live)} live at the peak of a step).",
+            "retries",
+            [gpu.rank],
+            window.step,
+            {**_of_gpu(gpu), "alloc_retries": count},
+        )
+
+    def _gpu_is_full(self, window: Window, gpu: _Gpu, lasted: int, limit: float) -> _Danger:
+        by_others = _by_others(window, gpu)
+        theirs = f", {spell_bytes(by_others)} of them by other processes" if by_others > 0.1 * gpu.total else ""
+        return _Danger(
+            "warning" if gpu.live_pct >= limit * self.brim_pct else "info",
+            math.inf,
+            f"Only {spell_bytes(gpu.total - gpu.live)} of the GPU memory of rank {gpu.rank} are left",
+            f"At the peak of a step {gpu.live_pct:.1f} % of the GPU memory of rank {gpu.rank} are in use "
+            f"({spell_bytes(gpu.live)} of {spell_bytes(gpu.total)}{theirs}), over the newest {lasted:,} steps: "
+            f"{spell_bytes(gpu.total - gpu.live)} are left for a larger batch or an evaluation.",
+            "others on the GPU" if theirs else "",
+            [gpu.rank],
+            window.step - lasted,
+            _of_gpu(gpu),
+        )
+
+    def _retries(self, window: Window, state: dict[str, Any]) -> dict[int, float]:
+        """How many allocations of each rank had to empty the cache first within the last retries_for_s."""
+        readings = window.by_time.get("cuda/alloc_retries")
+        if readings is None:
+            return {}
+        seen: dict[str, float] = state.setdefault("retries", {})
+        risen: list[list[float]] = state.setdefault("retried", [])
+        for rank in readings.ranks:
+            count = readings.newest(rank) or 0.0
+            more = count - seen.get(str(rank), count)
+            if more > 0:
+                risen.append([window.now, rank, more])
+            seen[str(rank)] = count
+        risen[:] = [one for one in risen if window.now - one[0] <= self.retries_for_s]
+        found: dict[int, float] = {}
+        for _, of_rank, retries in risen:
+            found[int(of_rank)] = found.get(int(of_rank), 0.0) + retries
+        return found
+
+    # --- host ---------------------------------------------------------------------------------------------------------
+
+    def _of_host(self, window: Window, state: dict[str, Any], nodes: list[Host]) -> _Danger | None:
+        host = max(nodes, key=lambda node: node.used / node.total)
+        track = Track(state.setdefault("host", {}))
+        track.add(window.now, window.step, host.used, parts=len(nodes))
+        used_pct = 100 * host.used / host.total
+        limit = self.clear_at if window.is_firing(self.id) else 1.0
+        if used_pct < limit * self.used_pct:
+            return None
+        least = self.rising_pct / 100 * host.total
+        rise = track.rise(least, settle_s=self.settle_s)
+        left_s = (host.total - host.used) / rise.per_s if rise is not None else math.inf
+        own = _own_bytes(window) / len(nodes)
+        is_ours = own >= self.own_share * host.used
+        if rise is not None and left_s <= self.soon_s:
+            if left_s > self.at_once_s and (
+                window.is_firing("host_memory_leak") or track.rise(least, settle_s=_NO_HURRY * self.settle_s) is None
+            ):
+                return None  # the rule on leaks says how long the memory lasts, where it can
+            return self._host_fills_up(window, host, rise, left_s, own, is_ours=is_ours)
+        if used_pct >= limit * self.host_brim_pct and is_ours:
+            before = track.at(window.now - 60)
+            rises = before is not None and host.used - before > 0.002 * host.total
+            return self._host_is_full(window, host, own, rises=rises)
+        return None
+
+    def _host_fills_up(
+        self, window: Window, host: Host, rise: Growth, left_s: float, own: float, *, is_ours: bool
+    ) -> _Danger:
+        where = _of_node(window, host)
+        return _Danger(
+            "critical" if left_s <= self.at_once_s else "warning",
+            left_s,
+            f"The memory of the host{where} is full in about {spell_long_s(left_s)}",
+            f"{spell_bytes(host.used)} of the {spell_bytes(host.total)} of the host{where} are in use, "
+            f"{spell_bytes(rise.grown)} more than {spell_long_s(rise.lasted_s)} ago: the "
+            f"{spell_bytes(host.total - host.used)} that are left last about {spell_long_s(left_s)}. This run holds "
+            f"{spell_bytes(own)}.",
+            "host memory" if is_ours else "others on the host",
+            [],
+            rise.since_step,
+            {**_of_host(host, own), "grown_bytes": rise.grown, "over_s": rise.lasted_s, "bytes_per_s": rise.per_s},
+        )
+
+    def _host_is_full(self, window: Window, host: Host, own: float, *, rises: bool) -> _Danger:
+        where, share = _of_node(window, host), 100 * host.used / host.total
+        more = ", and it still rises" if rises else ""
+        return _Danger(
+            "critical" if rises else "warning",
+            math.inf,
+            f"Only {spell_bytes(host.total - host.used)} of the memory of the host{where} are left",
+            f"{share:.1f} % of the memory of the host{where} are in use ({spell_bytes(host.used)} of "
+            f"{spell_bytes(host.total)}), {spell_bytes(own)} of it by this run{more}: when it is full, the kernel kills a "
+            "process.",
+            "host memory",
+            [],
+            window.step,
+            _of_host(host, own),
+        )
+
+
+def _note_tensors(window: Window, state: dict[str, Any]) -> Track | None:
+    """The track of what tensors hold, on the device on which they hold most."""
+    allocated = window.by_time.get("cuda/allocated_bytes")
+    if allocated is None:
+        return None
+    track = Track(state.setdefault("gpu", {}))
+    most = max(allocated.newest(rank) or 0.0 for rank in allocated.ranks)
+    track.add(window.now, window.step, most, parts=len(allocated.ranks))
+    return track
+
+
+def _gpus(window: Window, least_pct: float) -> list[_Gpu]:
+    """Those of which so much is taken."""
+    reserved, allocated, headroom, _, used, total = (window.by_time.get(name) for name in _PER_GPU)
+    if reserved is None or total is None:
+        return []
+    found = []
+    for rank in reserved.ranks:
+        size, held = total.newest(rank), reserved.newest(rank)
+        if not size or held is None:
+            continue
+        taken = min(size, max(held, (used.newest(rank) or 0.0) if used is not None else 0.0))
+        if 100 * taken < least_pct * size:
+            continue
+        tail = allocated.tail(_PEAK_OF_S, rank) if allocated is not None else []
+        # Without a word on what is live, all that is reserved may be.
+        live = taken - max(0.0, held - max(size for _, size in tail)) if tail else taken
+        told = headroom.tail(_PEAK_OF_S, rank) if headroom is not None else []
+        if told:
+            live = max(live, size - min(free for _, free in told))
+        found.append(_Gpu(rank, size, taken, min(size, live)))
+    return found
+
+
+def _by_others(window: Window, gpu: _Gpu) -> float:
+    reserved = window.by_time["cuda/reserved_bytes"].newest(gpu.rank) or 0.0
+    return max(0.0, gpu.taken - reserved - 1024 * _MiB)  # the context of CUDA and its libraries is ours, too
+
+
+def _own_bytes(window: Window) -> float:
+    return sum(held.resident for held in (of_processes(window), of_workers(window)) if held is not None)
+
+
+def _newest_second(window: Window) -> float:
+    names = ("process/rss_bytes", "host/memory_used_bytes", "cuda/reserved_bytes")
+    return max(
+        (
+            tail[-1][0]
+            for name in names
+            if (found := window.by_time.get(name))
+            for rank in found.ranks
+            if (tail := found.tail(1, rank))
+        ),
+        default=0.0,
+    )
+
+
+def _of_node(window: Window, host: Host) -> str:
+    return f" of rank {host.rank}" if window.world_size > 1 else ""
+
+
+def _of_gpu(gpu: _Gpu) -> dict[str, Any]:
+    return {
+        "rank": gpu.rank, "memory": "gpu", "total_bytes": gpu.total, "taken_bytes": gpu.taken, "live_bytes": gpu.live,
+        "live_pct": gpu.live_pct, "taken_pct": gpu.taken_pct,
+    }  # fmt: skip
+
+
+def _of_host(host: Host, own: float) -> dict[str, Any]:
+    return {
+        "rank": host.rank, "memory": "host", "total_bytes": host.total, "used_bytes": host.used,
+        "used_pct": 100 * host.used / host.total, "own_bytes": own,
+    }  # fmt: skip

@@ -1,0 +1,85 @@
+"""Each fault of the demo in its short form: the real training job is recorded, and the recording is judged with the
+rules of the server. The demo as a whole, with its server, is in test_demo.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import job_environment
+
+from perfagent.demo import faults
+from perfagent_server.backtest.replay import Judged, replay
+from perfagent_server.commands import backtest
+from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.plan import Plan
+
+EVERY_DAY = {
+    # fault: (steps, most steps from its beginning to its alert)
+    "nan": (40, 1),
+    "checkpoint-stall": (100, 90),
+    "eval-stall": (100, 90),
+    "wrong-optimizer": (100, 100),
+    "data-repeats": (100, 100),
+    "hidden-work": (60, 60),
+    "frozen": (300, 110),
+}
+NOW_AND_THEN = {
+    "spike": (400, 15),
+    "divergence": (600, 250),
+    "grad-explosion": (500, 30),
+    "scale-collapse": (120, 60),
+    "rate-jump": (300, 60),
+    "vanishing": (200, 200),
+    "overfit": (800, 800),
+    "throughput-drop": (600, 40),
+    "data-stall": (60, 40),
+}
+
+
+def record(folder: Path, fault: str, steps: int) -> Judged:
+    """Trains the demo's job with that fault, and judges what it recorded."""
+    job = [sys.executable, "-m", "perfagent.demo.job", "--steps", str(steps), "--fault", fault]
+    environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "recorded"), PERFAGENT_RUN_ID="demo")
+    done = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    plan = Plan(all_rules())
+    [source] = backtest._in_folder(folder / "recorded")
+    judged = replay(source.moments(plan), plan)
+    assert judged.failed == {}
+    return judged
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("fault", "case"),
+    [*EVERY_DAY.items(), *(pytest.param(*item, marks=pytest.mark.long) for item in NOW_AND_THEN.items())],
+)
+def test_a_fault_is_named_in_time_and_nothing_else_is(tmp_path: Path, fault: str, case: tuple[int, int]) -> None:
+    steps, within = case
+    judged = record(tmp_path, fault, steps)
+    expected = faults.named(fault).expects
+    assert judged.verdict.rule in expected, judged.verdict.message
+    assert judged.verdict.evidence
+    assert judged.verdict.fix
+    [first] = [alert for alert in judged.alerts if alert.rule in expected][:1] or [None]
+    assert first is not None, judged.alerts
+    assert first.first_step <= _begins(fault, steps) + within
+
+
+def _begins(fault: str, steps: int) -> int:
+    """The step from which on the fault can be seen."""
+    from_the_start = ("checkpoint-stall", "eval-stall", "wrong-optimizer", "data-repeats", "hidden-work", "vanishing")
+    if fault in (*from_the_start, "data-stall", "overfit"):
+        return 1
+    return {"spike": steps - 15, "frozen": steps // 3, "rate-jump": 2 * steps // 3}.get(fault, steps // 2)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_two_thousand_healthy_steps_stay_silent(tmp_path: Path) -> None:
+    judged = record(tmp_path, "none", 2000)
+    assert [alert for alert in judged.alerts if alert.severity != "info"] == []
+    assert judged.verdict.rule == "healthy", judged.verdict.message
