@@ -13,8 +13,8 @@ from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.row_series import Floats
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.speed.cpu_load import PRESSURE
+from perfagent_server.rules.speed.own_work import lower_median, own_work
 from perfagent_server.rules.speed.stages import stages_of
-from perfagent_server.rules.speed.while_stepping import while_stepping_by_rank
 from perfagent_server.rules.window import Window
 
 __all__ = ["LoadImbalance"]
@@ -114,10 +114,11 @@ class LoadImbalance(Rule):
             return None
         if len(window.by_rank) < self.least_steps:
             return UNKNOWN
-        ranks, own, total = _own_work(window, self.steps)
-        if len(ranks) < 2 or own.shape[1] < self.least_steps:
+        work = own_work(window, self.steps)
+        if work is None or work.steps < self.least_steps:
             return None
-        stages = stages_of(window, ranks, np.median(own, axis=1))
+        ranks, own, total = work.ranks, work.own, work.total
+        stages = stages_of(window, ranks, own)
         groups = [[*range(len(ranks))]] if stages is None else [[*stage] for stage in stages.of if len(stage) > 1]
         if not groups:
             return None
@@ -132,8 +133,7 @@ class LoadImbalance(Rule):
         lowest = self.info_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
         if share < lowest or lost_s < _LEAST_LOST_S or fixed >= self.fixed_share * lost_s:
             return None
-        pressure = while_stepping_by_rank(window, PRESSURE.name, 60.0)
-        if pressure and max(one.mean for one in pressure.values()) >= self.most_pressure_pct:
+        if _pressure(window) >= self.most_pressure_pct:
             return None
         return self._finding(window, [ranks[place] for place in places], excess, total, lost_s, share)
 
@@ -165,26 +165,18 @@ class LoadImbalance(Rule):
         )  # fmt: skip
 
 
-def _own_work(window: Window, steps: int) -> tuple[list[int], Floats, Floats]:
-    """The ranks that have told all of the newest steps, their own work and the length of the steps: float64 (ranks, steps)
-    and (steps,)."""
-    ranks, at, total = window.by_rank.matrix(_TOTAL, window.at)
-    _, _, waited = window.by_rank.matrix(_WAITED, window.at)
-    own = (total - np.fmax(waited, 0.0))[:, -steps:]
-    interrupted = window.wall.interrupted
-    steady = np.array([step not in interrupted for step in at[-steps:]], bool)
-    known = np.flatnonzero(np.count_nonzero(~np.isnan(own), axis=1) >= 0.5 * own.shape[1])
-    complete = steady & ~np.isnan(own[known]).any(axis=0)
-    return (
-        [ranks[place] for place in known],
-        own[known][:, complete],
-        np.nanmedian(total[known][:, -steps:][:, complete], axis=0),
-    )
+def _pressure(window: Window) -> float:
+    """CPU pressure of the node that has most of it, over the newest minute, in percent; 0.0 where it is not known."""
+    series, took = window.by_time.get(PRESSURE.name), window.series(_TOTAL)
+    if series is None or took is None or took.time is None:
+        return 0.0
+    known = [series.mean(took.time - 60.0, took.time, rank) for rank in series.ranks]
+    return max((one for one in known if one is not None), default=0.0)
 
 
 def _excess(own: Floats) -> Floats:
     """What each rank needs more than a typical one in the same step (the lower median)."""
-    excess: Floats = own - np.sort(own, axis=0)[(len(own) - 1) // 2]
+    excess: Floats = own - lower_median(own, axis=0)
     return excess
 
 

@@ -111,7 +111,7 @@ class LowMfu(Rule):
         return self._low(window, series.last(self.steps))
 
     def _fell(self, window: Window, state: dict[str, Any], shift: Shift) -> Finding:
-        bound, work = what_bounds(window), _work(window)
+        bound, work = what_bounds(window), _work(window, shift.groups * shift.size)
         is_same = bool(state["work"]) and abs(work / state["work"] - 1) <= _SAME_WORK
         now, before = 100 / shift.level, 100 / shift.before
         lost = 100 * (1 - 1 / shift.times)
@@ -152,9 +152,10 @@ class LowMfu(Rule):
         )  # fmt: skip
 
 
-def _work(window: Window) -> float:
-    """Arithmetic of a typical step, all ranks together; 0.0 where it is not known."""
+def _work(window: Window, newest: int = _TYPICAL_STEPS) -> float:
+    """Arithmetic of a typical one of the newest steps, all ranks together; 0.0 where it is not known."""
+    steps = min(newest, _TYPICAL_STEPS)
     rates, took = window.by_step.get(_FLOPS), window.by_step.get(_STEP_TIME)
-    known = [one for one in rates.before(window.at, _TYPICAL_STEPS) if math.isfinite(one)] if rates is not None else []
-    times = [one for one in took.before(window.at, _TYPICAL_STEPS) if one > 0] if took is not None else []
+    known = [one for one in rates.before(window.at, steps) if math.isfinite(one)] if rates is not None else []
+    times = [one for one in took.before(window.at, steps) if one > 0] if took is not None else []
     return middle(known) * middle(times) if known and times else 0.0

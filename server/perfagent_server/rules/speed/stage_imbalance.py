@@ -11,7 +11,8 @@ from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.row_series import Floats
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
-from perfagent_server.rules.speed.rank_medians import rank_medians, slowest_phase
+from perfagent_server.rules.speed.own_work import own_work
+from perfagent_server.rules.speed.rank_medians import slowest_phase
 from perfagent_server.rules.speed.stages import Stages, stages_of
 from perfagent_server.rules.window import Window
 
@@ -98,21 +99,19 @@ class StageImbalance(Rule):
             return None
         if len(window.by_rank) < self.least_steps:
             return UNKNOWN
-        ranks, medians = rank_medians(window, ("step_time_s", "phase/comm_s"), self.steps)
-        if len(ranks) < 2:
+        work = own_work(window, self.steps)
+        if work is None:
             return None
-        total, waited = medians
-        own = np.maximum(total - waited, 0.0)
-        stages = stages_of(window, ranks, own)
+        stages = stages_of(window, work.ranks, work.own)
         if stages is None:
             return None
-        typical = stages.typical(own)
+        typical = stages.typical(work.own)
         slack = self.clear_at if window.is_firing(self.id) else 1.0
-        step_s, lost_s = float(np.median(total)), float(typical.max() - typical.mean())
+        step_s, lost_s = float(np.median(work.total)), float(typical.max() - typical.mean())
         limit = (1 + (self.slow_times - 1) * slack) * typical.min()
         if not typical.min() > 0 or typical.max() < limit or 100 * lost_s < self.cost_pct * slack * step_s:
             return None
-        return self._finding(window, ranks, stages, typical, step_s, lost_s)
+        return self._finding(window, work.ranks, stages, typical, step_s, lost_s)
 
     def _finding(
         self, window: Window, ranks: list[int], stages: Stages, typical: Floats, step_s: float, lost_s: float

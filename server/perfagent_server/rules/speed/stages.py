@@ -10,11 +10,13 @@ import numpy as np
 
 from perfagent.wire import LOSS
 from perfagent_server.rules.row_series import Floats
+from perfagent_server.rules.speed.own_work import lower_median
 from perfagent_server.rules.window import Window
 
 __all__ = ["Stages", "stages_of"]
 
 _APART_TIMES = 1.15
+_MOST_STEPS = 0.75
 _MOST_REST = 0.25
 """Of the distance between the slowest and the fastest stage, how far a typical rank may be from its own stage."""
 
@@ -27,9 +29,13 @@ class Stages:
     of: tuple[tuple[int, ...], ...]
     known: Literal["told", "by the loss", "by their work"]
 
+    def by_step(self, own: Floats) -> Floats:
+        """The own work of a typical rank of each stage in each step. own: float64 (ranks, steps) -> (stages, steps)."""
+        return np.array([lower_median(own[list(stage)], axis=0) for stage in self.of])
+
     def typical(self, own: Floats) -> Floats:
-        """The own work of a typical rank of each stage: the lower median. float64 (stages,)."""
-        return np.array([np.sort(own[list(stage)])[(len(stage) - 1) // 2] for stage in self.of])
+        """Of each stage, float64 (stages,). What falls on other ranks from step to step is no property of a stage."""
+        return lower_median(self.by_step(own), axis=1)
 
     def peers(self, own: Floats) -> Floats:
         """For each rank the own work of a typical rank of its stage; NaN where a stage has one rank. float64 (ranks,)."""
@@ -41,7 +47,7 @@ class Stages:
 
 
 def stages_of(window: Window, ranks: Sequence[int], own: Floats) -> Stages | None:
-    """The stages of these ranks, whose own work takes `own` seconds a step; None where all do the same work."""
+    """The stages of these ranks; None where all do the same work. own: seconds of own work, float64 (ranks, steps)."""
     told = {place: window.stages[rank] for place, rank in enumerate(ranks) if rank in window.stages}
     if len(told) == len(ranks):
         names = sorted({*told.values()})
@@ -76,18 +82,18 @@ def _blocks(ranks: int, size: int) -> Iterator[tuple[int, ...]]:
 
 
 def _fits(stages: Stages, own: Floats) -> bool:
-    """Whether ranks differ by stage, and hardly within a stage."""
-    typical = stages.typical(own)
-    if not typical.min() > 0 or typical.max() < _APART_TIMES * typical.min():
+    """Whether ranks differ by stage, in most steps, and hardly within a stage."""
+    typical, of_rank = stages.typical(own), lower_median(own, axis=1)
+    slowest, fastest = int(typical.argmax()), int(typical.argmin())
+    apart = typical[slowest] - typical[fastest]
+    if not typical[fastest] > 0 or apart < (_APART_TIMES - 1) * typical[fastest]:
         return False
-    rest = np.concatenate([np.abs(own[list(stage)] - level) for stage, level in zip(stages.of, typical, strict=True)])
-    return bool(
-        np.median(rest) <= _MOST_REST * (typical.max() - typical.min()) and _is_told_apart(stages, own, typical)
+    rest = np.concatenate(
+        [np.abs(of_rank[list(stage)] - level) for stage, level in zip(stages.of, typical, strict=True)]
     )
-
-
-def _is_told_apart(stages: Stages, own: Floats, typical: Floats) -> bool:
-    """Whether nearly all ranks of the slowest stage are slower than nearly all of the fastest: of both all but a tenth,
-    or all."""
-    slow, fast = (np.sort(own[list(stages.of[place])]) for place in (int(typical.argmax()), int(typical.argmin())))
-    return bool(slow[len(slow) // 10] > fast[-1 - len(fast) // 10])
+    by_step = stages.by_step(own)
+    often = np.mean(by_step[slowest] - by_step[fastest] > 0.5 * apart)
+    slow, fast = (np.sort(of_rank[list(stages.of[place])]) for place in (slowest, fastest))
+    # of both stages nearly all ranks: all but a tenth
+    are_apart = slow[len(slow) // 10] > fast[-1 - len(fast) // 10]
+    return bool(np.median(rest) <= _MOST_REST * apart and often >= _MOST_STEPS and are_apart)

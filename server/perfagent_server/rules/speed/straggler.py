@@ -11,7 +11,8 @@ from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.evidence import named_ranks, spell_s
 from perfagent_server.rules.row_series import Floats
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
-from perfagent_server.rules.speed.rank_medians import rank_medians, slowest_phase
+from perfagent_server.rules.speed.own_work import lower_median, own_work
+from perfagent_server.rules.speed.rank_medians import slowest_phase
 from perfagent_server.rules.speed.stages import stages_of
 from perfagent_server.rules.window import Window
 
@@ -27,14 +28,15 @@ class Straggler(Rule):
     1 / 0.75 is the threshold of NVIDIA Resiliency Extension's relative score. Ranks of other pipeline stages do other
     work, so a rank is compared with those of its own stage (stages.py tells how stages are known), and has no peer in a
     stage of its own. Long sequences fall on some ranks of every step: so only a few slow ranks of many are stragglers
-    (most_share of them, at least one), medians over the last `steps` steps are compared, and the wait of the others
-    must cost cost_pct of the step.
+    (most_share of them, at least one), medians over the last `steps` steps are compared, the rank must have been slow in
+    `often` of them, and the wait of the others must cost cost_pct of the step.
     """
 
     slow_times: float = 1 / 0.75
     cost_pct: float = 10.0
     critical_cost_pct: float = 30.0
     most_share: float = 1 / 16
+    often: float = 0.75  # of the steps in which it is slow
     steps: int = 32
     least_steps: int = 16
     clear_at: float = 0.8  # of what is above 1
@@ -57,10 +59,10 @@ class Straggler(Rule):
         meaning="One rank is slower than its peers, and all the others wait for it.",
         fires=(
             "When the own work of a rank (its step without the wait for other ranks) takes at least {slow_times:.3g} "
-            "times that of a typical rank, and the wait of the others costs at least {cost_pct:g} % of the step "
-            "(critical: {critical_cost_pct:g} %). Medians over the newest {steps} steps. In a pipeline only ranks of the same "
-            "stage are compared. If more than {most_share:.1%} of the ranks are slow (one always may be), it is no "
-            "straggler: then ranks have different work."
+            "times that of a typical rank of its stage, and the wait of the others costs at least {cost_pct:g} % of the "
+            "step (critical: {critical_cost_pct:g} %). Medians over the newest {steps} steps, in {often:.0%} of which it "
+            "must be slow. If more than {most_share:.1%} of the ranks are slow (one always may be), it is no straggler: "
+            "then ranks have different work."
         ),
         remedies={
             "": (
@@ -83,7 +85,8 @@ class Straggler(Rule):
         meaning="某个 rank 比其他的慢，所有 rank 都在等它。",
         fires=(
             "某个 rank 自身的工作（步时间减去等待其他 rank 的时间）达到典型 rank 的 {slow_times:.3g} 倍，且其他 rank "
-            "的等待至少占步时间的 {cost_pct:g} %（严重：{critical_cost_pct:g} %）时触发，取最近 {steps} 步的中位数。"
+            "的等待至少占步时间的 {cost_pct:g} %（严重：{critical_cost_pct:g} %）时触发，取最近 {steps} 步的中位数，且其中 "
+            "{often:.0%} 的步都慢。"
             "流水线并行时只比较同一阶段的 rank。若变慢的 rank 超过总数的 {most_share:.1%}（至少允许一个），"
             "则不算掉队：此时各 rank 的工作不同。"
         ),
@@ -105,20 +108,22 @@ class Straggler(Rule):
             return None
         if len(window.by_rank) < self.least_steps:
             return UNKNOWN
-        ranks, medians = rank_medians(window, ("step_time_s", "phase/comm_s"), self.steps)
-        if len(ranks) < 2:
+        work = own_work(window, self.steps)
+        if work is None:
             return None
-        total, waited = medians
-        own = np.maximum(total - waited, 0.0)
-        stages = stages_of(window, ranks, own)
-        typical = np.full(len(own), np.sort(own)[(len(own) - 1) // 2]) if stages is None else stages.peers(own)
+        ranks, own = work.ranks, work.typical
+        stages = stages_of(window, ranks, work.own)
+        typical = np.full(len(own), lower_median(own, axis=0)) if stages is None else stages.peers(work.own)
         limit = 1 + (self.slow_times - 1) * (self.clear_at if window.is_firing(self.id) else 1.0)
         slow = np.flatnonzero((own >= limit * typical) & (typical > 0)).tolist()
         if not slow or len(slow) > max(1, int(self.most_share * len(ranks))):
             return None
         worst = max(slow, key=lambda place: own[place] - typical[place])
         usual = float(typical[worst])
-        step_s, lost_s = float(np.median(total)), float(own[worst]) - usual
+        often = self.often * (self.clear_at if window.is_firing(self.id) else 1.0)
+        if np.mean(work.own[worst] > 0.5 * (own[worst] + usual)) < often:
+            return None  # long sequences fell on it more often than on others
+        step_s, lost_s = float(np.median(work.total)), float(own[worst]) - usual
         cost = min(100.0, 100 * lost_s / step_s)
         if cost < self.cost_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
             return None

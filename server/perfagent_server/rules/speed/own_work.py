@@ -1,0 +1,57 @@
+"""The own work of each rank in each step: the step without its wait for others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfagent_server.rules.row_series import Floats
+from perfagent_server.rules.window import Window
+
+__all__ = ["OwnWork", "lower_median", "own_work"]
+
+_TOTAL, _WAITED = "step_time_s", "phase/comm_s"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnWork:
+    """ranks: that have told at least half of the steps; own: float64 (ranks, steps); total: how long the steps took, ranks
+    put together, float64 (steps,)."""
+
+    ranks: list[int]
+    own: Floats
+    total: Floats
+
+    @property
+    def steps(self) -> int:
+        return len(self.total)
+
+    @property
+    def typical(self) -> Floats:
+        """Of each rank: the median over the steps, float64 (ranks,)."""
+        return lower_median(self.own, axis=1)
+
+
+def own_work(window: Window, steps: int) -> OwnWork | None:
+    """Of the newest `steps` steps up to window.at those that all ranks have told and in which nothing else happened than
+    training; None where that are fewer than a quarter, or fewer than two ranks."""
+    ranks, at, total = window.by_rank.matrix(_TOTAL, window.at)
+    waited = window.by_rank.matrix(_WAITED, window.at)[2][:, -steps:]
+    total = total[:, -steps:]
+    own = np.maximum(total - waited, 0.0)
+    known = np.flatnonzero(2 * np.count_nonzero(~np.isnan(own), axis=1) >= own.shape[1])
+    interrupted = window.wall.interrupted
+    steady = np.array([step not in interrupted for step in at[-steps:]], bool)
+    told: NDArray[np.bool_] = steady & ~np.isnan(own[known]).any(axis=0)
+    if len(known) < 2 or 4 * int(told.sum()) < steps:
+        return None
+    return OwnWork([ranks[place] for place in known], own[known][:, told], np.median(total[known][:, told], axis=0))
+
+
+def lower_median(values: Floats, axis: int) -> Floats:
+    """Of an even number of values the lower of the two in the middle: half of the ranks may be slow."""
+    ordered: Floats = np.sort(values, axis=axis)
+    middle: Floats = np.take(ordered, (values.shape[axis] - 1) // 2, axis=axis)
+    return middle
