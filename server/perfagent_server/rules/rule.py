@@ -187,7 +187,16 @@ class Rule:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # all rules are dataclasses
 
 
-_UNITS = {"pct": "%", "s": "s", "steps": "steps", "bytes": "B", "times": "times", "mib": "MiB", "values": "values"}
+_UNITS = {
+    "pct": "%",
+    "s": "s",
+    "steps": "steps",
+    "bytes": "B",
+    "times": "times",
+    "mib": "MiB",
+    "gb": "GB",
+    "values": "values",
+}
 
 
 def unit_of(threshold: str) -> str:

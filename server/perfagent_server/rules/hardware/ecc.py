@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import named_ranks
-from perfagent_server.rules.hardware.counters import follow_gains, newest_of
+from perfagent_server.rules.hardware.counters import follow_gains, newest_of, shortly_of
 from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
 from perfagent_server.rules.window import Window
 
@@ -65,7 +65,7 @@ class Ecc(Rule):
         meaning="Memory of a GPU that the run uses fails.",
         fires=(
             "During the run: an error that ECC could not correct, a row remapped or a page retired because of one, or a "
-            "row that began to wait for its replacement (critical); {corrected_errors:g} corrected errors (warning); a "
+            "row that began to wait for its replacement (critical); {corrected_errors:,.0f} corrected errors (warning); a "
             "row remapped or a page retired after corrected ones (info). Also a row that could not be replaced "
             "(critical) or that waits for it since before the run (warning). Counts from before the run do not count."
         ),
@@ -91,7 +91,7 @@ class Ecc(Rule):
         meaning="运行所用 GPU 的显存出现故障。",
         fires=(
             "运行期间：出现 ECC 无法纠正的错误、因此重映射的行或停用的页、或有行开始等待替换（严重）；"
-            "{corrected_errors:g} 次已纠正的错误（警告）；因已纠正错误而重映射的行或停用的页（提示）。"
+            "{corrected_errors:,.0f} 次已纠正的错误（警告）；因已纠正错误而重映射的行或停用的页（提示）。"
             "此外，无法替换的行（严重）或运行前就在等待替换的行（警告）。运行之前的计数不计。"
         ),
         remedies={
@@ -130,7 +130,7 @@ class Ecc(Rule):
         more = "".join(f" Also: {one.says}." for one in found if one is not worst)
         return self.found(
             worst.severity,
-            f"GPU{where}: {worst.says}"[:90],
+            f"GPU{shortly_of(worst.ranks, window.world_size)}: {worst.says}",
             f"On the GPU{where}: {worst.says}.{more}",
             cause=worst.cause,
             since_step=since,

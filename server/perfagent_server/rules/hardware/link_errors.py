@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import named_ranks
-from perfagent_server.rules.hardware.counters import follow_gains
+from perfagent_server.rules.hardware.counters import follow_gains, shortly_of
 from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
 from perfagent_server.rules.window import Window
 
@@ -109,7 +109,7 @@ class LinkErrors(Rule):
         said = "; ".join(one.says for one in found)
         return self.found(
             "warning",
-            f"GPU{where}: {first.says}"[:90],
+            f"GPU{shortly_of(first.ranks, window.world_size)}: {first.says}",
             f"On the GPU{where}: {said}.",
             cause=first.cause,
             since_step=window.step,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import named_ranks
-from perfagent_server.rules.hardware.counters import newest_of
+from perfagent_server.rules.hardware.counters import newest_of, shortly_of
 from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
 from perfagent_server.rules.window import Window
 
@@ -127,7 +127,7 @@ class Throttling(Rule):
         slower = 100 * (1 - worst.clock / top) if clock and worst.clock is not None else None
         return self.found(
             "critical" if worst.is_hard else "warning",
-            f"The clocks of the GPU{where} are held back {worst.pct:.0f} % of the time",
+            f"The clocks of the GPU{shortly_of(ranks, window.world_size)} are held back {worst.pct:.0f} % of the time",
             f"In the newest minute the clocks of the GPU{where} were held back {worst.pct:.0f} % of the time by "
             f"{_REASONS[worst.reason]}.{clock}{hot}{others}",
             cause="power" if worst.reason == "power_brake" else "",
@@ -145,7 +145,7 @@ class Throttling(Rule):
         where = "" if window.world_size == 1 else f" of {named_ranks(ranks, window.world_size)}"
         return self.found(
             "info",
-            f"The GPU{where} has {worst.hot_c:.0f} °C",
+            f"The GPU{shortly_of(ranks, window.world_size)} has {worst.hot_c:.0f} °C",
             f"The GPU{where} had {worst.hot_c:.0f} °C over the newest minute. Its clocks are not held back yet.",
             since_step=window.step,
             ranks=ranks,

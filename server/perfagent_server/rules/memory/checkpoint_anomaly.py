@@ -21,7 +21,7 @@ _STATE = ("memory/parameters_bytes", "memory/optimizer_state_bytes", "memory/off
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointAnomaly(Rule):
-    """The newest save stands against those before it: far_times their median in size or in time, and by more_bytes or
+    """The newest save stands against those before it: far_times their median in size or in time, and by more_mib or
     more_s. Against the parameters and optimizer state of all ranks it may be whole_times as large: views are saved with
     all of the tensor that they look into (the checkpoints of BigScience's tr1-13B were ten times too large for want of
     a clone).
@@ -32,7 +32,7 @@ class CheckpointAnomaly(Rule):
 
     far_times: float = 10.0
     more_s: float = 10.0
-    more_bytes: float = 64 * 2.0**20
+    more_mib: float = 64.0
     whole_times: float = 4.0
     fewest_saves: int = 3
     damaged_for_s: float = 1800.0
@@ -56,7 +56,7 @@ class CheckpointAnomaly(Rule):
         meaning="A checkpoint failed, was damaged, or is far larger or slower than the others.",
         fires=(
             "When the newest save is {far_times:g} times as large or as slow as the median of at least {fewest_saves} "
-            "before it, and by 64 MiB or {more_s:g} s (warning); {whole_times:g} times as large as parameters and "
+            "before it, and by {more_mib:g} MiB or {more_s:g} s (warning); {whole_times:g} times as large as parameters and "
             "optimizer state of all ranks together (info); when it failed (warning; critical from the second failure in "
             "a row on); when damaged checkpoints were passed over at the start (warning). Sizes, failures and damage are "
             "known of saves by perfagent.Checkpoint, times of all that perfagent sees."
@@ -86,7 +86,7 @@ class CheckpointAnomaly(Rule):
         name="异常检查点",
         meaning="检查点保存失败、损坏，或远大于、远慢于其他检查点。",
         fires=(
-            "最新保存的大小或耗时达到此前至少 {fewest_saves} 次中位数的 {far_times:g} 倍，且多出 64 MiB 或 {more_s:g} "
+            "最新保存的大小或耗时达到此前至少 {fewest_saves} 次中位数的 {far_times:g} 倍，且多出 {more_mib:g} MiB 或 {more_s:g} "
             "秒（警告）；达到所有 rank 参数与优化器状态总和的 {whole_times:g} 倍（提示）；保存失败（警告；"
             "连续第二次起为严重）；启动时跳过了损坏的检查点（警告）时触发。大小、失败和损坏仅对 perfagent.Checkpoint "
             "的保存可知，耗时对 perfagent 可见的所有保存可知。"
@@ -168,9 +168,9 @@ class CheckpointAnomaly(Rule):
         *before, newest = saved.last(SAVED_BYTES.keep)
         whole = _state_bytes(window)
         usual = median(before) if len(before) >= self.fewest_saves else None
-        if usual is not None and newest >= max(self.far_times * usual, usual + self.more_bytes):
+        if usual is not None and newest >= max(self.far_times * usual, usual + self.more_mib * 2**20):
             against = f"{newest / usual:.0f} times the {spell_bytes(usual)} of the {len(before)} before it"
-        elif whole and newest >= max(self.whole_times * whole, whole + self.more_bytes):
+        elif whole and newest >= max(self.whole_times * whole, whole + self.more_mib * 2**20):
             against = (
                 f"{newest / whole:.1f} times the {spell_bytes(whole)} of parameters and optimizer state of all ranks"
             )

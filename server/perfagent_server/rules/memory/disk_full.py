@@ -51,12 +51,12 @@ class DiskFull(Rule):
     warning_s: float = 3600.0
     critical_s: float = 900.0
     warning_pct: float = 95.0
-    warning_free_bytes: float = 10e9
+    warning_free_gb: float = 10.0
     critical_pct: float = 99.0
-    critical_free_bytes: float = 1e9
+    critical_free_gb: float = 1.0
     info_pct: float = 90.0
-    info_free_bytes: float = 20e9
-    trend_bytes: float = 500e6
+    info_free_gb: float = 20.0
+    trend_mib: float = 500.0
     trend_over_s: float = 600.0
     clear_at: float = 1.2
 
@@ -81,9 +81,10 @@ class DiskFull(Rule):
         fires=(
             "When fewer than {warning_saves:g} more checkpoints fit (critical: {critical_saves:g}); when the disk fills "
             "steadily and is full within {warning_s:g} s (critical: {critical_s:g} s); or when it is {info_pct:g} % used "
-            "with less than 20 GB free (info), {warning_pct:g} % with less than 10 GB free (warning), {critical_pct:g} % "
-            "with less than 1 GB free (critical). It looks at the file systems of the checkpoints, of the working "
-            "directory and of perfagent's spool. A quota that is smaller than the disk is not seen."
+            "with less than {info_free_gb:g} GB free (info), {warning_pct:g} % with less than {warning_free_gb:g} GB free "
+            "(warning), {critical_pct:g} % with less than {critical_free_gb:g} GB free (critical). It looks at the file "
+            "systems of the checkpoints, of the working directory and of perfagent's spool. "
+            "A quota that is smaller than the disk is not seen."
         ),
         remedies={
             "": (
@@ -106,9 +107,9 @@ class DiskFull(Rule):
         meaning="运行所写的某个磁盘即将写满。",
         fires=(
             "再保存不到 {warning_saves:g} 个检查点（严重：{critical_saves:g} 个）；磁盘持续填充并将在 {warning_s:g} "
-            "秒内（严重：{critical_s:g} 秒）写满；或已用 {info_pct:g} % 且剩余不足 20 GB（提示）、{warning_pct:g} % "
-            "且不足 10 GB（警告）、{critical_pct:g} % 且不足 1 GB（严重）时触发。检查检查点、工作目录和 perfagent "
-            "缓存目录所在的文件系统。小于磁盘的配额无法看到。"
+            "秒内（严重：{critical_s:g} 秒）写满；或已用 {info_pct:g} % 且剩余不足 {info_free_gb:g} GB（提示）、"
+            "{warning_pct:g} % 且不足 {warning_free_gb:g} GB（警告）、{critical_pct:g} % 且不足 {critical_free_gb:g} "
+            "GB（严重）时触发。检查检查点、工作目录和 perfagent 缓存目录所在的文件系统。小于磁盘的配额无法看到。"
         ),
         remedies={
             "": (
@@ -139,7 +140,7 @@ class DiskFull(Rule):
         track = Track(state.setdefault(disk.role, {}))
         track.add(window.now, window.step, -disk.free)
         save = _save_bytes(window, disk, track, saves, alone="checkpoint" not in state)
-        rise = track.rise(self.trend_bytes, settle_s=self.trend_over_s, blocks=3, lasting_share=0.5)
+        rise = track.rise(self.trend_mib * 2**20, settle_s=self.trend_over_s, blocks=3, lasting_share=0.5)
         left_s = disk.free / rise.per_s if rise is not None else math.inf
         danger = self._danger(window, disk, save, left_s, rise)
         if danger is None:
@@ -179,11 +180,11 @@ class DiskFull(Rule):
         checks: tuple[tuple[bool, _Danger], ...] = (
             (fits < self.critical_saves, _Danger("critical", "the next checkpoint does not fit", "saves")),
             (left_s < self.critical_s, _Danger("critical", fills, "fills up")),
-            (_is_short(used, free, self.critical_pct, self.critical_free_bytes), _Danger("critical", "next to nothing", "")),
+            (_is_short(used, free, self.critical_pct, self.critical_free_gb), _Danger("critical", "next to nothing", "")),
             (fits < self.warning_saves, _Danger("warning", "few more checkpoints fit", "saves")),
             (left_s < self.warning_s, _Danger("warning", fills, "fills up")),
-            (_is_short(used, free, self.warning_pct, self.warning_free_bytes), _Danger("warning", "it is nearly full", "")),
-            (_is_short(used, free, self.info_pct, self.info_free_bytes), _Danger("info", "that is little", "")),
+            (_is_short(used, free, self.warning_pct, self.warning_free_gb), _Danger("warning", "it is nearly full", "")),
+            (_is_short(used, free, self.info_pct, self.info_free_gb), _Danger("info", "that is little", "")),
         )  # fmt: skip
         return next((danger for is_so, danger in checks if is_so), None)
 
@@ -200,8 +201,8 @@ def _save_bytes(window: Window, disk: _Disk, track: Track, saves: int, *, alone:
     return taken / saves if saves >= _FEWEST_SAVES and taken > saves * _LEAST_SAVE_BYTES else None
 
 
-def _is_short(used_pct: float, free: float, least_pct: float, most_free: float) -> bool:
-    return used_pct >= least_pct and free < most_free
+def _is_short(used_pct: float, free: float, least_pct: float, most_free_gb: float) -> bool:
+    return used_pct >= least_pct and free < 1e9 * most_free_gb
 
 
 def _disks(window: Window) -> list[_Disk]:

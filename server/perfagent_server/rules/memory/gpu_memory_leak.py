@@ -21,7 +21,7 @@ _LOWEST_OF_S = 60  # readings, one a second: what lives only within a step is in
 @dataclass(frozen=True, kw_only=True)
 class GpuMemoryLeak(Rule):
     """What tensors hold on the GPUs between steps (the lowest reading of a minute, all ranks together) rises steadily
-    (growth.py): leaked_bytes and leaked_pct of what was held were added, and the rise went on for settle_s and
+    (growth.py): leaked_mib and leaked_pct of what was held were added, and the rise went on for settle_s and
     settle_steps after that.
 
     Stricter than TraceML's bands (1 GiB over 800 steps): batches of other lengths move the peak of a step, and not what
@@ -31,7 +31,7 @@ class GpuMemoryLeak(Rule):
     Not yet seen on a card: tested on made-up series.
     """
 
-    leaked_bytes: float = 512 * 2.0**20
+    leaked_mib: float = 512.0
     leaked_pct: float = 2.0
     settle_s: float = 180.0
     settle_steps: int = 300
@@ -54,8 +54,8 @@ class GpuMemoryLeak(Rule):
         meaning="What tensors hold on the GPUs after each step grows without end.",
         fires=(
             "When the memory of live tensors between steps (the lowest reading of a minute, all ranks together) rises "
-            "steadily, without slowing down or falling back: at least 512 MiB and {leaked_pct:g} % were added, and the "
-            "rise went on for {settle_s:g} s and {settle_steps} steps after that. What a step needs for its activations "
+            "steadily, without slowing down or falling back: at least {leaked_mib:g} MiB and {leaked_pct:g} % were added, "
+            "and the rise went on for {settle_s:g} s and {settle_steps} steps after that. What a step needs for its activations "
             "does not count, and the first {skip_s:g} s and {skip_steps} steps do not."
         ),
         remedies={
@@ -71,8 +71,8 @@ class GpuMemoryLeak(Rule):
         name="GPU 显存泄漏",
         meaning="每步之后张量在 GPU 上占用的显存不断增长。",
         fires=(
-            "步与步之间存活张量的显存（每分钟的最低读数，所有 rank 合计）持续上升，既不减缓也不回落：已增加至少 512 MiB "
-            "且 {leaked_pct:g} %，并且此后又持续增长了 {settle_s:g} 秒和 {settle_steps} 步时触发。"
+            "步与步之间存活张量的显存（每分钟的最低读数，所有 rank 合计）持续上升，既不减缓也不回落："
+            "已增加至少 {leaked_mib:g} MiB 且 {leaked_pct:g} %，并且此后又持续增长了 {settle_s:g} 秒和 {settle_steps} 步时触发。"
             "一步之内激活所需的显存不计，前 {skip_s:g} 秒和前 {skip_steps} 步也不计。"
         ),
         remedies={
@@ -103,7 +103,7 @@ class GpuMemoryLeak(Rule):
         first = state.setdefault("first", {str(rank): size for rank, size in lowest.items()})
         track = Track(state.setdefault("track", {}))
         track.add(window.now, window.step, sum(lowest.values()), parts=len(lowest))
-        least = max(self.leaked_bytes, self.leaked_pct / 100 * track.first())
+        least = max(self.leaked_mib * 2**20, self.leaked_pct / 100 * track.first())
         rise = track.rise(least, settle_s=self.settle_s, settle_steps=self.settle_steps)
         if rise is None:
             return None

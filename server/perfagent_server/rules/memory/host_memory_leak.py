@@ -32,13 +32,13 @@ class HostMemoryLeak(Rule):
 
     Memory of processes is what they hold without pages of mapped files, and that of the host is without its cache. For
     each of the three, the lowest level of six blocks of time in a row must rise from block to block (growth.py), over a
-    stretch of any length that ends now. It is named once leaked_bytes were added and the rise went on for settle_s and
+    stretch of any length that ends now. It is named once leaked_mib were added and the rise went on for settle_s and
     settle_steps after that: what fills up (a cache, a pool of the allocator) has ended by then, or rises less. Of very
     large processes least_pct of what they hold must be added, of a host that others use too least_host_pct of its memory.
     Growth that was given back once (outputs that are kept for an epoch) must be exceeded by given_back_times.
     """
 
-    leaked_bytes: float = 200e6
+    leaked_mib: float = 190.0
     settle_s: float = 40.0
     settle_steps: int = 180
     least_pct: float = 0.5
@@ -59,7 +59,7 @@ class HostMemoryLeak(Rule):
         meaning="The memory of the training processes, of their loader workers or of the host grows without end.",
         fires=(
             "When the memory of all ranks, of their loader workers, or of the host beside them rises steadily, without "
-            "slowing down or falling back: at least 200 MB were added, and the rise went on for {settle_s:g} s and "
+            "slowing down or falling back: at least {leaked_mib:g} MiB were added, and the rise went on for {settle_s:g} s and "
             "{settle_steps} steps after that. Pages of mapped files and the page cache do not count, and the first "
             "{skip_s:g} s and {skip_steps} steps do not. The finding says how much each step adds, and how long the "
             "host's memory lasts. A cache or a replay buffer that takes minutes to fill looks the same until it is full."
@@ -88,7 +88,7 @@ class HostMemoryLeak(Rule):
         name="主机内存泄漏",
         meaning="训练进程、其加载 worker 或主机的内存不断增长。",
         fires=(
-            "所有 rank、其加载 worker 或除此之外的主机内存持续上升，既不减缓也不回落：已增加至少 200 MB，"
+            "所有 rank、其加载 worker 或除此之外的主机内存持续上升，既不减缓也不回落：已增加至少 {leaked_mib:g} MiB，"
             "且此后又持续增长了 {settle_s:g} 秒和 {settle_steps} 步时触发。映射文件的页和页缓存不计，前 {skip_s:g} "
             "秒和前 {skip_steps} 步不计。结论给出每步增加多少、主机内存还能用多久。"
             "需要数分钟才填满的缓存或回放缓冲区在填满之前看起来相同。"
@@ -154,7 +154,7 @@ class HostMemoryLeak(Rule):
     def _least(self, name: str, track: Track, state: dict[str, Any], hosts_bytes: float) -> float:
         share = self.least_host_pct * hosts_bytes if name == "host" else self.least_pct * track.first()
         given_back: float = state.get("given_back", {}).get(name, 0.0)
-        return max(self.leaked_bytes, share / 100, self.given_back_times * given_back)
+        return max(self.leaked_mib * 2**20, share / 100, self.given_back_times * given_back)
 
     def _note_given_back(self, state: dict[str, Any], name: str, track: Track, rise: Growth | None) -> None:
         """Remembers the top of a rise, and how much it was once most of it has fallen back."""

@@ -103,7 +103,7 @@ class OomImminent(Rule):
             "Host (or control group): from "
             "{used_pct:g} % on when it rises steadily and will be full within {soon_s:g} s (warning, unless "
             "host_memory_leak says so) or {at_once_s:g} s (critical); from {host_brim_pct:g} % on when this run holds "
-            "{own_share:.0%} of it (critical if it still rises)."
+            "at least {own_share:.0%} of it (critical if it still rises)."
         ),
         remedies={
             "": (

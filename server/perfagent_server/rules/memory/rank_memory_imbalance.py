@@ -7,7 +7,7 @@ from statistics import median
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import named_ranks, spell_bytes
+from perfagent_server.rules.evidence import spell_bytes
 from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
 from perfagent_server.rules.window import Window
 
@@ -121,11 +121,11 @@ class RankMemoryImbalance(Rule):
             and more >= limit * self.warning_more_pct
             and pressure >= self.warning_pressure_pct
         )
-        who = named_ranks(sorted(high), window.world_size)
+        who = f"Rank {worst} needs" if len(high) == 1 else f"{len(high)} of {len(of_rank)} ranks need"
         more_bytes = of_rank[worst] - typical
         return self.found(
             "warning" if is_warning else "info",
-            f"{who[0].upper()}{who[1:]} needs {spell_bytes(more_bytes)} more GPU memory than the others",
+            f"{who} {spell_bytes(more_bytes)} more GPU memory than the others",
             f"At its peak, rank {worst} holds {spell_bytes(of_rank[worst])} of the {spell_bytes(total)} of its GPU "
             f"({pressure:.0f} %); a typical rank holds {spell_bytes(typical)}. The {spell_bytes(more_bytes)} more "
             f"({more:.0f} %) bound the batch size of all {len(of_rank)} ranks.",
