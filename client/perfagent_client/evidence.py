@@ -34,9 +34,19 @@ def evidence_lines(finding: Finding, *, everything: bool = False) -> list[str]:
             several = len(causes) > 1 if isinstance(causes, list) else False
             front = f"rank {cause.get('rank')}: " if several else ""
             lines += [front + line for line in _of_cause(cause, everything=everything)]
-    seen = {"step"} if finding.since_step is not None else set()
+    lines += _groups(finding.evidence.get("groups"))
+    seen = {"groups", "absent", *(("step",) if finding.since_step is not None else ())}
     lines += list(_plain_lines(finding.evidence, leave=seen))
     return [line for line in lines if line.partition(": ")[2] not in said or len(line) < 4]
+
+
+def _groups(groups: Any) -> Iterator[str]:
+    """Where the ranks of a run that hangs stand, a line for each place; what they did not join is in the message."""
+    for group in groups if isinstance(groups, list) else []:
+        if isinstance(group, Mapping) and isinstance(group.get("ranks"), list):
+            ranks = ", ".join(map(str, group["ranks"][:8])) + (", ..." if len(group["ranks"]) > 8 else "")
+            waits = " (waits for other ranks)" if group.get("waits") is True else ""
+            yield f"rank {ranks}: {group.get('at')}{waits}"
 
 
 def traceback_lines(finding: Finding, most: int | None) -> list[str]:
@@ -47,11 +57,15 @@ def traceback_lines(finding: Finding, most: int | None) -> list[str]:
 
 
 def _of_cause(cause: Mapping[str, Any], *, everything: bool) -> Iterator[str]:
-    own = {"batch", "later_batch", "gradients", "parameters_before", "parameters_after", "first_module", "operator"}
+    own = {
+        "batch", "later_batch", "gradients", "gradients_began", "parameters_before", "parameters_after", "first_module",
+        "operator", "began", "optimizer_state",
+    }  # fmt: skip
     for name in ("batch", "later_batch") if everything else ("batch",):
         if isinstance(cause.get(name), Mapping):
             yield from _batch(cause[name], "batch" if name == "batch" else "later batch")
     for name, what in (
+        ("gradients_began", "gradients of the step in which it began"),
         ("gradients", "gradients"),
         ("parameters_before", "parameters before"),
         ("parameters_after", "parameters after"),

@@ -117,10 +117,12 @@ def _divided(reader: StepReader, block: Block, rare: _Rare) -> tuple[Block, list
     names, steps, times, monotonics, columns = block
     reader.delivers(interned(names), len(steps))
     investigator = reader.investigator
-    if investigator is not None and _stay_bad(reader, steps, columns[0] if names[0] == "loss" else ()):
-        investigator.judged_bad(steps[-1])
-    elif investigator is not None:
-        investigator.judged_sound(steps, names, partial(_newest, block, rare, investigator.history_steps))
+    if investigator is not None:
+        newest = partial(_newest, block, rare, investigator.history_steps)
+        if _stay_bad(reader, steps, columns[0] if names[0] == "loss" else ()):
+            investigator.judged_bad(steps, newest)
+        else:
+            investigator.judged_sound(steps, names, newest)
     if not rare:
         return block, []
     rows: list[Row] = []

@@ -145,9 +145,9 @@ def this_node() -> str:
 
 def _store_address() -> str | None:
     """Where the ranks of an initialised torch.distributed met, where no variable says it (mp.spawn, tcp://)."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    if not in_group():
         return None
+    distributed = sys.modules["torch.distributed"]
     try:
         store = distributed.distributed_c10d._get_default_store()
         while hasattr(store, "underlying_store"):

@@ -19,9 +19,9 @@ ALONE_AFTER_S = 120.0
 
 
 def in_group() -> bool:
-    """Whether torch.distributed is initialised."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
+    """Whether torch.distributed is initialised. Another thread may be in the midst of importing it."""
+    is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
 
 
 def may_join() -> bool:

@@ -153,7 +153,8 @@ class Meeting:
         if self._store is not None or self._store_failed >= _MOST_FAILURES or time.monotonic() < self._next_store:
             return self._store
         distributed = sys.modules.get("torch.distributed")
-        if distributed is None or not distributed.is_available():
+        # one that another thread is importing has not all of its names yet
+        if distributed is None or not hasattr(distributed, "is_initialized"):
             return None
         if not self._agent_store and not distributed.is_initialized():
             return None

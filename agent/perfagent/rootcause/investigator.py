@@ -224,19 +224,22 @@ class Investigator:
     ) -> None:
         """The same for many steps in none of which anything is wrong. newest: gives the last `history_steps` of them,
         on any thread; called only when somebody asks for them, or when fewer steps follow."""
+        self._take_block(steps, newest)
+        self._watchful = self._watchful or ("loss" in names and steps[-1] > self._bad_step)
+
+    def judged_bad(self, steps: Sequence[int], newest: Callable[[], list[tuple[int, Mapping[str, float]]]]) -> None:
+        """The same for many steps whose losses all stay bad; see `stays_bad`."""
+        self._take_block(steps, newest)
+
+    def _take_block(self, steps: Sequence[int], newest: Callable[[], list[tuple[int, Mapping[str, float]]]]) -> None:
         if len(steps) < self.history_steps:
             self._fold()
         self._unfolded = newest
         self.judged_upto = steps[-1]
-        self._watchful = self._watchful or ("loss" in names and steps[-1] > self._bad_step)
 
     def stays_bad(self, first: int) -> bool:
         """Whether losses from this step on that are no numbers are the consequence of one that is known."""
         return not self._watchful and first > self._bad_step
-
-    def judged_bad(self, last: int) -> None:
-        """The same for many steps up to this one, whose losses all stay bad."""
-        self.judged_upto = last
 
     def gradients_bad(self, step: int, names: list[str]) -> None:
         """The parameters whose gradient held NaN or infinity in a step that the optimizer took. Those of the steps after

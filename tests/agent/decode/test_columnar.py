@@ -244,6 +244,32 @@ def test_the_usual_loop_is_read_at_once():
     )
 
 
+def test_a_loss_that_stays_nan_is_read_at_once_once_it_is_known():
+    loop = usual_loop()
+    notes = [note for note in [loop.note() for _ in range(200)][1:] if is_sound(note) and note.rare is None]
+    bad = []
+    for note in notes:
+        entries = [list(entry) for entry in entries_of(note.trace)]
+        entries[4][3] = math.nan
+        bad.append(note._replace(trace=trace_of([tuple(entry) for entry in entries])))
+    alone, together = reader(embedded=False), reader(embedded=False)
+    (block,) = packed(bad)[1:] or packed(bad)
+    assert read_alike(together, block, Columns().knows) is None, "it may be looked into"
+    for one in (alone, together):
+        one.investigator._watchful, one.investigator._bad_step = False, bad[0].step
+    first, *rest = bad
+    failed: list[object] = []
+    expected = groups_of(rows_of([first], alone, failed.append), Columns(), failed.append)
+    expected += groups_of(rows_of(rest, alone, failed.append), Columns(), failed.append)
+    found = groups_of(rows_of([first], together, failed.append), Columns(), failed.append)
+    found += read([Draft([], written(packed(rest)))], together, Columns(), failed.append)
+    assert table(found) == table(expected)
+    assert read_alike(together, packed(rest)[-1], Columns().knows) is not None
+    assert not together.investigator._watchful
+    told = [(one["step"], repr(one["loss"])) for one in together.investigator.history()]
+    assert told == [(one["step"], repr(one["loss"])) for one in alone.investigator.history()]
+
+
 def comparable(note: Note) -> list[str]:
     """NaN is NaN, and a loss of 3 is one of 3.0."""
     return [

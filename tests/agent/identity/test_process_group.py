@@ -6,12 +6,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from builders import free_port, job_environment, until
 from ingest_server import IngestServer
+
+from perfagent.identity.process_group import in_group
 
 NODE = "host/memory_used_bytes"
 
@@ -187,3 +190,11 @@ def test_trials_of_a_search_in_a_pool_are_runs_of_their_own(tmp_path: Path, serv
     assert [steps[run] for run in runs] == [[], [1, 2, 3], [1, 2]]
     assert {frame.rank for frame in server.frames} == {0}
     assert len({frame.source for frame in server.frames}) == 3
+
+
+def test_torch_distributed_that_another_thread_is_importing_is_no_group_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has `is_available` before anything else; a look at the rest would fail, and turn off who looks."""
+    unfinished = types.ModuleType("torch.distributed")
+    unfinished.is_available = lambda: True  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.distributed", unfinished)
+    assert not in_group()

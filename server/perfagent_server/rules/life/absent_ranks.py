@@ -84,11 +84,13 @@ def find_absence(answers: Sequence[tuple[int, Sequence[dict[str, Any]], bool]]) 
     awaited: dict[int, list[tuple[_Key, list[int]]]] = {}  # rank -> where, and by whom
     waits: set[int] = set()
     for key, by_rank in calls.items():
+        furthest = max((call.seq for call in by_rank.values() if call.waits), default=0)
         for rank, call in by_rank.items():
+            if call.seq >= furthest:
+                continue
             waiting = [other for other, its in by_rank.items() if its.waits and its.seq > call.seq]
-            if waiting:
-                awaited.setdefault(rank, []).append((key, sorted(waiting)))
-                waits.update(waiting)
+            awaited.setdefault(rank, []).append((key, sorted(waiting)))
+            waits.update(waiting)
     culprits = sorted(rank for rank in awaited if rank not in waits)
     if culprits:
         return _absence("absent", culprits, awaited, calls, titles)
