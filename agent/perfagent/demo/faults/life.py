@@ -18,7 +18,7 @@ __all__ = ["FAULTS", "is_let_go"]
 
 _HANGING_RANK = 1
 _HANGING_STEP = 20  # the rule judges from step 5 on; nothing is gained by waiting for the middle of the run
-LEAK_EVERY_S = 0.4  # 1 MiB each time: 500 MiB in the three minutes for which the rule watches, whatever a step takes
+LEAK_EVERY_S = 0.1  # 1 MiB each time: the 300 MB that the rule wants to see take half a minute, whatever a step takes
 
 
 class OutOfMemory(Fault):
