@@ -133,6 +133,10 @@ def test_an_alert_on_cores_outlives_a_restart_of_the_server_and_is_resolved() ->
     assert [change.kind for change in changes if change.kind != "update"] == ["resolve"]
 
 
+def test_a_little_pressure_of_the_run_s_own_is_a_remark() -> None:
+    assert [one.severity for one in found(CpuOversubscribed(), {**OWN, "host/cpu_pressure_pct": 50.0})] == ["info"]
+
+
 # ---- cpu_bottleneck
 
 BUSY = {"host/cpu_pct": 97.0, "host/cores": 8.0, "process/cpu_pct": 100.0, "process/workers_cpu_pct": 660.0}

@@ -35,12 +35,15 @@ class CpuOversubscribed(Rule):
     periods.
 
     Whose load it is decides: 75 % or more of the busy cores' time used by the run's own processes and loader workers is
-    its own (warning), else it is that of others (info), which no setting of the run cures. A quota holds the run's group
-    alone. Where the GPUs are busy all the time nothing waits for the cores.
+    its own, else it is that of others, which no setting of the run cures and which is a remark only. So is a little
+    pressure: loader workers that are woken wait for a moment, and steps hardly do. A quota holds the run's group alone.
+    Where the GPUs are busy all the time nothing waits for the cores.
     """
 
     pressure_pct: float = 40.0
     throttled_pct: float = 10.0
+    warning_pressure_pct: float = 70.0
+    warning_throttled_pct: float = 25.0
     busy_pct: float = 90.0
     for_s: float = 60.0
     clear_at: float = 0.8  # of the threshold
@@ -64,9 +67,9 @@ class CpuOversubscribed(Rule):
         meaning="More threads want to run than there are cores, so they wait for each other.",
         fires=(
             "When, over {for_s:g} s of stepping, some task had to wait for a core for at least {pressure_pct:g} % of the "
-            "time, or the CPU quota was used up in at least {throttled_pct:g} % of its periods. A warning if the load is "
-            "the run's own, a remark (info) if other programs cause it. It does not fire while the GPUs are busy for "
-            "{busy_pct:g} % of the time."
+            "time, or the CPU quota was used up in at least {throttled_pct:g} % of its periods. A warning from "
+            "{warning_pressure_pct:g} % and {warning_throttled_pct:g} % on if the load is the run's own, else a remark "
+            "(info). It does not fire while the GPUs are busy for {busy_pct:g} % of the time."
         ),
         remedies={
             "": (
@@ -93,7 +96,8 @@ class CpuOversubscribed(Rule):
         meaning="想运行的线程多于核心，它们互相等待。",
         fires=(
             "在 {for_s:g} 秒的训练时间内，有任务等待核心的时间至少占 {pressure_pct:g} %，或 CPU 配额在至少 "
-            "{throttled_pct:g} % 的周期内用尽时触发。若负载来自运行本身则为警告，来自其他程序则仅作提示。"
+            "{throttled_pct:g} % 的周期内用尽时触发。若负载来自运行本身且分别达到 {warning_pressure_pct:g} % 和 "
+            "{warning_throttled_pct:g} % 则为警告，否则仅作提示。"
             "GPU 忙碌时间达到 {busy_pct:g} % 时不触发。"
         ),
         remedies={
@@ -140,9 +144,10 @@ class CpuOversubscribed(Rule):
         threads, ranks = _threads(window, load.ranks), len(load.ranks)
         at_most = max(1, int(load.cores // max(1, ranks)))
         share = worst.throttled if cause == "quota" else worst.pressure
+        is_much = worst.throttled >= self.warning_throttled_pct or worst.pressure >= self.warning_pressure_pct
         bound = what_bounds(window)
         return self.found(
-            "info" if cause == "other programs" else "warning",
+            "warning" if is_much and cause != "other programs" else "info",
             _title(load, cause, share),
             f"Over {worst.over_s:.0f} s of stepping {_what(worst, load, cause)}"
             f"{f'; the run has {threads:.0f} threads in {ranks} ranks' if threads and ranks > 1 else ''}"
