@@ -10,6 +10,7 @@ import argparse
 import math
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -78,6 +79,7 @@ def train(steps: int, fault: faults.Fault, *, batch_size: int, seed: int = 0) ->
     last = sys.maxsize if fault.ends == "at the verdict" else steps
     for tokens, targets in loop.batches(loader, epochs=None, steps=last):
         step = loop.step_count + 1
+        job.begun.append(time.perf_counter())
         fault.begin(job, step)
         tokens, targets = fault.batch(job, step, tokens, targets)  # noqa: PLW2901 - the batch as it is used
         with loop.forward():

@@ -102,12 +102,20 @@ def test_engines_that_die_at_any_moment_come_to_the_alerts_of_one_that_lived(
         living.run_once()
         bench.engine().run_once()
         facts = [
-            sorted((row["id"], row["rule"], row["state"], row["since_step"]) for row in one.rows(alert))
+            sorted(
+                (row["id"], row["rule"], row["state"], row["since_step"])
+                for row in one.rows(alert)
+                if row["rule"] in ("loss_spike", "nonfinite_loss", "data_bound")  # not what the clock finds
+            )
             for one in (bench, other)
         ]
         assert facts[0] == facts[1]
         assert {fact[1] for fact in facts[0]} == {"loss_spike", "nonfinite_loss", "data_bound"}
-        sent = [sorted((row["alert"], row["event"]) for row in one.rows(delivery)) for one in (bench, other)]
+        ids = {fact[0] for fact in facts[0]}
+        sent = [
+            sorted((row["alert"], row["event"]) for row in one.rows(delivery) if row["alert"] in ids)
+            for one in (bench, other)
+        ]
         assert sent[0] == sent[1]
     finally:
         other.database.close()

@@ -5,8 +5,9 @@ Light on purpose: the command line imports the faults without torch; only the tr
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -15,16 +16,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Fault", "Job"]
 
+_FIRST_STEPS, _USUAL_STEPS = 3, 30
+
 
 @dataclass(slots=True)
 class Job:
-    """The training job that a fault acts on. kept: what a fault wants to remember between steps."""
+    """The training job that a fault acts on. kept: what a fault wants to remember between steps; begun: when each step
+    began, monotonic seconds."""
 
     model: nn.Module
     optimizer: Optimizer
     rank: int
     steps: int
     kept: dict[str, Any]
+    begun: list[float] = field(default_factory=list)
+
+    @property
+    def usual_s(self) -> float:
+        """What a step of the first half of the run takes, after the first ones: the median of the newest."""
+        begun = self.begun[_FIRST_STEPS : self.middle][-_USUAL_STEPS:]
+        times = sorted(after - before for before, after in itertools.pairwise(begun))
+        return times[len(times) // 2] if times else 0.1
 
     @property
     def middle(self) -> int:

@@ -18,9 +18,9 @@ _STALL_S = 0.15  # how much longer a batch takes: longer than a step, on a slow 
 _SLOW_RANK = 2
 _SLOW_S = 0.15  # how much longer its forward pass takes: more than a step of the others, on a slow machine as well
 _SAVED_EVERY = 10
-_SLOW_WRITE_S = 0.5
+_SLOW_WRITE_STEPS = 8.0  # usual ones
 _EVALUATED_EVERY = 10
-_USUAL_STEPS = 30  # over which the usual step time is learned
+_LEARNED_STEPS = 8  # after so many it is known what a step takes
 
 
 class DataStall(Fault):
@@ -35,15 +35,9 @@ class SlowRank(Fault):
 
 
 class ThroughputDrop(Fault):
-    def begin(self, job: Job, step: int) -> None:
-        now = time.perf_counter()
-        if step < job.middle:
-            job.kept.setdefault("times", []).append(now)
-
     def forward(self, job: Job, step: int) -> None:
         if step >= job.middle:
-            times = job.kept["times"][-_USUAL_STEPS:]
-            time.sleep(0.5 * (times[-1] - times[0]) / max(1, len(times) - 1))
+            time.sleep(0.5 * job.usual_s)
 
 
 class CheckpointStall(Fault):
@@ -51,20 +45,19 @@ class CheckpointStall(Fault):
         import torch
 
         if step % _SAVED_EVERY == 0 and job.rank == 0:
-            torch.save(job.model.state_dict(), _SlowDisk())
+            torch.save(job.model.state_dict(), _SlowDisk(_SLOW_WRITE_STEPS * job.kept.setdefault("usual", job.usual_s)))
 
 
 class _SlowDisk(io.BytesIO):
     """A file on a network disk that is slow to take what is written."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         super().__init__()
-        self._waited = False
+        self._waits_s = seconds
 
     def write(self, data: Any) -> int:
-        if not self._waited:
-            self._waited = True
-            time.sleep(_SLOW_WRITE_S)
+        time.sleep(self._waits_s)
+        self._waits_s = 0.0
         return super().write(data)
 
 
@@ -92,7 +85,7 @@ class Sync(Fault):
 
 class HiddenWork(Fault):
     def end(self, job: Job, step: int, logits: Tensor) -> None:
-        time.sleep(0.1)
+        time.sleep(job.kept.setdefault("usual", job.usual_s) if step > _LEARNED_STEPS else 0.0)
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -117,7 +110,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     CheckpointStall(
         name="checkpoint-stall",
-        story=f"a checkpoint every {_SAVED_EVERY} steps, on a disk that takes {_SLOW_WRITE_S:g} s to answer",
+        story=f"a checkpoint every {_SAVED_EVERY} steps, on a disk that takes as long as {_SLOW_WRITE_STEPS:g} steps",
         expects=("checkpoint_bound",),
         min_steps=100,
     ),
@@ -135,7 +128,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     HiddenWork(
         name="hidden-work",
-        story="the script does something else for 100 ms after each step, of which no phase knows",
+        story="after each step the script does something else for as long as a step takes, and no phase knows of it",
         expects=("unmeasured_time",),
         min_steps=60,
     ),

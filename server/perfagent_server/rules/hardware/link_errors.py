@@ -55,7 +55,7 @@ class LinkErrors(Rule):
         Series(_BUSY, keep=10 * _READINGS // 4, axis="time", ranks="apart"),
     )
     needs_card = True
-    charts = ("gpu/pcie_replays", "gpu/nvlink_crc_data_errors", "gpu/pcie_link_width")
+    charts = ("gpu/pcie_replays", "gpu/nvlink_crc_data_errors")
     life = Life(for_s=10.0, clear_s=120.0, restated=True)
     english = Words(
         name="Link errors",

@@ -49,7 +49,7 @@ class CheckpointAnomaly(Rule):
         _DAMAGED,
         *(Series(name, keep=2, axis="time", ranks="apart") for name in _STATE),
     )
-    charts = ("phase/checkpoint_s", "checkpoint/saved_bytes")
+    charts = ("phase/checkpoint_s",)
     life = Life(restated=True)
     english = Words(
         name="Unusual checkpoint",
