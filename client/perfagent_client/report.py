@@ -95,7 +95,7 @@ def _seconds_between(first: str, last: str) -> float:
 
 def _verdict(facts: Facts, wrap: Wrap, *, everything: bool) -> Section:
     """The verdict and what to do, the other findings by their sentences, and then what the verdict rests on."""
-    verdict, others = facts.verdict, [finding for finding in facts.findings if finding != facts.verdict]
+    verdict, others = facts.verdict, [finding for finding in facts.findings if finding.rule != facts.verdict.rule]
     section = Section("VERDICT", least=10, gives_way=1)
     section.parts += _sentence(verdict, wrap)
     if verdict.fix:

@@ -13,7 +13,6 @@ import pytest
 from api_builders import ADMIN_TOKEN, Listening, listening
 from builders import free_port
 from commands import perfagent, perfagent_process
-from judging import DATA
 from preloaded import Ended
 
 from perfagent.delivery.spool import Header, Spool
@@ -90,11 +89,13 @@ def test_people_get_a_line_a_run_and_a_table_of_its_alerts(tmp_path: Path) -> No
 
 
 def test_thresholds_of_a_file_count_and_rules_can_be_switched_off(tmp_path: Path) -> None:
-    curve = DATA / "loss_curves" / "track_1_short__2024-12-04_ValueEmbed__00008ea0-21dd-442a-82ee-d12799249d0f.csv"
+    curve = tmp_path / "step.csv"  # up by less than the rule's own threshold of 4 %
+    losses = [3.0 + 0.01 * ((7 * step) % 5) + 0.1 * (step > 300) for step in range(1, 401)]
+    curve.write_text("step,loss\n" + "".join(f"{step},{loss}\n" for step, loss in enumerate(losses, start=1)))
     rules = tmp_path / "rules.toml"
     [run] = runs(backtest(tmp_path, curve, "--json"))
     assert "loss_spike" not in {alert["rule"] for alert in run["alerts"]}
-    rules.write_text("[loss_spike]\nz_at_least = 0.1\nrise_pct = 0.1\nusual_times = 0.01\n")
+    rules.write_text("[loss_spike]\nrise_pct = 1.0\n")
     [run] = runs(backtest(tmp_path, curve, "--rules", rules, "--json"))
     assert "loss_spike" in {alert["rule"] for alert in run["alerts"]}
     rules.write_text("[nonfinite_loss]\nenabled = false\n")
