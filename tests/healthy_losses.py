@@ -37,6 +37,11 @@ def _correlated(draw: np.random.Generator, rho: float, steps: int = STEPS) -> Fl
     return values
 
 
+def _wave(draw: np.random.Generator, shortest: float, longest: float) -> Floats:
+    """A sine of some period and phase."""
+    return np.sin(2 * np.pi * (AT / draw.uniform(shortest, longest) + draw.uniform()))
+
+
 def _power_law(start: float = 10.0, end: float = 2.5, steps: int = STEPS) -> Floats:
     """How the loss of a language model falls."""
     return end + (start - end) * (1 + np.arange(steps) / 20) ** -0.6
@@ -146,12 +151,12 @@ HEALTHY: dict[str, Kind] = {
     "two kinds of episodes": lambda draw: _noise(draw) * np.where((AT // 300) % 2, 0.2, 1.0),
     "GAN, generator": _gan,
     "GAN, fast": lambda draw: 1 + 0.5 * np.sin(2 * np.pi * AT / 20) + 0.1 * _noise(draw),
-    "GAN, slow": lambda draw: 0.7 + 0.3 * np.sin(2 * np.pi * AT / 400) + 0.01 * _noise(draw),
-    "GAN round zero": lambda draw: 0.5 * np.sin(2 * np.pi * AT / 800) + 0.05 * _noise(draw),
-    "slow wandering": lambda draw: 3 + 0.05 * _correlated(draw, 0.995) + 0.02 * _noise(draw),
-    "contrastive, batch size ramp": lambda draw: (
-        np.log(np.array([64, 128, 256])[np.minimum(2, AT // 1000)]) * (0.3 + 0.7 * np.exp(-AT / 300)) + 0.1 * _noise(draw)
+    "GAN, slow": lambda draw: 0.7 + 0.3 * _wave(draw, 200, 900) + 0.02 * _noise(draw),
+    "GAN, discriminator": lambda draw: (0.4 + 1.0 * np.exp(-AT / 60) + 0.3 * (1 - np.exp(-AT / 500))) * (
+        1 + 0.3 * _noise(draw)
     ),
+    "GAN round zero": lambda draw: 0.5 * _wave(draw, 300, 900) + 0.05 * _noise(draw),
+    "slow wandering": lambda draw: 3 + 0.03 * _correlated(draw, 0.995) + 0.02 * _noise(draw),
     "short run": lambda draw: (_power_law(4, 2) + 0.1 * _noise(draw))[:120],
     "very short run": lambda draw: (2.3 + 0.1 * _noise(draw))[:12],
 }  # fmt: skip

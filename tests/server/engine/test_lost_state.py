@@ -53,7 +53,11 @@ def test_a_new_alert_is_not_swallowed_because_an_older_one_of_its_rule_had_its_i
     lose(bench, how)
     later = NOW + 7200
     for begin in range(201, 5001, 600):
-        bench.send({"loss": [2.0] * 600}, range(begin, begin + 600), now=later)
+        bench.send(
+            {"loss": [2.0 - step / 5000 + 0.001 * (step % 7) for step in range(begin, begin + 600)]},
+            range(begin, begin + 600),
+            now=later,
+        )
     bench.send({"loss": [math.nan]}, [5001], now=later)
     judge_all(bench, later)
     rows = [row for row in bench.rows(alert) if row["rule"] == "nonfinite_loss"]

@@ -120,10 +120,11 @@ class FrozenTraining(Rule):
     )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
-        # still, still_since: how many values of the loss were the same, and from which step on; varied: whether it was
-        # another before; zero: see zero_rate
+        # still, still_since: how many values of the loss were the same, and from which step on, of how many seen; varied:
+        # whether it was another before; zero: see zero_rate
         fresh = {
-            "still": 0, "still_since": 0, "value": None, "varied": False, "loss_step": -1, "zero": dict(zero_rate.FRESH),
+            "still": 0, "still_since": 0, "value": None, "varied": False, "seen": 0, "loss_step": -1,
+            "zero": dict(zero_rate.FRESH),
         }  # fmt: skip
         state = window.state_of(self, fresh)
         rates = window.series("lr")
@@ -140,7 +141,9 @@ class FrozenTraining(Rule):
             return self._without_rate(window, track, state["zero"]["since"])
         if track is not None and state["still"] >= self.equal_steps:
             return self._same_loss(window, series or LOSS, track, state)
-        return None if track is not None or window.series(_UPDATE) is not None else UNKNOWN
+        # where the state was lost with the server's, it must first see anew that something moves
+        is_new = window.is_firing(self.id) and state["seen"] < self.equal_steps
+        return UNKNOWN if is_new and not self._moved_after(window, -1) else None
 
     # --- what is followed ---------------------------------------------------------------------------------------------
 
@@ -149,6 +152,7 @@ class FrozenTraining(Rule):
         if value is None or step == state["loss_step"] or not math.isfinite(value):
             return
         state["loss_step"] = step
+        state["seen"] += 1
         known = state["value"]
         if known is not None and abs(value - known) <= _SIX_DIGITS / 2 * abs(known):
             state["still"] += 1

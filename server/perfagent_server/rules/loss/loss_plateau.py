@@ -32,7 +32,7 @@ class LossPlateau(Rule):
     least_steps: int = 1000
     run_pct: float = 25.0
     improved_pct: float = 0.4
-    spread_pct: float = 5.0
+    spread_pct: float = 20.0
 
     id: ClassVar[str] = "loss_plateau"
     severities = ("info",)

@@ -18,6 +18,7 @@ __all__ = ["PoorInit"]
 
 _FAMILY = "grad_norm/"
 _GIVEN_UP = 40  # measurements after which a run that learns has begun to
+_GIVEN_UP_STEPS = 1000
 _FEWEST_LAYERS = 4
 
 
@@ -116,7 +117,7 @@ class PoorInit(Rule):
             if state["count"] <= self.loss_steps + 5 or 180 <= state["count"] <= 220:
                 state["losses"].append(track.value)
         self._follow_gradients(window, state)
-        if state["measured"] >= _GIVEN_UP and state["count"] > 220:
+        if state["count"] > 220 and (state["measured"] >= _GIVEN_UP or state["count"] > _GIVEN_UP_STEPS):
             state["over"] = True
         newest = [value for value in track.last(9) if math.isfinite(value)]
         if not newest or not state["losses"]:

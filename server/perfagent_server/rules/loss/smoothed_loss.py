@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["SmoothedLoss"]
+__all__ = ["SmoothedLoss", "samples_in"]
 
 _SMOOTHED = 50  # values
 _CLIPPED_AT = 5.0  # spreads: one bad batch moves the mean by a tenth of a spread
@@ -39,6 +39,12 @@ class SmoothedLoss:
     def mean(self) -> float:
         mean: float = self.state["mean"]
         return mean
+
+    @property
+    def spread(self) -> float:
+        """How far single values are from the mean, as a standard deviation."""
+        spread: float = 1.25 * self.state["deviation"]
+        return spread
 
     @property
     def first(self) -> float:
@@ -89,7 +95,7 @@ class SmoothedLoss:
             block["lr"] = lr if block["lr"] is None else min(block["lr"], lr)
         if state["mean"] <= block["low"]:
             block.update(
-                low=state["mean"], spread=1.25 * state["deviation"], step=step, count=state["count"],
+                low=state["mean"], spread=self.spread, step=step, count=state["count"],
                 fall=max(0.0, -state["slope"]),
             )  # fmt: skip
 
