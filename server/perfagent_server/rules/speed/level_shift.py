@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import mean, stdev
 from typing import Any
 
-__all__ = ["LevelShift", "Shift", "middle"]
+__all__ = ["LevelShift", "Shift", "middle", "newest_above"]
 
 _GROUP_S = 0.05
 """Where there are enough of them, shorter groups of steps are put together, two and two, until they are so long."""
@@ -113,6 +113,19 @@ class LevelShift:
             times, level, state["level"], state["noise"], state["step"], state["time"], state["count"], state["size"]
         )
 
+    def declare(self, state: dict[str, Any], count: int) -> bool:
+        """Takes the newest `count` groups for a new level that something else tells of, whatever the noise. Whether they
+        are one."""
+        groups = _numbers(state["groups"])
+        before = groups[-count - self.before : -count] if 0 < count < len(groups) else groups[:0]
+        if state["level"] is not None or len(before) < self.least_before:
+            return False
+        usual = middle(before)
+        if not usual > 0 or middle(groups[-count:]) < self.rise_times * usual:
+            return False
+        _split(state, groups, count, usual, _noise(before, usual))
+        return True
+
     def accept(self, state: dict[str, Any]) -> None:
         """From now on the new level is the usual one: the work of a step has changed."""
         self._go_on(state, _numbers(state["since"]))
@@ -135,19 +148,14 @@ class LevelShift:
         if len(before) < self.least_before:
             return False
         usual = middle(before)
-        newest = groups[-_jumped(groups[-count - self.newest[0] :], usual, middle(groups[-count:])) :]
+        newest = groups[-newest_above(groups[-count - self.newest[0] :], 0.5 * (usual + middle(groups[-count:]))) :]
         level = middle(newest)
         if not usual > 0 or len(newest) < count // 2:
             return False
-        noise = max(_LEAST_NOISE, _NOISE_OF_MEDIAN * middle([abs(one - usual) for one in before]) / usual)
+        noise = _noise(before, usual)
         if not self._stands_out(newest, before, usual, level, noise):
             return False
-        ends, times = _numbers(state["ends"]), _numbers(state["times"])
-        last = max(0, len(ends) - len(newest) - 1)
-        state.update(
-            groups=groups[: -len(newest)].tobytes(), since=newest.tobytes(), count=len(newest), level=usual, noise=noise,
-            step=int(ends[last]) + 1, time=times[last],
-        )  # fmt: skip
+        _split(state, groups, len(newest), usual, noise)
         return True
 
     def _stands_out(
@@ -171,15 +179,28 @@ class LevelShift:
         state.update(groups=kept, since=b"", count=0, level=None, typical_for=0)
 
 
-def _jumped(groups: Sequence[float], before: float, now: float) -> int:
-    """How many of the newest groups are of the new level: from there on most are nearer to it than to that before."""
-    halfway = 0.5 * (before + now)
+def newest_above(values: Sequence[float], limit: float) -> int:
+    """How many of the newest values are of a level above a limit: from there on most are."""
     best, most, score = 1, 0, 0
-    for back in range(1, len(groups) + 1):
-        score += 1 if groups[-back] > halfway else -1
+    for back in range(1, len(values) + 1):
+        score += 1 if values[-back] > limit else -1
         if score > most:
             best, most = back, score
     return best
+
+
+def _noise(before: Sequence[float], usual: float) -> float:
+    return max(_LEAST_NOISE, _NOISE_OF_MEDIAN * middle([abs(one - usual) for one in before]) / usual)
+
+
+def _split(state: dict[str, Any], groups: array[float], count: int, level: float, noise: float) -> None:
+    """Tells the newest `count` groups from those before."""
+    ends, times = _numbers(state["ends"]), _numbers(state["times"])
+    last = max(0, len(ends) - count - 1)
+    state.update(
+        groups=groups[:-count].tobytes(), since=groups[-count:].tobytes(), count=count, level=level, noise=noise,
+        step=int(ends[last]) + 1, time=times[last],
+    )  # fmt: skip
 
 
 def _is_chance(newest: Sequence[float], before: Sequence[float], halfway: float) -> bool:

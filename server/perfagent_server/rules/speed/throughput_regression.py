@@ -12,7 +12,7 @@ from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.speed import cpu_load, step_shares
 from perfagent_server.rules.speed.cpu_load import CpuLoad, ranks_of_nodes
-from perfagent_server.rules.speed.level_shift import LevelShift, Shift, middle
+from perfagent_server.rules.speed.level_shift import LevelShift, Shift, middle, newest_above
 from perfagent_server.rules.speed.step_shares import UTILIZATION
 from perfagent_server.rules.steady_steps import SKIPPED_STEPS
 from perfagent_server.rules.window import Window
@@ -21,16 +21,18 @@ __all__ = ["ThroughputRegression"]
 
 _RATES = ("tokens_per_s", "samples_per_s", "flops_per_s")
 _TYPICAL_STEPS = 32  # over which phases and rates are noted
-_NOTED_EVERY, _MOST_NOTES = 25, 4  # groups of steps between two notes; how many are kept
+_NOTED_EVERY, _MOST_NOTES = 25, 6  # groups of steps between two notes; how many are kept
 _BEFORE_S, _READINGS_S = 30.0, 10.0
 """Seconds before the jump that the load of the cores is compared with; for how long a reading of after it is awaited."""
 _FULL, _HALF_FULL = 0.8, 0.5
-_MORE, _MUCH = 0.08, 0.2
+_MORE, _MUCH, _MOST = 0.08, 0.2, 0.5
 """Of all cores: how many are busy; how many more others use than before, and how many at all."""
 _LITTLE_TIMES = 1.25
 _CROWDED = " Meanwhile the cores are full, and other programs use many of them."
 _ALONE = 0.4
 """A phase that grew by so much more than its share of the step grew alone; a crowded machine slows all of them."""
+_JUMP_TIMES, _JUMP_SHARE, _LEAST_JUMP = 1.3, 0.1, 20
+"""A phase that jumped: to so many times its highest note, by this share of the step, for so many steps."""
 
 
 class _Growth(NamedTuple):
@@ -171,9 +173,12 @@ class ThroughputRegression(Rule):
         if not detector.take(track, step, time, value, value):
             return UNKNOWN
         shift = detector.look(track)
+        if shift is None and _note(window, state):
+            # The noise of the whole step may hide what one phase shows clearly.
+            since = _jumped_alone(window, state["notes"])
+            shift = detector.look(track) if since and detector.declare(track, since // track["size"]) else None
         if shift is None:
             state["load"] = None
-            _note(window, state)
             return None if detector.knows_enough(track) else UNKNOWN
         return self._judge_jump(window, state, shift, time)
 
@@ -238,31 +243,58 @@ class ThroughputRegression(Rule):
         )  # fmt: skip
 
 
-def _note(window: Window, state: dict[str, Any]) -> None:
-    """Now and then, what is typical: of the steps before a jump the series are gone when it is sure."""
+def _note(window: Window, state: dict[str, Any]) -> bool:
+    """Now and then, what is typical: of the steps before a jump the series are gone when it is sure. Whether it is now."""
     state["until_note"] -= 1
     if state["until_note"] >= 0:
-        return
+        return False
     state["until_note"] = _NOTED_EVERY - 1
     state["notes"].append([window.at + 1, _typical_now(window, _TYPICAL_STEPS)])
     del state["notes"][:-_MOST_NOTES]
+    return True
+
+
+def _jumped_alone(window: Window, notes: list[tuple[int, dict[str, float]]]) -> int:
+    """For how many steps one phase has been far above all its notes but the newest two, while no other grew like it; 0
+    where there is none."""
+    now, earlier = notes[-1][1], [note for _, note in notes[:-2]]
+    known = [name for name in now if name not in _RATES and all(name in note for note in earlier)]
+    if len(earlier) < 3 or not known:
+        return 0
+    usual = {name: middle([note[name] for note in earlier]) for name in known}
+    most = max(known, key=lambda name: now[name] - usual[name])
+    grown, whole = now[most] - usual[most], sum(now[name] for name in known)
+    if grown < _JUMP_SHARE * whole or now[most] < _JUMP_TIMES * max(note[most] for note in earlier):
+        return 0
+    others = sum(now[name] - usual[name] for name in known) - grown
+    if others > 0.5 * grown * (sum(usual.values()) - usual[most]) / max(usual[most], 1e-9):
+        return 0
+    values = window.by_step[most].before(window.at, 2 * _TYPICAL_STEPS)
+    steps = newest_above(values, 0.5 * (usual[most] + now[most]))
+    return steps if steps >= _LEAST_JUMP else 0
 
 
 def _typical_now(window: Window, steps: int) -> dict[str, float]:
-    """Medians of the phases and rates over the newest steps, up to the one under judgement."""
+    """Medians of the phases, and of the tokens, samples and FLOPs of a step (under the names of their rates), over the
+    newest steps up to the one under judgement."""
     found = {}
     for name in (*(f"phase/{phase}_s" for phase in TIMED_PHASES if phase not in step_shares.PAUSES), *_RATES):
         series = window.by_step.get(name)
-        values = [one for one in series.before(window.at, steps) if math.isfinite(one)] if series is not None else []
-        if values:
-            found[name] = middle(values)
+        values = series.before(window.at, steps) if series is not None else []
+        if series is not None and name in _RATES:
+            times = window.by_step["step_time_s"].before(window.at, steps)
+            same = series.steps_before(window.at, steps) == window.by_step["step_time_s"].steps_before(window.at, steps)
+            values = [rate * time for rate, time in zip(values, times, strict=True)] if same else []
+        known = [one for one in values if math.isfinite(one)]
+        if known:
+            found[name] = middle(known)
     return found
 
 
 def _has_more_work(before: dict[str, float], after: dict[str, float], times: float) -> bool:
-    """Whether a step takes longer because there is more in it: some rate fell by less than half of what the step grew."""
-    level = 1 / (1 + 0.5 * (times - 1))
-    return any(after[name] >= level * before[name] > 0 for name in _RATES if name in before and name in after)
+    """Whether a step takes longer because there is more in it: by half of what it takes longer, at least."""
+    least = 1 + 0.5 * (times - 1)
+    return any(after[name] >= least * before[name] > 0 for name in _RATES if name in before and name in after)
 
 
 def _growth(before: dict[str, float], after: dict[str, float], more_s: float) -> _Growth:
@@ -284,8 +316,10 @@ def _cause(growth: _Growth) -> str:
 
 def _is_crowded(now: CpuLoad, own_before: float, others_before: float, times: float) -> bool:
     """Whether others took from the run: the cores are full and it gets less of them than before, or others use more.
-    Where others use a good part of them all the time, a little more or less speed is theirs, too."""
+    Where others use a good part of them all the time, a little more or less speed is theirs, too; where they use most of
+    full cores, any speed."""
     is_starved = now.busy >= _FULL * now.cores and now.own * times <= own_before * (1 + 0.25 * (times - 1))
     is_fuller = now.busy >= _HALF_FULL * now.cores and now.others - others_before >= _MORE * now.cores
     is_shared = now.busy >= _HALF_FULL * now.cores and now.others >= _MUCH * now.cores and times < _LITTLE_TIMES
-    return is_starved or is_fuller or is_shared
+    is_theirs = now.busy >= _FULL * now.cores and now.others >= _MOST * now.cores
+    return is_starved or is_fuller or is_shared or is_theirs
