@@ -30,8 +30,8 @@ _REGULAR = 0.7  # of the intervals, to be called regular
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeTail(Rule):
-    """In the newest 1,000 steps at least outliers_per_1000 times, and tail_times as often as in the first baseline_steps of
-    the attempt, a step took more than tail_times the 99th percentile of those, both as multiples of the median of the
+    """In the newest 1,000 steps at least outliers_per_1000 times, and clearly more often than before, a step took more
+    than tail_times the 99th percentile of the first baseline_steps of the attempt, both as multiples of the median of the
     steps around them.
 
     A threshold that is learned: of single-node research runs P99/P50 is 1.67 in the median and up to 6.3, of MLPerf
@@ -57,7 +57,8 @@ class StepTimeTail(Rule):
         meaning="Now and then a step takes far longer than the others, more often than at the beginning.",
         fires=(
             "When at least {outliers_per_1000:g} times in the newest 1,000 steps a step took more than {tail_times:g} times "
-            "the 99th percentile of the first {baseline_steps} steps (both as multiples of the median of the steps around). "
+            "the 99th percentile of the first {baseline_steps} steps (both as multiples of the median of the steps around), "
+            "and clearly more often than before. "
             "A warning if these steps cost at least {warning_pct:g} % of the time, else a remark. Evaluations, saves and the "
             "first steps do not count."
         ),
@@ -107,11 +108,11 @@ class StepTimeTail(Rule):
             return UNKNOWN
         if window.wall.was_interrupted(step):
             return UNKNOWN
-        # typical: median of the steps around; counts, seen: of the baseline; limit: from which on a step is slow, 0.0 while
-        # that is not known; usual: how many of 1,000 were slow then; blocks: steps, slow ones, seconds lost, seconds;
-        # slow: steps; longer: seconds by phase
+        # typical: median of the steps around; counts: of the baseline, by times of that; limit: from which on a step is
+        # slow, 0.0 while that is not known; seen, usual: steps before the newest, and slow ones among them; blocks of the
+        # newest: steps, slow ones, seconds lost, seconds; slow: steps; longer: seconds by phase
         fresh: dict[str, Any] = {
-            "typical": 0.0, "typical_for": 0, "counts": [0] * _BINS, "seen": 0, "limit": 0.0, "usual": 0.0,
+            "typical": 0.0, "typical_for": 0, "counts": [0] * _BINS, "seen": 0, "limit": 0.0, "usual": 0,
             "blocks": [], "slow": [], "longer": {},
         }  # fmt: skip
         state = window.state_of(self, fresh)
@@ -125,10 +126,17 @@ class StepTimeTail(Rule):
         if not self._count(window, state, step, times, value):
             return UNKNOWN if window.is_firing(self.id) and step % _BLOCK_STEPS else None
         slow = sum(block[1] for block in state["blocks"])
-        least = max(self.outliers_per_1000, self.tail_times * state["usual"])
+        least = max(self.outliers_per_1000, self._usual_at_most(state))
         if slow < least * (self.clear_at if window.is_firing(self.id) else 1.0):
             return None
         return self._finding(took, state, slow)
+
+    def _usual_at_most(self, state: dict[str, Any]) -> float:
+        """How many slow steps there would be at most if there were as many as before: three standard deviations of both
+        counts."""
+        parts = sum(block[0] for block in state["blocks"]) / state["seen"]
+        expected = (state["usual"] + 0.5) * parts
+        return float(expected + 3 * math.sqrt(expected * (1 + parts)))
 
     def _learn(self, state: dict[str, Any], times: float) -> None:
         counts = state["counts"]
@@ -141,8 +149,7 @@ class StepTimeTail(Rule):
             rest -= counts[place]
             place -= 1
         beyond = sum(counts[place + math.ceil(_IN_OCTAVE * math.log2(self.tail_times)) :])
-        # That few were counted says little of how many there are.
-        state["usual"] = 1000 * (beyond + 2 * math.sqrt(beyond)) / self.baseline_steps
+        state["usual"] = beyond
         state["limit"], state["counts"] = self.tail_times * 2 ** (place / _IN_OCTAVE), []
 
     def _count(self, window: Window, state: dict[str, Any], step: int, times: float, value: float) -> bool:
@@ -150,6 +157,10 @@ class StepTimeTail(Rule):
         blocks, slow = state["blocks"], state["slow"]
         if not blocks or blocks[-1][0] >= _BLOCK_STEPS:
             blocks.append([0, 0, 0.0, 0.0])
+            for older in blocks[:-_BLOCKS]:
+                if not window.is_firing(self.id):  # it says what is usual
+                    state["seen"] += older[0]
+                    state["usual"] += older[1]
             del blocks[:-_BLOCKS]
         block = blocks[-1]
         block[0] += 1
