@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -264,23 +265,18 @@ def test_one_phase_that_grows_alone_is_the_run_s_own_however_busy_the_machine_is
 def test_a_phase_that_jumps_alone_is_seen_through_the_noise_of_the_whole_step() -> None:
     """As on a crowded machine, whose load comes and goes: all phases wander, and one of them doubles."""
     draw = random.Random(5)
-    load = 1.0
 
-    def steps(count: int, forward: float) -> list[dict[str, float]]:
-        nonlocal load
-        found = []
-        for _ in range(count):
-            load = 1 + 0.9 * (load - 1) + abs(draw.gauss(0, 0.06))
-            found.append({"phase/forward_s": forward * load, "phase/backward_s": 0.13 * load})
-        return found
+    def steps(first: int, count: int, forward: float) -> list[dict[str, float]]:
+        loads = [1 + 0.25 * math.sin(step / 25) + draw.gauss(0, 0.05) for step in range(first, first + count)]
+        return [{"phase/forward_s": forward * load, "phase/backward_s": 0.13 * load} for load in loads]
 
-    took = [*steps(300, 0.07), *steps(150, 0.14)]
+    took = [*steps(1, 300, 0.07), *steps(301, 150, 0.14)]
     changes, _ = train([sum(one.values()) for one in took], extra=lambda step, _: took[step - 1])
     [change] = fired(changes)
     assert 320 <= change.step <= 350
     assert 295 <= (change.finding.since_step or 0) <= 305
     assert change.finding.evidence["phase"] == "forward"
-    quiet = steps(600, 0.07)
+    quiet = steps(1, 1000, 0.07)
     assert train([sum(one.values()) for one in quiet], extra=lambda step, _: quiet[step - 1])[0] == []
 
 
