@@ -51,7 +51,7 @@ class LossSpike(Rule):
 
     short: int = 9
     long: int = 128
-    z_at_least: float = 2.75
+    z_at_least: float = 2.5
     rise_pct: float = 4.0
     floor_pct: float = 0.2
     warmup_steps: int = 200
@@ -61,7 +61,6 @@ class LossSpike(Rule):
     unsteady_pct: float = 8.0
     unsteady_times: float = 10.0
     unsteady_record: float = 3.0
-    early_z: float = 3.0
     early_unlearned_z: float = 8.0
     early_unsteady_z: float = 25.0
     unlearned_times: float = 100.0
@@ -267,13 +266,12 @@ class LossSpike(Rule):
         past = [self._measure(values[end - need : end]) for end in range(len(values) - 2 * self.short, need - 1, -8)]
         typical = sorted(one[1] for one in past)[int(0.8 * len(past))] if past else spread
         unsteady = max(spread, typical) > self.unsteady_pct / 100 * abs(level) or min(values) < 0 < max(values)
-        learned = has_fallen(first, level)
         is_early = len(past) < self.unsteady_history
         if unsteady and not has_fallen(first, level, to=_FAR) and distance > self.unlearned_times * abs(level):
             return False
         if unsteady and is_early:
             return distance >= self.early_unsteady_z * spread and self._by_factors(values)
-        if is_early and distance < (self.early_z if learned else self.early_unlearned_z) * spread:
+        if is_early and not has_fallen(first, level) and distance < self.early_unlearned_z * spread:
             return False
         if not past:
             return True
