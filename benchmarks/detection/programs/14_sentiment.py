@@ -14,9 +14,29 @@ from torch.utils.data import DataLoader
 
 torch.set_num_threads(1)
 
-GOOD = "great wonderful loved brilliant charming superb delightful".split()
-BAD = "awful boring hated terrible dull dreadful annoying".split()
-FILLER = "the film movie plot actor scene was and with in a very quite this story of one music ending".split()
+GOOD = ["great", "wonderful", "loved", "brilliant", "charming", "superb", "delightful"]
+BAD = ["awful", "boring", "hated", "terrible", "dull", "dreadful", "annoying"]
+FILLER = [
+    "the",
+    "film",
+    "movie",
+    "plot",
+    "actor",
+    "scene",
+    "was",
+    "and",
+    "with",
+    "in",
+    "a",
+    "very",
+    "quite",
+    "this",
+    "story",
+    "of",
+    "one",
+    "music",
+    "ending",
+]
 
 
 def make_review(rnd):
