@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import report
+import detection_report
 from incidents import INCIDENTS, look_at
 from injected import FAULTS, Fault, try_out
 from records import Record, chosen_on, curves, mlperf, scaled
@@ -52,12 +52,12 @@ def main() -> int:
         sys.exit("scripts/detection: there is no docs/detection.json yet; measure first, without --report")
     found = json.loads(RESULTS.read_text("utf-8")) if chosen.report else measure(quick=chosen.quick, jobs=chosen.jobs)
     if chosen.quick:
-        for section, text in report.sections(found, DOCS).items():
+        for section, text in detection_report.sections(found, DOCS).items():
             print(f"## {section}\n\n{text}\n")
     else:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-        report.write(found, DOCS)
-    missed = [target for target, _, met in report.targets(found) if met == "no"]
+        detection_report.write(found, DOCS)
+    missed = [target for target, _, met in detection_report.targets(found) if met == "no"]
     for target in missed:
         sys.stderr.write(f"missed: {target}\n")
     return 1 if missed else 0

@@ -18,15 +18,15 @@ from perfagent_server.rules.plan import Plan
 
 EVERY_DAY = {
     # fault: (steps, most steps from its beginning to its alert)
-    "nan": (40, 1),
     "checkpoint-stall": (100, 90),
-    "eval-stall": (100, 90),
     "wrong-optimizer": (100, 100),
-    "data-repeats": (100, 100),
     "hidden-work": (60, 60),
-    "frozen": (300, 110),
 }
 NOW_AND_THEN = {
+    "frozen": (300, 110),
+    "data-repeats": (100, 100),
+    "eval-stall": (100, 90),
+    "nan": (40, 1),
     "spike": (400, 15),
     "divergence": (600, 250),
     "grad-explosion": (500, 30),

@@ -22,10 +22,10 @@ from perfagent_server.rules.speed.straggler import Straggler
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "benchmarks" / "detection"), str(ROOT / "benchmarks")]
 
+import detection_report  # noqa: E402
 import incidents  # noqa: E402
 import injected  # noqa: E402
 import records  # noqa: E402
-import report  # noqa: E402
 import traces  # noqa: E402
 
 FAULT = {fault.name: fault for fault in injected.FAULTS}
@@ -135,15 +135,15 @@ RESULTS: dict[str, Any] = {
 
 
 def test_precision_and_recall_of_a_rule_are_those_of_its_own_faults_and_runs() -> None:
-    found = report.summaries(RESULTS)["loss_spike"]
+    found = detection_report.summaries(RESULTS)["loss_spike"]
     assert (found.steps, found.alerts, found.found, found.total) == (1000, 1, 3, 4)
     assert (found.precision, found.recall) == (0.75, 0.75)
-    [straggler] = [one for rule, one in report.summaries(RESULTS).items() if rule == "straggler"]
+    [straggler] = [one for rule, one in detection_report.summaries(RESULTS).items() if rule == "straggler"]
     assert (straggler.found, straggler.total) == (0, 1)
 
 
 def test_missed_targets_are_told_and_rules_that_are_not_there_are_not() -> None:
-    met = {target: met for target, _, met in report.targets(RESULTS)}
+    met = {target: met for target, _, met in detection_report.targets(RESULTS)}
     assert met["at most one warning or critical per 100,000 healthy steps for every rule"] == "no"
     assert met["spikes of 0.5 nat that decay or stay: recall 0.95 within 10 steps"] == "no"
     assert met["the slowed worker of trace AR is found"] == "no"
@@ -151,7 +151,7 @@ def test_missed_targets_are_told_and_rules_that_are_not_there_are_not() -> None:
 
 
 def test_every_rule_of_the_catalogue_has_a_row_whether_there_is_data_or_not(tmp_path: Path) -> None:
-    text = report.sections(RESULTS, tmp_path)["rules"]
+    text = detection_report.sections(RESULTS, tmp_path)["rules"]
     rows = {line.split("|")[1].strip(" `"): line for line in text.splitlines()[2:]}
     assert set(rows) == {rule.id for rule in all_rules()}
     assert "0.750 (3/4)" in rows["loss_spike"]
@@ -160,13 +160,13 @@ def test_every_rule_of_the_catalogue_has_a_row_whether_there_is_data_or_not(tmp_
 
 
 def test_alerts_in_healthy_runs_are_told_one_by_one(tmp_path: Path) -> None:
-    text = report.sections(RESULTS, tmp_path)["healthy"]
+    text = detection_report.sections(RESULTS, tmp_path)["healthy"]
     assert "- `loss_spike` (warning) in step 7 of a: up | down\n" in text
     assert "- `loss_spike` (info) in step 9 of a: a remark\n" in text
 
 
 def test_the_faults_of_the_demo_are_a_matrix_of_faults_and_verdicts(tmp_path: Path) -> None:
-    assert report.sections(RESULTS, tmp_path)["demo"] == "Not measured yet."
+    assert detection_report.sections(RESULTS, tmp_path)["demo"] == "Not measured yet."
     rows = [
         {
             "fault": "nan",
@@ -185,7 +185,7 @@ def test_the_faults_of_the_demo_are_a_matrix_of_faults_and_verdicts(tmp_path: Pa
         },
     ]
     (tmp_path / "demo_faults.json").write_text(json.dumps(rows))
-    lines = report.sections(RESULTS, tmp_path)["demo"].splitlines()
+    lines = detection_report.sections(RESULTS, tmp_path)["demo"].splitlines()
     assert lines[0] == "2 of 3 runs ended in the right verdict; wrong ones are bold."
     assert "| fault | `nonfinite_loss` | `healthy` | `lost_contact` |" in lines
     assert "| sync |  | **1** |  |" in lines
@@ -194,7 +194,7 @@ def test_the_faults_of_the_demo_are_a_matrix_of_faults_and_verdicts(tmp_path: Pa
 
 
 def test_sick_programs_are_told_with_how_many_were_right_at_once(tmp_path: Path) -> None:
-    assert report.sections(RESULTS, tmp_path)["programs"] == "Not measured yet."
+    assert detection_report.sections(RESULTS, tmp_path)["programs"] == "Not measured yet."
     rows = [
         {
             "program": "tagger", "illness": "no workers", "expected": "data_bound", "verdict": verdict,
@@ -203,13 +203,13 @@ def test_sick_programs_are_told_with_how_many_were_right_at_once(tmp_path: Path)
         for verdict in ("data_bound", "healthy")
     ]  # fmt: skip
     (tmp_path / "sick_programs.json").write_text(json.dumps(rows))
-    text = report.sections(RESULTS, tmp_path)["programs"]
+    text = detection_report.sections(RESULTS, tmp_path)["programs"]
     assert text.startswith("1 of 2 were named right at the first try.")
     assert "| tagger | no workers | `data_bound` | `healthy` | no |" in text
 
 
 def test_the_handbook_tells_what_was_measured_of_a_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    figures = {"loss_spike": report.plain(report.summaries(RESULTS))["loss_spike"]}
+    figures = {"loss_spike": detection_report.plain(detection_report.summaries(RESULTS))["loss_spike"]}
     monkeypatch.setattr(handbook, "MEASURED", tmp_path / "measured.json")
     handbook.MEASURED.write_text(json.dumps(figures))
     assert handbook.measured(LossSpike()) == (

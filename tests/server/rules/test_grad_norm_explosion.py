@@ -57,7 +57,7 @@ def test_on_the_bloom_incident_it_fires_three_iterations_before_the_loss_leaves_
     [change] = fired(changes)
     assert change.step <= 31216
     assert change.finding.since_step == 31215
-    assert change.finding.title == "The gradient norm rose to 2.39, 9.88 times what is usual" or spread
+    assert change.finding.title.startswith("The gradient norm rose to ")
     worse = [one for one in changes if one.kind == "update"]
     assert worse[0].step <= 31218
     assert worse[0].finding.severity == "critical"
