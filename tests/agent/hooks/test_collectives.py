@@ -56,7 +56,9 @@ def test_the_rank_that_waits_for_the_other_says_so(ranks, kind):
 @pytest.mark.parametrize("kind", EXCHANGES)
 def test_the_rank_that_is_late_computes_and_does_not_wait(ranks, kind):
     values = typical(ranks[1], kind)
-    assert values["phase/comm_s"] < SLACK_S
+    rows = ranks[1][kind]["with"]["rows"]
+    # Where others use the cores too, the exchange itself takes longer, in some steps: a wait would be in all of them.
+    assert min(row["phase/comm_s"] for step, row in rows if step > 1) < SLACK_S
     assert values["phase/backward_s"] >= LATE_S - SLACK_S
 
 
