@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-__all__ = ["is_ours", "outside", "short"]
+__all__ = ["is_ours", "most_often", "outside", "short"]
+
+_MOST_LINES = 20
 
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 _DEMO = f"{_OWN}demo{os.sep}"
@@ -25,6 +29,13 @@ def outside(frame: FrameType | None, torch: str) -> tuple[str, int] | None:
             return name, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def most_often(lines: Counter[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Returns (file, line) -> number as an event tells it, most frequent first: [{"line": "train.py:42", "count": 3}]."""
+    return [
+        {"line": f"{short(name)}:{number}", "count": times} for (name, number), times in lines.most_common(_MOST_LINES)
+    ]
 
 
 def short(name: str) -> str:

@@ -21,14 +21,13 @@ from typing import Any
 
 from perfagent.boundary.call_watch import replace
 from perfagent.boundary.dynamo import not_traced
-from perfagent.signals.source_lines import outside, short
+from perfagent.signals.source_lines import most_often, outside
 from perfagent.step.state import Progress, now
 
 __all__ = ["SynchronizingLines"]
 
 _SAID = re.compile(r"called a synchronizing CUDA operation")
 _SAID_ONCE = re.compile(r"Synchronization debug mode is a prototype feature")
-_MOST_LINES = 20
 
 
 class SynchronizingLines:
@@ -130,11 +129,7 @@ class SynchronizingLines:
         return {"sync/calls_per_step": float(sum(self.lines.values()))}
 
     def told(self) -> list[dict[str, Any]]:
-        """Returns the lines, most frequent first: [{"line": "train.py:42", "count": 3}]."""
-        return [
-            {"line": f"{short(name)}:{number}", "count": times}
-            for (name, number), times in self.lines.most_common(_MOST_LINES)
-        ]
+        return most_often(self.lines)
 
 
 def _users(filename: str, lineno: int) -> tuple[str, int]:

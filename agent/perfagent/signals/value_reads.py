@@ -19,7 +19,7 @@ from typing import Any
 
 from perfagent.boundary.dynamo import not_traced
 from perfagent.signals.compiled import compiled
-from perfagent.signals.source_lines import is_ours, outside, short
+from perfagent.signals.source_lines import is_ours, most_often, outside
 from perfagent.step.state import Progress, now
 
 __all__ = ["ValueReads"]
@@ -32,7 +32,6 @@ _GAP_NS = 50_000
 _LONG_GAP_NS = 20_000_000
 _FEW = 0.1
 """So few gaps of a loop may be longer, up to _LONG_GAP_NS, and are its time as well: another process had the core."""
-_MOST_LINES = 20
 
 
 class _Loop:
@@ -108,11 +107,7 @@ class ValueReads:
         return {"sync/calls_per_step": float(sum(self.lines.values())), "sync/reading_s": self.reading_ns / 1e9}
 
     def told(self) -> list[dict[str, Any]]:
-        """Returns the lines, most frequent first: [{"line": "train.py:42", "count": 3}]."""
-        return [
-            {"line": f"{short(name)}:{number}", "count": times}
-            for (name, number), times in self.lines.most_common(_MOST_LINES)
-        ]
+        return most_often(self.lines)
 
     def _listen(self) -> None:
         tensor = sys.modules["torch"].Tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any
@@ -31,8 +31,16 @@ def all_rules() -> tuple[Rule, ...]:
     here = {
         module.__name__ for module in modules
     }  # a rule that somebody defines elsewhere judges only where it is given
-    made = [kind() for kind in Rule.__subclasses__() if kind.__module__ in here]
+    made = [kind() for kind in _kinds(Rule) if kind.__module__ in here]
     return tuple(sorted(made, key=lambda rule: rule.place))
+
+
+def _kinds(base: type[Rule]) -> Iterator[type[Rule]]:
+    """All rules below a class. One without an id of its own is what several rules share."""
+    for kind in base.__subclasses__():
+        if "id" in vars(kind):
+            yield kind
+        yield from _kinds(kind)
 
 
 def rules_for(*overrides: Overrides, off: Collection[str] = ()) -> tuple[Rule, ...]:

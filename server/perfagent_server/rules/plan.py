@@ -130,6 +130,7 @@ class Plan:
         columns = (*merged, *time, *losses)
         step_time = names.index(_STEP_TIME) if _STEP_TIME in names else None
         phases = () if step_time is None else tuple(_phases(names))
+        of_steps = () if step_time is None else (step_time, *(place for _, place in phases))
         return Columns(
             merged=tuple(merged),
             apart=(tuple(apart), tuple(apart.values())),
@@ -138,17 +139,7 @@ class Plan:
             named_losses=tuple(losses),
             step_time=step_time,
             phases=phases,
-            places=tuple(
-                sorted(
-                    {
-                        *(one.place for one in columns),
-                        *apart.values(),
-                        *of_families,
-                        *(place for _, place in phases),
-                        *(() if step_time is None else (step_time,)),
-                    }
-                )
-            ),
+            places=tuple(sorted({*(one.place for one in columns), *apart.values(), *of_families, *of_steps})),
         )
 
     @property

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["BESIDE_TRAINING", "RECENT_S", "Spent", "WallTime"]
+__all__ = ["RECENT_S", "Spent", "WallTime"]
 
 RECENT_S = 600.0
-BESIDE_TRAINING = frozenset(("checkpoint", "eval", "rollout"))
-"""Phases that make a step no measure for the others. A phase that the script named (`run.phase("plot")`) is one, too."""
 _USUAL = frozenset(("data", "h2d", "forward", "backward", "optimizer", "comm", "other"))
+"""Phases of every step. Any other, also one that the script named (`run.phase("plot")`), makes a step no measure for the
+rest."""
 _BUCKET_S = 60.0
 _INTERRUPTED = 0.1  # of the step, from which on it is none for a baseline
 _MOST_INTERRUPTED = 512

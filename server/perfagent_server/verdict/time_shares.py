@@ -16,6 +16,7 @@ __all__ = ["SHARE_RULES", "TimeShares", "held_back_by", "standing_s", "time_shar
 _COMPUTE = ("forward", "backward", "optimizer", "rollout")
 _TRAINING = (*_COMPUTE, "h2d")
 _BESIDE = {"data": "waiting for data", "eval": "evaluation", "checkpoint": "saves", "comm": "communication"}
+_ELSEWHERE = "code that no phase measures"
 _RULE_OF = {
     "data": "data_bound", "h2d": "h2d_bound", "comm": "comm_bound", "eval": "eval_bound", "checkpoint": "checkpoint_bound",
 }  # fmt: skip
@@ -71,7 +72,7 @@ def time_shares(window: Window) -> TimeShares | None:
     for phase, spent_s in told.items():
         seconds[_BESIDE.get(phase, phase)] = spent_s
     # What overlaps is counted in two phases: then nothing is left.
-    seconds["code that no phase measures"] = max(0.0, whole.wall_s - sum(seconds.values()))
+    seconds[_ELSEWHERE] = max(0.0, whole.wall_s - sum(seconds.values()))
     seconds["stopped"] = whole.stopped_s + standing_s(window)
     return TimeShares(
         wall_s=sum(seconds.values()),
@@ -101,12 +102,11 @@ def held_back_by(window: Window, shares: TimeShares | None) -> Finding | None:
     in_steps_s = window.wall.whole().wall_s
     worth = {phase: seconds for phase, seconds in shares.phases.items() if seconds >= _LEAST_S * shares.steps}
     beside = {phase: seconds for phase, seconds in worth.items() if phase not in (*_COMPUTE, *_WITHIN)}
-    largest = sorted(worth.items(), key=_largest)
     if beside and sum(beside.values()) >= _NEVER_HEALTHY * shares.wall_s:
         return _on_phase(shares, *max(beside.items(), key=lambda item: item[1]), in_steps_s)
     # where the host only waits for a busy device, the rest of the step is no time of its own
     elsewhere = (share_elsewhere(window) or 0.0) >= _THIRD
-    for phase, spent_s in largest:
+    for phase, spent_s in sorted(worth.items(), key=_largest):
         if phase in _WITHIN and spent_s >= _THIRD * in_steps_s and (phase != "other" or elsewhere):
             return _on_phase(shares, phase, spent_s, in_steps_s)
     return _stopped(shares)
@@ -118,15 +118,13 @@ def _rule(name: str) -> Rule:
 
 def _on_phase(shares: TimeShares, phase: str, spent_s: float, in_steps_s: float) -> Finding:
     share = 100 * spent_s / in_steps_s
-    what = {
-        "other": "Code that no phase measures",
-        **{name: words.capitalize() for name, words in _BESIDE.items()},
-    }.get(phase, f"The phase `{phase}`")
+    words = {**_BESIDE, "other": _ELSEWHERE}.get(phase, f"the phase `{phase}`")
+    what = words[0].upper() + words[1:]
     took = f"{spell_s(spent_s / shares.steps)} of each step of {spell_s(in_steps_s / shares.steps)}"
     said = f"{what} took {share:.0f} % of the time"
     return _rule(_RULE_OF.get(phase, "unmeasured_time")).found(
         "info",
-        f"{what} took {share:.0f} % of the time",
+        said,
         f"{said} of the {shares.steps:,} steps: {took} on average. All of the time: {shares.spelled()}.",
         evidence={"share_pct": share, "seconds": spent_s, "steps": shares.steps, "wall_time_pct": shares.percents()},
         cost=took,

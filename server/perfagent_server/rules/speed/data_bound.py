@@ -10,14 +10,12 @@ from typing import ClassVar, NamedTuple
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
-from perfagent_server.rules.speed import step_shares
+from perfagent_server.rules.speed import loader_cores, step_shares
 from perfagent_server.rules.speed.step_shares import ON_DEVICE, UTILIZATION, busy_pct, means_over, seconds_in
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
 __all__ = ["DataBound"]
-
-_CORES, _WORKERS = "host/cores", "process/workers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +47,7 @@ class DataBound(Rule):
         Series("phase/data_s", merge="median", judged=True),
         *step_shares.READS,
         UTILIZATION,
-        Series(_CORES, keep=2, axis="time"),
-        Series(_WORKERS, keep=2, axis="time"),
+        *loader_cores.READS,
     )
     charts = ("phase/data_s", "step_time_s")
     life = Life(clear_steps=20, restated=True)
@@ -132,7 +129,7 @@ class DataBound(Rule):
         self, window: Window, rows: list[_Row], counted: set[int], hidden_s: float, wait_s: float, step_s: float
     ) -> Finding:
         share = min(100.0, 100 * wait_s / step_s)
-        cause, fix, machine = self._on_this_machine(window)
+        cause, fix, machine = self._on_this_machine(window, share)
         ordered = sorted(row.wait_s for row in rows)
         return self.found(
             "critical" if share >= self.critical_pct else "warning",
@@ -154,25 +151,17 @@ class DataBound(Rule):
             gain_pct=share,
         )  # fmt: skip
 
-    def _on_this_machine(self, window: Window) -> tuple[str, str | None, dict[str, float]]:
+    def _on_this_machine(self, window: Window, share: float) -> tuple[str, str | None, dict[str, float]]:
         """The cause, the fix with the number of workers that this machine has room for, and what they rest on."""
-        cores, workers = (_newest(window, name) for name in (_CORES, _WORKERS))
-        if cores is None:
+        machine = loader_cores.loader_cores(window)
+        if machine is None:
             return "", None, {}
-        now = int(workers or 0)
-        machine: dict[str, float] = {"cores": cores, "workers": now}
-        if window.world_size > 1:  # how many ranks share the cores is not known here
-            return "", None, machine
-        room = max(1, int(cores) - 1)  # one is for the training itself
-        if now >= room:
-            return "no core is free", None, machine
-        said = f"Set num_workers={room} ({now} now, on {cores:.3g} cores). "
-        return "", said + self.english.remedies[""], machine
-
-
-def _newest(window: Window, name: str) -> float | None:
-    readings = window.by_time.get(name)
-    return None if readings is None else readings.newest()
+        known = {"cores": machine.cores, "workers": float(machine.of_rank)}
+        wanted = machine.wanted(share / 100)
+        if wanted <= machine.of_rank:
+            return "no core is free", None, known
+        said = f"Set num_workers={wanted} ({machine.of_rank} now, on {machine.cores:.3g} cores). "
+        return "", said + self.english.remedies[""], known
 
 
 class _Row(NamedTuple):

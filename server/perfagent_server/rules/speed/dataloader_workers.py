@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_s
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
-from perfagent_server.rules.speed import bounds
+from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Words
+from perfagent_server.rules.speed import bounds, loader_cores
 from perfagent_server.rules.speed.bounds import Bound, what_bounds
-from perfagent_server.rules.speed.cpu_load import BUSY, CORES
+from perfagent_server.rules.speed.loader_cores import LoaderCores
 from perfagent_server.rules.window import Window
 
 __all__ = ["DataloaderWorkers"]
 
-_WORKERS, _PROCESS = "process/workers", "process/cpu_pct"
 _BUSY_PCT = 90.0
-
-
-class _Machine(NamedTuple):
-    """One node of the run. workers: of all its ranks; free: workers for which each rank has a core left, none where the
-    ranks alone need all."""
-
-    cores: float
-    ranks: int
-    workers: float
-
-    @property
-    def of_rank(self) -> int:
-        return round(self.workers / self.ranks)
-
-    @property
-    def free(self) -> int:
-        return max(0, int((self.cores - self.ranks) // self.ranks))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +38,10 @@ class DataloaderWorkers(Rule):
     place = Place(Question.IS_IT_FAST, 15)
     reads = (
         Every(5.0),
-        Series(_WORKERS, keep=2, axis="time"),
-        Series(_PROCESS, keep=150, axis="time", ranks="apart"),
-        BUSY,
-        CORES,
+        *loader_cores.READS,
         *bounds.READS,
     )
-    charts = (_WORKERS, "phase/data_s")
+    charts = (loader_cores.WORKERS, "phase/data_s")
     life = Life(for_s=10.0, clear_s=30.0, restated=True)
     joins = ("data_bound",)
     english = Words(
@@ -101,7 +79,7 @@ class DataloaderWorkers(Rule):
     )
 
     def judge(self, window: Window) -> Finding | None:
-        machine = _machine(window)
+        machine = loader_cores.loader_cores(window)
         took = window.series("step_time_s")
         if machine is None or took is None or took.total < self.least_steps:
             return None
@@ -120,18 +98,18 @@ class DataloaderWorkers(Rule):
         )
         if is_many or (waits and machine.workers > machine.cores):
             return self._too_many(window, machine, bound, waits=waits)
-        wanted = _wanted(machine, wait_pct / 100)
+        wanted = machine.wanted(wait_pct / 100)
         if bound is None or not waits or wanted <= machine.of_rank:
             return None
         return self._too_few(window, machine, bound, wait_pct, wanted)
 
-    def _too_many(self, window: Window, machine: _Machine, bound: Bound | None, *, waits: bool) -> Finding:
+    def _too_many(self, window: Window, machine: LoaderCores, bound: Bound | None, *, waits: bool) -> Finding:
         most = max(machine.free, 1) if machine.cores > 1 else 0
         more = f" {bound.message}" if bound is not None else ""
         return self.found(
             "warning" if waits else "info",
             f"{machine.workers:.0f} loader workers share {machine.cores:.3g} cores",
-            f"{machine.workers:.0f} loader workers of {machine.ranks} {_ranks(machine)} share {machine.cores:.3g} cores "
+            f"{machine.workers:.0f} loader workers of {machine.ranks} {machine.named_ranks} share {machine.cores:.3g} cores "
             f"({100 * machine.workers / machine.cores:.0f} %): they take turns.{more}",
             fix=f"Set num_workers={most} here ({machine.of_rank} now). {self.english.remedies['']}",
             cost="memory of each worker, and cores that the training needs",
@@ -139,7 +117,7 @@ class DataloaderWorkers(Rule):
             evidence=self._evidence(machine, bound, most),
         )  # fmt: skip
 
-    def _too_few(self, window: Window, machine: _Machine, bound: Bound, wait_pct: float, wanted: int) -> Finding:
+    def _too_few(self, window: Window, machine: LoaderCores, bound: Bound, wait_pct: float, wanted: int) -> Finding:
         wait_s = wait_pct / 100 * bound.step_p50_s
         return self.found(
             "warning",
@@ -148,7 +126,7 @@ class DataloaderWorkers(Rule):
             f"{machine.cores:.3g} cores have room for {machine.free}. {bound.message}",
             cause="too few",
             fix=f"Set num_workers={wanted} here ({machine.of_rank} now, {machine.cores:.3g} cores for {machine.ranks} "
-            f"{_ranks(machine)}). {self.english.remedies['too few']}",
+            f"{machine.named_ranks}). {self.english.remedies['too few']}",
             cost=f"{spell_s(wait_s)} of each step of {spell_s(bound.step_p50_s)}",
             since_step=window.at,
             evidence={**self._evidence(machine, bound, wanted), "wait_s": wait_s, "share_pct": wait_pct},
@@ -156,32 +134,8 @@ class DataloaderWorkers(Rule):
         )  # fmt: skip
 
     @staticmethod
-    def _evidence(machine: _Machine, bound: Bound | None, advised: int) -> dict[str, object]:
+    def _evidence(machine: LoaderCores, bound: Bound | None, advised: int) -> dict[str, object]:
         return {
             "workers": machine.workers, "cores": machine.cores, "ranks": machine.ranks, "workers_of_a_rank": machine.of_rank,
             "advised_workers": advised, "shares_pct": {} if bound is None else bound.shares_pct,
         }  # fmt: skip
-
-
-def _machine(window: Window) -> _Machine | None:
-    """A typical machine of the run; None where its cores are not known. No worker was ever seen where none is told of."""
-    cores = window.by_time.get(CORES.name)
-    allowed = cores.newest() if cores is not None else None
-    if not allowed or _PROCESS not in window.by_time:
-        return None
-    workers, hosts = window.by_time.get(_WORKERS), window.by_time.get(BUSY.name)
-    ranks = max(1, round(window.world_size / max(1, len(hosts.ranks) if hosts is not None else 1)))
-    return _Machine(allowed, ranks, (workers.newest() or 0.0) * ranks if workers is not None else 0.0)
-
-
-def _wanted(machine: _Machine, wait: float) -> int:
-    """How many workers a rank needs so that none of its step is a wait, of those for which there are cores. Loading in the
-    training process (no workers) takes what the step waits; workers that deliver too slowly must be so many more.
-    wait: share of the step."""
-    rest = max(0.05, 1.0 - wait)
-    needed = math.ceil(wait / rest) + 1 if machine.of_rank < 1 else math.ceil(machine.of_rank / rest)
-    return min(machine.free, needed)
-
-
-def _ranks(machine: _Machine) -> str:
-    return "rank" if machine.ranks == 1 else "ranks"

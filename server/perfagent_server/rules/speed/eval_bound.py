@@ -5,30 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perfagent.wire import Finding
-from perfagent_server.rules.evidence import spell_s
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Words
-from perfagent_server.rules.speed.pauses import pauses, reads
-from perfagent_server.rules.window import Window
+from perfagent_server.rules.rule import Place, Question, Words
+from perfagent_server.rules.speed.pauses import PauseRule, reads
 
 __all__ = ["EvalBound"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalBound(Rule):
+class EvalBound(PauseRule):
     """Evaluations take a large share of wall time, counted over whole intervals from the end of one to the end of the
     next: those of the newest ten minutes, or the newest three where they are rarer."""
 
-    info_pct: float = 10.0
-    warning_pct: float = 25.0
-    clear_at: float = 0.8  # of the threshold
-
     id: ClassVar[str] = "eval_bound"
-    severities = ("info", "warning")
+    phase, take, doing, counted = "eval", "Evaluations take", "Evaluating", "evaluations"
     place = Place(Question.IS_IT_FAST, 7)
     reads = reads("eval")
     charts = ("phase/eval_s", "step_time_s")
-    life = Life(clear_s=30.0, restated=True)
     english = Words(
         name="Evaluations take the time",
         meaning="A large share of wall time goes into evaluations, and no step is made meanwhile.",
@@ -62,26 +54,3 @@ class EvalBound(Rule):
             ),
         },
     )
-
-    def judge(self, window: Window) -> Finding | None:
-        found = pauses(window, self, "eval")
-        if found is None:
-            return None
-        share = 100 * found.share
-        if share < self.info_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
-            return None
-        return self.found(
-            "warning" if share >= self.warning_pct and found.is_settled else "info",
-            f"Evaluations take {share:.0f} % of wall time",
-            f"Evaluations take {share:.0f} % of wall time: {spell_s(found.each_s)} each, one every {found.every_steps:,} "
-            f"steps ({spell_s(found.every_s)}; the newest {found.count}). Evaluating half as often, every "
-            f"{2 * found.every_steps:,} steps, would save {share / 2:.0f} % of the time.",
-            cost=f"{spell_s(found.each_s)} every {spell_s(found.every_s)}, {share:.0f} % of wall time",
-            since_step=window.at,
-            evidence={
-                "share_pct": share, "evaluations": found.count, "seconds_each": found.each_s,
-                "longest_s": found.longest_s, "every_steps": found.every_steps, "every_s": found.every_s,
-                "over_s": found.over_s, "share_of_run_pct": 100 * window.wall.whole().share("eval"),
-            },
-            gain_pct=share / 2,
-        )  # fmt: skip

@@ -7,12 +7,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perfagent.wire import LOSS
 from perfagent_server.rules.row_series import Floats
+from perfagent_server.rules.rule import Series
 from perfagent_server.rules.window import Window
 
-__all__ = ["OwnWork", "lower_median", "own_work"]
+__all__ = ["PHASES", "READS", "OwnWork", "lower_median", "own_work"]
 
 _TOTAL, _WAITED = "step_time_s", "phase/comm_s"
+PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
+"""Of a rank's own work."""
+READS = (
+    Series(_TOTAL, merge="median"),
+    Series(_TOTAL, ranks="apart"),
+    Series(_WAITED, ranks="apart"),
+    *(Series(f"phase/{phase}_s", ranks="apart") for phase in PHASES),
+    Series(LOSS),
+)
+"""What a rule must read for own_work(), and for the stages of ranks (stages.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,15 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
-from perfagent_server.rules.rule import Every, Rule, Series
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.rule import Every, Life, Rule, Series
 from perfagent_server.rules.wall_time import RECENT_S
 from perfagent_server.rules.window import Window
 
-__all__ = ["Pauses", "pauses", "reads"]
+__all__ = ["PauseRule", "Pauses", "pauses", "reads"]
 
 _MOST_ROWS = 64
 _LEAST_RECENT = 4
@@ -45,6 +47,46 @@ def reads(phase: str) -> tuple[Series | Every, ...]:
         Series("step_time_s", merge="median"),
         Every(15.0),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PauseRule(Rule):
+    """What the rules on evaluations and on saves share. phase: that it is about; take, doing, counted: its words, as in
+    "Evaluations take", "Evaluating", "evaluations"."""
+
+    info_pct: float = 10.0
+    warning_pct: float = 25.0
+    clear_at: float = 0.8  # of the threshold
+
+    phase: ClassVar[str]
+    take: ClassVar[str]
+    doing: ClassVar[str]
+    counted: ClassVar[str]
+    severities = ("info", "warning")
+    life = Life(clear_s=30.0, restated=True)
+
+    def judge(self, window: Window) -> Finding | None:
+        found = pauses(window, self, self.phase)
+        if found is None:
+            return None
+        share = 100 * found.share
+        if share < self.info_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
+            return None
+        return self.found(
+            "warning" if share >= self.warning_pct and found.is_settled else "info",
+            f"{self.take} {share:.0f} % of wall time",
+            f"{self.take} {share:.0f} % of wall time: {spell_s(found.each_s)} each, one every {found.every_steps:,} "
+            f"steps ({spell_s(found.every_s)}; the newest {found.count}). {self.doing} half as often, every "
+            f"{2 * found.every_steps:,} steps, would save {share / 2:.0f} % of the time.",
+            cost=f"{spell_s(found.each_s)} every {spell_s(found.every_s)}, {share:.0f} % of wall time",
+            since_step=window.at,
+            evidence={
+                "share_pct": share, self.counted: found.count, "seconds_each": found.each_s, "longest_s": found.longest_s,
+                "every_steps": found.every_steps, "every_s": found.every_s, "over_s": found.over_s,
+                "share_of_run_pct": 100 * window.wall.whole().share(self.phase),
+            },
+            gain_pct=share / 2,
+        )  # fmt: skip
 
 
 def pauses(window: Window, rule: Rule, phase: str) -> Pauses | None:

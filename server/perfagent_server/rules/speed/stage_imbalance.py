@@ -7,18 +7,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from perfagent.wire import LOSS, Finding
+from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
-from perfagent_server.rules.speed.own_work import own_work
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words
+from perfagent_server.rules.speed.own_work import PHASES, READS, own_work
 from perfagent_server.rules.speed.rank_medians import slowest_phase
 from perfagent_server.rules.speed.stages import Stages, stages_of
 from perfagent_server.rules.window import Window
 
 __all__ = ["StageImbalance"]
-
-_PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +38,7 @@ class StageImbalance(Rule):
     id: ClassVar[str] = "stage_imbalance"
     severities = ("warning",)
     place = Place(Question.IS_IT_FAST, 2)
-    reads = (
-        Every(3.0),
-        Series("step_time_s", merge="median"),
-        Series("step_time_s", ranks="apart"),
-        Series("phase/comm_s", ranks="apart"),
-        *(Series(f"phase/{phase}_s", ranks="apart") for phase in _PHASES),
-        Series(LOSS),
-    )
+    reads = (Every(3.0), *READS)
     charts = ("phase/comm_s", "step_time_s")
     life = Life(for_s=6.0, clear_s=15.0, restated=True)
     english = Words(
@@ -120,7 +111,7 @@ class StageImbalance(Rule):
         of_slow = [ranks[place] for place in stages.of[slow]]
         share, times = min(100.0, 100 * lost_s / step_s), float(typical[slow] / typical[fast])
         which = f"stage {slow + 1} of {len(typical)}" if stages.known != "by their work" else "part of the ranks"
-        phase, more_s = slowest_phase(window, of_slow[0], _PHASES, self.steps)
+        phase, more_s = slowest_phase(window, of_slow[0], PHASES, self.steps)
         where = f", {spell_s(more_s)} of it in {phase}" if phase else ""
         took = window.series("step_time_s")
         ordered = sorted(took.last(self.steps)) if took is not None else [step_s]

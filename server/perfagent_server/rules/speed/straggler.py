@@ -7,18 +7,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from perfagent.wire import LOSS, Finding
+from perfagent.wire import Finding
 from perfagent_server.rules.evidence import named_ranks, spell_s
 from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
-from perfagent_server.rules.speed.own_work import lower_median, own_work
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words
+from perfagent_server.rules.speed.own_work import PHASES, READS, lower_median, own_work
 from perfagent_server.rules.speed.rank_medians import slowest_phase
 from perfagent_server.rules.speed.stages import stages_of
 from perfagent_server.rules.window import Window
 
 __all__ = ["Straggler"]
-
-_PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +42,7 @@ class Straggler(Rule):
     id: ClassVar[str] = "straggler"
     severities = ("warning", "critical")
     place = Place(Question.IS_IT_FAST, 1)
-    reads = (
-        Every(3.0),
-        Series("step_time_s", merge="median"),
-        Series("step_time_s", ranks="apart"),
-        Series("phase/comm_s", ranks="apart"),
-        *(Series(f"phase/{phase}_s", ranks="apart") for phase in _PHASES),
-        Series(LOSS),
-    )
+    reads = (Every(3.0), *READS)
     charts = ("phase/comm_s", "step_time_s")
     life = Life(for_s=6.0, clear_s=15.0, restated=True)
     english = Words(
@@ -143,7 +134,7 @@ class Straggler(Rule):
         rank, times, lost_s = ranks[worst], float(own[worst]) / typical, float(own[worst]) - typical
         took = window.series("step_time_s")
         steps = min(self.steps, took.total) if took is not None else 0
-        phase, more_s = slowest_phase(window, rank, _PHASES, self.steps)
+        phase, more_s = slowest_phase(window, rank, PHASES, self.steps)
         named = [ranks[place] for place in slow]
         who = named_ranks(named, window.world_size)
         where = f", {spell_s(more_s)} of it in {phase}" if phase else ""

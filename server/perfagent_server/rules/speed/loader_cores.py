@@ -1,0 +1,57 @@
+"""How many loader workers a machine of the run has, and for how many it has cores."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from perfagent_server.rules.rule import Series
+from perfagent_server.rules.speed.cpu_load import BUSY, CORES, OWN
+from perfagent_server.rules.window import Window
+
+__all__ = ["READS", "WORKERS", "LoaderCores", "loader_cores"]
+
+WORKERS = "process/workers"
+READS = (Series(WORKERS, keep=2, axis="time"), OWN, BUSY, CORES)
+"""What a rule must read for loader_cores()."""
+
+
+class LoaderCores(NamedTuple):
+    """A typical machine of the run. workers: of all its ranks."""
+
+    cores: float
+    ranks: int
+    workers: float
+
+    @property
+    def of_rank(self) -> int:
+        """Workers of one rank."""
+        return round(self.workers / self.ranks)
+
+    @property
+    def free(self) -> int:
+        """Workers for which each rank has a core left; none where the ranks alone need all."""
+        return max(0, int((self.cores - self.ranks) // self.ranks))
+
+    @property
+    def named_ranks(self) -> str:
+        return "rank" if self.ranks == 1 else "ranks"
+
+    def wanted(self, wait: float) -> int:
+        """How many workers a rank needs so that none of its step is a wait, of those for which there are cores. Loading
+        in the training process (no workers) takes what the step waits; workers that deliver too slowly must be so many
+        more. wait: share of the step, 0 to 1."""
+        rest = max(0.05, 1.0 - wait)
+        needed = math.ceil(wait / rest) + 1 if self.of_rank < 1 else math.ceil(self.of_rank / rest)
+        return min(self.free, needed)
+
+
+def loader_cores(window: Window) -> LoaderCores | None:
+    """None where the cores are not known, or no process tells of its workers: one that has none sends no number."""
+    cores, workers = window.by_time.get(CORES.name), window.by_time.get(WORKERS)
+    allowed = cores.newest() if cores is not None else None
+    if not allowed or (workers is None and OWN.name not in window.by_time):
+        return None
+    hosts = window.by_time.get(BUSY.name)
+    ranks = max(1, round(window.world_size / max(1, len(hosts.ranks) if hosts is not None else 1)))
+    return LoaderCores(allowed, ranks, (workers.newest() or 0.0) * ranks if workers is not None else 0.0)
