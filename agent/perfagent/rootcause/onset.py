@@ -1,9 +1,10 @@
 """Dates a NaN to the step in which it began. Pure: what an inquiry found, and the rows of the steps before, in; steps out.
 
-A loss that is no number may only show what the update of an earlier step did to the weights, and gradients are measured
-only now and then. What is known bounds it: a finite loss shows that the weights of its step were good, a finite gradient
-that its update was; the optimizer's own averages tell a bad gradient from a weight that somebody wrote. Where that leaves
-more than one step, both ends are said.
+A NaN loss may be the result of a bad update some steps earlier, and gradients are measured only in some steps. So the
+first bad step is searched between what is known to be good and what is known to be bad. A finite loss proves that the
+weights of its step were good. A finite gradient proves that its update was good. NaN in the optimizer's averages proves
+that a gradient was bad, and not that the script wrote NaN into a weight. If several steps remain, the first and the last of
+them are reported.
 """
 
 from __future__ import annotations

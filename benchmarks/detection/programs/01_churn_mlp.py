@@ -1,7 +1,7 @@
 """Customer churn from tabular data, exported from a notebook.
 
-Illness: Cross entropy is written by hand as log(p) without an epsilon, and a few rows hold 999999 for "missing": the
-    sigmoid saturates on one of them, log(0) makes the loss NaN, and from then on all weights are NaN.
+Illness: Cross entropy is written by hand as log(p), without an epsilon. A few rows hold 999999 for "missing". The sigmoid
+    saturates on such a row, log(0) makes the loss NaN, and after that step all weights are NaN.
 Expected: nonfinite_loss|nonfinite_gradient
 """
 

@@ -1,7 +1,7 @@
 """Classify drawn shapes with a small CNN and "strong" augmentation.
 
-Illness: Every image is augmented pixel by pixel in Python within __getitem__, in the main process (num_workers=0): the
-    model waits for data most of the time.
+Illness: __getitem__ augments every image pixel by pixel in Python, in the main process (num_workers=0). The model waits
+    for data most of the time.
 Expected: data_bound|dataloader_workers
 """
 

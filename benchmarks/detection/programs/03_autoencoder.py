@@ -1,7 +1,7 @@
 """Denoising autoencoder on random strokes.
 
-Illness: On a machine that may be taken away, the whole training state, data included, is saved after every second step:
-    writing the checkpoints takes as long as the training between them.
+Illness: The script saves its whole training state, data included, after every second step. Writing the checkpoints takes
+    as long as the training between them.
 Expected: checkpoint_bound
 """
 

@@ -1,7 +1,7 @@
 """char-rnn on Python's own source code.
 
-Illness: The whole validation text is evaluated after every five training steps: far more time goes into evaluation than
-    into training.
+Illness: The script evaluates the whole validation text after every five training steps. Evaluation takes far more time than
+    training.
 Expected: eval_bound
 """
 

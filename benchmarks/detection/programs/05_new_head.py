@@ -1,7 +1,7 @@
 """Transfer learning: take a pretrained backbone, freeze it, train a new head for five classes.
 
-Illness: The optimizer was made before the classifier was replaced: it holds the old head's parameters, so the new head
-    is never updated and nothing at all is trained.
+Illness: The script makes the optimizer first and replaces the classifier afterwards. The optimizer holds the parameters of
+    the old head, so the new head is never updated and nothing is trained.
 Expected: wrong_optimizer|frozen_training|unchanged_tensor
 """
 

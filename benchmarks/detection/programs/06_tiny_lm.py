@@ -1,7 +1,7 @@
 """A tiny GPT on the text of the standard library, with linear warm-up and decay.
 
-Illness: The schedule was given the steps of one epoch instead of all six: the learning rate reaches zero after the first
-    epoch and five sixths of the run train nothing.
+Illness: The schedule gets the number of steps of one epoch instead of six. The learning rate reaches zero after the first
+    epoch, and the other five epochs train nothing.
 Expected: lr_anomaly|frozen_training
 """
 

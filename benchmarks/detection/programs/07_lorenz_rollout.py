@@ -1,7 +1,7 @@
 """Learn the Lorenz system with a recurrent cell and scheduled sampling: less and less true states, more own predictions.
 
-Illness: No gradient clipping over 60 recurrent steps of a chaotic system: the more the cell runs on its own predictions,
-    the longer the way of the gradients through time, until they explode and throw the weights far away.
+Illness: The script does not clip gradients, and backpropagates through 60 recurrent steps of a chaotic system. It feeds the
+    cell more and more of its own predictions, until the gradients explode and the updates ruin the weights.
 Expected: grad_norm_explosion|loss_divergence|loss_spike|nonfinite_gradient
 """
 

@@ -1,7 +1,7 @@
 """SimCLR on generated textures.
 
-Illness: The loss on a held-out batch is computed with gradients and appended to a list as a tensor: every entry keeps its
-    whole graph with all activations, and memory grows with each step.
+Illness: The script computes the loss on a held-out batch with gradients and appends the tensor to a list. Every entry keeps
+    its whole graph with all activations, so memory grows with each step.
 Expected: host_memory_leak
 """
 

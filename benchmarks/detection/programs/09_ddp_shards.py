@@ -1,7 +1,7 @@
 """Data-parallel training of an MLP on shards of features, two ranks.
 
-Illness: Rank 1 reads its shards from a slow network drive (sleeps here): rank 0 is ready much earlier in each step and
-    waits for it in the all-reduce.
+Illness: Rank 1 reads its shards from a slow network drive (here it sleeps). In each step rank 0 is ready much earlier, and
+    waits for rank 1 in the all-reduce.
 Expected: straggler|load_imbalance
 Run: torchrun --standalone --nproc_per_node=2
 """

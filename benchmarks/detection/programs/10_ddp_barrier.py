@@ -1,7 +1,7 @@
 """Two ranks train a classifier; rank 0 keeps the best checkpoint.
 
-Illness: The barrier after saving stands inside `if rank == 0`: rank 0 waits in it for rank 1, which waits for rank 0 in the
-    all-reduce of its next step, and both stand still for ever.
+Illness: The barrier after a save is inside `if rank == 0`. Rank 0 waits for rank 1 in the barrier. Rank 1 waits for rank 0
+    in the all-reduce of the next step. Both hang.
 Expected: hang
 Run: torchrun --standalone --nproc_per_node=2
 """

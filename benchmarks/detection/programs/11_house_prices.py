@@ -1,7 +1,7 @@
 """Regression of house prices with a deep ReLU network.
 
-Illness: Prices are not normalized and the learning rate is far too high for them: the first updates push most ReLUs below
-    zero for every house, they never recover, and the network answers the same price for all.
+Illness: The prices are not normalized, and the learning rate is far too high for them. After the first updates most ReLUs
+    are zero for every house. They never recover, and the network predicts the same price for all houses.
 Expected: dead_units|loss_plateau
 """
 

@@ -1,7 +1,7 @@
 """Diagnosis from 240 patients with 60 measurements, a network of 1.1 million parameters.
 
-Illness: Far too large a model for so little and so noisy data, without any regularization: the validation loss rises for
-    most of the run while the training loss goes to zero.
+Illness: The model is far too large for the few, noisy samples, and has no regularization. The training loss falls to zero
+    while the validation loss rises for most of the run.
 Expected: overfit
 """
 

@@ -1,6 +1,6 @@
 """Toy diffusion model on 8x8 pictures of crosses, with a batch sampler of our own.
 
-Illness: The batch sampler makes a new generator with the same seed for every batch: each "random" batch is the same 64
+Illness: The batch sampler makes a new generator with the same seed for every batch. Every "random" batch has the same 64
     pictures, and the model never sees the other 99 %.
 Expected: data_repeats|data_bug
 """

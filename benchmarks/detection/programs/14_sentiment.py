@@ -1,7 +1,7 @@
 """Sentiment of short reviews with a small transformer encoder, in the manner of the HF examples.
 
-Illness: Every review of about a dozen words is padded to max_length=128 instead of to the longest of its batch: 90 % of
-    the tokens that the model computes are padding.
+Illness: Reviews have about a dozen words. The script pads each to max_length=128 instead of to the longest review of the
+    batch, so 90 % of the tokens in the model are padding.
 Expected: tokens_wasted
 """
 

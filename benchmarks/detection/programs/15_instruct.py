@@ -1,7 +1,7 @@
 """Instruction tuning of a small causal language model: only the answer counts for the loss.
 
-Illness: The length of the prompt is taken after padding, so all labels become -100: the loss is exactly zero, no gradient
-    flows, and nothing is learned.
+Illness: The script measures the length of the prompt after padding, so it sets all labels to -100. The loss is exactly zero,
+    all gradients are zero, and the model learns nothing.
 Expected: data_bug|frozen_training|unchanged_tensor
 """
 

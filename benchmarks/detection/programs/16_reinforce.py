@@ -1,7 +1,7 @@
 """REINFORCE with a linear baseline on a small balancing task, one update per episode batch.
 
-Illness: Every state and return ever seen is kept in a Python list and the baseline is fitted to the whole list again at
-    each update: updates become slower and slower as the run goes on.
+Illness: The script keeps every state and return in a Python list, and fits the baseline to the whole list at each update.
+    Updates become slower and slower.
 Expected: throughput_regression
 """
 

@@ -1,7 +1,7 @@
 """A small GAN on rings, with everything in TensorBoard.
 
-Illness: After every step histograms of all weights and gradients and a picture of 64 samples are written to TensorBoard:
-    more time goes into logging than into training.
+Illness: After every step the script writes histograms of all weights and gradients and a picture of 64 samples to
+    TensorBoard. Logging takes more time than training.
 Expected: unmeasured_time|cpu_bottleneck
 """
 

@@ -1,7 +1,7 @@
 """CNN on noisy digits-like images, tuned for the 32-core workstation of a colleague.
 
-Illness: The script asks for 16 compute threads and four loader workers on a machine with a few cores: threads take the
-    cores from each other and every step takes longer than with one thread.
+Illness: The script uses 16 compute threads and four loader workers on a machine with few cores. The threads compete for the
+    cores, and every step takes longer than with one thread.
 Expected: cpu_oversubscribed
 """
 

@@ -1,7 +1,7 @@
 """Two-tower recommender trained on a log of clicks, in the order of time.
 
-Illness: The embedding table was sized for the users of the first weeks: a user who came later has an id beyond it, and
-    the training dies with an IndexError.
+Illness: The embedding table has the size for the users of the first weeks. A later user has an id beyond its end, and the
+    training ends with an IndexError.
 Expected: process_crash
 """
 

@@ -1,7 +1,7 @@
 """A small vision transformer with autocast to bfloat16, gradient accumulation and warm-up.
 
-Illness: The peak learning rate is 0.3 where 0.0003 was meant: the loss falls during the first part of the warm-up, then
-    rises far above where it began, and stays there.
+Illness: The peak learning rate is 0.3 instead of 0.0003. The loss falls during the first part of the warm-up. Then it rises
+    far above its first value, and stays there.
 Expected: loss_divergence|loss_spike|update_ratio|grad_norm_explosion|nonfinite_loss
 """
 

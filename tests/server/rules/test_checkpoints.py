@@ -21,7 +21,7 @@ def stale(step_s: float = 1.0) -> Job:
     return Job(CheckpointStale(), steps=every(step_s), every_s=5.0)
 
 
-# --- checkpoint_stale -----------------------------------------------------------------------------------------------------
+# ---- checkpoint_stale
 
 
 def test_saves_that_stopped_are_told_after_twice_their_interval() -> None:
@@ -102,7 +102,7 @@ def test_a_run_that_began_from_a_checkpoint_has_one() -> None:
     assert job.changes == []
 
 
-# --- checkpoint_anomaly ---------------------------------------------------------------------------------------------------
+# ---- checkpoint_anomaly
 
 
 def anomaly() -> Job:

@@ -11,7 +11,7 @@ from perfagent_server.rules.hardware.ecc import Ecc
 from perfagent_server.rules.hardware.link_errors import LinkErrors
 from perfagent_server.rules.hardware.throttling import Throttling
 
-# --- throttling -----------------------------------------------------------------------------------------------------------
+# ---- throttling
 
 
 def clocks(**pct: float) -> Callable[[float], dict[str, float]]:
@@ -73,7 +73,7 @@ def test_a_moment_of_heat_is_no_throttling() -> None:
     assert job.changes == []
 
 
-# --- ecc ------------------------------------------------------------------------------------------------------------------
+# ---- ecc
 
 PAST = {
     "gpu/ecc_uncorrected_volatile": 0.0, "gpu/ecc_uncorrected_aggregate": 7.0, "gpu/ecc_corrected_volatile": 12.0,
@@ -147,7 +147,7 @@ def test_other_gpus_of_the_node_are_not_this_runs() -> None:
     assert job.changes == []
 
 
-# --- link_errors ----------------------------------------------------------------------------------------------------------
+# ---- link_errors
 
 
 def links(**values: Callable[[float], float]) -> Callable[[float], dict[str, float]]:

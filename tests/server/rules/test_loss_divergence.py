@@ -131,7 +131,7 @@ def test_in_the_warm_up_of_the_rate_a_small_rise_is_silent_and_a_large_one_is_no
     assert [600 < change.step < 900 for change in fired(_judge(losses, lr=lr))] == [True]
 
 
-# --- from the start ---------------------------------------------------------------------------------------------------
+# ---- from the start
 
 
 @pytest.mark.parametrize("lr", [None, 1e-2])

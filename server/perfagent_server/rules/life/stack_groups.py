@@ -1,8 +1,8 @@
 """Groups the ranks of a run that stands by where their training threads are, and says which of them the others wait for.
 
-Pure: stacks in, groups and a sentence out. A rank in a collective, or in the backward pass, which waits for collectives,
-waits for other ranks; one that stands elsewhere is the one that they wait for. Where all wait, or none does, it is the
-few that stand apart from most.
+A rank whose stack is in a collective, or in the backward pass of DDP, waits for other ranks. A rank whose stack is
+elsewhere is the one that they wait for. If all ranks wait, or none does, the smallest groups are named. Pure: stacks in,
+groups and a sentence out.
 """
 
 from __future__ import annotations
