@@ -259,10 +259,12 @@ def test_weights_are_in_no_fused_kernel():
 A100, L4, H100, B200, V100 = ((8, 0), (8, 9), (9, 0), (10, 0), (7, 0))
 
 
-def on(capability, *, dtype=torch.bfloat16, cudnn=0, **shape):
+def on(capability, *, dtype=torch.bfloat16, cudnn=0, version=(2, 13), **shape):
     arguments = {name: shape.pop(name) for name in ("causal", "mask", "dropout", "gqa") if name in shape}
     q, k, v = (t.to("meta") for t in tensors(dtype=dtype, **shape))
-    return perfagent.best_attention(q, k, v, gpu=Gpu(capability=capability, cudnn=cudnn), **arguments)
+    return perfagent.best_attention(
+        q, k, v, gpu=Gpu(capability=capability, cudnn=cudnn, torch_version=version), **arguments
+    )
 
 
 @pytest.mark.parametrize(
@@ -298,6 +300,11 @@ def on(capability, *, dtype=torch.bfloat16, cudnn=0, **shape):
             {"capability": B200, "cudnn": 91900, "mask": torch.ones(6, 6, dtype=torch.bool, device="meta")},
         ),
         ("flash", "steps of 1/16", {"capability": H100, "cudnn": 91900, "dropout": 0.1}),
+        # torch 2.11, as seen on an H200
+        ("cudnn", "first", {"capability": H100, "cudnn": 91900, "version": (2, 11), "dropout": 0.1}),
+        ("cudnn", "first", {"capability": H100, "cudnn": 91900, "version": (2, 11), "width": 200, "grad": True}),
+        ("efficient", "width of 256", {"capability": H100, "cudnn": 91900, "version": (2, 11), "width": 264}),
+        ("flash", "width of 128", {"capability": B200, "cudnn": 91900, "version": (2, 11), "width": 200}),
         ("cudnn", "first", {"capability": H100, "cudnn": 91900, "dropout": 0.125}),
         ("flash", "up to a width of 128", {"capability": H100, "cudnn": 91900, "width": 136}),
         ("efficient", "cudnn computes in", {"capability": H100, "cudnn": 91900, "dtype": torch.float32}),

@@ -27,6 +27,7 @@ from perfagent.training.estimates.command import command
 from perfagent.training.estimates.decoder import Decoder, DecoderShape, shape_of
 from perfagent.training.estimates.memory import MemoryEstimate, estimate_memory
 from perfagent.training.estimates.sizes import count_read, size_said
+from perfagent.training.estimates.workspace import Scratch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -333,6 +334,20 @@ class ReadsByNumpy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inside(x) + float(x.detach().numpy().mean())  # type: ignore[no-any-return]
+
+
+def test_a_recurrent_layer_of_cudnn_has_a_backward_pass() -> None:
+    """torch simulates its forward pass only (seen on an H200). No autograd here: a torch without CUDA ends the process
+    where it meets a tensor that pretends to be on a GPU."""
+    with FakeTensorMode():
+        x, h, c = (torch.empty(shape, device="cuda") for shape in ((7, 3, 5), (1, 3, 4), (1, 3, 4)))
+        weights = [torch.empty(16, 5, device="cuda"), torch.empty(16, 4, device="cuda")]
+        arguments = (x, weights, 2, None, h, c, 2, 4, 0, 1, False, 0.0, True, False, [], None)
+        output, _, _, reserve, buffer = Scratch().run(torch.ops.aten._cudnn_rnn.default, arguments, {})
+        assert reserve.nbytes and buffer is not None
+        backward = torch.ops.aten._cudnn_rnn_backward.default
+        of_x, of_h, of_c, of_weights = Scratch().run(backward, (x, weights, 2, buffer, h, c, output), {})
+    assert [one.shape for one in (of_x, of_h, of_c, *of_weights)] == [one.shape for one in (x, h, c, *weights)]
 
 
 def test_a_model_that_reads_by_numpy_is_run_on_a_copy() -> None:

@@ -1,9 +1,9 @@
 """Which kernels of `scaled_dot_product_attention` can take a call, and if not, why and what to change.
 
-These are the conditions of torch 2.11 to 2.13, one by one, as pure functions of a description of the call: on the CPU
-those of aten/src/ATen/native/transformers/sdp_utils_cpp.{h,cpp}, on CUDA those of .../cuda/sdp_utils.cpp. They explain;
-where the tensors' device is at hand, `best_attention` asks torch itself for its choice, and the tests hold the two
-against each other.
+These are the conditions of torch 2.11 to 2.13 (where they differ, by its version), one by one, as pure functions of a
+description of the call: on the CPU those of aten/src/ATen/native/transformers/sdp_utils_cpp.{h,cpp}, on CUDA those of
+.../cuda/sdp_utils.cpp. They explain; where the tensors' device is at hand, `best_attention` asks torch itself for its
+choice, and the tests hold the two against each other.
 
 Not described: nested tensors, ROCm, and FlashAttention 3 or 4 put in place by `activate_flash_attention_impl`.
 """
@@ -17,6 +17,17 @@ from typing import Any, Literal
 import torch
 
 __all__ = ["AttentionCall", "Gpu", "Kernel", "Obstacle", "Switches", "default_order", "obstacles"]
+
+_WIDE_IN_CUDNN = (2, 11)
+"""Up to this torch, cuDNN on Hopper takes heads up to 256 wide and any dropout (seen in 2.11 on an H200); later ones ask
+for a newer cuDNN, and for dropout in steps of 1/16."""
+
+
+def _version(said: str) -> tuple[int, int]:
+    """ "13.0" -> (13, 0)"""
+    major, minor = said.split(".")[:2]
+    return int(major), int(minor)
+
 
 Kernel = Literal["flash", "efficient", "cudnn", "math", "explicit", "none"]
 Shape = tuple[int, ...]
@@ -63,23 +74,22 @@ class AttentionCall:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """A GPU as the rules see it: compute capability, cuDNN's version as torch.backends.cudnn.version() gives it (91501
-    is 9.15.1; 0 without cuDNN), CUDA's version."""
+    is 9.15.1; 0 without cuDNN), versions of CUDA and torch."""
 
     capability: tuple[int, int]
     cudnn: int = 91900
     cuda: tuple[int, int] = (13, 0)
     name: str = ""
+    torch_version: tuple[int, int] = _version(torch.__version__)
 
     @classmethod
     def here(cls, device: torch.device) -> Gpu:
         """The GPU of these tensors."""
-        said = torch.version.cuda or "0.0"
         cudnn: Any = torch.backends.cudnn
-        major, minor = (int(part) for part in said.split(".")[:2])
         return cls(
             capability=torch.cuda.get_device_capability(device),
             cudnn=cudnn.version() or 0,
-            cuda=(major, minor),
+            cuda=_version(torch.version.cuda or "0.0"),
             name=torch.cuda.get_device_name(device),
         )
 
@@ -252,7 +262,7 @@ def _cudnn_on_cuda(call: AttentionCall, gpu: Gpu, switches: Switches) -> Iterato
     yield from _mask_shape(call)
     if call.dropout > 0.0 and 91100 < gpu.cudnn < 91400:
         yield Obstacle("cuDNN 9.11 to 9.13 has no dropout in attention", "use cuDNN 9.14 or later")
-    if (call.dropout * 16.0) % 1.0:
+    if (call.dropout * 16.0) % 1.0 and gpu.torch_version > _WIDE_IN_CUDNN:
         yield Obstacle(
             f"cuDNN drops out in steps of 1/16, and dropout is {call.dropout}", "use 0.0625, 0.125 or another multiple"
         )
@@ -264,10 +274,11 @@ def _cudnn_on_cuda(call: AttentionCall, gpu: Gpu, switches: Switches) -> Iterato
 
 def _cudnn_widths(call: AttentionCall, gpu: Gpu) -> Iterator[Obstacle]:
     query, value, keys = call.query[-1], call.value[-1], call.key[-2]
+    was_wide = gpu.torch_version <= _WIDE_IN_CUDNN and gpu.capability == (9, 0)
     hopper = gpu.capability == (9, 0) or gpu.capability[0] == 10
     widest = (
         256
-        if hopper and gpu.cudnn > 92200
+        if was_wide or (hopper and gpu.cudnn > 92200)
         else 192
         if hopper and gpu.cudnn >= 91100 and (query, value) == (192, 128)
         else 128
@@ -276,7 +287,13 @@ def _cudnn_widths(call: AttentionCall, gpu: Gpu) -> Iterator[Obstacle]:
         yield Obstacle(
             f"cuDNN attention takes heads up to a width of {widest} here, not {max(query, value)}", "make them narrower"
         )
-    elif call.grad and widest == 256 and max(query, value) > 128 and (query, value) not in ((192, 128), (256, 256)):
+    elif (
+        call.grad
+        and not was_wide
+        and widest == 256
+        and max(query, value) > 128
+        and (query, value) not in ((192, 128), (256, 256))
+    ):
         yield Obstacle(
             f"cuDNN cannot go backward through heads of width {query} and {value}",
             "make them at most 128 wide, or 256 both",

@@ -60,7 +60,7 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._scratch = Scratch()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        result = self._scratch.filled(func, args, func(*args, **(kwargs or {})))
+        result = self._scratch.run(func, args, kwargs or {})
         grown = False
         for one in tree_iter(result):
             if isinstance(one, Tensor):

@@ -23,6 +23,7 @@ __all__ = ["Scratch"]
 _ONEDNN = torch.ops.aten.mkldnn_rnn_layer.default
 _ONEDNN_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward.default
 _CUDNN = torch.ops.aten._cudnn_rnn.default
+_CUDNN_BACKWARD = torch.ops.aten._cudnn_rnn_backward.default
 _CONVOLUTION = torch.ops.aten.convolution.default
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 _ATEN = torch.ops.aten
@@ -43,16 +44,21 @@ class Scratch:
         self._asked: dict[tuple[Any, ...], int] = {}
         self._convolutions = ConvolutionScratch()
 
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the operation. torch 2.11 to 2.13 have no fake version of cuDNN's backward pass."""
+        if func is _CUDNN_BACKWARD and isinstance(args[0], FakeTensor):
+            return _cudnn_gradients(*args)
+        return self.filled(func, args, func(*args, **kwargs))
+
     def filled(self, func: Any, args: tuple[Any, ...], result: Any) -> Any:
         """The result with the workspace that the real operation would return; as it is where it has one."""
         if func is _ONEDNN and isinstance(result[3], FakeTensor) and not result[3].numel():
             return (*result[:3], torch.empty(self._workspace(args), dtype=torch.uint8, device=result[3].device))
         if func is _CUDNN and isinstance(result[3], FakeTensor) and not result[3].numel() and args[12]:
-            return (
-                *result[:3],
-                torch.empty(_reserve(args, result[0]), dtype=torch.uint8, device=result[3].device),
-                *result[4:],
-            )
+            reserve = torch.empty(_reserve(args, result[0]), dtype=torch.uint8, device=result[3].device)
+            # The fake version answers None for a buffer that it was not given; autograd must have a tensor to keep.
+            buffer = result[4] if result[4] is not None else reserve.new_empty(0)
+            return *result[:3], reserve, buffer
         if func in _REDUCED and _is_reduced(func, args) and isinstance(result, FakeTensor):
             return torch.empty(_numbers(args), dtype=result.dtype, device=result.device).as_strided((), ())
         return result
@@ -117,3 +123,11 @@ def _reserve(args: tuple[Any, ...], output: Tensor) -> int:
     here."""
     gates = {2: 4, 3: 3}.get(int(args[6]), 1)
     return int(output.nbytes * (gates + 2) * int(args[9]))
+
+
+def _cudnn_gradients(
+    inputs: Tensor, weights: list[Tensor], _stride: int, _buffer: Any, hx: Tensor, cx: Tensor | None, *_: Any
+) -> Any:
+    """Of the input, the states and the weights: each has the size of what it is the gradient of."""
+    cell = torch.empty_like(cx) if cx is not None else inputs.new_empty(0)
+    return torch.empty_like(inputs), torch.empty_like(hx), cell, [torch.empty_like(weight) for weight in weights]
