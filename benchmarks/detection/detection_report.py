@@ -171,6 +171,7 @@ def _rules(results: Results) -> str:
             rows.append((f"`{rule.id}`", *figures, ", ".join(dict.fromkeys(one.on))))
         else:
             words = "not yet seen on a card" if rule.needs_card else "no labelled data: tested on synthetic series"
+            words = f"named in a job on {rule.seen_on}" if rule.seen_on else words
             rows.append((f"`{rule.id}`", "", str(on_healthy[rule.id] or ""), "", "", "", words))
     head = ("rule", "healthy steps", "false alerts", "precision", "recall", "steps", "measured on")
     return table(head, rows)

@@ -121,6 +121,8 @@ def measured(rule: Rule) -> str:
     """What scripts/detection measured of a rule, in a sentence."""
     figures: dict[str, dict[str, Any]] = json.loads(MEASURED.read_text("utf-8")) if MEASURED.exists() else {}
     found = figures.get(rule.id)
+    if found is None and rule.seen_on:
+        return f"named in a job on {rule.seen_on} (docs/gpu.md); else tested on made-up series, without a claim of precision."
     if found is None and rule.needs_card:
         return "not yet seen on a card: tested on recorded and made-up series, without a claim of precision."
     if found is None:

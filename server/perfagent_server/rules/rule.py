@@ -142,7 +142,8 @@ class Rule:
     marked, the first that the run has. joins: rules whose open alert takes this one in; same_step: only if both began
     in one step. asks_for: the command that every rank of the run gets when its alert fires. state_version: a rule that
     keeps a state of its own (`window.state_of(rule)`) counts this up when its form changes; an older state is dropped.
-    needs_card: it reads what only a GPU sends, so it was tested on recorded or made-up series and claims no precision.
+    needs_card: it reads what only a GPU sends, so it was tested on recorded or made-up series and claims no precision;
+    seen_on: the GPU on which a job that was ill in this way was recorded and named (docs/gpu.md).
     """
 
     id: ClassVar[str]
@@ -155,6 +156,7 @@ class Rule:
     same_step: ClassVar[bool] = False
     asks_for: ClassVar[str] = ""
     needs_card: ClassVar[bool] = False
+    seen_on: ClassVar[str] = ""
     state_version: ClassVar[int] = 1
     urgent: ClassVar[Literal["", "loss", "gradient"]] = ""
     """The kind of non-finite value at which it is judged at once: other ranks are not awaited."""

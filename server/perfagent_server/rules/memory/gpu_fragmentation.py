@@ -42,8 +42,6 @@ class GpuFragmentation(Rule):
 
     The peak of the whole run counts, not what is allocated now: between steps, and after an evaluation with larger
     batches, a healthy cache holds several times what is in use.
-
-    Not yet seen on a card: tested on made-up series.
     """
 
     times: float = 2.0
@@ -57,6 +55,7 @@ class GpuFragmentation(Rule):
     place = Place(Question.WILL_IT_GO_ON, 8)
     reads = (Every(15.0), *(Series(name, keep=2, axis="time", ranks="apart") for name in _SERIES))
     needs_card = True
+    seen_on = "an NVIDIA H200"
     charts = ("cuda/fragmentation", "cuda/reserved_bytes")
     life = Life(for_s=60.0, clear_s=60.0, restated=True)
     english = Words(

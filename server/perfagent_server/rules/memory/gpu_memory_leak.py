@@ -15,45 +15,44 @@ __all__ = ["GpuMemoryLeak"]
 
 _ALLOCATED = "cuda/allocated_bytes"
 _HEADROOM = "cuda/headroom_bytes"
-_LOWEST_OF_S = 60  # readings, one a second: what lives only within a step is in no lowest one
+_LOWEST_OF_S = 20  # readings, one a second: what lives only within a step is in no lowest one
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuMemoryLeak(Rule):
-    """What tensors hold on the GPUs between steps (the lowest reading of a minute, all ranks together) rises steadily
+    """What tensors hold on the GPUs between steps (the lowest of 20 readings, one a second, all ranks together) rises steadily
     (growth.py): leaked_mib and leaked_pct of what was held were added, and the rise went on for settle_s and
     settle_steps after that.
 
     Stricter than TraceML's bands (1 GiB over 800 steps): batches of other lengths move the peak of a step, and not what
     stays after it. The first skip_s seconds and skip_steps steps do not count: the optimizer's state, compiled graphs
     and communication buffers come up then.
-
-    Not yet seen on a card: tested on made-up series.
     """
 
-    leaked_mib: float = 512.0
+    leaked_mib: float = 190.0
     leaked_pct: float = 2.0
-    settle_s: float = 180.0
-    settle_steps: int = 300
-    skip_s: float = 60.0
+    settle_s: float = 30.0
+    settle_steps: int = 150
+    skip_s: float = 15.0
     skip_steps: int = 20
 
     id: ClassVar[str] = "gpu_memory_leak"
     severities = ("warning",)
     place = Place(Question.WILL_IT_GO_ON, 3)
     reads = (
-        Every(15.0),
+        Every(5.0),
         Series(_ALLOCATED, keep=_LOWEST_OF_S, axis="time", ranks="apart"),
         Series(_HEADROOM, keep=_LOWEST_OF_S, axis="time", ranks="apart"),
     )
     needs_card = True
+    seen_on = "an NVIDIA H200"
     charts = (_ALLOCATED, "cuda/reserved_bytes")
-    life = Life(for_s=30.0, clear_s=120.0, restated=True)
+    life = Life(for_s=5.0, clear_s=60.0, restated=True)
     english = Words(
         name="GPU memory leak",
         meaning="What tensors hold on the GPUs after each step grows without end.",
         fires=(
-            "When the memory of live tensors between steps (the lowest reading of a minute, all ranks together) rises "
+            "When the memory of live tensors between steps (the lowest of 20 readings, one a second, all ranks together) rises "
             "steadily, without slowing down or falling back: at least {leaked_mib:g} MiB and {leaked_pct:g} % were added, "
             "and the rise went on for {settle_s:g} s and {settle_steps} steps after that. What a step needs for its activations "
             "does not count, and the first {skip_s:g} s and {skip_steps} steps do not."
@@ -71,7 +70,7 @@ class GpuMemoryLeak(Rule):
         name="GPU 显存泄漏",
         meaning="每步之后张量在 GPU 上占用的显存不断增长。",
         fires=(
-            "步与步之间存活张量的显存（每分钟的最低读数，所有 rank 合计）持续上升，既不减缓也不回落："
+            "步与步之间存活张量的显存（每 20 个读数（每秒一个）中的最低值，所有 rank 合计）持续上升，既不减缓也不回落："
             "已增加至少 {leaked_mib:g} MiB 且 {leaked_pct:g} %，并且此后又持续增长了 {settle_s:g} 秒和 {settle_steps} 步时触发。"
             "一步之内激活所需的显存不计，前 {skip_s:g} 秒和前 {skip_steps} 步也不计。"
         ),

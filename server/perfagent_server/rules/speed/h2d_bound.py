@@ -19,8 +19,6 @@ __all__ = ["H2dBound"]
 class H2dBound(Rule):
     """Copies to the device take warning_pct of the step on the stream that computes (medians over the newest steady
     steps; TraceML's H2D_BOUND). Their time is the device's own: to the host an asynchronous copy takes none.
-
-    Not yet seen on a card: tested on made-up series.
     """
 
     warning_pct: float = 10.0
@@ -33,6 +31,7 @@ class H2dBound(Rule):
     place = Place(Question.IS_IT_FAST, 4)
     reads = (Every(5.0), Series("phase/h2d_s", merge="median"), Series("step_time_s", merge="median"))
     needs_card = True
+    seen_on = "an NVIDIA H200"
     charts = ("phase/h2d_s", "step_time_s")
     life = Life(clear_s=15.0, restated=True)
     english = Words(

@@ -49,6 +49,7 @@ class LowMfu(Rule):
     life = Life(clear_steps=20, restated=True)
     joins = ("throughput_regression",)
     needs_card = True
+    seen_on = "an NVIDIA H200"
     english = Words(
         name="Low MFU",
         meaning="The devices do little of the arithmetic that they could do, or less of it than before.",

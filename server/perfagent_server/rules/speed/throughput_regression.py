@@ -29,6 +29,8 @@ _MORE, _MUCH, _MOST = 0.08, 0.2, 0.5
 """Of all cores: how many are busy; how many more others use than before, and how many at all."""
 _LITTLE_TIMES = 1.25
 _CROWDED = " Meanwhile the cores are full, and other programs use many of them."
+_LEAST_PART = 0.2
+"""A phase that grew by less of what the step grew says nothing about it."""
 _ALONE = 0.4
 """A phase that grew by so much more than its share of the step grew alone; a crowded machine slows all of them."""
 _JUMP_TIMES, _JUMP_SHARE, _LEAST_JUMP = 1.3, 0.1, 20
@@ -304,7 +306,7 @@ def _growth(before: dict[str, float], after: dict[str, float], more_s: float) ->
     if not grown or whole <= 0:
         return _Growth()
     most = max(grown, key=lambda name: grown[name])
-    if grown[most] <= 0:
+    if grown[most] <= _LEAST_PART * more_s:
         return _Growth()
     is_alone = grown[most] / max(more_s, sum(grown.values())) - before[most] / whole >= _ALONE
     return _Growth(most.removeprefix("phase/").removesuffix("_s"), before[most], after[most], is_alone)

@@ -1,0 +1,44 @@
+"""Jobs recorded on a real GPU: what the rules make of them."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+
+import pytest
+
+from perfagent.wire import decode
+from perfagent_server.backtest.replay import BacktestAlert, replay
+from perfagent_server.backtest.reported import Reported, in_order_of_time
+from perfagent_server.rules.catalogue import rules_for
+from perfagent_server.rules.plan import Plan
+
+RECORDED = Path(__file__).parents[2] / "data" / "h200"
+
+
+def alerts(job: str) -> dict[str, BacktestAlert]:
+    frame = decode(lzma.decompress((RECORDED / f"{job}.frame.xz").read_bytes()))
+    judged = replay(in_order_of_time([Reported(1, 0, frame.groups, frame.events)]), Plan(rules_for()))
+    assert not judged.failed
+    return {alert.rule: alert for alert in judged.alerts}
+
+
+def test_a_healthy_transformer_raises_nothing() -> None:
+    assert alerts("transformer") == {}
+
+
+@pytest.mark.parametrize(
+    ("job", "rule", "by_step", "said"),
+    [
+        ("copies", "h2d_bound", 40, "Copies to the device take"),
+        ("reads", "sync_bound", 700, "256 calls a step make the host wait for the device"),
+        ("loader", "data_bound", 30, "The data loader keeps each step waiting"),
+        ("splinters", "gpu_fragmentation", 380, "14 times the 5.89 GiB that tensors held at most"),
+        ("leak", "gpu_memory_leak", 112 + 300, "17.9 MiB a step"),  # 300 MB were added by step 112
+        ("out_of_memory", "oom_observed", 21, "GPU memory ran out"),
+    ],
+)
+def test_each_job_is_diagnosed(job: str, rule: str, by_step: int, said: str) -> None:
+    found = alerts(job)
+    assert found[rule].first_step <= by_step
+    assert said in found[rule].message
