@@ -39,6 +39,7 @@ GROUPS = {  # module: what it checks, and the seconds that it may take
     "memory": ("running out of memory", 400),
     "estimates": ("memory of a training step beside its estimate", 300),
     "compute": ("attention kernels, packed attention, activations computed again", 300),
+    "diagnosis": ("jobs that are ill, judged by the rules", 700),
 }
 
 DRY = "CPU (dry run)"

@@ -40,7 +40,7 @@ def main() -> None:
     ours = next(wheels.glob("perfagent-*.whl"))
     target = ["--only-binary=:all:", "--python-version", options.python_version, "--implementation", "cp"]
     target += [part for name in options.platform for part in ("--platform", name)]
-    pip("download", "--dest", str(wheels), *target, str(ours))
+    pip("download", "--dest", str(wheels), *target, f"{ours}[server]")
     if not options.no_torch:
         wanted = f"torch=={options.torch}" if options.torch else torch_requirement()
         pip("download", "--dest", str(wheels / "torch"), *target, wanted)

@@ -17,6 +17,7 @@ SOME = ("memory", "timing", "estimates")
 OTHERS = {
     ("synchronization", "overhead"): "losses of 60 steps with and without the agent",
     ("utilization", "figures"): "floating-point operations of a step",
+    ("diagnosis",): "diagnosis of a job that is ill: copies",
     ("compute",): "losses with checkpoint_activations('all')",
 }
 """Groups of the dry runs, so that each of them runs once; of the others something that a CPU passes, too."""
