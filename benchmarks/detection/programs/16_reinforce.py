@@ -86,8 +86,8 @@ def play(env, policy, gamma=0.97):
 if __name__ == "__main__":
     torch.manual_seed(1)
     env, agent = Balance(6), Agent()
-    for episode in range(1, 401):
+    for episode in range(1, 161):
         *batch, length = play(env, agent.policy)
         loss = agent.update(*batch)
-        if episode % 40 == 0:
+        if episode % 20 == 0:
             print(f"update {episode} mean length {length:.1f} loss {loss:.3f} remembered {len(agent.seen_states)}")
