@@ -1,19 +1,19 @@
 """An evaluator without a snapshot, from what the tables say of its run.
 
-Snapshots are lost with a broken database page, and are of no use after an upgrade that changed their form. The run's
-alerts are then taken from the alert table, so that an open alert goes on under its id and none comes twice. Its
-processes come from the table of sources, and the recent past of its series from the store, so that rules need not be
-blind until they have seen enough again.
+Snapshots are lost with a broken database page, and are of no use after an upgrade that changed their form. The frames
+that are still in the tail are then judged once more, to the same alerts: what waits for a slow rank and what is about
+to fire is as it was. What came before them is taken from the tables: processes from that of sources, the recent past
+of the series from the store. The alert table has the last word on what is open.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, select
 
 from perfagent.wire import LOSS, Event, Finding, loss_kind
 from perfagent_server.alerts.state_machine import Machine
@@ -33,6 +33,7 @@ from perfagent_server.timestamps import rfc3339
 __all__ = ["rebuild"]
 
 _MOST_FRAMES = 64  # frames that wait to be judged, of which the first steps are looked at
+_MOST_PAST, _MOST_PAST_BYTES = 256, 4 * 2**20  # frames that are judged once more
 
 
 def rebuild(judge: Evaluator, database: Database, store: MetricStore, judged: int) -> None:
@@ -41,7 +42,7 @@ def rebuild(judge: Evaluator, database: Database, store: MetricStore, judged: in
     run = judge.window.run
     frames = store.since(judged, _MOST_FRAMES, run=run)
     with database.read() as connection:
-        columns = runs.c.attempt, runs.c.attempts, runs.c.state
+        columns = runs.c.attempt, runs.c.attempts, runs.c.state, runs.c.world_size
         about = connection.execute(select(*columns).where(runs.c.id == run)).one()
         sources = connection.execute(select(source).where(source.c.run == run, source.c.attempt == about.attempt)).all()
         if about.attempts == 1 and _begins(sources, frames):
@@ -50,15 +51,67 @@ def rebuild(judge: Evaluator, database: Database, store: MetricStore, judged: in
         start = _start_step(connection, run, about.attempt)
     if not sources:
         return
-    now = frames[0].received if frames else math.inf
+    newest = store.until(judged, _MOST_PAST, _MOST_PAST_BYTES, run=run)
+    past = [stored for stored in newest if stored.attempt == about.attempt]
+    if about.attempts > 1 or not _begins(sources, [*past, *frames]):
+        _fill(judge, store, about, sources, [*past, *frames], start)
+        _open_before(judge, alerts, past[0].received if past else math.inf)
+    _judge_again(judge, past)
     window = judge.window
-    window.attempt, window.start_step = about.attempt, start
-    window.state = about.state if about.state in TERMINAL and not frames else "running"
-    window.now = window.started = window.stepped = frames[0].received if frames else max(row.contact for row in sources)
-    _processes(judge, sources, frames)
-    judge.machines = {machine.rule: machine for machine in (_machine(row, now) for row in alerts)}
+    window.lost.update({row.rank: 0.0 for row in sources if row.state == "lost"})
+    if about.state in TERMINAL and not frames:
+        window.state = about.state
+    _correct(judge, alerts, frames[0].received if frames else math.inf)
+
+
+def _fill(
+    judge: Evaluator, store: MetricStore, about: Any, sources: Sequence[Any], coming: Sequence[FromTail], start: int
+) -> None:
+    """What came before the frames that are still in the tail."""
+    window = judge.window
+    window.attempt, window.start_step, window.world_size = about.attempt, start, about.world_size or 1
+    window.now = window.started = window.stepped = coming[0].received if coming else max(row.contact for row in sources)
+    _processes(judge, sources, coming)
+    _series(judge, store, start, {step for stored in coming for group in stored.groups for step in group.step_list()})
+
+
+def _open_before(judge: Evaluator, alerts: Sequence[Mapping[str, Any]], time: float) -> None:
+    """The alerts that fired before the frames, as they were then."""
+    before = [dict(row) for row in alerts if (row["fired"] or 0.0) < time]
+    for row in before:
+        if row["resolved"] is not None and row["resolved"] >= time:
+            row["state"] = "firing"
+    judge.machines = {machine.rule: machine for machine in (_machine(row, time) for row in before)}
     judge.note_firing()
-    _series(judge, store, start, {step for stored in frames for group in stored.groups for step in group.step_list()})
+
+
+def _judge_again(judge: Evaluator, past: Sequence[FromTail]) -> None:
+    """What it changes is known: it was written when these frames were judged first."""
+    if past:
+        judge.start_clock(past[0].received)
+    for stored in past:
+        judge.take(stored)
+        if (due := judge.due()) is not None and due <= stored.received:
+            judge.tick(stored.received)
+    judge.dropped = 0
+
+
+def _correct(judge: Evaluator, alerts: Sequence[Mapping[str, Any]], now: float) -> None:
+    """Machines that are not as their rows say: an alert that was closed by hand, or is older than the frames."""
+    rows = {row["id"]: row for row in alerts}
+    for key, machine in list(judge.machines.items()):
+        if machine.state == "firing" and machine.alert not in rows:
+            del judge.machines[key]
+    machines = {machine.alert: machine for machine in judge.machines.values() if not machine.absorbed}
+    for row in alerts:
+        known = machines.get(row["id"])
+        if known is not None and (known.state == "firing") == (row["state"] == "firing"):
+            continue
+        told = _machine(row, now)
+        held = judge.machines.get(told.rule)
+        if held is None or held.alert not in rows or rows[held.alert]["fired"] <= row["fired"]:
+            judge.machines[told.rule] = told
+    judge.note_firing()
 
 
 def _begins(sources: Sequence[Any], frames: Sequence[FromTail]) -> bool:
@@ -67,12 +120,13 @@ def _begins(sources: Sequence[Any], frames: Sequence[FromTail]) -> bool:
     return {row.id for row in sources} <= {stored.source for stored in frames if stored.seq == 1}
 
 
-def _alerts(connection: Connection, run: str, attempt: int) -> Sequence[RowMapping]:
+def _alerts(connection: Connection, run: str, attempt: int) -> Sequence[Mapping[str, Any]]:
     """The alerts that are open, and those that fired in this attempt, oldest first."""
     its = (attempts.c.run == run) & (attempts.c.attempt == attempt)
     began = connection.execute(select(attempts.c.started).where(its)).scalar() or 0.0
     wanted = (alert.c.run == run) & ((alert.c.state == "firing") | (alert.c.fired >= began))
-    return connection.execute(select(alert).where(wanted).order_by(alert.c.fired)).mappings().all()
+    rows = connection.execute(select(alert).where(wanted).order_by(alert.c.fired)).mappings()
+    return [dict(row) for row in rows]
 
 
 def _start_step(connection: Connection, run: str, attempt: int) -> int:
@@ -87,8 +141,6 @@ def _processes(judge: Evaluator, sources: Sequence[Any], frames: Sequence[FromTa
     coming = {stored.source for stored in frames if any(map(_is_end, stored.events))}
     for row in sources:
         window.heard.add(row.rank)
-        if row.state == "lost":
-            window.lost[row.rank] = 0.0
         if row.state in TERMINAL and row.id not in coming:
             window.done.add(row.rank)
             window.ends.append(End(row.state, row.rank, row.ended or row.contact, row.step, row.reason))
@@ -98,7 +150,7 @@ def _is_end(event: Event) -> bool:
     return event.kind == "state" and event.data.get("state") in TERMINAL
 
 
-def _machine(row: RowMapping, now: float) -> Machine:
+def _machine(row: Mapping[str, Any], now: float) -> Machine:
     """The machine of an alert, as far as its row says. now: by the server clock of the frames: a clock that was set back
     meanwhile must not keep an alert open."""
     finding = Finding(

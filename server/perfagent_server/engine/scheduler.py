@@ -218,11 +218,15 @@ class Engine:
         with self._lock:
             batch = self._store.since(self._judged_upto(), _BATCH, _BATCH_BYTES)
             moment, now = self._monotonic(), self._clock()
-            self._load({stored.run for stored in batch})
+            loaded = self._load({stored.run for stored in batch})
             changes: list[tuple[str, Change]] = []
             drained = self._still_lost(batch)
             for stored in batch:
                 changes += self._take(stored, moment, drained=stored.source in drained)
+            for (
+                run
+            ) in loaded:  # what their frames leave to wait for may be due before what was due when they were loaded
+                self._schedule(run, self.evaluators.in_memory[run])
             changes += self._tick_due(now)
             if moment >= self._next_lag:
                 self._next_lag = moment + _LAG_EVERY_S
@@ -464,9 +468,12 @@ class Engine:
             self._due_of.pop(run, None)
         self.counters["runs_in_memory"] = len(self.evaluators.in_memory)
 
-    def _load(self, wanted: Iterable[str]) -> None:
-        for run in self.evaluators.load(wanted, self._monotonic(), self._clock(), self._judged_upto()):
+    def _load(self, wanted: Iterable[str]) -> list[str]:
+        """The runs that were not in memory before."""
+        loaded = self.evaluators.load(wanted, self._monotonic(), self._clock(), self._judged_upto())
+        for run in loaded:
             self._schedule(run, self.evaluators.in_memory[run])
+        return loaded
 
     # --- for routes ---------------------------------------------------------------------------------------------------
 

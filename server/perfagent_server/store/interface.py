@@ -91,6 +91,10 @@ class MetricStore(Protocol):
         """Accepted frames after `tail_id`, oldest first: at most `limit`, and after the first no more than `max_bytes`
         as stored. run: only its frames. Frames stay readable here until the cursor "rules" has passed them."""
 
+    def until(self, tail_id: int, limit: int, max_bytes: int, *, run: str) -> list[FromTail]:
+        """A run's newest accepted frames up to `tail_id`, oldest first: at most `limit`, and beside the newest no more
+        than `max_bytes` as stored. Those that were compacted are gone from here."""
+
     def newest_id(self) -> int:
         """The id of the newest accepted frame; 0 if there is none."""
 

@@ -14,6 +14,7 @@ from sqlalchemy import delete, update
 
 from perfagent.wire import Event
 from perfagent_server.store.tables import alert, delivery, rule_state
+from perfagent_server.store.write.compaction import CompactionPolicy, Compactor
 
 OLD = Path(__file__).parents[2] / "data" / "databases" / "schema_0005_with_a_firing_alert.db.xz"
 
@@ -26,16 +27,19 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def lose(bench: Bench, how: str) -> None:
-    """Nothing can be read of any snapshot any more."""
+    """Nothing can be read of any snapshot any more. compacted: nor are the frames in the tail any more."""
+    if how == "compacted":
+        Compactor(bench.database, policy=CompactionPolicy(age_s=-math.inf)).run_once()
     change = {
         "deleted": delete(rule_state),
+        "compacted": delete(rule_state),
         "of another version": update(rule_state).values(version=0),
         "broken": update(rule_state).values(state=b"\xc1"),
     }[how]
     bench.database.write(lambda connection: connection.execute(change))
 
 
-HOW = ("deleted", "of another version", "broken")
+HOW = ("deleted", "of another version", "broken", "compacted")
 
 
 def judge_all(bench: Bench, at: float = NOW) -> None:
@@ -106,6 +110,31 @@ def test_a_spike_is_measured_against_the_losses_that_are_stored(bench: Bench, ho
     bench.send({"loss": [9.0] * 20}, range(401, 421))
     judge_all(bench)
     assert [(row["rule"], row["state"]) for row in bench.rows(alert)] == [("loss_spike", "firing")]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_of_two_ranks_the_slower_one_is_waited_for_as_before(bench: Bench, how: str) -> None:
+    """The one that reported the bad step is known, the other is not judged without it."""
+    clock = Clock(NOW)
+    began = [Event(kind="state", time=NOW, data={"state": "running", "world_size": 2})]
+
+    def train(rank: int, loss: float, steps: range) -> None:
+        events = began if steps[0] == 1 else ()
+        bench.send({"loss": [loss] * len(steps)}, steps, rank=rank, now=clock.at, events=events)
+        judge_all(bench, clock.at)
+        clock.at += 1.0
+
+    for begin in range(1, 400, 50):
+        for rank in (0, 1):
+            train(rank, 3.0 + 0.01 * (begin % 3), range(begin, begin + 50))
+    train(0, 9.0, range(401, 421))
+    lose(bench, how)
+    train(1, 9.0, range(401, 421))
+    if how != "compacted":  # the first half of these steps is history by then
+        assert [(row["rule"], row["state"]) for row in bench.rows(alert)] == [("loss_spike", "firing")]
+    train(0, 9.0, range(421, 441))
+    train(1, 9.0, range(421, 441))
+    assert [row["rule"] for row in bench.rows(alert)] == ["loss_spike"]
 
 
 def test_a_database_of_an_older_version_is_upgraded_and_its_firing_alert_goes_on(tmp_path: Path) -> None:

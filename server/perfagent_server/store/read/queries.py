@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from sqlalchemy import Connection, bindparam, func, select
@@ -40,14 +40,15 @@ __all__ = ["Answers"]
 MAX_POINTS = 20_000
 _LOOK_BACK = 2048  # steps in which ranks that measure at different periods have one in common: a period is at most 1024
 
-_newer_rows = (
-    select(tail.c.id, tail.c.run, tail.c.attempt, tail.c.rank, tail.c.source, tail.c.seq, tail.c.received, tail.c.frame)
-    .where(tail.c.id > bindparam("after"))
-    .order_by(tail.c.id)
-    .limit(bindparam("most"))
-)
+_rows = select(
+    tail.c.id, tail.c.run, tail.c.attempt, tail.c.rank, tail.c.source, tail.c.seq, tail.c.received, tail.c.frame
+).limit(bindparam("most"))
+_newer_rows = _rows.where(tail.c.id > bindparam("after")).order_by(tail.c.id)
 _newer = Prepared(_newer_rows)
 _newer_of_run = Prepared(_newer_rows.where(tail.c.run == bindparam("run")))
+_older_of_run = Prepared(
+    _rows.where(tail.c.run == bindparam("run"), tail.c.id <= bindparam("until")).order_by(tail.c.id.desc())
+)
 
 
 class Answers:
@@ -64,18 +65,22 @@ class Answers:
     def since(
         self, tail_id: int, limit: int, max_bytes: int | None = None, *, run: str | None = None
     ) -> list[FromTail]:
-        newer, wanted = (_newer, {}) if run is None else (_newer_of_run, {"run": run})
+        if run is None:
+            return self._frames(_newer, {"after": tail_id, "most": limit}, max_bytes)
+        return self._frames(_newer_of_run, {"after": tail_id, "most": limit, "run": run}, max_bytes)
+
+    def until(self, tail_id: int, limit: int, max_bytes: int, *, run: str) -> list[FromTail]:
+        return self._frames(_older_of_run, {"until": tail_id, "most": limit, "run": run}, max_bytes)[::-1]
+
+    def _frames(self, rows_of: Prepared, wanted: dict[str, Any], max_bytes: int | None) -> list[FromTail]:
         found: list[FromTail] = []
         size = 0
-        with (
-            self.database.read() as connection,
-            closing(newer.stream(connection, {"after": tail_id, "most": limit, **wanted})) as rows,
-        ):
-            for id_, run_, attempt, rank, source, seq, received, frame in rows:
+        with self.database.read() as connection, closing(rows_of.stream(connection, wanted)) as rows:
+            for id_, run, attempt, rank, source, seq, received, frame in rows:
                 size += len(frame)
                 if found and max_bytes is not None and size > max_bytes:
                     break
-                found.append(FromTail(id_, run_, attempt, rank, source, seq, received, *unpack_whole(frame)))
+                found.append(FromTail(id_, run, attempt, rank, source, seq, received, *unpack_whole(frame)))
         return found
 
     def newest_id(self) -> int:
