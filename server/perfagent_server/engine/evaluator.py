@@ -30,7 +30,7 @@ from perfagent_server.verdict.verdict import Happened, verdict, worst_first
 
 __all__ = ["STATE_VERSION", "Evaluator"]
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 _MOST_OTHERS = 256
 """Alerts that no rule of ours raises: a script that gives each of them another title must not fill the memory."""
 _SAID_S = 3600.0

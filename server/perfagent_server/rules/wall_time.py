@@ -109,6 +109,7 @@ class WallTime:
         self._interrupted: deque[int] = deque(maxlen=_MOST_INTERRUPTED)
         self._rank: int | None = None
         self._newest = -1  # step that was counted; ranks may come in any order
+        self._counted = -1  # up to which step a rank before this one was
 
     def take(
         self,
@@ -119,16 +120,15 @@ class WallTime:
         phases: Sequence[tuple[str, Sequence[float]]],
     ) -> None:
         """Rows of one group. took: step times in seconds; phases: with their seconds in each row."""
-        counted = -1
         if self._rank is None:
             self._rank = rank
         elif rank < self._rank:
-            self._rank, counted = rank, self._newest
+            self._rank, self._counted = rank, self._newest
         if rank != self._rank:
             return
         columns = [(place, column) for phase, column in phases if (place := self._place(phase)) is not None]
         for at, (step, time, step_s) in enumerate(zip(steps, times, took, strict=True)):
-            if not 0 < step_s < math.inf or step <= counted:
+            if not 0 < step_s < math.inf or step <= self._counted:
                 continue
             self._newest = max(step, self._newest)
             spent = [(place, column[at]) for place, column in columns if 0 < column[at] < math.inf]
@@ -199,12 +199,14 @@ class WallTime:
     def snapshot(self) -> list[Any]:
         recent = [[start, tally.sums.tobytes()] for start, tally in self._recent]
         return [
-            self.ended, self._rank, self._newest, self._stopped_s, self._phases, self._whole.sums.tobytes(), recent,
-            list(self._interrupted),
+            self.ended, self._rank, [self._newest, self._counted], self._stopped_s, self._phases, self._whole.sums.tobytes(),
+            recent, list(self._interrupted),
         ]  # fmt: skip
 
     def restore(self, state: Sequence[Any]) -> None:
-        self.ended, self._rank, self._newest, self._stopped_s, phases, whole, recent, interrupted = state
+        self.ended, self._rank, (self._newest, self._counted), self._stopped_s, phases, whole, recent, interrupted = (
+            state
+        )
         self._phases, self._whole = list(phases), _Tally(array("d", whole))
         self._recent = [(start, _Tally(array("d", sums))) for start, sums in recent]
         self._interrupted.extend(interrupted)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfagent.wire import LOSS, SEVERITIES, Finding
+from perfagent_server.rules.loss.loss_divergence import LossDivergence
 from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
 from perfagent_server.rules.rule import USER_ALERT, Question, Rule
 from perfagent_server.rules.speed.bounds import Bound, what_bounds
@@ -73,7 +74,7 @@ def verdict(
     if found is None and lost:
         found = _fell_silent(window)
     if found is None:
-        found = next(filter(_is_share, findings), None) or held_back_by(window, shares)
+        found = _lost_again(window) or next(filter(_is_share, findings), None) or held_back_by(window, shares)
     if found is None:
         return _healthy(window, findings, shares, happened, jump)
     evidence = {**found.evidence, **_wall_time(shares), **_proof(window.plan.rules.get(found.rule), found)}
@@ -180,6 +181,11 @@ def _not_finite(window: Window) -> Finding | None:
         since_step=steps[-row],
         evidence={"step": steps[-row], "series": series, "value": values[-1]},
     )
+
+
+def _lost_again(window: Window) -> Finding | None:
+    rule = window.plan.rules.get(LossDivergence.id)
+    return rule.lost_again(window) if isinstance(rule, LossDivergence) else None
 
 
 def _healthy(

@@ -54,6 +54,15 @@ def test_only_one_rank_counts() -> None:
     assert evaluator.window.wall.whole().steps == 100
 
 
+def test_steps_that_a_higher_rank_told_first_do_not_count_twice() -> None:
+    evaluator = make_evaluator()
+    train(evaluator, range(1, 101), rank=1)
+    train(evaluator, range(1, 61), rank=0)
+    evaluator = restored(evaluator)
+    train(evaluator, range(61, 111), rank=0)
+    assert evaluator.window.wall.whole().steps == 110
+
+
 def test_a_new_attempt_goes_on_where_the_older_one_ended() -> None:
     evaluator = make_evaluator()
     train(evaluator, range(1, 101))

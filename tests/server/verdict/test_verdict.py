@@ -163,3 +163,14 @@ def test_padding_that_costs_more_than_a_third_of_the_step_is_not_healthy(padding
     found = judge.verdict()
     assert (found.rule, found.severity) == (rule, "info")
     assert f"{padding_pct:.0f} %" in found.message
+
+
+@pytest.mark.parametrize(("end", "rule"), [(4.0, "loss_divergence"), (1.5, "healthy")])
+def test_a_run_whose_loss_ends_above_where_it_began_is_not_healthy(end: float, rule: str) -> None:
+    """Too short to be sure that it diverged."""
+    losses = [2.3 * 0.93**step for step in range(40)] + [0.13] * 100 + [end] * 9
+    _, judge = judge_series({"loss": losses})
+    found = judge.verdict()
+    assert (found.rule, found.severity) == (rule, "info")
+    if rule != "healthy":
+        assert "is at 4 (median of the newest 9 values), above the 1.989 of its first steps" in found.message

@@ -139,14 +139,7 @@ class LossDivergence(Rule):
         value = None if track is None else track.value
         if series is None or track is None or value is None or not math.isfinite(value):
             return UNKNOWN  # a loss that is no number is another rule's, and says nothing about where it is
-        # loss: SmoothedLoss; held, critical: for how many values it has been so high; ran: whether it ran away; above:
-        # what it must fall below then
-        fresh: dict[str, Any] = {
-            "series": series, "loss": {}, "held": 0, "critical": 0, "above": None, "ran": False,
-        }  # fmt: skip
-        state = window.state_of(self, fresh)
-        if state["series"] != series:
-            state.update(fresh)
+        state = self._state(window, series)
         loss = SmoothedLoss(state["loss"])
         loss.take(value)
         if loss.count <= self.warmup_steps or state["above"] is not None:
@@ -157,6 +150,43 @@ class LossDivergence(Rule):
         if turned is None and loss.count <= self.warmup_steps and window.is_firing(self.id) and not state["ran"]:
             return UNKNOWN  # its state was lost with the server's: it must learn anew where the loss was
         return turned
+
+    def _state(self, window: Window, series: str) -> dict[str, Any]:
+        """loss: SmoothedLoss; held, critical: for how many values it has been so high; ran: whether it ran away; above:
+        what it must fall below then."""
+        fresh = {"series": series, "loss": {}, "held": 0, "critical": 0, "above": None, "ran": False}
+        state: dict[str, Any] = window.state_of(self, fresh)
+        if state["series"] != series:
+            state.update(fresh)
+        return state
+
+    def lost_again(self, window: Window) -> Finding | None:
+        """For the verdict of a run in which this rule is not sure: the loss had come down, and is above its first value
+        now."""
+        series = window.loss_name
+        track = None if series is None else window.by_step.get(series)
+        if series is None or track is None or not track.seen:
+            return None
+        loss = SmoothedLoss(self._state(window, series)["loss"])
+        if loss.count < self.warmup_steps // 2:
+            return None
+        lowest, newest = loss.lowest(loss.state["blocks"]), median(track.last(9))
+        untrained = median(loss.early[:_UNTRAINED])
+        if (
+            lowest is None
+            or untrained <= _TINY
+            or not 0 < lowest["low"] <= self.learned_share * untrained < untrained < newest
+        ):
+            return None
+        return self.found(
+            "info",
+            f"{named(series)} is above where it began",
+            f"{named(series)} is at {newest:.4g} (median of the newest 9 values), above the {untrained:.4g} of its first "
+            f"steps; it had been at {lowest['low']:.4g} around step {lowest['step']:,}.",
+            cost="what the model had learned is lost",
+            since_step=lowest["step"],
+            evidence={"loss": newest, "first": untrained, "lowest": lowest["low"], "lowest_step": lowest["step"]},
+        )
 
     # --- it turned round ----------------------------------------------------------------------------------------------
 
