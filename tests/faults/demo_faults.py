@@ -6,6 +6,7 @@ and how long that took from the step in which the fault began. Short forms are i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -19,6 +20,7 @@ from typing import Any
 
 from builders import ServerProcess, job_environment, server_process
 from faults.outcome import Outcome
+from websockets.sync.client import connect
 
 from perfagent.demo.faults import FAULTS, Fault, named
 
@@ -27,8 +29,10 @@ __all__ = ["FAULTS", "demo_faults"]
 KEPT = Path(__file__).resolve().parents[2] / "docs" / "demo_faults.json"
 QUICK = ("none", "nan", "data-stall", "exception")
 HEALTHY_STEPS, QUICK_STEPS = 2000, 100
-_EVERY_S = 0.1
 _WITHIN_S = 900.0  # the longest fault takes five minutes on a machine that does nothing else
+
+Fired = tuple[dict[str, Any], float]
+"""An alert as it was when it fired, and when its news came, Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +116,18 @@ def _steps(fault: Fault, *, quick: bool) -> int | None:
     return fault.min_steps if quick else None
 
 
-def watch(server: ServerProcess, demo: subprocess.Popen[bytes], fault: Fault) -> tuple[dict[str, Any], float] | None:
-    """The first alert that names the fault, and when it was there, Unix seconds; waits until the demo has ended."""
-    fired: tuple[dict[str, Any], float] | None = None
+def watch(server: ServerProcess, demo: subprocess.Popen[bytes], fault: Fault) -> Fired | None:
+    """The first alert that names the fault; waits until the demo has ended. Listens as the page of all runs does, which
+    sees each change of an alert: its row says soon at which step it was resolved, no longer at which it fired."""
+    fired: Fired | None = None
     end = time.monotonic() + _WITHIN_S
-    while demo.poll() is None and time.monotonic() < end:
-        for alert in (server.find("/alerts") or {"alerts": []})["alerts"] if fired is None else ():
-            if alert["rule"] in fault.expects and alert["severity"] != "info":
-                fired = alert, time.time()
-        time.sleep(_EVERY_S)
+    with connect(f"ws://127.0.0.1:{server.port}/ws/live", max_size=None) as page:
+        page.send(json.dumps({"subscribe": {"fleet": True, "names": ["loss"]}}))
+        while demo.poll() is None and time.monotonic() < end:
+            with contextlib.suppress(TimeoutError):
+                alert = json.loads(page.recv(timeout=0.5)).get("alert")
+                if fired is None and alert and alert["rule"] in fault.expects and alert["severity"] != "info":
+                    fired = alert, time.time()
     return fired
 
 
@@ -146,7 +153,7 @@ def _judged(
     steps: int,
     verdict: dict[str, Any],
     alerts: Sequence[dict[str, Any]],
-    fired: tuple[dict[str, Any], float] | None,
+    fired: Fired | None,
     times: dict[int, float],
     wrong: list[str],
 ) -> Seen:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["FAULTS"]
 
 _SPIKE_STEPS = 15  # longer than the nine steps over which the loss rule takes its median
-_RATE_GROWTH, _MOST_RATE = 1.04, 60.0  # a step, and in all: beyond it the loss is soon no number
+_NOISE_SHARE = 0.3  # of the targets
+_RATE_GROWTH, _MOST_RATE = 1.04, 600.0
 _NOISE_GROWTH = 1.3  # a step
 _OVERFLOW_GROWTH = 1.5  # a step: the scale must halve in more than every second one
 _MOST = 1e12
@@ -41,7 +42,10 @@ class Spike(Fault):
 
     def batch(self, job: Job, step: int, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if step >= self.begins(job.steps):
-            return tokens, targets.new_empty(targets.shape).random_(0, 256)
+            import torch
+
+            is_noise = torch.rand(targets.shape, device=targets.device) < _NOISE_SHARE
+            return tokens, torch.where(is_noise, torch.randint_like(targets, 256), targets)
         return tokens, targets
 
 
@@ -93,7 +97,7 @@ class RateJump(Fault):
         return 2 * steps // 3 + 1
 
     def rate(self, step: int, steps: int) -> float:
-        return 4.0 if step >= self.begins(steps) else 1.0
+        return 20.0 if step >= self.begins(steps) else 1.0
 
 
 class WrongOptimizer(Fault):
@@ -194,7 +198,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     RateJump(
         name="rate-jump",
-        story="after two thirds of the steps the learning rate is four times what the schedule meant",
+        story="after two thirds of the steps the learning rate is twenty times what the schedule meant",
         expects=("lr_anomaly",),
         min_steps=300,
     ),
