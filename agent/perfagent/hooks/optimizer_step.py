@@ -144,9 +144,12 @@ def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
 
 def _look(p: Progress, optimizer: Any) -> None:
     """Measures the gradients, unless they were clipped: then it is too late."""
+    is_due = p.completed >= p.measure_at and p.gradients is None
+    if is_due:
+        p.without_gradient = 0 if (any_gradient := has_gradients(optimizer)) else p.without_gradient + 1
     if p.clips is not None and p.clips.settle(p, optimizer):
         return
-    if p.completed >= p.measure_at and p.gradients is None and not p.clip_norm and has_gradients(optimizer):
+    if is_due and any_gradient and not p.clip_norm:
         p.amp.grad_scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused kernel unscales by it
         p.health.measure(p, optimizer)
 

@@ -1,4 +1,5 @@
-"""Finds trainable parameters of the model that receive gradients and that no optimizer has.
+"""Finds trainable parameters of the model that receive gradients and that no optimizer has, and optimizers whose
+parameters receive none.
 
 The sender's thread compares the model's parameters with those of the optimizers that step, every half a minute or less
 often (0.4 ms for 300 parameters). In a usual training nothing is left, and that is all. What is left is looked at
@@ -6,7 +7,9 @@ between two steps, and again 20 steps later: it counts if new gradients have com
 it by hand. Optimizers that did not step so far (several in turn) are searched for then, three times a run at most, since
 that takes 0.1 s.
 
-Where the optimizer holds other tensors than the model (fp32 copies, DeepSpeed's partitions), nothing is known.
+Where the optimizer holds other tensors than the model (fp32 copies, DeepSpeed's partitions), nothing is known. But if
+it steps 20 times in a row and none of its parameters has a gradient, they are not those that are trained: the model, or
+its last layer, was replaced after the optimizer was made, or gradients are cleared before each step.
 """
 
 from __future__ import annotations
@@ -52,13 +55,15 @@ class Unoptimized:
         self._look: _Look | None = None
         self._owned: set[int] = set()  # ids of parameters that an optimizer has that did not step
         self._searches = 0
-        self._told = False
+        self._told = self._is_starved = False
 
     # ---- on the sender's thread
 
     def poll(self) -> float:
         """Returns the time (of its clock) before which nothing is due."""
         p, look = self._progress, self._look
+        if (p.without_gradient >= LEAST_STEPS) != self._is_starved and not p.health.rank:
+            self._tell_starved(p.without_gradient)
         if look is not None:
             if not look.over:
                 return self._clock()
@@ -69,7 +74,7 @@ class Unoptimized:
             began = self._cpu()
             self._compare()
             self._due = self._clock() + max(EVERY_S, (self._cpu() - began) / _SHARE_OF_CORE)
-        return self._due if self._look is None else self._clock()
+        return self._due if self._look is None and not 0 < p.without_gradient < LEAST_STEPS else self._clock()
 
     def close(self) -> None:
         if self._look is not None:
@@ -93,6 +98,16 @@ class Unoptimized:
             self._add(self._look)
         else:
             self._tell(model, [])
+
+    def _tell_starved(self, looks: int) -> None:
+        p = self._progress
+        optimizer = p.primary() if p.primary is not None else None
+        self._is_starved = looks >= LEAST_STEPS
+        if p.on_event is None or optimizer is None:
+            return
+        numbers = sum(numbers_in(one) for group in [*optimizer.param_groups] for one in [*group["params"]])
+        told = {"what": "without_gradient", "share": float(self._is_starved), "numbers": numbers, "steps": looks}
+        p.on_event("parameters", told, step=p.completed)
 
     def _tell(self, model: Any, found: list[Any] | None) -> None:
         if found is None or model is None:

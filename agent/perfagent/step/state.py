@@ -125,6 +125,7 @@ class Progress(_EveryStep):
         "told_phases",
         "user_losses",
         "whole_loss",
+        "without_gradient",
     )
 
     def __init__(
@@ -182,6 +183,7 @@ class Progress(_EveryStep):
         self.probe: Any = None  # its method `call(call, args, kwargs)` runs the root's next training call, once
         self.clip_norm: list[Value] = []
         self.looked = False  # the step's gradients were measured inside of its closure
+        self.without_gradient = 0  # looks in a row at which no parameter of the primary optimizer had one
         self.clips: Any = None  # what was clipped since the last step (hooks/grad_clipping.py)
         self.together = together
         self.clip_rounds = 0  # clipping rounds in the step before, with a backward pass between them

@@ -30,6 +30,7 @@ _JUMP_STEPS = 9
 """So many newest losses say where the loss is now."""
 _CAUSES = ("straggler", "stage_imbalance")
 _SAYS_THE_BOUND = "compute_bound"
+_GOOD_PART_PCT = 100 / 3  # of the time of a step, that a remark promises
 _MOST_SAID = 3  # remarks, and what else happened, in one verdict
 
 
@@ -72,11 +73,16 @@ def verdict(
     if found is None and lost:
         found = _fell_silent(window)
     if found is None:
-        found = next((one for one in findings if one.rule in SHARE_RULES), None) or held_back_by(window, shares)
+        found = next(filter(_is_share, findings), None) or held_back_by(window, shares)
     if found is None:
         return _healthy(window, findings, shares, happened, jump)
     evidence = {**found.evidence, **_wall_time(shares), **_proof(window.plan.rules.get(found.rule), found)}
     return replace(found, message=" ".join([found.message, *_said_of(window, found, happened)]), evidence=evidence)
+
+
+def _is_share(finding: Finding) -> bool:
+    """Whether a remark says that a good part of the time is no training: then the run is not called healthy."""
+    return finding.rule in SHARE_RULES or (finding.severity == "info" and (finding.gain_pct or 0.0) >= _GOOD_PART_PCT)
 
 
 def _first(window: Window, findings: Sequence[Finding]) -> Finding | None:

@@ -179,3 +179,32 @@ def test_a_run_asks_by_itself(record):
         recorded.run._look()
     assert recorded.of("params/unoptimized_share")[0][1] > 0.9
     assert recorded.run._progress.boundary is None
+
+
+@pytest.mark.parametrize("how", ["replaced", "cleared"])
+def test_an_optimizer_whose_parameters_get_no_gradient_is_told_of_once(searching, how):
+    model = TwoParts()
+    search = searching(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trained = TwoParts() if how == "replaced" else model
+    for _ in range(STEPS):
+        trained(torch.randn(8, 16)).square().mean().backward()
+        if how == "cleared":
+            optimizer.zero_grad()
+        optimizer.step()
+        search.after_step()
+    _, events = search.told()
+    assert events == [{"what": "without_gradient", "share": 1.0, "numbers": 289, "steps": LEAST_STEPS}]
+
+
+def test_gradients_that_come_again_are_told_of(searching):
+    model = TwoParts()
+    search = searching(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(STEPS):
+        model(torch.randn(8, 16)).square().mean().backward()
+        if step < STEPS // 2:
+            optimizer.zero_grad()
+        optimizer.step()
+        search.after_step()
+    assert [told["share"] for told in search.told()[1] if told["what"] == "without_gradient"] == [1.0, 0.0]

@@ -38,7 +38,7 @@ class DataBug(Rule):
 
     id: ClassVar[str] = "data_bug"
     severities = ("info", "warning")
-    place = Place(Question.DOES_IT_LEARN, 13)
+    place = Place(Question.DOES_IT_LEARN, 5)
     reads = (*(reading_of(name, keep=_KEPT) for name in _SERIES), Series("step_time_s", merge="median"))
     charts = _SERIES
     life = Life(restated=True)

@@ -13,6 +13,7 @@ from perfagent_server.rules.window import Window
 __all__ = ["DataRepeats"]
 
 _SERIES = ("batch/repeats", "batch/distinct")
+_NEWEST_STEPS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,8 @@ class DataRepeats(Rule):
     """Batches that had come before within their epoch, `repeats` times or more, and again within quiet_steps.
 
     The agent counts them by fingerprints. A training on a single batch is usual as a test (it must overfit), so that is
-    a remark only. Where about (n - 1) of n batches are repeats, n loader workers each read all of the data.
+    a remark only, unless a loader is asked for each batch and always gives the same. Where about (n - 1) of n batches
+    are repeats, n loader workers each read all of the data.
     """
 
     repeats: int = 3
@@ -29,8 +31,11 @@ class DataRepeats(Rule):
 
     id: ClassVar[str] = "data_repeats"
     severities = ("info", "warning")
-    place = Place(Question.DOES_IT_LEARN, 14)
-    reads = (*(reading_of(name, keep=4) for name in _SERIES), Series("step_time_s", merge="median"))
+    place = Place(Question.DOES_IT_LEARN, 11)
+    reads = (
+        *(reading_of(name, keep=4) for name in _SERIES),
+        *(Series(name, merge="median") for name in ("step_time_s", "phase/data_s")),
+    )
     charts = _SERIES
     life = Life(restated=True)
     english = Words(
@@ -39,7 +44,7 @@ class DataRepeats(Rule):
         fires=(
             "When at least {repeats} batches were the same as the one before, or as another one of the same epoch "
             "(known by fingerprints), until {quiet_steps} steps have passed without another. A training on one batch "
-            "alone is a remark (info). Samples that are drawn one by one may come twice."
+            "alone is a remark (info) where no loader gives it. Samples that are drawn one by one may come twice."
         ),
         remedies={
             "": (
@@ -54,7 +59,8 @@ class DataRepeats(Rule):
             ),
             "one batch": (
                 "Good as a test that the model can overfit. To train, iterate over the loader: next(iter(loader)) in "
-                "each step begins anew and gives its first batch again."
+                "each step begins anew and gives its first batch again, and a sampler that is seeded for each batch draws "
+                "the same samples every time."
             ),
         },
     )
@@ -63,7 +69,7 @@ class DataRepeats(Rule):
         meaning="同一个批次在一个 epoch 内出现不止一次。",
         fires=(
             "至少 {repeats} 个批次与前一个批次或同一 epoch 内的另一个批次相同（由指纹识别）时触发，"
-            "直到 {quiet_steps} 步内不再出现。只在一个批次上训练仅作提示（info）。逐个抽取的样本可以出现两次。"
+            "直到 {quiet_steps} 步内不再出现。只在一个批次上训练且不经过加载器时仅作提示（info）。逐个抽取的样本可以出现两次。"
         ),
         remedies={
             "": (
@@ -77,7 +83,7 @@ class DataRepeats(Rule):
             ),
             "one batch": (
                 "作为模型能否过拟合的测试没有问题。要训练，请遍历加载器：每步调用 next(iter(loader)) "
-                "会重新开始并再次给出第一个批次。"
+                "会重新开始并再次给出第一个批次；每个批次都重新设种子的采样器每次抽到相同的样本。"
             ),
         },
     )
@@ -110,7 +116,7 @@ class DataRepeats(Rule):
         )
         others = "no other batch was among them" if alone else f"the epoch has {distinct:,.0f} different batches so far"
         return self.found(
-            "info" if alone else "warning",
+            "info" if alone and not _is_fed(window) else "warning",
             title,
             f"{count:,.0f} of the batches that were looked at had come before in their epoch; {others}. The model learns "
             "them by heart, and sees less of the data than the number of steps says.",
@@ -118,3 +124,9 @@ class DataRepeats(Rule):
             since_step=first,
             evidence={"repeats": count, "distinct": distinct, "share_pct": 100 * share, "step": window.step},
         )
+
+
+def _is_fed(window: Window) -> bool:
+    """Whether the newest steps got their batches from a loader."""
+    waits = window.series("phase/data_s")
+    return waits is not None and bool(waits.value) and (waits.step or 0) >= window.step - _NEWEST_STEPS

@@ -44,7 +44,7 @@ class FrozenTraining(Rule):
 
     id: ClassVar[str] = "frozen_training"
     severities = ("info", "warning")
-    place = Place(Question.DOES_IT_LEARN, 6)
+    place = Place(Question.DOES_IT_LEARN, 9)
     reads = (
         Series(LOSS, keep=160, judged=True), Series(_UPDATE, keep=16, judged=True), Series("lr", merge="max", judged=True),
         Series(_NORM, merge="max"), Series("amp/skipped", merge="max"),

@@ -21,6 +21,8 @@ _BLOCK = 50  # values of which one lowest point is kept
 _SAME_RATE = 0.8  # a lowest point counts if the learning rate was at least this share of today's
 _RISING_STEPS = 50  # so soon after it rose to a new peak, the learning rate is still warming up
 _RUN = 30  # values that say whether an early loss still grows
+_MANY_TIMES = 10  # from so many times on, percent are hard to read
+_UNTRAINED = 5  # values that say what the loss of the untrained model is
 _TINY = 0.1  # a loss that begins below it (a value before the first reward, a critic) may grow by any factor
 
 
@@ -63,6 +65,9 @@ class LossDivergence(Rule):
     unsteady_record: float = 2.0
     unsteady_spreads: float = 2.5
     unlearned_times: float = 20.0
+    learned_share: float = 0.3
+    relapse_share: float = 0.8
+    worse_times: float = 2.0
     runaway_times: float = 3.0
     noisy_runaway_times: float = 10.0
 
@@ -200,7 +205,7 @@ class LossDivergence(Rule):
             if rise < 0.5 * self.clear_at * self.warning_pct / 100 * abs(lowest["low"]):
                 continue  # most steps end here
             least_pct = self.warmup_pct if warms_up else self.raised_pct if is_raised else 0.0
-            needed = self._needed(track, loss, lowest, least_pct)
+            needed = self._needed(track, loss, lowest, least_pct, is_raised=is_raised)
             if most is None or rise / needed > most[0]:
                 most = (rise / needed, lowest, is_raised)
         return most
@@ -210,13 +215,15 @@ class LossDivergence(Rule):
         is_rising = rose is not None and window.start_step + 1 < rose and window.at - rose < _RISING_STEPS
         return loss.count <= self.warmup_steps or (is_rising and window.at > window.learning_rate.quiet_until)
 
-    def _needed(self, track: StepSeries, loss: SmoothedLoss, lowest: dict[str, Any], least_pct: float) -> float:
+    def _needed(
+        self, track: StepSeries, loss: SmoothedLoss, lowest: dict[str, Any], least_pct: float, *, is_raised: bool
+    ) -> float:
         """How far above this lowest point the loss is too high."""
         low, spread = lowest["low"], lowest["spread"]
         needed = worth_telling(loss.first, low)
         if low <= 0 or spread > self.unsteady_pct / 100 * low:
             pct = max(self.warning_pct, least_pct)
-            needed = max(needed, self._unsteady(track, loss, lowest))
+            needed = max(needed, self._unsteady(track, loss, lowest, is_raised=is_raised))
         else:
             pct = max(self.warning_pct if self._is_proven(loss, lowest) else self.unproven_pct, least_pct)
             usual = _percentile(loss.rises(loss.count - lowest["count"]), 0.85)
@@ -227,16 +234,24 @@ class LossDivergence(Rule):
             relative = max(0.5 * relative, relative - 50 * lowest["fall"])
         return float(max(needed, relative, 1e-12))
 
-    def _unsteady(self, track: StepSeries, loss: SmoothedLoss, lowest: dict[str, Any]) -> float:
+    def _unsteady(self, track: StepSeries, loss: SmoothedLoss, lowest: dict[str, Any], *, is_raised: bool) -> float:
         low, spread = lowest["low"], lowest["spread"]
         # a rise of more than 300 values is usual itself
         usual = loss.rises(max(100, min(300, loss.count - lowest["count"])))
         if len(usual) < samples_in(500 if low > 0 else 800):
-            return math.inf
+            return self._relapse(loss, lowest, self.relapse_share if is_raised else self.worse_times)
         if not has_fallen(loss.first, low, to=0.25) and median(track.last(9)) > self.unlearned_times * abs(low):
             return math.inf  # what was next to nothing from the start may rise to anything
         typical = self.unsteady_times * _percentile(usual, 0.85)
         return float(max(self.unsteady_spreads * spread, typical, self.unsteady_record * usual[-1]))
+
+    def _relapse(self, loss: SmoothedLoss, lowest: dict[str, Any], share: float) -> float:
+        """While it is not known what is usual: how far a loss must rise to be so much of the untrained one again. share:
+        how much."""
+        low, untrained = lowest["low"], median(loss.early[:_UNTRAINED])
+        if untrained <= _TINY or not 0 < low <= self.learned_share * untrained:
+            return math.inf
+        return float(max(self.unsteady_spreads * lowest["spread"], share * untrained - low))
 
     def _is_proven(self, loss: SmoothedLoss, lowest: dict[str, Any]) -> bool:
         """Whether this is a loss that falls when it is well."""
@@ -264,7 +279,9 @@ class LossDivergence(Rule):
         is_raised: bool, is_critical: bool,
     ) -> Finding:  # fmt: skip
         low, rise = lowest["low"], loss.mean - lowest["low"]
-        by = f"{100 * rise / abs(low):.0f} %" if low else f"{rise:.3g}"
+        by = f"{rise:.3g}"
+        if low:
+            by = f"{100 * rise / abs(low):.0f} %" if rise < _MANY_TIMES * abs(low) else f"{rise / abs(low):.3g} times"
         raised = f"; the learning rate was raised to {window.value('lr'):.3g} since" if is_raised else ""
         return self.found(
             "critical" if is_critical else "warning",

@@ -44,7 +44,7 @@ class LrAnomaly(Rule):
 
     id: ClassVar[str] = "lr_anomaly"
     severities = ("info", "warning", "critical")
-    place = Place(Question.DOES_IT_LEARN, 11)
+    place = Place(Question.DOES_IT_LEARN, 13)
     reads = (
         Series("lr", merge="max", judged=True), Series(LOSS, keep=64, judged=True), Series("update/ratio", keep=16),
     )  # fmt: skip

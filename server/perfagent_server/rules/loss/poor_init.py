@@ -47,7 +47,7 @@ class PoorInit(Rule):
 
     id: ClassVar[str] = "poor_init"
     severities = ("info", "warning")
-    place = Place(Question.DOES_IT_LEARN, 10)
+    place = Place(Question.DOES_IT_LEARN, 12)
     reads = (Series(_FAMILY, keep=4, judged=True), Series(LOSS, keep=64, judged=True), Series("lr", merge="max"))
     charts = ("grad/vanishing_share", LOSS)
     life = Life(clear_steps=1, restated=True)

@@ -38,7 +38,7 @@ class DeadUnits(Rule):
 
     id: ClassVar[str] = "dead_units"
     severities = ("info", "warning")
-    place = Place(Question.DOES_IT_LEARN, 9)
+    place = Place(Question.DOES_IT_LEARN, 7)
     reads = (Series(_SHARES, keep=4, judged=True), Series(LOSS), Every(10.0))
     charts = ("dead/share",)
     life = Life(clear_steps=1, restated=True)

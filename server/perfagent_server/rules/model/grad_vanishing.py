@@ -23,7 +23,8 @@ class GradVanishing(Rule):
 
     The measure is SageMaker Debugger's (a mean below 1e-7), taken on norms and beside the other layers of the same
     step, for a norm grows with the number of parameters: at most vanished_norm, and vanished_share of the median layer.
-    A gradient of exactly zero is no vanished one: frozen layers, experts that got no token, LoRA's A before B has moved.
+    A gradient of exactly zero is no vanished one: frozen layers, experts that got no token, LoRA's A before B has
+    moved. Nor is that of a bias whose weight learns: what a normalization or a softmax comes after has no use for one.
     Warm-up is left out, and a run in which all layers are as small (then it is the loss that is scaled down).
     """
 
@@ -34,7 +35,7 @@ class GradVanishing(Rule):
 
     id: ClassVar[str] = "grad_vanishing"
     severities = ("warning",)
-    place = Place(Question.DOES_IT_LEARN, 5)
+    place = Place(Question.DOES_IT_LEARN, 8)
     reads = (Series("grad_norm/", keep=4, judged=True),)
     charts = ("grad/vanishing_share", "grad/norm")
     life = Life(clear_steps=1, restated=True)
@@ -86,7 +87,8 @@ class GradVanishing(Rule):
             return None
         if state["counted"] < self.observations:
             return UNKNOWN
-        vanished = [layer for layer, count in state["rows"].items() if count >= self.observations]
+        rows = {layer for layer, count in state["rows"].items() if count >= self.observations}
+        vanished = [layer for layer in rows if not _is_needless(layer, rows)]
         if not vanished:
             return None
         newest = {layer: float(norm) for layer, norm in zip(layers, norms[:, -1], strict=True)}
@@ -122,3 +124,9 @@ class GradVanishing(Rule):
             else:
                 state["rows"].pop(layer, None)
                 state["since"].pop(layer, None)
+
+
+def _is_needless(layer: str, vanished: set[str]) -> bool:
+    """Whether it is the bias of a weight that gets its gradient."""
+    stem, _, last = layer.rpartition(".")
+    return last == "bias" and f"{stem}.weight" not in vanished

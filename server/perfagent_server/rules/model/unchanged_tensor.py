@@ -34,7 +34,7 @@ class UnchangedTensor(Rule):
 
     id: ClassVar[str] = "unchanged_tensor"
     severities = ("info", "warning")
-    place = Place(Question.DOES_IT_LEARN, 8)
+    place = Place(Question.DOES_IT_LEARN, 10)
     reads = (PARAMETERS, Series(_SHARE, keep=4, judged=True))
     charts = (_SHARE, "update/ratio")
     life = Life(restated=True)

@@ -43,7 +43,7 @@ class UpdateRatio(Rule):
 
     id: ClassVar[str] = "update_ratio"
     severities = ("info", "warning")
-    place = Place(Question.DOES_IT_LEARN, 12)
+    place = Place(Question.DOES_IT_LEARN, 14)
     reads = (
         Series(_TOTAL, keep=_KEEP, judged=True),
         Series(_LAYERS, keep=_KEEP, judged=True),
