@@ -67,7 +67,7 @@ class _SlowDisk(io.BytesIO):
 class EvaluationStall(Fault):
     def end(self, job: Job, step: int, logits: Tensor) -> None:
         if step % _EVALUATED_EVERY == 0:
-            evaluate(job, 8, repeats=8)
+            evaluate(job, 64, repeats=8)
 
 
 class Sync(Fault):

@@ -114,7 +114,8 @@ class GradVanishing(Rule):
 
     def _is_long(self, layer: str, state: dict[str, Any]) -> bool:
         """Whether its gradient has been next to nothing for long enough."""
-        count, over = state["rows"][layer], state["step"] - state["since"][layer]
+        count: int = state["rows"][layer]
+        over: int = state["step"] - state["since"][layer]
         return count >= self.observations or (count >= self.sparse_observations and over >= self.sparse_steps)
 
     def _count(self, state: dict[str, dict[str, int]], layers: list[str], step: int, norms: np.ndarray) -> None:
