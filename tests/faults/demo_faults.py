@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,26 +64,30 @@ def demo_faults(folder: Path, names: Iterable[str] = (), *, quick: bool) -> list
         print(f"  {_words(one)}", flush=True)
         if not quick:
             keep(one)
-    wrong = [words for one in seen for words in one.wrong]
+    wrong = {one.fault: one.wrong for one in seen if one.wrong}
     return outcomes([one.kept() for one in seen] if quick else read(), wrong, QUICK_STEPS if quick else HEALTHY_STEPS)
 
 
-def outcomes(kept: Sequence[dict[str, Any]], wrong: Sequence[str], healthy_steps: int) -> list[Outcome]:
-    sick = [one for one in kept if one["fault"] != "none"]
-    right = [one for one in sick if {one["verdict"], one["alert"]} <= {*named(one["fault"]).expects}]
-    missed = [one["fault"] for one in sick if one not in right]
-    latest = max((one["seconds_to_alert"] for one in right), default=0.0)
-    figures = [f"not right: {', '.join(missed)}"] if missed else []
-    figures += [*wrong] or [f"the latest alert {latest:.0f} s after its fault began"]
+def outcomes(kept: Sequence[dict[str, Any]], wrong: Mapping[str, Sequence[str]], healthy_steps: int) -> list[Outcome]:
+    """wrong: what is not as it should be in the runs of now, by fault."""
+
+    def is_right(one: dict[str, Any]) -> bool:
+        alert = one["alert"] is None if one["fault"] == "none" else one["alert"] in named(one["fault"]).expects
+        return alert and one["verdict"] in named(one["fault"]).expects and one["fault"] not in wrong
+
+    sick, healthy = ([one for one in kept if (one["fault"] == "none") is none] for none in (False, True))
     found = []
     if sick:
+        right = [one for one in sick if is_right(one)]
+        missed = [f"{one['fault']} ({one['verdict']})" for one in sick if one not in right]
+        latest = max(right, key=lambda one: float(one["seconds_to_alert"]), default=None)
+        figures = [f"the latest alert {latest['seconds_to_alert']:.0f} s after its fault began"] if latest else []
+        figures += [f"not right: {', '.join(missed)}"] if missed else []
         name = "every fault of the demo is named by the verdict, and by an alert with evidence"
         found.append(Outcome("D01", name, len(right), len(sick), "; ".join(figures)))
-    healthy = [one for one in kept if one["fault"] == "none"]
     if healthy:
-        silent = sum(one["verdict"] == "healthy" and one["alert"] is None for one in healthy)
         name = "the healthy demo raises no alert and is judged healthy"
-        found.append(Outcome("D01", name, silent, len(healthy), f"{healthy_steps:,} steps"))
+        found.append(Outcome("D01", name, sum(map(is_right, healthy)), len(healthy), f"{healthy_steps:,} steps"))
     return found
 
 
@@ -198,12 +202,12 @@ def _words(one: Seen) -> str:
 # ---- docs/demo_faults.json
 
 
-def read() -> list[dict[str, Any]]:
-    return json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else []
+def read(file: Path = KEPT) -> list[dict[str, Any]]:
+    return json.loads(file.read_text("utf-8")) if file.exists() else []
 
 
-def keep(one: Seen) -> None:
+def keep(one: Seen, file: Path = KEPT) -> None:
     """Puts a result in the place of the last one of its fault."""
-    known = {result["fault"]: result for result in read() if result["fault"] in FAULTS} | {one.fault: one.kept()}
+    known = {result["fault"]: result for result in read(file)} | {one.fault: one.kept()}
     lines = ",\n".join(f" {json.dumps(known[name])}" for name in FAULTS if name in known)
-    KEPT.write_text(f"[\n{lines}\n]\n", "utf-8")
+    file.write_text(f"[\n{lines}\n]\n", "utf-8")
