@@ -116,6 +116,11 @@ def _times(name: str, factor: Callable[[int], float]) -> Change:
     return lambda values, age, _: {**values, name: values[name] * factor(age)} if name in values else values
 
 
+def _rate_too_high(values: Mapping[str, float], age: int, _before: Sequence[Moment]) -> Mapping[str, float]:
+    """Ten times the learning rate, and what that does to the loss: 0.5 nat more within 30 steps."""
+    return {**values, "lr": 10.0 * values["lr"], "loss": values["loss"] + 0.5 * min(1.0, age / 30)}
+
+
 def _nan(values: Mapping[str, float], _age: int, _before: Sequence[Moment]) -> Mapping[str, float]:
     return {**values, "loss": math.nan}
 
@@ -179,8 +184,8 @@ FAULTS: tuple[Fault, ...] = (
         change=_times("grad/norm", lambda age: _BLOOM[min(age, 4)] / 0.2), history=400,
     ),
     Fault(
-        name="learning rate is ten times as high from one step to the next", rule="lr_anomaly", within=10, needs=("lr",),
-        change=_times("lr", lambda _: 10.0), history=400,
+        name="learning rate is ten times as high, and the loss climbs by 0.5 nat", rule="lr_anomaly", within=60,
+        needs=("lr", "loss"), change=_rate_too_high, history=400,
     ),
     Fault(
         name="loss scale halves at every step", rule="loss_scale_collapse", within=10, needs=("amp/scale",),

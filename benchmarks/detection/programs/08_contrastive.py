@@ -83,4 +83,4 @@ class Trainer:
 
 if __name__ == "__main__":
     torch.manual_seed(7)
-    Trainer().fit(1100)
+    Trainer().fit(6000)

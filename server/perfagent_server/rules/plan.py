@@ -44,8 +44,8 @@ class Column:
 @dataclass(frozen=True, slots=True)
 class Columns:
     """What is wanted of a group with these names. named_losses: training losses by other names than `loss`; apart,
-    families: with the places of their names in the group; step_time: its place, if it is in the group, and phases:
-    those of all phases then, also of those that the script named; places: of all names that are wanted."""
+    families: with the places of their names in the group; step_time: its place, if it is in the group; phases: those
+    of all phases, also of those that the script named; places: of all names that are wanted."""
 
     merged: tuple[Column, ...]
     apart: tuple[tuple[str, ...], tuple[int, ...]]
@@ -129,8 +129,8 @@ class Plan:
         of_families = (place for found in families.values() for place in found.values())
         columns = (*merged, *time, *losses)
         step_time = names.index(_STEP_TIME) if _STEP_TIME in names else None
-        phases = () if step_time is None else tuple(_phases(names))
-        of_steps = () if step_time is None else (step_time, *(place for _, place in phases))
+        phases = tuple(_phases(names))
+        of_steps = [place for _, place in phases] if step_time is None else [step_time, *(place for _, place in phases)]
         return Columns(
             merged=tuple(merged),
             apart=(tuple(apart), tuple(apart.values())),

@@ -60,6 +60,14 @@ class _Tally:
             sums[at + 1] += 1
             sums[at + 2] = max(sums[at + 2], seconds)
 
+    def add_rest(self, place: int, seconds: float) -> None:
+        """A phase after the last step."""
+        at = self._at(place)
+        self.sums[0] += seconds
+        self.sums[at] += seconds
+        self.sums[at + 1] += 1
+        self.sums[at + 2] = max(self.sums[at + 2], seconds)
+
     def join(self, other: _Tally) -> None:
         self.sums[0] += other.sums[0]
         self.sums[1] += other.sums[1]
@@ -131,6 +139,16 @@ class WallTime:
                 self._interrupted.append(step)
             if math.isfinite(time):
                 self.ended = max(self.ended, time)
+
+    def take_rest(self, rank: int, steps: Sequence[int], phases: Sequence[tuple[str, Sequence[float]]]) -> None:
+        """Rows without a step time: an evaluation or a save after the last step, which no later step holds."""
+        if rank != self._rank:
+            return
+        for phase, column in phases:
+            place = None if phase in _USUAL else self._place(phase)
+            for step, seconds in zip(steps, column, strict=True):
+                if place is not None and step >= self._newest and 0 < seconds < math.inf:
+                    self._whole.add_rest(place, seconds)
 
     def whole(self) -> Spent:
         """Of all steps of the run, attempts before this one included."""

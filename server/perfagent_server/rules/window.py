@@ -177,9 +177,12 @@ class Window:
                 series = self.begin(column.name)
             if series.name == column.name:
                 parts.setdefault(column.shown, []).append((steps, values[column.place], times))
-        if columns.step_time is not None:
+        if columns.phases or columns.step_time is not None:
             phases = [(phase, values[place]) for phase, place in columns.phases]
-            self.wall.take(rank, steps, times, values[columns.step_time], phases)
+            if columns.step_time is None:
+                self.wall.take_rest(rank, steps, phases)
+            else:
+                self.wall.take(rank, steps, times, values[columns.step_time], phases)
         names, places = columns.apart
         if names and self.world_size > 1:
             self.by_rank.take(rank, names, steps, [values[place] for place in places])

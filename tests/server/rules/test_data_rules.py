@@ -17,7 +17,9 @@ STEP_S = 0.1
 EVERY = 20  # steps between two readings
 
 
-def train(rule: Rule, readings: Sequence[dict[str, float]], *, ranks: int = 1, every: int = EVERY) -> list[Change]:
+def train(
+    rule: Rule, readings: Sequence[dict[str, float]], *, ranks: int = 1, every: int = EVERY, waits_s: float = 0.0
+) -> list[Change]:
     """A run whose agent says one of these every two seconds; the server is started again in the middle."""
     evaluator = make_evaluator(rules=(rule,))
     changes: list[Change] = []
@@ -25,6 +27,8 @@ def train(rule: Rule, readings: Sequence[dict[str, float]], *, ranks: int = 1, e
         steps = range(1 + every * number, 1 + every * (number + 1))
         for rank in range(ranks):
             took = {"step_time_s": [STEP_S] * every}
+            if waits_s:
+                took["phase/data_s"] = [waits_s] * every
             changes += evaluator.take(frame(took, steps, rank=rank, ident=evaluator.upto + 1, step_s=STEP_S))
             if values:
                 told = {name: [value] for name, value in values.items()}
@@ -91,6 +95,12 @@ def test_workers_that_each_read_everything_are_named() -> None:
 def test_one_batch_is_a_remark() -> None:
     found = only(train(DataRepeats(), repeated([19, 39, 59, 79], distinct=1.0))).finding
     assert (found.severity, found.cause) == ("info", "one batch")
+
+
+def test_a_loader_that_always_gives_the_same_batch_is_no_test_of_overfitting() -> None:
+    found = only(train(DataRepeats(), repeated([19, 39, 59, 79], distinct=1.0), waits_s=0.002)).finding
+    assert (found.severity, found.cause) == ("warning", "one batch")
+    assert "sampler that is seeded for each batch" in found.fix
 
 
 def test_two_repeats_are_nothing_and_old_ones_are_forgotten() -> None:

@@ -77,3 +77,10 @@ def test_a_layer_that_comes_to_life_resolves_the_alert() -> None:
         columns = {f"grad_norm/{layer}": [norm] for layer, norm in norms.items()} | {"step_time_s": [0.1]}
         changes += evaluator.take(frame(columns, [step], ident=evaluator.upto + 1))
     assert [change.kind for change in changes if change.kind != "update"] == ["fire", "resolve"]
+
+
+def test_a_bias_that_a_normalization_makes_needless_is_no_layer_without_gradient() -> None:
+    norms = {**ALIVE, "conv.weight": 0.2, "conv.bias": 2e-9}
+    assert train(norms) == []
+    [change] = fired(train({**norms, "conv.weight": 3e-9}))
+    assert "2 of 12 layers" in change.finding.title

@@ -131,6 +131,19 @@ def test_in_the_warm_up_of_the_rate_a_small_rise_is_silent_and_a_large_one_is_no
     assert [600 < change.step < 900 for change in fired(_judge(losses, lr=lr))] == [True]
 
 
+@pytest.mark.parametrize(("end", "raised"), [(2.0, True), (1.0, True), (2.0, False), (6.0, False)])
+def test_a_short_noisy_run_that_loses_what_it_learned_is_told(end: float, raised: bool) -> None:
+    """From 2.3 down to 0.35 and up again, in 500 steps: what is usual for it, nobody knows yet."""
+    draw = np.random.default_rng(4)
+    level = np.concatenate(
+        [np.geomspace(2.3, 0.35, 30), np.full(330, 0.35), np.geomspace(0.35, end, 40), np.full(100, end)]
+    )
+    losses = level * np.exp(0.25 * draw.normal(size=500))
+    lr = 0.3 * np.minimum(np.arange(500) / 150, 1.0) if raised else np.full(500, 1e-3)
+    lost = end >= (1.9 if raised else 5.0)
+    assert [alert.finding.rule for alert in fired(_judge(losses, lr=lr))] == (["loss_divergence"] if lost else [])
+
+
 # ---- from the start
 
 

@@ -296,3 +296,41 @@ def test_the_functions_that_measure_recall_do() -> None:
     assert max(latencies) <= 20
     alerts, steps = throughput.healthy(jobs=2, steps=1500)
     assert (alerts, steps) == (0, 3000)
+
+
+# ---- a slow rise
+
+
+def rising(steps: int = 400, *, per_step: float = 0.02, seed: int = 3) -> list[float]:
+    """Each step takes 2 % of the first one longer than the step before."""
+    return [level * (1 + per_step * step) for step, level in enumerate(noisy(0.05, steps, seed=seed))]
+
+
+def in_phase(name: str) -> Extra:
+    return lambda _, time: {f"phase/{name}_s": time - 0.02, "phase/backward_s": 0.02}
+
+
+@pytest.mark.parametrize(("phase", "severity"), [("data", "warning"), ("forward", "warning"), ("other", "info")])
+def test_steps_that_get_ever_longer_are_found_where_none_of_them_jumps(phase: str, severity: str) -> None:
+    changes, _ = train(rising(), extra=in_phase(phase))
+    found = fired(changes)[0].finding
+    assert found.severity == severity
+    assert "each time the run was twice as long they had become longer" in found.message
+    assert found.evidence["phase"] == phase
+    assert found.gain_pct is not None and found.gain_pct > 30
+
+
+def test_steps_that_get_longer_with_the_sequence_are_silent() -> None:
+    more = lambda _, time: {**phases(0, time), "tokens_per_s": 5000.0}  # noqa: E731
+    assert fired(train(rising(), extra=more)[0]) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_noisy_run_of_any_length_does_not_drift(seed: int) -> None:
+    draw = random.Random(seed)
+    times, level = [], 0.1
+    for _ in range(1500):
+        level *= math.exp(draw.gauss(0, 0.01))  # a machine whose load wanders
+        times.append(level * math.exp(abs(draw.gauss(0, 0.1))))
+    messages = [change.finding.message for change in fired(train(times, extra=phases)[0])]
+    assert not any("twice as long" in message for message in messages)

@@ -203,3 +203,21 @@ def test_an_alert_on_uneven_work_is_resolved_when_it_is_even() -> None:
     assert len(fired(go_on(evaluator, 8, range(1, 140), lengths(0.6)))) == 1
     changes = go_on(evaluator, 8, range(140, 400), lengths(0.0))
     assert [change.kind for change in changes if change.kind != "update"] == ["resolve"]
+
+
+def test_a_straggler_is_named_although_the_frames_of_one_rank_are_ahead() -> None:
+    """Frames hold a second of steps each, and those of the ranks are half a second apart."""
+    evaluator = started(2)
+    changes: list[Change] = []
+    columns = [
+        {"step_time_s": [0.02] * 50, "phase/comm_s": [0.015] * 50, "phase/forward_s": [0.005] * 50},
+        {"step_time_s": [0.02] * 50, "phase/comm_s": [0.0] * 50, "phase/forward_s": [0.02] * 50},
+    ]
+    for second in range(1, 60):
+        steps = range(50 * (second - 1) + 1, 50 * second + 1)
+        for rank in (0, 1):
+            now = START + second + 0.5 * rank
+            taken = frame(columns[rank], steps, rank=rank, ident=evaluator.upto + 1, received=now, step_s=0.02)
+            changes += evaluator.take(taken)
+            changes += evaluator.tick(now)
+    assert [(change.kind, change.finding.rule) for change in changes] == [("fire", "straggler")]

@@ -38,6 +38,15 @@ def test_the_newest_minutes_forget_what_was_before() -> None:
     assert evaluator.window.wall.whole().share("eval") > 0.3
 
 
+def test_an_evaluation_after_the_last_step_counts() -> None:
+    evaluator = make_evaluator()
+    for rank in (0, 1):
+        train(evaluator, range(1, 11), rank=rank, every=10_000)
+        evaluator.take(frame({"phase/eval_s": [5.0]}, [10], rank=rank, ident=evaluator.upto + 1))
+    whole = evaluator.window.wall.whole()
+    assert (whole.wall_s, whole.steps, whole.seconds["eval"]) == (pytest.approx(15.0), 10, 5.0)
+
+
 def test_only_one_rank_counts() -> None:
     evaluator = make_evaluator()
     for rank in (0, 1):

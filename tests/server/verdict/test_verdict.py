@@ -155,3 +155,11 @@ def test_an_ended_run_says_what_happened_in_it_and_healed() -> None:
     judge.take(frame({}, [], ident=judge.upto + 1, events=[state("finished", step=600)]))
     found = judge.verdict()
     assert f"It also happened: {spike.finding.title} (loss_spike, from step {spike.finding.since_step}" in found.message
+
+
+@pytest.mark.parametrize(("padding_pct", "rule"), [(89.0, "tokens_wasted"), (31.0, "healthy")])
+def test_padding_that_costs_more_than_a_third_of_the_step_is_not_healthy(padding_pct: float, rule: str) -> None:
+    _, judge = judge_series(_stepping(0.0, steps=200, **{"batch/padding_pct": [padding_pct] * 200}))
+    found = judge.verdict()
+    assert (found.rule, found.severity) == (rule, "info")
+    assert f"{padding_pct:.0f} %" in found.message

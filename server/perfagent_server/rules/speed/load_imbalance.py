@@ -116,7 +116,7 @@ class LoadImbalance(Rule):
             return UNKNOWN
         work = own_work(window, self.steps)
         if work is None or work.steps < self.least_steps:
-            return None
+            return UNKNOWN
         ranks, own, total = work.ranks, work.own, work.total
         stages = stages_of(window, ranks, own)
         groups = [[*range(len(ranks))]] if stages is None else [[*stage] for stage in stages.of if len(stage) > 1]

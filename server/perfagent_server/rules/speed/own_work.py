@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfagent.wire import LOSS
 from perfagent_server.rules.row_series import Floats
@@ -17,9 +16,10 @@ __all__ = ["PHASES", "READS", "OwnWork", "lower_median", "own_work"]
 _TOTAL, _WAITED = "step_time_s", "phase/comm_s"
 PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
 """Of a rank's own work."""
+_KEPT = 128  # steps; of small models, frames of one rank may be a hundred steps ahead of another's
 READS = (
     Series(_TOTAL, merge="median"),
-    Series(_TOTAL, ranks="apart"),
+    Series(_TOTAL, keep=_KEPT, ranks="apart"),
     Series(_WAITED, ranks="apart"),
     *(Series(f"phase/{phase}_s", ranks="apart") for phase in PHASES),
     Series(LOSS),
@@ -47,17 +47,17 @@ class OwnWork:
 
 
 def own_work(window: Window, steps: int) -> OwnWork | None:
-    """Of the newest `steps` steps up to window.at those that all ranks have told and in which nothing else happened than
-    training; None where that are fewer than a quarter, or fewer than two ranks."""
+    """Of the steps up to window.at that all ranks have told, the newest `steps` in which nothing else happened than
+    training; None where that are fewer than a quarter, or fewer than two ranks. Frames of one rank may be seconds
+    ahead of another's."""
     ranks, at, total = window.by_rank.matrix(_TOTAL, window.at)
-    waited = window.by_rank.matrix(_WAITED, window.at)[2][:, -steps:]
-    total = total[:, -steps:]
+    waited = window.by_rank.matrix(_WAITED, window.at)[2]
     own = np.maximum(total - waited, 0.0)
-    known = np.flatnonzero(2 * np.count_nonzero(~np.isnan(own), axis=1) >= own.shape[1])
+    known = np.flatnonzero(4 * np.count_nonzero(~np.isnan(own), axis=1) >= min(steps, own.shape[1]))
     interrupted = window.wall.interrupted
-    steady = np.array([step not in interrupted for step in at[-steps:]], bool)
-    told: NDArray[np.bool_] = steady & ~np.isnan(own[known]).any(axis=0)
-    if len(known) < 2 or 4 * int(told.sum()) < steps:
+    steady = np.array([step not in interrupted for step in at], bool)
+    told = np.flatnonzero(steady & ~np.isnan(own[known]).any(axis=0))[-steps:]
+    if len(known) < 2 or 4 * len(told) < min(steps, own.shape[1]):
         return None
     return OwnWork([ranks[place] for place in known], own[known][:, told], np.median(total[known][:, told], axis=0))
 

@@ -92,7 +92,7 @@ class StageImbalance(Rule):
             return UNKNOWN
         work = own_work(window, self.steps)
         if work is None:
-            return None
+            return UNKNOWN
         stages = stages_of(window, work.ranks, work.own)
         if stages is None:
             return None

@@ -101,7 +101,7 @@ class Straggler(Rule):
             return UNKNOWN
         work = own_work(window, self.steps)
         if work is None:
-            return None
+            return UNKNOWN
         ranks, own = work.ranks, work.typical
         stages = stages_of(window, ranks, work.own)
         typical = np.full(len(own), lower_median(own, axis=0)) if stages is None else stages.peers(work.own)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from perfagent.wire import TIMED_PHASES, Finding, Severity
 from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
-from perfagent_server.rules.speed import cpu_load, step_shares
+from perfagent_server.rules.speed import cpu_load, drift, step_shares
 from perfagent_server.rules.speed.cpu_load import CpuLoad, ranks_of_nodes
 from perfagent_server.rules.speed.level_shift import LevelShift, Shift, middle, newest_above
 from perfagent_server.rules.speed.step_shares import UTILIZATION
@@ -29,6 +29,7 @@ _MORE, _MUCH, _MOST = 0.08, 0.2, 0.5
 """Of all cores: how many are busy; how many more others use than before, and how many at all."""
 _LITTLE_TIMES = 1.25
 _CROWDED = " Meanwhile the cores are full, and other programs use many of them."
+_UNMEASURED = "Code that no phase measures"
 _LEAST_PART = 0.2
 """A phase that grew by less of what the step grew says nothing about it."""
 _ALONE = 0.4
@@ -48,7 +49,7 @@ class _Growth(NamedTuple):
     @property
     def words(self) -> str:
         """As a sentence; "" where it is not known."""
-        phase = f"{self.phase[:1].upper()}{self.phase[1:]}"
+        phase = _UNMEASURED if self.phase == "other" else f"{self.phase[:1].upper()}{self.phase[1:]}"
         return f" {phase} grew most, from {spell_s(self.before_s)} to {spell_s(self.after_s)}." if phase else ""
 
 
@@ -57,9 +58,10 @@ class ThroughputRegression(Rule):
     """The median of the newest steps is warning_times that of up to before_steps steps before, and stands out from their
     noise (level_shift.py has the method and its measurements).
 
-    Steps with an evaluation, a save or another phase beside training do not count, nor do the first of an attempt. Where
-    tokens, samples or arithmetic a second stay level, a step has more work: a schedule of the sequence length or of the
-    batch. Where all cores are full and other programs took more of them as the steps grew, the run itself is no slower.
+    Steps with an evaluation, a save or another phase beside training do not count, nor do the first of an attempt.
+    Where tokens, samples or arithmetic a second stay level, a step has more work: a schedule of the sequence length or
+    of the batch. A rise that is too slow for a jump is told by the run's whole length (drift.py). Where all cores are
+    full and other programs took more of them as the steps grew, the run itself is no slower.
     """
 
     warning_times: float = 1.045
@@ -91,7 +93,10 @@ class ThroughputRegression(Rule):
             "{critical_times:g} times (critical) what up to {before_steps} steps before took (medians), and stand out from "
             "their noise (six standard errors, more than any earlier stretch, and against all chance), for "
             "{least_s:g} s at least. Steps below 0.05 s are put together into groups once there are enough of them. "
-            "Evaluations, saves and the first steps do not count. It does not fire where tokens, samples or arithmetic a "
+            "Evaluations, saves and the first steps do not count. Steps that get longer little by little are found by their "
+            "number: from 16 on, they must take 1.15 times as long each time there are twice as many, and 1.5 times "
+            "altogether; where only code that no phase measures grew, that is a remark. "
+            "It does not fire where tokens, samples or arithmetic a "
             "second stay level: then a step has more work. If other programs fill the cores, it is a remark (info) after "
             "{others_for_s:g} s. It is over when the steps are as fast as before."
         ),
@@ -128,6 +133,8 @@ class ThroughputRegression(Rule):
             "最近 {steps} 步的中位数至少为之前最多 {before_steps} 步的 {warning_times:g} 倍（警告），或连续 {critical_steps} "
             "步达到 {critical_times:g} 倍（严重），并且明显超出此前的噪声（六倍标准误差、高于此前任何一段、且非偶然）、"
             "持续至少 {least_s:g} 秒时触发。步数足够后，短于 0.05 秒的步会合并成组。评估、保存和最初几步不计。"
+            "逐渐变慢的步按步数判断：从 16 步起，步数每翻一倍耗时至少为 1.15 倍、总计至少 1.5 倍；"
+            "若只有未测量的代码变慢则仅为提示。"
             "若每秒的 token、样本或计算量不变，说明每步工作变多，不触发。若其他程序占满了核心，则在 {others_for_s:g} "
             "秒后仅作提示。步时间恢复后结束。"
         ),
@@ -169,8 +176,23 @@ class ThroughputRegression(Rule):
             return UNKNOWN
         if window.wall.was_interrupted(step):
             return UNKNOWN
-        # notes: of typical steps: the first step after it, phases in seconds and rates; load: of the cores before the jump
-        state = window.state_of(self, {"track": LevelShift.fresh(), "notes": [], "until_note": 0, "load": None})
+        # notes: of typical steps: the first step after it, phases in seconds and rates; load: of the cores before the
+        # jump; drift, early: a slow rise, and what was typical when the run began
+        state = window.state_of(
+            self,
+            {
+                "track": LevelShift.fresh(), "notes": [], "until_note": 0, "load": None, "early": None,
+                "drift": {**drift.FRESH, "newest": [], "marks": []},
+            },
+        )  # fmt: skip
+        if drift.follow(state["drift"], step, value):
+            state["early"] = state["early"] or _typical_now(window, _TYPICAL_STEPS)
+        found = self._jumped(window, state, step, time, value)
+        return found if isinstance(found, Finding) else self._drifted(window, state, time) or found
+
+    def _jumped(
+        self, window: Window, state: dict[str, Any], step: int, time: float, value: float
+    ) -> Finding | Unknown | None:
         track, detector = state["track"], self._detector
         if not detector.take(track, step, time, value, value):
             return UNKNOWN
@@ -183,6 +205,34 @@ class ThroughputRegression(Rule):
             state["load"] = None
             return None if detector.knows_enough(track) else UNKNOWN
         return self._judge_jump(window, state, shift, time)
+
+    def _drifted(self, window: Window, state: dict[str, Any], time: float) -> Finding | None:
+        """Only a remark where the script's own code grew: episodes of reinforcement learning get longer as it learns."""
+        found = drift.drift(state["drift"]) if state["drift"]["marks"] else None
+        if found is None:
+            return None
+        after = _typical_now(window, _TYPICAL_STEPS)
+        if _has_more_work(state["early"], after, found.times):
+            return None
+        growth = _growth(state["early"], after, found.level - found.before)
+        loads = [cpu_load.cpu_load(window, node, time - _BEFORE_S, time) for node in ranks_of_nodes(window)]
+        is_crowded = any(load is not None and load.others >= _MUCH * load.cores for load in loads)
+        is_own = growth.phase in ("", "other", "rollout")
+        cause = "other programs" if is_crowded and not growth.is_alone else _cause(growth)
+        return self.found(
+            "info" if is_own or cause == "other programs" else "warning",
+            f"Steps take {found.times:.2g} times as long as at step {found.step:,}, ever longer",
+            f"Steps take {spell_s(found.level)} (P50), {found.times:.2g} times the {spell_s(found.before)} at step "
+            f"{found.step:,}, and each time the run was twice as long they had become longer.{growth.words}",
+            cause=cause,
+            cost=f"{spell_s(found.level - found.before)} of each step of {spell_s(found.level)}",
+            since_step=found.step,
+            evidence={
+                "step_time_s": found.level, "before_s": found.before, "times": found.times, "phase": growth.phase,
+                "phase_before_s": growth.before_s, "phase_after_s": growth.after_s,
+            },
+            gain_pct=100 * (1 - 1 / found.times),
+        )  # fmt: skip
 
     def _judge_jump(self, window: Window, state: dict[str, Any], shift: Shift, time: float) -> Finding | Unknown | None:
         before: dict[str, float] = next((note[1] for note in reversed(state["notes"]) if note[0] <= shift.step), {})
@@ -318,7 +368,8 @@ def _cause(growth: _Growth) -> str:
 
 def _is_crowded(now: CpuLoad, own_before: float, others_before: float, times: float) -> bool:
     """Whether others took from the run: the cores are full and it gets less of them than before, or others use more.
-    Where others use a good part of them all the time, a little more or less speed is theirs, too; where they use most of
+    Where others use a good part of them all the time, a little more or less speed is theirs, too; where they use most
+    of
     full cores, any speed."""
     is_starved = now.busy >= _FULL * now.cores and now.own * times <= own_before * (1 + 0.25 * (times - 1))
     is_fuller = now.busy >= _HALF_FULL * now.cores and now.others - others_before >= _MORE * now.cores
