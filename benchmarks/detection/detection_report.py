@@ -13,6 +13,7 @@ from injected import FAULTS
 from records import chosen_on
 from tables import replace, table
 
+from perfagent.demo import faults as demo_faults
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.handbook import MEASURED
 from perfagent_server.rules.rule import Rule
@@ -21,14 +22,6 @@ __all__ = ["plain", "sections", "summaries", "targets", "write"]
 
 Results = dict[str, Any]
 DEMO_FAULTS, SICK_PROGRAMS = "demo_faults.json", "sick_programs.json"
-_EXPECTED = {
-    "none": ("healthy",), "nan": ("nonfinite_loss",), "spike": ("loss_spike",), "divergence": ("loss_divergence",),
-    "grad-explosion": ("grad_norm_explosion",), "data-stall": ("data_bound",), "sync": ("sync_bound",),
-    "throughput-drop": ("throughput_regression",), "leak": ("host_memory_leak",), "oom": ("oom_observed",), "hang": ("hang",),
-    "straggler": ("straggler",), "exception": ("process_crash",), "killed": ("process_crash", "lost_contact"),
-    "checkpoint-stall": ("checkpoint_bound",), "scale-collapse": ("loss_scale_collapse",),
-}  # fmt: skip
-"""What a demo fault must end in. Of others nothing is said but what they ended in."""
 _MOST_PER_100K = 1.0
 
 
@@ -262,7 +255,7 @@ def _demo(file: Path) -> str:
         cells = []
         for verdict in verdicts:
             number = str(counted[fault, verdict] or "")
-            wrong = number and verdict not in _EXPECTED.get(fault, (verdict,))
+            wrong = number and verdict not in _expected(fault)
             cells.append(f"**{number}**" if wrong else number)
         rows.append((fault, *cells))
     matrix = table(("fault", *(f"`{verdict}`" for verdict in verdicts)), rows)
@@ -271,11 +264,16 @@ def _demo(file: Path) -> str:
         for one in found
         if one["alert"]
     ]
-    right = sum(one["verdict"] in _EXPECTED.get(one["fault"], (one["verdict"],)) for one in found)
+    right = sum(one["verdict"] in _expected(one["fault"]) for one in found)
     return (
         f"{right} of {len(found)} runs ended in the right verdict; wrong ones are bold.\n\n{matrix}\n\n"
         f"How long it took to the alert:\n\n{table(('fault', 'alert', 'steps', 'seconds'), times)}"
     )
+
+
+def _expected(fault: str) -> tuple[str, ...]:
+    """What the verdict on a fault of the demo may be."""
+    return demo_faults.named(fault).expects
 
 
 def _programs(file: Path) -> str:

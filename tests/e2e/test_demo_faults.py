@@ -60,21 +60,14 @@ def record(folder: Path, fault: str, steps: int) -> Judged:
 def test_a_fault_is_named_in_time_and_nothing_else_is(tmp_path: Path, fault: str, case: tuple[int, int]) -> None:
     steps, within = case
     judged = record(tmp_path, fault, steps)
-    expected = faults.named(fault).expects
+    wanted = faults.named(fault)
+    expected = wanted.expects
     assert judged.verdict.rule in expected, judged.verdict.message
     assert judged.verdict.evidence
     assert judged.verdict.fix
     [first] = [alert for alert in judged.alerts if alert.rule in expected][:1] or [None]
     assert first is not None, judged.alerts
-    assert first.first_step <= _begins(fault, steps) + within
-
-
-def _begins(fault: str, steps: int) -> int:
-    """The step from which on the fault can be seen."""
-    from_the_start = ("checkpoint-stall", "eval-stall", "wrong-optimizer", "data-repeats", "hidden-work", "vanishing")
-    if fault in (*from_the_start, "data-stall", "overfit"):
-        return 1
-    return {"spike": steps - 15, "frozen": steps // 3, "rate-jump": 2 * steps // 3}.get(fault, steps // 2)
+    assert first.first_step <= wanted.begins(steps) + within
 
 
 @pytest.mark.long

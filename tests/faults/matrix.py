@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import nan_latency  # noqa: E402
 import tables  # noqa: E402
-from faults import agent_rows, resume_rows, rows  # noqa: E402
+from faults import agent_rows, demo_faults, resume_rows, rows  # noqa: E402
 from faults.outcome import Outcome  # noqa: E402
 
 FAULTS = {
@@ -59,10 +59,13 @@ FAULTS = {
     "W02": "the server dies with an alert on the way",
     "W03": "NaN on the way to the receiver",
     "T01": "a training is killed with SIGKILL, and resumed",
+    "D01": "a training is sick, in each way that the demo knows",
 }
 """The rows of the table; what each must do is said by its tests."""
 KEPT = ROOT / "docs" / "faults.json"
 TESTED = ("tests/agent", "tests/faults", "tests/e2e/test_monitoring.py", "tests/server/store/test_kill9.py")
+
+Loop = Callable[[Path, bool], list[Outcome]]
 
 
 def _nan(folder: Path, *, quick: bool) -> list[Outcome]:
@@ -78,7 +81,11 @@ def _nan(folder: Path, *, quick: bool) -> list[Outcome]:
     ]
 
 
-LOOPS: dict[str, Callable[[Path, bool], list[Outcome]]] = {
+def _one_fault(name: str) -> Loop:
+    return lambda folder, quick: demo_faults.demo_faults(folder, (name,), quick=quick)
+
+
+LOOPS: dict[str, Loop] = {
     "trainings": lambda folder, _: agent_rows.whole_trainings(folder),
     "stop": lambda folder, quick: rows.server_stopped(folder, seconds=5.0 if quick else 60.0),
     "slow": lambda _, __: [agent_rows.slow_answers()],
@@ -98,7 +105,10 @@ LOOPS: dict[str, Callable[[Path, bool], list[Outcome]]] = {
         resume_rows.killed_and_resumed(folder, kind, trials=1 if quick else trials)
         for kind, trials in resume_rows.TRIALS.items()
     ],
+    "demo": lambda folder, quick: demo_faults.demo_faults(folder, quick=quick),
 }
+ONE_FAULT = {f"demo:{name}": _one_fault(name) for name in demo_faults.FAULTS}
+"""Parts of the loop `demo`, which keep what the others came to."""
 
 
 def tests(folder: Path) -> list[Outcome]:
@@ -129,24 +139,28 @@ def tests(folder: Path) -> list[Outcome]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few kills and seconds instead of many; nothing is kept")
-    parser.add_argument("loops", nargs="*", help=f"any of tests, {', '.join(LOOPS)}; all without a name")
+    parser.add_argument(
+        "loops", nargs="*", help=f"any of tests, {', '.join(LOOPS)}, demo:FAULT for one fault; all without a name"
+    )
     options = parser.parse_args()
     logging.getLogger("perfagent").setLevel(logging.CRITICAL)  # of the agents in this process
-    if unknown := set(options.loops) - set(LOOPS) - {"tests"}:
-        parser.error(f"unknown {sorted(unknown)}; these are: tests, {', '.join(LOOPS)}")
+    if unknown := set(options.loops) - set(LOOPS) - set(ONE_FAULT) - {"tests"}:
+        parser.error(f"unknown {sorted(unknown)}; these are: tests, {', '.join([*LOOPS, *ONE_FAULT])}")
     kept: dict[str, Any] = json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else {}
     outcomes: list[Outcome] = []
     for name in options.loops or ("tests", *LOOPS):
         begin = time.monotonic()
         with tempfile.TemporaryDirectory(prefix=f"perfagent-faults-{name}-") as folder:
             try:
-                found = tests(Path(folder)) if name == "tests" else LOOPS[name](Path(folder), options.quick)
+                found = (
+                    tests(Path(folder)) if name == "tests" else (LOOPS | ONE_FAULT)[name](Path(folder), options.quick)
+                )
             except Exception as error:
                 found = [
                     Outcome("?", f"{name} did not come to its end", 0, 1, f"{type(error).__name__}: {error}"[:500])
                 ]
         outcomes += found
-        kept[name] = {
+        kept[name.partition(":")[0]] = {
             "day": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
             "lines": list(map(dataclasses.asdict, found)),
         }

@@ -45,8 +45,14 @@ def test_layers_that_get_next_to_nothing_are_named(ranks: int) -> None:
 
 
 def test_of_steps_in_which_nothing_is_measured_none_is_counted() -> None:
-    assert train({**ALIVE, "first.weight": 3e-9}, every=10, steps=200) == []
-    assert len(fired(train({**ALIVE, "first.weight": 3e-9}, every=10, steps=260))) == 1
+    assert train({**ALIVE, "first.weight": 3e-9}, every=4, steps=90) == []
+    assert len(fired(train({**ALIVE, "first.weight": 3e-9}, every=4, steps=110))) == 1
+
+
+def test_where_layers_are_measured_now_and_then_fewer_steps_are_enough() -> None:
+    assert train({**ALIVE, "first.weight": 3e-9}, every=10, steps=120) == []
+    [change] = fired(train({**ALIVE, "first.weight": 3e-9}, every=10, steps=140))
+    assert change.finding.since_step == 30
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-__all__ = ["Fault", "Job"]
+__all__ = ["Fault", "Job", "middle"]
 
 _FIRST_STEPS, _USUAL_STEPS = 3, 30
+
+
+def middle(steps: int) -> int:
+    return max(3, steps // 2)
 
 
 @dataclass(slots=True)
@@ -40,7 +44,7 @@ class Job:
 
     @property
     def middle(self) -> int:
-        return max(3, self.steps // 2)
+        return middle(self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,10 @@ class Fault:
     usual_s: float = 0.0
     precision: ClassVar[str] = "fp32"
     shuffles: ClassVar[bool] = True
+
+    def begins(self, steps: int) -> int:
+        """The step from which on something is wrong, in a run of so many steps."""
+        return 1
 
     def windows(self, count: int) -> Sequence[int]:
         """Which of the text's windows an epoch has."""

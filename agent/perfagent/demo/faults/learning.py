@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from perfagent.demo.faults.fault import Fault, Job
+from perfagent.demo.faults.fault import Fault, Job, middle
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["FAULTS"]
 
 _SPIKE_STEPS = 15  # longer than the nine steps over which the loss rule takes its median
-_RATE_GROWTH, _MOST_RATE = 1.04, 60.0  # a step, and in all: beyond it the loss is soon no number
+_NOISE_SHARE = 0.3  # of the targets
+_RATE_GROWTH, _MOST_RATE = 1.04, 600.0
 _NOISE_GROWTH = 1.3  # a step
 _OVERFLOW_GROWTH = 1.5  # a step: the scale must halve in more than every second one
 _MOST = 1e12
@@ -25,6 +26,9 @@ _EVALUATED_EVERY = 20
 
 
 class Nan(Fault):
+    def begins(self, steps: int) -> int:
+        return middle(steps)
+
     def loss(self, job: Job, step: int, token_losses: Tensor) -> Tensor:
         """The mean of the losses of all tokens that are not masked; nothing is masked in a healthy batch."""
         is_masked = step == job.middle
@@ -33,18 +37,30 @@ class Nan(Fault):
 
 
 class Spike(Fault):
+    def begins(self, steps: int) -> int:
+        return steps - _SPIKE_STEPS + 1  # at the end: the rule first learns what is usual
+
     def batch(self, job: Job, step: int, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        if step > job.steps - _SPIKE_STEPS:  # at the end: the rule first learns what is usual
-            return tokens, targets.new_empty(targets.shape).random_(0, 256)
+        if step >= self.begins(job.steps):
+            import torch
+
+            is_noise = torch.rand(targets.shape, device=targets.device) < _NOISE_SHARE
+            return tokens, torch.where(is_noise, torch.randint_like(targets, 256), targets)
         return tokens, targets
 
 
 class Divergence(Fault):
+    def begins(self, steps: int) -> int:
+        return middle(steps) + 1
+
     def rate(self, step: int, steps: int) -> float:
-        return min(_MOST_RATE, _RATE_GROWTH ** max(0, step - steps // 2))
+        return min(_MOST_RATE, _RATE_GROWTH ** max(0, step - middle(steps)))
 
 
 class GradExplosion(Fault):
+    def begins(self, steps: int) -> int:
+        return middle(steps) + 1
+
     def prepare(self, job: Job) -> None:
         _on_gradient(next(job.model.parameters()), lambda gradient: gradient * job.kept.get("factor", 1.0))
 
@@ -54,6 +70,9 @@ class GradExplosion(Fault):
 
 class ScaleCollapse(Fault):
     precision = "fp16"
+
+    def begins(self, steps: int) -> int:
+        return middle(steps) + 1
 
     def prepare(self, job: Job) -> None:
         # what a backward function does that works in half precision: beyond 65,504 it has only infinity
@@ -66,13 +85,19 @@ class ScaleCollapse(Fault):
 
 
 class Frozen(Fault):
+    def begins(self, steps: int) -> int:
+        return steps // 3 + 1
+
     def rate(self, step: int, steps: int) -> float:
-        return 0.0 if step > steps // 3 else 1.0
+        return 0.0 if step >= self.begins(steps) else 1.0
 
 
 class RateJump(Fault):
+    def begins(self, steps: int) -> int:
+        return 2 * steps // 3 + 1
+
     def rate(self, step: int, steps: int) -> float:
-        return 4.0 if step > 2 * steps // 3 else 1.0
+        return 20.0 if step >= self.begins(steps) else 1.0
 
 
 class WrongOptimizer(Fault):
@@ -173,7 +198,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     RateJump(
         name="rate-jump",
-        story="after two thirds of the steps the learning rate is four times what the schedule meant",
+        story="after two thirds of the steps the learning rate is twenty times what the schedule meant",
         expects=("lr_anomaly",),
         min_steps=300,
     ),

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from perfagent.demo.faults.fault import Fault, Job
+from perfagent.demo.faults.fault import Fault, Job, middle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +22,9 @@ LEAK_EVERY_S = 0.1  # 1 MiB each time: the 300 MB that the rule wants to see tak
 
 
 class OutOfMemory(Fault):
+    def begins(self, steps: int) -> int:
+        return middle(steps)
+
     def end(self, job: Job, step: int, logits: Tensor) -> None:
         if step == job.middle:
             # A real refusal of the allocator: 4 PiB are more than any machine maps. CUDA raises OutOfMemoryError, the
@@ -30,6 +33,9 @@ class OutOfMemory(Fault):
 
 
 class BadToken(Fault):
+    def begins(self, steps: int) -> int:
+        return middle(steps)
+
     def batch(self, job: Job, step: int, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if step == job.middle:
             tokens = tokens.clone()
@@ -38,12 +44,18 @@ class BadToken(Fault):
 
 
 class Killed(Fault):
+    def begins(self, steps: int) -> int:
+        return middle(steps)
+
     def end(self, job: Job, step: int, logits: Tensor) -> None:
         if step == job.middle:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Hang(Fault):
+    def begins(self, steps: int) -> int:
+        return _HANGING_STEP
+
     def begin(self, job: Job, step: int) -> None:
         if job.rank == _HANGING_RANK and step == _HANGING_STEP:
             read_from_a_pipe_that_stays_empty()

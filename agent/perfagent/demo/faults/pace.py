@@ -6,7 +6,7 @@ import io
 import time
 from typing import TYPE_CHECKING, Any
 
-from perfagent.demo.faults.fault import Fault, Job
+from perfagent.demo.faults.fault import Fault, Job, middle
 from perfagent.demo.faults.learning import evaluate
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ class SlowRank(Fault):
 
 
 class ThroughputDrop(Fault):
+    def begins(self, steps: int) -> int:
+        return middle(steps)
+
     def forward(self, job: Job, step: int) -> None:
         if step >= job.middle:
             time.sleep(0.5 * job.usual_s)
@@ -64,7 +67,7 @@ class _SlowDisk(io.BytesIO):
 class EvaluationStall(Fault):
     def end(self, job: Job, step: int, logits: Tensor) -> None:
         if step % _EVALUATED_EVERY == 0:
-            evaluate(job, 8, repeats=8)
+            evaluate(job, 64, repeats=8)
 
 
 class Sync(Fault):
@@ -84,8 +87,11 @@ class Sync(Fault):
 
 
 class HiddenWork(Fault):
+    def begins(self, steps: int) -> int:
+        return _LEARNED_STEPS + 1
+
     def end(self, job: Job, step: int, logits: Tensor) -> None:
-        time.sleep(job.kept.setdefault("usual", job.usual_s) if step > _LEARNED_STEPS else 0.0)
+        time.sleep(job.kept.setdefault("usual", job.usual_s) if step >= self.begins(job.steps) else 0.0)
 
 
 FAULTS: tuple[Fault, ...] = (

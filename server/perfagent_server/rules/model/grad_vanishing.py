@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,12 +25,15 @@ class GradVanishing(Rule):
     step, for a norm grows with the number of parameters: at most vanished_norm, and vanished_share of the median layer.
     A gradient of exactly zero is no vanished one: frozen layers, experts that got no token, LoRA's A before B has
     moved. Nor is that of a bias whose weight learns: what a normalization or a softmax comes after has no use for one.
-    Warm-up is left out, and a run in which all layers are as small (then it is the loss that is scaled down).
+    Warm-up is left out, and a run in which all layers are as small (then it is the loss that is scaled down). Where an
+    agent measures layers now and then only, sparse_observations are enough that lie over sparse_steps.
     """
 
     vanished_norm: float = 1e-6
     vanished_share: float = 1e-4
     observations: int = 20
+    sparse_observations: int = 8
+    sparse_steps: int = 100
     skip_steps: int = 20
 
     id: ClassVar[str] = "grad_vanishing"
@@ -44,8 +47,8 @@ class GradVanishing(Rule):
         meaning="Some layers get next to no gradient, so they do not learn, while others do.",
         fires=(
             "When the gradient norm of a layer is above zero, but at most {vanished_norm:g} and at most "
-            "{vanished_share:g} times that of the median layer, in {observations} measured steps in a row. The first "
-            "{skip_steps} steps do not count."
+            "{vanished_share:g} times that of the median layer, in {observations} measured steps in a row, or in "
+            "{sparse_observations} in a row that lie over {sparse_steps} steps. The first {skip_steps} steps do not count."
         ),
         remedies={
             "": (
@@ -61,7 +64,8 @@ class GradVanishing(Rule):
         meaning="部分层几乎得不到梯度，因此没有在学习，而其他层正常。",
         fires=(
             "某层的梯度范数大于零，但不超过 {vanished_norm:g} 且不超过中位层的 {vanished_share:g} 倍，连续 "
-            "{observations} 次测量时触发；前 {skip_steps} 步不计。"
+            "{observations} 次测量，或在跨越 {sparse_steps} 步的连续 {sparse_observations} 次测量中如此时触发；"
+            "前 {skip_steps} 步不计。"
         ),
         remedies={
             "": (
@@ -85,12 +89,10 @@ class GradVanishing(Rule):
                 self._count(state, layers, step, norms[:, column])
         if not steps:
             return None
-        if state["counted"] < self.observations:
-            return UNKNOWN
-        rows = {layer for layer, count in state["rows"].items() if count >= self.observations}
+        rows = {layer for layer in state["rows"] if self._is_long(layer, state)}
         vanished = [layer for layer in rows if not _is_needless(layer, rows)]
         if not vanished:
-            return None
+            return UNKNOWN if state["counted"] < self.observations else None
         newest = {layer: float(norm) for layer, norm in zip(layers, norms[:, -1], strict=True)}
         vanished.sort(key=lambda layer: newest.get(layer, math.nan))
         since = min(state["since"][layer] for layer in vanished)
@@ -109,6 +111,12 @@ class GradVanishing(Rule):
                 "vanished": len(vanished), "measured": len(layers), "median_norm": median,
             },
         )  # fmt: skip
+
+    def _is_long(self, layer: str, state: dict[str, Any]) -> bool:
+        """Whether its gradient has been next to nothing for long enough."""
+        count: int = state["rows"][layer]
+        over: int = state["step"] - state["since"][layer]
+        return count >= self.observations or (count >= self.sparse_observations and over >= self.sparse_steps)
 
     def _count(self, state: dict[str, dict[str, int]], layers: list[str], step: int, norms: np.ndarray) -> None:
         known = np.sort(norms[np.isfinite(norms)])
