@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.evidence import p90, spell_s
 from perfagent_server.rules.rule import Series
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.step_shares import ON_DEVICE, PAUSES, UTILIZATION, seconds_in
@@ -123,7 +123,7 @@ def what_bounds(window: Window) -> Bound | None:
         share_pct=100 * shares[largest],
         shares_pct={name: 100 * share for name, share in shares.items()},
         step_p50_s=median(ordered),
-        step_p90_s=ordered[int(0.9 * (len(ordered) - 1))],
+        step_p90_s=p90(ordered),
         steps=len(ordered),
         roofline=device,
         phase=_own_phase(window) if kind == "own code" else "",
