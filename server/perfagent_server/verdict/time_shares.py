@@ -57,6 +57,19 @@ class TimeShares:
         shares = {name: 100 * seconds / self.wall_s for name, seconds in self.seconds.items() if self.wall_s > 0}
         return {name: round(share, 1) for name, share in sorted(shares.items(), key=_largest) if share >= 0.1}
 
+    def scaling(self) -> dict[str, float]:
+        """Of a run with communication: what it takes as a multiple of compute, and the scaling efficiency that follows
+        (what a step would take without it, as a share of what it takes). A rank alone is taken to compute as fast; what
+        a smaller run really reached says more."""
+        comm, compute = self.phases.get("comm", 0.0), sum(self.phases.get(phase, 0.0) for phase in _COMPUTE)
+        in_steps_s = self.wall_s - self.seconds.get("stopped", 0.0)
+        if not (comm > 0 and compute > 0 and in_steps_s > comm):
+            return {}
+        return {
+            "comm_to_compute": round(comm / compute, 3),
+            "scaling_efficiency_pct": round(100 * (1 - comm / in_steps_s), 1),
+        }
+
     def spelled(self) -> str:
         """`91 % training, 6 % evaluation, 3 % saves`."""
         return ", ".join(f"{share:.0f} % {name}" for name, share in self.percents().items() if share >= 0.5)

@@ -135,7 +135,7 @@ def _largest_share(window: Window, first: Finding, findings: Sequence[Finding]) 
 
 
 def _wall_time(shares: TimeShares | None) -> dict[str, object]:
-    return {} if shares is None else {"wall_time_pct": shares.percents()}
+    return {} if shares is None else {"wall_time_pct": shares.percents(), **shares.scaling()}
 
 
 def _proof(rule: Rule | None, found: Finding) -> dict[str, object]:
@@ -145,12 +145,12 @@ def _proof(rule: Rule | None, found: Finding) -> dict[str, object]:
     if found.gain_pct is not None:
         return {
             "assumes": "everything else takes as long as now",
-            "proof": f"a step that takes about {found.gain_pct:.0f} % less time (`perfagent compare` with this run)",
+            "proof": f"a step that takes about {found.gain_pct:.0f} % less time, beside this run's in `perfagent show`",
         }
     if rule is None:
         return {}
     if rule.place.question == Question.IS_IT_FAST:
-        return {"proof": "the alert is resolved, and steps take less time (`perfagent compare` with this run)"}
+        return {"proof": "the alert is resolved, and steps take less time (`perfagent show` has their median)"}
     if rule.place.question in (Question.DOES_IT_LEARN, Question.WILL_IT_GO_ON):
         return {"proof": "the alert is resolved, and does not come again in the next few hundred steps"}
     return {"proof": f"the run gets past step {found.since_step:,}"} if found.since_step else {}

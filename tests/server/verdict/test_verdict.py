@@ -265,3 +265,10 @@ def test_evaluations_and_saves_are_told_together_where_neither_is_much() -> None
     found = verdict_of(phases({"eval": 0.05, "checkpoint": 0.06}))
     assert found.message.startswith("Saves 6 % and evaluation 5 % of the time of the 200 steps")
     assert found.evidence["proof"] == "the share of saves in the wall time goes down"
+
+
+def test_a_run_with_communication_says_how_well_it_scales() -> None:
+    evidence = verdict_of(phases({"comm": 0.2})).evidence
+    assert evidence["comm_to_compute"] == pytest.approx(0.25)
+    assert evidence["scaling_efficiency_pct"] == pytest.approx(80.0)
+    assert "scaling_efficiency_pct" not in verdict_of(phases({})).evidence
