@@ -30,7 +30,7 @@ from perfagent_server.verdict.verdict import Happened, verdict, worst_first
 
 __all__ = ["STATE_VERSION", "Evaluator"]
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 _MOST_OTHERS = 256
 """Alerts that no rule of ours raises: a script that gives each of them another title must not fill the memory."""
 _SAID_S = 3600.0
@@ -196,7 +196,7 @@ class Evaluator:
         self.window = Window(
             window.run, self.plan, attempt=attempt, world_size=window.world_size, now=window.now, started=window.now
         )
-        self.window.wall.go_on_from(window.wall, window.now)
+        self.window.wall.go_on_from(window.wall)
         self._clock_due.clear()
         self.start_clock(window.now)
         return changes

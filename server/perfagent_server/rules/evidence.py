@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from perfagent_server.rules.window import Window
 
-__all__ = ["began_in", "dated", "named_ranks", "one_line", "spell_bytes", "spell_s", "surroundings"]
+__all__ = ["began_in", "dated", "named_ranks", "one_line", "p90", "spell_bytes", "spell_s", "surroundings"]
 
 
 TITLE = 90
@@ -43,6 +45,11 @@ def dated(title: str, began: int | None) -> str:
     """A title that also says in which step the trouble began, if that is another one and there is room."""
     longer = title if began is None else f"{title}, begun in step {began:,}"
     return longer if len(longer) <= TITLE else title
+
+
+def p90(ascending: Sequence[float]) -> float:
+    """The 90th percentile, without interpolation."""
+    return ascending[int(0.9 * (len(ascending) - 1))]
 
 
 def spell_s(seconds: float) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.evidence import p90, spell_s
 from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
 from perfagent_server.rules.speed import loader_cores, step_shares
 from perfagent_server.rules.speed.step_shares import ON_DEVICE, UTILIZATION, busy_pct, means_over, seconds_in
@@ -142,7 +142,7 @@ class DataBound(Rule):
             since_step=window.at,
             evidence={
                 "wait_s": wait_s, "step_time_s": step_s, "share_pct": share, "hidden_wait_s": hidden_s,
-                "wait_p50_s": ordered[len(ordered) // 2], "wait_p90_s": ordered[int(0.9 * (len(ordered) - 1))],
+                "wait_p50_s": ordered[len(ordered) // 2], "wait_p90_s": p90(ordered),
                 "wait_max_s": ordered[-1], "steps": len(rows), "phases_s": means_over(window, counted), **machine,
             },
             cause=cause,

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.evidence import p90, spell_s
 from perfagent_server.rules.row_series import Floats
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words
 from perfagent_server.rules.speed.own_work import PHASES, READS, own_work
@@ -115,13 +115,12 @@ class StageImbalance(Rule):
         where = f", {spell_s(more_s)} of it in {phase}" if phase else ""
         took = window.series("step_time_s")
         ordered = sorted(took.last(self.steps)) if took is not None else [step_s]
-        p90 = ordered[int(0.9 * (len(ordered) - 1))]
         return self.found(
             "warning",
             f"{which[0].upper()}{which[1:]} has {times:.2g} times the work of another, and all wait for it",
             f"{which[0].upper()}{which[1:]} ({_row(of_slow)}) needs {spell_s(float(typical[slow]))} for its own work in a "
             f"step, {times:.2g} times the {spell_s(float(typical[fast]))} of the fastest{where}. Even stages would save "
-            f"{spell_s(lost_s)} of {spell_s(step_s)} ({share:.0f} %; P90 of the step {spell_s(p90)}, "
+            f"{spell_s(lost_s)} of {spell_s(step_s)} ({share:.0f} %; P90 of the step {spell_s(p90(ordered))}, "
             f"medians of the newest {len(ordered)} steps).",
             cause="by their work" if stages.known == "by their work" else "",
             cost=f"{spell_s(lost_s)} of each step of {spell_s(step_s)}",

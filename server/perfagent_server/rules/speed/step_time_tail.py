@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from perfagent.wire import TIMED_PHASES, Finding
-from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.evidence import p90, spell_s
 from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.level_shift import middle
@@ -180,7 +180,7 @@ class StepTimeTail(Rule):
         steps, lost_s, total_s = (sum(block[at] for block in blocks) for at in (0, 2, 3))
         share, each = 100 * lost_s / total_s, typical * middle([times for _, times in state["slow"]])
         ordered = sorted(took.last(took.size))
-        p90, usual = ordered[int(0.9 * (len(ordered) - 1))], typical * state["limit"] / self.tail_times
+        step_p90_s, usual = p90(ordered), typical * state["limit"] / self.tail_times
         every = _interval([step for step, _ in state["slow"]])
         phase = max(state["longer"], key=lambda name: state["longer"][name], default="")
         where = f" {phase[0].upper()}{phase[1:]} takes most of that." if phase else ""
@@ -189,8 +189,8 @@ class StepTimeTail(Rule):
             "warning" if share >= self.warning_pct else "info",
             f"{slow} of {steps:,} steps take about {each / typical:.2g} times as long as the others",
             f"{slow} of the newest {steps:,} steps took about {spell_s(each)}{regular}, where a step takes {spell_s(typical)} "
-            f"(P50; P90 {spell_s(p90)}) and 99 of 100 took at most {spell_s(usual)} at the beginning: {share:.1f} % of the "
-            f"time.{where}",
+            f"(P50; P90 {spell_s(step_p90_s)}) and 99 of 100 took at most {spell_s(usual)} at the beginning: {share:.1f} % of "
+            f"the time.{where}",
             cause="regular" if every else phase if phase in self.english.remedies else "",
             cost=f"{share:.1f} % of the time",
             since_step=state["slow"][0][0],
