@@ -147,6 +147,23 @@ def test_pauses_between_the_steps_keep_no_alert_back() -> None:
     assert [change.kind for change in changes if change.kind != "update"] == ["fire"]
 
 
+def test_a_node_that_is_throttled_a_little_hides_none_that_is_short_of_cores() -> None:
+    evaluator = make_evaluator(rules=(CpuOversubscribed(),))
+    evaluator.start_clock(START)
+    for rank in range(2):
+        evaluator.take(frame({}, [], rank=rank, ident=rank + 1, events=[state("starting", world_size=2)]))
+    nodes = (
+        {**OWN, "host/cpu_pressure_pct": 5.0, "host/cpu_throttled_pct": 0.1},
+        {**OWN, "host/cpu_throttled_pct": 0.0},
+    )
+    changes: list[Change] = []
+    for second in range(1, 150):
+        for rank, told in enumerate(nodes):
+            changes += go_on(evaluator, range(second, second + 1), told, rank=rank)
+    [change] = fired(changes)
+    assert change.finding.ranks == [1]
+
+
 def test_a_little_pressure_of_the_run_s_own_is_a_remark() -> None:
     assert [one.severity for one in found(CpuOversubscribed(), {**OWN, "host/cpu_pressure_pct": 50.0})] == ["info"]
 
