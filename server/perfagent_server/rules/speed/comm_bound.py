@@ -79,7 +79,7 @@ class CommBound(Rule):
         whole = window.value("step_time_s")
         if whole is None or typical < 0.5 * self.clear_at * self.warning_pct / 100 * whole:
             return None  # most steps end here
-        if len(window.by_rank) < self.steps and window.world_size > 1:
+        if window.world_size > 1 and window.by_rank.kept_until(window.at) < self.steps:
             return UNKNOWN
         ranks, medians = rank_medians(window, ("phase/comm_s", "step_time_s"), self.steps)
         if len(ranks) < 2 or min(medians[1]) <= 0:
