@@ -211,10 +211,9 @@ def _how_much_is_tested(results: Results, found: dict[str, Summary]) -> str:
     told = f"Read a share with its numbers: 1.000 (1/1) is one fault. The healthy runs have {steps:,} steps together."
     if not chosen:
         return told
-    most, least = f"{max(chosen):,}", f"{min(chosen):,}"
     return (
-        f"{told} The thresholds of {some(len(chosen), 'rule')} were chosen with a look at most of them. Of these rules, "
-        f"each has {most if most == least else f'{least} to {most}'} healthy steps on which nothing was chosen."
+        f"{told} The thresholds of {some(len(chosen), 'rule')} were chosen with a look at them: for each of these rules, at "
+        f"most {some(max(chosen), 'healthy step')} are a true test."
     )
 
 
@@ -329,16 +328,16 @@ def _programs(file: Path) -> str:
     if not file.exists():
         return "Not measured yet."
     found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
+    is_new = _are_run_again(found)
     rows = [
         (
             one["program"], one["illness"], f"`{one['expected']}`", "yes" if _is_after_the_rules(one) else "",
-            "yes" if one["right_at_first_try"] else "no", f"`{one['verdict']}`", _right_now(one),
+            _met(one["right_at_first_try"]), f"`{one['verdict']}`", *([_met(one["right_now"])] if is_new else []),
         )
         for one in found
     ]  # fmt: skip
-    head = (
-        "program", "illness", "expected", "written after the rules", "right at the first try", "verdict now", "right now",
-    )  # fmt: skip
+    now = ("verdict now", "right now") if is_new else ("verdict",)
+    head = ("program", "illness", "expected", "written after the rules", "right at the first try", *now)
     return f"{_right_programs(found)}\n\n{table(head, rows)}"
 
 
@@ -356,7 +355,7 @@ def _right_programs(found: Sequence[dict[str, Any]]) -> str:
     if healthy:
         told.append(f". {_silent(healthy, 'right_at_first_try')}")
     told.append(".")
-    if all("right_now" in one for one in found):
+    if _are_run_again(found):
         told.append(f"\n\nWith the rules of today, {count(sick, 'right_now')} get a right verdict")
         told.append(f". {_silent(healthy, 'right_now')}." if healthy else ".")
     return "".join(told)
@@ -367,8 +366,8 @@ def _silent(healthy: Sequence[dict[str, Any]], key: str) -> str:
     return f"{silent} of {some(len(healthy), 'healthy program')} ended without a warning"
 
 
-def _right_now(program: dict[str, Any]) -> str:
-    return _met(program["right_now"]) if "right_now" in program else ""
+def _are_run_again(found: Sequence[dict[str, Any]]) -> bool:
+    return all("right_now" in one for one in found)
 
 
 def _is_after_the_rules(program: dict[str, Any]) -> bool:

@@ -124,7 +124,8 @@ def measured(rule: Rule) -> str:
     if "total" in found:
         return f"{demo}{_shares(found)} ([detection.md](detection.md))."
     if rule.seen_on:
-        return f"{demo}named in a job on {rule.seen_on} (docs/gpu.md); else tested on made-up series, without a claim of precision."
+        seen = f"named in a job on {rule.seen_on} (docs/gpu.md)"
+        return f"{demo}{seen}; else tested on made-up series, without a claim of precision."
     if rule.needs_card:
         return f"{demo}not yet seen on a card: tested on recorded and made-up series, without a claim of precision."
     return f"{demo}no labelled data: tested on synthetic series."
@@ -132,7 +133,8 @@ def measured(rule: Rule) -> str:
 
 def seen_in_demo(named: dict[str, Any]) -> str:
     """named in the demo (`data-stall`: after 24 steps, 6.7 s)"""
-    return f"named in the demo (`{named['fault']}`: after {some(named['steps'], 'step')}, {named['seconds']:.3g} s)"
+    after = f"after {some(named['steps'], 'step')}" if named["steps"] else "in the same step"
+    return f"named in the demo (`{named['fault']}`: {after}, {named['seconds']:.3g} s)"
 
 
 def _shares(found: dict[str, Any]) -> str:
@@ -145,7 +147,9 @@ def _shares(found: dict[str, Any]) -> str:
     if tested == healthy:
         where = "no threshold was chosen on them"
     else:
-        where = f"on {tested:,} of them no threshold was chosen" if tested else "thresholds were chosen with a look at them"
+        where = (
+            f"on {tested:,} of them no threshold was chosen" if tested else "thresholds were chosen with a look at them"
+        )
     return f"{precision}{recall}; {some(false, 'false alert')}; {some(healthy, 'healthy step')}: {where}"
 
 
