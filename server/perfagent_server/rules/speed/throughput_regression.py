@@ -281,8 +281,8 @@ class ThroughputRegression(Rule):
         return self.found(
             severity,
             f"Steps take {more:.3g} % longer since step {shift.step:,}",
-            f"Steps take {spell_s(shift.level)} (P50; P90 {spell_s(step_p90_s)}) since step {shift.step:,}, {more:.3g} % more than "
-            f"the {spell_s(shift.before)} of the steps before (P50 of up to {self.before_steps}).{growth.words}{crowd}",
+            f"Steps take {spell_s(shift.level)} (P50; P90 {spell_s(step_p90_s)}) since step {shift.step:,}, {more:.3g} % more "
+            f"than the {spell_s(shift.before)} of the steps before (P50 of up to {self.before_steps}).{growth.words}{crowd}",
             cause=cause,
             cost=f"{spell_s(lost_s)} of each step of {spell_s(shift.level)}",
             since_step=shift.step,
