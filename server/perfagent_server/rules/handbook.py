@@ -141,8 +141,8 @@ def _shares(found: dict[str, Any]) -> str:
     """Each with the numbers that it was made of."""
     caught, total, false = found["found"], found["total"], found["false_alerts"]
     raised = caught + false
-    precision = f"precision {caught / raised:.3f} ({caught} of {some(raised, 'alert')}), " if raised else ""
-    recall = f"recall {caught / total:.3f} ({caught} of {some(total, 'fault')}{_how_late(found)})"
+    precision = f"precision {caught / raised:.3f} ({caught:,} of {some(raised, 'alert')}), " if raised else ""
+    recall = f"recall {caught / total:.3f} ({caught:,} of {some(total, 'fault')}{_how_late(found)})"
     healthy, tested = found["healthy_steps"], found["tested_steps"]
     if tested == healthy:
         where = "no threshold was chosen on them"
