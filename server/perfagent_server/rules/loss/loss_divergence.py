@@ -84,14 +84,15 @@ class LossDivergence(Rule):
         name="Loss divergence",
         meaning="The loss turned round and grows: each further step makes the model worse.",
         fires=(
-            "When the smoothed loss (about 50 values) stands {warning_pct:g} % (warning) or {critical_pct:g} % (critical) "
-            "above its lowest point of the newest {lowest_of_steps} steps for {held_steps} steps, and is not on its way "
-            "back. Lowest points at a much lower learning rate do not count, so a warm restart is silent; if the rate "
-            "was raised above all before, {raised_pct:g} % is needed. The rise must also be {usual_times:g} times what "
-            "is usual for this run, and stand out from its noise. A loss that never fell and never was steady (GANs, "
-            "reinforcement learning) must rise by {unproven_pct:g} %; in the first {warmup_steps} steps, and in the "
-            "warm-up of the learning rate, any loss by {warmup_pct:g} %. A loss that runs away at the start is critical "
-            "at once: when it still grows at {runaway_times:g} times its first values."
+            "When the smoothed loss (about 50 values) stands {warning_pct:g} % (warning) or {critical_pct:g} % "
+            "(critical) above its lowest point of the newest {lowest_of_steps} steps for {held_steps} steps, and is "
+            "not on its way back. Lowest points at a much lower learning rate do not count, so a warm restart is "
+            "silent. If the rate was raised to its highest value so far, the loss must stand {raised_pct:g} % above. "
+            "The rise must also be {usual_times:g} times what is usual for this run, and stand out from its noise. A "
+            "loss that never fell and never was steady (GANs, reinforcement learning) must rise by {unproven_pct:g} "
+            "%. In the first {warmup_steps} steps, and in the warm-up of the learning rate, any loss must rise by "
+            "{warmup_pct:g} %. A loss that runs away at the start is critical at once: it has grown to "
+            "{runaway_times:g} times its first values and still grows."
         ),
         remedies={
             "": (
