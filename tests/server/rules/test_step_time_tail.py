@@ -30,8 +30,10 @@ def train(
     evals: bool = False,
     evaluator: Evaluator | None = None,
     first: int = 1,
+    load: tuple[float, float] | None = None,
 ) -> tuple[list[Change], Evaluator]:
-    """Steps that take so long; what they take more than 100 ms is in that phase. evals: or in an evaluation."""
+    """Steps that take so long; what they take more than 100 ms is in that phase. evals: or in an evaluation. load: how
+    much of two cores all programs use, and how much of one core the run, in percent."""
     evaluator = evaluator or make_evaluator(rules=(RULE,))
     changes: list[Change] = []
     for step, time in enumerate(times, first):
@@ -43,6 +45,8 @@ def train(
         }
         if evals and more > 0.01:
             columns["phase/eval_s"] = [more]
+        if load is not None:
+            columns |= {"host/cores": [2.0], "host/cpu_pct": [load[0]], "process/cpu_pct": [load[1]]}
         changes += evaluator.take(frame(columns, [step], ident=evaluator.upto + 1))
     return changes, evaluator
 
@@ -127,3 +131,11 @@ def test_recorded_healthy_runs_are_silent() -> None:
     """A part of them; benchmarks/detection judges all."""
     for record in [*records.curves()[1::9], *records.mlperf()]:
         assert replay(record.moments, Plan((RULE,))).alerts == [], record.name
+
+
+@pytest.mark.parametrize(("load", "severity"), [((100.0, 100.0), "info"), ((60.0, 110.0), "warning")])
+def test_slow_steps_beside_other_busy_programs_are_a_remark(load: tuple[float, float], severity: str) -> None:
+    times = noisy(600) + noisy(1200, slow_every=40, slow=0.5)
+    [change] = fired(train(times, load=load)[0])
+    assert change.finding.severity == severity
+    assert ("other programs use many of the cores" in change.finding.message) == (severity == "info")

@@ -10,7 +10,18 @@ import numpy as np
 from perfagent_server.rules.rule import Series
 from perfagent_server.rules.window import Window
 
-__all__ = ["BUSY", "CORES", "OWN", "PRESSURE", "READS", "THROTTLED", "CpuLoad", "cpu_load", "ranks_of_nodes"]
+__all__ = [
+    "BUSY",
+    "CORES",
+    "OWN",
+    "PRESSURE",
+    "READS",
+    "THROTTLED",
+    "CpuLoad",
+    "cpu_load",
+    "is_crowded",
+    "ranks_of_nodes",
+]
 
 _KEPT_S = 180  # for a minute of stepping in it, whatever pauses there are between the steps
 PRESSURE = Series("host/cpu_pressure_pct", keep=_KEPT_S, axis="time", ranks="apart")
@@ -21,6 +32,9 @@ _WORKERS = Series("process/workers_cpu_pct", keep=30, axis="time", ranks="apart"
 CORES = Series("host/cores", keep=2, axis="time")
 READS = (BUSY, OWN, _WORKERS, CORES)
 """What a rule must read for cpu_load()."""
+
+
+_NEWEST_S, _MUCH = 30.0, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +85,12 @@ def cpu_load(window: Window, node: tuple[int, tuple[int, ...]], since: float, un
     workers = sum(_mean(window, _WORKERS.name, rank, since, until) or 0.0 for rank in ranks) / 100
     own = sum(one or 0.0 for one in own_pct) / 100 + workers
     return CpuLoad(allowed, own, workers, busy_pct / 100 * allowed, ranks)
+
+
+def is_crowded(window: Window, until: float) -> bool:
+    """Whether other programs used a good part of some node's cores in the seconds before. `until`: clock of the nodes."""
+    loads = [cpu_load(window, node, until - _NEWEST_S, until) for node in ranks_of_nodes(window)]
+    return any(load is not None and load.others >= _MUCH * load.cores for load in loads)
 
 
 def _mean(window: Window, name: str, rank: int, since: float, until: float) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from perfagent.wire import TIMED_PHASES, Finding
 from perfagent_server.rules.evidence import p90, spell_s
 from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
-from perfagent_server.rules.speed import step_shares
+from perfagent_server.rules.speed import cpu_load, step_shares
 from perfagent_server.rules.speed.level_shift import middle
 from perfagent_server.rules.speed.step_shares import PAUSES
 from perfagent_server.rules.steady_steps import SKIPPED_STEPS
@@ -37,7 +37,7 @@ class StepTimeTail(Rule):
     A threshold that is learned: of single-node research runs P99/P50 is 1.67 in the median and up to 6.3, of MLPerf
     submissions 1.002 to 1.03. Three standard deviations flag ten steps of any thousand. Slow steps that follow each other
     are one, because a slow stretch is no tail. Steps with an evaluation or a save do not count. What it costs decides: the
-    slow steps take warning_pct of the time, or it is a remark.
+    slow steps take warning_pct of the time, or it is a remark; so it is while other programs use many of the cores.
     """
 
     tail_times: float = 2.0
@@ -49,7 +49,7 @@ class StepTimeTail(Rule):
     id: ClassVar[str] = "step_time_tail"
     severities = ("info", "warning")
     place = Place(Question.IS_IT_FAST, 20)
-    reads = (Series("step_time_s", merge="median", judged=True), *step_shares.READS[1:])
+    reads = (Series("step_time_s", merge="median", judged=True), *step_shares.READS[1:], *cpu_load.READS)
     charts = ("step_time_s",)
     life = Life(clear_steps=1, restated=True)
     english = Words(
@@ -59,8 +59,8 @@ class StepTimeTail(Rule):
             "When at least {outliers_per_1000:g} times in the newest 1,000 steps a step took more than {tail_times:g} times "
             "the 99th percentile of the first {baseline_steps} steps (both as multiples of the median of the steps around), "
             "and clearly more often than before. "
-            "A warning if these steps cost at least {warning_pct:g} % of the time, else a remark. Evaluations, saves and the "
-            "first steps do not count."
+            "A warning if these steps cost at least {warning_pct:g} % of the time, else a remark; so it is while other programs "
+            "use many of the cores. Evaluations, saves and the first steps do not count."
         ),
         remedies={
             "": (
@@ -83,7 +83,7 @@ class StepTimeTail(Rule):
         meaning="偶尔有一步比其他步慢得多，而且比开始时更频繁。",
         fires=(
             "最近 1,000 步中至少有 {outliers_per_1000:g} 次某一步超过前 {baseline_steps} 步第 99 百分位的 {tail_times:g} 倍"
-            "（均以附近步的中位数为单位）时触发。若这些步至少占用时间的 {warning_pct:g} % 则为警告，否则仅作提示。"
+            "（均以附近步的中位数为单位）时触发。若这些步至少占用时间的 {warning_pct:g} % 则为警告，否则仅作提示；其他程序占用大量核心时也仅作提示。"
             "评估、保存和最初几步不计。"
         ),
         remedies={
@@ -130,7 +130,7 @@ class StepTimeTail(Rule):
         least = max(self.outliers_per_1000, self._usual_at_most(state))
         if slow < least * (self.clear_at if window.is_firing(self.id) else 1.0):
             return None
-        return self._finding(took, state, slow)
+        return self._finding(window, took, state, slow)
 
     def _usual_at_most(self, state: dict[str, Any]) -> float:
         """How many slow steps there would be at most if there were as many as before: three standard deviations of both
@@ -176,7 +176,7 @@ class StepTimeTail(Rule):
             state["longer"][phase] = 0.9 * state["longer"].get(phase, 0.0) + seconds
         return True
 
-    def _finding(self, took: StepSeries, state: dict[str, Any], slow: int) -> Finding:
+    def _finding(self, window: Window, took: StepSeries, state: dict[str, Any], slow: int) -> Finding:
         blocks, typical = state["blocks"], state["typical"]
         steps, lost_s, total_s = (sum(block[at] for block in blocks) for at in (0, 2, 3))
         share, each = 100 * lost_s / total_s, typical * middle([times for _, times in state["slow"]])
@@ -186,8 +186,10 @@ class StepTimeTail(Rule):
         phase = max(state["longer"], key=lambda name: state["longer"][name], default="")
         where = f" {phase[0].upper()}{phase[1:]} takes most of that." if phase else ""
         regular = f", every {every:,} steps" if every else ""
+        crowd = cpu_load.is_crowded(window, took.time or 0.0)
+        where += " Meanwhile other programs use many of the cores." if crowd else ""
         return self.found(
-            "warning" if share >= self.warning_pct else "info",
+            "warning" if share >= self.warning_pct and not crowd else "info",
             f"{slow} of {steps:,} steps take about {each / typical:.2g} times as long as the others",
             f"{slow} of the newest {steps:,} steps took about {spell_s(each)}{regular}, where a step takes {spell_s(typical)} "
             f"(P50; P90 {spell_s(step_p90_s)}) and 99 of 100 took at most {spell_s(usual)} at the beginning: {share:.1f} % of "

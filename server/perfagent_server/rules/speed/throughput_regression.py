@@ -217,8 +217,7 @@ class ThroughputRegression(Rule):
         if _has_more_work(state["early"], after, found.times):
             return None
         growth = _growth(state["early"], after, found.level - found.before)
-        loads = [cpu_load.cpu_load(window, node, time - _BEFORE_S, time) for node in ranks_of_nodes(window)]
-        is_crowded = any(load is not None and load.others >= _MUCH * load.cores for load in loads)
+        is_crowded = cpu_load.is_crowded(window, time)
         is_own = growth.phase in ("", "other", "rollout")
         cause = "other programs" if is_crowded and not growth.is_alone else _cause(growth)
         return self.found(
