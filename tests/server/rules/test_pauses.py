@@ -50,6 +50,15 @@ def test_a_short_run_is_told_within_its_first_minute() -> None:
     assert found.evidence["share_pct"] == pytest.approx(100 / 3)
 
 
+def test_pauses_after_every_step_are_told_in_plain_words() -> None:
+    [found] = run("eval", [0.3] * 700, every=1).found("eval_bound")
+    assert "300 ms each, after every step (400 ms), over the newest " in found.message
+    assert "half as often, every 2 steps, would save" in found.message
+    made = run("eval", [120.0] * 2, every=100)
+    made.train(100, STEP)
+    assert "(130 s), over the newest one. " in made.found("eval_bound")[0].message
+
+
 def test_the_only_save_of_a_short_run_is_no_fault() -> None:
     assert run("checkpoint", [30.0], every=300).changes == []
     assert run("checkpoint", [30.0], every=3000).changes == []

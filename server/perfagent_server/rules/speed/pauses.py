@@ -75,9 +75,10 @@ class PauseRule(Rule):
         return self.found(
             "warning" if share >= self.warning_pct and found.is_settled else "info",
             f"{self.take} {share:.0f} % of wall time",
-            f"{self.take} {share:.0f} % of wall time: {spell_s(found.each_s)} each, one every {found.every_steps:,} "
-            f"steps ({spell_s(found.every_s)}; the newest {found.count}). {self.doing} half as often, every "
-            f"{2 * found.every_steps:,} steps, would save {share / 2:.0f} % of the time.",
+            f"{self.take} {share:.0f} % of wall time: {spell_s(found.each_s)} each, after every "
+            f"{_steps(found.every_steps)} ({spell_s(found.every_s)}), over the newest "
+            f"{'one' if found.count == 1 else found.count}. {self.doing} half as often, every "
+            f"{_steps(2 * found.every_steps)}, would save {share / 2:.0f} % of the time.",
             cost=f"{spell_s(found.each_s)} every {spell_s(found.every_s)}, {share:.0f} % of wall time",
             since_step=window.at,
             evidence={
@@ -87,6 +88,10 @@ class PauseRule(Rule):
             },
             gain_pct=share / 2,
         )  # fmt: skip
+
+
+def _steps(count: int) -> str:
+    return "step" if count == 1 else f"{count:,} steps"
 
 
 def pauses(window: Window, rule: Rule, phase: str) -> Pauses | None:
