@@ -57,8 +57,8 @@ class DeadUnits(Rule):
             "warning from step {least_steps} on if the share rose by {rise_pct:g} points since it was first measured and "
             "more than {learned_share:.0%} of the first loss is left. Where it did not rise, it is a warning if the loss "
             "stands still with more than {still_share:.0%} of the first one left (below {certain_pct:g} %: from step "
-            "{settled_steps} on). A layer of which {all_pct:g} % are dead is a warning at once. The first {skip_steps} steps and the "
-            "experts of a mixture do not count."
+            "{settled_steps} on). A layer of which {all_pct:g} % are dead is a warning at once. The first {skip_steps} "
+            "steps and the experts of a mixture do not count."
         ),
         remedies={
             "": (
@@ -80,8 +80,8 @@ class DeadUnits(Rule):
             "某个 ReLU 层至少 {dead_pct:g} % 的单元在整个批次中都为零，连续 {observations} 次测量如此，或一次测量达到 "
             "{certain_pct:g} % 时触发，作为提示，因为网络可能本来就稀疏。从第 {least_steps} 步起，若该比例比首次测量时上升了 "
             "{rise_pct:g} 个百分点且损失仍高于最初的 {learned_share:.0%}，则为警告；未上升时，若损失停滞且仍高于最初的 "
-            "{still_share:.0%} 则为警告（低于 {certain_pct:g} % 时从第 {settled_steps} 步起）。达到 {all_pct:g} % 的层立即为警告。"
-            "前 {skip_steps} 步以及混合专家的专家层不计。"
+            "{still_share:.0%} 则为警告（低于 {certain_pct:g} % 时从第 {settled_steps} 步起）。"
+            "达到 {all_pct:g} % 的层立即为警告。前 {skip_steps} 步以及混合专家的专家层不计。"
         ),
         remedies={
             "": (

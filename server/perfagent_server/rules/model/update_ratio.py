@@ -61,11 +61,11 @@ class UpdateRatio(Rule):
         meaning="A step changes the weights of the model or of a layer by far too much, or by next to nothing.",
         fires=(
             "When the norm of a step's change is more than {large:g} times or less than {small:g} times the norm of the "
-            "weights, of the model or of a layer, in {observations} measurements in a row; and when it is at least "
-            "{high_ratio:g} for the whole model. That is a remark. It is a warning if the loss stands still with more than "
+            "weights, of the model or of a layer, in {observations} measurements in a row, it is a warning. When it is at "
+            "least {high_ratio:g} for the whole model, it is a remark; and a warning if the loss stands still with more than "
             "{learned_share:.0%} of the first one left, and besides the ratio is at least {sick_ratio:g}, or the loss is "
-            "above {risen_share:.0%} of the first one, or an alert on dead units is open. The first {skip_steps} steps do not count, nor small changes at a learning "
-            "rate below {least_rate:.0%} of its highest."
+            "above {risen_share:.0%} of the first one, or an alert on dead units is open. The first {skip_steps} steps do "
+            "not count, nor small changes at a learning rate below {least_rate:.0%} of its highest."
         ),
         remedies={
             "": (
