@@ -49,9 +49,10 @@ def frame(
     step_s: float = 0.1,
     events: Sequence[Event] = (),
     run: str = "r",
+    late_s: float = 0.0,
 ) -> FromTail:
-    """One frame of one rank: the columns belong to `steps`."""
-    times = [START + step_s * step for step in steps]
+    """One frame of one rank: the columns belong to `steps`. late_s: added to the times of the samples."""
+    times = [START + late_s + step_s * step for step in steps]
     columns = {name: list(values) for name, values in series.items()}
     groups = [TailGroup.of_group(Group(list(steps), times, times, columns))] if steps else []  # type: ignore[arg-type]
     at = received if received is not None else (times[-1] if times else START)

@@ -14,8 +14,9 @@ from records import chosen_on
 from tables import replace, table
 
 from perfagent.demo import faults as demo_faults
+from perfagent.plural import some
 from perfagent_server.rules.catalogue import all_rules
-from perfagent_server.rules.handbook import MEASURED
+from perfagent_server.rules.handbook import MEASURED, seen_in_demo
 from perfagent_server.rules.rule import Rule
 
 __all__ = ["plain", "sections", "summaries", "targets", "write"]
@@ -23,26 +24,34 @@ __all__ = ["plain", "sections", "summaries", "targets", "write"]
 Results = dict[str, Any]
 DEMO_FAULTS, SICK_PROGRAMS = "demo_faults.json", "sick_programs.json"
 _MOST_PER_100K = 1.0
+_AFTER_THE_RULES = range(11, 21)
+"""The numbers of the sick programs that were written when the rules were done."""
 
 
 @dataclass(slots=True)
 class Summary:
     """What was measured of a rule. steps: of healthy runs that log what it needs; alerts: in them; early: alerts before
-    faults; latencies: of the faults that were found."""
+    faults; tested_steps, tested_false: those of them on data on which no threshold of the rule was chosen; latencies: of
+    the faults that were found."""
 
     rule: Rule
     steps: int = 0
     alerts: int = 0
     early: int = 0
+    tested_steps: int = 0
+    tested_false: int = 0
     found: int = 0
     total: int = 0
     latencies: list[int] = field(default_factory=list)
     on: list[str] = field(default_factory=list)
 
     @property
+    def raised(self) -> int:
+        return self.found + self.false
+
+    @property
     def precision(self) -> float | None:
-        raised = self.found + self.false
-        return self.found / raised if raised else None
+        return self.found / self.raised if self.raised else None
 
     @property
     def false(self) -> int:
@@ -67,14 +76,18 @@ def summaries(results: Results) -> dict[str, Summary]:
             summary.found += one["found"]
             summary.total += one["total"]
             summary.early += one["early"]
+            summary.tested_false += 0 if one["chosen"] else one["early"]
             summary.latencies += one["latencies"]
         if faults:
             summary.on.append("faults put into recorded runs")
             # The curves with a scaler are some of the curves again: they count for the scaler only.
             for run in results["healthy"]:
                 if needs <= {*run["series"]} and (run["kind"] == "scaled") == ("amp/scale" in needs):
+                    alerts, is_tested = len(_counted(rule, run["alerts"])), not chosen_on(rule.id, run["family"])
                     summary.steps += run["steps"]
-                    summary.alerts += len(_counted(rule, run["alerts"]))
+                    summary.alerts += alerts
+                    summary.tested_steps += run["steps"] if is_tested else 0
+                    summary.tested_false += alerts if is_tested else 0
         _add_incidents(summary, results)
         _add_traces(summary, results)
         if summary.on:
@@ -83,7 +96,8 @@ def summaries(results: Results) -> dict[str, Summary]:
 
 
 def _add_incidents(summary: Summary, results: Results) -> None:
-    """The same incident with other noise before it is one fault: it was found when it was with each."""
+    """The same incident with other noise before it is one fault: it was found when it was with each. Incidents and traces
+    are targets that the rules were built to reach, so nothing in them counts as tested only."""
     for incident in results["incidents"]:
         for seen in incident["seen"]:
             if seen["rule"] == summary.rule.id:
@@ -123,25 +137,38 @@ def write(results: Results, docs: Path) -> None:
     """docs/detection.md, and the figures of each rule for docs/rules.md."""
     for section, text in sections(results, docs).items():
         replace(section, text, docs / "detection.md")
-    MEASURED.write_text(json.dumps(plain(summaries(results)), indent=1) + "\n", "utf-8")
+    MEASURED.write_text(json.dumps(plain(summaries(results), docs), indent=1) + "\n", "utf-8")
 
 
-def plain(found: dict[str, Summary]) -> dict[str, Any]:
+def plain(found: dict[str, Summary], docs: Path) -> dict[str, Any]:
     """As the handbook of the rules reads it."""
-    return {
+    figures: dict[str, Any] = {
         rule: {
-            "healthy_steps": one.steps, "false_alerts": one.false, "found": one.found, "total": one.total,
-            "median_steps": _median(one.latencies), "most_steps": max(one.latencies, default=None),
+            "healthy_steps": one.steps, "tested_steps": one.tested_steps, "false_alerts": one.false, "found": one.found,
+            "total": one.total, "median_steps": _median(one.latencies), "most_steps": max(one.latencies, default=None),
         }
         for rule, one in found.items()
     }  # fmt: skip
+    for rule, named in _named_in_demo(docs / DEMO_FAULTS).items():
+        figures.setdefault(rule, {})["demo"] = named
+    return figures
+
+
+def _named_in_demo(file: Path) -> dict[str, dict[str, Any]]:
+    """By rule: the fault of the demo that it named, and how long that took. Of several faults, the first."""
+    runs: list[dict[str, Any]] = json.loads(file.read_text("utf-8")) if file.exists() else []
+    return {
+        run["alert"]: {"fault": run["fault"], "steps": run["steps_to_alert"], "seconds": run["seconds_to_alert"]}
+        for run in reversed(runs)
+        if run["alert"] and run["verdict"] in _expected(run["fault"])
+    }
 
 
 def sections(results: Results, docs: Path) -> dict[str, str]:
     """What stands between the marks of docs/detection.md."""
     return {
         "targets": f"Measured on {results['day']}.\n\n{table(('target', 'measured', 'met'), targets(results))}",
-        "rules": _rules(results),
+        "rules": _rules(results, docs),
         "healthy": _healthy(results),
         "faults": _faults(results),
         "incidents": _incidents(results),
@@ -151,30 +178,51 @@ def sections(results: Results, docs: Path) -> dict[str, str]:
     }
 
 
-def _rules(results: Results) -> str:
-    found = summaries(results)
+def _rules(results: Results, docs: Path) -> str:
+    found, demo = summaries(results), _named_in_demo(docs / DEMO_FAULTS)
     on_healthy = Counter(
         rule.id for rule in all_rules() for run in results["healthy"] for _ in _counted(rule, run["alerts"])
     )
     rows = []
     for rule in all_rules():
         one = found.get(rule.id)
+        named = f"; {seen_in_demo(demo[rule.id])}" if rule.id in demo else ""
         if one is not None:
-            figures = f"{one.steps:,}", str(one.false), _share(one.precision), _of(one), _steps(one.latencies)
-            rows.append((f"`{rule.id}`", *figures, ", ".join(dict.fromkeys(one.on))))
+            chosen = f"{one.steps - one.tested_steps:,}", str(one.false - one.tested_false)
+            figures = *chosen, f"{one.tested_steps:,}", str(one.tested_false), _precision(one), _of(one)
+            measured_on = ", ".join(dict.fromkeys(one.on)) + named
+            rows.append((f"`{rule.id}`", *figures, _steps(one.latencies), measured_on))
         else:
             words = "not yet seen on a card" if rule.needs_card else "no labelled data: tested on synthetic series"
             words = f"named in a job on {rule.seen_on}" if rule.seen_on else words
-            rows.append((f"`{rule.id}`", "", str(on_healthy[rule.id] or ""), "", "", "", words))
-    head = ("rule", "healthy steps", "false alerts", "precision", "recall", "steps", "measured on")
-    return table(head, rows)
+            rows.append((f"`{rule.id}`", "", "", "", str(on_healthy[rule.id] or ""), "", "", "", words + named))
+    head = (
+        "rule", "healthy steps, chosen", "false alerts, chosen", "healthy steps, tested", "false alerts, tested",
+        "precision", "recall", "steps", "measured on",
+    )  # fmt: skip
+    return f"{_how_much_is_tested(results, found)}\n\n{table(head, rows)}"
+
+
+def _how_much_is_tested(results: Results, found: dict[str, Summary]) -> str:
+    """What the shares of the rules stand on."""
+    runs = [run for run in results["healthy"] if run["kind"] != "scaled"]
+    steps = sum(run["steps"] for run in runs)
+    chosen = [one.tested_steps for one in found.values() if one.steps > one.tested_steps]
+    told = f"Read a share with its numbers: 1.000 (1/1) is one fault. The healthy runs have {steps:,} steps together."
+    if not chosen:
+        return told
+    return (
+        f"{told} The thresholds of {some(len(chosen), 'rule')} were chosen with a look at them: for each of these rules, at "
+        f"most {some(max(chosen), 'healthy step')} are a true test."
+    )
 
 
 def _healthy(results: Results) -> str:
+    # The curves with a scaler are some of the curves again, and so are the alerts in them.
+    once = [run for run in results["healthy"] if run["kind"] != "scaled"]
     families: dict[str, list[dict[str, Any]]] = {}
-    for run in results["healthy"]:
-        if run["kind"] != "scaled":
-            families.setdefault(run["family"], []).append(run)
+    for run in once:
+        families.setdefault(run["family"], []).append(run)
     rules = all_rules()
     rows = [
         (
@@ -188,7 +236,7 @@ def _healthy(results: Results) -> str:
     text = table(("family", "runs", "steps", "series", "alerts", "thresholds chosen on it"), rows)
     told = [
         f"- `{one['rule']}` ({one['severity']}) in step {one['first_step']:,} of {run['run']}: {one['message']}\n"
-        for run in results["healthy"]
+        for run in once
         for one in run["alerts"]
     ]
     said = f"Every alert and remark in them:\n\n{''.join(told)}" if told else "No rule said anything in them."
@@ -280,16 +328,51 @@ def _programs(file: Path) -> str:
     if not file.exists():
         return "Not measured yet."
     found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
-    right = sum(bool(one["right_at_first_try"]) for one in found)
+    is_new = _are_run_again(found)
     rows = [
         (
-            one["program"], one["illness"], f"`{one['expected']}`", f"`{one['verdict']}`",
-            "yes" if one["right_at_first_try"] else "no",
+            one["program"], one["illness"], f"`{one['expected']}`", "yes" if _is_after_the_rules(one) else "",
+            _met(one["right_at_first_try"]), f"`{one['verdict']}`", *([_met(one["right_now"])] if is_new else []),
         )
         for one in found
     ]  # fmt: skip
-    text = f"{right} of {len(found)} were named right at the first try.\n\n"
-    return text + table(("program", "illness", "expected", "verdict", "right at the first try"), rows)
+    now = ("verdict now", "right now") if is_new else ("verdict",)
+    head = ("program", "illness", "expected", "written after the rules", "right at the first try", *now)
+    return f"{_right_programs(found)}\n\n{table(head, rows)}"
+
+
+def _right_programs(found: Sequence[dict[str, Any]]) -> str:
+    sick = [one for one in found if one["expected"] != "healthy"]
+    healthy = [one for one in found if one["expected"] == "healthy"]
+    after = [one for one in sick if _is_after_the_rules(one)]
+
+    def count(programs: Sequence[dict[str, Any]], key: str) -> str:
+        return f"{sum(bool(one.get(key)) for one in programs)} of {some(len(programs), 'sick program')}"
+
+    told = [f"At the first try, {count(sick, 'right_at_first_try')} got a right verdict"]
+    if after:
+        told.append(f"; of those written after the rules, {count(after, 'right_at_first_try')}")
+    if healthy:
+        told.append(f". {_silent(healthy, 'right_at_first_try')}")
+    told.append(".")
+    if _are_run_again(found):
+        told.append(f"\n\nWith the rules of today, {count(sick, 'right_now')} get a right verdict")
+        told.append(f". {_silent(healthy, 'right_now')}." if healthy else ".")
+    return "".join(told)
+
+
+def _silent(healthy: Sequence[dict[str, Any]], key: str) -> str:
+    silent = sum(bool(one[key]) for one in healthy)
+    return f"{silent} of {some(len(healthy), 'healthy program')} ended without a warning"
+
+
+def _are_run_again(found: Sequence[dict[str, Any]]) -> bool:
+    return all("right_now" in one for one in found)
+
+
+def _is_after_the_rules(program: dict[str, Any]) -> bool:
+    number = program["program"].partition("_")[0]
+    return number.isdigit() and int(number) in _AFTER_THE_RULES
 
 
 # ---- targets
@@ -377,6 +460,10 @@ def _steps(latencies: Sequence[int]) -> str:
 
 def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
+
+
+def _precision(one: Summary) -> str:
+    return f"{_share(one.precision)} ({one.found}/{one.raised})" if one.raised else ""
 
 
 def _of(one: Summary) -> str:

@@ -200,6 +200,7 @@ def write(outcomes: list[Outcome]) -> None:
             "expected": "|".join(program.expected),
             "verdict": outcome.verdict,
             "right_at_first_try": first,
+            "right_now": outcome.right,
         }
     rows = [entries[name] for name in sorted(entries)]
     RESULTS.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n", "utf-8")

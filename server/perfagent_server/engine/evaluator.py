@@ -196,7 +196,7 @@ class Evaluator:
         self.window = Window(
             window.run, self.plan, attempt=attempt, world_size=window.world_size, now=window.now, started=window.now
         )
-        self.window.wall.go_on_from(window.wall, window.now)
+        self.window.wall.go_on_from(window.wall)
         self._clock_due.clear()
         self.start_clock(window.now)
         return changes

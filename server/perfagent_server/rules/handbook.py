@@ -14,10 +14,10 @@ from perfagent.plural import some
 from perfagent_server.rules.catalogue import all_rules, inputs
 from perfagent_server.rules.rule import Question, Rule
 
-__all__ = ["MEASURED", "handbook", "measured"]
+__all__ = ["MEASURED", "handbook", "measured", "seen_in_demo"]
 
 MEASURED = Path(__file__).with_name("measured.json")
-"""Rule -> what scripts/detection measured of it. Rules without labelled data are not in it."""
+"""Rule -> what scripts/detection measured of it, and the fault of the demo that it named."""
 
 _QUESTIONS = {
     Question.IS_IT_DEAD: "Is it dead, and of what?",
@@ -110,31 +110,55 @@ def _section(rule: Rule) -> str:
     lines += [f"**Measured:** {measured(rule)}", ""]
     if rule.asks_for:
         lines += [f"**It asks every rank** for `{rule.asks_for}` when it fires.", ""]
-    usual, *others = words.remedies.items()
-    lines += [f"**What to do:** {usual[1]}", ""]
-    lines += [f"- *{cause}:* {remedy}" for cause, remedy in others] + ([""] if others else [])
+    others = [f"- *{cause}:* {remedy}" for cause, remedy in words.remedies.items() if cause]
+    lines += [f"**What to do:** {words.remedies['']}", "", *others, *([""] if others else [])]
     lines += [f"**Inputs:** {', '.join(f'`{one}`' for one in inputs(rule))}.", ""]
     return "\n".join(lines) + "\n"
 
 
 def measured(rule: Rule) -> str:
-    """What scripts/detection measured of a rule, in a sentence."""
+    """What scripts/detection and the demo showed of a rule, in a sentence."""
     figures: dict[str, dict[str, Any]] = json.loads(MEASURED.read_text("utf-8")) if MEASURED.exists() else {}
-    found = figures.get(rule.id)
-    if found is None and rule.seen_on:
-        return f"named in a job on {rule.seen_on} (docs/gpu.md); else tested on made-up series, without a claim of precision."
-    if found is None and rule.needs_card:
-        return "not yet seen on a card: tested on recorded and made-up series, without a claim of precision."
-    if found is None:
-        return "no labelled data: tested on synthetic series."
+    found = figures.get(rule.id, {})
+    demo = f"{seen_in_demo(found['demo'])}; " if "demo" in found else ""
+    if "total" in found:
+        return f"{demo}{_shares(found)} ([detection.md](detection.md))."
+    if rule.seen_on:
+        seen = f"named in a job on {rule.seen_on} (docs/gpu.md)"
+        return f"{demo}{seen}; else tested on made-up series, without a claim of precision."
+    if rule.needs_card:
+        return f"{demo}not yet seen on a card: tested on recorded and made-up series, without a claim of precision."
+    return f"{demo}no labelled data: tested on synthetic series."
+
+
+def seen_in_demo(named: dict[str, Any]) -> str:
+    """named in the demo (`data-stall`: after 24 steps, 6.7 s)"""
+    after = f"after {some(named['steps'], 'step')}" if named["steps"] else "in the same step"
+    return f"named in the demo (`{named['fault']}`: {after}, {named['seconds']:.3g} s)"
+
+
+def _shares(found: dict[str, Any]) -> str:
+    """Each with the numbers that it was made of."""
     caught, total, false = found["found"], found["total"], found["false_alerts"]
-    precision = f"precision {caught / (caught + false):.3f}, " if caught + false else ""
-    late = found["most_steps"]
-    after = "" if late is None else f", {found['median_steps']} steps after it began (median; at most {late})"
-    return (
-        f"{precision}recall {caught / total:.3f}: {caught} of {total} faults found{after}; {some(false, 'false alert')}, "
-        f"{found['healthy_steps']:,} healthy steps ([detection.md](detection.md))."
-    )
+    raised = caught + false
+    precision = f"precision {caught / raised:.3f} ({caught:,} of {some(raised, 'alert')}), " if raised else ""
+    recall = f"recall {caught / total:.3f} ({caught:,} of {some(total, 'fault')}{_how_late(found)})"
+    healthy, tested = found["healthy_steps"], found["tested_steps"]
+    if tested == healthy:
+        where = "no threshold was chosen on them"
+    else:
+        where = (
+            f"on {tested:,} of them no threshold was chosen" if tested else "thresholds were chosen with a look at them"
+        )
+    return f"{precision}{recall}; {some(false, 'false alert')}; {some(healthy, 'healthy step')}: {where}"
+
+
+def _how_late(found: dict[str, Any]) -> str:
+    if found["most_steps"] is None:
+        return ""
+    if found["most_steps"] == 0:
+        return ", in the step in which they began"
+    return f", within {some(found['most_steps'], 'step')}; median {found['median_steps']}"
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ class WallTime:
 
     def __init__(self) -> None:
         self.ended = -math.inf
-        self._stopped_s = 0.0
+        self._stopped_s, self._older_ended = 0.0, -math.inf  # when the attempt before ended, until this one has a step
         self._phases: list[str] = []
         self._whole = _Tally()
         self._recent: list[tuple[float, _Tally]] = []  # start of a minute, oldest first
@@ -131,6 +131,9 @@ class WallTime:
             if not 0 < step_s < math.inf or step <= self._counted:
                 continue
             self._newest = max(step, self._newest)
+            if math.isfinite(self._older_ended) and math.isfinite(time):
+                self._stopped_s += max(0.0, time - step_s - self._older_ended)
+                self._older_ended = -math.inf
             spent = [(place, column[at]) for place, column in columns if 0 < column[at] < math.inf]
             self._whole.add(step_s, spent)
             self._recent_at(time).add(step_s, spent)
@@ -173,12 +176,10 @@ class WallTime:
         known = next((one for one in reversed(self._interrupted) if one <= step), None)
         return known == step
 
-    def go_on_from(self, older: WallTime, started: float) -> None:
-        """The run was started again: its time goes on, and between the two it stood still. started: server clock."""
+    def go_on_from(self, older: WallTime) -> None:
+        """The run was started again: its time goes on, and until its first step ends it stands still."""
         self._phases, self._whole = [*older._phases], _Tally(older._whole.sums)
-        self._stopped_s = older._stopped_s
-        if math.isfinite(older.ended):
-            self._stopped_s += max(0.0, started - older.ended)
+        self._stopped_s, self._older_ended = older._stopped_s, max(older.ended, older._older_ended)
 
     def _place(self, phase: str) -> int | None:
         if phase not in self._phases:
@@ -199,14 +200,15 @@ class WallTime:
     def snapshot(self) -> list[Any]:
         recent = [[start, tally.sums.tobytes()] for start, tally in self._recent]
         return [
-            self.ended, self._rank, [self._newest, self._counted], self._stopped_s, self._phases, self._whole.sums.tobytes(),
+            self.ended, self._rank, [self._newest, self._counted], [self._stopped_s, self._older_ended],
+            self._phases, self._whole.sums.tobytes(),
             recent, list(self._interrupted),
         ]  # fmt: skip
 
     def restore(self, state: Sequence[Any]) -> None:
-        self.ended, self._rank, (self._newest, self._counted), self._stopped_s, phases, whole, recent, interrupted = (
-            state
-        )
+        self.ended, self._rank, counted, stopped, phases, whole, recent, interrupted = state
+        self._newest, self._counted = counted
+        self._stopped_s, self._older_ended = stopped
         self._phases, self._whole = list(phases), _Tally(array("d", whole))
         self._recent = [(start, _Tally(array("d", sums))) for start, sums in recent]
         self._interrupted.extend(interrupted)

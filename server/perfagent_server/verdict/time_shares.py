@@ -8,14 +8,17 @@ from perfagent.wire import Finding
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.rule import Rule
+from perfagent_server.rules.speed.bounds import next_try_of
 from perfagent_server.rules.speed.step_shares import share_elsewhere
 from perfagent_server.rules.window import Window
 
 __all__ = ["SHARE_RULES", "TimeShares", "held_back_by", "standing_s", "time_shares"]
 
-_COMPUTE = ("forward", "backward", "optimizer", "rollout")
-_TRAINING = (*_COMPUTE, "h2d")
-_BESIDE = {"data": "waiting for data", "eval": "evaluation", "checkpoint": "saves", "comm": "communication"}
+_COMPUTE = ("forward", "backward", "optimizer")
+_WORDS = {
+    "data": "waiting for data", "eval": "evaluation", "checkpoint": "saves", "comm": "communication",
+    "h2d": "copies to the device", "rollout": "rollouts",
+}  # fmt: skip
 _ELSEWHERE = "code that no phase measures"
 _RULE_OF = {
     "data": "data_bound", "h2d": "h2d_bound", "comm": "comm_bound", "eval": "eval_bound", "checkpoint": "checkpoint_bound",
@@ -23,12 +26,12 @@ _RULE_OF = {
 """Rules about a phase; all others are time that no rule names."""
 SHARE_RULES = frozenset((*_RULE_OF.values(), "unmeasured_time"))
 """Rules that say what part of the time is not training: they hold a run back also where their finding is only info."""
-_WITHIN = ("comm", "h2d", "other")
+_WITHIN = ("comm", "h2d", "rollout", "other")
 """Phases that every step may have, without being compute."""
-_NEVER_HEALTHY, _THIRD = 0.10, 1 / 3
-"""Of the wall time beside training, and of the step for a phase that is not compute: from then on no verdict is
-healthy."""
-_FEWEST_STEPS = 20
+_NEVER_HEALTHY, _THIRD, _MOST = 0.10, 1 / 3, 0.5
+"""Of the wall time beside training; of the step for a phase that is not compute, and for all of these together: from
+then on no verdict is healthy."""
+_FEWEST_STEPS, _ENOUGH_S = 20, 60.0
 _LEAST_S = 0.001  # a step: below it, the loop of a toy
 _STANDS_S = 60.0
 _STANDS_STEPS = 5.0
@@ -38,11 +41,12 @@ _STANDS_STEPS = 5.0
 @dataclass(frozen=True, slots=True)
 class TimeShares:
     """seconds: by what they were spent on, in words; they add up to wall_s. phases: the same by phase, and only those
-    that a step has."""
+    that a step has; often: in how many steps a phase was."""
 
     wall_s: float
     seconds: dict[str, float]
     phases: dict[str, float]
+    often: dict[str, int]
     steps: int
 
     def share(self, name: str) -> float:
@@ -52,6 +56,19 @@ class TimeShares:
         """Of the wall time, largest first; what took less than 0.1 % is left out."""
         shares = {name: 100 * seconds / self.wall_s for name, seconds in self.seconds.items() if self.wall_s > 0}
         return {name: round(share, 1) for name, share in sorted(shares.items(), key=_largest) if share >= 0.1}
+
+    def scaling(self) -> dict[str, float]:
+        """Of a run with communication: what it takes as a multiple of compute, and the scaling efficiency that follows
+        (what a step would take without it, as a share of what it takes). A rank alone is taken to compute as fast; what
+        a smaller run really reached says more."""
+        comm, compute = self.phases.get("comm", 0.0), sum(self.phases.get(phase, 0.0) for phase in _COMPUTE)
+        in_steps_s = self.wall_s - self.seconds.get("stopped", 0.0)
+        if not (comm > 0 and compute > 0 and in_steps_s > comm):
+            return {}
+        return {
+            "comm_to_compute": round(comm / compute, 3),
+            "scaling_efficiency_pct": round(100 * (1 - comm / in_steps_s), 1),
+        }
 
     def spelled(self) -> str:
         """`91 % training, 6 % evaluation, 3 % saves`."""
@@ -68,9 +85,9 @@ def time_shares(window: Window) -> TimeShares | None:
     if not whole.steps or not whole.seconds:
         return None
     told = {phase: seconds for phase, seconds in whole.seconds.items() if phase != "other"}
-    seconds = {"training": sum(told.pop(phase, 0.0) for phase in _TRAINING)}
+    seconds = {"training": sum(told.pop(phase, 0.0) for phase in _COMPUTE)}
     for phase, spent_s in told.items():
-        seconds[_BESIDE.get(phase, phase)] = spent_s
+        seconds[_WORDS.get(phase, phase)] = spent_s
     # What overlaps is counted in two phases: then nothing is left.
     seconds[_ELSEWHERE] = max(0.0, whole.wall_s - sum(seconds.values()))
     seconds["stopped"] = whole.stopped_s + standing_s(window)
@@ -78,6 +95,7 @@ def time_shares(window: Window) -> TimeShares | None:
         wall_s=sum(seconds.values()),
         seconds={name: value for name, value in seconds.items() if value > 0},
         phases={**whole.seconds},
+        often={**whole.often},
         steps=whole.steps,
     )
 
@@ -94,41 +112,58 @@ def standing_s(window: Window) -> float:
 
 def held_back_by(window: Window, shares: TimeShares | None) -> Finding | None:
     """What a verdict must say instead of `healthy`, where no rule found it: anything beside training took a tenth of the
-    wall time, or a phase other than compute took a third of the step."""
+    wall time, a phase other than compute took a third of the step, or all of these together took half of it."""
     if standing_s(window):
         return _standing(window, shares)
-    if shares is None or shares.steps < _FEWEST_STEPS:
+    if shares is None or (shares.steps < _FEWEST_STEPS and shares.wall_s < _ENOUGH_S):
         return None
     in_steps_s = window.wall.whole().wall_s
     worth = {phase: seconds for phase, seconds in shares.phases.items() if seconds >= _LEAST_S * shares.steps}
-    beside = {phase: seconds for phase, seconds in worth.items() if phase not in (*_COMPUTE, *_WITHIN)}
-    if beside and sum(beside.values()) >= _NEVER_HEALTHY * shares.wall_s:
-        return _on_phase(shares, *max(beside.items(), key=lambda item: item[1]), in_steps_s)
     # where the host only waits for a busy device, the rest of the step is no time of its own
-    elsewhere = (share_elsewhere(window) or 0.0) >= _THIRD
-    for phase, spent_s in sorted(worth.items(), key=_largest):
-        if phase in _WITHIN and spent_s >= _THIRD * in_steps_s and (phase != "other" or elsewhere):
-            return _on_phase(shares, phase, spent_s, in_steps_s)
-    return _stopped(shares)
+    elsewhere = share_elsewhere(window) or 0.0
+    beside = {phase: seconds for phase, seconds in worth.items() if phase not in (*_COMPUTE, *_WITHIN)}
+    within = {phase: worth[phase] for phase in _WITHIN if phase in worth and (phase != "other" or elsewhere)}
+    stopped_s = shares.seconds.get("stopped", 0.0)
+    if sum(beside.values()) + stopped_s >= _NEVER_HEALTHY * shares.wall_s:
+        largest = max(beside, key=lambda phase: beside[phase], default="")
+        if stopped_s >= beside.get(largest, 0.0):
+            return _stopped(shares)
+        return _on_phase(shares, largest, beside, in_steps_s)
+    largest = max(within, key=lambda phase: within[phase], default="")
+    share = within.get(largest, 0.0) / in_steps_s if in_steps_s > 0 else 0.0
+    is_large = share >= _THIRD and (largest != "other" or elsewhere >= _THIRD)
+    if is_large or sum({**beside, **within}.values()) >= _MOST * in_steps_s > 0:
+        return _on_phase(shares, largest or max(beside, key=lambda phase: beside[phase]), {}, in_steps_s)
+    return None
 
 
 def _rule(name: str) -> Rule:
     return next(rule for rule in all_rules() if rule.id == name)
 
 
-def _on_phase(shares: TimeShares, phase: str, spent_s: float, in_steps_s: float) -> Finding:
-    share = 100 * spent_s / in_steps_s
-    words = {**_BESIDE, "other": _ELSEWHERE}.get(phase, f"the phase `{phase}`")
+def _on_phase(shares: TimeShares, phase: str, beside: dict[str, float], in_steps_s: float) -> Finding:
+    """beside: seconds of the phases that together are more than a verdict passes over."""
+    spent_s = shares.phases[phase]
+    share, is_known = 100 * spent_s / in_steps_s, phase in (*_WORDS, "other")
+    words = {**_WORDS, "other": _ELSEWHERE}.get(phase, f"the phase `{phase}`")
     what = words[0].upper() + words[1:]
-    took = f"{spell_s(spent_s / shares.steps)} of each step of {spell_s(in_steps_s / shares.steps)}"
+    took = f"{spell_s(spent_s / shares.steps)} of each step of {spell_s(in_steps_s / shares.steps)} on average"
+    gain_pct: float | None = share
     said = f"{what} took {share:.0f} % of the time"
+    if shares.often.get(phase) == 1:
+        took, gain_pct = f"{spell_s(spent_s)} at once, beside {shares.steps:,} steps", None  # no habit to change
+    elif share < 100 * _NEVER_HEALTHY:
+        others = sorted(beside.items(), key=_largest)
+        said = " and ".join(f"{_WORDS.get(name, name)} {100 * one / in_steps_s:.0f} %" for name, one in others)
+        said = f"{said[0].upper()}{said[1:]} of the time"
     return _rule(_RULE_OF.get(phase, "unmeasured_time")).found(
         "info",
         said,
-        f"{said} of the {shares.steps:,} steps: {took} on average. All of the time: {shares.spelled()}.",
+        f"{said} of the {shares.steps:,} steps: {took}. All of the time: {shares.spelled()}.",
+        fix=None if is_known and phase != "rollout" else next_try_of("rollout" if phase == "rollout" else "own code"),
         evidence={"share_pct": share, "seconds": spent_s, "steps": shares.steps, "wall_time_pct": shares.percents()},
         cost=took,
-        gain_pct=share,
+        gain_pct=gain_pct,
     )
 
 
@@ -147,9 +182,7 @@ def _standing(window: Window, shares: TimeShares | None) -> Finding:
     )
 
 
-def _stopped(shares: TimeShares) -> Finding | None:
-    if shares.share("stopped") < _NEVER_HEALTHY:
-        return None
+def _stopped(shares: TimeShares) -> Finding:
     stopped_s = shares.seconds["stopped"]
     return _rule("process_crash").found(
         "info",

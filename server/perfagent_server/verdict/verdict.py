@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from perfagent.wire import LOSS, SEVERITIES, Finding
 from perfagent_server.rules.loss.loss_divergence import LossDivergence
+from perfagent_server.rules.loss.loss_spike import LossSpike
 from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
 from perfagent_server.rules.rule import USER_ALERT, Question, Rule
 from perfagent_server.rules.speed.bounds import Bound, what_bounds
@@ -30,6 +31,8 @@ _FEW_STEPS = 10
 _JUMP_STEPS = 9
 """So many newest losses say where the loss is now."""
 _CAUSES = ("straggler", "stage_imbalance")
+_STILL = ("frozen_training", "unchanged_tensor")
+_PAUSES = {"eval_bound": "evaluations", "checkpoint_bound": "saves"}
 _SAYS_THE_BOUND = "compute_bound"
 _GOOD_PART_PCT = 100 / 3  # of the time of a step, that a remark promises
 _MOST_SAID = 3  # remarks, and what else happened, in one verdict
@@ -74,11 +77,28 @@ def verdict(
     if found is None and lost:
         found = _fell_silent(window)
     if found is None:
-        found = _lost_again(window) or next(filter(_is_share, findings), None) or held_back_by(window, shares)
+        found = _lost_again(window) or _stands_still(findings) or next(filter(_is_share, findings), None)
+        found = found or held_back_by(window, shares)
+    elif found.rule == LossSpike.id:
+        grown = _lost_again(window)  # a jump that became much more than a jump
+        found = found if grown is None else replace(grown, severity=found.severity)
     if found is None:
         return _healthy(window, findings, shares, happened, jump)
+    open_at_end = [Happened(one, None) for one in findings if _is_trouble(one)] if window.ended else []
+    said = _said_of(window, found, [*happened, *open_at_end])
+    if still := _stands_still(findings):
+        said += [f"{still.title.rstrip('.')}."] if still.rule != found.rule and still.title else []
     evidence = {**found.evidence, **_wall_time(shares), **_proof(window.plan.rules.get(found.rule), found)}
-    return replace(found, message=" ".join([found.message, *_said_of(window, found, happened)]), evidence=evidence)
+    return replace(found, message=" ".join([found.message, *said]), evidence=evidence)
+
+
+def _is_trouble(finding: Finding) -> bool:
+    return finding.severity != "info" and finding.rule != USER_ALERT
+
+
+def _stands_still(findings: Sequence[Finding]) -> Finding | None:
+    """A remark that the model does not move: it comes before any remark on time."""
+    return next((one for one in findings if one.severity == "info" and one.rule in _STILL), None)
 
 
 def _is_share(finding: Finding) -> bool:
@@ -115,32 +135,38 @@ def _largest_share(window: Window, first: Finding, findings: Sequence[Finding]) 
 
 
 def _wall_time(shares: TimeShares | None) -> dict[str, object]:
-    return {} if shares is None else {"wall_time_pct": shares.percents()}
+    return {} if shares is None else {"wall_time_pct": shares.percents(), **shares.scaling()}
 
 
 def _proof(rule: Rule | None, found: Finding) -> dict[str, object]:
     """What would show that the fix worked, and what the gain takes for granted."""
+    if found.rule in _PAUSES:
+        return {"proof": f"the share of {_PAUSES[found.rule]} in the wall time goes down"}
     if found.gain_pct is not None:
         return {
             "assumes": "everything else takes as long as now",
-            "proof": f"a step that takes about {found.gain_pct:.0f} % less time (`perfagent compare` with this run)",
+            "proof": f"a step that takes about {found.gain_pct:.0f} % less time, beside this run's in `perfagent show`",
         }
-    if rule is not None and rule.place.question in (Question.DOES_IT_LEARN, Question.WILL_IT_GO_ON):
+    if rule is None:
+        return {}
+    if rule.place.question == Question.IS_IT_FAST:
+        return {"proof": "the alert is resolved, and steps take less time (`perfagent show` has their median)"}
+    if rule.place.question in (Question.DOES_IT_LEARN, Question.WILL_IT_GO_ON):
         return {"proof": "the alert is resolved, and does not come again in the next few hundred steps"}
-    return {}
+    return {"proof": f"the run gets past step {found.since_step:,}"} if found.since_step else {}
 
 
 def _said_of(window: Window, found: Finding | None, happened: Sequence[Happened]) -> list[str]:
     """What else happened in a run that has ended, the newest last."""
     others = [one for one in happened if found is None or one.finding.rule != found.rule]
+    others.sort(key=lambda one: one.finding.since_step or 0)
     if not window.ended or not others:
         return []
     said = []
     for one in others[-_MOST_SAID:]:
         began = one.finding.since_step
-        until = (
-            f" until step {one.until_step:,}" if one.until_step is not None and one.until_step > (began or 0) else ""
-        )
+        over = one.until_step is not None and one.until_step > (began or 0)
+        until = f"; over by step {one.until_step:,}" if over else ""
         title = one.finding.title or one.finding.message.rstrip(".")
         said.append(f"{title} ({one.finding.rule}{'' if began is None else f', from step {began:,}'}{until})")
     more = len(others) - len(said)

@@ -138,8 +138,22 @@ def test_precision_and_recall_of_a_rule_are_those_of_its_own_faults_and_runs() -
     found = detection_report.summaries(RESULTS)["loss_spike"]
     assert (found.steps, found.alerts, found.found, found.total) == (1000, 1, 3, 4)
     assert (found.precision, found.recall) == (0.75, 0.75)
+    assert (found.tested_steps, found.tested_false) == (0, 0)  # its thresholds were chosen on such curves
     [straggler] = [one for rule, one in detection_report.summaries(RESULTS).items() if rule == "straggler"]
     assert (straggler.found, straggler.total) == (0, 1)
+
+
+def test_steps_on_which_nothing_was_chosen_are_counted_for_themselves(tmp_path: Path) -> None:
+    tested = {
+        "run": "c", "family": records.MLPERF, "kind": "mlperf", "steps": 20, "series": ["loss"],
+        "alerts": [{"rule": "loss_spike", "severity": "warning", "first_step": 7, "message": "up"}],
+    }  # fmt: skip
+    results = RESULTS | {"healthy": [*RESULTS["healthy"], tested]}
+    found = detection_report.summaries(results)["loss_spike"]
+    assert (found.steps, found.tested_steps, found.alerts, found.tested_false) == (1020, 20, 2, 1)
+    text = detection_report.sections(results, tmp_path)["rules"]
+    assert "| `loss_spike` | 1,000 | 1 | 20 | 1 | 0.600 (3/5) | 0.750 (3/4) |" in text
+    assert "The healthy runs have 1,520 steps together." in text
 
 
 def test_missed_targets_are_told_and_rules_that_are_not_there_are_not() -> None:
@@ -152,15 +166,17 @@ def test_missed_targets_are_told_and_rules_that_are_not_there_are_not() -> None:
 
 def test_every_rule_of_the_catalogue_has_a_row_whether_there_is_data_or_not(tmp_path: Path) -> None:
     text = detection_report.sections(RESULTS, tmp_path)["rules"]
-    rows = {line.split("|")[1].strip(" `"): line for line in text.splitlines()[2:]}
+    rows = {line.split("|")[1].strip(" `"): line for line in text.splitlines() if line.startswith("| `")}
     assert set(rows) == {rule.id for rule in all_rules()}
     assert "0.750 (3/4)" in rows["loss_spike"]
     assert "no labelled data: tested on synthetic series" in rows["host_memory_leak"]
     assert "not yet seen on a card" in rows["xid"]
 
 
-def test_alerts_in_healthy_runs_are_told_one_by_one(tmp_path: Path) -> None:
-    text = detection_report.sections(RESULTS, tmp_path)["healthy"]
+def test_alerts_in_healthy_runs_are_told_one_by_one_and_once(tmp_path: Path) -> None:
+    again = RESULTS["healthy"][0] | {"kind": "scaled"}
+    text = detection_report.sections(RESULTS | {"healthy": [*RESULTS["healthy"], again]}, tmp_path)["healthy"]
+    assert text.count("- `loss_spike` (warning)") == 1
     assert "- `loss_spike` (warning) in step 7 of a: up | down\n" in text
     assert "- `loss_spike` (info) in step 9 of a: a remark\n" in text
 
@@ -195,29 +211,65 @@ def test_the_faults_of_the_demo_are_a_matrix_of_faults_and_verdicts(tmp_path: Pa
 
 def test_sick_programs_are_told_with_how_many_were_right_at_once(tmp_path: Path) -> None:
     assert detection_report.sections(RESULTS, tmp_path)["programs"] == "Not measured yet."
-    rows = [
-        {
-            "program": "tagger", "illness": "no workers", "expected": "data_bound", "verdict": verdict,
-            "right_at_first_try": verdict == "data_bound",
-        }
-        for verdict in ("data_bound", "healthy")
-    ]  # fmt: skip
+    rows: list[dict[str, Any]] = [
+        {"program": "01_tagger", "expected": "data_bound", "verdict": "data_bound", "right_at_first_try": True},
+        {"program": "02_ranker", "expected": "data_bound", "verdict": "healthy", "right_at_first_try": False},
+        {"program": "11_parser", "expected": "data_bound", "verdict": "data_bound", "right_at_first_try": False},
+        {"program": "healthy_01", "expected": "healthy", "verdict": "unmeasured_time", "right_at_first_try": True},
+    ]
+    rows = [row | {"illness": "no workers"} for row in rows]
     (tmp_path / "sick_programs.json").write_text(json.dumps(rows))
     text = detection_report.sections(RESULTS, tmp_path)["programs"]
-    assert text.startswith("1 of 2 were named right at the first try.")
-    assert "| tagger | no workers | `data_bound` | `healthy` | no |" in text
+    assert text.startswith(
+        "At the first try, 1 of 3 sick programs got a right verdict; of those written after the rules, 0 of 1 sick program. "
+        "1 of 1 healthy program ended without a warning.\n\n|"
+    )
+    assert "| 02_ranker | no workers | `data_bound` |  | no | `healthy` |" in text
+    assert "| 11_parser | no workers | `data_bound` | yes | no | `data_bound` |" in text
+    rows = [row | {"right_now": row["verdict"] != "healthy"} for row in rows]
+    (tmp_path / "sick_programs.json").write_text(json.dumps(rows))
+    text = detection_report.sections(RESULTS, tmp_path)["programs"]
+    assert "With the rules of today, 2 of 3 sick programs get a right verdict. 1 of 1 healthy program ended" in text
+    assert "| 11_parser | no workers | `data_bound` | yes | no | `data_bound` | yes |" in text
 
 
 def test_the_handbook_tells_what_was_measured_of_a_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    figures = {"loss_spike": detection_report.plain(detection_report.summaries(RESULTS))["loss_spike"]}
+    figures = {"loss_spike": detection_report.plain(detection_report.summaries(RESULTS), tmp_path)["loss_spike"]}
     monkeypatch.setattr(handbook, "MEASURED", tmp_path / "measured.json")
     handbook.MEASURED.write_text(json.dumps(figures))
     assert handbook.measured(LossSpike()) == (
-        "precision 0.750, recall 0.750: 3 of 4 faults found, 4 steps after it began (median; at most 9); 1 false alert, "
-        "1,000 healthy steps ([detection.md](detection.md))."
+        "precision 0.750 (3 of 4 alerts), recall 0.750 (3 of 4 faults, within 9 steps; median 4); 1 false alert; 1,000 "
+        "healthy steps: thresholds were chosen with a look at them ([detection.md](detection.md))."
     )
     assert handbook.measured(Straggler()) == "no labelled data: tested on synthetic series."
     assert handbook.measured(Xid()).startswith("not yet seen on a card")
+
+
+def test_the_handbook_tells_which_fault_of_the_demo_a_rule_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = {
+        "fault": "straggler",
+        "verdict": "straggler",
+        "alert": "straggler",
+        "steps_to_alert": 72,
+        "seconds_to_alert": 16.22,
+    }
+    missed = {"fault": "sync", "verdict": "healthy", "alert": "xid", "steps_to_alert": 1, "seconds_to_alert": 1.0}
+    (tmp_path / "demo_faults.json").write_text(json.dumps([run, missed]))
+    monkeypatch.setattr(handbook, "MEASURED", tmp_path / "measured.json")
+    handbook.MEASURED.write_text(json.dumps(detection_report.plain({}, tmp_path)))
+    named = "named in the demo (`straggler`: after 72 steps, 16.2 s)"
+    assert handbook.measured(Straggler()) == f"{named}; no labelled data: tested on synthetic series."
+    assert handbook.measured(Xid()).startswith("not yet seen on a card")
+    assert named in detection_report.sections(RESULTS, tmp_path)["rules"]
+
+
+def test_the_usual_remedy_stands_first_and_every_other_with_its_cause() -> None:
+    text = handbook.handbook()
+    for rule in all_rules():
+        assert f"**What to do:** {rule.english.remedies['']}\n" in text, rule.id
+    assert "- *:*" not in text
 
 
 def test_every_section_of_a_rule_tells_what_was_measured() -> None:

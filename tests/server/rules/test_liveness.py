@@ -37,6 +37,9 @@ def test_an_exception_is_a_crash_with_the_last_lines_of_its_traceback() -> None:
     ("name", "data", "says"),
     [
         ("failed", {"reason": "ValueError: bad shape", "exception": "ValueError", "traceback": TRACE}, "Read the exception"),
+        ("failed", {"reason": "KeyError: 'conversations'", "exception": "KeyError", "traceback": TRACE}, "compare the fields"),
+        ("failed", {"reason": "", "exception": "KeyError: 'conversations'"}, "compare the fields"),
+        ("failed", {"reason": "IndexError: index out of range in self", "exception": "IndexError"}, "num_embeddings"),
         ("failed", {"reason": "exit code 3"}, "The script ended itself"),
         ("failed", {"reason": "SystemExit: 3", "exception": "SystemExit", "traceback": TRACE}, "The script ended itself"),
         ("failed", {"reason": "the disk is full"}, "Look at what the script printed last"),

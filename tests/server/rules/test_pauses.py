@@ -43,20 +43,22 @@ def test_the_share_of_wall_time_decides(phase: str, rule: str, seconds: float, s
         assert made.evaluator.verdict().rule == (rule if severity else "healthy")
 
 
+def test_how_often_is_told_in_words() -> None:
+    made = run("checkpoint", [4.0] * 8, every=100)
+    assert (
+        "4 s each, one every 100 steps (14 s), over the newest 7 saves." in made.found("checkpoint_bound")[-1].message
+    )
+    made = run("checkpoint", [1.0] * 5, every=1)
+    assert "1 s each, after every step (1.1 s), over the newest " in made.found("checkpoint_bound")[-1].message
+    made = run("eval", [60.0, 600.0], every=600)
+    assert "(660 s), over the newest evaluation." in made.found("eval_bound")[-1].message
+
+
 def test_a_short_run_is_told_within_its_first_minute() -> None:
     made = run("checkpoint", [1.0] * 6, every=20)
     [found] = made.found("checkpoint_bound")
     assert made.now < made.changes[0].time + 15
     assert found.evidence["share_pct"] == pytest.approx(100 / 3)
-
-
-def test_pauses_after_every_step_are_told_in_plain_words() -> None:
-    [found] = run("eval", [0.3] * 700, every=1).found("eval_bound")
-    assert "300 ms each, after every step (400 ms), over the newest " in found.message
-    assert "half as often, every 2 steps, would save" in found.message
-    made = run("eval", [120.0] * 2, every=100)
-    made.train(100, STEP)
-    assert "(130 s), over the newest one. " in made.found("eval_bound")[0].message
 
 
 def test_the_only_save_of_a_short_run_is_no_fault() -> None:

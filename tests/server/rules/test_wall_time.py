@@ -9,14 +9,17 @@ from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.steady_steps import steady_steps
 
 
-def train(evaluator: Evaluator, steps: range, *, rank: int = 0, attempt: int = 1, every: int = 10) -> None:
+def train(
+    evaluator: Evaluator, steps: range, *, rank: int = 0, attempt: int = 1, every: int = 10, late_s: float = 0.0
+) -> None:
     """Steps of a second; each tenth evaluates for nine seconds more."""
     for step in steps:
         columns = {"step_time_s": [1.0], "phase/data_s": [0.2], "phase/forward_s": [0.8]}
         if step % every == 0:
             columns |= {"phase/eval_s": [9.0]}
             columns["step_time_s"] = [10.0]
-        evaluator.take(frame(columns, [step], rank=rank, attempt=attempt, ident=evaluator.upto + 1, step_s=1.9))
+        ident = evaluator.upto + 1
+        evaluator.take(frame(columns, [step], rank=rank, attempt=attempt, ident=ident, step_s=1.9, late_s=late_s))
 
 
 def test_wall_time_adds_up_over_all_steps() -> None:
@@ -66,11 +69,13 @@ def test_steps_that_a_higher_rank_told_first_do_not_count_twice() -> None:
 def test_a_new_attempt_goes_on_where_the_older_one_ended() -> None:
     evaluator = make_evaluator()
     train(evaluator, range(1, 101))
-    evaluator.take(frame({}, [], attempt=2, ident=1000, events=[state("starting")], received=1_700_000_000.0 + 250))
-    train(evaluator, range(101, 111), attempt=2)
+    hours_later = 1_700_000_000.0 + 20_000  # by the clock of the server, which counts for nothing here
+    evaluator.take(frame({}, [], attempt=2, ident=1000, events=[state("starting")], received=hours_later))
+    evaluator = restored(evaluator)
+    train(evaluator, range(101, 111), attempt=2, late_s=59.1)
     whole = evaluator.window.wall.whole()
     assert whole.steps == 110
-    assert whole.stopped_s == pytest.approx(60.0)
+    assert whole.stopped_s == pytest.approx(60.0), "from the last step to the beginning of the first"
 
 
 def test_steps_with_an_evaluation_are_not_steady() -> None:

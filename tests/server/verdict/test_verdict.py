@@ -4,6 +4,7 @@ healthy."""
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 from judging import fired, frame, judge_series, state
@@ -129,7 +130,11 @@ def test_a_pause_between_two_attempts_is_told_as_such() -> None:
     judge.take(frame({}, [], attempt=2, ident=judge.upto + 1, received=again, events=[state("starting")]))
     columns = {name: values[0:1] for name, values in phases({}).items()}
     for step in range(101, 141):
-        judge.take(frame(columns, [step], attempt=2, ident=judge.upto + 1, received=again + step - 100))
+        judge.take(
+            frame(
+                columns, [step], attempt=2, ident=judge.upto + 1, received=again + step - 100, step_s=1.0, late_s=60.0
+            )
+        )
     found = judge.verdict()
     assert found.rule == "process_crash"
     assert found.severity == "info"
@@ -174,3 +179,96 @@ def test_a_run_whose_loss_ends_above_where_it_began_is_not_healthy(end: float, r
     assert (found.rule, found.severity) == (rule, "info")
     if rule != "healthy":
         assert "is at 4 (median of the newest 9 values), above the 1.989 of its first steps" in found.message
+
+
+def falling(*parts: tuple[float, float, int]) -> list[float]:
+    """Stretches from one loss to another, in so many steps."""
+    return [start + (end - start) * step / steps for start, end, steps in parts for step in range(steps)]
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        falling((2.3, 22.3, 30)),
+        falling((2.3, 3.3, 150)),
+        falling((2.3, 2.3, 100), (2.3, 4.6, 200)),
+        falling((2.3, 2.0, 100), (2.0, 6.0, 40), (6.0, 6.01, 200)),
+        falling((3.0, 1.5, 300), (1.5, 4.5, 300)),
+    ],
+    ids=["at once", "slowly", "from a level", "to a level", "after it fell"],
+)
+def test_a_run_whose_loss_grew_is_told_so_whatever_way_it_took(losses: list[float]) -> None:
+    found = verdict_of({"loss": losses})
+    assert found.rule == "loss_divergence"
+    assert "heals by itself" not in found.fix
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_losses_of_gans_and_policies_may_be_above_where_they_began(seed: int) -> None:
+    draw = random.Random(seed)
+    gan = [(0.7 + 0.5 * min(1.0, step / 100)) * math.exp(0.15 * draw.gauss(0.0, 1.0)) for step in range(600)]
+    policy = [draw.gauss(0.0, 0.1) for _ in range(600)]
+    assert verdict_of({"loss": gan}).rule == "healthy"
+    assert verdict_of({"loss": policy}).rule == "healthy"
+
+
+def test_what_was_open_when_a_run_was_killed_is_told_beside_its_end() -> None:
+    _, judge = judge_series({"loss": [2.0] * 100 + [math.nan] * 100})
+    killed = state("killed", step=200, reason="SIGKILL")
+    judge.take(frame({}, [], ident=judge.upto + 1, events=[killed]))
+    found = judge.verdict()
+    assert found.rule == "process_crash"
+    assert "nonfinite_loss, from step 101" in found.message
+
+
+def test_a_model_that_stands_still_comes_before_a_remark_on_time() -> None:
+    columns = phases({"eval": 0.12}, steps=900) | {"loss": [2.30259] * 900}
+    assert verdict_of(columns).rule == "frozen_training"
+    waiting = verdict_of(phases({"data": 0.5}, steps=900) | {"loss": [2.30259] * 900})
+    assert waiting.rule == "data_bound"
+    assert waiting.message.endswith("The loss has been 2.30259 for 900 steps.")
+
+
+def test_few_long_steps_are_enough_to_judge_the_time() -> None:
+    assert verdict_of(phases({"data": 0.25}, steps=18, step_s=60.0), step_s=60.0).rule == "data_bound"
+
+
+def test_little_of_everything_may_be_more_than_half_of_the_step() -> None:
+    found = verdict_of(phases({"comm": 0.25, "other": 0.24, "data": 0.08}))
+    assert found.rule == "comm_bound"
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"), [("rollout", "Rollouts took 60 %"), ("h2d", "Copies to the device took 60 %")]
+)
+def test_what_is_not_compute_is_no_training(phase: str, said: str) -> None:
+    found = verdict_of(phases({phase: 0.6}))
+    assert said in found.message
+    assert found.evidence["wall_time_pct"]["training"] == pytest.approx(40.0)
+
+
+def test_a_phase_that_the_script_times_itself_is_not_told_to_be_timed() -> None:
+    found = verdict_of(phases({"plots": 0.2}))
+    assert "run.phase" not in found.fix
+    assert "do it more rarely" in found.fix
+
+
+def test_one_evaluation_is_no_habit() -> None:
+    _, judge = judge_series(phases({}, steps=100), step_s=1.0)
+    judge.take(frame({"phase/eval_s": [100.0]}, [100], ident=judge.upto + 1))
+    found = judge.verdict()
+    assert (found.rule, found.gain_pct) == ("eval_bound", None)
+    assert "100 s at once, beside 100 steps" in found.message
+
+
+def test_evaluations_and_saves_are_told_together_where_neither_is_much() -> None:
+    found = verdict_of(phases({"eval": 0.05, "checkpoint": 0.06}))
+    assert found.message.startswith("Saves 6 % and evaluation 5 % of the time of the 200 steps")
+    assert found.evidence["proof"] == "the share of saves in the wall time goes down"
+
+
+def test_a_run_with_communication_says_how_well_it_scales() -> None:
+    evidence = verdict_of(phases({"comm": 0.2})).evidence
+    assert evidence["comm_to_compute"] == pytest.approx(0.25)
+    assert evidence["scaling_efficiency_pct"] == pytest.approx(80.0)
+    assert "scaling_efficiency_pct" not in verdict_of(phases({})).evidence

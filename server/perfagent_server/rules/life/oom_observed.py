@@ -81,9 +81,11 @@ class OomObserved(Rule):
         ),
         remedies={
             "": (
-                "Halve the batch size and double gradient accumulation; then try mixed precision, activation "
-                "checkpointing, and sharding (FSDP or ZeRO), in this order. If much memory is reserved but not "
-                "allocated, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+                "Halve the batch size and double gradient accumulation, or use shorter sequences (max_length); then try "
+                "mixed precision, FlashAttention (scaled_dot_product_attention), activation checkpointing, and sharding "
+                "(FSDP or ZeRO), in this order. If one sample still does not fit, train less of the model (LoRA, on "
+                "quantized weights), or split it over GPUs (tensor or pipeline parallelism). If much memory is reserved "
+                "but not allocated, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
             ),
             "host memory": (
                 "It is the host's memory, not the GPU's: use fewer DataLoader workers (num_workers) and a lower "
@@ -108,7 +110,9 @@ class OomObserved(Rule):
         ),
         remedies={
             "": (
-                "将批次减半并把梯度累积加倍；然后依次尝试混合精度、激活检查点和分片（FSDP 或 ZeRO）。"
+                "将批次减半并把梯度累积加倍，或缩短序列（max_length）；然后依次尝试混合精度、"
+                "FlashAttention（scaled_dot_product_attention）、激活检查点和分片（FSDP 或 ZeRO）。若一个样本仍放不下，"
+                "请只训练模型的一部分（LoRA，权重可量化），或把模型切分到多个 GPU（张量或流水线并行）。"
                 "若保留而未分配的显存很多，请设置 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True。"
             ),
             "host memory": (

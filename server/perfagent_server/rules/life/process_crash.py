@@ -52,6 +52,19 @@ class ProcessCrash(Rule):
                 "cause, and start the run again from its last checkpoint."
             ),
             "exception": "Read the exception, fix its cause, and start the run again from its last checkpoint.",
+            "KeyError": (
+                "The data, or a dict, has no such key: compare the fields of a sample (dataset[0].keys()) with what the "
+                "script, its chat template and its collate function read. A file may hold 'messages' where the script reads "
+                "'conversations', a line may lack the field, and the Trainer of transformers drops columns unless "
+                "remove_unused_columns=False. Fix the cause, and start the run again from its last checkpoint."
+            ),
+            "IndexError": (
+                'An index is beyond the end. In an embedding ("index out of range in self") it is a token or an id that the '
+                "table does not have: compare the largest id of the batch with num_embeddings, and call "
+                "model.resize_token_embeddings(len(tokenizer)) after tokens were added. Else look at the last line of your "
+                "code in the traceback: an empty or short sample, or a __len__ larger than the data. Fix the cause, and "
+                "start the run again from its last checkpoint."
+            ),
             "SIGBUS": (
                 "A file that was mapped into memory could not be read or written: most often /dev/shm is full (start "
                 "the container with --shm-size=8g or --ipc=host, or use fewer DataLoader workers), or a mapped data "
@@ -89,6 +102,16 @@ class ProcessCrash(Rule):
                 "脚本自行结束：查看最后的输出以及代码中的 sys.exit()，修复后从最后一个检查点重新开始。"
             ),
             "exception": "阅读异常信息，修复原因，然后从最后一个检查点重新开始。",
+            "KeyError": (
+                "数据或字典中没有这个键：把一个样本的字段（dataset[0].keys()）与脚本、聊天模板和 collate 函数读取的字段比较。"
+                "文件中可能是 'messages' 而脚本读取 'conversations'，某一行可能缺少该字段；transformers 的 Trainer 会丢弃列，"
+                "除非设置 remove_unused_columns=False。修复后从最后一个检查点重新开始。"
+            ),
+            "IndexError": (
+                '下标超出范围。若在 embedding 中（"index out of range in self"），则是表中没有的 token 或 id：比较批次中最大的 '
+                "id 与 num_embeddings，添加 token 之后调用 model.resize_token_embeddings(len(tokenizer))。"
+                "否则查看回溯中你的代码的最后一行：空的或过短的样本，或大于数据量的 __len__。修复后从最后一个检查点重新开始。"
+            ),
             "SIGBUS": (
                 "映射到内存的文件无法读写：多半是 /dev/shm 已满（用 --shm-size=8g 或 --ipc=host 启动容器，或减少 "
                 "worker），或数据文件被截断、磁盘故障。"
@@ -150,12 +173,18 @@ def _cause(window: Window, end: End) -> str:
     if end.exception == "SystemExit" or end.reason.startswith("exit code"):
         return "the script ended itself"
     if end.exception or end.traceback:
-        return "exception"
+        name = _kind(end)
+        return name if name in ("KeyError", "IndexError") else "exception"
     if "SIGBUS" in end.reason:
         return "SIGBUS"
     if any(signal in end.reason for signal in _NATIVE):
         return "native code"
     return "killed" if end.state == "killed" else ""
+
+
+def _kind(end: End) -> str:
+    """The name of its exception, without module and message."""
+    return (end.exception or end.reason).partition(":")[0].rpartition(".")[2].strip()
 
 
 def _said(end: End) -> str:

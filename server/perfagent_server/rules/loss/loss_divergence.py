@@ -23,6 +23,9 @@ _RISING_STEPS = 50  # so soon after it rose to a new peak, the learning rate is 
 _RUN = 30  # values that say whether an early loss still grows
 _MANY_TIMES = 10  # from so many times on, percent are hard to read
 _UNTRAINED = 5  # values that say what the loss of the untrained model is
+_FEWEST = 20  # values
+_LEAST_TIMES, _TIMES_OF_NOISE, _MOST_TIMES = 1.1, 12.0, 3.0
+"""Of its first values, from which on a loss is above where it began: the more, the more it jumps from step to step."""
 _TINY = 0.1  # a loss that begins below it (a value before the first reward, a critic) may grow by any factor
 
 
@@ -81,14 +84,15 @@ class LossDivergence(Rule):
         name="Loss divergence",
         meaning="The loss turned round and grows: each further step makes the model worse.",
         fires=(
-            "When the smoothed loss (about 50 values) stands {warning_pct:g} % (warning) or {critical_pct:g} % (critical) "
-            "above its lowest point of the newest {lowest_of_steps} steps for {held_steps} steps, and is not on its way "
-            "back. Lowest points at a much lower learning rate do not count, so a warm restart is silent; if the rate "
-            "was raised above all before, {raised_pct:g} % is needed. The rise must also be {usual_times:g} times what "
-            "is usual for this run, and stand out from its noise. A loss that never fell and never was steady (GANs, "
-            "reinforcement learning) must rise by {unproven_pct:g} %; in the first {warmup_steps} steps, and in the "
-            "warm-up of the learning rate, any loss by {warmup_pct:g} %. A loss that runs away at the start is critical "
-            "at once: when it still grows at {runaway_times:g} times its first values."
+            "When the smoothed loss (about 50 values) stands {warning_pct:g} % (warning) or {critical_pct:g} % "
+            "(critical) above its lowest point of the newest {lowest_of_steps} steps for {held_steps} steps, and is "
+            "not on its way back. Lowest points at a much lower learning rate do not count, so a warm restart is "
+            "silent. If the rate was raised to its highest value so far, the loss must stand {raised_pct:g} % above. "
+            "The rise must also be {usual_times:g} times what is usual for this run, and stand out from its noise. A "
+            "loss that never fell and never was steady (GANs, reinforcement learning) must rise by {unproven_pct:g} "
+            "%. In the first {warmup_steps} steps, and in the warm-up of the learning rate, any loss must rise by "
+            "{warmup_pct:g} %. A loss that runs away at the start is critical at once: it has grown to "
+            "{runaway_times:g} times its first values and still grows."
         ),
         remedies={
             "": (
@@ -139,7 +143,9 @@ class LossDivergence(Rule):
         value = None if track is None else track.value
         if series is None or track is None or value is None or not math.isfinite(value):
             return UNKNOWN  # a loss that is no number is another rule's, and says nothing about where it is
-        state = self._state(window, series)
+        state = window.state_of(self, _fresh(series))
+        if state["series"] != series:
+            state.update(_fresh(series))
         loss = SmoothedLoss(state["loss"])
         loss.take(value)
         if loss.count <= self.warmup_steps or state["above"] is not None:
@@ -151,41 +157,31 @@ class LossDivergence(Rule):
             return UNKNOWN  # its state was lost with the server's: it must learn anew where the loss was
         return turned
 
-    def _state(self, window: Window, series: str) -> dict[str, Any]:
-        """loss: SmoothedLoss; held, critical: for how many values it has been so high; ran: whether it ran away; above:
-        what it must fall below then."""
-        fresh = {"series": series, "loss": {}, "held": 0, "critical": 0, "above": None, "ran": False}
-        state: dict[str, Any] = window.state_of(self, fresh)
-        if state["series"] != series:
-            state.update(fresh)
-        return state
-
     def lost_again(self, window: Window) -> Finding | None:
-        """For the verdict of a run in which this rule is not sure: the loss had come down, and is above its first value
-        now."""
+        """For the verdict of a run in which this rule is not sure: the loss is above its first values now. Losses that
+        change their sign, or begin next to zero, are none that must fall; one that jumps about has to rise by more."""
         series = window.loss_name
-        track = None if series is None else window.by_step.get(series)
-        if series is None or track is None or not track.seen:
+        track = None if series is None else window.series(series)
+        state = window.state_of(self, _fresh(series))
+        if series is None or track is None or state["series"] != series or track.seen < _FEWEST:
             return None
-        loss = SmoothedLoss(self._state(window, series)["loss"])
-        if loss.count < self.warmup_steps // 2:
+        loss, known = SmoothedLoss(state["loss"]), [value for value in track.last(64) if math.isfinite(value)]
+        if not loss.early or len(known) < _FEWEST or min(known) <= 0:
             return None
-        lowest, newest = loss.lowest(loss.state["blocks"]), median(track.last(9))
-        untrained = median(loss.early[:_UNTRAINED])
-        if (
-            lowest is None
-            or untrained <= _TINY
-            or not 0 < lowest["low"] <= self.learned_share * untrained < untrained < newest
-        ):
+        first, newest = median(loss.early[:_UNTRAINED]), median(known[-9:])
+        noise = median(abs(after - before) for before, after in itertools.pairwise(known)) / 0.954
+        if first <= _TINY or newest < min(_MOST_TIMES, _LEAST_TIMES + _TIMES_OF_NOISE * noise / newest) * first:
             return None
+        lowest = loss.lowest(loss.state["blocks"])
+        fell = "" if lowest is None else f"; its lowest was {lowest['low']:.4g}, around step {lowest['step']:,}"
         return self.found(
             "info",
             f"{named(series)} is above where it began",
-            f"{named(series)} is at {newest:.4g} (median of the newest 9 values), above the {untrained:.4g} of its first "
-            f"steps; it had been at {lowest['low']:.4g} around step {lowest['step']:,}.",
+            f"{named(series)} is at {newest:.4g} (median of the newest 9 values), above the {first:.4g} of its first "
+            f"steps{fell}.",
             cost="what the model had learned is lost",
-            since_step=lowest["step"],
-            evidence={"loss": newest, "first": untrained, "lowest": lowest["low"], "lowest_step": lowest["step"]},
+            since_step=window.start_step + 1 if lowest is None else lowest["step"],
+            evidence={"loss": newest, "first": first, "lowest": None if lowest is None else lowest["low"]},
         )
 
     # --- it turned round ----------------------------------------------------------------------------------------------
@@ -381,6 +377,12 @@ class LossDivergence(Rule):
         if grows and levels[-1] >= 2 * levels[0] and levels[-1] >= times * max(early):
             return f"grew from {levels[0]:.4g} to {levels[-1]:.4g} in the newest {_RUN} steps", 2.0
         return None
+
+
+def _fresh(series: str | None) -> dict[str, Any]:
+    """The rule's state. loss: SmoothedLoss; held, critical: for how many values it has been so high; ran: whether it ran
+    away; above: what it must fall below then."""
+    return {"series": series, "loss": {}, "held": 0, "critical": 0, "above": None, "ran": False}
 
 
 def _percentile(ascending: list[float], share: float) -> float:

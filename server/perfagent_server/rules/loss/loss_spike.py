@@ -84,10 +84,10 @@ class LossSpike(Rule):
             "such a jump must be unusual for this run. The rule does not judge the first {warmup_steps} steps, nor "
             "the warm-up of the learning rate. A jump that recurs (at every epoch, at every restart of a schedule) "
             "raises the alert once. A loss is unsteady if its sign changes or its spread is above {unsteady_pct:g} % "
-            "of its level, as in reinforcement learning: it must jump by {unsteady_times:g} times what is usual for "
-            "it, in its first 550 steps by {early_unsteady_z:g} times its spread, and, if it never fell, by at most "
-            "{unlearned_times:g} times its level. Up to {lost_in_a_row} NaN in a row are ignored. The alert is "
-            "resolved when the loss is half the way back."
+            "of its level, as in reinforcement learning. An unsteady loss must jump by {unsteady_times:g} times what "
+            "is usual for it. In its first 550 steps it must jump by {early_unsteady_z:g} times its spread. If an "
+            "unsteady loss never fell, the rule ignores jumps of more than {unlearned_times:g} times its level. Up "
+            "to {lost_in_a_row} NaN in a row are ignored. The alert is resolved when the loss is half the way back."
         ),
         remedies={
             "": (
@@ -104,8 +104,8 @@ class LossSpike(Rule):
             "最近 {short} 步的中位数高出此前 {long} 步拟合直线 {rise_pct:g} % 且超过其离散度的 {z_at_least:g} 倍，"
             "并且这种跳变在本次运行中不常见时触发。前 {warmup_steps} 步和学习率预热期间不判断。重复出现的跳变（每个 epoch、"
             "每次调度重启）只告警一次。若损失变号或离散度超过其水平的 {unsteady_pct:g} %（如强化学习），则视为不稳定："
-            "跳变须达到常见跳变的 {unsteady_times:g} 倍，前 550 步内须达到 {early_unsteady_z:g} 倍离散度；"
-            "若损失从未下降，则不超过其水平的 {unlearned_times:g} 倍。"
+            "跳变须达到常见跳变的 {unsteady_times:g} 倍；前 550 步内须达到 {early_unsteady_z:g} 倍离散度。"
+            "若不稳定的损失从未下降，超过其水平 {unlearned_times:g} 倍的跳变不计。"
             "连续最多 {lost_in_a_row} 个 NaN 被忽略。损失回落一半时告警解除。"
         ),
         remedies={

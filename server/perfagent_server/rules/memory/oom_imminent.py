@@ -108,8 +108,10 @@ class OomImminent(Rule):
         remedies={
             "": (
                 "Halve the batch size and double gradient accumulation before it fails, or save a checkpoint now; then "
-                "mixed precision, activation checkpointing and sharding (FSDP or ZeRO), in this order. Sort or bucket "
-                "batches by length if the peak comes from the longest ones."
+                "try mixed precision, FlashAttention (scaled_dot_product_attention), activation checkpointing and sharding "
+                "(FSDP or ZeRO), in this order. If that is not enough, train less of the model (LoRA, on quantized weights), "
+                "or split it over GPUs (tensor or pipeline parallelism). If the peak comes from the longest batches, sort or "
+                "bucket by length, or use shorter sequences (max_length)."
             ),
             "retries": (
                 "The allocator empties its cache to find room, which also makes steps slow: set "
@@ -149,8 +151,10 @@ class OomImminent(Rule):
         ),
         remedies={
             "": (
-                "在失败之前将批次减半并把梯度累积加倍，或立即保存检查点；然后依次尝试混合精度、激活检查点和分片（FSDP 或 "
-                "ZeRO）。若峰值来自最长的样本，请按长度排序或分桶。"
+                "在失败之前将批次减半并把梯度累积加倍，或立即保存检查点；然后依次尝试混合精度、"
+                "FlashAttention（scaled_dot_product_attention）、激活检查点和分片（FSDP 或 ZeRO）。若还不够，"
+                "请只训练模型的一部分（LoRA，权重可量化），或把模型切分到多个 GPU（张量或流水线并行）。"
+                "若峰值来自最长的样本，请按长度排序或分桶，或缩短序列（max_length）。"
             ),
             "retries": (
                 "分配器在清空缓存以寻找空间，这也会使步变慢：启动前设置 "

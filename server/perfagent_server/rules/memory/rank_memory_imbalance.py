@@ -49,11 +49,11 @@ class RankMemoryImbalance(Rule):
         name="Memory differs between ranks",
         meaning="Few ranks need far more GPU memory than the others, and so bound the batch size of all.",
         fires=(
-            "When the highest allocation of a rank is {info_more_pct:g} % of itself above that of the median rank and "
-            "{info_pressure_pct:g} % of its device (info), or {warning_more_pct:g} % and {warning_pressure_pct:g} % "
-            "(warning, from {warning_ranks} ranks on). If more than {most_share:.1%} of the ranks (one always may) stand "
-            "out, or the others differ by more than {alike_pct:g} %, they have different work, such as the stages of a "
-            "pipeline, and it is not this."
+            "When one rank allocates far more GPU memory at its peak than the median rank. Info: the median rank needs "
+            "{info_more_pct:g} % less, and the peak is {info_pressure_pct:g} % of the device. Warning, from {warning_ranks} "
+            "ranks on: it needs {warning_more_pct:g} % less, and the peak is {warning_pressure_pct:g} % of the device. One "
+            "rank may stand out so, and up to {most_share:.1%} of all. If more do, or if the others differ by more than "
+            "{alike_pct:g} %, the ranks have different work (such as the stages of a pipeline), and the rule is silent."
         ),
         remedies={
             "": (
@@ -73,9 +73,9 @@ class RankMemoryImbalance(Rule):
         name="各 rank 显存不均",
         meaning="少数 rank 需要的 GPU 显存远多于其他 rank，从而限制了所有 rank 的批次大小。",
         fires=(
-            "某个 rank 的最高分配比中位 rank 高出自身的 {info_more_pct:g} % 且占其设备的 {info_pressure_pct:g} %（提示），"
-            "或 {warning_more_pct:g} % 且 {warning_pressure_pct:g} %（警告，至少 "
-            "{warning_ranks} 个 rank）时触发。若超过 {most_share:.1%} 的 rank（至少允许一个）偏高，或其余 rank 相差超过 "
+            "某个 rank 的显存峰值远高于中位 rank 时触发。提示：中位 rank 少 {info_more_pct:g} %，且峰值占设备的 "
+            "{info_pressure_pct:g} %。警告（至少 {warning_ranks} 个 rank）：中位 rank 少 {warning_more_pct:g} %，且峰值占设备的 "
+            "{warning_pressure_pct:g} %。若超过 {most_share:.1%} 的 rank（至少允许一个）偏高，或其余 rank 相差超过 "
             "{alike_pct:g} %，则各 rank 的工作不同（例如流水线的不同阶段），不算此问题。"
         ),
         remedies={

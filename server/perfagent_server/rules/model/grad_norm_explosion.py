@@ -81,15 +81,15 @@ class GradNormExplosion(Rule):
         name="Gradient norm explosion",
         meaning="The gradient norm is many times what is usual in this run, in more than one step.",
         fires=(
-            "When, of the newest three measured gradient norms, the two highest are together (geometric mean) at least "
-            "{warning_times:g} times the median of the {history} measured steps before, and the lower of them at least "
-            "{second_times:g} times. It is critical when the lower one is at least {critical_times:g} times the median. "
-            "In a run whose norms vary widely, more is needed: {spreads:g} and {second_spreads:g} times the spread of "
-            "their logarithms; where single high norms are common, more of them together. While the learning rate rises, "
-            "the limits are {rising_factor:g} times as high; in the first {early_steps} steps, and while the loss is as "
-            "restless as in reinforcement learning, they are {early_factor:g} times as high. A single high norm, slow "
-            "growth, and norms that only follow the loss scale do not count. The alert is resolved when the norms are below "
-            "{clear_times:g} times the old median again."
+            "When two of the newest three measured gradient norms are far above the median of the {history} measured steps "
+            "before. The geometric mean of the two must be at least {warning_times:g} times the median. The lower one must be "
+            "at least {second_times:g} times the median; from {critical_times:g} times on, the alert is critical. If the "
+            "norms of a run vary widely, the two limits are at least {spreads:g} and {second_spreads:g} times the spread of "
+            "their logarithms. If single high norms are common in a run, two are not enough: so many must be high that it "
+            "cannot be chance (12 at most). While the learning rate rises, the limits are {rising_factor:g} times as high. "
+            "In the first {early_steps} steps, and while the loss is as restless as in reinforcement learning, they are "
+            "{early_factor:g} times as high. A single high norm, slow growth, and norms that only follow the loss scale do "
+            "not count. The alert is resolved when the norms are below {clear_times:g} times the old median again."
         ),
         remedies={
             "": (
@@ -115,7 +115,7 @@ class GradNormExplosion(Rule):
             "最近三次测得的梯度范数中，最高的两个的几何平均至少为此前 {history} 次测量中位数的 {warning_times:g} 倍，"
             "且其中较低者至少为 {second_times:g} 倍时触发；较低者达到 {critical_times:g} 倍时为严重。"
             "若范数本身波动大，还须超过其对数离散度的 "
-            "{spreads:g} 倍和 {second_spreads:g} 倍；单个高值常见时须有更多个同时出现。"
+            "{spreads:g} 倍和 {second_spreads:g} 倍；若单个高值常见，两个还不够：须多到不可能是偶然（最多 12 个）。"
             "学习率上升期间门限为 {rising_factor:g} 倍，前 {early_steps} 步以及损失像强化学习那样剧烈波动时为 "
             "{early_factor:g} 倍。单步的高值、缓慢增长以及仅随损失缩放变化的范数不计。"
             "范数回到原中位数的 {clear_times:g} 倍以下时告警解除。"

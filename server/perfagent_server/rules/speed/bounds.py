@@ -16,7 +16,7 @@ from perfagent_server.rules.speed.step_shares import ON_DEVICE, PAUSES, UTILIZAT
 from perfagent_server.rules.steady_steps import steady_steps
 from perfagent_server.rules.window import Window
 
-__all__ = ["READS", "Bound", "Kind", "Roofline", "roofline", "what_bounds"]
+__all__ = ["READS", "Bound", "Kind", "Roofline", "next_try_of", "roofline", "what_bounds"]
 
 Kind = Literal[
     "compute", "memory bandwidth", "launches", "data", "copies", "communication", "rollout", "own code", "unmeasured"
@@ -233,6 +233,11 @@ def _next_try(bound: Bound) -> str:
         )
     if bound.kind == "compute" and device.mfu is not None and device.mfu >= _GOOD_MFU:
         return "This is what good trainings reach; more speed takes more devices, fp8, or less arithmetic (a smaller model)."
+    return next_try_of(bound.kind)
+
+
+def next_try_of(kind: Kind) -> str:
+    """What is worth trying where this takes most of a step."""
     return {
         "compute": (
             "Give the tensor cores more of the work: bf16 autocast, torch.set_float32_matmul_precision('high'), fused "
@@ -260,4 +265,4 @@ def _next_try(bound: Bound) -> str:
             'Put `with run.phase("NAME"):` around parts of the loop to time them; `perfagent stacks RUN` shows what it does '
             "now, and `perfagent profile RUN` the operators of some steps."
         ),
-    }[bound.kind]
+    }[kind]

@@ -66,12 +66,14 @@ class DataBound(Rule):
                 "Give the DataLoader more workers, up to one for each core that the training leaves free (with "
                 "num_workers=0, its default, it loads in the training process), persistent_workers=True and a higher "
                 "prefetch_factor, and on a GPU pin_memory=True; cache what is decoded or tokenized again in every "
-                "epoch, and move slow transforms out of the loop."
+                "epoch, and move slow transforms out of the loop, or to the GPU (torchvision.transforms.v2 on whole "
+                "batches, NVIDIA DALI)."
             ),
             "no core is free": (
                 "More workers would only share the same cores: make the work for a sample smaller (cache what is "
                 "decoded or tokenized again in every epoch, store it in the form that the model takes, use a faster "
-                "decoder), or train on a machine with more cores for its GPUs."
+                "decoder), do transforms on the GPU (torchvision.transforms.v2 on whole batches, NVIDIA DALI), or train "
+                "on a machine with more cores for its GPUs."
             ),
         },
     )
@@ -88,11 +90,13 @@ class DataBound(Rule):
             "": (
                 "为 DataLoader 增加 worker，最多不超过训练空出的核心数（默认 num_workers=0 在训练进程内加载），设置 "
                 "persistent_workers=True 和更大的 prefetch_factor，在 GPU 上设置 pin_memory=True；缓存每个 epoch "
-                "重复解码或分词的内容，并把慢的变换移出训练循环。"
+                "重复解码或分词的内容，并把慢的变换移出训练循环，或移到 GPU 上（对整个批次用 torchvision.transforms.v2，"
+                "或 NVIDIA DALI）。"
             ),
             "no core is free": (
                 "更多 worker 只会争用同样的核心：减少每个样本的工作量（缓存每个 epoch 重复解码或分词的内容，"
-                "按模型所需的形式存储，使用更快的解码器），或换用核心更多的机器。"
+                "按模型所需的形式存储，使用更快的解码器），在 GPU 上做变换（对整个批次用 torchvision.transforms.v2，"
+                "或 NVIDIA DALI），或换用核心更多的机器。"
             ),
         },
     )
@@ -136,7 +140,8 @@ class DataBound(Rule):
             f"The data loader keeps each step waiting {spell_s(wait_s)} ({share:.0f} %)",
             (
                 f"The data loader keeps each step waiting {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %), over "
-                f"the newest {len(rows)} steps but the worst: a step that does not wait would take "
+                f"the newest {len(rows)} steps but the worst (P50 {spell_s(ordered[len(ordered) // 2])}, P90 "
+                f"{spell_s(p90(ordered))}): a step that does not wait would take "
                 f"{spell_s(step_s - wait_s)}."
             ),
             since_step=window.at,

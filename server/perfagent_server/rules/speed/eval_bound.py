@@ -14,7 +14,7 @@ __all__ = ["EvalBound"]
 @dataclass(frozen=True, kw_only=True)
 class EvalBound(PauseRule):
     """Evaluations take a large share of wall time, counted over whole intervals from the end of one to the end of the
-    next: those of the newest ten minutes, or the newest three where they are rarer."""
+    next: those of the newest ten minutes, or the newest four where they are rarer."""
 
     id: ClassVar[str] = "eval_bound"
     phase, take, doing, counted = "eval", "Evaluations take", "Evaluating", "evaluations"
@@ -25,11 +25,12 @@ class EvalBound(PauseRule):
         name="Evaluations take the time",
         meaning="A large share of wall time goes into evaluations, and no step is made meanwhile.",
         fires=(
-            "When evaluations take at least {info_pct:g} % (info) or {warning_pct:g} % (warning) of wall time. The share "
-            "is counted over whole intervals, from the end of one evaluation to the end of the next, over the newest ten "
-            "minutes; if there were fewer than four evaluations in them, over the newest four. The longest evaluation "
-            "counts as long as the second longest, and the first one not at all. In the first minute of a run the rule "
-            "judges only evaluations at even intervals, and a warning needs at least three."
+            "When evaluations take at least {info_pct:g} % (info) or {warning_pct:g} % (warning) of wall time. The "
+            "share is counted over whole intervals, from the end of one evaluation to the end of the next, over the "
+            "newest ten minutes; if there were fewer than four evaluations in them, over the newest four. The first "
+            "evaluation does not count, because it may compile. The longest one counts only as much as the second "
+            "longest, so a single long one raises no alert. In the first minute of a run the rule judges only "
+            "evaluations at even intervals. A warning needs at least three."
         ),
         remedies={
             "": (
@@ -44,8 +45,8 @@ class EvalBound(PauseRule):
         meaning="大量墙钟时间花在评估上，其间没有训练步进行。",
         fires=(
             "评估至少占墙钟时间的 {info_pct:g} %（提示）或 {warning_pct:g} %（警告）时触发。占比按完整间隔（从一次评估"
-            "结束到下一次结束）计算，取最近十分钟；若其中不足四次，则取最近四次。最长的一次只按第二长的计，"
-            "第一次不计。运行的第一分钟内只判断间隔均匀的评估；警告至少需要三次评估。"
+            "结束到下一次结束）计算，取最近十分钟；若其中不足四次，则取最近四次。第一次不计（可能在编译）；"
+            "最长的一次只按第二长的计，因此单独一次很长的评估不会告警。运行的第一分钟内只判断间隔均匀的评估；警告至少需要三次评估。"
         ),
         remedies={
             "": (

@@ -61,7 +61,7 @@ class LowMfu(Rule):
         remedies={
             "": (
                 "Remove what the devices wait for first (the shares of the step are in the evidence). Then give the tensor cores "
-                "more: bf16 autocast, torch.compile, fused attention, a larger batch, sizes that are multiples of 64."
+                "more: bf16 autocast, torch.compile, FlashAttention, a larger batch, sizes that are multiples of 64."
             ),
             "fell": (
                 "Look at what changed at that step: clocks and throttling of the devices, another rank that became slow, the "
@@ -78,7 +78,7 @@ class LowMfu(Rule):
         ),
         remedies={
             "": (
-                "先消除设备等待的部分（证据中有各阶段占比），再让张量核心做更多：bf16 autocast、torch.compile、融合注意力、"
+                "先消除设备等待的部分（证据中有各阶段占比），再让张量核心做更多：bf16 autocast、torch.compile、FlashAttention、"
                 "更大的批次、64 的倍数的尺寸。"
             ),
             "fell": (

@@ -75,10 +75,8 @@ class PauseRule(Rule):
         return self.found(
             "warning" if share >= self.warning_pct and found.is_settled else "info",
             f"{self.take} {share:.0f} % of wall time",
-            f"{self.take} {share:.0f} % of wall time: {spell_s(found.each_s)} each, after every "
-            f"{_steps(found.every_steps)} ({spell_s(found.every_s)}), over the newest "
-            f"{'one' if found.count == 1 else found.count}. {self.doing} half as often, every "
-            f"{_steps(2 * found.every_steps)}, would save {share / 2:.0f} % of the time.",
+            f"{self.take} {share:.0f} % of wall time: {spell_s(found.each_s)} each, {self._how_often(found)}. {self.doing} "
+            f"half as often, every {2 * found.every_steps:,} steps, would save {share / 2:.0f} % of the time.",
             cost=f"{spell_s(found.each_s)} every {spell_s(found.every_s)}, {share:.0f} % of wall time",
             since_step=window.at,
             evidence={
@@ -89,9 +87,11 @@ class PauseRule(Rule):
             gain_pct=share / 2,
         )  # fmt: skip
 
-
-def _steps(count: int) -> str:
-    return "step" if count == 1 else f"{count:,} steps"
+    def _how_often(self, found: Pauses) -> str:
+        often = "after every step" if found.every_steps == 1 else f"one every {found.every_steps:,} steps"
+        newest = self.counted if found.count > 1 else self.counted.removesuffix("s")
+        many = f"{found.count:,} " if found.count > 1 else ""
+        return f"{often} ({spell_s(found.every_s)}), over the newest {many}{newest}"
 
 
 def pauses(window: Window, rule: Rule, phase: str) -> Pauses | None:

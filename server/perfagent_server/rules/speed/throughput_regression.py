@@ -89,16 +89,17 @@ class ThroughputRegression(Rule):
         name="Slower steps",
         meaning="From some step on, each step takes longer than the steps before.",
         fires=(
-            "When the newest {steps} steps take at least {warning_times:g} times (warning) or, for {critical_steps} steps, "
-            "{critical_times:g} times (critical) what up to {before_steps} steps before took (medians), and stand out from "
-            "their noise (six standard errors, more than any earlier stretch, and against all chance), for "
-            "{least_s:g} s at least. Steps below 0.05 s are put together into groups once there are enough of them. "
-            "Evaluations, saves and the first steps do not count. Steps that get longer little by little are found by their "
-            "number: from 16 on, they must take 1.15 times as long each time there are twice as many, and 1.5 times "
-            "altogether; where only code that no phase measures grew, that is a remark. "
-            "It does not fire where tokens, samples or arithmetic a "
-            "second stay level: then a step has more work. If other programs fill the cores, it is a remark (info) after "
-            "{others_for_s:g} s. It is over when the steps are as fast as before."
+            "When the newest {steps} steps take at least {warning_times:g} times as long as up to {before_steps} "
+            "steps before (warning; medians). Critical: {critical_times:g} times as long, for {critical_steps} "
+            "steps. The rise must last for {least_s:g} s, and stand out from the noise of the steps: by six standard "
+            "errors, by more than in any earlier stretch, and by odds of ten million to one against chance. Steps "
+            "below 0.05 s are put together into groups once there are enough of them. Evaluations, saves and the "
+            "first steps do not count. Steps that get longer little by little are found, too: each time the number "
+            "of steps doubles (16, 32, 64 ...), three times in a row, they must take 1.15 times as long, and 1.5 "
+            "times altogether. If only code that no phase measures grew, that is a remark. It does not fire where "
+            "tokens, samples or arithmetic a second stay level: then a step has more work. If other programs fill "
+            "the cores, it is a remark (info) after {others_for_s:g} s. It is over when the steps are as fast as "
+            "before."
         ),
         remedies={
             "": (
@@ -131,9 +132,10 @@ class ThroughputRegression(Rule):
         meaning="从某一步起，每一步都比之前更慢。",
         fires=(
             "最近 {steps} 步的中位数至少为之前最多 {before_steps} 步的 {warning_times:g} 倍（警告），或连续 {critical_steps} "
-            "步达到 {critical_times:g} 倍（严重），并且明显超出此前的噪声（六倍标准误差、高于此前任何一段、且非偶然）、"
-            "持续至少 {least_s:g} 秒时触发。步数足够后，短于 0.05 秒的步会合并成组。评估、保存和最初几步不计。"
-            "逐渐变慢的步按步数判断：从 16 步起，步数每翻一倍耗时至少为 1.15 倍、总计至少 1.5 倍；"
+            "步达到 {critical_times:g} 倍（严重），并且明显超出此前的噪声（六倍标准误差、高于此前任何一段、"
+            "偶然的可能性低于千万分之一）、持续至少 {least_s:g} 秒时触发。"
+            "步数足够后，短于 0.05 秒的步会合并成组。评估、保存和最初几步不计。"
+            "逐渐变慢的步按步数判断：步数每翻一倍（16、32、64……）耗时至少为 1.15 倍，须连续三次，总计至少 1.5 倍；"
             "若只有未测量的代码变慢则仅为提示。"
             "若每秒的 token、样本或计算量不变，说明每步工作变多，不触发。若其他程序占满了核心，则在 {others_for_s:g} "
             "秒后仅作提示。步时间恢复后结束。"
@@ -281,8 +283,8 @@ class ThroughputRegression(Rule):
         return self.found(
             severity,
             f"Steps take {more:.3g} % longer since step {shift.step:,}",
-            f"Steps take {spell_s(shift.level)} (P50; P90 {spell_s(step_p90_s)}) since step {shift.step:,}, {more:.3g} % more than "
-            f"the {spell_s(shift.before)} of the steps before (P50 of up to {self.before_steps}).{growth.words}{crowd}",
+            f"Steps take {spell_s(shift.level)} (P50; P90 {spell_s(step_p90_s)}) since step {shift.step:,}, {more:.3g} % more "
+            f"than the {spell_s(shift.before)} of the steps before (P50 of up to {self.before_steps}).{growth.words}{crowd}",
             cause=cause,
             cost=f"{spell_s(lost_s)} of each step of {spell_s(shift.level)}",
             since_step=shift.step,
