@@ -9,6 +9,7 @@ from typing import Any
 from perfagent.wire import SEVERITIES, Event, Finding
 from perfagent.wire.limits import whole
 from perfagent_server.alerts.evidence_limit import limited
+from perfagent_server.rules.evidence import TITLE
 from perfagent_server.rules.rule import USER_ALERT, Life
 from perfagent_server.timestamps import rfc3339
 
@@ -17,7 +18,6 @@ __all__ = ["REPORTED_LIFE", "USER_LIFE", "of_the_agent", "of_the_user", "step_of
 REPORTED_LIFE = Life(outlives_run=True)
 USER_LIFE = Life(cooldown_s=60.0)
 _LEVELS = {"warn": "warning", "error": "critical"}
-_TITLE = 90
 _RANKS = 4096
 
 
@@ -34,7 +34,7 @@ def of_the_agent(event: Event, rank: int, now: float, newest_step: int) -> Findi
     return Finding(
         rule=rule,
         severity=severity,
-        title=str(data.get("title") or message)[:_TITLE],
+        title=str(data.get("title") or message)[:TITLE],
         message=message,
         since_step=step_of(newest_step, data.get("since_step"), event.step),
         since=rfc3339(time_of(event, now)),
@@ -53,7 +53,7 @@ def of_the_user(event: Event, rank: int, now: float, newest_step: int) -> Findin
     return Finding(
         rule=USER_ALERT,
         severity=level if level in SEVERITIES else "warning",
-        title=title[:_TITLE],
+        title=title[:TITLE],
         message=f"{title}: {text}" if text else title,
         since_step=step_of(newest_step, event.step),
         since=rfc3339(time_of(event, now)),

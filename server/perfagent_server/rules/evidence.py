@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from perfagent_server.rules.window import Window
 
-__all__ = ["began_in", "dated", "named_ranks", "one_line", "p90", "spell_bytes", "spell_s", "surroundings"]
+__all__ = ["TITLE", "began_in", "dated", "named_ranks", "one_line", "p90", "spell_bytes", "spell_s", "surroundings"]
 
 
 TITLE = 90

@@ -244,6 +244,24 @@ def test_workers_that_fit_are_silent(workers: float | None, phases: Mapping[str,
     assert found(DataloaderWorkers(), {**MACHINE, **told}, phases=phases) == []
 
 
+def test_where_the_ranks_need_all_cores_no_worker_is_advised() -> None:
+    evaluator = make_evaluator(rules=(DataloaderWorkers(),))
+    evaluator.start_clock(START)
+    for rank in range(2):
+        evaluator.take(frame({}, [], rank=rank, ident=rank + 1, events=[state("starting", world_size=2)]))
+    changes: list[Change] = []
+    for second in range(1, 100):
+        for rank in range(2):
+            told = {"process/cpu_pct": 90.0, "process/workers": 4.0} | (
+                {"host/cores": 2.0, "host/cpu_pct": 98.0} if rank == 0 else {}
+            )
+            changes += go_on(evaluator, range(second, second + 1), told, rank=rank)
+    [change] = fired(changes)
+    assert change.finding.title == "8 loader workers share 2 cores"
+    assert change.finding.fix.startswith("Set num_workers=0 here (4 now), so that each rank loads its batches itself. ")
+    assert change.finding.evidence["advised_workers"] == 0
+
+
 def test_too_few_workers_are_part_of_the_alert_on_the_wait() -> None:
     evaluator = make_evaluator(rules=(DataBound(), DataloaderWorkers()))
     evaluator.start_clock(START)

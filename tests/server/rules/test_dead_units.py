@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -59,6 +60,29 @@ def test_a_sparse_network_that_learns_is_only_remarked() -> None:
     measured = {step: {"encoder.relu": 0.95} for step in (11, 250, 500)}
     severities = {one.finding.severity for one in train({**measured, 11: {"encoder.relu": 0.1}}, losses=LEARNING)}
     assert severities == {"info"}
+
+
+def falling(first: float, last: float, noise: float = 0.03) -> list[float]:
+    draw = random.Random(0)
+    return [last + (first - last) * math.exp(-step / 250) + draw.gauss(0, noise) for step in range(600)]
+
+
+@pytest.mark.parametrize("share", [0.6, 0.93])
+def test_a_pretrained_network_that_was_sparse_before_is_only_remarked(share: float) -> None:
+    measured = {step: {"relu": share + 0.01 * (step % 3)} for step in (11, 200, 400)}
+    assert {one.finding.severity for one in train(measured, losses=falling(2.2, 1.8))} == {"info"}
+
+
+def test_units_that_die_in_a_fine_tuning_are_a_warning() -> None:
+    measured = {11: {"relu": 0.3}, 200: {"relu": 0.6}, 400: {"relu": 0.7}}
+    [change] = fired(train(measured, losses=falling(2.2, 1.8)))
+    assert (change.step, change.finding.severity, change.finding.cause) == (400, "warning", "")
+
+
+def test_units_that_were_dead_before_are_a_warning_where_the_loss_stands_still() -> None:
+    changes = train({step: {"relu": 0.6} for step in (11, 200, 400)}, losses=falling(2.3, 2.3))
+    assert (fired(changes)[0].finding.severity, changes[-1].finding.severity) == ("info", "warning")
+    assert changes[-1].finding.cause == "from the start"
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,25 @@ def test_steps_as_large_as_the_weights_are_a_warning() -> None:
 
 
 def test_a_ratio_that_is_too_high_is_a_warning_where_the_loss_stands_still() -> None:
-    [change] = fired(train({9: {"": 0.12}}))
+    [change] = fired(train({9: {"": 0.42}}))
     assert (change.finding.severity, change.finding.cause) == ("warning", "")
     assert 200 <= change.step <= 211
-    assert change.finding.title == "A step changes the weights by 12 % of themselves"
+    assert change.finding.title == "A step changes the weights by 42 % of themselves"
     [remark] = fired(train({9: {"": 0.12}, 300: {"": 0.11}}, losses=LEARNING))
     assert (remark.step, remark.finding.severity) == (300, "info")
+
+
+def test_the_losses_of_a_gan_stand_still_while_it_learns() -> None:
+    """At ln 2 the discriminator cannot tell."""
+    rng = random.Random(3)
+    losses = [math.log(2) + rng.gauss(0, 0.02) for _ in range(800)]
+    changes = train({step: {"": 0.06} for step in (9, 300, 500)}, losses=losses)
+    assert {one.finding.severity for one in changes} == {"info"}
+
+
+def test_such_steps_are_a_warning_where_the_loss_stands_above_the_first() -> None:
+    changes = train({step: {"": 0.06} for step in (9, 300, 500)}, losses=[2.3, *[2.9 + one for one in FLAT[1:]]])
+    assert "warning" in {one.finding.severity for one in changes}
 
 
 def test_a_layer_that_moves_by_multiples_of_itself_is_named() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.evidence import TITLE, spell_s
 from perfagent_server.rules.life.absent_ranks import Absence, find_absence
 from perfagent_server.rules.life.answers import Answers
 from perfagent_server.rules.life.stack_groups import StackGroup, apart, groups_of, said_ranks, sentence, shown
@@ -16,7 +16,6 @@ from perfagent_server.rules.window import Window
 __all__ = ["Hang"]
 
 _EVERY_S = 3.0
-_TITLE = 90
 _MOST_PASSED = 2.0  # periods that count between two judgements
 
 
@@ -244,4 +243,4 @@ def _cause(groups: list[StackGroup], culprits: list[StackGroup], absence: Absenc
 
 
 def _cut(title: str) -> str:
-    return title if len(title) <= _TITLE else f"{title[: _TITLE - 3]}..."
+    return title if len(title) <= TITLE else f"{title[: TITLE - 3]}..."

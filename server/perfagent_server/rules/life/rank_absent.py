@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
+from perfagent_server.rules.evidence import TITLE
 from perfagent_server.rules.life.absent_ranks import find_absence
 from perfagent_server.rules.life.answers import Answers
 from perfagent_server.rules.life.hang import Hang
@@ -95,7 +96,7 @@ class RankAbsent(Rule):
         what = "called another collective than" if absence.kind == "mismatch" else "did not join"
         return self.found(
             "critical",
-            f"{who} {what} {absence.operation or 'a collective'} of group {absence.group}"[:90],
+            f"{who} {what} {absence.operation or 'a collective'} of group {absence.group}"[:TITLE],
             f"{absence.sentence()}{where}",
             cause="" if absence.kind == "absent" else "order",
             cost="all ranks stand still",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_bytes
 from perfagent_server.rules.memory.growth import Growth, Track, spell_long_s
-from perfagent_server.rules.memory.saves import SAVED_BYTES, SAVES, follow_saves
+from perfagent_server.rules.memory.saves import SAVED_BYTES, SAVES, Save, follow_saves
 from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.window import Window
 
@@ -18,6 +19,8 @@ __all__ = ["DiskFull"]
 _ROLES = {"checkpoint": "the checkpoints", "work": "the working directory", "spool": "perfagent's spool"}
 _FEWEST_SAVES = 3
 _LEAST_SAVE_BYTES = 10e6
+_MOST_DROPS = 15
+_READ_EVERY_S = 20.0  # or more often: disks are read every ten seconds, and judged as often
 _Severity = Literal["info", "warning", "critical"]
 
 
@@ -42,7 +45,8 @@ class DiskFull(Rule):
     nothing is left.
 
     How full a disk is says little (4 % of a large one is room for years), so shares count only together with
-    what is free. A save is as large as perfagent's Checkpoint says, else as much as one took away on average so far. The
+    what is free. A save is as large as perfagent's Checkpoint says. Else that is a guess, the median of what was gone after
+    each save, beside what went as fast before it: other programs write to a shared disk, too. So it makes a remark only. The
     trend is that of the lowest use (growth.py), so that saves which replace each other are none.
     """
 
@@ -84,7 +88,8 @@ class DiskFull(Rule):
             "with less than {info_free_gb:g} GB free (info), {warning_pct:g} % with less than {warning_free_gb:g} GB free "
             "(warning), {critical_pct:g} % with less than {critical_free_gb:g} GB free (critical). It looks at the file "
             "systems of the checkpoints, of the working directory and of perfagent's spool. "
-            "A quota that is smaller than the disk is not seen."
+            "Only perfagent.Checkpoint tells how large a checkpoint is; else it is guessed from the room before and after "
+            "each save, and too little room for it is a remark (info). A quota that is smaller than the disk is not seen."
         ),
         remedies={
             "": (
@@ -109,7 +114,9 @@ class DiskFull(Rule):
             "再保存不到 {warning_saves:g} 个检查点（严重：{critical_saves:g} 个）；磁盘持续填充并将在 {warning_s:g} "
             "秒内（严重：{critical_s:g} 秒）写满；或已用 {info_pct:g} % 且剩余不足 {info_free_gb:g} GB（提示）、"
             "{warning_pct:g} % 且不足 {warning_free_gb:g} GB（警告）、{critical_pct:g} % 且不足 {critical_free_gb:g} "
-            "GB（严重）时触发。检查检查点、工作目录和 perfagent 缓存目录所在的文件系统。小于磁盘的配额无法看到。"
+            "GB（严重）时触发。检查检查点、工作目录和 perfagent 缓存目录所在的文件系统。"
+            "只有 perfagent.Checkpoint 会说明检查点的大小；否则由每次保存前后的剩余空间估计，空间不足时仅作提示。"
+            "小于磁盘的配额无法看到。"
         ),
         remedies={
             "": (
@@ -132,20 +139,26 @@ class DiskFull(Rule):
         if not disks:
             return None
         state = window.state_of(self, {})
-        count, _ = follow_saves(window, state.setdefault("saved", {}))
-        found = [one for disk in disks if (one := self._of_disk(window, state, disk, count)) is not None]
+        saves = follow_saves(window, state.setdefault("saved", {}))
+        found = [one for disk in disks if (one := self._of_disk(window, state, disk, *saves)) is not None]
         return max(found, key=lambda one: self.severities.index(one.severity), default=None)
 
-    def _of_disk(self, window: Window, state: dict[str, Any], disk: _Disk, saves: int) -> Finding | None:
+    def _of_disk(
+        self, window: Window, state: dict[str, Any], disk: _Disk, count: int, saves: list[Save]
+    ) -> Finding | None:
         track = Track(state.setdefault(disk.role, {}))
         track.add(window.now, window.step, -disk.free)
-        save = _save_bytes(window, disk, track, saves, alone="checkpoint" not in state)
+        told = max(0.0, window.value(SAVED_BYTES.name) or 0.0)
+        save = 0.0
+        if disk.role == "checkpoint" or (disk.role == "work" and "checkpoint" not in state):  # they may go to this disk
+            save = told or _typical_drop(state.setdefault(f"{disk.role} drops", {}), track, window.now, count, saves)
         rise = track.rise(self.trend_mib * 2**20, settle_s=self.trend_over_s, blocks=3, lasting_share=0.5)
         left_s = disk.free / rise.per_s if rise is not None else math.inf
-        danger = self._danger(window, disk, save, left_s, rise)
+        danger = self._danger(window, disk, save, left_s, rise, is_guess=not told)
         if danger is None:
             return None
-        holds = f" Room for {disk.free / save:.1f} more checkpoints of {spell_bytes(save)}." if save else ""
+        guess = " (so much was gone after a save, in the median)" if not told else ""
+        holds = f" Room for {disk.free / save:.1f} more checkpoints of {spell_bytes(save)}{guess}." if save else ""
         is_ours_alone = disk.role == "spool"  # the training writes nothing there
         return self.found(
             "warning" if is_ours_alone and danger.severity == "critical" else danger.severity,
@@ -157,16 +170,17 @@ class DiskFull(Rule):
             since_step=window.step,
             evidence={
                 "role": disk.role, "rank": disk.rank, "free_bytes": disk.free, "used_pct": disk.used_pct,
-                "save_bytes": save, "left_s": left_s if left_s < math.inf else None,
+                "save_bytes": save or None, "left_s": left_s if left_s < math.inf else None,
                 "filled_bytes": rise.grown if rise is not None else None,
                 "filled_over_s": rise.lasted_s if rise is not None else None,
             },
         )  # fmt: skip
 
     def _danger(
-        self, window: Window, disk: _Disk, save: float | None, left_s: float, rise: Growth | None
+        self, window: Window, disk: _Disk, save: float, left_s: float, rise: Growth | None, *, is_guess: bool
     ) -> _Danger | None:
-        """The worst that is so. While an alert is open, a little more room is not enough."""
+        """The worst that is so. While an alert is open, a little more room is not enough. is_guess: what is said of the
+        size of saves."""
         more = self.clear_at if window.is_firing(self.id) else 1.0
         fits = disk.free / save / more if save else math.inf
         fills = ""
@@ -177,28 +191,49 @@ class DiskFull(Rule):
             )
         left_s /= more
         free, used = disk.free / more, disk.used_pct
+        few: _Severity = "info" if is_guess else "warning"
+        none: _Severity = "info" if is_guess else "critical"
         checks: tuple[tuple[bool, _Danger], ...] = (
-            (fits < self.critical_saves, _Danger("critical", "the next checkpoint does not fit", "saves")),
+            (fits < self.critical_saves, _Danger(none, "the next checkpoint does not fit", "saves")),
             (left_s < self.critical_s, _Danger("critical", fills, "fills up")),
             (_is_short(used, free, self.critical_pct, self.critical_free_gb), _Danger("critical", "next to nothing", "")),
-            (fits < self.warning_saves, _Danger("warning", "few more checkpoints fit", "saves")),
+            (fits < self.warning_saves, _Danger(few, "few more checkpoints fit", "saves")),
             (left_s < self.warning_s, _Danger("warning", fills, "fills up")),
             (_is_short(used, free, self.warning_pct, self.warning_free_gb), _Danger("warning", "it is nearly full", "")),
             (_is_short(used, free, self.info_pct, self.info_free_gb), _Danger("info", "that is little", "")),
         )  # fmt: skip
-        return next((danger for is_so, danger in checks if is_so), None)
+        found = [danger for is_so, danger in checks if is_so]
+        return max(found, key=lambda danger: self.severities.index(danger.severity), default=None)
 
 
-def _save_bytes(window: Window, disk: _Disk, track: Track, saves: int, *, alone: bool) -> float | None:
-    """How large a checkpoint is, if it goes to this disk; None where nothing tells. alone: nobody knows where they
-    go."""
-    if disk.role == "spool" or (disk.role == "work" and not alone):
-        return None
-    size = window.value(SAVED_BYTES.name)
-    if size:
-        return size
-    taken = -track.first() - disk.free
-    return taken / saves if saves >= _FEWEST_SAVES and taken > saves * _LEAST_SAVE_BYTES else None
+def _typical_drop(state: dict[str, Any], track: Track, now: float, count: int, saves: list[Save]) -> float:
+    """How much less room there is after a save than before it, in the median; 0.0 where that is not known or next to
+    nothing. state: {} at first, in which it is noted. count: of all saves so far; saves: the newest of them."""
+    drops: list[float] = state.setdefault("drops", [])
+    known = state.setdefault("count", count)
+    new = saves[-(count - known) :] if count > known else []
+    if new and not state.get("waits"):
+        state["waits"] = True  # the next reading is one from after the save
+    elif new:
+        earlier = saves[-len(new) - 1].time if len(saves) > len(new) else -math.inf
+        state.update(count=count, waits=False)
+        drops.append(_drop(track, now, new[0], earlier) / len(new))
+        del drops[:-_MOST_DROPS]
+    typical = median(drops) if len(drops) >= _FEWEST_SAVES else 0.0
+    return typical if typical > _LEAST_SAVE_BYTES else 0.0
+
+
+def _drop(track: Track, now: float, save: Save, earlier: float) -> float:
+    """Since before that save, without what went at the same pace before it; 0.0 where it does not stand out of that.
+    earlier: when the save before was."""
+    began = save.time - save.seconds - _READ_EVERY_S
+    before = track.at(began)
+    if before is None:
+        return 0.0
+    long_before = track.at(began - (now - began)) if began - (now - began) > earlier + _READ_EVERY_S else None
+    others = max(0.0, before - long_before) if long_before is not None else 0.0
+    own = track.level - before - others
+    return own if own > others else 0.0
 
 
 def _is_short(used_pct: float, free: float, least_pct: float, most_free_gb: float) -> bool:

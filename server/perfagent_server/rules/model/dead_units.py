@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.model.layer_rows import LayerRow, layer_rows, named_layers, short
-from perfagent_server.rules.model.learning import loss_left
+from perfagent_server.rules.model.learning import is_flat, loss_left
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.window import Window
 
@@ -23,8 +23,10 @@ class DeadUnits(Rule):
 
     SageMaker Debugger's DeadRelu calls a layer dead from 50 % on. Here the agent has counted the units that are zero in
     64 rows or more, now and then; two measurements in a row must say so, or one of certain_pct. A sparse network is no
-    sick one (sparse autoencoders, language models with ReLU or its square): where the loss has come down to learned_share
-    of what it was at first, it is only a remark, unless next to no unit is left. Experts that got no token are left out.
+    sick one (sparse autoencoders, language models with ReLU or its square, pretrained networks): where the loss has come
+    down to learned_share of what it was at first, it is only a remark, unless next to no unit is left. So it is where the
+    units were dead when they were first measured and the loss moves at all, or did not have settled_steps to do so: a
+    pretrained network begins with a low loss. Experts that got no token are left out.
     """
 
     dead_pct: float = 50.0
@@ -33,7 +35,10 @@ class DeadUnits(Rule):
     observations: int = 2
     skip_steps: int = 5
     least_steps: int = 100
+    settled_steps: int = 500
     learned_share: float = 0.5
+    rise_pct: float = 10.0
+    still_share: float = 0.95
     clear_at: float = 0.8  # of the percentages
 
     id: ClassVar[str] = "dead_units"
@@ -42,15 +47,18 @@ class DeadUnits(Rule):
     reads = (Series(_SHARES, keep=4, judged=True), Series(LOSS), Every(10.0))
     charts = ("dead/share",)
     life = Life(clear_steps=1, restated=True)
+    state_version = 2
     english = Words(
         name="Dead units",
         meaning="Most units of a layer are zero for every sample: they pass no gradient on and learn nothing any more.",
         fires=(
             "When at least {dead_pct:g} % of the units of a ReLU layer are zero in every row of a batch, in {observations} "
-            "measurements in a row, or {certain_pct:g} % in one. From step {least_steps} on it is a warning if more than "
-            "{learned_share:.0%} of the first loss is left; a network that learns may be sparse by design, and then it is a "
-            "remark. A layer of which {all_pct:g} % are dead is a warning at once. The first {skip_steps} steps and the "
-            "experts of a mixture do not count."
+            "measurements in a row, or {certain_pct:g} % in one. It is a remark, for a network may be sparse by design. It is a "
+            "warning from step {least_steps} on if the share rose by {rise_pct:g} points since it was first measured and "
+            "more than {learned_share:.0%} of the first loss is left. Where it did not rise, it is a warning if the loss "
+            "stands still with more than {still_share:.0%} of the first one left (below {certain_pct:g} %: from step "
+            "{settled_steps} on). A layer of which {all_pct:g} % are dead is a warning at once. The first {skip_steps} "
+            "steps and the experts of a mixture do not count."
         ),
         remedies={
             "": (
@@ -70,9 +78,10 @@ class DeadUnits(Rule):
         meaning="某层的大部分单元对每个样本都为零：它们不传递梯度，也不再学习。",
         fires=(
             "某个 ReLU 层至少 {dead_pct:g} % 的单元在整个批次中都为零，连续 {observations} 次测量如此，或一次测量达到 "
-            "{certain_pct:g} % 时触发。从第 {least_steps} 步起，若损失仍高于最初的 {learned_share:.0%} 则为警告；"
-            "正常学习的网络可能本来就稀疏，此时仅为提示。达到 {all_pct:g} % 的层立即为警告。"
-            "前 {skip_steps} 步以及混合专家的专家层不计。"
+            "{certain_pct:g} % 时触发，作为提示，因为网络可能本来就稀疏。从第 {least_steps} 步起，若该比例比首次测量时上升了 "
+            "{rise_pct:g} 个百分点且损失仍高于最初的 {learned_share:.0%}，则为警告；未上升时，若损失停滞且仍高于最初的 "
+            "{still_share:.0%} 则为警告（低于 {certain_pct:g} % 时从第 {settled_steps} 步起）。"
+            "达到 {all_pct:g} % 的层立即为警告。前 {skip_steps} 步以及混合专家的专家层不计。"
         ),
         remedies={
             "": (
@@ -90,7 +99,7 @@ class DeadUnits(Rule):
     def judge(self, window: Window) -> Finding | Unknown | None:
         if _SHARES not in window.by_family:
             return None
-        # began: of each layer, whether most of it was dead when it was first measured
+        # began: of each layer, the share when it was first measured
         state = window.state_of(self, {"began": {}, "first_loss": None})
         left = loss_left(window, state)
         lowered = self.clear_at if window.is_firing(self.id) else 1.0
@@ -101,8 +110,8 @@ class DeadUnits(Rule):
         ]
         if not rows:
             return UNKNOWN
-        for row in rows:
-            state["began"].setdefault(row.layer, 100 * row.values[0] >= self.dead_pct)
+        for row in layer_rows(window, _SHARES, window.start_step):
+            state["began"].setdefault(row.layer, row.values[0])
         dead = [row for row in rows if self._is_dead(row, lowered)]
         if not dead:
             return None
@@ -110,8 +119,18 @@ class DeadUnits(Rule):
         nothing_left = 100 * dead[0].values[-1] >= self.all_pct
         if not nothing_left and window.step - window.start_step < self.least_steps:
             return UNKNOWN
-        stuck = left is not None and left > self.learned_share
-        return self._finding(state, dead, len(rows), left, is_sick=nothing_left or stuck)
+        is_sick = nothing_left or any(self._harms(window, state, row, left) for row in dead)
+        return self._finding(state, dead, len(rows), left, is_sick=is_sick)
+
+    def _harms(self, window: Window, state: dict[str, Any], row: LayerRow, left: float | None) -> bool:
+        """Whether it is why the run does not learn, as far as its loss can tell."""
+        share = row.values[-1]
+        if left is None or left <= self.learned_share:
+            return False
+        if 100 * (share - state["began"][row.layer]) >= self.rise_pct:
+            return True
+        has_settled = 100 * share >= self.certain_pct or window.step - window.start_step >= self.settled_steps
+        return has_settled and left > self.still_share and is_flat(window)
 
     def _is_dead(self, row: LayerRow, lowered: float) -> bool:
         shares = [100 * share for share in row.values[-self.observations :]]
@@ -138,7 +157,7 @@ class DeadUnits(Rule):
             f"{share:.3g} % of the units of {short(worst.layer)} are dead",
             f"{share:.3g} % of the units of {worst.layer} were zero in every row of step {step:,}, so no gradient passes "
             f"them{also} ({len(dead)} of {measured} ReLU layers that were measured).{loss}",
-            cause="from the start" if state["began"][worst.layer] and is_sick else "",
+            cause="from the start" if is_sick and 100 * state["began"][worst.layer] >= self.dead_pct else "",
             since_step=worst.steps[0],
             evidence={
                 "layers": {row.layer: row.values[-1] for row in dead[:64]}, "measured": measured, "step": step,

@@ -24,8 +24,9 @@ class UpdateRatio(Rule):
     """The norm of what a step changed, over the norm of the weights: of the model or of a layer, outside of what SageMaker
     Debugger's WeightUpdateRatio allows (1e-8 to 10), in two measurements in a row.
 
-    Around 1e-3 is usual. Of the whole model, high_ratio is far too much, too: a loss that has not come down meanwhile
-    makes it a warning, else it is a remark. The first skip_steps do not count, for weights that begin at zero (LoRA's B,
+    Around 1e-3 is usual. Of the whole model, high_ratio is much, too. It is a remark, for the losses of a GAN stand still
+    while it learns; a warning takes a loss that has not come down, and besides a ratio of sick_ratio, a loss above the
+    first one, or units that died. The first skip_steps do not count, for weights that begin at zero (LoRA's B,
     the last layer of a residual block) move by multiples of themselves at first; but where gradients are measured rarely, a
     high ratio in step 6 or later explains a loss that stands where it began 200 steps later. Weights that stand still
     altogether are another rule's, and a learning rate at the end of its schedule moves nothing with reason.
@@ -34,6 +35,8 @@ class UpdateRatio(Rule):
     large: float = 10.0
     small: float = 1e-8
     high_ratio: float = 0.05
+    sick_ratio: float = 0.3
+    risen_share: float = 1.05
     observations: int = 2
     skip_steps: int = 100
     first_steps: int = 5
@@ -58,10 +61,11 @@ class UpdateRatio(Rule):
         meaning="A step changes the weights of the model or of a layer by far too much, or by next to nothing.",
         fires=(
             "When the norm of a step's change is more than {large:g} times or less than {small:g} times the norm of the "
-            "weights, of the model or of a layer, in {observations} measurements in a row; and when it is at least "
-            "{high_ratio:g} for the whole model: a warning if the loss stands still with more than {learned_share:.0%} of "
-            "the first one left, else a remark. The first {skip_steps} steps do not count, nor small changes at a learning "
-            "rate below {least_rate:.0%} of its highest."
+            "weights, of the model or of a layer, in {observations} measurements in a row, it is a warning. When it is at "
+            "least {high_ratio:g} for the whole model, it is a remark; and a warning if the loss stands still with more than "
+            "{learned_share:.0%} of the first one left, and besides the ratio is at least {sick_ratio:g}, or the loss is "
+            "above {risen_share:.0%} of the first one, or an alert on dead units is open. The first {skip_steps} steps do "
+            "not count, nor small changes at a learning rate below {least_rate:.0%} of its highest."
         ),
         remedies={
             "": (
@@ -85,7 +89,8 @@ class UpdateRatio(Rule):
         meaning="每一步对模型或某层权重的改变过大，或几乎为零。",
         fires=(
             "某一步改变量的范数超过权重范数的 {large:g} 倍或低于 {small:g} 倍（整个模型或某层，连续 {observations} 次测量）"
-            "时触发；整个模型达到 {high_ratio:g} 时也触发：若损失仍高于最初的 {learned_share:.0%} 为警告，否则为提示。"
+            "时触发；整个模型达到 {high_ratio:g} 时也触发，作为提示：若损失停滞且仍高于最初的 {learned_share:.0%}，"
+            "并且该比值至少为 {sick_ratio:g}、损失高于最初的 {risen_share:.0%} 或死亡单元告警未解除，则为警告。"
             "前 {skip_steps} 步不计；学习率低于其最高值的 {least_rate:.0%} 时，过小的改变不计。"
         ),
         remedies={
@@ -122,8 +127,14 @@ class UpdateRatio(Rule):
         if early is not None and early.values[-1] >= lowered * self.high_ratio:
             stuck = left is not None and left > self.learned_share and is_flat(window)
             if whole is not None or (stuck and window.step - began >= 2 * self.skip_steps):
-                return self._of_model(window, early, "", left, is_sick=stuck)
+                is_sick = stuck and self._is_harmful(window, early.values[-1], left, lowered)
+                return self._of_model(window, early, "", left, is_sick=is_sick)
         return self._small(window, whole, rows, left, lowered) if rows or whole is not None else UNKNOWN
+
+    def _is_harmful(self, window: Window, ratio: float, left: float | None, lowered: float) -> bool:
+        """Whether something besides a loss that stands still says that such steps are too large."""
+        has_risen = left is not None and left > self.risen_share
+        return ratio >= lowered * self.sick_ratio or has_risen or window.is_firing("dead_units")
 
     def _small(
         self, window: Window, whole: LayerRow | None, rows: list[LayerRow], left: float | None, lowered: float

@@ -104,14 +104,15 @@ class DataloaderWorkers(Rule):
         return self._too_few(window, machine, bound, wait_pct, wanted)
 
     def _too_many(self, window: Window, machine: LoaderCores, bound: Bound | None, *, waits: bool) -> Finding:
-        most = max(machine.free, 1) if machine.cores > 1 else 0
+        most = machine.free
+        in_process = "" if most else ", so that each rank loads its batches itself"
         more = f" {bound.message}" if bound is not None else ""
         return self.found(
             "warning" if waits else "info",
             f"{machine.workers:.0f} loader workers share {machine.cores:.3g} cores",
             f"{machine.workers:.0f} loader workers of {machine.ranks} {machine.named_ranks} share {machine.cores:.3g} cores "
             f"({100 * machine.workers / machine.cores:.0f} %): they take turns.{more}",
-            fix=f"Set num_workers={most} here ({machine.of_rank} now). {self.english.remedies['']}",
+            fix=f"Set num_workers={most} here ({machine.of_rank} now){in_process}. {self.english.remedies['']}",
             cost="memory of each worker, and cores that the training needs",
             since_step=window.at,
             evidence=self._evidence(machine, bound, most),

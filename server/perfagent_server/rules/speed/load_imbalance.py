@@ -8,18 +8,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from perfagent.wire import LOSS, Finding
-from perfagent_server.rules.evidence import spell_s
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import p90, spell_s
 from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words
+from perfagent_server.rules.speed import own_work
 from perfagent_server.rules.speed.cpu_load import PRESSURE
-from perfagent_server.rules.speed.own_work import lower_median, own_work
+from perfagent_server.rules.speed.own_work import lower_median
 from perfagent_server.rules.speed.stages import stages_of
 from perfagent_server.rules.window import Window
 
 __all__ = ["LoadImbalance"]
 
-_PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
 _TOTAL, _WAITED = "step_time_s", "phase/comm_s"
 _LEAST_LOST_S = 0.001
 
@@ -48,10 +48,7 @@ class LoadImbalance(Rule):
     place = Place(Question.IS_IT_FAST, 17)
     reads = (
         Every(5.0),
-        Series(_TOTAL, merge="median"),
-        *(Series(name, ranks="apart") for name in (_TOTAL, _WAITED)),
-        *(Series(f"phase/{phase}_s", ranks="apart") for phase in _PHASES),
-        Series(LOSS),
+        *own_work.READS,
         PRESSURE,
     )
     charts = (_WAITED, _TOTAL)
@@ -114,7 +111,7 @@ class LoadImbalance(Rule):
             return None
         if len(window.by_rank) < self.least_steps:
             return UNKNOWN
-        work = own_work(window, self.steps)
+        work = own_work.own_work(window, self.steps)
         if work is None or work.steps < self.least_steps:
             return UNKNOWN
         ranks, own, total = work.ranks, work.own, work.total
@@ -140,25 +137,24 @@ class LoadImbalance(Rule):
     def _finding(
         self, window: Window, ranks: Sequence[int], excess: Floats, total: Floats, lost_s: float, share: float
     ) -> Finding:
-        lost = np.sort(excess.max(axis=0))
+        lost, took = sorted(excess.max(axis=0).tolist()), sorted(total.tolist())
         slowest = excess.argmax(axis=0)
         different, steps = len(np.unique(slowest)), len(slowest)
-        ordered = np.sort(total)
         phase, more_s = _uneven_phase(window, ranks, self.steps)
         where = f" The most of it is in {phase} ({spell_s(more_s)})." if phase else ""
-        p90, typical_s = int(0.9 * (steps - 1)), float(ordered[steps // 2])
+        lost_p50_s, lost_p90_s, typical_s = lost[steps // 2], p90(lost), took[steps // 2]
         return self.found(
             "warning" if share >= self.warning_pct else "info",
             f"Ranks wait {spell_s(lost_s)} of each step ({share:.0f} %) for one that has more work",
             f"In a step the rank with the most work needs {spell_s(lost_s)} more than a typical one (P50 "
-            f"{spell_s(float(lost[steps // 2]))}, P90 {spell_s(float(lost[p90]))}): {share:.0f} % of {spell_s(typical_s)} that "
+            f"{spell_s(lost_p50_s)}, P90 {spell_s(lost_p90_s)}): {share:.0f} % of {spell_s(typical_s)} that "
             f"all wait. In {steps} steps it was {different} different ranks, so it is the work and no slow rank.{where}",
             cause=phase if phase in self.english.remedies else "",
             cost=f"{spell_s(lost_s)} of each step of {spell_s(typical_s)}",
             since_step=window.at,
             evidence={
-                "lost_s": lost_s, "lost_p50_s": float(lost[steps // 2]), "lost_p90_s": float(lost[p90]),
-                "share_pct": share, "step_time_s": typical_s, "step_p90_s": float(ordered[p90]), "steps": steps,
+                "lost_s": lost_s, "lost_p50_s": lost_p50_s, "lost_p90_s": lost_p90_s,
+                "share_pct": share, "step_time_s": typical_s, "step_p90_s": p90(took), "steps": steps,
                 "slowest_ranks": different, "ranks": len(ranks), "phase": phase, "phase_more_s": more_s,
             },
             gain_pct=share,
@@ -183,7 +179,7 @@ def _excess(own: Floats) -> Floats:
 def _uneven_phase(window: Window, ranks: Sequence[int], steps: int) -> tuple[str, float]:
     """The phase in which the slowest rank of a step needs most more, and how much more in seconds."""
     most: tuple[str, float] = ("", 0.0)
-    for phase in _PHASES:
+    for phase in own_work.PHASES:
         known, _, values = window.by_rank.matrix(f"phase/{phase}_s", window.at)
         rows = values[[place for place, rank in enumerate(known) if rank in ranks], -steps:]
         rows = rows[:, ~np.isnan(rows).any(axis=0)]
