@@ -22,7 +22,7 @@ IGNORED = -100
 _LEAST_ROWS = 4
 """In smaller batches it is no wonder if all rows, or their classes, are alike."""
 _MOST_NUMBERS = 2**12
-"""Most numbers of the input of which mean and spread are taken, and most of a row that is compared."""
+"""Most numbers of the input of which mean and spread are taken, and most of a row that is compared at first."""
 _MOST_ROWS = 2**10
 
 
@@ -119,11 +119,15 @@ def _look_at_input(values: Any, summary: Summary) -> None:
     if values.is_floating_point() and values.element_size() > 1:
         spread, mean = torch.std_mean(few.float(), correction=0)
         summary.mean, summary.spread = float(mean), float(spread)
-    rows = values.view(len(values), -1)[:, :_MOST_NUMBERS] if len(values) >= _LEAST_ROWS else flat.view(-1, 1)
-    if len(rows) < _LEAST_ROWS or not torch.equal(rows[0], rows[-1]):
+    rows = values.view(len(values), -1) if len(values) >= _LEAST_ROWS else flat.view(-1, 1)
+    some = rows[:, :: rows.shape[1] // _MOST_NUMBERS + 1 | 1]  # an odd number: not the same column of a picture
+    if len(rows) < _LEAST_ROWS or not torch.equal(some[0], some[-1]):
         return  # nearly every batch ends here
-    some = rows[:: len(rows) // _MOST_ROWS + 1]
-    summary.constant += bool(torch.equal(some, some[:1].expand_as(some)))
+    some = some[:: len(rows) // _MOST_ROWS + 1]
+    # Sparse rows may differ where nobody looked: all of them are compared before they count.
+    summary.constant += bool(
+        torch.equal(some, some[:1].expand_as(some)) and torch.equal(rows, rows[:1].expand_as(rows))
+    )
 
 
 def _labels(places: Sequence[Place]) -> Place | None:

@@ -54,20 +54,25 @@ def p90(ascending: Sequence[float]) -> float:
 
 def spell_s(seconds: float) -> str:
     """A duration as people write it: 50 ms, 1.25 s, 180 µs."""
-    if seconds >= 100:
-        return f"{seconds:.0f} s"
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{1000 * seconds:.3g} ms" if seconds >= 0.001 else f"{1e6 * seconds:.3g} µs"
+    rounded = abs(float(f"{seconds:.3g}"))  # first, or 0.9996 s are 1000 ms
+    if rounded >= 1:
+        return f"{_three_digits(seconds)} s"
+    return f"{_three_digits(1e3 * seconds)} ms" if rounded >= 0.001 else f"{_three_digits(1e6 * seconds)} µs"
 
 
 def spell_bytes(size: float) -> str:
     """A size in the largest unit that gives a number of at least one: 1.5 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{size:.3g} {unit}"
+        shown = _three_digits(size)
+        if abs(float(shown)) < 1024:
+            return f"{shown} {unit}"
         size /= 1024
-    return f"{size:.3g} TiB"
+    return f"{_three_digits(size)} TiB"
+
+
+def _three_digits(value: float) -> str:
+    """Or as many as stand before the point: never 1e+03."""
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
 def one_line(text: str) -> str:

@@ -73,6 +73,11 @@ class RankRows:
         """How many steps are kept."""
         return len(self._columns.of_step)
 
+    def kept_until(self, step: int) -> int:
+        """How many steps are kept up to one. Of a long frame that may be none: its first steps are judged when only the
+        last ones are still kept."""
+        return len(self._columns.until(step)[0])
+
     def matrix(self, name: str, until: float = math.inf) -> tuple[list[int], list[int], Floats]:
         """The ranks in the order in which they came, the steps up to `until`, and the values: float64 (ranks, steps),
         NaN where a rank has no value."""

@@ -20,7 +20,8 @@ def reads(keep: int) -> Series:
 
 def steady_steps(window: Window, count: int, series: str = "step_time_s") -> tuple[list[int], list[float]]:
     """The newest `count` steps of a series and its values, oldest first, without evaluations, saves and other phases
-    beside training, without the first steps of the attempt, and without values that are no numbers."""
+    beside training, without the first steps of the attempt, and without values that are no numbers or not above 0: a log
+    with a coarse clock has steps that took no time."""
     track = window.series(series)
     if track is None:
         return [], []
@@ -28,6 +29,6 @@ def steady_steps(window: Window, count: int, series: str = "step_time_s") -> tup
     rows = [
         (step, value)
         for step, value in zip(track.last_steps(track.size), track.last(track.size), strict=True)
-        if step > first and step not in interrupted and math.isfinite(value)
+        if step > first and step not in interrupted and 0 < value < math.inf
     ][-count:]
     return [step for step, _ in rows], [value for _, value in rows]

@@ -112,7 +112,8 @@ class TimeSeries:
 
     @property
     def ranks(self) -> list[int]:
-        return sorted(self._of_rank)
+        """Those that sent a reading that is a number."""
+        return sorted(rank for rank, readings in self._of_rank.items() if readings.second)
 
     def seconds(self, rank: int | None = None) -> Seconds:
         """rank: where ranks are apart; None: of all ranks together."""

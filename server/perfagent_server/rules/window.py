@@ -199,12 +199,13 @@ class Window:
 
     def _take_readings(self, column: Column, rank: int, times: Sequence[float], values: Sequence[float]) -> bool:
         """Whether it is time to judge the series."""
-        series = self.by_time.get(column.name)
-        if series is None:
-            plan = column.plan
-            series = self.by_time[column.name] = TimeSeries(plan.keep, apart=plan.ranks == "apart")
+        known, plan = self.by_time.get(column.name), column.plan
+        series = known if known is not None else TimeSeries(plan.keep, apart=plan.ranks == "apart")
         until = self._stepping_until()
-        return series.take(rank, times, values, [time <= until for time in times])
+        is_due = series.take(rank, times, values, [time <= until for time in times])
+        if known is None and series.ranks:  # a sampler that only failed so far has told nothing
+            self.by_time[column.name] = series
+        return is_due
 
     def _stepping_until(self) -> float:
         """Until when a reading is taken while the run makes steps, by the clocks of its ranks."""

@@ -359,6 +359,41 @@ def test_inputs_of_one_value_are_told(record):
     assert look_into(contents, (torch.randn(2, 3, 8, 8), torch.tensor([0, 1])))["batch/constant_pct"] == 0.0
 
 
+def black_border():
+    pictures = torch.rand(8, 1, 256, 256)
+    pictures[:, :, :20] = 0
+    return pictures
+
+
+def common_prompt():
+    tokens = torch.randint(0, 9, (1, 8192)).repeat(8, 1)
+    tokens[:, -3:] = torch.arange(24).view(8, 3)
+    return tokens
+
+
+def small_object(rows):
+    pictures = torch.zeros(rows, 1, 512, 512)
+    pictures[range(rows), 0, range(100, 100 + rows), 7] = 1.0
+    return pictures
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [black_border(), common_prompt(), small_object(8), small_object(2)],
+    ids=["black border", "common prompt", "small object", "small object in two rows"],
+)  # fmt: skip
+def test_rows_that_are_alike_in_part_are_not_the_same(record, inputs):
+    record(**NO_LIMIT)
+    told = look_into(Contents(state.current), (inputs, torch.arange(len(inputs)) % 2))
+    assert not told.get("batch/constant_pct"), "it is told from the first batch on that has any"
+
+
+def test_long_rows_that_are_all_the_same_are_told(record):
+    record(**NO_LIMIT)
+    same = torch.rand(1, 1, 256, 256).repeat(8, 1, 1, 1)
+    assert look_into(Contents(state.current), (same, torch.arange(8) % 2))["batch/constant_pct"] == 100.0
+
+
 def test_labels_that_the_loss_leaves_out_are_told_from_the_first_one_on(record):
     record(**NO_LIMIT)
     contents = Contents(state.current)

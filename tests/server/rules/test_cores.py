@@ -133,6 +133,37 @@ def test_an_alert_on_cores_outlives_a_restart_of_the_server_and_is_resolved() ->
     assert [change.kind for change in changes if change.kind != "update"] == ["resolve"]
 
 
+def test_pauses_between_the_steps_keep_no_alert_back() -> None:
+    """Evaluations of 25 s after 40 steps: a minute of stepping is never without one."""
+    evaluator = make_evaluator(rules=(CpuOversubscribed(),))
+    evaluator.start_clock(START)
+    changes: list[Change] = []
+    for begin in range(1, 400, 65):
+        changes += go_on(evaluator, range(begin, begin + 40), OWN, slow=())
+        for second in range(begin + 40, begin + 65):
+            told = {name: [value] for name, value in OWN.items()}
+            changes += evaluator.take(frame(told, [second], ident=evaluator.upto + 1, step_s=1.0))
+            changes += evaluator.tick(START + second)
+    assert [change.kind for change in changes if change.kind != "update"] == ["fire"]
+
+
+def test_a_node_that_is_throttled_a_little_hides_none_that_is_short_of_cores() -> None:
+    evaluator = make_evaluator(rules=(CpuOversubscribed(),))
+    evaluator.start_clock(START)
+    for rank in range(2):
+        evaluator.take(frame({}, [], rank=rank, ident=rank + 1, events=[state("starting", world_size=2)]))
+    nodes = (
+        {**OWN, "host/cpu_pressure_pct": 5.0, "host/cpu_throttled_pct": 0.1},
+        {**OWN, "host/cpu_throttled_pct": 0.0},
+    )
+    changes: list[Change] = []
+    for second in range(1, 150):
+        for rank, told in enumerate(nodes):
+            changes += go_on(evaluator, range(second, second + 1), told, rank=rank)
+    [change] = fired(changes)
+    assert change.finding.ranks == [1]
+
+
 def test_a_little_pressure_of_the_run_s_own_is_a_remark() -> None:
     assert [one.severity for one in found(CpuOversubscribed(), {**OWN, "host/cpu_pressure_pct": 50.0})] == ["info"]
 

@@ -95,7 +95,7 @@ def test_communication_that_takes_a_third_of_every_ranks_step_is_told() -> None:
     assert change.finding.rule == "comm_bound"
     assert 40 < change.finding.evidence["share_pct"] < 50
     assert "44 %" in change.finding.message or "43 %" in change.finding.message
-    assert "(medians of the newest 20 steps)" in change.finding.message
+    assert "(medians of the newest 20 steps; P90 of the wait " in change.finding.message
 
 
 def test_a_wait_for_one_slow_rank_is_not_communication() -> None:
@@ -133,3 +133,17 @@ def test_one_step_after_a_restart_is_not_taken_for_the_newest_twenty() -> None:
                 one = frame(columns, [step], rank=rank, ident=evaluator.upto + 1, received=START + 0.5 * step)
                 assert evaluator.take(one) == [], step
         evaluator = restored(evaluator)
+
+
+def test_frames_longer_than_the_rows_of_ranks_are_one_alert() -> None:
+    """Steps of 5 ms in frames of one second: when a frame's first steps are judged, only its last ones are kept apart."""
+    evaluator = started(2)
+    columns = {"step_time_s": [0.005] * 200, "phase/comm_s": [0.003] * 200}
+    changes: list[Change] = []
+    for begin in range(1, 2001, 200):
+        for rank in range(2):
+            changes += evaluator.take(
+                frame(columns, range(begin, begin + 200), rank=rank, ident=evaluator.upto + 1, step_s=0.005)
+            )
+    assert [change.kind for change in changes if change.kind != "update"] == ["fire"]
+    assert changes[0].finding.rule == "comm_bound"

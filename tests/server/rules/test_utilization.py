@@ -16,7 +16,8 @@ def test_a_loader_that_sleeps_is_told_in_words_and_figures_within_a_short_run() 
     [alert] = fired(changes, "data_bound")
     assert alert.step == 25
     assert alert.finding.severity == "critical"
-    assert "waiting 50 ms of 60 ms (83 %), over the newest 20 steps but the worst:" in alert.finding.message
+    said = "waiting 50 ms of 60 ms (83 %), over the newest 20 steps but the worst (P50 50 ms, P90 50 ms):"
+    assert said in alert.finding.message
     assert alert.finding.evidence["steps"] == 20
     assert alert.finding.gain_pct == pytest.approx(83.3, abs=0.1)
     for word in ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "cache"):

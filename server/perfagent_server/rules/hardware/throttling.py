@@ -120,7 +120,7 @@ class Throttling(Rule):
         where = "" if window.world_size == 1 else f" of {named_ranks(ranks, window.world_size)}"
         top: float = state["clocks"].get(str(worst.rank), 0.0)
         clock = ""
-        if worst.clock is not None and top > worst.clock:
+        if worst.clock is not None and top > worst.clock > 0:
             clock = f" Its clock is {worst.clock:,.0f} MHz; it was {top:,.0f} MHz."
         hot = f" It has {worst.hot_c:.0f} °C." if worst.hot_c is not None else ""
         others = " All other ranks wait for it." if 0 < len(ranks) < window.world_size else ""

@@ -326,7 +326,7 @@ def _variation(values: list[float]) -> float:
 
 def _note_scale(scales: list[list[float]], step: int, track: StepSeries) -> None:
     scale = next(iter(track.before(step, 1)), math.nan)
-    if scale > 0 and (not scales or scales[-1][1] != scale):
+    if 0 < scale < math.inf and (not scales or scales[-1][1] != scale):
         scales.append([step, scale])
         del scales[:-_MOST_SCALES]
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.evidence import p90, spell_s
 from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.speed.rank_medians import rank_medians
 from perfagent_server.rules.window import Window
@@ -79,7 +79,7 @@ class CommBound(Rule):
         whole = window.value("step_time_s")
         if whole is None or typical < 0.5 * self.clear_at * self.warning_pct / 100 * whole:
             return None  # most steps end here
-        if len(window.by_rank) < self.steps and window.world_size > 1:
+        if window.world_size > 1 and window.by_rank.kept_until(window.at) < self.steps:
             return UNKNOWN
         ranks, medians = rank_medians(window, ("phase/comm_s", "step_time_s"), self.steps)
         if len(ranks) < 2 or min(medians[1]) <= 0:
@@ -91,16 +91,17 @@ class CommBound(Rule):
         if not share >= self.warning_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
             return None
         wait_s, step_s = float(waited[least]), float(total[least])
+        waits_p90_s = p90(sorted(merged.last(self.steps)))
         return self.found(
             "warning",
             f"Communication that nothing overlaps takes {share:.0f} % of the step",
             f"Every rank waits at least {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %) for communication that "
-            f"nothing overlaps (medians of the newest {self.steps} steps).",
+            f"nothing overlaps (medians of the newest {self.steps} steps; P90 of the wait {spell_s(waits_p90_s)}).",
             cost=f"{spell_s(wait_s)} of each step of {spell_s(step_s)}",
             since_step=window.at,
             evidence={
                 "comm_s": wait_s, "step_time_s": step_s, "share_pct": share, "least_waiting_rank": ranks[least],
-                "comm_max_s": float(waited.max()), "steps": self.steps,
+                "comm_max_s": float(waited.max()), "comm_p90_s": waits_p90_s, "steps": self.steps,
             },
             gain_pct=share,
         )  # fmt: skip

@@ -12,8 +12,9 @@ from perfagent_server.rules.window import Window
 
 __all__ = ["BUSY", "CORES", "OWN", "PRESSURE", "READS", "THROTTLED", "CpuLoad", "cpu_load", "ranks_of_nodes"]
 
-PRESSURE = Series("host/cpu_pressure_pct", keep=60, axis="time", ranks="apart")
-THROTTLED = Series("host/cpu_throttled_pct", keep=60, axis="time", ranks="apart")
+_KEPT_S = 180  # for a minute of stepping in it, whatever pauses there are between the steps
+PRESSURE = Series("host/cpu_pressure_pct", keep=_KEPT_S, axis="time", ranks="apart")
+THROTTLED = Series("host/cpu_throttled_pct", keep=_KEPT_S, axis="time", ranks="apart")
 BUSY = Series("host/cpu_pct", keep=150, axis="time", ranks="apart")
 OWN = Series("process/cpu_pct", keep=150, axis="time", ranks="apart")
 _WORKERS = Series("process/workers_cpu_pct", keep=30, axis="time", ranks="apart")

@@ -19,8 +19,8 @@ __all__ = ["CpuOversubscribed"]
 _THREADS = "process/threads"
 
 
-class _Worst(NamedTuple):
-    """The node on which tasks wait most for a core; pressure and throttled in percent of the time."""
+class _Node(NamedTuple):
+    """How long tasks wait for a core on a node; pressure and throttled in percent of the time."""
 
     node: tuple[int, tuple[int, ...]]
     pressure: float
@@ -125,7 +125,7 @@ class CpuOversubscribed(Rule):
         took = window.series("step_time_s")
         if took is None or took.time is None:
             return None
-        worst = _worst(window, self.for_s)
+        worst = max(_nodes(window, self.for_s), key=self._times_too_much, default=None)
         if worst is None:
             return UNKNOWN
         slack = self.clear_at if window.is_firing(self.id) else 1.0
@@ -140,7 +140,11 @@ class CpuOversubscribed(Rule):
             return UNKNOWN
         return self._finding(window, worst, load, _cause(load, is_throttled=is_throttled))
 
-    def _finding(self, window: Window, worst: _Worst, load: CpuLoad, cause: str) -> Finding:
+    def _times_too_much(self, node: _Node) -> float:
+        """As a multiple of its own threshold, in units of both."""
+        return max(node.pressure * self.throttled_pct, node.throttled * self.pressure_pct)
+
+    def _finding(self, window: Window, worst: _Node, load: CpuLoad, cause: str) -> Finding:
         threads, ranks = _threads(window, load.ranks), len(load.ranks)
         at_most = max(1, int(load.cores // max(1, ranks)))
         share = worst.throttled if cause == "quota" else worst.pressure
@@ -181,7 +185,7 @@ def _title(load: CpuLoad, cause: str, share: float) -> str:
     return f"{load.cores:.3g} cores are too few: tasks wait for one {share:.0f} % of the time"
 
 
-def _what(worst: _Worst, load: CpuLoad, cause: str) -> str:
+def _what(worst: _Node, load: CpuLoad, cause: str) -> str:
     ours = f"{load.own:.2g} by the run" + (f" ({load.workers:.2g} by loader workers)" if load.workers >= 0.05 else "")
     if cause == "quota":  # how busy all cores of the machine are says nothing then
         return (
@@ -195,16 +199,16 @@ def _what(worst: _Worst, load: CpuLoad, cause: str) -> str:
     )
 
 
-def _worst(window: Window, for_s: float) -> _Worst | None:
-    """None where no node has told enough yet."""
+def _nodes(window: Window, for_s: float) -> list[_Node]:
+    """Those that have told enough."""
     pressures, quotas = (while_stepping_by_rank(window, one.name, for_s) for one in (PRESSURE, THROTTLED))
     nodes = {speaker: (speaker, ranks) for speaker, ranks in ranks_of_nodes(window)}
     found = []
     for speaker in nodes.keys() & (pressures.keys() | quotas.keys()):
         pressure, quota = pressures.get(speaker), quotas.get(speaker)
         over_s = max(one.over_s for one in (pressure, quota) if one is not None)
-        found.append(_Worst(nodes[speaker], pressure.mean if pressure else 0.0, quota.mean if quota else 0.0, over_s))
-    return max(found, key=lambda one: (one.throttled, one.pressure), default=None)
+        found.append(_Node(nodes[speaker], pressure.mean if pressure else 0.0, quota.mean if quota else 0.0, over_s))
+    return found
 
 
 def _cause(load: CpuLoad, *, is_throttled: bool) -> str:

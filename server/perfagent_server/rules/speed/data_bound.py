@@ -140,7 +140,8 @@ class DataBound(Rule):
             f"The data loader keeps each step waiting {spell_s(wait_s)} ({share:.0f} %)",
             (
                 f"The data loader keeps each step waiting {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %), over "
-                f"the newest {len(rows)} steps but the worst: a step that does not wait would take "
+                f"the newest {len(rows)} steps but the worst (P50 {spell_s(ordered[len(ordered) // 2])}, P90 "
+                f"{spell_s(p90(ordered))}): a step that does not wait would take "
                 f"{spell_s(step_s - wait_s)}."
             ),
             since_step=window.at,

@@ -22,6 +22,8 @@ def rank_medians(window: Window, names: tuple[str, ...], steps: int) -> tuple[li
 
 
 def _medians(ranks: list[int], values: Floats, steps: int) -> dict[int, float]:
+    if not values.size:
+        return {}  # the steps of these ranks are older than all that are kept
     ordered = np.sort(values, axis=1)  # NaN, a step without a value, comes last
     counts = np.count_nonzero(~np.isnan(values), axis=1)
     places = np.maximum(counts - 1, 0) // 2

@@ -118,7 +118,8 @@ class StepTimeTail(Rule):
         state = window.state_of(self, fresh)
         state["typical_for"] -= 1
         if state["typical_for"] < 0:
-            state["typical"], state["typical_for"] = middle(took.last(_TYPICAL_STEPS)), _RENEWED_EVERY - 1
+            around = [one for one in took.last(_TYPICAL_STEPS) if 0 < one < math.inf]
+            state["typical"], state["typical_for"] = middle(around), _RENEWED_EVERY - 1
         times = value / state["typical"]
         if not state["limit"]:
             self._learn(state, times)

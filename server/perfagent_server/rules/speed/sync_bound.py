@@ -149,7 +149,7 @@ def _lost_in_loops(window: Window, reading_s: float, step_s: float) -> float:
 def _step_times(window: Window) -> list[float]:
     """Of all steps: where each makes a rollout, none is a steady one."""
     took = window.series("step_time_s")
-    return [] if took is None else [value for value in took.last(64) if math.isfinite(value)]
+    return [] if took is None else [value for value in took.last(64) if 0 < value < math.inf]
 
 
 def _pct(share: float | None) -> float | None:

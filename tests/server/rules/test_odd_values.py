@@ -1,0 +1,98 @@
+"""Values that no healthy sender sends, and that logs and drivers send all the same: no rule may fail on them."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from judging import START, fired, frame, judge_series, make_evaluator, restored, state
+
+from perfagent.wire import Group
+from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.model.grad_norm_explosion import GradNormExplosion
+from perfagent_server.rules.rule import Series
+from perfagent_server.store.codec.tail import TailGroup
+from perfagent_server.store.stored import FromTail
+
+_KINDS = (
+    (math.nan,), (math.inf,), (0.0,), (-1.0, -0.5), (3e17, 8e17), (0.1, 0.5, 0.9), (0.1, 0.5, 0.9),
+    (0.0, math.nan, math.inf, -1.0, 1.0, 50.0, 1e-12, 1e12),
+)  # fmt: skip
+
+
+def test_steps_that_took_no_time_are_left_out() -> None:
+    """A log whose clock is coarse: two of three steps have the time of the one before."""
+    evaluator, draw, now = make_evaluator(), random.Random(0), START
+    evaluator.start_clock(now)
+    for step in range(1, 601):
+        now += 0.3
+        took = draw.choice((0.0, 0.0, 0.9))
+        columns = {"loss": [3.0], "step_time_s": [took], "phase/h2d_s": [took / 3], "sync/calls_per_step": [9.0],
+                   "sync/reading_s": [0.02], "phase/forward_s": [took / 3]}  # fmt: skip
+        readings = {"process/page_faults_per_step": [5000.0]}
+        groups = [Group([step], [now], [now], columns), Group([step], [now], [now], readings)]
+        evaluator.take(FromTail(step, "r", 1, 0, "s", step, now, [TailGroup.of_group(one) for one in groups], []))
+        evaluator.tick(now)
+
+
+def test_a_loss_scale_that_overflowed_is_no_scale_to_judge_norms_by() -> None:
+    norms, scales = [1.0] * 200 + [100.0] * 8, [2.0] * 201 + [math.inf] * 2 + [2.0] * 5
+    changes, _ = judge_series({"grad/norm": norms, "amp/scale": scales}, rules=(GradNormExplosion(),))
+    assert len(fired(changes)) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_rule_fails_on_any_values(seed: int) -> None:
+    """All that rules read, of several ranks that send now and then, over restarts of the run and of the server."""
+    draw = random.Random(seed)
+    evaluator, now = make_evaluator(), START
+    evaluator.start_clock(now)
+    names = sorted({one.name for rule in all_rules() for one in rule.reads if isinstance(one, Series)})
+    share, rows = draw.choice((0.3, 0.7, 1.0)), draw.choice((1, 7, 200))
+    chosen = [name for name in names if draw.random() < share or name in ("loss", "step_time_s")]
+    kinds = {name: draw.choice(_KINDS) for name in chosen}
+    world, step_s, first, attempt = draw.choice((1, 2, 4)), draw.choice((0.002, 0.1, 5.0)), draw.choice((1, 1000)), 1
+    with np.errstate(all="ignore"):
+        for number in range(3 if rows == 200 else 16):
+            now += max(1.0, rows * step_s)
+            steps = range(first, first + rows)
+            for rank in range(world):
+                columns = {
+                    of: [draw.choice(kinds[name]) for _ in steps]
+                    for name in chosen
+                    for of in ([f"{name}{layer}" for layer in range(3)] if name.endswith("/") else [name])
+                }
+                begun = [] if number else [state("running", world_size=world, start_step=first - 1)]
+                evaluator.take(
+                    frame(
+                        columns, steps, ident=evaluator.upto + 1, rank=rank, attempt=attempt, received=now, events=begun
+                    )
+                )
+            evaluator.tick(now + 0.5)
+            evaluator.verdict()
+            first += rows
+            if draw.random() < 0.15:
+                attempt += 1
+            if draw.random() < 0.15:
+                evaluator = restored(evaluator)
+                evaluator.start_clock(now)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("process/rss_bytes", math.nan), ("process/workers_rss_bytes", math.inf), ("host/memory_used_bytes", math.nan),
+        ("cuda/allocated_bytes", math.nan), ("gpu/pcie_link_width", math.nan), ("gpu/sm_clock_mhz", -1.0),
+    ],
+)  # fmt: skip
+def test_a_sampler_that_only_fails_has_told_nothing(name: str, value: float) -> None:
+    read = {one.name for rule in all_rules() for one in rule.reads if isinstance(one, Series) and one.axis == "time"}
+    assert name in read
+    evaluator = make_evaluator()
+    evaluator.start_clock(START)
+    for second in range(1, 121):
+        readings = {other: [value if other == name else 50.0] for other in read}
+        evaluator.take(frame({"step_time_s": [1.0]} | readings, [second], ident=second, step_s=1.0))
+        evaluator.tick(START + second)
