@@ -357,7 +357,7 @@ def _right_programs(found: Sequence[dict[str, Any]]) -> str:
         told.append(f". {_silent(healthy, 'right_at_first_try')}")
     told.append(".")
     if _are_run_again(found):
-        told.append(f"\n\nWith the rules of today, {count(sick, 'right_now')} get a right verdict")
+        told.append(f"\n\nIn the newest run, {count(sick, 'right_now')} got a right verdict")
         told.append(f". {_silent(healthy, 'right_now')}." if healthy else ".")
     return "".join(told)
 

@@ -229,7 +229,7 @@ def test_sick_programs_are_told_with_how_many_were_right_at_once(tmp_path: Path)
     rows = [row | {"right_now": row["verdict"] != "healthy"} for row in rows]
     (tmp_path / "sick_programs.json").write_text(json.dumps(rows))
     text = detection_report.sections(RESULTS, tmp_path)["programs"]
-    assert "With the rules of today, 2 of 3 sick programs get a right verdict. 1 of 1 healthy program ended" in text
+    assert "In the newest run, 2 of 3 sick programs got a right verdict. 1 of 1 healthy program ended" in text
     assert "| 11_parser | no workers | `data_bound` or `hang` | yes | no | `data_bound` | yes |" in text
 
 
