@@ -6,7 +6,8 @@ engineer would say.
 Each program's docstring names its illness and the expected rules. The server and the jobs are real; the verdict is read
 over HTTP, while a program runs and after it ended. A sick program is right when the verdict after its end, or else the
 last one before it, is an expected one. A healthy program is right when nothing at warning or above was raised. --write
-puts the results into docs/sick_programs.json, where `right_at_first_try` of a program that is there already stays.
+puts the results into docs/sick_programs.json: `verdict` and `right_now` are of this run, and `right_at_first_try` of a
+program that is there already stays.
 """
 
 from __future__ import annotations
