@@ -75,7 +75,7 @@ def test_a_masked_batch_is_nan_once_and_all_others_are_the_mean() -> None:
 
 def test_a_spike_spoils_the_targets_of_the_last_steps_and_no_tokens() -> None:
     spike = faults.named("spike")
-    tokens, targets = torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 4, dtype=torch.long)
+    tokens, targets = torch.zeros(8, 64, dtype=torch.long), torch.zeros(8, 64, dtype=torch.long)
     spoiled = []
     for step in range(1, 301):
         seen, wanted = spike.batch(job(300), step, tokens, targets)
