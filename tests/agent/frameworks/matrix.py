@@ -217,6 +217,11 @@ Known limits:
 - **Ranks that a script starts itself** (multiprocessing) belong to one run under `perfagent run`. With `attach()` they belong to one
   run too, whether `attach()` comes before or after `init_process_group`. If you start ranks by hand without a launcher's variables,
   call `attach()` after `init_process_group`.
+- **Recordings that are synced.** The server judges a recording in the frames in which it arrives, whole minutes at once and one
+  rank after the other. What rules tell by the clock, or by comparing ranks (`straggler`), may then be missing.
+  `perfagent backtest FOLDER` judges the recording as the server would have judged the run live.
+- **Several processes on one GPU.** NVML tells how busy the device is, not with whose work. `host_bound` and the bound in a verdict
+  may then speak of work that another process gave it.
 - **Resuming.** A Transformers Trainer or a Lightning training that resumes from its own checkpoint continues to count its steps from
   there, unless `start_step` says otherwise. Under the same run id its steps replace those that the previous attempt made after the
   checkpoint. A second training in the same process continues to count where the first ended.
