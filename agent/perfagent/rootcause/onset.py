@@ -1,10 +1,10 @@
 """Dates a NaN to the step in which it began. Pure: what an inquiry found, and the rows of the steps before, in; steps out.
 
-A NaN loss may be the result of a bad update some steps earlier, and gradients are measured only in some steps. So the
-first bad step is searched between what is known to be good and what is known to be bad. A finite loss proves that the
-weights of its step were good. A finite gradient proves that its update was good. NaN in the optimizer's averages proves
-that a gradient was bad, and not that the script wrote NaN into a weight. If several steps remain, the first and the last of
-them are reported.
+A bad update can make the loss NaN some steps later, and the agent measures gradients only in some steps. So it searches
+for the first bad step between the last step that is known to be good and the first that is known to be bad. A finite
+loss proves that the weights of its step were good. A finite gradient proves that its update was good. NaN in the
+optimizer's averages proves that a gradient was bad, and not that the script wrote NaN into a weight. If several steps
+remain, the first and the last of them are reported.
 """
 
 from __future__ import annotations

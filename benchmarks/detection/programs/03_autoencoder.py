@@ -1,7 +1,7 @@
 """Denoising autoencoder on random strokes.
 
-Illness: The script saves its whole training state, data included, after every second step. Writing the checkpoints takes
-    as long as the training between them.
+Illness: The script saves a checkpoint after every second step. Each checkpoint also holds the training data. Saving takes
+    as long as training.
 Expected: checkpoint_bound
 """
 

@@ -1,7 +1,7 @@
 """A tiny GPT on the text of the standard library, with linear warm-up and decay.
 
-Illness: The schedule gets the number of steps of one epoch instead of six. The learning rate reaches zero after the first
-    epoch, and the other five epochs train nothing.
+Illness: The learning rate schedule is made for one epoch, but the script trains for six. The learning rate is zero from
+    the second epoch on, so five epochs train nothing.
 Expected: lr_anomaly|frozen_training
 """
 

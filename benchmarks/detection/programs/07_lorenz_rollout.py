@@ -1,7 +1,7 @@
 """Learn the Lorenz system with a recurrent cell and scheduled sampling: less and less true states, more own predictions.
 
-Illness: The script does not clip gradients, and backpropagates through 60 recurrent steps of a chaotic system. It feeds the
-    cell more and more of its own predictions, until the gradients explode and the updates ruin the weights.
+Illness: The script backpropagates through 60 recurrent steps of a chaotic system, and does not clip gradients. The cell
+    gets more and more of its own predictions as input. The gradients explode, and the updates ruin the weights.
 Expected: grad_norm_explosion|loss_divergence|loss_spike|nonfinite_gradient
 """
 

@@ -223,9 +223,8 @@ class Engine:
             drained = self._still_lost(batch)
             for stored in batch:
                 changes += self._take(stored, moment, drained=stored.source in drained)
-            for (
-                run
-            ) in loaded:  # what their frames leave to wait for may be due before what was due when they were loaded
+            for run in loaded:
+                # A step of these frames may be due sooner than what was due when the run was loaded.
                 self._schedule(run, self.evaluators.in_memory[run])
             changes += self._tick_due(now)
             if moment >= self._next_lag:

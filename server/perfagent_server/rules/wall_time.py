@@ -14,8 +14,8 @@ __all__ = ["RECENT_S", "Spent", "WallTime"]
 
 RECENT_S = 600.0
 _USUAL = frozenset(("data", "h2d", "forward", "backward", "optimizer", "comm", "other"))
-"""Phases of every step. Any other, also one that the script named (`run.phase("plot")`), makes a step no measure for the
-rest."""
+"""The phases of a usual step. A step with another phase (an evaluation, or `run.phase("plot")` of the script) says
+nothing about the speed of the other steps."""
 _BUCKET_S = 60.0
 _INTERRUPTED = 0.1  # of the step, from which on it is none for a baseline
 _MOST_INTERRUPTED = 512

@@ -117,24 +117,36 @@ def held_back_by(window: Window, shares: TimeShares | None) -> Finding | None:
         return _standing(window, shares)
     if shares is None or (shares.steps < _FEWEST_STEPS and shares.wall_s < _ENOUGH_S):
         return None
-    in_steps_s = window.wall.whole().wall_s
     worth = {phase: seconds for phase, seconds in shares.phases.items() if seconds >= _LEAST_S * shares.steps}
+    beside = {phase: seconds for phase, seconds in worth.items() if phase not in (*_COMPUTE, *_WITHIN)}
+    return _beside_training(window, shares, beside) or _within_steps(window, shares, beside, worth)
+
+
+def _beside_training(window: Window, shares: TimeShares, beside: dict[str, float]) -> Finding | None:
+    """Evaluations, saves, waits and stops, where they took a tenth of the wall time together."""
+    stopped_s = shares.seconds.get("stopped", 0.0)
+    if sum(beside.values()) + stopped_s < _NEVER_HEALTHY * shares.wall_s:
+        return None
+    largest = max(beside, key=lambda phase: beside[phase], default="")
+    if stopped_s >= beside.get(largest, 0.0):
+        return _stopped(shares)
+    return _on_phase(shares, largest, beside, window.wall.whole().wall_s)
+
+
+def _within_steps(
+    window: Window, shares: TimeShares, beside: dict[str, float], worth: dict[str, float]
+) -> Finding | None:
+    """A phase other than compute that took a third of the step, or the largest where all of them took half of it."""
+    in_steps_s = window.wall.whole().wall_s
     # where the host only waits for a busy device, the rest of the step is no time of its own
     elsewhere = share_elsewhere(window) or 0.0
-    beside = {phase: seconds for phase, seconds in worth.items() if phase not in (*_COMPUTE, *_WITHIN)}
     within = {phase: worth[phase] for phase in _WITHIN if phase in worth and (phase != "other" or elsewhere)}
-    stopped_s = shares.seconds.get("stopped", 0.0)
-    if sum(beside.values()) + stopped_s >= _NEVER_HEALTHY * shares.wall_s:
-        largest = max(beside, key=lambda phase: beside[phase], default="")
-        if stopped_s >= beside.get(largest, 0.0):
-            return _stopped(shares)
-        return _on_phase(shares, largest, beside, in_steps_s)
-    largest = max(within, key=lambda phase: within[phase], default="")
-    share = within.get(largest, 0.0) / in_steps_s if in_steps_s > 0 else 0.0
-    is_large = share >= _THIRD and (largest != "other" or elsewhere >= _THIRD)
-    if is_large or sum({**beside, **within}.values()) >= _MOST * in_steps_s > 0:
-        return _on_phase(shares, largest or max(beside, key=lambda phase: beside[phase]), {}, in_steps_s)
-    return None
+    if not within or in_steps_s <= 0:
+        return None
+    largest = max(within, key=lambda phase: within[phase])
+    is_third = within[largest] >= _THIRD * in_steps_s and (largest != "other" or elsewhere >= _THIRD)
+    is_half = sum(beside.values()) + sum(within.values()) >= _MOST * in_steps_s
+    return _on_phase(shares, largest, {}, in_steps_s) if is_third or is_half else None
 
 
 def _rule(name: str) -> Rule:
@@ -152,7 +164,7 @@ def _on_phase(shares: TimeShares, phase: str, beside: dict[str, float], in_steps
     said = f"{what} took {share:.0f} % of the time"
     if shares.often.get(phase) == 1:
         took, gain_pct = f"{spell_s(spent_s)} at once, beside {shares.steps:,} steps", None  # no habit to change
-    elif share < 100 * _NEVER_HEALTHY:
+    elif beside and share < 100 * _NEVER_HEALTHY:
         others = sorted(beside.items(), key=_largest)
         said = " and ".join(f"{_WORDS.get(name, name)} {100 * one / in_steps_s:.0f} %" for name, one in others)
         said = f"{said[0].upper()}{said[1:]} of the time"
