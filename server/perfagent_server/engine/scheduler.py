@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from typing import Protocol
 
@@ -40,11 +41,13 @@ from perfagent_server.engine.silence import Silence, Silent
 from perfagent_server.rules.catalogue import all_rules, rules_for
 from perfagent_server.rules.life.lost_contact import LostContact
 from perfagent_server.rules.plan import Plan
+from perfagent_server.runs.earlier_attempts import earlier_attempts
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.stored import FromTail
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source
 from perfagent_server.store.write import lifecycle
+from perfagent_server.verdict.healthy import Healthy
 
 __all__ = ["CHECKPOINT_S", "MOST_LAG_FRAMES", "Engine", "Listener", "default_plan"]
 
@@ -484,7 +487,13 @@ class Engine:
                 return healthy("Nothing is known of this run yet.")
             with self._database.read() as connection:
                 state = connection.execute(select(runs.c.state).where(runs.c.id == run)).scalar()
-            return judge.verdict(lost=state == "lost")
+                before = earlier_attempts(connection, run)
+            found = judge.verdict(lost=state == "lost")
+        if not before:
+            return found
+        if isinstance(found, Healthy):
+            return replace(found, remarks=[*found.remarks, before])
+        return replace(found, message=f"{found.message} {before}")
 
     def findings(self, run: str) -> list[Finding]:
         """Everything that the rules find now, worst first; for a run that ended also what held most of the time."""

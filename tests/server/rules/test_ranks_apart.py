@@ -69,7 +69,7 @@ def test_one_rank_that_is_a_third_slower_is_named(ranks: int) -> None:
     assert (change.finding.rule, change.finding.ranks) == ("straggler", [ranks - 1])
     assert change.finding.evidence["phase"] == "forward"
     assert f"Rank {ranks - 1} needs" in change.finding.message
-    assert f"; medians of the newest {change.finding.evidence['steps']} steps)" in change.finding.message
+    assert f"; medians of the newest {change.finding.evidence['steps']} steps, P90 of its own" in change.finding.message
     assert len(change.finding.title) <= 90
 
 

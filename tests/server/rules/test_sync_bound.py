@@ -40,7 +40,7 @@ def test_a_loop_over_values_on_the_cpu_is_named_with_its_line_and_its_time() -> 
     [found] = made.found("sync_bound")
     assert found.severity == "warning"
     assert "reads 1,024 single values of tensors in a step, 1,000 of them in train.py:97" in found.message
-    assert "28 ms of 80 ms (35 %)" in found.message
+    assert "28 ms of 80 ms (35 %; P90 of the step 80 ms)" in found.message
     assert found.evidence["lines"] == LINES
     assert ".tolist()" in found.fix
     assert made.evaluator.verdict().rule == "sync_bound"

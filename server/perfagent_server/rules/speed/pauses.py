@@ -75,7 +75,7 @@ class PauseRule(Rule):
         return self.found(
             "warning" if share >= self.warning_pct and found.is_settled else "info",
             f"{self.take} {share:.0f} % of wall time",
-            f"{self.take} {share:.0f} % of wall time: {spell_s(found.each_s)} each, {self._how_often(found)}. {self.doing} "
+            f"{self.take} {share:.0f} % of wall time: {_each(found)}, {self._how_often(found)}. {self.doing} "
             f"half as often, every {2 * found.every_steps:,} steps, would save {share / 2:.0f} % of the time.",
             cost=f"{spell_s(found.each_s)} every {spell_s(found.every_s)}, {share:.0f} % of wall time",
             since_step=window.at,
@@ -92,6 +92,11 @@ class PauseRule(Rule):
         newest = self.counted if found.count > 1 else self.counted.removesuffix("s")
         many = f"{found.count:,} " if found.count > 1 else ""
         return f"{often} ({spell_s(found.every_s)}), over the newest {many}{newest}"
+
+
+def _each(found: Pauses) -> str:
+    usual, longest = spell_s(found.each_s), spell_s(found.longest_s)
+    return f"{usual} each" if usual == longest else f"{usual} each (at most {longest})"
 
 
 def pauses(window: Window, rule: Rule, phase: str) -> Pauses | None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import named_ranks, spell_s
+from perfagent_server.rules.evidence import named_ranks, p90, spell_s
 from perfagent_server.rules.row_series import Floats
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words
 from perfagent_server.rules.speed.own_work import PHASES, READS, lower_median, own_work
@@ -118,7 +118,8 @@ class Straggler(Rule):
         cost = min(100.0, 100 * lost_s / step_s)
         if cost < self.cost_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
             return None
-        return self._finding(window, ranks, own, slow, worst, usual, step_s, cost)
+        own_p90_s = p90(sorted(work.own[worst].tolist()))
+        return self._finding(window, ranks, own, slow, worst, usual, own_p90_s, step_s, cost)
 
     def _finding(
         self,
@@ -128,6 +129,7 @@ class Straggler(Rule):
         slow: list[int],
         worst: int,
         typical: float,
+        own_p90_s: float,
         step_s: float,
         cost: float,
     ) -> Finding:
@@ -144,13 +146,14 @@ class Straggler(Rule):
             f"{who[0].upper()}{who[1:]} needs {spell_s(float(own[worst]))} for its own work in a step, "
             f"{times:.2g} times the "
             f"{spell_s(typical)} of a typical rank{where}: the others wait {spell_s(lost_s)} of {spell_s(step_s)} "
-            f"({cost:.0f} %; medians of the newest {steps} steps).",
+            f"({cost:.0f} %; medians of the newest {steps} steps, P90 of its own work {spell_s(own_p90_s)}).",
             cause=phase if phase in self.english.remedies else "",
             cost=f"{spell_s(lost_s)} of each step of {spell_s(step_s)}, on every other rank",
             since_step=window.at,
             ranks=named,
             evidence={
-                "rank": rank, "own_s": float(own[worst]), "typical_own_s": typical, "times": times, "step_time_s": step_s,
+                "rank": rank, "own_s": float(own[worst]), "own_p90_s": own_p90_s, "typical_own_s": typical, "times": times,
+                "step_time_s": step_s,
                 "share_pct": cost, "phase": phase, "phase_more_s": more_s, "steps": steps,
                 "own_s_by_rank": {str(one): float(value) for one, value in list(zip(ranks, own, strict=True))[:64]},
             },

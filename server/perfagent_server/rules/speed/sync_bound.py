@@ -8,7 +8,7 @@ from statistics import median
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.evidence import p90, spell_s
 from perfagent_server.rules.rule import UNKNOWN, Events, Every, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.source_lines import told_lines
@@ -95,7 +95,7 @@ class SyncBound(Rule):
         times = steady_steps(window, 64)[1] or _step_times(window)
         if not times:
             return UNKNOWN
-        step_s, reading_s = median(times), window.value(_READING)
+        step_s, step_p90_s, reading_s = median(times), p90(sorted(times)), window.value(_READING)
         lost = self._lost_on_device(window, calls) if reading_s is None else _lost_in_loops(window, reading_s, step_s)
         if lost is None:
             return None
@@ -109,13 +109,13 @@ class SyncBound(Rule):
             title = f"Calls that wait for the device cost {share:.0f} % of the step"
             said = (
                 f"{calls:,.0f} calls a step make the host wait for the device{where}: after each the device waits for the "
-                f"host, {spell_s(lost_s)} of {spell_s(step_s)} ({share:.0f} %)."
+                f"host, {spell_s(lost_s)} of {spell_s(step_s)} ({share:.0f} %; P90 of the step {spell_s(step_p90_s)})."
             )
         else:
             title = f"Reading tensors value by value takes {share:.0f} % of the step"
             said = (
                 f"The loop reads {calls:,.0f} single values of tensors in a step{where}: that takes {spell_s(lost_s)} of "
-                f"{spell_s(step_s)} ({share:.0f} %)."
+                f"{spell_s(step_s)} ({share:.0f} %; P90 of the step {spell_s(step_p90_s)})."
             )
         return self.found(
             "warning",
@@ -124,7 +124,8 @@ class SyncBound(Rule):
             cost=f"{spell_s(lost_s)} of each step of {spell_s(step_s)}",
             since_step=window.at,
             evidence={
-                "calls_per_step": calls, "lost_s": lost_s, "step_time_s": step_s, "share_pct": share, "lines": lines,
+                "calls_per_step": calls, "lost_s": lost_s, "step_time_s": step_s, "step_p90_s": step_p90_s,
+                "share_pct": share, "lines": lines,
                 "other_share_pct": _pct(share_elsewhere(window)), "steps": len(times),
             },
             gain_pct=share,

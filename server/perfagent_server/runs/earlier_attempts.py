@@ -1,0 +1,59 @@
+"""How the earlier attempts of a run ended: what its verdict adds once the run was started again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import Connection, and_, func, select
+
+from perfagent_server.store.tables import alert, source
+from perfagent_server.store.tables import attempt as attempts
+
+__all__ = ["earlier_attempts"]
+
+_MOST_SAID = 3  # the newest ones
+_WORST_FIRST = ("oom", "failed", "killed", "preempted", "lost", "finished")
+_ENDED = {
+    "oom": "ran out of memory",
+    "failed": "failed",
+    "killed": "was killed",
+    "preempted": "was preempted",
+    "lost": "went silent",
+    "finished": "finished",
+}
+
+
+def earlier_attempts(connection: Connection, run: str) -> str:
+    """A sentence on all attempts but the newest; empty where there was one only."""
+    rows = connection.execute(
+        select(attempts.c.attempt, attempts.c.started).where(attempts.c.run == run).order_by(attempts.c.attempt)
+    ).all()
+    said = [
+        _said(connection, run, number, row.attempt, row.started, following.started)
+        for number, (row, following) in enumerate(pairwise(rows), start=1)
+    ]
+    if not said:
+        return ""
+    more = len(said) - _MOST_SAID
+    before = f"{more} more before; " if more > 0 else ""
+    return f"Earlier attempts: {before}{'; '.join(said[-_MOST_SAID:])}."
+
+
+def _said(connection: Connection, run: str, number: int, attempt: int, began: float, until: float) -> str:
+    columns = source.c.state, func.max(source.c.step).label("step")
+    its = and_(source.c.run == run, source.c.attempt == attempt)
+    ends = connection.execute(select(*columns).where(its).group_by(source.c.state)).all()
+    states = {row.state for row in ends}
+    worst = next((state for state in _WORST_FIRST if state in states), "")
+    step = max((row.step for row in ends), default=0)
+    return f"attempt {number} {_ENDED.get(worst, 'ended')} after step {step:,}{_alerts(connection, run, began, until)}"
+
+
+def _alerts(connection: Connection, run: str, began: float, until: float) -> str:
+    """The rules that fired in it, in brackets."""
+    its = and_(alert.c.run == run, alert.c.fired >= began, alert.c.fired < until, alert.c.severity != "info")
+    found: Sequence[Any] = connection.execute(select(alert.c.rule).where(its).order_by(alert.c.fired)).scalars().all()
+    rules = list(dict.fromkeys(found))
+    return f" ({', '.join(rules[:_MOST_SAID])})" if rules else ""

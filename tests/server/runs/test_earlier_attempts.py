@@ -1,0 +1,73 @@
+"""The verdict of a run that was started again says how its earlier attempts ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_bench import NOW, Bench, Clock
+
+from perfagent.wire import Event, Finding
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.database.close()
+
+
+def told(time: float, step: int, state: str, **data: object) -> Event:
+    return Event(kind="state", time=time, step=step, data={"state": state, **data})
+
+
+def train(bench: Bench, wall: Clock, attempt: int, steps: range, end: str, losses: float = 2.0) -> None:
+    """One attempt of a minute."""
+    begins = [told(wall.at, 0, "running", world_size=1)]
+    bench.send({"loss": [losses] * len(steps)}, steps, attempt=attempt, events=begins, now=wall.at)
+    wall.at += 60
+    bench.send(
+        {}, [], attempt=attempt, events=[told(wall.at, steps[-1], end, reason="CUDA out of memory")], now=wall.at
+    )
+    verdict(bench, wall)  # the server judges while the run goes on
+    wall.at += 60
+
+
+def verdict(bench: Bench, wall: Clock) -> Finding:
+    engine = bench.engine(clock=wall)
+    while engine.run_once():
+        pass
+    return engine.verdict("r")
+
+
+def test_how_each_attempt_before_ended_with_its_step_and_its_rules(bench: Bench) -> None:
+    wall = Clock(NOW)
+    train(bench, wall, 1, range(1, 41), "oom")
+    train(bench, wall, 2, range(31, 91), "preempted")
+    train(bench, wall, 3, range(91, 201), "finished")
+    told = verdict(bench, wall).message
+    assert "Earlier attempts: attempt 1 ran out of memory after step 40 (oom_observed); attempt 2 was preempted" in told
+
+
+def test_a_finding_of_the_newest_attempt_comes_first(bench: Bench) -> None:
+    wall = Clock(NOW)
+    train(bench, wall, 1, range(1, 41), "oom")
+    train(bench, wall, 2, range(41, 91), "finished", losses=float("nan"))
+    found = verdict(bench, wall)
+    assert found.rule == "nonfinite_loss"
+    assert found.message.endswith("Earlier attempts: attempt 1 ran out of memory after step 40 (oom_observed).")
+
+
+def test_a_run_that_never_stopped_has_none(bench: Bench) -> None:
+    wall = Clock(NOW)
+    train(bench, wall, 1, range(1, 41), "finished")
+    assert "attempt" not in verdict(bench, wall).message
+
+
+def test_of_many_only_the_newest_are_told(bench: Bench) -> None:
+    wall = Clock(NOW)
+    for attempt in range(1, 8):
+        train(bench, wall, attempt, range(10 * attempt, 10 * attempt + 10), "preempted")
+    found = verdict(bench, wall).message
+    assert "Earlier attempts: 3 more before; attempt 4 was preempted after step 49" in found
