@@ -36,6 +36,10 @@ NOW_AND_THEN = {
     "overfit": (800, 800),
     "throughput-drop": (600, 40),
     "data-stall": (60, 40),
+    "unchanged-tensor": (300, 200),
+    "dead-units": (200, 100),
+    "data-bug": (200, 200),
+    "padding": (300, 300),
 }
 
 

@@ -52,8 +52,7 @@ def train(steps: int, fault: faults.Fault, *, batch_size: int, seed: int = 0) ->
     )
 
     def collate(items: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
-        fault.load()
-        return default_collate(items)  # type: ignore[no-any-return]
+        return [*fault.collated(*default_collate(items))]
 
     loader.collate_fn = collate
     job = faults.Job(model, optimizer, rank, steps, {})

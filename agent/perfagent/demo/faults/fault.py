@@ -81,15 +81,16 @@ class Fault:
         """Which of the text's windows an epoch has."""
         return range(count)
 
-    def trained(self, model: nn.Module) -> list[nn.Parameter]:
-        """The parameters that the optimizer gets."""
+    def trained(self, model: nn.Module) -> Sequence[Any]:
+        """The parameters that the optimizer gets, or its groups of them."""
         return list(model.parameters())
 
     def prepare(self, job: Job) -> None:
         """Before the first step."""
 
-    def load(self) -> None:
-        """While the loader puts a batch together."""
+    def collated(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """A batch as the loader puts it together."""
+        return tokens, targets
 
     def rate(self, step: int, steps: int) -> float:
         """By how much the learning rate of a step is off: 1 is right."""

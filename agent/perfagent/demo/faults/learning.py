@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfagent.demo.faults.fault import Fault, Job, middle
 
@@ -22,6 +22,7 @@ _MOST = 1e12
 _FEW_WINDOWS = 48  # so few that the model knows them by heart after some hundred steps
 _REPEATED, _BATCH = 8, 16
 _HELD_OUT = 32
+_DEAD_BIAS = -10.0
 _EVALUATED_EVERY = 20
 
 
@@ -101,9 +102,33 @@ class RateJump(Fault):
 
 
 class WrongOptimizer(Fault):
-    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+    def trained(self, model: nn.Module) -> Sequence[nn.Parameter]:
         """All but the feed-forward layers, as if their group had been forgotten."""
         return [parameter for name, parameter in model.named_parameters() if ".feed." not in name]
+
+
+class UnchangedTensor(Fault):
+    def trained(self, model: nn.Module) -> Sequence[dict[str, Any]]:
+        """Two groups. The learning rate of the feed-forward layers was left at zero."""
+        feed = [parameter for name, parameter in model.named_parameters() if ".feed." in name]
+        rest = [parameter for name, parameter in model.named_parameters() if ".feed." not in name]
+        return [{"params": rest}, {"params": feed, "lr": 0.0}]
+
+
+class DeadUnits(Fault):
+    def prepare(self, job: Job) -> None:
+        """ReLU in place of GELU, behind biases that keep nearly every unit below zero."""
+        from torch import nn
+
+        for name, module in job.model.named_modules():
+            if name.endswith(".feed") and isinstance(module, nn.Sequential):
+                module[1] = nn.ReLU()
+                nn.init.constant_(module.get_parameter("0.bias"), _DEAD_BIAS)
+
+
+class DataBug(Fault):
+    def collated(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return tokens, targets.fill_(-100)
 
 
 class Vanishing(Fault):
@@ -207,6 +232,24 @@ FAULTS: tuple[Fault, ...] = (
         story="the optimizer was given all parameters but those of the feed-forward layers",
         expects=("wrong_optimizer",),
         min_steps=100,
+    ),
+    UnchangedTensor(
+        name="unchanged-tensor",
+        story="the group of the feed-forward layers in the optimizer has a learning rate of zero",
+        expects=("unchanged_tensor",),
+        min_steps=200,
+    ),
+    DeadUnits(
+        name="dead-units",
+        story=f"the feed-forward layers have ReLU behind biases of {_DEAD_BIAS:g}: no unit ever fires",
+        expects=("dead_units",),
+        min_steps=200,
+    ),
+    DataBug(
+        name="data-bug",
+        story="the length of the prompt is measured after padding, so that every label is -100, which the loss leaves out",
+        expects=("data_bug",),
+        min_steps=200,
     ),
     Vanishing(
         name="vanishing",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ __all__ = ["FAULTS"]
 _STALL_S = 0.15  # how much longer a batch takes: longer than a step, on a slow machine as well
 _SLOW_RANK = 2
 _SLOW_S = 0.15  # how much longer its forward pass takes: more than a step of the others, on a slow machine as well
+_BUFFER_BYTES = 64 * 2**20
+_THREADS_PER_CORE = 8
+_TEXT_TOKENS = 16  # of 64
 _SAVED_EVERY = 10
 _SLOW_WRITE_STEPS = 8.0  # usual ones
 _EVALUATED_EVERY = 10
@@ -24,14 +28,53 @@ _LEARNED_STEPS = 8  # after so many it is known what a step takes
 
 
 class DataStall(Fault):
-    def load(self) -> None:
+    def collated(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         time.sleep(_STALL_S)
+        return tokens, targets
 
 
 class SlowRank(Fault):
     def forward(self, job: Job, step: int) -> None:
         if job.rank == _SLOW_RANK:
             time.sleep(_SLOW_S)
+
+
+class LoadImbalance(Fault):
+    def forward(self, job: Job, step: int) -> None:
+        if step % self.ranks == job.rank:
+            time.sleep(_SLOW_S)
+
+
+class AllReduce(Fault):
+    def end(self, job: Job, step: int, logits: Tensor) -> None:
+        """Averages a buffer over all ranks."""
+        import torch
+        import torch.distributed as dist
+
+        if "buffer" not in job.kept:
+            job.kept["buffer"] = torch.zeros(_BUFFER_BYTES // 4)
+        dist.all_reduce(job.kept["buffer"])
+
+
+class Oversubscribed(Fault):
+    def prepare(self, job: Job) -> None:
+        import torch
+
+        torch.set_num_threads(_THREADS_PER_CORE * (os.cpu_count() or 1))
+
+
+class Padding(Fault):
+    def prepare(self, job: Job) -> None:
+        """The embedding knows the token that pads."""
+        from torch import nn
+
+        token = job.model.get_submodule("token")
+        assert isinstance(token, nn.Embedding)
+        token.padding_idx = 0
+
+    def collated(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        tokens[:, _TEXT_TOKENS:], targets[:, _TEXT_TOKENS:] = 0, -100
+        return tokens, targets
 
 
 class ThroughputDrop(Fault):
@@ -107,6 +150,34 @@ FAULTS: tuple[Fault, ...] = (
         expects=("straggler",),
         min_steps=150,  # the rule judges from step 16 on, and its finding must hold for 6 s
         ranks=4,
+    ),
+    LoadImbalance(
+        name="load-imbalance",
+        story=f"in each step the long sequences fall on the other of 2 ranks, and cost it {_SLOW_S * 1000:.0f} ms",
+        expects=("load_imbalance",),
+        min_steps=150,
+        ranks=2,
+    ),
+    AllReduce(
+        name="all-reduce",
+        story=f"after each step 2 ranks average a buffer of {_BUFFER_BYTES // 2**20} MiB, and nothing overlaps with that",
+        expects=("comm_bound",),
+        min_steps=150,
+        ranks=2,
+    ),
+    Oversubscribed(
+        name="oversubscribed",
+        story=f"torch computes with {_THREADS_PER_CORE} threads for each core of the machine",
+        expects=("cpu_oversubscribed",),
+        ends="at the verdict",
+        verdict_s=240.0,
+        usual_s=75.0,  # the rule looks at a minute of stepping
+    ),
+    Padding(
+        name="padding",
+        story=f"every text of {_TEXT_TOKENS} tokens is padded to 64, so three quarters of the work is for nothing",
+        expects=("tokens_wasted",),
+        min_steps=300,
     ),
     ThroughputDrop(
         name="throughput-drop",
