@@ -33,7 +33,7 @@ def test_a_one_time_address_makes_an_administrator_once(tmp_path: Path) -> None:
         assert (answer.status_code, answer.headers["location"]) == (303, "/")
         cookie = answer.headers["set-cookie"]
         assert "HttpOnly" in cookie and "samesite=lax" in cookie.lower() and "Secure" not in cookie
-        assert client.get("/api/v1/session").json()["may"] == ["admin", "ingest", "read"]
+        assert client.get("/api/v1/session").json()["may"] == ["admin", "ingest", "operate", "read"]
         assert client.get("/api/v1/keys").status_code == 200
         client.cookies.clear()
         assert client.get(path).status_code == 401, "it works once"
@@ -121,10 +121,10 @@ def test_a_session_lives_no_longer_than_the_key_that_opened_it(tmp_path: Path) -
         made = client.post("/api/v1/keys", json={"scope": "read", "expires_in_s": 3600}, headers=ADMIN).json()
         client.post("/login", data={"token": made["key"]})
         sessions = client.app.state.services.access.sessions  # type: ignore[attr-defined]
-        assert sessions.scope_of(client.cookies) == "read"
+        assert sessions.find(client.cookies).scope == "read"
         now = sessions._clock()
         sessions._clock = lambda: now + 3601
-        assert sessions.scope_of(client.cookies) is None
+        assert sessions.find(client.cookies) is None
 
 
 @pytest.mark.parametrize("scope", ["read", "admin"])
