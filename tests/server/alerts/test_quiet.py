@@ -6,15 +6,18 @@ import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from sqlalchemy import insert, update
 from told import NAN, Told, heal
 
-from perfagent_server.alerts import acts, history, quiet
-from perfagent_server.alerts.batches import what_is_due
+from perfagent.wire import Finding, Severity
+from perfagent_server.alerts import acts, history, quiet, tables
+from perfagent_server.alerts.batches import put_off, what_is_due
 from perfagent_server.alerts.quiet import UNTIL_UNDONE, Silence
-from perfagent_server.store.tables import channel, run, silence
+from perfagent_server.alerts.state_machine import Change
+from perfagent_server.store.tables import channel, delivery, run, silence
 
 MONDAY = datetime(2026, 3, 2, 2, tzinfo=UTC).timestamp()
 HOUR = 3600.0
@@ -195,31 +198,44 @@ def test_everything_that_happened_to_an_alert_is_kept_in_its_order(told: Told) -
     }  # fmt: skip
 
 
+def raise_alert(told: Told, name: str, severity: Severity, kind: Literal["fire", "resolve"] = "fire") -> None:
+    change = Change(kind, name, Finding(rule=name, severity=severity, message=f"{name} is wrong"), 1, told.now)
+    told.database.write(lambda connection: tables.apply(connection, [("r", change)], told.now, str))
+
+
 def test_warnings_of_a_run_come_together_and_what_is_critical_at_once(told: Told) -> None:
     told.database.write(lambda connection: connection.execute(update(channel).values(group_s=600.0)) and None)
-    slow = {"step_time_s": [0.1] * 60}
-    told.judge(range(100, 160), phase__data_s=[0.06] * 60, **slow)
-    warnings = [row["rule"] for row in _firing(told)]
-    assert warnings
-    assert sent_now(told) == []
-    told.now += 11
-    assert sent_now(told) == ["firing"] * len(warnings)
+    raise_alert(told, "data_bound", "warning")
+    raise_alert(told, "sync_bound", "warning")
+    assert sent_now(told) == [], "troubles seldom come alone"
+    told.now += tables.GATHERED_S
+    assert messages(told) == [["data_bound", "sync_bound"]]
     delivered(told)
-    told.judge([160], loss=[NAN], after_s=60.0)
-    assert sent_now(told) == ["firing"], "critical"
-    delivered(told)
-    heal(told, 161)
-    told.judge(range(300, 400), phase__data_s=[0.0] * 100, step_time_s=[0.1] * 100, after_s=60.0)
+    first = told.now
+    raise_alert(told, "eval_bound", "warning")
+    told.now += 60
+    raise_alert(told, "hang", "critical")
+    assert messages(told) == [["hang"]]
+    delivered_only(told, "hang")
+    raise_alert(told, "data_bound", "warning", "resolve")
+    told.now = first + 60 + 599
+    assert messages(told) == []
+    told.now += 1
+    assert messages(told) == [["data_bound", "eval_bound"]] or messages(told) == [["eval_bound", "data_bound"]]
+
+
+def messages(told: Told) -> list[list[str]]:
+    """The alerts in each message that would go out now. What is put off is put off for good."""
     with told.database.read() as connection:
         due = what_is_due(connection, told.now, {})
-    put_off = [row for row in told.deliveries() if row["id"] in due.later]
-    assert all(not row["urgent"] for row in put_off)
-    assert all(at == pytest.approx(told.now - 61 - 60 + 600, abs=60) for at in due.later.values())
+    told.database.write(lambda connection: put_off(connection, due.later))
+    return [[row["alert"] for row in batch.rows] for batch in due.batches]
 
 
-def _firing(told: Told) -> list:
-    with told.database.read() as connection:
-        return list(connection.exec_driver_sql("SELECT rule FROM alert WHERE state = 'firing'").mappings())
+def delivered_only(told: Told, name: str) -> None:
+    values = {"state": "delivered", "tries": 1, "delivered": told.now}
+    its = update(delivery).where(delivery.c.alert == name)
+    told.database.write(lambda connection: connection.execute(its.values(**values)) and None)
 
 
 def test_a_channel_for_one_project_or_tag_is_told_of_no_other(told: Told) -> None:
