@@ -13,6 +13,7 @@ from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 from perfagent.errors import ConfigError
 from perfagent.wire import SEVERITIES
 from perfagent_server.alerts import chat
+from perfagent_server.alerts.kinds import CHAT_KINDS, HEARTBEAT, KINDS, WEBHOOK
 from perfagent_server.alerts.webhooks import new_secret, notice_body, secret_bytes
 from perfagent_server.security.outbound import Guard
 from perfagent_server.store.tables import channel, delivery
@@ -23,8 +24,6 @@ __all__ = [
     "set_enabled", "shown_url",
 ]  # fmt: skip
 
-WEBHOOK, HEARTBEAT = "webhook", "heartbeat"
-KINDS = (WEBHOOK, *chat.CHAT_KINDS, HEARTBEAT)
 GROUP_S = 600.0
 """By default a chat or a mailbox gets one message about a run in ten minutes, apart from what is critical."""
 ROTATION_S = 86400.0
@@ -91,7 +90,7 @@ class NewChannel:
 
 def check_url(kind: str, url: str, guard: Guard) -> None:
     """Raises ConfigError for what is no address of this kind, AddressNotAllowed for one that must be none."""
-    if kind in chat.CHAT_KINDS:
+    if kind in CHAT_KINDS:
         chat.check(kind, url, guard)
     else:
         guard.check_url(url)

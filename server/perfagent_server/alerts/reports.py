@@ -21,7 +21,7 @@ from sqlalchemy.sql.expression import func
 from perfagent.plural import some
 from perfagent.wire import Finding
 from perfagent_server.alerts import reminders
-from perfagent_server.alerts.channels import HEARTBEAT
+from perfagent_server.alerts.kinds import HEARTBEAT
 from perfagent_server.alerts.tables import is_for
 from perfagent_server.alerts.webhooks import delivery_id, notice_body
 from perfagent_server.database import Database

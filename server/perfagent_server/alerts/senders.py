@@ -8,8 +8,8 @@ from sqlalchemy import RowMapping
 
 from perfagent_server.alerts import chat
 from perfagent_server.alerts.batches import Batch
-from perfagent_server.alerts.channels import HEARTBEAT
 from perfagent_server.alerts.chat_message import message_of
+from perfagent_server.alerts.kinds import CHAT_KINDS, HEARTBEAT
 from perfagent_server.alerts.outcome import Outcome
 from perfagent_server.alerts.webhooks import headers
 from perfagent_server.security.outbound import Guard, Reply
@@ -22,7 +22,7 @@ Post = Callable[[Guard, str, bytes, dict[str, str]], Reply]
 def send(guard: Guard, batch: Batch, now: float, post: Post) -> Outcome:
     """Raises what the guard and the network raise."""
     channel = batch.channel
-    if channel["kind"] in chat.CHAT_KINDS:
+    if channel["kind"] in CHAT_KINDS:
         message = message_of([row["body"] for row in batch.rows])
         return chat.send(channel["kind"], channel["url"], message, guard)
     [row] = batch.rows

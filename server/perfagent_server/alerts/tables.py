@@ -22,7 +22,7 @@ from sqlalchemy.sql.expression import func
 
 from perfagent.wire import SEVERITIES, Alert, Finding
 from perfagent_server.alerts import history, quiet
-from perfagent_server.alerts.channels import HEARTBEAT
+from perfagent_server.alerts.kinds import HEARTBEAT
 from perfagent_server.alerts.state_machine import Change, worse
 from perfagent_server.alerts.webhooks import alert_body, delivery_id, text_json
 from perfagent_server.rules.rule import USER_ALERT

@@ -104,6 +104,17 @@ class Guard:
         except OSError:
             return
 
+    def names(self, host: str, port: int) -> bool:
+        """Whether the allow-list names a host, by its name or by all of its addresses."""
+        try:
+            found = [ipaddress.ip_address(text.partition("%")[0]) for text in self._resolve(host, port)]
+        except OSError:
+            return False
+        named = host.lower().rstrip(".")
+        return bool(found) and all(
+            any(entry.holds(named, _inner(address), port) for entry in self._allow) for address in found
+        )
+
     def addresses(self, host: str, port: int) -> list[str]:
         """The addresses of a host that may be connected to. Raises AddressNotAllowed, or OSError when there is none."""
         found = list(self._resolve(host, port))
