@@ -150,6 +150,7 @@ class MailServer:
     accounts: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     by: trustme.CA | None = None
+    chat: str = ""
     mails: list[Mail] = field(default_factory=list)
     port: int = 0
 
@@ -171,7 +172,7 @@ class MailServer:
         assert isinstance(data, LoginPassword)
         user, password = data.login.decode(), data.password.decode()
         # A server that is as talkative as can be.
-        reply = None if self.accounts.get(user) == password else f"535 5.7.8 not known: {user} {password}"
+        reply = None if self.accounts.get(user) == password else f"535 5.7.8 {self.chat} not known: {user} {password}"
         return AuthResult(success=reply is None, handled=reply is None, message=reply)
 
     def __enter__(self) -> MailServer:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import itertools
 import json
 import logging
 import os
@@ -174,7 +175,7 @@ def test_feishu_gets_a_text(services: ChatService) -> None:
     """https://open.feishu.cn/document/client-docs/bot-v3/add-custom-bot"""
     request = sent(services, "feishu")
     assert request.path.rstrip("/") == "/open-apis/bot/v2/hook/0d1e2f3a-4b5c-6d7e-8f9a-0b1c2d3e4f5a"
-    text = f"🔴 loss became NaN\nstep 1200, rank 3\nfirst in layer 7\n{PAGE}"
+    text = f"🔴 loss became NaN\nstep 1200, rank 3\nfirst in layer 7\nperfagent: {PAGE}"
     assert request.json == {"msg_type": "text", "content": {"text": text}}
 
 
@@ -185,7 +186,7 @@ def test_dingtalk_gets_a_text_and_a_signature_that_it_can_check(services: ChatSe
     assert request.path == "/robot/send"
     assert request.json == {
         "msgtype": "text",
-        "text": {"content": f"🔴 loss became NaN\nstep 1200, rank 3\nfirst in layer 7\n{PAGE}"},
+        "text": {"content": f"🔴 loss became NaN\nstep 1200, rank 3\nfirst in layer 7\nperfagent: {PAGE}"},
         "at": {"atMobiles": [], "isAtAll": False},
     }
     assert set(request.query) == {"access_token", "timestamp", "sign"}
@@ -265,7 +266,26 @@ def test_markup_is_shown_as_it_was_written(kind: str) -> None:
 
 def test_times_and_addresses_of_code_stay_readable() -> None:
     text = "12:30:45 model.layers.0: loss 2.3e-4 @ step 7, lambda x: x < 3, dict[str, int]"
-    assert word("feishu", Message(title="t", text=text, severity="info")).body.endswith(text)
+    assert word("wecom", Message(title="t", text=text, severity="info")).body.endswith(text)
+
+
+@pytest.mark.parametrize("kind", ["feishu", "dingtalk"])
+@pytest.mark.parametrize("url", ["", PAGE, "no address"])
+def test_a_bot_that_wants_a_keyword_finds_perfagent_in_every_message(kind: str, url: str) -> None:
+    worded = word(kind, Message(title="t", text="x" * 100_000, severity="info", url=url))
+    assert "perfagent" in worded.body.replace(PAGE, "").split("\n")[-1]
+
+
+def test_the_page_is_linked_whatever_its_address_holds() -> None:
+    def linked(kind: str, url: str) -> str:
+        return word(kind, Message(title="t", text="x", severity="info", url=url)).body.split("\n")[-1]
+
+    assert linked("wecom", "http://[::1]:8420/runs/a(b)*<!c>'é?x=1&y=%20") == (
+        "http://[::1]:8420/runs/a%28b%29%2A%3C%21c%3E%27%C3%A9?x=1&y=%20"
+    )
+    assert linked("teams", "http://127.0.0.1:8420/a(b)") == "[Open in perfagent](http://127.0.0.1:8420/a%28b%29)"
+    for none in ("javascript:alert(1)", "http://a b/", "https://@everyone/", "//x", "http://h\n/@here"):
+        assert linked("wecom", none) == "x"
 
 
 ROOM: dict[str, tuple[int, Callable[[str], int]]] = {
@@ -412,6 +432,9 @@ def test_an_endless_answer_is_read_to_its_beginning_only(services: ChatService) 
     outcome = send("slack", URLS["slack"], ALERT, Guard())
     assert outcome.status == 404
     assert len(outcome.error) < 300
+    from perfagent_server.alerts.chat.plugins import _start_of
+
+    assert len(_start_of(itertools.repeat(b"x" * 8192), lambda: 1.0)) == 65536
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -812,9 +835,11 @@ def test_a_subject_is_one_line_whatever_the_title_holds() -> None:
 
 
 @talkative
-def test_a_wrong_password_is_told_without_the_password(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("pad", ["", "x" * 257])
+def test_a_wrong_password_is_told_without_the_password(pad: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the server's reply is cut in the midst of it."""
     caplog.set_level(logging.DEBUG)
-    with MailServer(accounts={"bot@example.com": "another"}) as server:
+    with MailServer(accounts={"bot@example.com": "another"}, chat=pad) as server:
         outcome = send("email", mail_url(server, login=LOGIN), ALERT, allowed(server))
     assert (outcome.status, server.mails) == (535, [])
     assert outcome.error.startswith(f"smtp.example.com:{server.port}: it refused the login: 535 ")

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable
 from typing import NamedTuple
+from urllib.parse import quote
 
 from perfagent_server.alerts.chat.message import Message, Severity
 
@@ -28,6 +29,7 @@ _MARKS: dict[Severity, str] = {"critical": "🔴", "warning": "🟠", "info": "�
 
 # Controls but for line feed and tab, and what turns the direction of writing around.
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_WEB_ADDRESS = re.compile(r"(https?://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?)([/?#]\S*)?")
 _LINE_ENDS = re.compile("\r\n|[\r\v\f\x85\u2028\u2029]")
 _BREAKS = (
     (re.compile(r"@(?=\S)"), "@" + _BREAK),  # @everyone, @here, <@U123>
@@ -50,7 +52,8 @@ class Worded(NamedTuple):
 
 class _Service(NamedTuple):
     """How a service wants its text. room: of title and body together, in the unit of `size`. titled: whether the title has a
-    place of its own."""
+    place of its own. keyword: the last line where there is no link; Feishu and DingTalk have bots that take only messages with
+    a certain word, and `perfagent` is in all of ours."""
 
     room: int
     size: Callable[[str], int]
@@ -60,6 +63,7 @@ class _Service(NamedTuple):
     strong: str = "{}"
     link: Callable[[str], str] = str
     line_end: str = "\n"
+    keyword: str = ""
 
 
 def word(kind: str, message: Message) -> Worded:
@@ -98,10 +102,12 @@ def _one_line(text: str) -> str:
 
 
 def _link(service: _Service, url: str) -> str:
-    """Our own page; what is no web address is shown as text."""
-    if re.fullmatch(r"https?://[^\s<>\"'\\`|{}\[\]()*]{1,1000}", url) and url.isascii():
-        return service.link(url)
-    return service.escape(plain(_one_line(url[:1000])))
+    """Our own page, with nothing in its address that ends a link in some service. What is no web address is left out."""
+    found = _WEB_ADDRESS.fullmatch(url[:1000])
+    if found is None:
+        return service.keyword
+    place, rest = found.groups(default="")
+    return service.link(place + quote(rest, safe="/?#&=%+,;:~"))
 
 
 def _fitted(
@@ -159,8 +165,8 @@ _SERVICES = {
     "slack": _Service(8000, _as_slack_sends, titled=True),
     "discord": _Service(2000, _utf16_units, _backslashes, strong="**{}**"),
     "teams": _Service(20_000, _json_bytes, _card, titled=True, link="[Open in perfagent]({})".format, line_end="\n\n"),
-    "feishu": _Service(15_000, _utf8_bytes),
-    "dingtalk": _Service(15_000, _json_bytes),
+    "feishu": _Service(15_000, _utf8_bytes, link="perfagent: {}".format, keyword="perfagent"),
+    "dingtalk": _Service(15_000, _json_bytes, link="perfagent: {}".format, keyword="perfagent"),
     "wecom": _Service(2048, _utf8_bytes),
     "email": _Service(1_000_000, _utf8_bytes, titled=True, characters=_READ_IN_A_MAIL),
 }
