@@ -66,7 +66,7 @@ def send(kind: str, url: str, message: Message, guard: Guard, *, total_s: float 
         call = Call(read(kind, url), guard, time.monotonic() + total_s)
         plugins = _plugins()
     except ConfigError as error:
-        return Outcome(None, str(error))
+        return Outcome(None, str(error)[:500])
     outcomes: list[Outcome] = []
     # In a thread of its own, because neither a look-up of a name nor a server that drips can be interrupted.
     thread = threading.Thread(

@@ -83,7 +83,7 @@ class _Discord(discord.NotifyDiscord):
 
 
 class _DingTalk(dingtalk.NotifyDingTalk):
-    """apprise quotes the signature, and requests quotes it once more, so that DingTalk finds that it does not match."""
+    """apprise percent-encodes the signature, and requests does so once more: decoded once, it would not match."""
 
     def get_signature(self) -> tuple[str, str]:
         timestamp, signature = super().get_signature()  # type: ignore[no-untyped-call]
@@ -100,7 +100,7 @@ _PLUGINS: dict[str, Any] = {
     "email": email.NotifyEmail,
 }
 
-# No images and no time stamps: they would be loaded from apprise's own address. 4: Discord shows no preview of links.
+# Images would be loaded from apprise's own address, and Slack's time stamp would be that of the try. 4: no preview of links.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "slack": {"include_image": False, "include_timestamp": False},
     "discord": {"avatar": False, "flags": 4},
