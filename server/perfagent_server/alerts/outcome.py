@@ -1,4 +1,4 @@
-"""What became of one try to send something."""
+"""What became of one try to deliver a message."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ __all__ = ["Outcome"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """status: of the answer, as HTTP has it; None where there was none. error: what went wrong, in words; retry_after: what
-    the receiver asked for, as it wrote it."""
+    """status: of the receiver's answer; None when it gave none, or when it refused the message in an answer of 200.
+    error: why it is not delivered, fit for a database and for people: no secret is in it. retry_after: the header as it
+    was sent, seconds or a date."""
 
     status: int | None
     error: str
