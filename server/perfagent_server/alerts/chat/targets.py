@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 from perfagent.errors import ConfigError
+from perfagent_server.alerts.kinds import CHAT_KINDS
 
 __all__ = ["CHAT_KINDS", "Target", "read", "unencrypted"]
-
 
 _EXPECTED = {
     "slack": "https://hooks.slack.com/services/T.../B.../... as Slack shows it, or slack://T.../B.../...",
