@@ -280,3 +280,20 @@ def test_secrets_are_their_owners_only(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(ConfigError, match="delete it"):
         secret_file(path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "leads_to"),
+    [
+        ("/run/r1?x=1-5", "/run/r1?x=1-5"), ("//evil.example/", "/"), ("https://evil.example/", "/"), ("/\\evil.example", "/"),
+        ("/\t/evil.example", "/"), ("", "/"),
+    ],
+)  # fmt: skip
+def test_a_login_leads_back_to_the_page_that_asked_for_it_and_nowhere_else(
+    tmp_path: Path, asked: str, leads_to: str
+) -> None:
+    with api(tmp_path, auth="required") as client:
+        made = client.post("/api/v1/keys", json={"scope": "operate"}, headers=ADMIN).json()
+        answer = client.post("/login", data={"token": made["key"], "next": asked})
+        assert (answer.status_code, answer.headers["location"]) == (303, leads_to)
+        assert f'name="next" value="{leads_to}"' in client.get("/login", params={"next": asked}).text
