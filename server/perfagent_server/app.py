@@ -36,6 +36,7 @@ from perfagent_server.routes import (
     series,
     server_info,
     session,
+    silences,
 )
 from perfagent_server.routes.edge import (
     BodyLimits,
@@ -64,6 +65,7 @@ _API = (
     export,
     findings,
     alerts,
+    silences,
     commands,
     profiles,
     channels,

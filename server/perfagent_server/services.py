@@ -14,6 +14,7 @@ from perfagent.errors import ResourceError
 from perfagent.local_server import ADMIN_TOKEN_FILE
 from perfagent.wire import Finding
 from perfagent_server.alerts.outbox import Outbox
+from perfagent_server.alerts.reports import Reports
 from perfagent_server.database import Database, open_database
 from perfagent_server.engine.rule_settings import RULES_FILE, RuleSettings
 from perfagent_server.engine.scheduler import Engine
@@ -33,6 +34,7 @@ from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.retention import Retention, RetentionPolicy
 from perfagent_server.store.sql import SqlStore
 from perfagent_server.store.write.compaction import Compactor
+from perfagent_server.verdict.healthy import Healthy
 
 __all__ = ["Services", "open_services"]
 
@@ -57,6 +59,8 @@ class Services:
     access: Access
     forget: Callable[[str], None]
     """Drops what is in memory of a run that was deleted, whoever deleted it."""
+    link: Callable[[str], str]
+    """The address of a run's page."""
     started: float
 
     def counters(self) -> dict[str, dict[str, float]]:
@@ -107,8 +111,12 @@ def open_services(settings: Settings) -> Services:
     runs = Runs(database)
     hub = Hub(runs.summaries, runs.rows)
     ingest = Ingest(database, store)
-    outbox = Outbox(database, settings.webhook_allow)
     orders = Orders(database)
+
+    def link(run: str) -> str:
+        return f"{settings.url}/run/{quote(run, safe='')}"
+
+    outbox = Outbox(database, settings.webhook_allow)
 
     def publish_runs(changed: list[str]) -> None:
         for summary in runs.summaries(changed):
@@ -120,11 +128,21 @@ def open_services(settings: Settings) -> Services:
         store,
         hub,
         plan_of=rule_settings.plan_of,
-        link=lambda run: f"{settings.url}/run/{quote(run, safe='')}",
+        link=link,
         on_deliveries=outbox.wake,
         on_states=publish_runs,
         on_fire=lambda run, finding: ask_ranks(orders, run, finding),
     )
+    figures = Figures(database, store)
+
+    def verdict_of(run: str) -> Finding:
+        found = engine.verdict(run)
+        return found.with_figures(figures.of(run)) if isinstance(found, Healthy) else found
+
+    reports = Reports(
+        database=database, verdict_of=verdict_of, is_well=lambda: engine.is_alive and not database.full, link=link
+    )
+    outbox.chores.append(reports.write)
     log_rows = LogRows(database, runs, ingest)
 
     def forget(run: str) -> None:
@@ -138,7 +156,7 @@ def open_services(settings: Settings) -> Services:
         database=database,
         store=store,
         runs=runs,
-        figures=Figures(database, store),
+        figures=figures,
         ingest=ingest,
         log_rows=log_rows,
         hub=hub,
@@ -151,6 +169,7 @@ def open_services(settings: Settings) -> Services:
         retention=Retention(database, store, _policy(settings), on_deleted=forget),
         access=Access(settings, Keys(database, pepper), Sessions(database), admin_token=admin_token),
         forget=forget,
+        link=link,
         started=time.time(),
     )
 

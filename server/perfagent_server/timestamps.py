@@ -6,7 +6,7 @@ import math
 from datetime import UTC, datetime
 from typing import overload
 
-__all__ = ["rfc3339"]
+__all__ = ["rfc3339", "unix_seconds"]
 
 
 @overload
@@ -22,3 +22,12 @@ def rfc3339(seconds: float | None) -> str | None:
         seconds = 0.0
     clamped = min(max(seconds, -62135596800.0), 253402300799.0)
     return datetime.fromtimestamp(clamped, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def unix_seconds(text: str) -> float | None:
+    """Unix seconds of an RFC 3339 time, in UTC where it names no zone; None where it is none."""
+    try:
+        time = datetime.fromisoformat(text)
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None

@@ -117,7 +117,7 @@ def test_a_name_is_not_told_to_whom_the_pages_are_closed(tmp_path: Path) -> None
         headers = {"Accept": "text/html"}
         for path in ("/run/there", "/run/nowhere"):
             answer = closed.get(path, headers=headers, follow_redirects=False)
-            assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+            assert (answer.status_code, answer.headers["location"]) == (303, f"/login?next={path}")
 
 
 def test_pages_that_are_there_are_found(client: TestClient) -> None:

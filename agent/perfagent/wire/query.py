@@ -85,7 +85,9 @@ class Finding:
 
 @dataclass(slots=True, kw_only=True)
 class Alert:
-    """A finding with a life of its own. state: pending, firing, resolved."""
+    """A finding with a life of its own. state: pending, firing, resolved. acknowledged_by, note: who acknowledged it, and
+    what they wrote. muted_until: of the rule in the run; snoozed_until: of this alert; silenced_until: by silences. The
+    year 9999 is "until somebody undoes it", and for a snooze "until it is resolved"."""
 
     id: str
     state: Literal["pending", "firing", "resolved"]
@@ -102,7 +104,11 @@ class Alert:
     gain_pct: float | None = None
     resolved: str | None = None
     acknowledged: str | None = None
+    acknowledged_by: str = ""
+    note: str = ""
     muted_until: str | None = None
+    snoozed_until: str | None = None
+    silenced_until: str | None = None
     title: str = ""
     cause: str = ""
     cost: str = ""

@@ -717,7 +717,7 @@
       if (acknowledged) parts.push(pa.el("span", { class: "done", title: pa.fullTime(acknowledged) }, pa.say("acknowledged", { time: pa.shortTime(acknowledged) })));
       if (muted && muted > Date.now() / 1000) parts.push(pa.el("span", { class: "done", title: pa.fullTime(muted) }, pa.say("muted", { time: pa.shortTime(muted) })));
       if (this.mayAct && !acknowledged) parts.push(this.#action(alert, "ack", words.acknowledge));
-      if (this.mayAct && !(muted && muted > Date.now() / 1000)) parts.push(this.#action(alert, "mute", words.mute, `?seconds=${MUTE_S}`));
+      if (this.mayAct && !(muted && muted > Date.now() / 1000)) parts.push(this.#action(alert, "mute", words.mute, `?for_s=${MUTE_S}`));
       return parts.length ? pa.el("div", { class: "actions" }, parts) : null;
     }
 

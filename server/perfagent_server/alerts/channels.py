@@ -1,33 +1,57 @@
-"""Channels: where alerts are sent. Only webhooks so far; a channel's secret is shown once, when it is made."""
+"""Channels: where alerts are sent, how they are set, and what may be shown of them. A secret is shown once, when it is
+made; addresses of chats and mailboxes are secrets themselves, and are shown masked."""
 
 from __future__ import annotations
 
+import json
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
 from perfagent.errors import ConfigError
 from perfagent.wire import SEVERITIES
+from perfagent_server.alerts import chat
+from perfagent_server.alerts.kinds import CHAT_KINDS, HEARTBEAT, KINDS, WEBHOOK
 from perfagent_server.alerts.webhooks import new_secret, notice_body, secret_bytes
+from perfagent_server.security.outbound import Guard
 from perfagent_server.store.tables import channel, delivery
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["KINDS", "NewChannel", "all_channels", "create", "new_test", "remove", "set_enabled"]
+__all__ = [
+    "HEARTBEAT", "KINDS", "NewChannel", "all_channels", "change", "check_url", "create", "new_test", "read", "remove", "rotate",
+    "set_enabled", "shown_url",
+]  # fmt: skip
 
-KINDS = ("webhook",)
+GROUP_S = 600.0
+"""By default a chat or a mailbox gets one message about a run in ten minutes, apart from what is critical."""
+ROTATION_S = 86400.0
+"""How long the old secret signs beside the new one."""
+_LEAST_EVERY_S, _LONGEST_S = 10.0, 366 * 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewChannel:
-    """A channel to make. Raises ConfigError for what cannot be one. The URL's address is the guard's business."""
+    """A channel to make. Raises ConfigError for what cannot be one. The URL is checked by check_url().
+
+    projects, tags: only runs of one of these projects, and with one of these tags; empty is any. group_s: the shortest
+    time between two messages about a run, apart from critical alerts; 0: each alert by itself. repeat_s: an alert that
+    still fires and that nobody acknowledged is told again; 0: never. summaries: also what became of each run that ended.
+    every_s: of a digest while all is well, or between heartbeats.
+    """
 
     name: str
     url: str
-    kind: str = "webhook"
+    kind: str = WEBHOOK
     secret: str | None = None
     min_severity: str = "warning"
+    projects: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
+    group_s: float | None = None
+    repeat_s: float = 0.0
+    summaries: bool = False
+    every_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -38,36 +62,105 @@ class NewChannel:
             raise ConfigError("a channel's name has 1 to 256 characters")
         if len(self.url) > 2000:
             raise ConfigError("a channel's URL has at most 2000 characters")
+        if self.secret and self.kind != WEBHOOK:
+            raise ConfigError(f"only a webhook has a secret of its own; that of a {self.kind} channel is in its URL")
         if self.secret and not self.secret.strip():
             raise ConfigError("a webhook secret of blanks signs nothing; leave it out to have one made")
         for secret in (self.secret or "").split():
             secret_bytes(secret)
+        for name in ("group_s", "repeat_s", "every_s"):
+            value = getattr(self, name)
+            if value is not None and value != 0 and not _LEAST_EVERY_S <= value <= _LONGEST_S:
+                raise ConfigError(f"{name} is 0 or {_LEAST_EVERY_S:g} s to a year, not {value}")
+        if self.kind == HEARTBEAT and not self.every_s:
+            raise ConfigError("a heartbeat channel needs every_s: how often the server says that it is alive")
+        for name in ("projects", "tags"):
+            if len(getattr(self, name)) > 100 or any(not 1 <= len(one) <= 256 for one in getattr(self, name)):
+                raise ConfigError(f"{name} is a list of up to 100 names of 1 to 256 characters")
+
+    def columns(self) -> dict[str, Any]:
+        """What of a channel may be changed later, too."""
+        usual_s = 0.0 if self.kind in (WEBHOOK, HEARTBEAT) else GROUP_S
+        return {
+            "name": self.name, "url": self.url, "min_severity": self.min_severity, "projects": json.dumps(self.projects),
+            "tags": json.dumps(self.tags), "group_s": usual_s if self.group_s is None else self.group_s,
+            "repeat_s": self.repeat_s, "summaries": self.summaries, "every_s": self.every_s,
+        }  # fmt: skip
+
+
+def check_url(kind: str, url: str, guard: Guard) -> None:
+    """Raises ConfigError for what is no address of this kind, AddressNotAllowed for one that must be none."""
+    if kind in CHAT_KINDS:
+        chat.check(kind, url, guard)
+    else:
+        guard.check_url(url)
 
 
 def create(connection: Connection, new: NewChannel, now: float) -> tuple[str, str]:
-    """Writes a channel; its id and secret."""
+    """Writes a channel; its id and secret, which only a webhook has."""
     identifier = "ch_" + uuid.uuid4().hex[:20]
-    secret = new.secret or new_secret()
+    secret = (new.secret or new_secret()) if new.kind == WEBHOOK else ""
     connection.execute(
         insert(channel).values(
-            id=identifier, name=new.name, kind=new.kind, url=new.url, secret=secret, min_severity=new.min_severity, enabled=True,
-            disabled_reason="", created=now,
+            id=identifier, kind=new.kind, secret=secret, enabled=True, disabled_reason="", created=now, told=now, **new.columns()
         )
     )  # fmt: skip
     return identifier, secret
 
 
+def change(connection: Connection, identifier: str, changed: NewChannel, *, enabled: bool | None) -> None:
+    """Sets a channel as `changed` says; its secret stays."""
+    connection.execute(update(channel).where(channel.c.id == identifier).values(**changed.columns()))
+    if enabled is not None:
+        set_enabled(connection, identifier, enabled=enabled, reason="" if enabled else "switched off by hand")
+
+
+def read(connection: Connection, identifier: str) -> NewChannel | None:
+    """A channel as it is set; None when there is none of that id."""
+    row = connection.execute(select(channel).where(channel.c.id == identifier)).mappings().first()
+    if row is None:
+        return None
+    lists = {name: json.loads(row[name]) for name in ("projects", "tags")}
+    plain = ("name", "url", "kind", "min_severity", "group_s", "repeat_s", "every_s")
+    return NewChannel(**{name: row[name] for name in plain}, **lists, summaries=bool(row["summaries"]))
+
+
+def rotate(connection: Connection, identifier: str, now: float) -> str | None:
+    """A new secret for a webhook; the old one signs beside it for a day. None for a channel that has none."""
+    old = connection.execute(
+        select(channel.c.secret).where(channel.c.id == identifier, channel.c.kind == WEBHOOK)
+    ).scalar()
+    if not old:
+        return None
+    new = new_secret()
+    values = {"secret": f"{new} {old.split()[0]}", "old_secret_until": now + ROTATION_S}
+    connection.execute(update(channel).where(channel.c.id == identifier).values(**values))
+    return new
+
+
 def all_channels(connection: Connection) -> list[dict[str, Any]]:
     """Every channel, oldest first, without its secret."""
     rows = connection.execute(select(channel).order_by(channel.c.created, channel.c.id)).mappings()
-    return [
-        {
-            "id": row["id"], "name": row["name"], "kind": row["kind"], "url": row["url"], "min_severity": row["min_severity"],
-            "enabled": bool(row["enabled"]), "disabled_reason": row["disabled_reason"], "created": rfc3339(row["created"]),
-            "failing_since": rfc3339(row["failing_since"]),
-        }
-        for row in rows
-    ]  # fmt: skip
+    return [_shown(row) for row in rows]
+
+
+def _shown(row: RowMapping) -> dict[str, Any]:
+    return {
+        "id": row["id"], "name": row["name"], "kind": row["kind"], "url": shown_url(row["kind"], row["url"]),
+        "min_severity": row["min_severity"], "projects": json.loads(row["projects"]), "tags": json.loads(row["tags"]),
+        "group_s": row["group_s"], "repeat_s": row["repeat_s"], "summaries": bool(row["summaries"]), "every_s": row["every_s"],
+        "enabled": bool(row["enabled"]), "disabled_reason": row["disabled_reason"], "created": rfc3339(row["created"]),
+        "failing_since": rfc3339(row["failing_since"]), "old_secret_until": rfc3339(row["old_secret_until"]),
+    }  # fmt: skip
+
+
+def shown_url(kind: str, url: str) -> str:
+    """The address of a channel as people may see it."""
+    if kind == WEBHOOK:
+        return url.partition("?")[0] + ("?..." if "?" in url else "")  # some receivers want a token in the query
+    if kind == HEARTBEAT:
+        return "/".join(url.split("/")[:3]) + "/..."  # the rest says whose it is
+    return chat.masked(kind, url)
 
 
 def remove(connection: Connection, identifier: str) -> bool:

@@ -4,8 +4,9 @@ the API.
 A firing alert and what is to be sent about it are written together (the outbox pattern), so that no kill can come
 between.
 
-A delivery that is due later is one that may not be wanted after all: of an alert that opened again (it may flap) and of
-one that is muted. When the alert is resolved before, it is dropped, and neither is sent.
+A delivery that is due later is one that may not be wanted after all: of an alert that opened again (it may flap), of
+one that is quiet (quiet.py), and of a warning on a channel that groups them. When the alert is resolved before, it is
+dropped, and neither is sent.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, select, update
-from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.expression import func
 
 from perfagent.wire import SEVERITIES, Alert, Finding
-from perfagent_server.alerts.state_machine import Change
+from perfagent_server.alerts import history, quiet
+from perfagent_server.alerts.kinds import HEARTBEAT
+from perfagent_server.alerts.state_machine import Change, worse
 from perfagent_server.alerts.webhooks import alert_body, delivery_id, text_json
 from perfagent_server.rules.rule import USER_ALERT
 from perfagent_server.store.statements import insert_for
@@ -29,10 +31,12 @@ from perfagent_server.store.tables import alert, channel, delivery
 from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["SETTLED_S", "alert_of", "apply", "as_dict", "mute"]
+__all__ = ["GATHERED_S", "SETTLED_S", "alert_of", "apply", "as_dict", "is_for"]
 
 SETTLED_S = 60.0
 """How long an alert that opened again must stay open before it is told again."""
+GATHERED_S = 10.0
+"""How long a channel that groups messages waits for more of the same run: troubles seldom come alone."""
 
 _UNTOLD = USER_ALERT  # a point in time, which is not over later: no channel is notified that it was resolved
 
@@ -55,26 +59,29 @@ class _Book:
         self.runs = {
             row["id"]: row
             for row in connection.execute(
-                select(runs.c.id, runs.c.name, runs.c.project).where(runs.c.id.in_(list(wanted)))
+                select(runs.c.id, runs.c.name, runs.c.project, runs.c.tags).where(runs.c.id.in_(list(wanted)))
             ).mappings()
         }
-        self.channels = connection.execute(
-            select(channel.c.id, channel.c.min_severity).where(channel.c.enabled.is_(True))
-        ).all()
+        self.channels = connection.execute(select(channel).where(channel.c.enabled.is_(True))).mappings().all()
 
     def enter(self, run: str, change: Change) -> None:
         if run not in self.runs:
             return  # deleted meanwhile
+        before = self.connection.execute(select(alert.c.severity).where(alert.c.id == change.alert)).scalar()
         if change.kind == "fire" and self._insert(run, change):
+            self._note(change, "fired")
             self._tell_firing(run, change, self.now)
         elif change.kind == "reopen":
             since = _seconds(change.finding.since, self.now)
             self._update(
                 change, state="firing", resolved=None, since=since, last_step=change.step, **_columns(change.finding)
             )
+            self._note(change, "reopened")
             self._tell_firing(run, change, self.now + SETTLED_S)
         elif change.kind == "update":
             self._update(change, last_step=change.step, **_columns(change.finding))
+            if before is not None and worse(change.finding.severity, before):
+                self._note(change, "worse", f"{before} became {change.finding.severity}")
             # Channels that were notified are not notified again; a channel whose threshold it passes only now is.
             self._tell_firing(run, change, self.now)
         elif change.kind == "resolve":
@@ -82,14 +89,21 @@ class _Book:
             change = replace(
                 change, finding=replace(change.finding, evidence={**change.finding.evidence, "resolved": change.why})
             )
-            self._update(change, state="resolved", resolved=self.now, last_step=change.step, **_columns(change.finding))
-            told = self._told(change)
-            if change.finding.rule != _UNTOLD:
-                # Muted or not: a channel that was notified of the firing would else believe it for ever.
-                self._tell(run, change, "alert.resolved", told, self.now)
+            self._resolve(run, change)
         row = self.connection.execute(select(alert).where(alert.c.id == change.alert)).mappings().first()
         if row is not None:
             self.alerts.append(alert_of(row))
+
+    def _resolve(self, run: str, change: Change) -> None:
+        """A snooze that lasts until the alert is resolved ends with it; one for a time goes on."""
+        self._update(change, state="resolved", resolved=self.now, last_step=change.step, **_columns(change.finding))
+        its = update(alert).where(alert.c.id == change.alert, alert.c.snoozed_until == quiet.UNTIL_UNDONE)
+        self.connection.execute(its.values(snoozed_until=None))
+        self._note(change, "resolved", change.why)
+        told = self._told(change)
+        if change.finding.rule != _UNTOLD:
+            # Quiet or not: a channel that was notified of the firing would else believe it for ever.
+            self._tell(run, change, "alert.resolved", told, self.now)
 
     def _insert(self, run: str, change: Change) -> bool:
         """False when it was written before: the same data judged again."""
@@ -108,22 +122,29 @@ class _Book:
     def _update(self, change: Change, **values: Any) -> None:
         self.connection.execute(update(alert).where(alert.c.id == change.alert).values(**values))
 
-    def _told(self, change: Change) -> list[str]:
+    def _note(self, change: Change, event: history.Happening, text: str = "") -> None:
+        history.note(self.connection, change.alert, event, self.now, text=text, once=f"{change.opening}\n{text}")
+
+    def _told(self, change: Change) -> list[RowMapping]:
         """The channels whose last word on the alert is that it fires, or soon will be; drops what was not sent to them
         yet."""
-        self.connection.execute(delete(delivery).where(delivery.c.alert == change.alert, _held(self.now)))
+        self.connection.execute(delete(delivery).where(delivery.c.alert == change.alert, quiet.held(self.now)))
         its = select(delivery.c.channel, delivery.c.event).where(delivery.c.alert == change.alert)
         last: dict[str, str] = {
             row.channel: row.event for row in self.connection.execute(its.order_by(delivery.c.created))
         }
-        return [row.id for row in self.channels if last.get(row.id) == "alert.firing"]
+        return [row for row in self.channels if last.get(row["id"]) == "alert.firing"]
 
-    def _tell_firing(self, run: str, change: Change, due: float) -> None:
-        wanting = [row.id for row in self.channels if _wants(row.min_severity, change.finding)]
-        muted = _muted_until(self.connection, run, change.finding.rule, self.now)
-        self._tell(run, change, "alert.firing", wanting, max(due, muted or due))
+    def _tell_firing(self, run: str, change: Change, ready: float) -> None:
+        wanting = [row for row in self.channels if _wants(row, self.runs[run], change.finding)]
+        if wanting:
+            until = quiet.Quiet(self.connection, self.now).until([change.alert]).get(change.alert, ready)
+            self._tell(run, change, "alert.firing", wanting, ready, until)
 
-    def _tell(self, run: str, change: Change, event: str, channels: Sequence[str], due: float) -> None:
+    def _tell(
+        self, run: str, change: Change, event: str, channels: Sequence[RowMapping], ready: float, until: float = 0.0
+    ) -> None:
+        """ready: when it may be sent at the earliest; until: when the quiet is over."""
         if not channels:
             return
         about = self.runs[run]
@@ -135,31 +156,21 @@ class _Book:
         last: dict[str, float] = {
             row[0]: row[1] for row in self.connection.execute(newest.group_by(delivery.c.channel))
         }
+        urgent = change.finding.severity == "critical"
         for one in channels:
             # Their order is that of `created` (outbox.py), also within one transaction and after a jump of the clock.
-            created = max(self.now, last.get(one, 0.0) + 1e-3)
+            created = max(self.now, last.get(one["id"], 0.0) + 1e-3)
+            may_go = ready + (GATHERED_S if one["group_s"] and not urgent else 0.0)
             values = {
-                "id": _delivery_id(change, event, one), "channel": one, "alert": change.alert, "event": event, "body": body,
-                "state": "waiting", "tries": 0, "created": created, "due": due, "error": "",
+                "id": _delivery_id(change, event, one["id"]), "channel": one["id"], "alert": change.alert, "event": event,
+                "body": body, "state": "waiting", "tries": 0, "created": created, "ready": may_go, "due": max(may_go, until),
+                "error": "", "run": run, "urgent": urgent,
             }  # fmt: skip
             if self._insert_new(delivery, values):
                 self.deliveries += 1
             else:  # what was not sent yet is sent as it is by then
-                unsent = update(delivery).where(delivery.c.id == values["id"], _held(self.now))
+                unsent = update(delivery).where(delivery.c.id == values["id"], quiet.held(self.now))
                 self.connection.execute(unsent.values(body=body))
-
-
-def mute(connection: Connection, alert_id: str, until: float | None, now: float) -> bool:
-    """Mutes an alert, and others of its rule in its run, or ends that; what waits for the end of a mute waits for the
-    new one. Whether anything is due now."""
-    about = connection.execute(select(alert.c.run, alert.c.rule).where(alert.c.id == alert_id)).one()
-    before = _muted_until(connection, about.run, about.rule, now)
-    connection.execute(update(alert).where(alert.c.id == alert_id).values(muted_until=until))
-    after = _muted_until(connection, about.run, about.rule, now) or now
-    its = select(alert.c.id).where(alert.c.run == about.run, alert.c.rule == about.rule)
-    waiting = update(delivery).where(delivery.c.alert.in_(its), _held(now))
-    waiting = waiting.where((delivery.c.due < after) | (delivery.c.due == before))
-    return bool(connection.execute(waiting.values(due=after)).rowcount) and after <= now
 
 
 def _delivery_id(change: Change, event: str, channel_id: str) -> str:
@@ -168,18 +179,17 @@ def _delivery_id(change: Change, event: str, channel_id: str) -> str:
     return delivery_id(change.alert, event, channel_id, *again)
 
 
-def _held(now: float) -> ColumnElement[bool]:
-    """Whether a delivery waits for its time: it was never tried, and is not about to be."""
-    later = (delivery.c.tries == 0) & (delivery.c.due > now) & (delivery.c.due > delivery.c.created)
-    return (delivery.c.event == "alert.firing") & (delivery.c.state == "waiting") & later
+def _wants(one: RowMapping, about: RowMapping, found: Finding) -> bool:
+    """Whether a channel is to be told: by severity, and by the project and the tags of the run."""
+    order: tuple[str, ...] = SEVERITIES
+    is_heard = order.index(found.severity) >= order.index(one["min_severity"])
+    return one["kind"] != HEARTBEAT and is_heard and is_for(one, about["project"], about["tags"])
 
 
-def _muted_until(connection: Connection, run: str, rule: str, now: float) -> float | None:
-    last = select(func.max(alert.c.muted_until)).where(
-        alert.c.run == run, alert.c.rule == rule, alert.c.muted_until > now
-    )
-    until: float | None = connection.execute(last).scalar()
-    return until
+def is_for(one: RowMapping, project: str, tags: str) -> bool:
+    """Whether a channel is told about runs of this project with these tags, a JSON list."""
+    projects, wanted = json.loads(one["projects"]), json.loads(one["tags"])
+    return (not projects or project in projects) and (not wanted or not set(wanted).isdisjoint(json.loads(tags)))
 
 
 def _columns(found: Finding) -> dict[str, Any]:
@@ -189,11 +199,6 @@ def _columns(found: Finding) -> dict[str, Any]:
         "evidence": text_json(found.evidence),
         "ranks": json.dumps(found.ranks), "gain_pct": found.gain_pct, "since_step": found.since_step,
     }  # fmt: skip
-
-
-def _wants(min_severity: str, found: Finding) -> bool:
-    order: tuple[str, ...] = SEVERITIES
-    return order.index(found.severity) >= order.index(min_severity)
 
 
 def _seconds(text: str | None, otherwise: float) -> float:
@@ -211,7 +216,8 @@ def alert_of(row: RowMapping) -> Alert:
         id=row["id"], state=row["state"], run=row["run"], rule=row["rule"], severity=row["severity"], message=row["message"],
         since=rfc3339(row["since"]), since_step=row["since_step"], last_step=row["last_step"], ranks=json.loads(row["ranks"]),
         evidence=json.loads(row["evidence"]), fix=row["fix"], gain_pct=row["gain_pct"], resolved=rfc3339(row["resolved"]),
-        acknowledged=rfc3339(row["acknowledged"]), muted_until=rfc3339(row["muted_until"]),
+        acknowledged=rfc3339(row["acknowledged"]), acknowledged_by=row["acknowledged_by"], note=row["note"],
+        muted_until=rfc3339(row["muted_until"]), snoozed_until=rfc3339(row["snoozed_until"]),
         title=row["title"], cause=row["cause"], cost=row["cost"],
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ import secrets
 from typing import Any
 
 from perfagent.errors import ConfigError, WireError
-from perfagent.wire import Finding, plain, to_json
+from perfagent.wire import Alert, Finding, plain, to_json
 from perfagent_server.timestamps import rfc3339
 
 __all__ = ["alert_body", "delivery_id", "headers", "new_secret", "notice_body", "secret_bytes", "sign", "text_json"]
@@ -68,7 +68,16 @@ def delivery_id(*parts: str) -> str:
 
 
 def alert_body(
-    event: str, now: float, *, alert: str, state: str, finding: Finding, run: str, run_name: str, project: str, url: str
+    event: str,
+    now: float,
+    *,
+    alert: str,
+    state: str,
+    finding: Finding | Alert,
+    run: str,
+    run_name: str,
+    project: str,
+    url: str,
 ) -> bytes:
     """The body of alert.firing and alert.resolved."""
     evidence = json.loads(text_json(finding.evidence))
@@ -85,6 +94,7 @@ def alert_body(
             "alert": {
                 "id": alert, "rule": finding.rule, "severity": finding.severity, "message": finding.message,
                 "since": finding.since or rfc3339(now), "ranks": finding.ranks, "state": state, "since_step": finding.since_step,
+                "title": finding.title, "cost": finding.cost,
             },
             "run": run, "run_name": run_name, "project": project, "evidence": evidence, "fix": finding.fix, "url": url,
         },
@@ -93,18 +103,20 @@ def alert_body(
 
 
 def notice_body(
-    event: str, now: float, message: str, *, severity: str = "info", channel: str = "", url: str = ""
-) -> bytes:
-    """The body of what is about no run: channel.test and channel.disabled, in the shape of an alert's."""
+    event: str, now: float, message: str, *, title: str = "", severity: str = "info", channel: str = "", url: str = "",
+    run: str | None = None, run_name: str | None = None, project: str | None = None,
+) -> bytes:  # fmt: skip
+    """The body of what is about no alert (channel.test, channel.disabled, run.ended, digest), in the shape of an
+    alert's."""
     body = {
         "type": event,
         "timestamp": rfc3339(now),
         "data": {
             "alert": {
                 "id": delivery_id(event, channel, str(now)), "rule": event, "severity": severity, "message": message,
-                "since": rfc3339(now), "ranks": [],
+                "since": rfc3339(now), "ranks": [], "title": title or message,
             },
-            "run": None, "run_name": None, "project": None, "evidence": {"channel": channel}, "fix": "", "url": url,
+            "run": run, "run_name": run_name, "project": project, "evidence": {"channel": channel}, "fix": "", "url": url,
         },
     }  # fmt: skip
     return text_json(body).encode()

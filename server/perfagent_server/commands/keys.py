@@ -14,18 +14,19 @@ from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.errors import ConfigError, ServerUnreachable
 from perfagent.local_server import LocalServer
 from perfagent_server.commands.connection import AdminApi, add_options
-from perfagent_server.security.keys import ONLY_INGEST_HAS_A_PROJECT
+from perfagent_server.security.keys import KEY_SCOPES, ONLY_INGEST_HAS_A_PROJECT
 
 __all__ = ["command"]
 
 
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "API keys. ingest sends, read reads, admin does everything. A key is shown once, when it is made."
+        "API keys. ingest sends, read reads, operate also acknowledges, mutes, snoozes and silences, admin does everything. "
+        "A key is shown once, when it is made."
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="create|list|revoke|login")
     create = actions.add_parser("create", help="make a key and print it")
-    create.add_argument("scope", choices=("ingest", "read", "admin"))
+    create.add_argument("scope", choices=KEY_SCOPES)
     create.add_argument("--name", default="", help="what the key is for")
     create.add_argument("--project", help="the only project that an ingest key may send to")
     create.add_argument(

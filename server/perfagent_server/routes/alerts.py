@@ -1,18 +1,20 @@
-"""Alerts: the list, one run's, and what people do with them: acknowledge, mute, resolve."""
+"""Alerts: the list, one run's, one with its history, and what people do with them: acknowledge, mute, snooze, resolve."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import ConfigDict, Field
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, RowMapping, select, update
 from starlette.responses import Response
 
 from perfagent.wire import SEVERITIES, Alert
-from perfagent_server.alerts import tables
+from perfagent_server.alerts import acts, history
+from perfagent_server.alerts.quiet import UNTIL_UNDONE, Quiet
 from perfagent_server.alerts.tables import alert_of
 from perfagent_server.routes.dependencies import ServicesDep, known_run
 from perfagent_server.routes.problems import CLOSED, ApiError
@@ -21,6 +23,8 @@ from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
 from perfagent_server.services import Services
 from perfagent_server.store.tables import alert
+from perfagent_server.store.tables import run as runs
+from perfagent_server.timestamps import rfc3339
 
 __all__ = ["router"]
 
@@ -28,20 +32,46 @@ router = APIRouter()
 
 KnownRun = Annotated[str, Depends(known_run)]
 _STATES = ("pending", "firing", "resolved")
-_MUTE_S = 3600.0
-_LONGEST_MUTE_S = 365 * 86400.0
-# Beside the right to send: who changes an alert is shown it, and a job's ingest key must not quiet another run's
-# alerts.
-_READ = [Depends(require("read"))]
+_LONGEST_S = 365 * 86400.0
+Seconds = Annotated[float | None, Field(ge=0, le=_LONGEST_S, allow_inf_nan=False)]
+Act = Callable[[Connection, str, float], object]
 
 
 @dataclass
-class MuteRequest:
-    """seconds: how long; 0 ends it."""
+class ActRequest:
+    """note: what others should know, up to 2,000 characters."""
 
-    seconds: Annotated[float | None, Field(ge=0, le=_LONGEST_MUTE_S, allow_inf_nan=False)] = None
+    note: Annotated[str, Field(max_length=2000)] = ""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+
+@dataclass
+class QuietRequest:
+    """for_s: how long; 0 ends it. note: what others should know."""
+
+    for_s: Seconds = None
+    note: Annotated[str, Field(max_length=2000)] = ""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+
+@dataclass
+class HistoryRow:
+    """event: fired, reopened, worse, resolved, acknowledged, unacknowledged, muted, unmuted, snoozed or unsnoozed; who:
+    empty for a rule."""
+
+    time: str
+    event: str
+    who: str
+    note: str
+
+
+@dataclass
+class AlertWithHistory(Alert):
+    """history: oldest first."""
+
+    history: list[HistoryRow]
 
 
 @dataclass
@@ -55,6 +85,8 @@ def list_alerts(
     state: str | None = None,
     severity: str | None = None,
     run: str | None = None,
+    rule: str | None = None,
+    project: str | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
 ) -> Response:
     """Alerts, newest first."""
@@ -64,99 +96,219 @@ def list_alerts(
         raise ApiError(
             422, "invalid", f"severity is {severity[:80]!r}; allowed are {', '.join(SEVERITIES)}", "severity"
         )
-    return reply({"alerts": _alerts(services, state=state, severity=severity, run=run, limit=limit)})
+    its = {
+        alert.c.state: state,
+        alert.c.severity: severity,
+        alert.c.run: run,
+        alert.c.rule: rule,
+        runs.c.project: project,
+    }
+    return reply({"alerts": _alerts(services, its, limit)})
 
 
 @router.get("/runs/{run}/alerts", dependencies=[Depends(require("read"))], responses={200: {"model": AlertList}})
 def run_alerts(run: KnownRun, services: ServicesDep) -> Response:
     """All alerts of a run, newest first."""
-    return reply({"alerts": _alerts(services, run=run, limit=10_000)})
+    return reply({"alerts": _alerts(services, {alert.c.run: run}, 10_000)})
 
 
-@router.post("/alerts/{alert_id}/ack", dependencies=_READ, responses={200: {"model": Alert}})
+@router.get("/alerts/{alert_id}", dependencies=[Depends(require("read"))], responses={200: {"model": AlertWithHistory}})
+def one_alert(alert_id: str, services: ServicesDep) -> Response:
+    """An alert, and what happened to it. GET /deliveries?alert= has what was sent about it."""
+    found = _known(services, alert_id)
+    with services.database.read() as connection:
+        happened = history.history_of(connection, alert_id)
+    shown = {name: getattr(found, name) for name in Alert.__dataclass_fields__}
+    return reply({**shown, "history": happened})
+
+
+@router.post("/alerts/{alert_id}/ack", responses={200: {"model": Alert}})
 def acknowledge(
-    alert_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("ingest"))  # noqa: B008
-) -> Response:  # fmt: skip
-    """Somebody has seen it. Its state stays."""
-    return _change(services, request, identity, "alert.ack", alert_id, acknowledged=time.time())
+    alert_id: str,
+    request: Request,
+    services: ServicesDep,
+    asked: ActRequest | None = None,
+    identity: Identity = Depends(require("operate")),  # noqa: B008
+) -> Response:
+    """Somebody has seen it and works on it: it is not repeated any more. Its state stays."""
+    note = asked.note if asked else ""
+
+    def act(connection: Connection, ident: str, now: float) -> None:
+        acts.acknowledge(connection, ident, now, who=identity.name, note=note)
+
+    return _do(services, request, identity, "alert.ack", alert_id, act)
 
 
-@router.post("/alerts/{alert_id}/mute", dependencies=_READ, responses={200: {"model": Alert}})
+@router.post("/alerts/{alert_id}/unack", responses={200: {"model": Alert}})
+def unacknowledge(
+    alert_id: str,
+    request: Request,
+    services: ServicesDep,
+    asked: ActRequest | None = None,
+    identity: Identity = Depends(require("operate")),  # noqa: B008
+) -> Response:
+    """Takes an acknowledgement back."""
+    note = asked.note if asked else ""
+
+    def act(connection: Connection, ident: str, now: float) -> None:
+        acts.unacknowledge(connection, ident, now, who=identity.name, note=note)
+
+    return _do(services, request, identity, "alert.unack", alert_id, act)
+
+
+@router.post("/alerts/{alert_id}/mute", responses={200: {"model": Alert}})
 def mute(
     alert_id: str,
     request: Request,
     services: ServicesDep,
-    asked: MuteRequest | None = None,
-    seconds: Annotated[float | None, Query(ge=0, le=_LONGEST_MUTE_S, allow_inf_nan=False)] = None,
-    identity: Identity = Depends(require("ingest")),  # noqa: B008
+    asked: QuietRequest | None = None,
+    for_s: Annotated[Seconds, Query()] = None,
+    identity: Identity = Depends(require("operate")),  # noqa: B008
 ) -> Response:
-    """No channel is told that this alert fires, or another of the same rule in the same run, for `seconds`, given in
-    the body or in the query; for an hour, where they are not given. 0 ends it. What still fires at the end of the mute
-    is told then; that an alert is resolved is told at once to those who were told that it fires."""
-    given = [value for value in (seconds, asked and asked.seconds) if value is not None]
-    if len(given) > 1:
-        raise ApiError(422, "invalid", "seconds is given in the query and in the body; once is enough", "seconds")
-    lasts_s, now = given[0] if given else _MUTE_S, time.time()
-    _known(services, alert_id)
-    audit = record(request, identity, "alert.mute", alert_id)
+    """No channel is told that this alert fires, or another of the same rule in the same run, for `for_s` seconds, given
+    in the body or in the query; until somebody undoes it, where they are not given. 0 undoes it. What still fires at the
+    end of the mute is told then; that an alert is resolved is told at once to those who were told that it fires."""
+    lasts_s, note = _asked(asked, for_s)
 
-    def job(connection: Connection) -> bool:
-        audit(connection)
-        return tables.mute(connection, alert_id, now + lasts_s if lasts_s else None, now)
+    def act(connection: Connection, ident: str, now: float) -> bool:
+        return acts.mute(connection, ident, _until(now, lasts_s), now, who=identity.name, note=note)
 
-    if services.database.write(job):
-        services.outbox.wake()
-    return _changed(services, alert_id)
+    return _do(services, request, identity, "alert.mute", alert_id, act)
 
 
-@router.post("/alerts/{alert_id}/resolve", dependencies=_READ, responses={200: {"model": Alert}})
+@router.post("/alerts/{alert_id}/unmute", responses={200: {"model": Alert}})
+def unmute(
+    alert_id: str,
+    request: Request,
+    services: ServicesDep,
+    asked: ActRequest | None = None,
+    identity: Identity = Depends(require("operate")),  # noqa: B008
+) -> Response:
+    """Ends a mute: what fires is told now."""
+    note = asked.note if asked else ""
+
+    def act(connection: Connection, ident: str, now: float) -> bool:
+        return acts.mute(connection, ident, None, now, who=identity.name, note=note)
+
+    return _do(services, request, identity, "alert.unmute", alert_id, act)
+
+
+@router.post("/alerts/{alert_id}/snooze", responses={200: {"model": Alert}})
+def snooze(
+    alert_id: str,
+    request: Request,
+    services: ServicesDep,
+    asked: QuietRequest | None = None,
+    for_s: Annotated[Seconds, Query()] = None,
+    identity: Identity = Depends(require("operate")),  # noqa: B008
+) -> Response:
+    """No channel is told about this alert for `for_s` seconds; if it still fires then, it is told again. Until it is
+    resolved, where they are not given. 0 undoes it."""
+    lasts_s, note = _asked(asked, for_s)
+
+    def act(connection: Connection, ident: str, now: float) -> bool:
+        until = _until(now, lasts_s)
+        return acts.snooze(connection, ident, until, now, services.link, who=identity.name, note=note)
+
+    return _do(services, request, identity, "alert.snooze", alert_id, act)
+
+
+@router.post("/alerts/{alert_id}/unsnooze", responses={200: {"model": Alert}})
+def unsnooze(
+    alert_id: str,
+    request: Request,
+    services: ServicesDep,
+    asked: ActRequest | None = None,
+    identity: Identity = Depends(require("operate")),  # noqa: B008
+) -> Response:
+    """Ends a snooze."""
+    note = asked.note if asked else ""
+
+    def act(connection: Connection, ident: str, now: float) -> bool:
+        return acts.snooze(connection, ident, None, now, services.link, who=identity.name, note=note)
+
+    return _do(services, request, identity, "alert.unsnooze", alert_id, act)
+
+
+@router.post("/alerts/{alert_id}/resolve", responses={200: {"model": Alert}})
 def resolve(
-    alert_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("ingest"))  # noqa: B008
-) -> Response:  # fmt: skip
+    alert_id: str,
+    request: Request,
+    services: ServicesDep,
+    asked: ActRequest | None = None,
+    identity: Identity = Depends(require("operate")),  # noqa: B008
+) -> Response:
     """Closes it by hand. Within its cool-down it opens again if its cause is still there, which is told when it
     lasts."""
     found = _known(services, alert_id)
-    if found.state != "resolved" and not services.engine.resolve(found.run, alert_id, f"resolved by {identity.who}"):
+    why = f"resolved by {identity.name}" + (f": {asked.note}" if asked and asked.note else "")
+    if found.state != "resolved" and not services.engine.resolve(found.run, alert_id, why):
         # No rule holds it open any more (an older attempt's): the row is all there is.
-        return _change(services, request, identity, "alert.resolve", alert_id, state="resolved", resolved=time.time())
+        def act(connection: Connection, ident: str, now: float) -> None:
+            connection.execute(update(alert).where(alert.c.id == ident).values(state="resolved", resolved=now))
+            history.note(connection, ident, "resolved", now, who=identity.name, text=why)
+
+        return _do(services, request, identity, "alert.resolve", alert_id, act)
     services.database.write(record(request, identity, "alert.resolve", alert_id))
     return reply(_known(services, alert_id))
 
 
-def _alerts(
-    services: Services, *, state: str | None = None, severity: str | None = None, run: str | None = None, limit: int
-) -> list[Alert]:
+def _asked(asked: QuietRequest | None, for_s: float | None) -> tuple[float | None, str]:
+    """Seconds and note."""
+    given = [value for value in (for_s, asked.for_s if asked else None) if value is not None]
+    if len(given) > 1:
+        raise ApiError(422, "invalid", "for_s is given in the query and in the body; once is enough", "for_s")
+    return given[0] if given else None, asked.note if asked else ""
+
+
+def _until(now: float, lasts_s: float | None) -> float | None:
+    if lasts_s is None:
+        return UNTIL_UNDONE
+    return now + lasts_s if lasts_s else None
+
+
+def _alerts(services: Services, its: dict[Any, str | None], limit: int) -> list[Alert]:
+    """Those whose columns have these values; None is any."""
     query = select(alert).order_by(alert.c.since.desc(), alert.c.id).limit(limit)
-    for column, wanted in ((alert.c.state, state), (alert.c.severity, severity), (alert.c.run, run)):
+    if its.get(runs.c.project) is not None:
+        query = query.join(runs, runs.c.id == alert.c.run)
+    for column, wanted in its.items():
         if wanted is not None:
             query = query.where(column == wanted)
     with services.database.read() as connection:
-        return [alert_of(row) for row in connection.execute(query).mappings()]
+        return _shown(connection, connection.execute(query).mappings().all())
+
+
+def _shown(connection: Connection, rows: Sequence[RowMapping]) -> list[Alert]:
+    """With the silences that keep those quiet that fire."""
+    firing = [row["id"] for row in rows if row["state"] == "firing"]
+    silenced = Quiet(connection, time.time()).silenced_until(firing) if firing else {}
+    found = [alert_of(row) for row in rows]
+    for one in found:
+        one.silenced_until = rfc3339(silenced.get(one.id))
+    return found
 
 
 def _known(services: Services, alert_id: str) -> Alert:
     with services.database.read() as connection:
-        row = connection.execute(select(alert).where(alert.c.id == alert_id)).mappings().first()
-    if row is None:
+        rows = connection.execute(select(alert).where(alert.c.id == alert_id)).mappings().all()
+        found = _shown(connection, rows)
+    if not found:
         raise ApiError(404, "not_found", f"there is no alert {alert_id[:80]!r}; GET /api/v1/alerts lists them")
-    return alert_of(row)
+    return found[0]
 
 
-def _change(
-    services: Services, request: Request, identity: Identity, action: str, alert_id: str, **values: Any
-) -> Response:
+def _do(services: Services, request: Request, identity: Identity, action: str, alert_id: str, act: Act) -> Response:
+    """Carries out what somebody does with an alert, with its row in the audit log, and answers with the alert."""
     _known(services, alert_id)
     audit = record(request, identity, action, alert_id)
 
-    def job(connection: Connection) -> None:
-        connection.execute(update(alert).where(alert.c.id == alert_id).values(**values))
+    def job(connection: Connection) -> object:
         audit(connection)
+        return act(connection, alert_id, time.time())
 
-    services.database.write(job)
-    return _changed(services, alert_id)
-
-
-def _changed(services: Services, alert_id: str) -> Response:
+    if services.database.write(job):
+        services.outbox.wake()
     changed = _known(services, alert_id)
     services.hub.publish_alert(changed)
     return reply(changed)

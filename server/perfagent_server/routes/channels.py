@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import ConfigDict
@@ -20,6 +20,7 @@ from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
 from perfagent_server.security.outbound import TOTAL_S, AddressNotAllowed
+from perfagent_server.services import Services
 from perfagent_server.store.tables import delivery
 
 __all__ = ["router"]
@@ -31,35 +32,73 @@ _DELIVERY_STATES = ("waiting", "delivered", "failed")
 
 @dataclass
 class ChannelRequest:
-    """secret: whsec_ and the base64 of 24 to 64 bytes; left out, one is made. min_severity: info, warning or
-    critical."""
+    """kind: webhook, slack, discord, teams, feishu, dingtalk, wecom, email or heartbeat. secret, of a webhook: whsec_ and
+    the base64 of 24 to 64 bytes; left out, one is made. min_severity: info, warning or critical. projects, tags: only runs
+    of one of these projects, with one of these tags. group_s: the shortest time between two messages about a run, apart
+    from critical alerts (600 for chats and mail). repeat_s: an alert that still fires, and that nobody acknowledged, is told
+    again. summaries: also what became of each run that ended. every_s: of a digest; of a heartbeat, which needs it."""
 
     url: str
     name: str = ""
     kind: str = "webhook"
     secret: str | None = None
     min_severity: str = "warning"
+    projects: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
+    group_s: float | None = None
+    repeat_s: float = 0.0
+    summaries: bool = False
+    every_s: float = 0.0
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+
+@dataclass
+class ChannelChange:
+    """What is left out stays. enabled: false switches the channel off."""
+
+    url: str | None = None
+    name: str | None = None
+    min_severity: str | None = None
+    projects: list[str] | None = None
+    tags: list[str] | None = None
+    group_s: float | None = None
+    repeat_s: float | None = None
+    summaries: bool | None = None
+    every_s: float | None = None
+    enabled: bool | None = None
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
 
 @dataclass
 class ChannelMade:
+    """secret: of a webhook, shown this once; empty for other kinds."""
+
     id: str
     secret: str
 
 
 @dataclass
 class ChannelShown:
+    """url: without what is secret in it. old_secret_until: until then both secrets of a rotation sign."""
+
     id: str
     name: str
     kind: str
     url: str
     min_severity: str
+    projects: list[str]
+    tags: list[str]
+    group_s: float
+    repeat_s: float
+    summaries: bool
+    every_s: float
     enabled: bool
     disabled_reason: str
     created: str
     failing_since: str | None
+    old_secret_until: str | None
 
 
 @dataclass
@@ -94,18 +133,8 @@ def create_channel(
     new: ChannelRequest, request: Request, services: ServicesDep, identity: Identity = Depends(require("admin"))  # noqa: B008
 ) -> Response:  # fmt: skip
     """A new channel. `secret` is shown this once."""
-    try:
-        wanted = channels.NewChannel(
-            name=new.name or new.url[:80], url=new.url, kind=new.kind, secret=new.secret, min_severity=new.min_severity
-        )
-    except ConfigError as error:
-        raise ApiError(422, "invalid", str(error)) from error
-    try:
-        services.outbox.guard.check_url(new.url)
-    except ConfigError as error:
-        raise ApiError(422, "invalid", str(error), "url") from error
-    except AddressNotAllowed as error:
-        raise ApiError(422, "address_not_allowed", str(error), "url") from error
+    given = {name: getattr(new, name) for name in _names(ChannelRequest)}
+    wanted = _checked(services, **{**given, "name": new.name or channels.shown_url(new.kind, new.url)[:80] or new.kind})
     audit = record(request, identity, "channel.create", f"{wanted.kind} {wanted.name}")
 
     def job(connection: Connection) -> tuple[str, str]:
@@ -115,6 +144,51 @@ def create_channel(
 
     identifier, secret = services.database.write(job)
     return reply({"id": identifier, "secret": secret}, 201)
+
+
+@router.patch("/channels/{channel_id}", responses={200: {"model": ChannelShown}})
+def change_channel(
+    channel_id: str, change: ChannelChange, request: Request, services: ServicesDep,
+    identity: Identity = Depends(require("admin")),  # noqa: B008
+) -> Response:  # fmt: skip
+    """Changes a channel; its secret stays."""
+    with services.database.read() as connection:
+        known = channels.read(connection, channel_id)
+    if known is None:
+        raise _unknown(channel_id)
+    told = {name: value for name in _names(ChannelChange) if (value := getattr(change, name)) is not None}
+    enabled = told.pop("enabled", None)
+    before = {name: getattr(known, name) for name in _names(channels.NewChannel)}
+    wanted = _checked(services, **{**before, **told})
+    audit = record(request, identity, "channel.change", f"{channel_id} {', '.join(sorted(told))}")
+
+    def job(connection: Connection) -> None:
+        channels.change(connection, channel_id, wanted, enabled=enabled)
+        audit(connection)
+
+    services.database.write(job)
+    with services.database.read() as connection:
+        return reply(next(one for one in channels.all_channels(connection) if one["id"] == channel_id))
+
+
+@router.post("/channels/{channel_id}/rotate", responses={200: {"model": ChannelMade}})
+def rotate_secret(
+    channel_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("admin"))  # noqa: B008
+) -> Response:  # fmt: skip
+    """A new secret for a webhook, shown this once. For a day the old one signs, too, so that a receiver can be changed
+    without losing a message."""
+    audit = record(request, identity, "channel.rotate", channel_id)
+
+    def job(connection: Connection) -> str | None:
+        made = channels.rotate(connection, channel_id, time.time())
+        if made is not None:
+            audit(connection)
+        return made
+
+    secret = services.database.write(job)
+    if secret is None:
+        raise ApiError(404, "not_found", f"there is no webhook {channel_id[:80]!r}; GET /api/v1/channels lists them")
+    return reply({"id": channel_id, "secret": secret})
 
 
 @router.get("/channels", dependencies=[Depends(require("admin"))], responses={200: {"model": ChannelList}})
@@ -183,6 +257,25 @@ def list_deliveries(
             query = query.where(column == wanted)
     with services.database.read() as connection:
         return reply({"deliveries": [as_dict(row) for row in connection.execute(query).mappings()]})
+
+
+def _names(of: type[Any]) -> list[str]:
+    return [one.name for one in fields(of)]
+
+
+def _checked(services: Services, **values: Any) -> channels.NewChannel:
+    """A channel that may be written. Raises ApiError."""
+    try:
+        wanted = channels.NewChannel(**values)
+    except ConfigError as error:
+        raise ApiError(422, "invalid", str(error)) from error
+    try:
+        channels.check_url(wanted.kind, wanted.url, services.outbox.guard)
+    except AddressNotAllowed as error:
+        raise ApiError(422, "address_not_allowed", str(error), "url") from error
+    except ConfigError as error:
+        raise ApiError(422, "invalid", str(error), "url") from error
+    return wanted
 
 
 def _unknown(channel_id: str) -> ApiError:

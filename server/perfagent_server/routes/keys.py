@@ -28,7 +28,7 @@ _MAX_EXPIRES_S = 100 * 365 * 86400.0
 
 @dataclass
 class NewKey:
-    """scope: ingest, read or admin; project: the only one it may send to; expires_in_s: None is never."""
+    """scope: ingest, read, operate or admin; project: the only one it may send to; expires_in_s: None is never."""
 
     scope: str
     name: str = ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from starlette.datastructures import State
 from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse, Response
@@ -46,7 +48,8 @@ class PageGate:
         if "read" in identity.may:
             return None
         if "text/html" in connection.headers.get("accept", ""):
-            return RedirectResponse("/login", 303)
+            asked = connection.url.path + (f"?{connection.url.query}" if connection.url.query else "")
+            return RedirectResponse("/login" if asked == "/" else f"/login?next={quote(asked)}", 303)
         return problem(
             401, "unauthorized", "pages need a session: open /login, or the one-time address that `perfagent up` prints"
         )

@@ -30,26 +30,29 @@ if TYPE_CHECKING:
 
 __all__ = ["SCOPES", "Access", "Failures", "Identity", "Scope", "require"]
 
-Scope = Literal["read", "ingest", "admin"]
-SCOPES: tuple[Scope, ...] = ("read", "ingest", "admin")
+Scope = Literal["read", "ingest", "operate", "admin"]
+SCOPES: tuple[Scope, ...] = ("read", "ingest", "operate", "admin")
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks. who: for the audit log ("key 1a2b3c4d", "admin token", "session", "anyone"); project: the only one it
-    may send to, None for any."""
+    """Who asks. who: for the audit log ("key 1a2b3c4d", "admin token", "session", "anyone"); name: as people call them,
+    on what they do with alerts: the name of their key, "local" on a loopback without keys; project: the only one it may
+    send to, None for any."""
 
     who: str
     may: frozenset[Scope]
     project: str | None = None
+    name: str = ""
 
 
 _GRANTS: dict[str, frozenset[Scope]] = {
     "read": frozenset({"read"}),
     "ingest": frozenset({"ingest"}),
+    "operate": frozenset({"read", "operate"}),
     "admin": frozenset(SCOPES),
 }
-_ANYONE = Identity("anyone", frozenset({"read", "ingest"}))
+_ANYONE = Identity("anyone", frozenset({"read", "ingest", "operate"}), name="local")
 _NOBODY = Identity("anyone", frozenset())
 
 
@@ -124,9 +127,9 @@ class Access:
         return self.sessions.has_cookie(connection.cookies) if token is None else self.keys.must_load(token)
 
     def _by_session(self, connection: HTTPConnection) -> Identity:
-        scope = self.sessions.scope_of(connection.cookies)
-        if scope is not None:
-            return Identity("session", _GRANTS[scope])
+        found = self.sessions.find(connection.cookies)
+        if found is not None:
+            return Identity("session", _GRANTS[found.scope], name=found.name or "admin")
         return _ANYONE if self._settings.open_access else _NOBODY
 
     def refused(self, connection: HTTPConnection) -> RefusalError:
@@ -148,12 +151,16 @@ class Access:
     def _by_token(self, token: str, address: str) -> Identity | None:
         found = self._by_key(token)
         if found is None and self._is_admitted_admin_token(token, address):
-            return Identity("admin token", _GRANTS["admin"])
+            return Identity("admin token", _GRANTS["admin"], name="admin")
         return found
 
     def _by_key(self, token: str) -> Identity | None:
         key = self.keys.find(token)
-        return None if key is None else Identity(f"key {key.id}", _GRANTS[key.scope], key.project)
+        return (
+            None
+            if key is None
+            else Identity(f"key {key.id}", _GRANTS[key.scope], key.project, key.name or f"key {key.id}")
+        )
 
     def _is_admitted_admin_token(self, token: str, address: str) -> bool:
         """Counts before it compares: after too many wrong ones from an address, the right one is refused there too
@@ -215,6 +222,10 @@ async def authorize(connection: HTTPConnection, scope: Scope) -> Identity:
 _WHAT_IS_MISSING: dict[Scope, str] = {
     "read": "reading needs a key (Authorization: Bearer KEY) or a login; an administrator makes it: `perfagent keys create read`",
     "ingest": "sending needs a key in PERFAGENT_API_KEY; an administrator makes one: `perfagent keys create ingest`",
+    "operate": (
+        "acting on alerts needs a key with the scope operate, or a login with one; an administrator makes it: "
+        "`perfagent keys create operate`"
+    ),
     "admin": (
         "this needs an administrator: the admin token from the server's data folder, an admin key, or the one-time address "
         "that `perfagent up` and `perfagent keys login` print"

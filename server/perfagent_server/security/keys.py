@@ -39,7 +39,7 @@ __all__ = [
     "secret_file",
 ]
 
-KeyScope = Literal["ingest", "read", "admin"]
+KeyScope = Literal["ingest", "read", "operate", "admin"]
 KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 PEPPER_FILE = "key-pepper"
 ONLY_INGEST_HAS_A_PROJECT = (

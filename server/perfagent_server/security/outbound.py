@@ -106,20 +106,13 @@ class Guard:
 
     def addresses(self, host: str, port: int) -> list[str]:
         """The addresses of a host that may be connected to. Raises AddressNotAllowed, or OSError when there is none."""
-        found = list(self._resolve(host, port))
-        if not found:
-            raise OSError(f"{host} has no address")
-        parsed = [(text, ipaddress.ip_address(text.partition("%")[0])) for text in found]
-        allowed = [
-            text
-            for text, address in parsed
-            if any(entry.holds(host.lower().rstrip("."), _inner(address), port) for entry in self._allow)
-        ]
+        found = self._parsed(host, port)
+        allowed = self._listed(found, host, port)
         if allowed:
             return allowed
         # One inner address among public ones is enough to refuse: which of them is taken would be the other side's
         # choice.
-        refused = [text for text, address in parsed if not is_public(address)]
+        refused = [text for text, address in found if not is_public(address)]
         if refused:
             named = refused[0] if host == refused[0] else f"{host} ({refused[0]})"
             place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -127,7 +120,23 @@ class Guard:
                 f"address not allowed: {named} is not on the public internet; to send there all the same, start the server with "
                 f"PERFAGENT_WEBHOOK_ALLOW={place}"
             )
-        return found
+        return [text for text, _ in found]
+
+    def listed_addresses(self, host: str, port: int) -> list[str]:
+        """The addresses of a host that the allow-list names, public or not. Raises OSError when the host has none."""
+        return self._listed(self._parsed(host, port), host, port)
+
+    def _parsed(self, host: str, port: int) -> list[tuple[str, Address]]:
+        found = list(self._resolve(host, port))
+        if not found:
+            raise OSError(f"{host} has no address")
+        return [(text, ipaddress.ip_address(text.partition("%")[0])) for text in found]
+
+    def _listed(self, found: list[tuple[str, Address]], host: str, port: int) -> list[str]:
+        name = host.lower().rstrip(".")
+        return [
+            text for text, address in found if any(entry.holds(name, _inner(address), port) for entry in self._allow)
+        ]
 
 
 def post(guard: Guard, url: str, body: bytes, headers: dict[str, str], *, total_s: float = TOTAL_S) -> Reply:

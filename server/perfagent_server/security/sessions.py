@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, insert, or_, select
@@ -24,7 +25,7 @@ from perfagent_server.store.tables import api_key, session
 if TYPE_CHECKING:
     from perfagent_server.database import Database
 
-__all__ = ["Sessions"]
+__all__ = ["Session", "Sessions"]
 
 _SESSION_S = 30 * 86400.0
 _LINK_S = 86400.0
@@ -32,6 +33,14 @@ _LINK_S = 86400.0
 # one.
 _SECURE_COOKIE = "__Host-perfagent"
 _PLAIN_COOKIE = "perfagent_session"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """name: of the key that opened it; empty for the admin token and one-time addresses."""
+
+    scope: str
+    name: str
 
 
 class Sessions:
@@ -83,11 +92,11 @@ class Sessions:
             )
 
     def has_cookie(self, cookies: Mapping[str, str]) -> bool:
-        """Whether scope_of() would read the database."""
+        """Whether find() would read the database."""
         return bool(_token(cookies))
 
-    def scope_of(self, cookies: Mapping[str, str]) -> str | None:
-        """The scope of a session, None without one. Only a request that carries our cookie costs a database read.
+    def find(self, cookies: Mapping[str, str]) -> Session | None:
+        """The session of these cookies. Only a request that carries our cookie costs a database read.
 
         The session's key is looked up each time. Deleting sessions when a key is revoked would miss a login that is
         under way at that moment, and a key that expires.
@@ -98,14 +107,16 @@ class Sessions:
         now = self._clock()
         key_holds = api_key.c.revoked.is_(None) & or_(api_key.c.expires.is_(None), api_key.c.expires > now)
         found = (
-            select(session.c.scope)
+            select(session.c.scope, api_key.c.name, api_key.c.id)
             .outerjoin(api_key, api_key.c.id == session.c.key)
             .where(session.c.digest == _digest(token), session.c.expires > now)
             .where(session.c.key.is_(None) | (api_key.c.id.is_not(None) & key_holds))
         )
         with self._database.read() as connection:
-            scope: str | None = connection.execute(found).scalar()
-        return scope
+            row = connection.execute(found).first()
+        if row is None:
+            return None
+        return Session(row.scope, row.name or (f"key {row.id}" if row.id else ""))
 
     def set_cookie(self, response: Response, token: str, connection: HTTPConnection) -> None:
         secure = connection.url.scheme in ("https", "wss")

@@ -336,9 +336,41 @@ alert = Table(
     Column("fired", Float(53)),
     Column("resolved", Float(53)),
     Column("acknowledged", Float(53)),
-    Column("muted_until", Float(53)),
+    Column("acknowledged_by", String(256), nullable=False, default="", server_default=""),
+    Column("note", Text, nullable=False, default="", server_default=""),  # of who acknowledged it
+    Column("muted_until", Float(53)),  # the rule in this run
+    Column("snoozed_until", Float(53)),  # this alert only
     Index(None, "run", "state"),
     Index(None, "state", "since"),
+)
+
+alert_history = Table(
+    "alert_history",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("alert", String(64), ForeignKey("alert.id", ondelete="CASCADE"), nullable=False),
+    Column("time", Float(53), nullable=False),
+    Column("event", String(32), nullable=False),  # alerts/history.py: EVENTS
+    Column("who", String(256), nullable=False, default=""),  # empty: a rule
+    Column("note", Text, nullable=False, default=""),
+    Index(None, "alert", "time"),
+)
+
+silence = Table(
+    "silence",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    # what it matches, empty: any
+    Column("project", String(256), nullable=False, default=""),
+    Column("tag", String(256), nullable=False, default=""),
+    Column("run", String(256), nullable=False, default=""),  # id or name
+    Column("rule", String(64), nullable=False, default=""),
+    Column("starts", Float(53), nullable=False),
+    Column("ends", Float(53), nullable=False),
+    Column("repeats", String(16), nullable=False, default=""),  # "", daily, weekly
+    Column("note", Text, nullable=False, default=""),
+    Column("who", String(256), nullable=False, default=""),
+    Column("created", Float(53), nullable=False),
 )
 
 channel = Table(
@@ -350,6 +382,16 @@ channel = Table(
     Column("url", Text, nullable=False),
     Column("secret", Text, nullable=False),
     Column("min_severity", String(16), nullable=False, default="warning"),
+    Column("projects", Text, nullable=False, default="[]", server_default="[]"),  # JSON list; empty: any
+    Column(
+        "tags", Text, nullable=False, default="[]", server_default="[]"
+    ),  # JSON list: of which a run has one; empty: any
+    Column("group_s", Float(53), nullable=False, default=0.0, server_default="0"),  # between two messages on a run
+    Column("repeat_s", Float(53), nullable=False, default=0.0, server_default="0"),  # 0: never told again
+    Column("summaries", Boolean, nullable=False, default=False, server_default="0"),  # at a run's end
+    Column("every_s", Float(53), nullable=False, default=0.0, server_default="0"),  # between digests, or heartbeats
+    Column("told", Float(53)),  # when the newest digest or heartbeat was sent
+    Column("old_secret_until", Float(53)),  # both secrets sign until then
     Column("enabled", Boolean, nullable=False, default=True),
     Column("disabled_reason", Text, nullable=False, default=""),
     Column("created", Float(53), nullable=False),
@@ -363,12 +405,16 @@ delivery = Table(
     Column("id", String(96), primary_key=True),
     Column("channel", String(64), ForeignKey("channel.id", ondelete="CASCADE"), nullable=False),
     Column("alert", String(64), ForeignKey("alert.id", ondelete="CASCADE")),
-    Column("event", String(32), nullable=False),  # alert.firing, alert.resolved, channel.test
+    Column("event", String(32), nullable=False),  # alert.firing, alert.resolved, channel.test ...
+    Column("run", String(128)),
+    Column("urgent", Boolean, nullable=False, default=False, server_default="0"),  # never waits for others of its run
     Column("body", LargeBinary, nullable=False),
     Column("state", String(16), nullable=False),  # waiting, delivered, failed
     Column("tries", Integer, nullable=False, default=0),
     Column("created", Float(53), nullable=False),
     Column("due", Float(53), nullable=False),
+    # before that it is not sent, whatever is muted or not; `due` is later while it is
+    Column("ready", Float(53), nullable=False, default=0.0, server_default="0"),
     Column("delivered", Float(53)),
     Column("status", Integer),  # of the last answer
     Column("error", Text, nullable=False, default=""),

@@ -92,10 +92,10 @@ def test_a_test_that_does_not_arrive_is_a_failure(tmp_path: Path) -> None:
         ),
         (("add", "webhook", "ftp://example.com/hook"), 2, "not with 'ftp'"),
         (("remove", "nothing"), 1, "no channel 'nothing'; `perfagent channels list` lists them"),
-        (("add", "slack", "https://example.com/"), 2, "webhook"),
+        (("add", "pager", "https://example.com/"), 2, "webhook"),
         (("test", "nothing"), 1, "no channel 'nothing'"),
         (("add", "webhook"), 2, "URL"),
-        ((), 2, "add|list|test|remove"),
+        ((), 2, "add|set|list|test|log|rotate|remove"),
     ],
 )
 def test_what_cannot_be_done_is_said(

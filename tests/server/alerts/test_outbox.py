@@ -21,7 +21,9 @@ from standardwebhooks import Webhook
 
 from perfagent.wire import Finding
 from perfagent_server.alerts import channels, tables
-from perfagent_server.alerts.outbox import DISABLE_AFTER_S, RETRY_AFTER_S, Outbox, next_try
+from perfagent_server.alerts.batches import Batch
+from perfagent_server.alerts.outbox import Outbox
+from perfagent_server.alerts.retries import DISABLE_AFTER_S, RETRY_AFTER_S, next_try
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.database import Database, open_database
 from perfagent_server.security.outbound import Guard, Reply
@@ -44,7 +46,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A try that failed is made again at once: for what comes of a try. The schedule has a test of its own."""
-    monkeypatch.setattr("perfagent_server.alerts.outbox.RETRY_AFTER_S", (0.02,) * len(RETRY_AFTER_S))
+    monkeypatch.setattr("perfagent_server.alerts.retries.RETRY_AFTER_S", (0.02,) * len(RETRY_AFTER_S))
 
 
 def add_channel(database: Database, url: str, *, min_severity: str = "warning") -> tuple[str, str]:
@@ -106,6 +108,7 @@ def test_a_receiver_that_fails_every_third_request_gets_each_alert_under_one_id(
 SENDER = """
 import sys
 from pathlib import Path
+from perfagent_server.alerts.batches import Batch
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.database import open_database
 from perfagent_server.settings import Settings
@@ -257,11 +260,8 @@ def _advance(database: Database, clock: Clock, answer: Callable[[], int], rounds
         waits.append(row["due"] - clock.at)
         clock.at = max(clock.at, row["due"])
         with database.read() as connection:
-            full = connection.execute(
-                select(delivery, channel.c.url, channel.c.secret).join(channel, channel.c.id == delivery.c.channel)
-                .where(delivery.c.id == row["id"])
-            ).mappings().one()  # fmt: skip
-        outbox._deliver(full)
+            receiver = connection.execute(select(channel).where(channel.c.id == row["channel"])).mappings().one()
+        outbox._deliver(Batch(receiver, [row]))
     return waits
 
 

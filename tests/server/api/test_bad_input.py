@@ -11,6 +11,7 @@ import pytest
 from api_builders import ADMIN, api, frame, send
 from fastapi.testclient import TestClient
 
+CHANNEL = "url, name, kind, secret, min_severity, projects, tags, group_s, repeat_s, summaries, every_s"
 JSON = {**ADMIN, "Content-Type": "application/json"}
 HUGE = "9" * 5000
 TEXTS = [
@@ -204,11 +205,11 @@ def test_the_message_names_the_mistake_and_not_the_library(client: TestClient) -
     ("method", "path", "body", "misspelt", "allowed"),
     [
         ("POST", "channels", {"url": "https://8.8.8.8/", "min_severty": "critical"}, "min_severty",
-         "url, name, kind, secret, min_severity"),
-        ("POST", "channels", {"ulr": "https://8.8.8.8/"}, "ulr", "url, name, kind, secret, min_severity"),
+         CHANNEL),
+        ("POST", "channels", {"ulr": "https://8.8.8.8/"}, "ulr", CHANNEL),
         ("PATCH", "runs/kept", {"state": "failed"}, "state", "name, tags, notes, rules_off"),
         ("POST", "keys", {"scope": "read", "expires": 60}, "expires", "scope, name, project, expires_in_s"),
-        ("POST", "alerts/none/mute", {"second": 60}, "second", "seconds"),
+        ("POST", "alerts/none/mute", {"for_ss": 60}, "for_ss", "for_s, note"),
     ],
 )  # fmt: skip
 def test_a_field_that_a_body_does_not_have_is_refused_by_name(

@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from starlette.routing import BaseRoute, WebSocketRoute
 
-OPEN, READ, INGEST, ADMIN_ONLY = "open", "read", "ingest", "admin"
+OPEN, READ, INGEST, OPERATE, ADMIN_ONLY = "open", "read", "ingest", "operate", "admin"
 READ_AND_INGEST = "read and ingest"  # changes what it shows: a job's ingest key may neither see nor quiet other runs
 
 TABLE: dict[tuple[str, str], str] = {
@@ -43,12 +43,22 @@ TABLE: dict[tuple[str, str], str] = {
     ("GET", "/api/v1/runs/{run}/profiles/{profile}/operators"): READ,
     ("GET", "/api/v1/runs/{run}/stacks"): READ,
     ("GET", "/api/v1/alerts"): READ,
-    ("POST", "/api/v1/alerts/{alert_id}/ack"): READ_AND_INGEST,
-    ("POST", "/api/v1/alerts/{alert_id}/mute"): READ_AND_INGEST,
-    ("POST", "/api/v1/alerts/{alert_id}/resolve"): READ_AND_INGEST,
+    ("GET", "/api/v1/alerts/{alert_id}"): READ,
+    ("POST", "/api/v1/alerts/{alert_id}/ack"): OPERATE,
+    ("POST", "/api/v1/alerts/{alert_id}/unack"): OPERATE,
+    ("POST", "/api/v1/alerts/{alert_id}/mute"): OPERATE,
+    ("POST", "/api/v1/alerts/{alert_id}/unmute"): OPERATE,
+    ("POST", "/api/v1/alerts/{alert_id}/snooze"): OPERATE,
+    ("POST", "/api/v1/alerts/{alert_id}/unsnooze"): OPERATE,
+    ("POST", "/api/v1/alerts/{alert_id}/resolve"): OPERATE,
+    ("GET", "/api/v1/silences"): READ,
+    ("POST", "/api/v1/silences"): OPERATE,
+    ("DELETE", "/api/v1/silences/{silence_id}"): OPERATE,
     ("GET", "/api/v1/channels"): ADMIN_ONLY,
     ("POST", "/api/v1/channels"): ADMIN_ONLY,
+    ("PATCH", "/api/v1/channels/{channel_id}"): ADMIN_ONLY,
     ("DELETE", "/api/v1/channels/{channel_id}"): ADMIN_ONLY,
+    ("POST", "/api/v1/channels/{channel_id}/rotate"): ADMIN_ONLY,
     ("POST", "/api/v1/channels/{channel_id}/test"): ADMIN_ONLY,
     ("GET", "/api/v1/deliveries"): READ,
     ("GET", "/api/v1/rules"): READ,
@@ -76,11 +86,13 @@ PAGES = ("/",)  # behind the page gate; see test_login.py
 
 BODIES: dict[tuple[str, str], Any] = {
     ("PATCH", "/api/v1/runs/{run}"): {},
+    ("PATCH", "/api/v1/channels/{channel_id}"): {},
     ("POST", "/api/v1/log"): {"run": "x", "metrics": {}},
     ("POST", "/api/v1/runs/{run}/commands"): {"kind": "flush"},
     ("PUT", "/api/v1/rules/{rule}"): {},
     ("POST", "/api/v1/keys"): {"scope": "read"},
     ("POST", "/api/v1/channels"): {"kind": "webhook", "url": "https://example.com/"},
+    ("POST", "/api/v1/silences"): {"run": "r1", "for_s": 60},
 }
 
 
@@ -113,7 +125,9 @@ def callers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             made = client.post("/api/v1/keys", json={"scope": scope}, headers=ADMIN).json()
             return made["id"], {"Authorization": f"Bearer {made['key']}"}
 
-        headers = {"none": {}, "admin token": ADMIN} | {scope: key(scope)[1] for scope in ("ingest", "read", "admin")}
+        headers = {"none": {}, "admin token": ADMIN} | {
+            scope: key(scope)[1] for scope in ("ingest", "read", "operate", "admin")
+        }
         identifier, headers["revoked"] = key("admin")
         assert client.delete(f"/api/v1/keys/{identifier}", headers=ADMIN).status_code == 204
         services = client.app.state.services  # type: ignore[attr-defined]
@@ -127,11 +141,12 @@ def allowed(caller: str, needed: str, auth: str) -> bool:
     if needed == OPEN:
         return True
     may = {
-        "none": {READ, INGEST} if auth == "auto" else set(),
+        "none": {READ, INGEST, OPERATE} if auth == "auto" else set(),
         "ingest": {INGEST},
         "read": {READ},
-        "admin": {READ, INGEST, ADMIN_ONLY},
-        "admin token": {READ, INGEST, ADMIN_ONLY},
+        "operate": {READ, OPERATE},
+        "admin": {READ, INGEST, OPERATE, ADMIN_ONLY},
+        "admin token": {READ, INGEST, OPERATE, ADMIN_ONLY},
     }
     return {READ, INGEST} <= may[caller] if needed == READ_AND_INGEST else needed in may[caller]
 
@@ -145,7 +160,7 @@ def test_every_route_has_an_entry(tmp_path: Path) -> None:
     assert TABLE.keys() - found == set(), "entries without a route"
 
 
-@pytest.mark.parametrize("caller", ["none", "ingest", "read", "admin", "admin token", "revoked", "expired"])
+@pytest.mark.parametrize("caller", ["none", "ingest", "read", "operate", "admin", "admin token", "revoked", "expired"])
 def test_the_table_holds(callers: Callers, caller: str, request: pytest.FixtureRequest) -> None:
     auth = callers.client.app.state.services.settings.auth  # type: ignore[attr-defined]
     wrong = []
@@ -155,6 +170,7 @@ def test_the_table_holds(callers: Callers, caller: str, request: pytest.FixtureR
         callers.client.app.state.access.failures.__init__()  # type: ignore[attr-defined]
         place = path.replace("{run}", "r1" if method != "DELETE" else "no-such-run").replace("{name}", "docs.js")
         place = place.replace("{alert_id}", "none").replace("{channel_id}", "none").replace("{key_id}", "none")
+        place = place.replace("{silence_id}", "none")
         query = {"name": "loss"} if path.endswith(("series", "ranks")) else {}
         answer = callers.client.request(
             method, place, json=BODIES.get((method, path)), params=query, headers=callers.headers[caller]
@@ -169,7 +185,7 @@ def test_the_table_holds(callers: Callers, caller: str, request: pytest.FixtureR
     assert wrong == []
 
 
-@pytest.mark.parametrize("caller", ["none", "ingest", "read", "admin", "revoked", "expired"])
+@pytest.mark.parametrize("caller", ["none", "ingest", "read", "operate", "admin", "revoked", "expired"])
 def test_the_live_socket_asks_too(callers: Callers, caller: str) -> None:
     from starlette.testclient import WebSocketDenialResponse
 

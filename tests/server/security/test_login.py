@@ -33,7 +33,7 @@ def test_a_one_time_address_makes_an_administrator_once(tmp_path: Path) -> None:
         assert (answer.status_code, answer.headers["location"]) == (303, "/")
         cookie = answer.headers["set-cookie"]
         assert "HttpOnly" in cookie and "samesite=lax" in cookie.lower() and "Secure" not in cookie
-        assert client.get("/api/v1/session").json()["may"] == ["admin", "ingest", "read"]
+        assert client.get("/api/v1/session").json()["may"] == ["admin", "ingest", "operate", "read"]
         assert client.get("/api/v1/keys").status_code == 200
         client.cookies.clear()
         assert client.get(path).status_code == 401, "it works once"
@@ -121,10 +121,10 @@ def test_a_session_lives_no_longer_than_the_key_that_opened_it(tmp_path: Path) -
         made = client.post("/api/v1/keys", json={"scope": "read", "expires_in_s": 3600}, headers=ADMIN).json()
         client.post("/login", data={"token": made["key"]})
         sessions = client.app.state.services.access.sessions  # type: ignore[attr-defined]
-        assert sessions.scope_of(client.cookies) == "read"
+        assert sessions.find(client.cookies).scope == "read"
         now = sessions._clock()
         sessions._clock = lambda: now + 3601
-        assert sessions.scope_of(client.cookies) is None
+        assert sessions.find(client.cookies) is None
 
 
 @pytest.mark.parametrize("scope", ["read", "admin"])
@@ -280,3 +280,20 @@ def test_secrets_are_their_owners_only(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(ConfigError, match="delete it"):
         secret_file(path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "leads_to"),
+    [
+        ("/run/r1?x=1-5", "/run/r1?x=1-5"), ("//evil.example/", "/"), ("https://evil.example/", "/"), ("/\\evil.example", "/"),
+        ("/\t/evil.example", "/"), ("", "/"),
+    ],
+)  # fmt: skip
+def test_a_login_leads_back_to_the_page_that_asked_for_it_and_nowhere_else(
+    tmp_path: Path, asked: str, leads_to: str
+) -> None:
+    with api(tmp_path, auth="required") as client:
+        made = client.post("/api/v1/keys", json={"scope": "operate"}, headers=ADMIN).json()
+        answer = client.post("/login", data={"token": made["key"], "next": asked})
+        assert (answer.status_code, answer.headers["location"]) == (303, leads_to)
+        assert f'name="next" value="{leads_to}"' in client.get("/login", params={"next": asked}).text

@@ -1,0 +1,40 @@
+"""What happened to an alert: rows that are only ever added, by the rules and by people."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Literal
+
+from sqlalchemy import Connection, select
+
+from perfagent_server.alerts.webhooks import delivery_id
+from perfagent_server.store.statements import insert_for
+from perfagent_server.store.tables import alert_history
+from perfagent_server.timestamps import rfc3339
+
+__all__ = ["Happening", "history_of", "note"]
+
+Happening = Literal[
+    "fired", "reopened", "worse", "resolved",
+    "acknowledged", "unacknowledged", "muted", "unmuted", "snoozed", "unsnoozed",
+]  # fmt: skip
+
+
+def note(
+    connection: Connection, alert: str, event: Happening, time: float, *, who: str = "", text: str = "", once: str = ""
+) -> None:
+    """Adds a row. who: empty for a rule. once: a row of this alert, event and text is written once, however often the
+    same data is judged."""
+    identifier = "hi_" + (delivery_id(alert, event, once) if once else uuid.uuid4().hex)
+    insert = insert_for(connection.dialect.name)(alert_history)
+    values = {"id": identifier, "alert": alert, "time": time, "event": event, "who": who[:256], "note": text}
+    connection.execute(insert.values(**values).on_conflict_do_nothing(index_elements=["id"]))
+
+
+def history_of(connection: Connection, alert: str) -> list[dict[str, Any]]:
+    """Oldest first."""
+    its = select(alert_history).where(alert_history.c.alert == alert)
+    rows = connection.execute(its.order_by(alert_history.c.time, alert_history.c.id)).mappings()
+    return [
+        {"time": rfc3339(row["time"]), "event": row["event"], "who": row["who"], "note": row["note"]} for row in rows
+    ]

@@ -1,0 +1,99 @@
+"""Tells channels again that an alert still fires: at the end of a snooze, and every repeat_s of a channel that wants it.
+
+An alert that somebody acknowledged, or that was resolved meanwhile, is not told again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, delete, select
+from sqlalchemy.sql.expression import func
+
+from perfagent_server.alerts.tables import alert_of
+from perfagent_server.alerts.webhooks import alert_body, delivery_id
+from perfagent_server.store.statements import insert_for
+from perfagent_server.store.tables import alert, channel, delivery
+from perfagent_server.store.tables import run as runs
+
+__all__ = ["due_again", "forget", "remind", "repeat"]
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """newest: when the newest delivery of this alert on this channel was written."""
+
+    alert: str
+    channel: str
+    newest: float
+
+
+Link = Callable[[str], str]
+_REMINDER = "msg_again_"  # how the ids of those begin that wait for the end of a snooze
+
+
+def remind(connection: Connection, alert_id: str, at: float, now: float, link: Link) -> None:
+    """Writes what the channels that were told get at the end of a snooze."""
+    for name in _told(connection, alert_id):
+        _write(connection, alert_id, name, at, now, link, _REMINDER + delivery_id(alert_id, name, str(at))[4:])
+
+
+def forget(connection: Connection, alert_id: str) -> None:
+    """Drops what waits for the end of a snooze."""
+    waiting = (delivery.c.state == "waiting") & (delivery.c.tries == 0)
+    its = delivery.c.id.startswith(_REMINDER, autoescape=True)
+    connection.execute(delete(delivery).where(delivery.c.alert == alert_id, its, waiting))
+
+
+def due_again(connection: Connection, now: float) -> list[Again]:
+    """What is due again on channels that repeat."""
+    newest = func.max(delivery.c.created).label("newest")
+    query = (
+        select(delivery.c.alert, delivery.c.channel, channel.c.repeat_s, newest)
+        .join(channel, channel.c.id == delivery.c.channel)
+        .join(alert, alert.c.id == delivery.c.alert)
+        .where(channel.c.repeat_s > 0, channel.c.enabled.is_(True))
+        .where(alert.c.state == "firing", alert.c.acknowledged.is_(None))
+        .group_by(delivery.c.alert, delivery.c.channel, channel.c.repeat_s)
+    )
+    rows = connection.execute(query)
+    return [Again(row.alert, row.channel, row.newest) for row in rows if now - row.newest >= row.repeat_s]
+
+
+def repeat(connection: Connection, again: Iterable[Again], now: float, link: Link) -> None:
+    """Writes what due_again() found."""
+    for one in again:
+        _write(connection, one.alert, one.channel, now, now, link, delivery_id(one.alert, one.channel, str(one.newest)))
+
+
+def _told(connection: Connection, alert_id: str) -> Iterable[str]:
+    """The channels whose last word on the alert is that it fires."""
+    its = select(delivery.c.channel, delivery.c.event).where(delivery.c.alert == alert_id)
+    last = {row.channel: row.event for row in connection.execute(its.order_by(delivery.c.created))}
+    return [name for name, event in last.items() if event == "alert.firing"]
+
+
+def _write(
+    connection: Connection, alert_id: str, channel_id: str, ready: float, now: float, link: Link, identifier: str
+) -> None:
+    row = _firing(connection, alert_id)
+    if row is None:
+        return
+    body = alert_body(
+        "alert.firing", now, alert=alert_id, state="firing", finding=alert_of(row), run=row["run"],
+        run_name=row["name"], project=row["project"], url=link(row["run"]),
+    )  # fmt: skip
+    values: dict[str, Any] = {
+        "id": identifier, "channel": channel_id, "alert": alert_id, "event": "alert.firing", "body": body, "state": "waiting",
+        "tries": 0, "created": now, "ready": ready, "due": ready, "error": "", "run": row["run"],
+        "urgent": row["severity"] == "critical",
+    }  # fmt: skip
+    insert = insert_for(connection.dialect.name)(delivery)
+    connection.execute(insert.values(**values).on_conflict_do_nothing(index_elements=["id"]))
+
+
+def _firing(connection: Connection, alert_id: str) -> RowMapping | None:
+    query = select(alert, runs.c.name, runs.c.project).join(runs, runs.c.id == alert.c.run)
+    return connection.execute(query.where(alert.c.id == alert_id, alert.c.state == "firing")).mappings().first()

@@ -1,0 +1,175 @@
+"""What channels are sent although no alert changed, to those that asked for it:
+
+- what became of a run, when it ended;
+- a digest in even intervals, also while all is well: then a silence means that something is wrong with the channel;
+- heartbeats, for a service outside that raises the alarm when they stop (a dead man's switch): they are sent while this
+  server stores and judges, and only then;
+- alerts that still fire, again.
+
+Each is written once, whatever is killed: its id is made of what it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from sqlalchemy import Connection, RowMapping, delete, select, update
+from sqlalchemy.sql.expression import func
+
+from perfagent.plural import some
+from perfagent.wire import Finding
+from perfagent_server.alerts import reminders
+from perfagent_server.alerts.kinds import HEARTBEAT
+from perfagent_server.alerts.tables import is_for
+from perfagent_server.alerts.webhooks import delivery_id, notice_body
+from perfagent_server.database import Database
+from perfagent_server.store.statements import insert_for
+from perfagent_server.store.tables import alert, channel, delivery
+from perfagent_server.store.tables import run as runs
+
+__all__ = ["Reports"]
+
+_SETTLES_S = 20.0  # after a run ended: it may be started again, and its verdict comes last
+_LATE_S = 900.0  # a server that was away for longer tells nothing of what ended meanwhile
+_MOST_NAMED = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class Reports:
+    """verdict_of: of a run, as people read it; is_well: whether this server does its work; link: to a run's page, to the
+    overview with an empty name."""
+
+    database: Database
+    verdict_of: Callable[[str], Finding]
+    is_well: Callable[[], bool]
+    link: Callable[[str], str]
+    _summarised: set[tuple[str, float]] = field(default_factory=set)
+
+    def write(self, now: float) -> None:
+        """Writes what is due into the outbox."""
+        with self.database.read() as connection:
+            channels = connection.execute(select(channel).where(channel.c.enabled.is_(True))).mappings().all()
+            again = reminders.due_again(connection, now)
+        if again:
+            self.database.write(lambda connection: reminders.repeat(connection, again, now, self.link), essential=True)
+        self._summaries([one for one in channels if one["summaries"]], now)
+        for one in channels:
+            if one["every_s"] and not 0 <= now - (one["told"] or 0.0) < one["every_s"]:
+                self.database.write(partial(self._regular, one=one, now=now))
+
+    def _regular(self, connection: Connection, one: RowMapping, now: float) -> None:
+        """A heartbeat or a digest."""
+        if one["kind"] != HEARTBEAT:
+            self._digest(connection, one, now)
+        elif self.is_well():
+            self._heartbeat(connection, one, now)
+        else:
+            return
+        connection.execute(update(channel).where(channel.c.id == one["id"]).values(told=now))
+
+    # --- runs that ended ----------------------------------------------------------------------------------------------
+
+    def _summaries(self, channels: list[RowMapping], now: float) -> None:
+        if not channels:
+            return
+        recent = runs.c.updated.between(now - _LATE_S, now - _SETTLES_S)
+        with self.database.read() as connection:
+            ended = connection.execute(select(runs).where(runs.c.ended.is_not(None), recent)).mappings().all()
+        new = [row for row in ended if (row["id"], row["ended"]) not in self._summarised]
+        for row in new:
+            said = self.verdict_of(row["id"])
+            self.database.write(partial(self._summary, channels=channels, row=row, verdict=said, now=now))
+        self._summarised = {(row["id"], row["ended"]) for row in ended}
+
+    def _summary(
+        self, connection: Connection, channels: list[RowMapping], row: RowMapping, verdict: Finding, now: float
+    ) -> None:
+        count = func.count()
+        per = select(alert.c.severity, count).where(alert.c.run == row["id"], alert.c.severity != "info")
+        alerts = sorted((row[0], row[1]) for row in connection.execute(per.group_by(alert.c.severity)))
+        raised = ", ".join(some(number, f"{severity} alert") for severity, number in alerts)
+        lasted = spell_duration(max(0.0, row["ended"] - row["started"]))
+        title = f"{row['name']} {_ENDED.get(row['state'], 'ended')} after step {row['step']:,}, in {lasted}"
+        message = f"{title}. {verdict.title or verdict.message}. Alerts: {raised or 'none'}."
+        for one in channels:
+            if is_for(one, row["project"], row["tags"]):
+                ident = delivery_id("run.ended", row["id"], str(row["ended"]), one["id"])
+                self._send(connection, one, "run.ended", ident, title, message, now, run=row)
+
+    # --- all is well --------------------------------------------------------------------------------------------------
+
+    def _digest(self, connection: Connection, one: RowMapping, now: float) -> None:
+        since = one["told"] or one["created"]
+        columns = runs.c.id, runs.c.name, runs.c.project, runs.c.tags, runs.c.state, runs.c.ended
+        moving = runs.c.ended.is_(None) | (runs.c.ended >= since)
+        rows = [
+            row
+            for row in connection.execute(select(*columns).where(moving, runs.c.updated >= since)).mappings()
+            if is_for(one, row["project"], row["tags"])
+        ]
+        named = {row["id"]: row["name"] for row in rows}
+        open_now = select(alert.c.run, alert.c.title, alert.c.message).where(
+            alert.c.state == "firing", alert.c.severity != "info", alert.c.run.in_(named)
+        )
+        firing = connection.execute(open_now.order_by(alert.c.since)).all()
+        goes_on = sum(row["ended"] is None for row in rows)
+        title = "All is well" if not firing else f"{some(len(firing), 'alert')} open"
+        said = [
+            f"{title}: {some(goes_on, 'run')} going on, {len(rows) - goes_on} ended since the last digest.",
+            *(f"{named[row.run]}: {row.title or row.message}" for row in firing[:_MOST_NAMED]),
+        ]
+        if len(firing) > _MOST_NAMED:
+            said.append(f"and {len(firing) - _MOST_NAMED} more")
+        ident = delivery_id("digest", one["id"], str(now))
+        self._send(connection, one, "digest", ident, title, "\n".join(said), now)
+
+    def _heartbeat(self, connection: Connection, one: RowMapping, now: float) -> None:
+        old = delivery.c.state != "waiting"
+        connection.execute(
+            delete(delivery).where(delivery.c.channel == one["id"], delivery.c.event == "heartbeat", old)
+        )
+        ident = delivery_id("heartbeat", one["id"], str(now))
+        self._send(connection, one, "heartbeat", ident, "perfagent is alive", "perfagent is alive.", now)
+
+    def _send(
+        self, connection: Connection, one: RowMapping, event: str, ident: str, title: str, message: str, now: float,
+        run: RowMapping | None = None,
+    ) -> None:  # fmt: skip
+        about = {} if run is None else {"run": run["id"], "run_name": run["name"], "project": run["project"]}
+        body = notice_body(
+            event,
+            now,
+            message,
+            title=title,
+            channel=one["id"],
+            url=self.link("" if run is None else run["id"]),
+            **about,
+        )
+        values = {
+            "id": ident, "channel": one["id"], "alert": None, "event": event, "body": body, "state": "waiting", "tries": 0,
+            "created": now, "due": now, "error": "", "urgent": True,
+        }  # fmt: skip
+        insert = insert_for(connection.dialect.name)(delivery)
+        connection.execute(insert.values(**values).on_conflict_do_nothing(index_elements=["id"]))
+
+
+_ENDED = {
+    "finished": "finished",
+    "failed": "failed",
+    "oom": "ran out of memory",
+    "killed": "was killed",
+    "preempted": "was preempted",
+}
+
+
+def spell_duration(seconds: float) -> str:
+    """2 d 3 h, 4 h 5 min, 6 min, 7 s."""
+    minutes = round(seconds / 60)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
