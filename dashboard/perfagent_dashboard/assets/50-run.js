@@ -449,7 +449,7 @@
 
     async loadSession() {
       try {
-        this.mayAct = (await pa.api("/session")).may.includes("ingest"); // what the API asks of who acknowledges
+        this.mayAct = (await pa.api("/session")).may.includes("operate"); // what the API asks of who acknowledges
       } catch {
         this.mayAct = false;
       }
