@@ -128,3 +128,33 @@ def test_the_receiver_accepts_what_is_signed_and_refuses_what_is_not(tmp_path: P
         receiver.terminate()
         output = receiver.communicate(timeout=10)[0].decode()
     assert output.splitlines() == ["alert.firing hello"]
+
+
+def test_a_script_runs_once_for_each_message_also_when_its_receiver_is_killed(tmp_path: Path) -> None:
+    secret = "whsec_" + base64.b64encode(bytes(range(32))).decode()
+    port, handled, ran = free_port(), tmp_path / "handled.sqlite", tmp_path / "ran"
+    script = (
+        f"import os, sys; open({str(ran)!r}, 'a').write(os.environ['WEBHOOK_ID'] + ' ' + sys.stdin.read() + chr(10))"
+    )
+    words = [str(EXAMPLES / "alert_to_script.py"), secret, str(port), str(handled), sys.executable, "-c", script]
+
+    def send(ident: str, kind: str) -> int | None:
+        now, body = datetime.datetime.now(datetime.UTC), json.dumps({"type": kind})
+        headers = {"webhook-id": ident, "webhook-timestamp": str(int(now.timestamp()))}
+        headers["webhook-signature"] = standardwebhooks.Webhook(secret).sign(ident, now, body)
+        try:
+            return web().post(f"http://127.0.0.1:{port}/", content=body, headers=headers).status_code
+        except httpx.TransportError:
+            return None
+
+    for _ in range(2):
+        receiver = subprocess.Popen([sys.executable, *words], env=job_environment(tmp_path), stdout=subprocess.DEVNULL)
+        try:
+            for ident in ("msg_1", "msg_2", "msg_1"):
+                assert until(lambda ident=ident: send(ident, "alert.firing")) == 204
+            assert send("msg_3", "alert.resolved") == 204
+            until(lambda: ran.exists() and len(ran.read_text().splitlines()) == 2)
+        finally:
+            receiver.kill()
+            receiver.wait()
+    assert [line.split()[0] for line in ran.read_text().splitlines()] == ["msg_1", "msg_2"]

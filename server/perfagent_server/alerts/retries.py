@@ -36,11 +36,16 @@ Count = Callable[[str], None]
 
 def write_down(connection: Connection, rows: Sequence[RowMapping], outcome: Outcome, now: float, count: Count) -> None:
     """Of the deliveries that went out in one try. count: called with "given_up" and "disabled_channels"."""
+    again = next_try(
+        1 + max(row["tries"] for row in rows), now, outcome.retry_after
+    )  # the same for all: in one message
     for row in rows:
-        _write_down(connection, row, outcome, now, count)
+        _write_down(connection, row, outcome, now, again, count)
 
 
-def _write_down(connection: Connection, row: RowMapping, outcome: Outcome, now: float, count: Count) -> None:
+def _write_down(
+    connection: Connection, row: RowMapping, outcome: Outcome, now: float, again: float | None, count: Count
+) -> None:
     tries = row["tries"] + 1
     values = {"tries": tries, "status": outcome.status, "error": outcome.error}
     mine = update(delivery).where(delivery.c.id == row["id"])
@@ -52,7 +57,7 @@ def _write_down(connection: Connection, row: RowMapping, outcome: Outcome, now: 
         else:
             connection.execute(healed.where(channel.c.failing_since.is_not(None)).values(failing_since=None))
         return
-    due = None if row["event"] in ("channel.test", "heartbeat") else next_try(tries, now, outcome.retry_after)
+    due = None if row["event"] in ("channel.test", "heartbeat") else again
     if outcome.status == 410:
         _disable(connection, row["channel"], now, "the receiver answered 410 Gone", count)
         due = None

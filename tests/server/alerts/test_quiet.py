@@ -13,8 +13,9 @@ from sqlalchemy import insert, update
 from told import NAN, Told, heal
 
 from perfagent.wire import Finding, Severity
-from perfagent_server.alerts import acts, history, quiet, tables
+from perfagent_server.alerts import acts, history, quiet, retries, tables
 from perfagent_server.alerts.batches import put_off, what_is_due
+from perfagent_server.alerts.outcome import Outcome
 from perfagent_server.alerts.quiet import UNTIL_UNDONE, Silence
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.store.tables import channel, delivery, run, silence
@@ -222,6 +223,20 @@ def test_warnings_of_a_run_come_together_and_what_is_critical_at_once(told: Told
     assert messages(told) == []
     told.now += 1
     assert messages(told) == [["data_bound", "eval_bound"]] or messages(told) == [["eval_bound", "data_bound"]]
+
+
+def test_what_went_out_together_and_failed_is_tried_again_together(told: Told) -> None:
+    told.database.write(lambda connection: connection.execute(update(channel).values(group_s=600.0)) and None)
+    for name in ("data_bound", "sync_bound", "eval_bound"):
+        raise_alert(told, name, "warning")
+    told.now += tables.GATHERED_S
+    with told.database.read() as connection:
+        [batch] = what_is_due(connection, told.now, {}).batches
+    failed = Outcome(503, "not now")
+    told.database.write(lambda connection: retries.write_down(connection, batch.rows, failed, told.now, lambda _: None))
+    assert len({row["due"] for row in told.deliveries()}) == 1
+    told.now += 2.0
+    assert messages(told) == [["data_bound", "sync_bound", "eval_bound"]]
 
 
 def messages(told: Told) -> list[list[str]]:
