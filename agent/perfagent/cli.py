@@ -44,7 +44,9 @@ GROUPS = {
         "bench": "measure what a technique gains on this machine",
     },
     "Administer the server": {
-        "channels": "add, list, test and remove webhook receivers",
+        "channels": "say where alerts are sent: webhooks, chats, mail",
+        "alerts": "list alerts; acknowledge, mute, snooze and resolve them",
+        "silences": "keep the alerts of some runs quiet for a time",
         "keys": "create, list and revoke API keys",
         "db": "upgrade, back up and restore the database",
     },

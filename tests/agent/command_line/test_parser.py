@@ -27,9 +27,9 @@ from perfagent.command_line.parser import closest
         ("wait x --until soon", "perfagent wait: --until is 'soon'; allowed are finding, step=N and end, separated by commas"),
         ("wait x --until step=-1", "perfagent wait: --until is 'step=-1'; allowed are finding, step=N and end"),
         ("wait x --timeout 0", "perfagent wait: --timeout is '0', not a number above 0; see `perfagent wait --help`"),
-        ("keys create root", "perfagent keys create: scope is 'root'; allowed are ingest, read, admin"),
+        ("keys create root", "perfagent keys create: scope is 'root'; allowed are ingest, read, operate, admin"),
         ("keys create read --expires-days 0", "--expires-days is '0', not a number above 0, at most 36500"),
-        ("channels add slack x", "perfagent channels add: kind is 'slack'; allowed are webhook; see `perfagent channels"),
+        ("channels add pager x", "perfagent channels add: kind is 'pager'; allowed are webhook, slack, "),
         ("bench attention --batch abc", "perfagent bench attention: --batch is 'abc', not a whole number above 0"),
         ("bench nosuch", "perfagent bench: NAME is 'nosuch'; allowed are amp, checkpointing"),
         ("tune x.py --steps abc", "perfagent tune: --steps is 'abc'; a whole number is allowed; see `perfagent tune --help`"),
@@ -64,7 +64,7 @@ def test_a_command_that_needs_something_and_was_given_nothing_shows_its_help(
 def test_an_action_that_was_given_nothing_shows_its_help_too(capsys: pytest.CaptureFixture[str]) -> None:
     ended = command(capsys, "channels", "add")
     assert ended.code == 2
-    assert "usage: perfagent channels add" in ended.err and "where alerts are POSTed" in ended.err
+    assert "usage: perfagent channels add" in ended.err and "where to send" in ended.err
 
 
 def test_a_word_like_no_other_is_not_guessed() -> None:
