@@ -17,7 +17,15 @@ from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, passed_by
 from perfagent.boundary.guard import guarded
 from perfagent.boundary.import_hooks import Once, is_executing
 from perfagent.frameworks import loggers
-from perfagent.hooks import checkpoint_saves, collectives, evaluation, flat_clipping, grad_clipping, host_to_device
+from perfagent.hooks import (
+    checkpoint_saves,
+    collectives,
+    compile_time,
+    evaluation,
+    flat_clipping,
+    grad_clipping,
+    host_to_device,
+)
 from perfagent.hooks.backward import watch_backward
 from perfagent.hooks.dataloader import watch_iter, watch_next
 from perfagent.hooks.grad_scaler import watch_scale, watch_scaler_step, watch_unscale
@@ -71,6 +79,8 @@ def install() -> bool:
     keep_out_of_frames()
     checkpoint_saves.install(_patch, when_imported)
     evaluation.install(_patch, when_imported)
+    compile_time.install(when_imported)
+    _undo.append(compile_time.remove)
     frameworks.install(_patch, when_imported)
     return True
 

@@ -33,6 +33,7 @@ from perfagent.end_reason import cause
 from perfagent.errors import ConfigError
 from perfagent.exit_status import Cause
 from perfagent.governor import Governor
+from perfagent.hooks.compilations import Compilations
 from perfagent.hooks.dataloader import timed
 from perfagent.hooks.evaluation import Evaluations, after_last_step
 from perfagent.hooks.model_discovery import has_optimizer
@@ -129,6 +130,7 @@ class Run:
         self._ending: tuple[str, str, dict[str, Any]] | None = None
         """How the run ends, from the moment on that its end has begun."""
         self._last_value = getattr(sys, "last_value", None)
+        self._compilations = Compilations(self._sender, self._progress)
         self._console: Console | None = None
         self._sampler: Sampler | None = None
         self._context = Context(self._sender, self.config, self._known_model, self._known_optimizer)
@@ -378,6 +380,7 @@ class Run:
         self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
         MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device).install()
         UnmeasuredLines(self._sender, self._progress, self._known_model).install()
+        self._compilations.install()
         self._sender.imports.append("perfagent.signals.scheduled_probes")
         self._look_source = self._sender.add_source(self._look, every_s=_POLL_S)
         self._sender.add_source(self._investigator.poll, every_s=_POLL_S)
@@ -663,6 +666,7 @@ class Run:
         p.settle_early(None)
         p.release = p.outputs = None
         self._tell_batches(at_end=True)
+        self._compilations.poll()
         p.contents = None
         after_last_step(p)
         self._investigator.close()

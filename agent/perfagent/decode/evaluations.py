@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from perfagent.step.trace import BACKWARD, BESIDE, DATA, EVALUATED, FORWARD, OPTIMIZER, Entry, Trace
+from perfagent.step.trace import BACKWARD, BESIDE, DATA, EVALUATED, FORWARD, OPTIMIZER, PHASE, Entry, Trace
 
 __all__ = ["read_on", "unseen_evaluations"]
 
@@ -44,8 +44,10 @@ def unseen_evaluations(entries: Sequence[Entry]) -> list[range]:
 
 def _whole_passes(entries: Sequence[Entry]) -> Iterator[range]:
     """Yields the places of loaders that were begun and read to their end, with nothing else in between."""
-    begin = -1
+    begin, fed = -1, 0  # fed: the loader of the fetch before
     for place, entry in enumerate(entries):
+        if entry[0] == PHASE and entry[3] == "compile":
+            continue  # by the model that is evaluated, at its first batch
         loader, size = entry[3:] if entry[0] == DATA else (None, None)
         if loader is None:
             begin = -1
@@ -53,12 +55,13 @@ def _whole_passes(entries: Sequence[Entry]) -> Iterator[range]:
             begin = place
         elif begin < 0:
             continue
-        elif place > begin + 1 and entries[place - 1][3] != loader:
+        elif fed and fed != loader:
             begin = -1
         elif size is None:
-            if begin < place - 1:
+            if fed:
                 yield range(begin, place + 1)
             begin = -1
+        fed = loader or 0
 
 
 def _uses_batches(entries: Sequence[Entry], places: range) -> bool:

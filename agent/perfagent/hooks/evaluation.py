@@ -318,6 +318,8 @@ class Evaluations:
                 account.batches.feeding = 0  # the iterator ended; the next one may get its id
             if kind == DATA and not feeds:
                 fetches.append(entry)
+            elif kind == PHASE and inside and entry[3] == "compile":
+                continue  # of the call that is being evaluated, and part of it
             elif kind == RETURNED and inside:
                 inside -= 1
                 span[1] = entry[1]

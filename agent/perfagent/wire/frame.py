@@ -51,6 +51,7 @@ EVENT_KINDS = (
     "command",
     "sync",
     "lines",
+    "compile",
 )
 
 Column = bytes | Sequence[float] | Sequence[int]

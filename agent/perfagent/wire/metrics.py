@@ -39,9 +39,9 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 PHASES = ("data", "h2d", "forward", "backward", "optimizer", "comm", "checkpoint", "eval", "other")
-TIMED_PHASES = (*PHASES, "rollout")
-"""Those, and what only some trainings have: a rollout is in no chart of the step, as a phase that a script named is in
-none."""
+TIMED_PHASES = (*PHASES, "compile", "rollout")
+"""Those, and what only some trainings have: compiling and rollouts are in no chart of the step, as a phase that a script
+named is in none."""
 
 _PHASE_MEANING = {
     "data": ("Data wait", "time the stepping thread waited for the next batch"),
@@ -206,6 +206,19 @@ _ROWS: tuple[Metric, ...] = (
         "max",
     ),
     *(Metric(f"phase/{p}_s", _PHASE_MEANING[p][0], "s", _PHASE_MEANING[p][1], "lower", "mean") for p in PHASES),
+    Metric("phase/compile_s", "Compiling", "s", "time in which torch.compile compiled", "lower", "mean"),
+    Metric("compile/count", "Compilations", "", "how often torch.compile compiled a function", "lower", "max"),
+    Metric(
+        "compile/recompiles",
+        "Recompilations",
+        "",
+        "compilations of a function that was compiled before, because a guard failed",
+        "lower",
+        "max",
+    ),
+    Metric(
+        "compile/graph_breaks", "Graph breaks", "", "places where torch.compile had to split a graph", "lower", "max"
+    ),
     Metric(
         "grad/norm",
         "Gradient norm",

@@ -1,0 +1,160 @@
+"""Tells what torch.compile did: how often it compiled, why it compiled again, how often a graph broke.
+
+Read from the records that torch itself keeps of its compilations, twice a second on the sender's thread; the training
+thread and the compiler do nothing for it. They are private to torch: where they are missing, nothing is told and the
+failure is counted.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from perfagent.boundary.guard import guarded
+from perfagent.boundary.import_hooks import is_executing
+from perfagent.decode.step_decoder import interned
+from perfagent.hooks import compile_time
+from perfagent.signals.source_lines import short
+
+if TYPE_CHECKING:
+    from perfagent.delivery.handoff import Sender
+    from perfagent.step.state import Progress
+
+__all__ = ["Compilations"]
+
+EVERY_S = 0.5
+MOST_EVENTS = 100
+MOST_LIMITS = 20
+_MOST_REASON = 300
+_MOST_FRAMES = 256
+_MODULE = "torch._dynamo.utils"
+_NAMES = ("compile/count", "compile/recompiles", "compile/graph_breaks")
+_OF_ENTRY = re.compile(r"^\s*!?[\d/]+(?:_\d+)?:\s*")  # "0/7: ", the compilation that did not fit
+_LIMIT = re.compile(r"(?:recompile|cache_size)_?\s?limit", re.IGNORECASE)
+_SET_TO = re.compile(r"set to (\d+)")
+
+
+class _Frame(NamedTuple):
+    """A function that was compiled."""
+
+    function: str
+    file: str
+    line: int
+
+
+class Compilations:
+    """`Compilations(sender, progress).install()`. What was compiled before is left out."""
+
+    def __init__(self, sender: Sender, progress: Progress) -> None:
+        self._sender, self._progress = sender, progress
+        self._reading = threading.Lock()  # the end of the run reads, too
+        self._frames: dict[str, _Frame] = {}
+        self._told = self._told_limits = 0
+        self._count = self._recompiles = self._breaks = 0
+        self._newest: Any = None
+        self._breaks_seen = 0
+        self._begin()
+
+    def install(self) -> None:
+        self._sender.add_source(self.poll, every_s=EVERY_S)
+
+    @guarded
+    def _begin(self) -> None:
+        utils = _torchs_records()
+        if utils is not None:
+            self._newest = next(reversed(utils._compilation_metrics), None)
+            self._breaks_seen = _graph_breaks(utils)
+
+    @guarded
+    def poll(self) -> None:
+        """Reads what is new. On the sender's thread, and once more when the run ends."""
+        utils = _torchs_records()
+        if utils is None:
+            return
+        compile_time.put_back()
+        records = utils._compilation_metrics
+        if not records or records[-1] is self._newest or not self._reading.acquire(blocking=False):
+            return
+        try:
+            self._read(utils, list(records))
+        finally:
+            self._reading.release()
+
+    def _read(self, utils: Any, records: list[Any]) -> None:
+        new = next((at + 1 for at in range(len(records) - 1, -1, -1) if records[at] is self._newest), 0)
+        for record in records[:new]:
+            self._know(record)
+        counts = self._count, self._recompiles, self._breaks
+        for record in records[new:]:
+            self._know(record)
+            self._count_one(record)
+        self._newest = records[-1]
+        breaks = _graph_breaks(utils)
+        self._breaks += breaks - self._breaks_seen if breaks >= self._breaks_seen else breaks  # a script may clear them
+        self._breaks_seen = breaks
+        if counts != (self._count, self._recompiles, self._breaks):
+            values = tuple(map(float, (self._count, self._recompiles, self._breaks)))
+            step = self._progress.logged_at()
+            self._sender.rows.append((step, time.time(), time.monotonic(), interned(_NAMES), values))
+
+    def _know(self, record: Any) -> None:
+        """Remembers the function of a record: that of a limit reached does not name it."""
+        if record.co_name and len(self._frames) < _MOST_FRAMES:
+            frame = _Frame(str(record.co_name), str(record.co_filename or ""), int(record.co_firstlineno or 0))
+            self._frames[_frame_of(record)] = frame
+
+    def _count_one(self, record: Any) -> None:
+        failure = f"{record.fail_type or ''} {(record.fail_reason or '')[:1000]}"
+        limit = bool(record.fail_type and _LIMIT.search(failure))
+        if not (record.co_name or limit):
+            return  # the backward pass of a graph, compiled later
+        reason = record.recompile_reason
+        compiled = not record.fail_type
+        self._count += compiled
+        self._recompiles += compiled and reason is not None
+        if reason is not None and (compiled or limit):
+            self._tell(record, str(reason), failure if limit else "")
+
+    def _tell(self, record: Any, reason: str, limit: str) -> None:
+        if limit:
+            self._told_limits += 1
+        else:
+            self._told += 1
+        if self._told > MOST_EVENTS or self._told_limits > MOST_LIMITS:
+            return
+        frame = self._frames.get(_frame_of(record))
+        told: dict[str, Any] = {
+            "function": frame.function[:100] if frame else None,
+            "line": f"{short(frame.file)[-200:]}:{frame.line}" if frame else None,
+            "reason": _in_words(reason),
+            "seconds": (record.duration_us or 0) / 1e6,
+            "limit_reached": bool(limit),
+            "limit": int(found[1]) if (found := _SET_TO.search(limit)) else None,
+        }
+        # the id of one that met the limit is not among those that were compiled
+        step = None if limit else compile_time.step_of(str(record.compile_id))
+        kept = {name: value for name, value in told.items() if value is not None}
+        self._sender.event("compile", kept, step=self._progress.logged_at() if step is None else step)
+
+
+def _torchs_records() -> Any:
+    """The module with torch's records; None while nothing of torch.compile is imported."""
+    return None if is_executing(_MODULE) else sys.modules.get(_MODULE)
+
+
+def _graph_breaks(utils: Any) -> int:
+    return sum(list(utils.counters.get("graph_break", {}).values()))
+
+
+def _frame_of(record: Any) -> str:
+    """`0` of `0/7`: torch numbers the functions that it compiles."""
+    return str(record.compile_id).rpartition("/")[0]
+
+
+def _in_words(reason: str) -> str:
+    """The guard that failed, without the number of the compilation that it belongs to."""
+    line = next((line for line in reason.splitlines() if line.strip()), "")
+    return " ".join(_OF_ENTRY.sub("", line).split())[:_MOST_REASON]
