@@ -33,6 +33,7 @@ _MOST_FRAMES = 256
 _MODULE = "torch._dynamo.utils"
 _NAMES = ("compile/count", "compile/recompiles", "compile/graph_breaks")
 _OF_ENTRY = re.compile(r"^\s*!?[\d/]+(?:_\d+)?:\s*")  # "0/7: ", the compilation that did not fit
+_SOURCE = re.compile(r"\s{2,}# .*")  # the line that asked for the guard
 _LIMIT = re.compile(r"(?:recompile|cache_size)_?\s?limit", re.IGNORECASE)
 _SET_TO = re.compile(r"set to (\d+)")
 
@@ -155,6 +156,6 @@ def _frame_of(record: Any) -> str:
 
 
 def _in_words(reason: str) -> str:
-    """The guard that failed, without the number of the compilation that it belongs to."""
+    """The guard that failed, without the number of the compilation that it belongs to, and without the source code."""
     line = next((line for line in reason.splitlines() if line.strip()), "")
-    return " ".join(_OF_ENTRY.sub("", line).split())[:_MOST_REASON]
+    return " ".join(_SOURCE.sub("", _OF_ENTRY.sub("", line)).split())[:_MOST_REASON]

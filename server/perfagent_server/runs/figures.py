@@ -51,6 +51,7 @@ _SHARES = {
     "communication": ("comm",),
     "checkpoint": ("checkpoint",),
     "evaluation": ("eval",),
+    "compiling": ("compile",),
     "rollout": ("rollout",),
     "other": ("other",),
 }

@@ -17,11 +17,12 @@ __all__ = ["SHARE_RULES", "TimeShares", "held_back_by", "standing_s", "time_shar
 _COMPUTE = ("forward", "backward", "optimizer")
 _WORDS = {
     "data": "waiting for data", "eval": "evaluation", "checkpoint": "saves", "comm": "communication",
-    "h2d": "copies to the device", "rollout": "rollouts",
+    "h2d": "copies to the device", "rollout": "rollouts", "compile": "compiling",
 }  # fmt: skip
 _ELSEWHERE = "code that no phase measures"
 _RULE_OF = {
     "data": "data_bound", "h2d": "h2d_bound", "comm": "comm_bound", "eval": "eval_bound", "checkpoint": "checkpoint_bound",
+    "compile": "recompiles",
 }  # fmt: skip
 """Rules about a phase; all others are time that no rule names."""
 SHARE_RULES = frozenset((*_RULE_OF.values(), "unmeasured_time"))
@@ -118,7 +119,8 @@ def held_back_by(window: Window, shares: TimeShares | None) -> Finding | None:
     if shares is None or (shares.steps < _FEWEST_STEPS and shares.wall_s < _ENOUGH_S):
         return None
     worth = {phase: seconds for phase, seconds in shares.phases.items() if seconds >= _LEAST_S * shares.steps}
-    beside = {phase: seconds for phase, seconds in worth.items() if phase not in (*_COMPUTE, *_WITHIN)}
+    # what is compiled in the first minutes of a run says nothing of it; what goes on has a rule of its own
+    beside = {phase: seconds for phase, seconds in worth.items() if phase not in (*_COMPUTE, *_WITHIN, "compile")}
     return _beside_training(window, shares, beside) or _within_steps(window, shares, beside, worth)
 
 

@@ -51,7 +51,7 @@ class Throttling(Rule):
 
     id: ClassVar[str] = "throttling"
     severities = ("info", "warning", "critical")
-    place = Place(Question.IS_IT_FAST, 11)
+    place = Place(Question.IS_IT_FAST, 12)
     reads = (
         Every(5.0),
         *(Series(f"gpu/throttle_{reason}_pct", keep=_OVER_S, axis="time", ranks="apart") for reason in _REASONS),

@@ -43,7 +43,7 @@ class AllocatorChurn(Rule):
 
     id: ClassVar[str] = "allocator_churn"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 9)
+    place = Place(Question.IS_IT_FAST, 10)
     reads = (reading_of(_FAULTS, keep=_KEPT), reading_of(_KERNEL, keep=_KEPT), steady.reads(50), UTILIZATION)
     charts = (_FAULTS, _KERNEL)
     life = Life(restated=True)

@@ -37,7 +37,7 @@ class BatchTooSmall(Rule):
 
     id: ClassVar[str] = "batch_too_small"
     severities = ("info",)
-    place = Place(Question.IS_IT_FAST, 16)
+    place = Place(Question.IS_IT_FAST, 17)
     reads = (
         Every(15.0),
         Series(_GPU, keep=600, axis="time"),

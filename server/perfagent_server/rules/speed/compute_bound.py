@@ -26,7 +26,7 @@ class ComputeBound(Rule):
 
     id: ClassVar[str] = "compute_bound"
     severities = ("info",)
-    place = Place(Question.IS_IT_FAST, 23)
+    place = Place(Question.IS_IT_FAST, 24)
     reads = (Every(30.0), *bounds.READS)
     charts = ("phase/forward_s", "step_time_s")
     life = Life(for_s=300.0, clear_s=60.0, restated=True)

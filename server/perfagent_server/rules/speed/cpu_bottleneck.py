@@ -37,7 +37,7 @@ class CpuBottleneck(Rule):
 
     id: ClassVar[str] = "cpu_bottleneck"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 14)
+    place = Place(Question.IS_IT_FAST, 15)
     reads = (Every(10.0), Series(_GPU, keep=150, axis="time"), *cpu_load.READS, *bounds.READS)
     charts = (BUSY.name, _GPU)
     life = Life(clear_s=60.0, restated=True)

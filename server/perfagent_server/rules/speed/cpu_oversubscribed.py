@@ -50,7 +50,7 @@ class CpuOversubscribed(Rule):
 
     id: ClassVar[str] = "cpu_oversubscribed"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 10)
+    place = Place(Question.IS_IT_FAST, 11)
     reads = (
         Every(5.0),
         PRESSURE,

@@ -35,7 +35,7 @@ class DataloaderWorkers(Rule):
 
     id: ClassVar[str] = "dataloader_workers"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 15)
+    place = Place(Question.IS_IT_FAST, 16)
     reads = (
         Every(5.0),
         *loader_cores.READS,

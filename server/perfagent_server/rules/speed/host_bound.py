@@ -39,7 +39,7 @@ class HostBound(Rule):
 
     id: ClassVar[str] = "host_bound"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 13)
+    place = Place(Question.IS_IT_FAST, 14)
     reads = (
         Every(15.0),
         *bounds.READS,

@@ -45,7 +45,7 @@ class LoadImbalance(Rule):
 
     id: ClassVar[str] = "load_imbalance"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 17)
+    place = Place(Question.IS_IT_FAST, 18)
     reads = (
         Every(5.0),
         *own_work.READS,

@@ -29,7 +29,7 @@ class LowGpuUtilization(Rule):
 
     id: ClassVar[str] = "low_gpu_utilization"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 12)
+    place = Place(Question.IS_IT_FAST, 13)
     reads = (Series("gpu/utilization_pct", keep=600, axis="time", judged=True), *step_shares.READS)
     charts = ("gpu/utilization_pct",)
     life = Life(clear_s=60.0, restated=True)
@@ -92,6 +92,7 @@ _WAITS = {
     "comm": "communication takes the time",
     "checkpoint": "saving checkpoints takes the time",
     "eval": "evaluation takes the time",
+    "compile": "torch.compile compiles",
     "rollout": "making rollouts (acting in an environment, generating) takes the time",
     "other": "Python code outside the model takes the time",
     "optimizer": "the optimizer's step takes the time",

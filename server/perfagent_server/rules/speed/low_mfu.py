@@ -39,7 +39,7 @@ class LowMfu(Rule):
 
     id: ClassVar[str] = "low_mfu"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 18)
+    place = Place(Question.IS_IT_FAST, 19)
     reads = (
         Series(_MFU, judged=True),
         Series(_FLOPS, merge="sum"),

@@ -24,7 +24,7 @@ __all__ = [
 READS = (Series("step_time_s", merge="median"), *(Series(f"phase/{phase}_s", merge="median") for phase in TIMED_PHASES))
 UTILIZATION = Series("gpu/utilization_pct", keep=60, axis="time")
 ON_DEVICE = ("forward", "backward", "optimizer", "comm")  # on CPU their times leave room for the loader's, too
-PAUSES = ("checkpoint", "eval")
+PAUSES = ("checkpoint", "eval", "compile")
 _FEWEST_STEPS = 10
 """Of fewer steps no share is typical."""
 _LEAST_BUSY_S = 5.0  # utilization is sampled once a second

@@ -48,7 +48,7 @@ class StepTimeTail(Rule):
 
     id: ClassVar[str] = "step_time_tail"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 20)
+    place = Place(Question.IS_IT_FAST, 21)
     reads = (Series("step_time_s", merge="median", judged=True), *step_shares.READS[1:], *cpu_load.READS)
     charts = ("step_time_s",)
     life = Life(clear_steps=1, restated=True)

@@ -75,7 +75,7 @@ class ThroughputRegression(Rule):
 
     id: ClassVar[str] = "throughput_regression"
     severities = ("info", "warning", "critical")
-    place = Place(Question.IS_IT_FAST, 19)
+    place = Place(Question.IS_IT_FAST, 20)
     reads = (
         Series("step_time_s", merge="median", judged=True),
         *step_shares.READS[1:],

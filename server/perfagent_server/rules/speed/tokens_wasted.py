@@ -27,7 +27,7 @@ class TokensWasted(Rule):
 
     id: ClassVar[str] = "tokens_wasted"
     severities = ("info",)
-    place = Place(Question.IS_IT_FAST, 22)
+    place = Place(Question.IS_IT_FAST, 23)
     reads = (reading_of("batch/padding_pct", keep=_KEPT), Series("step_time_s", merge="median"))
     charts = ("batch/padding_pct", "tokens_per_s")
     life = Life(restated=True)

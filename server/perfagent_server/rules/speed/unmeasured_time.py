@@ -33,7 +33,7 @@ class UnmeasuredTime(Rule):
 
     id: ClassVar[str] = "unmeasured_time"
     severities = ("info",)
-    place = Place(Question.IS_IT_FAST, 21)
+    place = Place(Question.IS_IT_FAST, 22)
     reads = (Every(5.0), Events("lines"), *step_shares.READS, UTILIZATION)
     charts = ("phase/other_s", "step_time_s")
     life = Life(clear_s=30.0, restated=True)

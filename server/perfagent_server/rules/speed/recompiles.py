@@ -1,0 +1,200 @@
+"""recompiles: torch.compile compiles again and again, or gave a function up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from perfagent.wire import Finding
+from perfagent_server.rules.evidence import TITLE, one_line, spell_s
+from perfagent_server.rules.rule import Events, Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.speed.compile_reasons import Compiled, compiled_functions
+from perfagent_server.rules.wall_time import RECENT_S
+from perfagent_server.rules.window import Window
+
+__all__ = ["Recompiles"]
+
+_MOST_ROWS = 256
+_MOST_NAMED = 3
+_MOST_LIMITS = 16
+_SECONDS = "phase/compile_s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recompiles(Rule):
+    """A function reached the limit of torch.compile, or compiling takes share_pct of the newest ten minutes.
+
+    The first after_steps do not count, and a step that compiles is counted only as long as the second longest: a first
+    compilation, the last batch of an epoch and the shapes of a first evaluation are no habit.
+    """
+
+    share_pct: float = 5.0
+    after_steps: int = 50
+    least_times: int = 3
+    least_s: float = 30.0
+    clear_at: float = 0.8  # of the threshold
+
+    id: ClassVar[str] = "recompiles"
+    severities = ("warning",)
+    place = Place(Question.IS_IT_FAST, 9)
+    reads = (Series(_SECONDS, merge="median", judged=True), Events("compile", keep=512), Every(15.0))
+    charts = (_SECONDS, "compile/recompiles", "step_time_s")
+    life = Life(clear_s=30.0, restated=True)
+    english = Words(
+        name="Recompilation",
+        meaning="torch.compile compiles a function again and again, or has reached its limit and runs it uncompiled.",
+        fires=(
+            "When torch.compile has reached its limit for a function: what fits none of the compiled versions then runs "
+            "uncompiled. And when compiling takes at least {share_pct:g} % of the time, over the newest ten minutes, without "
+            "the first {after_steps} steps, and at least {least_times} steps compiled. The longest of these counts only as "
+            "much as the second longest. Compiling within an evaluation counts as evaluation."
+        ),
+        remedies={
+            "": (
+                "Pad to a few lengths (pad_to_multiple_of=64, or perfagent.LengthBucketBatchSampler), or let one graph take "
+                "every size: torch._dynamo.mark_dynamic(x, DIMENSION) before the call, or torch.compile(..., dynamic=True). "
+                "If there are only some sizes more than the limit, raise torch._dynamo.config.recompile_limit."
+            ),
+            "values": (
+                "torch.compile makes a graph for each value of a Python number, string or length of a list. Pass what changes "
+                "as a tensor, keep it out of the compiled function, or use torch.compile(..., dynamic=True). For a number "
+                "that is an attribute of a module: torch._dynamo.config.allow_unspec_int_on_nn_module = True. If there are "
+                "only some values more than the limit, raise torch._dynamo.config.recompile_limit."
+            ),
+            "other": (
+                'Make what the guard names the same in every call. TORCH_LOGS="recompiles" prints all guards that failed, with '
+                "the line of the script. If there are only some versions more than the limit, raise "
+                "torch._dynamo.config.recompile_limit."
+            ),
+        },
+    )
+    chinese = Words(
+        name="重复编译",
+        meaning="torch.compile 反复编译同一个函数，或已达到上限而不再编译它。",
+        fires=(
+            "某个函数达到 torch.compile 的上限时触发：不符合任何已编译版本的输入将以未编译方式运行。最近十分钟内编译至少占 "
+            "{share_pct:g} % 的时间且至少 {least_times} 步进行了编译时也触发；前 {after_steps} 步不计，"
+            "最长的一次只按第二长的计。评估中的编译计入评估。"
+        ),
+        remedies={
+            "": (
+                "填充到少数几种长度（pad_to_multiple_of=64 或 perfagent.LengthBucketBatchSampler），或让同一个图接受所有大小："
+                "调用前使用 torch._dynamo.mark_dynamic(x, 维度)，或 torch.compile(..., dynamic=True)。"
+                "若大小的种类只比上限多几种，可提高 torch._dynamo.config.recompile_limit。"
+            ),
+            "values": (
+                "torch.compile 会为 Python 数字、字符串或列表长度的每个取值各生成一个图。将变化的量作为张量传入、移出被编译的"
+                "函数，或使用 torch.compile(..., dynamic=True)。若是模块的数字属性："
+                "torch._dynamo.config.allow_unspec_int_on_nn_module = True。若取值只比上限多几种，可提高 "
+                "torch._dynamo.config.recompile_limit。"
+            ),
+            "other": (
+                '让 guard 所指的内容在每次调用中保持一致。TORCH_LOGS="recompiles" 会打印所有失败的 guard 及脚本中的行。'
+                "若版本只比上限多几种，可提高 torch._dynamo.config.recompile_limit。"
+            ),
+        },
+    )
+
+    def judge(self, window: Window) -> Finding | None:
+        state = window.state_of(self, {"rows": [], "since": None, "limits": []})
+        self._note(window, state)
+        share, seconds, over_s = self._share(window, state)
+        limit = self.share_pct / 100 * (self.clear_at if window.is_firing(self.id) else 1.0)
+        is_much = share >= limit
+        if not state["limits"] and not is_much:
+            return None
+        functions = compiled_functions(self._told(window, state))
+        given_up = [one for one in functions if one.limit]
+        named = given_up or functions
+        title = _title(given_up) if given_up else f"Compiling takes {100 * share:.0f} % of the time"
+        said = [f"torch.compile compiled {'; '.join(one.said() for one in named[:_MOST_NAMED])}."] if named else []
+        if given_up:
+            said.append(_limit_in_words(given_up))
+        if is_much:
+            said.append(
+                f"Compiling takes {100 * share:.0f} % of the time: {spell_s(seconds)} of the newest {spell_s(over_s)}."
+            )
+        return self.found(
+            "warning",
+            title,
+            " ".join(said),
+            cause="" if not named or named[0].kind == "sizes" else named[0].kind,
+            cost=f"{spell_s(seconds)} of compiling in {spell_s(over_s)}" if is_much else "",
+            since_step=state["limits"][0]["step"] if state["limits"] else window.at,
+            evidence={
+                "share_pct": 100 * share,
+                "seconds": seconds,
+                "over_s": over_s,
+                "functions": [
+                    {
+                        "function": one.function, "line": one.line, "times": one.times, "seconds": one.seconds,
+                        "because": list(one.because), "limit_reached": bool(one.limit),
+                    }
+                    for one in named[:_MOST_NAMED]
+                ],
+            },
+            gain_pct=100 * share if is_much else None,
+        )  # fmt: skip
+
+    def _note(self, window: Window, state: dict[str, Any]) -> None:
+        """Keeps the steps that compiled, with their times, and the functions that were given up: the events of many ranks
+        may push that one out of the window."""
+        if state["since"] is None and window.step >= window.start_step + self.after_steps:
+            state["since"] = window.wall.ended if math.isfinite(window.wall.ended) else None
+        rows, track = state["rows"], window.series(_SECONDS)
+        if track is not None:
+            newest = rows[-1][0] if rows else -1
+            for step, time, seconds in zip(
+                track.steps[: track.seen], track.times[: track.seen], track.values, strict=False
+            ):
+                if step > newest and 0 < seconds < math.inf and math.isfinite(time):
+                    rows.append([step, time, seconds])
+            del rows[:-_MOST_ROWS]
+        known = {one["data"].get("function") for one in state["limits"]}
+        for event in window.events("compile"):
+            is_new = event.data.get("limit_reached") is True and event.data.get("function") not in known
+            if is_new and len(state["limits"]) < _MOST_LIMITS:
+                known.add(event.data.get("function"))
+                step = window.at if event.step is None else event.step
+                state["limits"].append({"step": step, "rank": event.rank, "data": event.data})
+
+    def _share(self, window: Window, state: dict[str, Any]) -> tuple[float, float, float]:
+        """What part of the newest ten minutes went into compiling, its seconds, and how long those minutes were."""
+        if state["since"] is None:
+            return 0.0, 0.0, 0.0
+        since, ended = max(state["since"], window.wall.ended - RECENT_S), window.wall.ended
+        took = sorted(
+            seconds
+            for step, time, seconds in state["rows"]
+            if time > since and step > window.start_step + self.after_steps
+        )
+        over_s = ended - since
+        if len(took) < self.least_times or over_s < self.least_s:
+            return 0.0, 0.0, 0.0
+        counted = sum(took[:-1]) + took[-2]
+        return min(1.0, counted / over_s), sum(took), over_s
+
+    def _told(self, window: Window, state: dict[str, Any]) -> list[dict[str, Any]]:
+        """The events of one rank, since all ranks compile the same; that of a function that was given up among them."""
+        events = window.events("compile")
+        ranks = [one["rank"] for one in state["limits"]] or sorted(event.rank for event in events)
+        told = [event.data for event in events if event.rank == ranks[0]] if ranks else []
+        return told + [one["data"] for one in state["limits"] if one["data"] not in told]
+
+
+def _title(given_up: list[Compiled]) -> str:
+    first = given_up[0]
+    said = f"torch.compile gave up on {first.function} after {first.times:,} compilations"
+    if len(given_up) > 1:
+        said += f", and on {len(given_up) - 1} more"
+    return one_line(said)[:TITLE]
+
+
+def _limit_in_words(given_up: list[Compiled]) -> str:
+    first = given_up[0]
+    limit = f"of {first.limit} " if first.limit > 0 else ""
+    return (
+        f"That is the limit {limit}(torch._dynamo.config.recompile_limit): what fits none of these versions now runs "
+        "uncompiled."
+    )
