@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,6 +134,11 @@ class Scaled(nn.Module):
         return (self.linear(x) * self.scale).square().mean()
 
 
+class Mean(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.square().mean()
+
+
 def train(model: Any, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
@@ -187,6 +193,42 @@ def test_compiling_within_an_evaluation_is_part_of_the_evaluation(record):
     assert evaluated["phase/eval_s"] > 0
     assert "phase/compile_s" not in evaluated
     assert [step for step, values in steps if "phase/compile_s" in values] == [1]
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_what_another_thread_compiles_is_counted_and_part_of_no_step(record):
+    model = Scaled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer)
+    train(model, optimizer)
+    beside = threading.Thread(target=torch.compile(Scaled(), backend="eager"), args=(torch.ones(2, 4),))
+    beside.start()
+    beside.join()
+    train(model, optimizer)
+    recorded.finish()
+    assert [values["compile/count"] for _, values in recorded.rows if "compile/count" in values] == [1.0]
+    assert not any("phase/compile_s" in values for _, values in recorded.rows)
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, as it imports what it needs for optimizers
+def test_a_compiled_optimizer_is_no_longer_step_of_the_optimizer(record):
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer)
+    train(nn.Sequential(model, Mean()), optimizer)
+    step = torch.compile(optimizer.step, backend="eager")
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).square().mean().backward()
+        step()
+    steps = dict(recorded.steps())
+    compiling = [step for step, values in steps.items() if "phase/compile_s" in values]
+    assert compiling[0] == 4
+    for values in list(steps.values())[1:]:
+        phases = sum(value for name, value in values.items() if name.startswith("phase/"))
+        assert phases == pytest.approx(values["step_time_s"])
+    assert steps[4]["phase/optimizer_s"] < steps[4]["phase/compile_s"]
 
 
 @pytest.mark.usefixtures("nothing_compiled")

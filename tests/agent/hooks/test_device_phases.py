@@ -157,6 +157,33 @@ def test_a_copy_inside_the_forward_pass_is_taken_off_it(record, device):
             assert values["phase/forward_s"] == pytest.approx(0.03)
 
 
+@pytest.mark.usefixtures("nothing_compiled")
+def test_compiling_inside_the_forward_pass_is_taken_off_it(record, device):
+    def backend(graph, _inputs):
+        device.work(1.0)  # the time for which it has nothing to do
+        return graph.forward
+
+    class Compiles(Net):
+        scale = 1
+
+        def forward(self, x):
+            return super().forward(torch.compile(lambda x: x * self.scale, backend=backend, dynamic=False)(x))
+
+    model = Compiles(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    state.current.clock, state.current.stream = device, MAIN
+    for scale in (1, 1, 2):
+        model.scale = scale
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+    device.done = device.now
+    [_, second, third] = [values for _, values in recorded.steps()]
+    assert "phase/compile_s" not in second
+    assert third["phase/compile_s"] == pytest.approx(1.0)
+    assert [second["phase/forward_s"], third["phase/forward_s"]] == pytest.approx([0.03, 0.03])
+
+
 def test_a_target_that_is_computed_without_gradients_is_forward_on_the_device_too(record, device):
     model = Net(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -165,6 +165,14 @@ def test_an_event_of_another_agent_breaks_nothing(data: dict[str, Any]) -> None:
     assert len(job.found("recompiles")) == (data.get("limit_reached") is True)
 
 
+def test_a_step_that_compiles_says_nothing_about_the_speed_of_the_others() -> None:
+    job = TimedJob(Recompiles())
+    job.train(100, STEP)
+    job.train(1, STEP | {"compile": 2.0})
+    job.train(10, STEP)
+    assert job.evaluator.window.wall.interrupted == {101}
+
+
 def test_of_all_rules_only_this_one_speaks_of_it() -> None:
     job = TimedJob(*all_rules())
     job.train(100, STEP)
