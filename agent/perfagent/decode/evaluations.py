@@ -65,7 +65,7 @@ def _whole_passes(entries: Sequence[Entry]) -> Iterator[range]:
 
 
 def _uses_batches(entries: Sequence[Entry], places: range) -> bool:
-    waited = sum(entries[place][2] - entries[place][1] for place in places)
+    waited = sum(entries[place][2] - entries[place][1] for place in places if entries[place][0] == DATA)
     took = entries[places[-1]][2] - entries[places[0]][1]
     return bool(took - waited >= _OWN_SHARE * took)
 

@@ -202,6 +202,21 @@ def test_a_loader_that_is_begun_and_read_to_its_end_is_found(behind):
     assert unseen_evaluations(entries(BEGIN, BATCH, BATCH, END, CLEARED, *behind)) == [range(4)]
 
 
+COMPILES = (PHASE, "compile", None, None)
+
+
+@pytest.mark.parametrize(
+    "trace", [(BEGIN, BATCH, COMPILES, BATCH, COMPILES, END), (BEGIN, COMPILES, BATCH, BATCH, BATCH, END)]
+)
+def test_a_model_that_is_compiled_at_its_first_batch_is_evaluated_all_the_same(trace):
+    assert unseen_evaluations(entries(*trace, OTHER, FORWARD, BACKWARD)) == [range(6)]
+
+
+def test_long_compilations_are_no_wait_for_data():
+    trace = [(DATA, 0, 9, 0, None), (DATA, 10, 20, 7, (2, None, False)), (PHASE, 21, 900, "compile", None, None)]
+    assert unseen_evaluations([*trace, (DATA, 901, 910, 7, None)]) == [range(4)]
+
+
 @pytest.mark.parametrize("call", [FORWARD, BESIDE, EVALUATED])
 def test_a_call_next_is_of_a_batch_that_was_kept(call):
     assert unseen_evaluations(entries(BEGIN, BATCH, END, CLEARED, call, BACKWARD, OPTIMIZER)) == []

@@ -196,6 +196,25 @@ def test_compiling_within_an_evaluation_is_part_of_the_evaluation(record):
 
 
 @pytest.mark.usefixtures("nothing_compiled")
+def test_an_evaluation_with_gradients_on_is_one_span_although_it_compiles(record):
+    model = Scaled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer)
+    compiled = torch.compile(model, backend="eager", dynamic=False)
+    train(compiled, optimizer)
+    model.eval()
+    for rows in (3, 4, 5):
+        with torch.no_grad():
+            compiled(torch.ones(2, 4))
+        compiled(torch.ones(rows, 4))
+    model.train()
+    train(compiled, optimizer)
+    evaluated = dict(recorded.steps())[4]
+    assert evaluated["phase/eval_s"] > 0.5 * evaluated["step_time_s"]
+    assert "phase/compile_s" not in evaluated
+
+
+@pytest.mark.usefixtures("nothing_compiled")
 def test_what_another_thread_compiles_is_counted_and_part_of_no_step(record):
     model = Scaled()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
