@@ -12,7 +12,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from perfagent.boundary.dynamo import keep_out_of_frames, untraced
+from perfagent.boundary.dynamo import untraced
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.hooks.phases import device_mark
 from perfagent.step.state import Progress, now, state
@@ -53,7 +53,6 @@ def put_back() -> None:
         handler.register_start_callback(_started)
     if _ended not in handler.end_callbacks:
         handler.register_end_callback(_ended)
-    keep_out_of_frames()
 
 
 @guarded

@@ -181,3 +181,13 @@ def test_of_all_rules_only_this_one_speaks_of_it() -> None:
         tell(job, event(SIZE.format(number + 3, number + 4), limit=8 if number == 7 else 0))
         job.train(99, STEP)
     assert {change.finding.rule for change in job.changes if change.kind == "fire"} == {"recompiles"}
+
+
+def test_a_run_that_only_compiled_at_its_start_is_healthy_and_says_where_the_time_went() -> None:
+    job = TimedJob(*all_rules())
+    job.train(1, STEP | {"compile": 30.0})
+    job.train(2, STEP | {"compile": 20.0})
+    job.train(600, STEP)
+    verdict = job.evaluator.verdict()
+    assert verdict.rule == "healthy"
+    assert verdict.evidence["wall_time_pct"]["compiling"] == pytest.approx(40, abs=1)
