@@ -229,6 +229,36 @@ def test_what_another_thread_compiles_is_counted_and_part_of_no_step(record):
     assert not any("phase/compile_s" in values for _, values in recorded.rows)
 
 
+class CompilesInBackward(torch.autograd.Function):
+    """Stands for the backward pass on a GPU, where autograd's own thread compiles and the training thread waits."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        beside = threading.Thread(target=torch.compile(Scaled(), backend="eager"), args=(torch.ones(2, 4),))
+        beside.start()
+        beside.join()
+        return gradient
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_what_the_thread_of_autograd_compiles_is_taken_off_the_backward_pass(record):
+    torch.compile(Mean(), backend="eager")(torch.ones(2, 4))  # imports what is imported at the first time
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer)
+    train(nn.Sequential(model, Mean()), optimizer)
+    optimizer.zero_grad()
+    CompilesInBackward.apply(model(torch.ones(2, 4)).square().mean()).backward()
+    optimizer.step()
+    values = dict(recorded.steps())[4]
+    assert values["phase/compile_s"] > values["phase/backward_s"] > 0
+    assert sum(one for name, one in values.items() if name.startswith("phase/")) == pytest.approx(values["step_time_s"])
+
+
 @pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, as it imports what it needs for optimizers
 def test_a_compiled_optimizer_is_no_longer_step_of_the_optimizer(record):
