@@ -50,7 +50,7 @@ def test_new_run_appears_and_its_values_move_without_a_fetch_of_the_list(
     page = tab("/")
     page.live()
     record_run(site, run, steps=50)
-    page.wait(f"() => document.querySelector('{row(run)} .of-loss')?.textContent !== 'n/a'")
+    page.wait(f"() => (document.querySelector('{row(run)} .of-loss')?.textContent ?? 'n/a') !== 'n/a'")
     before = len([request for request in page.requests if request.startswith("/api/v1/runs?")])
     for step in range(51, 56):
         log(site, run, step, loss=7.25, step_time_s=0.1)
@@ -65,7 +65,7 @@ def test_an_open_fleet_page_leaves_agents_at_their_pace_and_hears_of_deleted_run
     record_run(site, run, steps=20)
     page = tab("/")
     page.live()
-    page.wait(f"() => document.querySelector('{row(run)} .of-loss')?.textContent !== 'n/a'")
+    page.wait(f"() => (document.querySelector('{row(run)} .of-loss')?.textContent ?? 'n/a') !== 'n/a'")
     here = Frame(project="test", run=run, source=f"{run}-ping", attempt=1, rank=0, seq=1)
     answer = web().post(
         f"{site.url}/api/v1/ingest", content=encode(here), headers={"Content-Type": "application/x-msgpack"}
