@@ -47,6 +47,7 @@ GROUPS = {
         "channels": "say where alerts are sent: webhooks, chats, mail",
         "alerts": "list alerts; acknowledge, mute, snooze and resolve them",
         "silences": "keep the alerts of some runs quiet for a time",
+        "prices": "set what hours and energy cost: runs and findings then show money",
         "keys": "create, list and revoke API keys",
         "db": "upgrade, back up and restore the database",
     },

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_origin, get_type_hints
 import msgspec
 
 from perfagent.errors import WireError
-from perfagent.wire import RunSummary
+from perfagent.wire import RunSummary, Spent
 
 __all__ = ["RunDetails", "parse"]
 
@@ -18,9 +18,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True)
 class RunDetails(RunSummary):
-    """One run as in GET /api/v1/runs/{run}: the summary and what people wrote about it."""
+    """One run as in GET /api/v1/runs/{run}: the summary, what people wrote about it, and what it has taken."""
 
     notes: str = field(default="")
+    spent: Spent = field(default_factory=Spent)
 
 
 def parse(kind: type[T], data: Any) -> T:

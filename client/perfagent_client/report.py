@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfagent.command_line.terminal_output import Line, Table
-from perfagent.wire import CATALOGUE, FAMILIES, Finding, Latest, Series, Timing, metric
+from perfagent.money import spell_money
+from perfagent.wire import CATALOGUE, FAMILIES, Finding, Latest, Series, Spent, Timing, metric
 from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.models import RunDetails
 from perfagent_client.page import Section
@@ -77,11 +78,26 @@ def _head(facts: Facts, wrap: Wrap) -> Section:
     lines = [Line(f"{run.name}  ({run.project}, {run.run})", "bold")]
     lines += [Line(text) for text in wrap(f"{state}, step {run.step:,}{ranks}{attempts}", 0, 2)[:3]]
     lines += [Line(f"started {started} UTC{', ' + how_long if took else ''}{f', on {run.host}' if run.host else ''}")]
+    if spent := _spent(run.spent):
+        lines += [Line(text) for text in wrap(spent, 0, 2)]
     if facts.address:
         lines.append(Line(facts.address, "blue"))
     if run.notes:
         lines += [Line(text) for text in wrap(run.notes, 0, 0)[:3]]
     return Section("", list(lines), least=len(lines))
+
+
+def _spent(spent: Spent) -> str:
+    """`took 3.2 GPU hours, 1.1 kWh, 0.4 J a token; cost 9.80 EUR, 3.10 EUR an hour`."""
+    amounts = (
+        (spent.gpu_hours, "GPU hours"), (spent.cpu_core_hours, "CPU core hours"), (spent.gpu_energy_kwh, "kWh"),
+        (spent.gpu_energy_per_token_j, "J a token"),
+    )  # fmt: skip
+    parts = [f"{value:,.3g} {unit}" for value, unit in amounts if value is not None]
+    if spent.money is None:
+        return f"took {', '.join(parts)}" if parts else ""
+    rate = "" if spent.money_per_hour is None else f", {spell_money(spent.money_per_hour, spent.currency)} an hour"
+    return f"took {', '.join(parts)}; cost {spell_money(spent.money, spent.currency)}{rate}"
 
 
 def _seconds_between(first: str, last: str) -> float:
@@ -98,6 +114,8 @@ def _verdict(facts: Facts, wrap: Wrap, *, everything: bool) -> Section:
     verdict, others = facts.verdict, [finding for finding in facts.findings if finding.rule != facts.verdict.rule]
     section = Section("VERDICT", least=10, gives_way=1)
     section.parts += _sentence(verdict, wrap)
+    if verdict.money_per_hour is not None:
+        section.parts += [Line(text) for text in wrap(f"Costs: {verdict.cost}", 4, 2)]
     if verdict.fix:
         section.parts += [Line(text) for text in wrap(f"Fix: {verdict.fix}", 4, 2)]
     for finding in others:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from perfagent.errors import ResourceError
 from perfagent.local_server import ADMIN_TOKEN_FILE
-from perfagent.wire import Finding
+from perfagent.wire import Finding, Spent
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.alerts.reports import Reports
 from perfagent_server.database import Database, open_database
@@ -29,6 +29,8 @@ from perfagent_server.security.access import Access
 from perfagent_server.security.keys import PEPPER_FILE, Keys, secret_file
 from perfagent_server.security.sessions import Sessions
 from perfagent_server.settings import Settings
+from perfagent_server.spending.finding_cost import with_money
+from perfagent_server.spending.run_cost import Rate, rate_of, spent_of
 from perfagent_server.store.artifacts import Profiles
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.retention import Retention, RetentionPolicy
@@ -61,6 +63,8 @@ class Services:
     """Drops what is in memory of a run that was deleted, whoever deleted it."""
     link: Callable[[str], str]
     """The address of a run's page."""
+    verdict_of: Callable[[str], Finding]
+    """A run's verdict as people read it."""
     started: float
 
     def counters(self) -> dict[str, dict[str, float]]:
@@ -78,6 +82,17 @@ class Services:
         counted["access"] = {"failures": self.access.failures.total}
         counted["server"] = {"uptime_s": round(time.time() - self.started, 3)}
         return counted
+
+    def rate_of(self, run: str) -> Rate | None:
+        """What an hour of a run costs, where that is known."""
+        with self.database.read() as connection:
+            return rate_of(connection, run)
+
+    def spent_of(self, run: str) -> Spent:
+        """Hours, energy and money that a run has taken."""
+        timing = self.figures.of(run)
+        with self.database.read() as connection:
+            return spent_of(connection, run, timing)
 
     def rules_changed(self) -> None:
         """The rules of some runs have other thresholds now: runs are loaded with them when they move."""
@@ -137,7 +152,10 @@ def open_services(settings: Settings) -> Services:
 
     def verdict_of(run: str) -> Finding:
         found = engine.verdict(run)
-        return found.with_figures(figures.of(run)) if isinstance(found, Healthy) else found
+        if isinstance(found, Healthy):
+            return found.with_figures(figures.of(run))
+        with database.read() as connection:
+            return with_money(found, rate_of(connection, run))
 
     reports = Reports(
         database=database, verdict_of=verdict_of, is_well=lambda: engine.is_alive and not database.full, link=link
@@ -170,6 +188,7 @@ def open_services(settings: Settings) -> Services:
         access=Access(settings, Keys(database, pepper), Sessions(database), admin_token=admin_token),
         forget=forget,
         link=link,
+        verdict_of=verdict_of,
         started=time.time(),
     )
 

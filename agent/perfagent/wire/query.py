@@ -29,6 +29,7 @@ __all__ = [
     "RunSummary",
     "Series",
     "Severity",
+    "Spent",
     "State",
     "StepWindow",
     "Timing",
@@ -49,7 +50,8 @@ class Finding:
     """What a rule says about a run. evidence: the numbers it is based on; fix: what to do, in words; gain_pct: how much
     less time a step would take without it. message: one sentence with the figures in it; since: RFC 3339 UTC. title:
     the same in at most 90 characters; cause: which of the rule's causes it is, "" for the usual one; cost: what it
-    costs, in words, "" where that cannot be said."""
+    costs, in words, "" where that cannot be said; money_per_hour: the same in money, in `currency`, where the run's project
+    has a price."""
 
     rule: str
     severity: Severity
@@ -63,6 +65,8 @@ class Finding:
     title: str = ""
     cause: str = ""
     cost: str = ""
+    money_per_hour: float | None = None
+    currency: str = ""
 
     def __str__(self) -> str:
         """For print: the sentence, and what to do. repr() shows the evidence too."""
@@ -112,6 +116,8 @@ class Alert:
     title: str = ""
     cause: str = ""
     cost: str = ""
+    money_per_hour: float | None = None
+    currency: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -231,6 +237,25 @@ class Timing:
     window: StepWindow | None = None
     rates: dict[str, Quantiles] = field(default_factory=dict)
     phase_shares: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Spent:
+    """What a run has taken, over all its attempts; None: not known.
+
+    gpu_hours, cpu_core_hours: what its processes had, used or not, while they ran: a GPU for each rank that has one, and the
+    cores of each host that the run may use. gpu_energy_kwh: of those GPUs. gpu_energy_per_token_j: of the newest steps.
+    money, money_per_hour: at the price of its project, in `currency`; per hour: now, or on average once the run has ended.
+    """
+
+    hours: float = 0.0
+    gpu_hours: float | None = None
+    cpu_core_hours: float | None = None
+    gpu_energy_kwh: float | None = None
+    gpu_energy_per_token_j: float | None = None
+    money: float | None = None
+    money_per_hour: float | None = None
+    currency: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

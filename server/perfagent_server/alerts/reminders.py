@@ -14,6 +14,8 @@ from sqlalchemy.sql.expression import func
 
 from perfagent_server.alerts.tables import alert_of
 from perfagent_server.alerts.webhooks import alert_body, delivery_id
+from perfagent_server.spending.finding_cost import with_money
+from perfagent_server.spending.run_cost import rate_of
 from perfagent_server.store.statements import insert_for
 from perfagent_server.store.tables import alert, channel, delivery
 from perfagent_server.store.tables import run as runs
@@ -82,7 +84,8 @@ def _write(
     if row is None:
         return
     body = alert_body(
-        "alert.firing", now, alert=alert_id, state="firing", finding=alert_of(row), run=row["run"],
+        "alert.firing", now, alert=alert_id, state="firing",
+        finding=with_money(alert_of(row), rate_of(connection, row["run"])), run=row["run"],
         run_name=row["name"], project=row["project"], url=link(row["run"]),
     )  # fmt: skip
     values: dict[str, Any] = {

@@ -18,6 +18,7 @@ from functools import partial
 from sqlalchemy import Connection, RowMapping, delete, select, update
 from sqlalchemy.sql.expression import func
 
+from perfagent.money import spell_money
 from perfagent.plural import some
 from perfagent.wire import Finding
 from perfagent_server.alerts import reminders
@@ -25,6 +26,7 @@ from perfagent_server.alerts.kinds import HEARTBEAT
 from perfagent_server.alerts.tables import is_for
 from perfagent_server.alerts.webhooks import delivery_id, notice_body
 from perfagent_server.database import Database
+from perfagent_server.spending.run_cost import spent_of
 from perfagent_server.store.statements import insert_for
 from perfagent_server.store.tables import alert, channel, delivery
 from perfagent_server.store.tables import run as runs
@@ -93,6 +95,9 @@ class Reports:
         lasted = spell_duration(max(0.0, row["ended"] - row["started"]))
         title = f"{row['name']} {_ENDED.get(row['state'], 'ended')} after step {row['step']:,}, in {lasted}"
         message = f"{title}. {verdict.title or verdict.message}. Alerts: {raised or 'none'}."
+        spent = spent_of(connection, row["id"])
+        if spent.money is not None:
+            message += f" It cost {spell_money(spent.money, spent.currency)}."
         for one in channels:
             if is_for(one, row["project"], row["tags"]):
                 ident = delivery_id("run.ended", row["id"], str(row["ended"]), one["id"])

@@ -26,6 +26,8 @@ from perfagent_server.alerts.kinds import HEARTBEAT
 from perfagent_server.alerts.state_machine import Change, worse
 from perfagent_server.alerts.webhooks import alert_body, delivery_id, text_json
 from perfagent_server.rules.rule import USER_ALERT
+from perfagent_server.spending.finding_cost import with_money
+from perfagent_server.spending.run_cost import rate_of
 from perfagent_server.store.statements import insert_for
 from perfagent_server.store.tables import alert, channel, delivery
 from perfagent_server.store.tables import run as runs
@@ -149,7 +151,8 @@ class _Book:
             return
         about = self.runs[run]
         body = alert_body(
-            event, self.now, alert=change.alert, state=event.removeprefix("alert."), finding=change.finding,
+            event, self.now, alert=change.alert, state=event.removeprefix("alert."),
+            finding=with_money(change.finding, rate_of(self.connection, run)),
             run=run, run_name=about["name"], project=about["project"], url=self.link(run),
         )  # fmt: skip
         newest = select(delivery.c.channel, func.max(delivery.c.created)).where(delivery.c.alert == change.alert)

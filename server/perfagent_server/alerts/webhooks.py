@@ -79,7 +79,7 @@ def alert_body(
     project: str,
     url: str,
 ) -> bytes:
-    """The body of alert.firing and alert.resolved."""
+    """The body of alert.firing and alert.resolved. finding: with what it costs, where that is known."""
     evidence = json.loads(text_json(finding.evidence))
     if len(text_json(evidence)) > _MAX_EVIDENCE_BYTES:
         evidence = {
@@ -94,7 +94,8 @@ def alert_body(
             "alert": {
                 "id": alert, "rule": finding.rule, "severity": finding.severity, "message": finding.message,
                 "since": finding.since or rfc3339(now), "ranks": finding.ranks, "state": state, "since_step": finding.since_step,
-                "title": finding.title, "cost": finding.cost,
+                "title": finding.title, "cost": finding.cost, "money_per_hour": finding.money_per_hour,
+                "currency": finding.currency,
             },
             "run": run, "run_name": run_name, "project": project, "evidence": evidence, "fix": finding.fix, "url": url,
         },

@@ -19,7 +19,10 @@ from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 __all__ = ["AdminApi", "NotThere", "add_options"]
 
 _TIMEOUT_S = 30.0
-_COMMANDS = {"GET /api/v1/keys": "`perfagent keys list`", "GET /api/v1/channels": "`perfagent channels list`"}
+_COMMANDS = {
+    "GET /api/v1/keys": "`perfagent keys list`", "GET /api/v1/channels": "`perfagent channels list`",
+    "GET /api/v1/prices": "`perfagent prices list`",
+}  # fmt: skip
 """A request that the server's words advise -> the command that makes it."""
 
 

@@ -22,6 +22,8 @@ from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
 from perfagent_server.services import Services
+from perfagent_server.spending.finding_cost import with_money
+from perfagent_server.spending.run_cost import rates_of
 from perfagent_server.store.tables import alert
 from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
@@ -280,10 +282,11 @@ def _alerts(services: Services, its: dict[Any, str | None], limit: int) -> list[
 
 
 def _shown(connection: Connection, rows: Sequence[RowMapping]) -> list[Alert]:
-    """With the silences that keep those quiet that fire."""
+    """With the silences that keep those quiet that fire, and what each costs."""
     firing = [row["id"] for row in rows if row["state"] == "firing"]
     silenced = Quiet(connection, time.time()).silenced_until(firing) if firing else {}
-    found = [alert_of(row) for row in rows]
+    rates = rates_of(connection, (row["run"] for row in rows))
+    found = [with_money(alert_of(row), rates.get(row["run"])) for row in rows]
     for one in found:
         one.silenced_until = rfc3339(silenced.get(one.id))
     return found

@@ -12,7 +12,7 @@ from perfagent.wire import Finding
 from perfagent_server.routes.dependencies import ServicesDep, known_run
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import require
-from perfagent_server.verdict.healthy import Healthy
+from perfagent_server.spending.finding_cost import with_money
 
 __all__ = ["router"]
 
@@ -29,11 +29,11 @@ class FindingList:
 @router.get("/runs/{run}/verdict", dependencies=[Depends(require("read"))], responses={200: {"model": Finding}})
 def verdict(run: KnownRun, services: ServicesDep) -> Response:
     """Healthy, or the one thing that holds the run back."""
-    found = services.engine.verdict(run)
-    return reply(found.with_figures(services.figures.of(run)) if isinstance(found, Healthy) else found)
+    return reply(services.verdict_of(run))
 
 
 @router.get("/runs/{run}/findings", dependencies=[Depends(require("read"))], responses={200: {"model": FindingList}})
 def findings(run: KnownRun, services: ServicesDep) -> Response:
     """Everything that is found now, worst first; for a run that ended also what held most of the time it ran."""
-    return reply({"findings": services.engine.findings(run)})
+    rate = services.rate_of(run)
+    return reply({"findings": [with_money(found, rate) for found in services.engine.findings(run)]})

@@ -11,7 +11,7 @@ from pydantic import ConfigDict
 from sqlalchemy import Connection
 from starlette.responses import Response
 
-from perfagent.wire import EVENT_KINDS, STATES, Latest, RunSummary, plain
+from perfagent.wire import EVENT_KINDS, STATES, Latest, RunSummary, Spent, plain
 from perfagent_server.routes.dependencies import ServicesDep, known_run
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
@@ -34,6 +34,14 @@ KnownRun = Annotated[str, Depends(known_run)]
 class RunPage:
     runs: list[RunSummary]
     next: str | None
+
+
+@dataclass(kw_only=True)
+class RunShown(RunSummary):
+    """notes: what people wrote about it; spent: what it has taken."""
+
+    notes: str
+    spent: Spent
 
 
 @dataclass
@@ -67,7 +75,7 @@ def list_runs(
     return reply({"runs": runs, "next": following})
 
 
-@router.get("/runs/{run}", dependencies=[Depends(require("read"))], responses={200: {"model": RunSummary}})
+@router.get("/runs/{run}", dependencies=[Depends(require("read"))], responses={200: {"model": RunShown}})
 def get_run(run: KnownRun, services: ServicesDep) -> Response:
     """One run."""
     return _shown(services, services.runs.get(run))
@@ -76,7 +84,7 @@ def get_run(run: KnownRun, services: ServicesDep) -> Response:
 @router.patch(
     "/runs/{run}",
     dependencies=[Depends(require("read")), Depends(require("ingest"))],
-    responses={200: {"model": RunSummary}},
+    responses={200: {"model": RunShown}},
 )
 def change_run(
     run: KnownRun, change: RunChange, request: Request, services: ServicesDep,
@@ -127,7 +135,7 @@ def _can_be_a_name(name: str) -> bool:
 def _shown(services: Services, summary: RunSummary | None) -> Response:
     if summary is None:
         raise ApiError(404, "not_found", "this run was deleted just now", "run")
-    return reply({**plain(summary), "notes": services.runs.notes(summary.run)})
+    return reply({**plain(summary), "notes": services.runs.notes(summary.run), "spent": services.spent_of(summary.run)})
 
 
 @router.delete("/runs/{run}", dependencies=[Depends(require("admin"))], status_code=204, response_class=Response)

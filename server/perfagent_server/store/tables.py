@@ -95,6 +95,11 @@ source = Table(
     Column("clock_offset_s", Float(53)),  # agent's wall clock minus ours when the first frame came
     # it sent its state: an agent, whose silence means something
     Column("heartbeat", Boolean, nullable=False, default=False),
+    Column("worked_until", Float(53)),  # the newest time in its frames, by our clock
+    Column("gpus", Integer, nullable=False, default=0, server_default="0"),
+    Column("cpu_cores", Float(53)),  # that the processes of its host may use
+    Column("gpu_energy_j", Float(53)),  # since it began
+    Column("gpu_energy_per_step_j", Float(53)),  # newest
     # all frames up to this are here; the ledger has the rest
     Column("seq_floor", BigInteger, nullable=False, default=0),
     Index(None, "run", "attempt"),
@@ -342,6 +347,16 @@ alert = Table(
     Column("snoozed_until", Float(53)),  # this alert only
     Index(None, "run", "state"),
     Index(None, "state", "since"),
+)
+
+price = Table(
+    "price",
+    metadata,
+    Column("project", String(256), primary_key=True),  # empty: every project without one
+    Column("gpu_hour", Float(53)),
+    Column("cpu_core_hour", Float(53)),
+    Column("kwh", Float(53)),
+    Column("currency", String(16), nullable=False),
 )
 
 alert_history = Table(

@@ -134,7 +134,8 @@ def test_what_became_of_a_run_is_told_once_to_who_asked_for_it(client: TestClien
     client.post("/api/v1/channels", json={"url": receiver.url, "summaries": True}, headers=ADMIN)
     client.post("/api/v1/channels", json={"url": receiver.url, "summaries": True, "projects": ["other"]}, headers=ADMIN)
     ended = Event(kind="state", time=time.time(), step=2, data={"state": "finished"})
-    send(client, frame({"loss": [2.0, 1.0]}, events=[ended]), **ADMIN)
+    client.put("/api/v1/prices", json={"cpu_core_hour": 0.0, "currency": "EUR"}, headers=ADMIN)
+    send(client, frame({"loss": [2.0, 1.0], "host/cores": [2.0, 2.0]}, events=[ended]), **ADMIN)
     until(lambda: client.get("/api/v1/runs/r1").json()["state"] == "finished")
     services = client.app.state.services  # type: ignore[attr-defined]
     reports = services.outbox.chores[0].__self__
@@ -148,7 +149,7 @@ def test_what_became_of_a_run_is_told_once_to_who_asked_for_it(client: TestClien
     data = got.json["data"]
     assert (data["run"], data["project"]) == ("r1", "p")
     assert "finished after step 2" in data["alert"]["message"]
-    assert data["alert"]["message"].endswith("Alerts: none.")
+    assert data["alert"]["message"].endswith("Alerts: none. It cost 0.00 EUR.")
 
 
 def test_a_digest_comes_in_its_intervals_and_says_what_is_open(client: TestClient, receiver: Receiver) -> None:

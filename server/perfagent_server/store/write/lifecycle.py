@@ -30,6 +30,7 @@ from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source as sources
 from perfagent_server.store.write.descriptions import Descriptions
+from perfagent_server.store.write.held import HELD, note_held
 
 __all__ = [
     "ENDED",
@@ -49,7 +50,7 @@ FRESH_S = 120.0
 JSON_SOURCE = "http-"
 """How the sources begin that this server keeps for programs without an agent (POST /log): they send when they have
 something."""
-_FIRST = struct.Struct("<d")
+_TIME = struct.Struct("<d")
 _SKEW_S = 60.0
 """A clock is off when it differs from ours by more; less may be the time that the first frame took to come."""
 _CLOCK_SET = 1e9
@@ -82,7 +83,8 @@ class _RankState(NamedTuple):
         return max(self.started, min(_our_time(self.ended or 0.0, self.clock_offset_s), self.contact + _SKEW_S))
 
 
-_SOURCE_COLUMNS = ("state", "reason", "step", "host", "pid", "started", "contact", "ended", "heartbeat")
+_TOUCHED = ("step", "contact", *HELD)
+_SOURCE_COLUMNS = ("state", "reason", "host", "pid", "started", "ended", "heartbeat", *_TOUCHED)
 _RUN_COLUMNS = (
     "project",
     "name",
@@ -123,7 +125,7 @@ _states_of_attempt = Prepared(
 _by_source = update(sources).where(sources.c.id == bindparam("_id"))
 _by_run = update(runs).where(runs.c.id == bindparam("_id"))
 _update_source = Prepared(_by_source.values({name: bindparam(name) for name in _SOURCE_COLUMNS}))
-_touch_source = Prepared(_by_source.values({name: bindparam(name) for name in ("step", "contact")}))
+_touch_source = Prepared(_by_source.values({name: bindparam(name) for name in _TOUCHED}))
 _update_run = Prepared(_by_run.values({name: bindparam(name) for name in _RUN_COLUMNS}))
 _touch_run = Prepared(_by_run.values({name: bindparam(name) for name in ("step", "updated")}))
 
@@ -188,7 +190,13 @@ class _Book:
         elif source["state"] == "lost" and self._is_fresh(frame, source):
             source["state"] = "running" if source["step"] or item.step is not None else "starting"
             self._changed(source)
-        self._began(run, source, frame)
+        # a clock may have been set since the source's first frame
+        sent = frame.sent
+        offset = sent - self.now if sent is not None and math.isfinite(sent) else source["clock_offset_s"]
+        self._began(run, source, frame, offset)
+        note_held(
+            source, frame, min(self.now, max((_our_time(time, offset) for time in _last_times(frame)), default=0.0))
+        )
         source["contact"] = self.now
         self.touched_sources[source["id"]] = None
         for event in states:
@@ -272,6 +280,11 @@ class _Book:
             "ended": None,
             "clock_offset_s": sent - self.now,
             "heartbeat": False,
+            "worked_until": None,
+            "gpus": 0,
+            "cpu_cores": None,
+            "gpu_energy_j": None,
+            "gpu_energy_per_step_j": None,
             "seq_floor": 0,
         }
         self.sources[frame.source] = source
@@ -297,12 +310,9 @@ class _Book:
         if taken and frame.attempt == run["attempt"]:
             run["step"] = max(run["step"], start - 1)
 
-    def _began(self, run: dict[str, Any], source: dict[str, Any], frame: Frame) -> None:
+    def _began(self, run: dict[str, Any], source: dict[str, Any], frame: Frame, offset: float | None) -> None:
         """A run, an attempt and a source began at the earliest time in their frames, in whatever order those come. (By
         the time of arrival, a run recorded offline would end before it began.)"""
-        offset = source["clock_offset_s"]
-        if frame.sent is not None and math.isfinite(frame.sent):
-            offset = frame.sent - self.now  # a clock may have been set since the source's first frame
         told = [_our_time(time, offset) for time in _times(frame)]
         began = min((time for time in told if time >= _CLOCK_SET), default=self.now)
         if began >= source["started"]:
@@ -377,10 +387,7 @@ class _Book:
             _update_source.many(self.connection, rows)
         rest = [source for source in self.touched_sources if source not in new and source not in self.changed_sources]
         if rest:
-            rows = [
-                {"_id": source, "step": self.sources[source]["step"], "contact": self.sources[source]["contact"]}
-                for source in rest
-            ]
+            rows = [{"_id": source, **{name: self.sources[source][name] for name in _TOUCHED}} for source in rest]
             _touch_source.many(self.connection, rows)
 
     def _judge(self, run: dict[str, Any]) -> None:
@@ -434,12 +441,18 @@ def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str,
 def _times(frame: Frame) -> list[float]:
     """The times in a frame, by its sender's clock: of its events, and of the first row of each group, which is its
     earliest (all but: to look at every row would take longer than storing them)."""
-    times = [_FIRST.unpack_from(group.time)[0] for group in frame.groups if group.rows]
+    times = [_TIME.unpack_from(group.time)[0] for group in frame.groups if group.rows]
     for event in frame.events:
         times.append(event.time)
         if event.kind == "state" and isinstance(told := event.data.get("started"), float):
             times.append(told)  # of a watcher, which may have said nothing before its script ended
     return times
+
+
+def _last_times(frame: Frame) -> list[float]:
+    """The last time of each group, which is its latest, and those of the events."""
+    times = [_TIME.unpack_from(group.time, len(group.time) - 8)[0] for group in frame.groups if group.rows]
+    return [time for time in (*times, *(event.time for event in frame.events)) if math.isfinite(time)]
 
 
 def _our_time(time: float, clock_offset_s: float | None) -> float:

@@ -1,0 +1,110 @@
+"""The prices of projects, from which runs and findings are told what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import ConfigDict, Field
+from sqlalchemy import Connection
+from starlette.responses import Response
+
+from perfagent_server.routes.dependencies import ServicesDep
+from perfagent_server.routes.problems import CLOSED, ApiError
+from perfagent_server.routes.reply import reply
+from perfagent_server.security.access import Identity, require
+from perfagent_server.security.audit import record
+from perfagent_server.spending.prices import Price, drop_price, prices, set_price
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+Project = Annotated[str, Query(max_length=128)]
+Amount = Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Currency = Annotated[str, Field(min_length=1, max_length=16, pattern=r"^\S+$")]
+
+
+@dataclass
+class NewPrice:
+    """In `currency`, such as EUR; what is left out is not priced. gpu_hour: of one GPU; cpu_core_hour: of one core;
+    kwh: of energy, which is known of GPUs only. Replaces the project's price as a whole."""
+
+    currency: Currency
+    gpu_hour: Amount = None
+    cpu_core_hour: Amount = None
+    kwh: Amount = None
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+
+@dataclass
+class PriceShown:
+    """project: empty for the price of all projects that have none of their own."""
+
+    project: str
+    gpu_hour: float | None
+    cpu_core_hour: float | None
+    kwh: float | None
+    currency: str
+
+
+@dataclass
+class PriceList:
+    prices: list[PriceShown]
+
+
+@router.get("/prices", dependencies=[Depends(require("read"))], responses={200: {"model": PriceList}})
+def list_prices(services: ServicesDep) -> Response:
+    """The prices of all projects that have one."""
+    with services.database.read() as connection:
+        known = prices(connection)
+    return reply({"prices": [_shown(project, one) for project, one in known.items()]})
+
+
+@router.put("/prices", responses={200: {"model": PriceShown}})
+def change_price(
+    asked: NewPrice, request: Request, services: ServicesDep, project: Project = "",
+    identity: Identity = Depends(require("admin")),  # noqa: B008
+) -> Response:  # fmt: skip
+    """Sets the price of a project; without one, that of all projects that have none of their own. It counts for all of
+    a run's hours, also for those before."""
+    if asked.gpu_hour is None and asked.cpu_core_hour is None and asked.kwh is None:
+        raise ApiError(422, "invalid", "one of gpu_hour, cpu_core_hour and kwh is needed", "gpu_hour")
+    one = Price(
+        gpu_hour=asked.gpu_hour, cpu_core_hour=asked.cpu_core_hour, kwh=asked.kwh, currency=asked.currency
+    )  # fmt: skip
+    audit = record(request, identity, "price.change", f"{project or 'all projects'}: {one}")
+
+    def job(connection: Connection) -> None:
+        set_price(connection, project, one)
+        audit(connection)
+
+    services.database.write(job, essential=True)
+    return reply(_shown(project, one))
+
+
+@router.delete("/prices", status_code=204, response_class=Response)
+def remove_price(
+    request: Request, services: ServicesDep, project: Project = "",
+    identity: Identity = Depends(require("admin")),  # noqa: B008
+) -> Response:  # fmt: skip
+    """Takes the price of a project away; without one, that of all projects."""
+    audit = record(request, identity, "price.remove", project or "all projects")
+
+    def job(connection: Connection) -> bool:
+        audit(connection)
+        return drop_price(connection, project)
+
+    if not services.database.write(job, essential=True):
+        raise ApiError(
+            404, "not_found", f"{project[:80] or 'all projects'} has no price; GET /api/v1/prices lists them", "project"
+        )
+    return Response(status_code=204)
+
+
+def _shown(project: str, one: Price) -> PriceShown:
+    return PriceShown(
+        project=project, gpu_hour=one.gpu_hour, cpu_core_hour=one.cpu_core_hour, kwh=one.kwh, currency=one.currency
+    )  # fmt: skip
