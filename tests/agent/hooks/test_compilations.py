@@ -46,7 +46,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Told]:
     return of
 
 
-@pytest.mark.parametrize("case", ["lengths", "breaks", "plain", "other_torch"])
+@pytest.mark.parametrize("case", ["lengths", "breaks", "plain", pytest.param("other_torch", marks=pytest.mark.long)])
 def test_losses_and_graphs_are_those_without_the_agent(told, case):
     one = told(case)
     assert one.attached["losses"] == one.without["losses"]

@@ -21,6 +21,7 @@ _SLOW_S = 0.15  # how much longer its forward pass takes: more than a step of th
 _BUFFER_BYTES = 64 * 2**20
 _THREADS_PER_CORE = 8
 _TEXT_TOKENS = 16  # of 64
+_SHORTEST, _LENGTHS = 48, 12
 _SAVED_EVERY = 10
 _SLOW_WRITE_STEPS = 8.0  # usual ones
 _EVALUATED_EVERY = 10
@@ -75,6 +76,16 @@ class Padding(Fault):
     def collated(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         tokens[:, _TEXT_TOKENS:], targets[:, _TEXT_TOKENS:] = 0, -100
         return tokens, targets
+
+
+class Recompiles(Fault):
+    def prepare(self, job: Job) -> None:
+        """No backend that generates code: it would need a C++ compiler, and what matters is how often it is asked."""
+        job.model.compile(backend="eager", dynamic=False)
+
+    def batch(self, job: Job, step: int, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        length = _SHORTEST + step % _LENGTHS
+        return tokens[:, :length], targets[:, :length]
 
 
 class ThroughputDrop(Fault):
@@ -178,6 +189,12 @@ FAULTS: tuple[Fault, ...] = (
         story=f"every text of {_TEXT_TOKENS} tokens is padded to 64, so three quarters of the work is for nothing",
         expects=("tokens_wasted",),
         min_steps=300,
+    ),
+    Recompiles(
+        name="recompiles",
+        story=f"the model is compiled, and fed texts of {_LENGTHS} lengths: it is compiled anew for each, until torch gives up",
+        expects=("recompiles",),
+        min_steps=60,
     ),
     ThroughputDrop(
         name="throughput-drop",
