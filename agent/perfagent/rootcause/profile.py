@@ -58,7 +58,7 @@ _REFUSED_ACTIVE = (
 
 class Profile:
     """One profile of `steps` steps. done: nothing more will come of it; problem: why it came to nothing, in a sentence;
-    cut_short: why it holds less than was asked for.
+    cut_short: why it holds less than was asked for; summary: what was recorded, once it is worked out.
 
     rss_bytes: gives the size of the process, or None where that is not known.
     """
@@ -71,6 +71,7 @@ class Profile:
         self.id = uuid.uuid4().hex
         self.done = False
         self.problem = self.cut_short = ""
+        self.summary: dict[str, Any] = {}
         self._clock, self._rss_bytes = clock, rss_bytes or _rss_bytes
         self._asked = clock()
         self._profiler: Any = None
@@ -356,7 +357,7 @@ class Profile:
 
     def _work_out(self) -> Upload:
         profiler, self._profiler = self._profiler, None
-        summary: dict[str, Any] = {
+        summary = self.summary = {
             "profile": self.id, "command": self.command, "first_step": self._first, "last_step": self._last,
             "duration_s": (self._ended - self._began) / 1e9,
         }  # fmt: skip

@@ -64,6 +64,34 @@ def test_a_profile_covers_exactly_the_steps_that_were_asked_for(train):
     assert calls["Optimizer.step#AdamW.step"] == 4
 
 
+def test_a_profile_that_an_alert_asked_for_explains_it_when_its_trace_is_sent(train):
+    job = train()
+    job.steps(3)
+    job.command("profile", steps=2, rule="data_bound", since_step=3)
+    job.steps(4)
+    kinds = [kind for kind, data, _ in job.sender.events if kind in ("profile", "finding", "command")]
+    assert kinds[-1] == "finding"
+    found, summary = job.finding(), summary_of(job)
+    assert (found["explains"], found["since_step"], found["severity"]) == (["data_bound"], 3, "info")
+    assert found["message"].startswith("A profile of rank 0 in steps 5 to 6 shows: Of ")
+    assert found["evidence"]["profile"] == summary["profile"]
+    assert found["evidence"]["trace"] == f"/api/v1/runs/recorded/profiles/{summary['profile']}"
+    assert found["evidence"]["shares"] == summary["shares"]
+    assert "fix" not in found, "the rule's own advice stays"
+
+
+@pytest.mark.parametrize("more", [{}, {"rule": ""}, {"rule": 7}])
+def test_a_profile_that_somebody_asks_for_explains_nothing(train, more):
+    job = train()
+    job.steps(3)
+    job.command("profile", steps=2, rule="data_bound", since_step=3)
+    job.steps(4)
+    job.command("profile", "c2", steps=2, **more)
+    job.steps(4)
+    assert [state for state, _ in answers(job, "c2")] == ["accepted", "done"]
+    assert len(job.events("finding")) == 1
+
+
 def test_the_trace_is_what_perfetto_reads(train):
     job = train()
     job.steps(2)
