@@ -155,7 +155,7 @@ class Commands:
         evidence: dict[str, Any] = {"profile": summary["profile"], "steps": [first, last], "says": says}
         evidence["shares"] = summary["shares"]
         if "trace_left_out" not in summary:
-            evidence["trace"] = f"/api/v1/runs/{quote(identity.run, safe='')}/profiles/{summary['profile']}"
+            evidence["url"] = f"/api/v1/runs/{quote(identity.run, safe='')}/profiles/{summary['profile']}"
         data = {
             "rule": asked.rule, "explains": [asked.rule], "severity": "info", "evidence": evidence,
             "message": f"A profile of rank {identity.rank} in steps {first:,} to {last:,} shows: {says[0]}",

@@ -75,7 +75,7 @@ def test_a_profile_that_an_alert_asked_for_explains_it_when_its_trace_is_sent(tr
     assert (found["explains"], found["since_step"], found["severity"]) == (["data_bound"], 3, "info")
     assert found["message"].startswith("A profile of rank 0 in steps 5 to 6 shows: Of ")
     assert found["evidence"]["profile"] == summary["profile"]
-    assert found["evidence"]["trace"] == f"/api/v1/runs/recorded/profiles/{summary['profile']}"
+    assert found["evidence"]["url"] == f"/api/v1/runs/recorded/profiles/{summary['profile']}"
     assert found["evidence"]["shares"] == summary["shares"]
     assert "fix" not in found, "the rule's own advice stays"
 
