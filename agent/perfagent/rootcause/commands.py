@@ -154,9 +154,9 @@ class Commands:
         first, last = summary["first_step"], summary["last_step"]
         evidence: dict[str, Any] = {"profile": summary["profile"], "steps": [first, last], "says": says}
         evidence["shares"] = summary["shares"]
-        if "trace_left_out" not in summary:
+        if "trace_left_out" not in summary and identity.run is not None:
             evidence["url"] = f"/api/v1/runs/{quote(identity.run, safe='')}/profiles/{summary['profile']}"
-        data = {
+        data: dict[str, Any] = {
             "rule": asked.rule, "explains": [asked.rule], "severity": "info", "evidence": evidence,
             "message": f"A profile of rank {identity.rank} in steps {first:,} to {last:,} shows: {says[0]}",
         }  # fmt: skip

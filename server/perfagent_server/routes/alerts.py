@@ -22,6 +22,7 @@ from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
 from perfagent_server.services import Services
+from perfagent_server.store.artifacts import StoredProfile
 from perfagent_server.store.tables import alert
 from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
@@ -69,9 +70,10 @@ class HistoryRow:
 
 @dataclass
 class AlertWithHistory(Alert):
-    """history: oldest first."""
+    """history: oldest first; profiles: that were taken because it fired, newest first."""
 
     history: list[HistoryRow]
+    profiles: list[StoredProfile]
 
 
 @dataclass
@@ -119,7 +121,7 @@ def one_alert(alert_id: str, services: ServicesDep) -> Response:
     with services.database.read() as connection:
         happened = history.history_of(connection, alert_id)
     shown = {name: getattr(found, name) for name in Alert.__dataclass_fields__}
-    return reply({**shown, "history": happened})
+    return reply({**shown, "history": happened, "profiles": services.profiles.of_alert(found.run, alert_id)})
 
 
 @router.post("/alerts/{alert_id}/ack", responses={200: {"model": Alert}})
