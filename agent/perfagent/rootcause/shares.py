@@ -145,11 +145,12 @@ def _copies(found: Mapping[str, float]) -> str:
 
 def _top(summary: Mapping[str, Any]) -> str:
     """The operators with the most time, on the device where one was used: their own, and with what they call."""
-    side = "device" if any(row.get("self_device_s") for row in summary["operators"]) else "cpu"
+    operators = [row for row in summary["operators"] if not row["name"].startswith(_LOADER)]
+    side = "device" if any(row.get("self_device_s") for row in operators) else "cpu"
     said = []
-    for kind, words in (("self", "Most time of their own"), ("total", "most with what they call")):
+    for kind, words in (("self", "Most time of their own"), ("total", "with what they call")):
         key = f"{kind}_{side}_s"
-        rows = sorted(summary["operators"], key=lambda row: -row.get(key, 0.0))[:_NAMED]
+        rows = sorted(operators, key=lambda row: -row.get(key, 0.0))[:_NAMED]
         named = ", ".join(f"{row['name'][:60]} ({_ms(row[key])})" for row in rows if row.get(key))
         if named:
             said.append(f"{words}: {named}")
