@@ -79,11 +79,22 @@ def _of_cause(cause: Mapping[str, Any], *, everything: bool) -> Iterator[str]:
         )
         name = f"{module.get('module')} ({module.get('class')})"
         yield f"first module with non-finite output in step {module.get('step')}: {name}{inputs}"
+    if isinstance(cause.get("profile"), str):
+        yield from _profile(cause)
     operator = cause.get("operator")
     if isinstance(operator, Mapping):
         yield f"operator: {_words(operator)}"
-    skipped = own | {"rank", "step", "loss", "grad_norm", "cause", "batch_tensor", "batch_step", "lr"}
+    skipped = own | {"profile", "steps", "says", "shares", "url"} if "profile" in cause else own
+    skipped |= {"rank", "step", "loss", "grad_norm", "cause", "batch_tensor", "batch_step", "lr"}
     yield from _plain_lines(cause, leave=skipped)
+
+
+def _profile(cause: Mapping[str, Any]) -> Iterator[str]:
+    """What it shows beside its first sentence, which is in the message, and where its trace is."""
+    says = cause.get("says")
+    yield from (f"profile: {one}" for one in (says[1:] if isinstance(says, list) else ()))
+    trace = f", trace for ui.perfetto.dev at {cause['url']}" if "url" in cause else ""
+    yield f"profile: `perfagent profile RUN --show {cause['profile'][:12]}`{trace}"
 
 
 def _batch(batch: Mapping[str, Any], what: str) -> Iterator[str]:

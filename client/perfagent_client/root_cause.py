@@ -1,5 +1,5 @@
 """`perfagent profile` and `perfagent stacks`: a running training is asked, waited for, and its answer shown. RUN: id or
-name.
+name. `perfagent profile --list` and `--show` ask nobody: they show what the run has.
 
 Waited is for as long as somebody can answer: not when the run has ended or is lost, nor for ranks that are. Of a rank
 that has not answered a line says why, and the exit code is 1."""
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from perfagent.command_line.option_types import number_above, whole_number
-from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.errors import PerfagentError
+from perfagent_client import profiles
 from perfagent_client.client import Client
 from perfagent_client.commands import output
 from perfagent_client.connection import add_options, add_run, print_json, reader
@@ -25,16 +25,19 @@ from perfagent_client.connection import found as find
 __all__ = ["profile", "stacks"]
 
 POLL_S = 0.5
-SHOWN = 15
 _OVER = ("finished", "failed", "oom", "killed", "preempted", "lost")
 """States of a run that answers nothing any more, as far as can be known."""
 
 
 def profile(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Profiles some steps of a running training with torch.profiler; shows its operators, -o keeps its trace."
+        "Profiles some steps of a running training with torch.profiler; shows what took the time, -o keeps the trace. "
+        "Or shows a profile that was taken before, by somebody or by a rule."
     )
     add_run(parser)
+    before = parser.add_mutually_exclusive_group()
+    before.add_argument("--list", action="store_true", help="the profiles that the run has, and why each was taken")
+    before.add_argument("--show", metavar="ID", help="one of these, by its id or the beginning of it")
     parser.add_argument("--steps", type=whole_number(1, 100), default=5, metavar="N", help="1 to 100 (default 5)")
     parser.add_argument(
         "--rank", type=whole_number(0), default=0, metavar="R", help="the rank that is profiled (default 0)"
@@ -46,7 +49,7 @@ def profile(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="write the trace here (.json.gz, for ui.perfetto.dev)"
     )
     _waiting(parser, 120.0)
-    parser.set_defaults(run=_profile)
+    parser.set_defaults(run=_profile_or_list)
 
 
 def stacks(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +74,24 @@ def _waiting(parser: argparse.ArgumentParser, default: float) -> None:
     add_options(parser)
 
 
+def _profile_or_list(arguments: argparse.Namespace) -> int:
+    if not arguments.list and arguments.show is None:
+        return _profile(arguments)
+    with reader(arguments) as client:
+        run = find(client, arguments.name_or_id).run
+        if arguments.list:
+            listed = client.profiles(run)
+            if arguments.json:
+                print_json({"profiles": listed})
+            else:
+                profiles.show_list(listed)
+            return 0
+        found = profiles.find(client, run, arguments.show)
+        _save(client, run, found, arguments.output)
+    _tell(arguments, found, "")
+    return 0
+
+
 def _profile(arguments: argparse.Namespace) -> int:
     params: dict[str, Any] = {"steps": arguments.steps}
     params |= {name: True for name in ("shapes", "memory", "python") if getattr(arguments, name)}
@@ -87,37 +108,30 @@ def _profile(arguments: argparse.Namespace) -> int:
                 "the profile was taken, but has not arrived; `GET /runs/RUN/profiles` lists it when it has"
             )
         found = client.operators(run, found["id"])
-        if arguments.output is not None:
-            with output(arguments.output) as file:
-                for piece in client.trace(run, found["id"]):
-                    file.write(piece)
+        _save(client, run, found, arguments.output)
     cut_short = next((one["message"] for one in order["sources"] if one["state"] == "done" and one["message"]), "")
-    if arguments.json:
-        print_json({**found, "cut_short": cut_short} if cut_short else found)
-    else:
-        _table(found)
-        if cut_short:
-            print(f"\n{cut_short}")
-        if arguments.output is not None:
-            print(f"\ntrace: {arguments.output} (open it at https://ui.perfetto.dev)")
-        elif found["note"]:
-            print(f"\nno trace: {found['note']}")
+    _tell(arguments, found, cut_short)
     return 0
 
 
-def _table(found: dict[str, Any]) -> None:
-    steps = f"steps {found['first_step']} to {found['last_step']}, {found['duration_s']:.3g} s"
-    idle = found["gaps"].get("idle_pct")
-    what = {"device": "the device idle", "operators": "outside of operators"}.get(found["gaps"].get("of", ""), "idle")
-    print(f"rank {found['rank']}, {steps}" + (f", {what} {idle:.0f} % of the time" if idle is not None else ""))
-    device = any("self_device_s" in row for row in found["operators"])
-    head = ["OPERATOR", "CALLS", "SELF CPU ms", "TOTAL CPU ms", *(("SELF GPU ms", "TOTAL GPU ms") if device else ())]
-    names = ["self_cpu_s", "total_cpu_s", *(("self_device_s", "total_device_s") if device else ())]
-    rows = [
-        [row["name"][:50], str(row["calls"]), *(f"{1000 * row.get(name, 0.0):.3f}" for name in names)]
-        for row in found["operators"][:SHOWN]
-    ]
-    Screen().table(Table(head, rows, right=range(1, len(head))))
+def _save(client: Client, run: str, found: dict[str, Any], file: Path | None) -> None:
+    if file is not None:
+        with output(file) as trace:
+            for piece in client.trace(run, found["id"]):
+                trace.write(piece)
+
+
+def _tell(arguments: argparse.Namespace, found: dict[str, Any], cut_short: str) -> None:
+    if arguments.json:
+        print_json({**found, "cut_short": cut_short} if cut_short else found)
+        return
+    profiles.show(found)
+    if cut_short:
+        print(f"\n{cut_short}")
+    if arguments.output is not None:
+        print(f"\ntrace: {arguments.output} (open it at https://ui.perfetto.dev)")
+    elif found["note"]:
+        print(f"\nno trace: {found['note']}")
 
 
 def _stacks(arguments: argparse.Namespace) -> int:

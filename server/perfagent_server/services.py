@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +24,7 @@ from perfagent_server.ingest.json_rows import LogRows
 from perfagent_server.live.hub import Hub
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.runs.figures import Figures
+from perfagent_server.runs.rule_profiles import RuleProfiles
 from perfagent_server.runs.run_commands import Orders
 from perfagent_server.runs.run_queries import Runs
 from perfagent_server.security.access import Access
@@ -55,6 +57,7 @@ class Services:
     rule_settings: RuleSettings
     outbox: Outbox
     orders: Orders
+    rule_profiles: RuleProfiles
     profiles: Profiles
     compactor: Compactor
     retention: Retention
@@ -71,7 +74,7 @@ class Services:
         """Every counter of every part, by part: what /api/v1/self and /metrics show."""
         parts: dict[str, Any] = {
             "ingest": self.ingest, "live": self.hub, "rules": self.engine, "outbox": self.outbox, "compactor": self.compactor,
-            "retention": self.retention, "commands": self.orders,
+            "retention": self.retention, "commands": self.orders, "rule_profiles": self.rule_profiles,
         }  # fmt: skip
         counted = {name: dict(getattr(part, "counters", {})) for name, part in parts.items()}
         counted["ingest"]["waiting"] = self.ingest.waiting
@@ -138,6 +141,7 @@ def open_services(settings: Settings) -> Services:
             hub.publish_run(summary)
 
     rule_settings = RuleSettings(database, settings.data / RULES_FILE)
+    rule_profiles = RuleProfiles(database, orders, rule_settings.takes_profile)
     engine = Engine(
         database,
         store,
@@ -146,7 +150,7 @@ def open_services(settings: Settings) -> Services:
         link=link,
         on_deliveries=outbox.wake,
         on_states=publish_runs,
-        on_fire=lambda run, finding: ask_ranks(orders, run, finding),
+        on_fire=partial(_ask_run, orders, rule_profiles),
     )
     figures = Figures(database, store)
 
@@ -182,6 +186,7 @@ def open_services(settings: Settings) -> Services:
         rule_settings=rule_settings,
         outbox=outbox,
         orders=orders,
+        rule_profiles=rule_profiles,
         profiles=Profiles(database),
         compactor=Compactor(database),
         retention=Retention(database, store, _policy(settings), on_deleted=forget),
@@ -204,11 +209,13 @@ def _policy(settings: Settings) -> RetentionPolicy:
     )
 
 
-def ask_ranks(orders: Orders, run: str, finding: Finding) -> None:
-    """An alert fired: every rank of the run gets the command that its rule asks for."""
+def _ask_run(orders: Orders, rule_profiles: RuleProfiles, run: str, alert: str, finding: Finding) -> None:
+    """An alert fired: every rank of the run gets the command that its rule asks for, and one may be profiled."""
     rule = next((rule for rule in all_rules() if rule.id == finding.rule), None)
     if rule is not None and rule.asks_for:
-        orders.ask(run, rule.asks_for, rule=rule.id, why=finding.message)
+        orders.ask(run, rule.asks_for, rule=rule.id, why=finding.message, alert=alert)
+    if rule is not None and rule.profile_helps:
+        rule_profiles.fired(run, alert, finding)
 
 
 def _private_folder(folder: Path) -> None:

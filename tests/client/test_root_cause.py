@@ -218,6 +218,53 @@ def test_a_profile_is_not_waited_for_when_its_training_is_gone(job: Job, how: st
     going.join()
 
 
+def profiles_in(job: Job) -> None:
+    """Two that the run has, as agents send them: an older one's has no words."""
+    shares = {"steps_s": 0.5, "loader_s": 0.4}
+    says = ["Of 500 ms for 2 steps, the host spent 80 % in the data loader.", "Copies took 3 ms."]
+    longest = [{"s": 0.2, "after": "aten::mm", "before": "aten::stack", "at_s": 0.0}]
+    gaps = {"of": "operators", "busy_s": 0.1, "idle_s": 0.4, "idle_pct": 80.0, "longest": longest}
+    first = {
+        "profile": "ab12cd34ef56ab78",
+        "command": "cm_1",
+        "first_step": 3,
+        "last_step": 4,
+        "duration_s": 0.5,
+        "parts": 0,
+    }
+    second = {**first, "profile": "ab99", "shares": shares, "says": says, "gaps": gaps, "operators": [
+        {"name": "aten::mm", "calls": 4, "self_cpu_s": 0.05, "total_cpu_s": 0.06}
+    ]}  # fmt: skip
+    events = [Event(kind="profile", time=at, step=4, data=data) for at, data in ((2.0, first), (3.0, second))]
+    job.send(0, *events)
+
+
+def test_profiles_are_listed_with_what_they_show_and_one_is_shown_by_the_beginning_of_its_id(
+    job: Job, capsys: Any
+) -> None:
+    job.start(0, world_size=1)
+    assert run(root_cause.profile, job, "--list") == 0
+    assert capsys.readouterr().out == "no profiles; without --list one is taken\n"
+    profiles_in(job)
+    assert run(root_cause.profile, job, "--list") == 0
+    head, newest, older = capsys.readouterr().out.splitlines()
+    assert head.split() == ["ID", "TAKEN", "RANK", "STEPS", "BECAUSE", "OF", "TRACE", "WHAT", "IT", "SHOWS"]
+    assert newest.startswith("ab99 ")
+    assert newest.endswith("80 % in the data loader.")
+    assert older.startswith("ab12cd34ef56 ")
+    assert run(root_cause.profile, job, "--show", "ab9") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("rank 0, steps 3 to 4, 0.5 s, outside of operators 80 % of the time\n  Of 500 ms for 2 ")
+    assert "Longest gaps between operators: 200 ms after aten::mm, before aten::stack." in shown
+    assert "aten::mm      4       50.000        60.000" in shown
+    assert run(root_cause.profile, job, "--list", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)["profiles"]
+    assert [one["id"] for one in listed] == ["ab99", "ab12cd34ef56ab78"]
+    for beginning, says in (("ab", "has 2 profiles"), ("x", "has no profile")):
+        with pytest.raises(PerfagentError, match=f"{says} whose id begins with '{beginning}'"):
+            run(root_cause.profile, job, "--show", beginning)
+
+
 def test_a_profile_that_was_cut_short_says_so(job: Job, capsys: Any) -> None:
     job.start(0, world_size=1)
 

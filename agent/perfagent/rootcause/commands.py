@@ -10,10 +10,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from perfagent.rootcause.profile import MOST_STEPS, Profile
 from perfagent.step.state import now
+from perfagent.wire.limits import whole
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
@@ -28,6 +31,20 @@ _LATER_S = 1.0
 """The stacks are on their way by then: should the recorder of collectives not answer, they are known all the same."""
 
 
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The alert for which a profile is taken, as the server names it: by its rule and the step in which it began."""
+
+    rule: str
+    since_step: int | None
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> Explained | None:
+        """None where nobody but a person asked."""
+        rule = parameters.get("rule")
+        return cls(rule[:64], whole(parameters.get("since_step"))) if isinstance(rule, str) and rule else None
+
+
 class Commands:
     """Obeys the commands that one process is given."""
 
@@ -35,6 +52,7 @@ class Commands:
         self._investigator = investigator
         self._seen: deque[str] = deque(maxlen=_REMEMBERED)
         self._profile: Profile | None = None
+        self._explained: Explained | None = None  # by that profile
         self._collectives: tuple[float, str] | None = None  # when they are looked at, and for which command
 
     def obey(self, command: Mapping[str, Any]) -> None:
@@ -81,6 +99,8 @@ class Commands:
             self._answer(profile.command, "profile", "refused", profile.problem)
         else:
             self._answer(profile.command, "profile", "done", profile.cut_short, profile=profile.id)
+            if self._explained is not None:
+                self._explain(self._explained, profile.summary)
 
     def _stacks(self, identity: str, parameters: Mapping[str, Any]) -> None:
         from perfagent.rootcause.stacks import all_stacks
@@ -121,8 +141,28 @@ class Commands:
         else:
             options = {name: parameters.get(name) is True for name in ("shapes", "memory", "python")}
             self._profile = Profile(self._investigator, identity, steps, options)
+            self._explained = Explained.of(parameters)
             self._answer(identity, "profile", "accepted", profile=self._profile.id)
             self._investigator.add(self._profile)
+
+    def _explain(self, asked: Explained, summary: Mapping[str, Any]) -> None:
+        """What the profile shows becomes part of the alert whose rule asked for it."""
+        says = summary.get("says")
+        if not says:
+            return
+        identity = self._investigator.sender.identity
+        first, last = summary["first_step"], summary["last_step"]
+        evidence: dict[str, Any] = {"profile": summary["profile"], "steps": [first, last], "says": says}
+        evidence["shares"] = summary["shares"]
+        if "trace_left_out" not in summary and identity.run is not None:
+            evidence["url"] = f"/api/v1/runs/{quote(identity.run, safe='')}/profiles/{summary['profile']}"
+        data: dict[str, Any] = {
+            "rule": asked.rule, "explains": [asked.rule], "severity": "info", "evidence": evidence,
+            "message": f"A profile of rank {identity.rank} in steps {first:,} to {last:,} shows: {says[0]}",
+        }  # fmt: skip
+        if asked.since_step is not None:
+            data["since_step"] = asked.since_step
+        self._investigator.sender.event("finding", data, step=last)
 
     def _sampling(self, identity: str, parameters: Mapping[str, Any]) -> None:
         budget, period = parameters.get("overhead_budget_pct"), parameters.get("sample_s")

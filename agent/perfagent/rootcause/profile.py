@@ -58,7 +58,7 @@ _REFUSED_ACTIVE = (
 
 class Profile:
     """One profile of `steps` steps. done: nothing more will come of it; problem: why it came to nothing, in a sentence;
-    cut_short: why it holds less than was asked for.
+    cut_short: why it holds less than was asked for; summary: what was recorded, once it is worked out.
 
     rss_bytes: gives the size of the process, or None where that is not known.
     """
@@ -71,6 +71,7 @@ class Profile:
         self.id = uuid.uuid4().hex
         self.done = False
         self.problem = self.cut_short = ""
+        self.summary: dict[str, Any] = {}
         self._clock, self._rss_bytes = clock, rss_bytes or _rss_bytes
         self._asked = clock()
         self._profiler: Any = None
@@ -355,10 +356,8 @@ class Profile:
             self.done = True
 
     def _work_out(self) -> Upload:
-        from perfagent.rootcause import trace
-
         profiler, self._profiler = self._profiler, None
-        summary: dict[str, Any] = {
+        summary = self.summary = {
             "profile": self.id, "command": self.command, "first_step": self._first, "last_step": self._last,
             "duration_s": (self._ended - self._began) / 1e9,
         }  # fmt: skip
@@ -366,17 +365,7 @@ class Profile:
             summary["cut_short"] = self.cut_short
         events = profiler.profiler.kineto_results.events()
         if len(events) <= MOST_EVENTS:
-            cpu, device = trace.record(events)
-            # not the one that was cut off
-            names = {f"ProfilerStep#{step}" for step in range(self._first, self._last + 1)}
-            steps = [one for one in cpu if one.name in names]
-            summary["operators"] = trace.operators(cpu)
-            if steps:
-                began, ended = min(one.start for one in steps), max(one.end for one in steps)
-                inside = [one for one in cpu if began <= one.start and one.end <= ended]
-                summary["gaps"] = trace.gaps(
-                    inside, [one for one in device if one[0] >= began], steps[0].thread, began, ended
-                )
+            summary |= self._summed_up(events)
         summary["events"] = len(events)
         del events
         sender = self._investigator.sender
@@ -394,6 +383,25 @@ class Profile:
             return Upload(sender, summary, None, step=self._last)
         summary["trace_bytes"], summary["plain_bytes"] = sizes[1], sizes[0]
         return Upload(sender, summary, packed, step=self._last)
+
+    def _summed_up(self, events: Any) -> dict[str, Any]:
+        """The operators; of whole steps also the gaps, how their time is divided, and that in words."""
+        from perfagent.rootcause import trace
+        from perfagent.rootcause.shares import sentences, shares
+
+        records = trace.record(events)
+        found: dict[str, Any] = {"operators": trace.operators(records.cpu)}
+        # not the one that was cut off
+        names = {f"ProfilerStep#{step}" for step in range(self._first, self._last + 1)}
+        steps = [one for one in records.cpu if one.name in names]
+        if steps:
+            began, ended, thread = min(one.start for one in steps), max(one.end for one in steps), steps[0].thread
+            inside = [one for one in records.cpu if began <= one.start and one.end <= ended]
+            device = [one for one in records.device if one[0] >= began]
+            found["gaps"] = trace.gaps(inside, device, thread, began, ended)
+            found["shares"] = shares(trace.Records(inside, device, records.collectives), thread, began, ended)
+            found["says"] = sentences({**found, "first_step": self._first, "last_step": self._last})
+        return found
 
     def _write(self, profiler: Any) -> tuple[Path, tuple[int, int]]:
         """The trace as a compressed file, and its bytes before and after. Raises OSError, and leaves nothing then."""

@@ -13,13 +13,15 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from perfagent.redaction import redacted_text
 
-__all__ = ["Recorded", "compress", "gaps", "operators", "record"]
+__all__ = ["Recorded", "Records", "compress", "gaps", "operators", "record"]
 
 MOST_OPERATORS = 100
+LARGEST_TOTALS = 20
+"""Also listed: those that take the most with what they call, however little of it is their own."""
 MOST_GAPS = 20
 _STEP = "ProfilerStep#"
 _YIELD_EVERY = 5000  # events, after which the interpreter is offered to the training thread
@@ -28,6 +30,8 @@ _OWN_WORDS = (
 )  # fmt: skip
 _CALL = re.compile("(cuda|cu|hip)[A-Z]")
 """A call of the runtime's or the driver's, by its name: cudaLaunchKernel, cuLaunchKernelEx."""
+_HOST_COLLECTIVE = re.compile("(gloo|mpi|ucc):")
+"""A collective as its backend records it, on its own thread: gloo:all_reduce."""
 _NAME = re.compile(r'^(\s*"name": )"(.*)"(,?\s*)$', re.DOTALL)
 
 
@@ -60,10 +64,18 @@ class Recorded:
     kernels: list[tuple[int, int]] = field(default_factory=list)
 
 
-def record(events: Iterable[Event]) -> tuple[list[Recorded], list[tuple[int, int, str]]]:
-    """The operators of the CPU, each with what it started on a device, and everything that ran on a device (start, end,
-    name)."""
+class Records(NamedTuple):
+    """cpu: the operators of the CPU, each with what it started on a device; device: everything that ran on a device
+    (start, end, name); collectives: when those of a backend on the host ran."""
+
+    cpu: list[Recorded]
+    device: list[tuple[int, int, str]]
+    collectives: list[tuple[int, int]]
+
+
+def record(events: Iterable[Event]) -> Records:
     cpu: list[Recorded] = []
+    collectives: list[tuple[int, int]] = []
     by_correlation: dict[int, Recorded] = {}
     calls: list[tuple[Recorded, int]] = []  # of CUDA's library, with the number of the operator that made each
     kernels: list[tuple[int, int, str, int]] = []
@@ -71,9 +83,11 @@ def record(events: Iterable[Event]) -> tuple[list[Recorded], list[tuple[int, int
         if count % _YIELD_EVERY == 0:
             time.sleep(0)
         if str(event.device_type()).endswith("CPU"):
-            if event.is_async():
-                continue
             span = event.start_ns(), event.end_ns()
+            if event.is_async():
+                if _HOST_COLLECTIVE.match(_name_of(event)):
+                    collectives.append(span)
+                continue
             kinds = bool(event.is_user_annotation()), bool(event.is_python_function())
             one = Recorded(_name_of(event), *span, event.start_thread_id(), *kinds)
             cpu.append(one)
@@ -91,7 +105,7 @@ def record(events: Iterable[Event]) -> tuple[list[Recorded], list[tuple[int, int
         starter = by_correlation.get(linked)
         if linked and starter is not None:
             starter.kernels.append((start, end))
-    return cpu, sorted((start, end, name) for start, end, name, _ in kernels)
+    return Records(cpu, sorted((start, end, name) for start, end, name, _ in kernels), collectives)
 
 
 def _name_of(event: Event) -> str:
@@ -120,8 +134,11 @@ def operators(cpu: list[Recorded]) -> list[dict[str, Any]]:
         while open_:
             _close(open_, table)
     listed = [(name, sums) for name, sums in table.items() if not name.startswith(_STEP)]
+    listed.sort(key=lambda item: -max(item[1].total_cpu, item[1].total_device))
+    totals = {name for name, _ in listed[:LARGEST_TOTALS]}
     listed.sort(key=lambda item: -max(item[1].self_cpu, item[1].self_device))
-    return [{"name": name, **sums.shown()} for name, sums in listed[:MOST_OPERATORS]]
+    kept = listed[:MOST_OPERATORS] + [one for one in listed[MOST_OPERATORS:] if one[0] in totals]
+    return [{"name": name, **sums.shown()} for name, sums in kept]
 
 
 @dataclass(slots=True)

@@ -229,8 +229,11 @@ def _keep_what_joined(known: Finding, found: Finding) -> None:
         **found.evidence,
         **{key: known.evidence[key] for key in ("also", "causes") if key in known.evidence},
     }
-    if _first_cause(known) is not None:
-        found.message, found.fix = _with_its_cause(found.message, known), known.fix
+    cause = _first_cause(known)
+    if cause is not None:
+        found.message = _with_its_cause(found.message, known)
+        if "profile" not in cause:  # a profile shows where the time went; its rule says what to do, and may change it
+            found.fix = known.fix
 
 
 def _with_its_cause(message: str, known: Finding) -> str:

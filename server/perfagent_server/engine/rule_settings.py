@@ -16,7 +16,7 @@ from sqlalchemy import Connection, delete, select
 
 from perfagent.errors import ConfigError
 from perfagent_server.database import Database
-from perfagent_server.rules.catalogue import Overrides, all_rules, overridden, rules_for, with_overrides
+from perfagent_server.rules.catalogue import Configured, Overrides, all_rules, overridden, rules_for, with_overrides
 from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.rule import Rule
 from perfagent_server.store.statements import put
@@ -50,11 +50,17 @@ class RuleSettings:
                 self._plans[key] = Plan(rules_for(*self._overrides(project), off=off))
             return self._plans[key]
 
-    def rules_of(self, project: str) -> list[tuple[Rule, bool]]:
-        """Every rule with the thresholds of this project, and whether it is switched on."""
+    def rules_of(self, project: str) -> list[Configured]:
+        """Every rule as it is set for this project."""
         with self._lock:
             overrides = self._overrides(project)
         return [with_overrides(rule, overrides) for rule in all_rules()]
+
+    def takes_profile(self, project: str, rule: str) -> bool:
+        """Whether an alert of this rule has a run of this project profiled."""
+        with self._lock:
+            given = [one.get(rule, {}).get("profile") for one in self._overrides(project)]
+        return bool(next((switch for switch in reversed(given) if switch is not None), False))
 
     def check(self, rule: str, settings: Mapping[str, Any]) -> None:
         """Raises ConfigError for a rule or a setting that there is not."""
@@ -128,5 +134,17 @@ def _checked(rules: Any) -> Overrides:
         rest = dict(settings)
         if not isinstance(rest.pop("enabled", True), bool):
             raise ConfigError(f"{name}.enabled must be true or false, not {settings['enabled']!r:.80}")
+        _check_profile(known[name], rest.pop("profile", False))
         overridden(known[name], rest)
     return rules
+
+
+def _check_profile(rule: Rule, switch: Any) -> None:
+    if not isinstance(switch, bool):
+        raise ConfigError(f"{rule.id}.profile must be true or false, not {switch!r:.80}")
+    if switch and not rule.profile_helps:
+        helped = ", ".join(one.id for one in all_rules() if one.profile_helps)
+        raise ConfigError(
+            f"{rule.id}.profile cannot be true: a profile of some steps does not show what this rule is about; it does "
+            f"for {helped}"
+        )

@@ -87,9 +87,9 @@ class Engine:
     """start() and stop() the thread; wake() after each commit; run_once() does one round by hand (tests, backtests).
 
     plan_of: the rules of a run. link: the address of a run's page, for webhooks. on_deliveries: called after deliveries
-    were written (wakes the outbox); on_states: with the runs that were just called lost; on_fire: with each finding
-    that became an alert, or opened one again. clock: wall clock, Unix seconds; monotonic: measures silence, so that a
-    jump of the wall clock looks like nothing.
+    were written (wakes the outbox); on_states: with the runs that were just called lost; on_fire: with the run, the id
+    and the finding of each alert that fires, or opens again. clock: wall clock, Unix seconds; monotonic: measures
+    silence, so that a jump of the wall clock looks like nothing.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Engine:
         link: Callable[[str], str] = "http://127.0.0.1:8420/run/{}".format,
         on_deliveries: Callable[[], None] | None = None,
         on_states: Callable[[list[str]], None] | None = None,
-        on_fire: Callable[[str, Finding], None] | None = None,
+        on_fire: Callable[[str, str, Finding], None] | None = None,
         checkpoint_s: float = CHECKPOINT_S,
     ) -> None:
         self._database, self._store, self._hub = database, store, hub
@@ -423,7 +423,7 @@ class Engine:
         if self.on_fire is not None:
             for run, change in changes:
                 if change.kind in ("fire", "reopen"):
-                    self.on_fire(run, change.finding)
+                    self.on_fire(run, change.alert, change.finding)
         if self._hub is not None:
             for alert in alerts:
                 self._hub.publish_alert(alert)

@@ -24,6 +24,7 @@ from perfagent_server.security.audit import record
 from perfagent_server.services import Services
 from perfagent_server.spending.finding_cost import with_money
 from perfagent_server.spending.run_cost import rates_of
+from perfagent_server.store.artifacts import StoredProfile
 from perfagent_server.store.tables import alert
 from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
@@ -71,9 +72,10 @@ class HistoryRow:
 
 @dataclass
 class AlertWithHistory(Alert):
-    """history: oldest first."""
+    """history: oldest first; profiles: that were taken because it fired, newest first."""
 
     history: list[HistoryRow]
+    profiles: list[StoredProfile]
 
 
 @dataclass
@@ -121,7 +123,7 @@ def one_alert(alert_id: str, services: ServicesDep) -> Response:
     with services.database.read() as connection:
         happened = history.history_of(connection, alert_id)
     shown = {name: getattr(found, name) for name in Alert.__dataclass_fields__}
-    return reply({**shown, "history": happened})
+    return reply({**shown, "history": happened, "profiles": services.profiles.of_alert(found.run, alert_id)})
 
 
 @router.post("/alerts/{alert_id}/ack", responses={200: {"model": Alert}})

@@ -29,11 +29,14 @@ Project = Annotated[str, Query(max_length=128)]
 @dataclass
 class RuleShown:
     """reads: the series, events and clock that it is judged on; charts: the series on whose charts its alert is marked,
-    the first that a run has; thresholds, defaults, units, life: by name; words: name, meaning, when it fires and
-    remedies by cause ("" is the usual one), in English and Chinese."""
+    the first that a run has; profile: its alerts have the run profiled; profile_helps: that may be switched on;
+    thresholds, defaults, units, life: by name; words: name, meaning, when it fires and remedies by cause ("" is the
+    usual one), in English and Chinese."""
 
     rule: str
     enabled: bool
+    profile: bool
+    profile_helps: bool
     name: str
     description: str
     severities: list[str]
@@ -54,9 +57,11 @@ class RuleList:
 
 @dataclass
 class RuleChange:
-    """thresholds: those that are not the rule's own; all others are. enabled: false switches the rule off."""
+    """thresholds: those that are not the rule's own; all others are. enabled: false switches the rule off. profile: true
+    has the run profiled when an alert of the rule fires; left out, what rules.toml says counts."""
 
     enabled: bool = True
+    profile: bool | None = None
     thresholds: dict[str, float] = field(default_factory=dict)
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -66,7 +71,7 @@ class RuleChange:
 def list_rules(services: ServicesDep, project: Project = "") -> Response:
     """Every rule that judges runs, in the order of verdicts. `project`: with the thresholds of this project."""
     rules = services.rule_settings.rules_of(project)
-    return reply({"rules": [describe(rule, enabled=enabled) for rule, enabled in rules]})
+    return reply({"rules": [describe(one) for one in rules]})
 
 
 @router.put("/rules/{rule}", responses={200: {"model": RuleShown}})
@@ -77,11 +82,14 @@ def change_rule(
     """Sets a rule for a project; for all projects without one. It counts from the next sample on, and wins over
     rules.toml."""
     _known(rule)
-    settings = {**change.thresholds, "enabled": change.enabled}
+    settings: dict[str, Any] = {**change.thresholds, "enabled": change.enabled}
+    if change.profile is not None:
+        settings["profile"] = change.profile
     try:
         services.rule_settings.check(rule, settings)
     except ConfigError as error:
-        raise ApiError(422, "invalid", str(error), "thresholds") from error
+        field = "profile" if str(error).startswith(f"{rule}.profile ") else "thresholds"
+        raise ApiError(422, "invalid", str(error), field) from error
     audit = record(request, identity, "rule.change", f"{rule} of {project or 'all projects'}: {settings}")
 
     def job(connection: Connection) -> None:
@@ -119,4 +127,4 @@ def _known(rule: str) -> None:
 
 def _shown(services: Services, rule: str, project: str) -> Response:
     found = services.rule_settings.rules_of(project)
-    return reply(next(describe(one, enabled=enabled) for one, enabled in found if one.id == rule))
+    return reply(next(describe(one) for one in found if one.rule.id == rule))

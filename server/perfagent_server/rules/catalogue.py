@@ -1,7 +1,7 @@
 """Every rule that there is, and the rules of a project: found in this package, so that a new rule is one file.
 
-Overrides are one mapping of a rule's id to its settings: thresholds by name, and `enabled`. The same format stands in
-`rules.toml` and in the body of `PUT /api/v1/rules/{rule}`.
+Overrides are one mapping of a rule's id to its settings: thresholds by name, `enabled` and `profile`. The same format
+stands in `rules.toml` and in the body of `PUT /api/v1/rules/{rule}`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,23 @@ import pkgutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfagent.errors import ConfigError
 from perfagent_server import rules as package
 from perfagent_server.rules.rule import Every, Rule, Series, unit_of
 
-__all__ = ["Overrides", "all_rules", "describe", "inputs", "overridden", "rules_for", "with_overrides"]
+__all__ = ["Configured", "Overrides", "all_rules", "describe", "inputs", "overridden", "rules_for", "with_overrides"]
 
 Overrides = Mapping[str, Mapping[str, Any]]
+
+
+class Configured(NamedTuple):
+    """A rule with the thresholds of a project. profile: whether its alerts have the run profiled."""
+
+    rule: Rule
+    enabled: bool
+    profile: bool
 
 
 @cache
@@ -47,16 +55,16 @@ def rules_for(*overrides: Overrides, off: Collection[str] = ()) -> tuple[Rule, .
     """The rules that judge a run. overrides: from the weakest to the strongest, as the settings of the server and of
     the project say; off: rules that are switched off for this run. Raises ConfigError for a setting that is none."""
     judged = (with_overrides(rule, overrides) for rule in all_rules() if rule.id not in off)
-    return tuple(rule for rule, enabled in judged if enabled)
+    return tuple(one.rule for one in judged if one.enabled)
 
 
-def with_overrides(rule: Rule, overrides: Sequence[Overrides]) -> tuple[Rule, bool]:
-    """The rule with these settings, from the weakest to the strongest, and whether it is switched on."""
+def with_overrides(rule: Rule, overrides: Sequence[Overrides]) -> Configured:
+    """The rule with these settings, from the weakest to the strongest."""
     settings: dict[str, Any] = {}
     for one in overrides:
         settings.update(one.get(rule.id, {}))
-    enabled = bool(settings.pop("enabled", True))
-    return overridden(rule, settings), enabled
+    enabled, profile = bool(settings.pop("enabled", True)), bool(settings.pop("profile", False))
+    return Configured(overridden(rule, settings), enabled, profile)
 
 
 def overridden(rule: Rule, settings: Mapping[str, Any]) -> Rule:
@@ -65,7 +73,9 @@ def overridden(rule: Rule, settings: Mapping[str, Any]) -> Rule:
     changed = {}
     for name, value in settings.items():
         if name not in known:
-            raise ConfigError(f"{rule.id} has no threshold {name!r}; it has {', '.join(known)}, and `enabled`")
+            raise ConfigError(
+                f"{rule.id} has no threshold {name!r}; it has {', '.join(known)}, `enabled` and `profile`"
+            )
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(f"{rule.id}.{name} must be a number, not {value!r:.80}")
         if isinstance(known[name], int) and value != int(value):
@@ -74,8 +84,9 @@ def overridden(rule: Rule, settings: Mapping[str, Any]) -> Rule:
     return replace(rule, **changed) if changed else rule  # type: ignore[type-var]
 
 
-def describe(rule: Rule, *, enabled: bool = True) -> dict[str, Any]:
+def describe(configured: Configured) -> dict[str, Any]:
     """A rule as GET /rules shows it."""
+    rule = configured.rule
     defaults = {one.id: one for one in all_rules()}[rule.id].thresholds()
     life = {field.name: getattr(rule.life, field.name) for field in fields(rule.life)}
     words = {
@@ -87,7 +98,9 @@ def describe(rule: Rule, *, enabled: bool = True) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "rule": rule.id,
-        "enabled": enabled,
+        "enabled": configured.enabled,
+        "profile": configured.profile,
+        "profile_helps": rule.profile_helps,
         "name": rule.english.name,
         "description": rule.english.meaning,
         "severities": list(rule.severities),

@@ -81,6 +81,31 @@ enabled = false
 the server runs, and wins over the file; without `project` it counts for all projects. `DELETE` takes it back. `PATCH
 /api/v1/runs/{run}` with `{"rules_off": ["loss_spike"]}` switches rules off for a single run.
 
+## Profiles when a rule fires
+
+When an alert of a speed rule fires, the server can have the run profiled: five steps of one rank, as `perfagent profile
+RUN` does. Of the ranks that the finding names, the first is profiled, else rank 0. This is off for every rule until
+`profile = true` switches it on, for all projects or for one:
+
+```toml
+[projects.research.data_bound]
+profile = true
+```
+
+`PUT /api/v1/rules/{rule}?project=NAME` with `{"profile": true}` does the same. The sections above say which rules can;
+for the others, a profile of some steps does not show what they are about, and the server refuses the setting.
+
+- An alert asks for one profile at most, also if it opens again, and after a restart of the server.
+- A run is profiled for rules once in 10 minutes, and 10 times in all. Alerts beyond that ask for nothing, and are
+  counted: `held_back` of `rule_profiles` in `GET /self`. What people ask for does not count.
+- A run that has ended, and a rank that was silent for a minute, are asked for nothing. A script that runs a torch
+  profiler of its own is left alone.
+- While the profiler runs, steps take longer. What the training computes stays the same, bit by bit.
+
+What the profile shows joins the alert as a cause: its message and the run's verdict end with where the time went, and
+the evidence names the profile and the address of its trace. `perfagent profile RUN --list` lists the profiles of a run
+with the alert and the rule for which each was taken.
+
 ## When something goes wrong in the server
 
 If a rule raises an error at a step, the server skips this rule at this step, and the other rules go on. If a frame
@@ -110,6 +135,8 @@ def _section(rule: Rule) -> str:
     lines += [f"**Measured:** {measured(rule)}", ""]
     if rule.asks_for:
         lines += [f"**It asks every rank** for `{rule.asks_for}` when it fires.", ""]
+    if rule.profile_helps:
+        lines += ["**Profile:** taken when it fires, if the project [wants it](#profiles-when-a-rule-fires).", ""]
     others = [f"- *{cause}:* {remedy}" for cause, remedy in words.remedies.items() if cause]
     lines += [f"**What to do:** {words.remedies['']}", "", *others, *([""] if others else [])]
     lines += [f"**Inputs:** {', '.join(f'`{one}`' for one in inputs(rule))}.", ""]

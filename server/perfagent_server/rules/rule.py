@@ -140,7 +140,8 @@ class Rule:
 
     severities: those that its findings may have. reads: its inputs. charts: the series on whose charts its alert is
     marked, the first that the run has. joins: rules whose open alert takes this one in; same_step: only if both began
-    in one step. asks_for: the command that every rank of the run gets when its alert fires. state_version: a rule that
+    in one step. asks_for: the command that every rank of the run gets when its alert fires. profile_helps: a profile of
+    some steps shows what it is about, so a project may have one taken when its alert fires. state_version: a rule that
     keeps a state of its own (`window.state_of(rule)`) counts this up when its form changes; an older state is dropped.
     needs_card: it reads what only a GPU sends, so it was tested on recorded or made-up series and claims no precision;
     seen_on: the GPU on which a job that was ill in this way was recorded and named (docs/gpu.md).
@@ -155,6 +156,7 @@ class Rule:
     joins: ClassVar[tuple[str, ...]] = ()
     same_step: ClassVar[bool] = False
     asks_for: ClassVar[str] = ""
+    profile_helps: ClassVar[bool] = False
     needs_card: ClassVar[bool] = False
     seen_on: ClassVar[str] = ""
     state_version: ClassVar[int] = 1

@@ -36,7 +36,7 @@ from perfagent_server.store.tables import source as sources
 from perfagent_server.store.write.lifecycle import ENDED, JSON_SOURCE
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["KINDS", "AskedRank", "Order", "OrderedSource", "Orders", "checked"]
+__all__ = ["KINDS", "AskedRank", "Order", "OrderedSource", "Orders", "Request", "checked", "note_refusal"]
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +101,21 @@ def _value(name: str, parameter: Parameter, value: Any) -> Any:
     return parameter.kind(value)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a run is to be asked for. ranks: None for all; rule, alert: for which it is asked, empty where a person
+    asks."""
+
+    run: str
+    kind: str
+    params: Mapping[str, Any]
+    ranks: Sequence[int] | None = None
+    who: str
+    why: str = ""
+    rule: str = ""
+    alert: str = ""
+
+
 @dataclass(slots=True, kw_only=True)
 class OrderedSource:
     """What became of a command in one process. state: handed, accepted, done, refused; message: why it was refused, or
@@ -129,7 +144,8 @@ class AskedRank:
 @dataclass(slots=True, kw_only=True)
 class Order:
     """One command. state: waiting (nobody got it yet), handed, accepted, done, refused, expired (no answer in time); of
-    several processes that of the one furthest from done. asked: whom it is for, until it expires."""
+    several processes that of the one furthest from done. rule, alert: for which it was sent, empty where a person
+    asked. asked: whom it is for, until it expires."""
 
     id: str
     kind: str
@@ -137,6 +153,8 @@ class Order:
     ranks: list[int] | None
     who: str
     why: str
+    rule: str
+    alert: str
     created: str
     expires: str
     state: str
@@ -195,10 +213,11 @@ class Orders:
     ) -> Order:  # fmt: skip
         """Asks a run for something, and waits for the commit. also: written with it. Raises WireError when it cannot be
         asked."""
-        return self._database.write(self._issuing(run, kind, params, ranks, who, why, also))
+        request = Request(run=run, kind=kind, params=params, ranks=ranks, who=who, why=why)
+        return self._database.write(self.issuing(request, also))
 
     def ask(
-        self, run: str, kind: str, *, rule: str, why: str, ranks: Sequence[int] | None = None
+        self, run: str, kind: str, *, rule: str, why: str, alert: str = "", ranks: Sequence[int] | None = None
     ) -> Future[Order] | None:
         """What a rule asks for: the same thing of the same run once in RULE_PAUSE_S. Does not wait; None when it is too
         soon."""
@@ -207,18 +226,28 @@ class Orders:
             if now - self._asked.get((run, kind, rule), -math.inf) < RULE_PAUSE_S:
                 return None
             self._asked[run, kind, rule] = now
+        request = Request(
+            run=run,
+            kind=kind,
+            params=checked(kind, {}),
+            ranks=ranks,
+            who=f"rule {rule}",
+            why=why,
+            rule=rule,
+            alert=alert,
+        )
         try:
-            asked = self._database.submit(self._issuing(run, kind, checked(kind, {}), ranks, f"rule {rule}", why, None))
+            asked = self._database.submit(self.issuing(request))
         except StorageError:
             return None
-        asked.add_done_callback(_note_refusal)
+        asked.add_done_callback(note_refusal)
         return asked
 
-    def _issuing(
-        self, run: str, kind: str, params: Mapping[str, Any], ranks: Sequence[int] | None, who: str, why: str,
-        also: Callable[[Connection], object] | None,
-    ) -> Callable[[Connection], Order]:  # fmt: skip
-        identity = "cm_" + secrets.token_hex(10)
+    def issuing(
+        self, request: Request, also: Callable[[Connection], object] | None = None
+    ) -> Callable[[Connection], Order]:
+        """The job of the database's writer that asks. Raises WireError when the run cannot be asked."""
+        identity, run, ranks = "cm_" + secrets.token_hex(10), request.run, request.ranks
 
         def job(connection: Connection) -> Order:
             now = self._clock()
@@ -243,7 +272,8 @@ class Orders:
                 )
             connection.execute(
                 insert(command).values(
-                    id=identity, run=run, kind=kind, params=json.dumps(dict(params)), who=who[:128], why=why[:2000], created=now,
+                    id=identity, run=run, kind=request.kind, params=json.dumps(dict(request.params)), who=request.who[:128],
+                    why=request.why[:2000], rule=request.rule[:64], alert=request.alert, created=now,
                     ranks=None if ranks is None else json.dumps(sorted(set(ranks))), expires=now + EXPIRES_S,
                 )
             )  # fmt: skip
@@ -381,6 +411,7 @@ def _order(row: Mapping[Any, Any], each: Sequence[Any], now: float) -> Order:
         state = "expired"
     return Order(
         id=row["id"], kind=row["kind"], params=json.loads(row["params"]), who=row["who"], why=row["why"],
+        rule=row["rule"], alert=row["alert"],
         ranks=None if row["ranks"] is None else json.loads(row["ranks"]), created=rfc3339(row["created"]),
         expires=rfc3339(row["expires"]), state=state,
         sources=[
@@ -493,7 +524,8 @@ def _ago(seconds: float) -> str:
     return f"{max(seconds, 0.0):.0f} s"
 
 
-def _note_refusal(asked: Future[Order]) -> None:
+def note_refusal(asked: Future[Any]) -> None:
+    """Of what a rule asks for: nobody waits for it."""
     error = asked.exception()
     if error is not None:
         log.info("what a rule asked a run for was not asked: %s", error)

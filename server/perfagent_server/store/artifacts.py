@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from sqlalchemy import Connection, and_, delete, func, select, update
@@ -103,11 +104,15 @@ def _insert_new(connection: Connection, table: Any, **values: Any) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class StoredProfile:
-    """One profile. trace: "complete", "arriving", or "none" (note says why); operators: with calls, and times in
-    seconds."""
+    """One profile. who: asked for it; rule, alert: for which it was taken, empty where a person asked; trace: "complete",
+    "arriving", or "none" (note says why); url: of the trace, on this server; operators: with calls, and times in seconds;
+    shares: how the time of the steps is divided, in seconds; says: what it shows, in sentences."""
 
     id: str
     command: str
+    who: str
+    rule: str
+    alert: str
     rank: int
     attempt: int
     first_step: int | None
@@ -115,9 +120,12 @@ class StoredProfile:
     time: float
     trace: str
     trace_bytes: int
+    url: str
     duration_s: float | None = None
     operators: list[dict[str, Any]] = field(default_factory=list)
     gaps: dict[str, Any] = field(default_factory=dict)
+    shares: dict[str, Any] = field(default_factory=dict)
+    says: list[str] = field(default_factory=list)
     note: str = ""
 
 
@@ -135,8 +143,12 @@ class Profiles:
                 .mappings()
                 .all()
             )
-            ends = _Ends(connection, run)
-        return [_shown(row, ends, operators=5) for row in rows]
+            known = _Asked(connection, run)
+        return [_shown(row, known, operators=5) for row in rows]
+
+    def of_alert(self, run: str, alert: str) -> list[StoredProfile]:
+        """Those that were taken for an alert, newest first."""
+        return [one for one in self.of(run) if one.alert == alert]
 
     def get(self, run: str, identity: str) -> StoredProfile | None:
         """One, with all its operators."""
@@ -146,8 +158,8 @@ class Profiles:
                 .mappings()
                 .first()
             )
-            ends = _Ends(connection, run)
-        return None if row is None else _shown(row, ends, operators=None)
+            known = _Asked(connection, run)
+        return None if row is None else _shown(row, known, operators=None)
 
     def trace(self, run: str, identity: str) -> Iterator[bytes]:
         """The gzip file of a complete trace, in pieces."""
@@ -180,11 +192,13 @@ _with_arrived = select(
 )
 
 
-class _Ends:
-    """Why pieces of a run's traces that have not come will not come any more: given up by the agent, or the agent is
-    gone."""
+class _Asked:
+    """What is known of a run's profiles beside what they hold: who asked for each; and why pieces of traces that have not
+    come will not come any more: given up by the agent, or the agent is gone."""
 
     def __init__(self, connection: Connection, run: str) -> None:
+        its = select(command.c.id, command.c.who, command.c.rule, command.c.alert).where(command.c.run == run)
+        self._commands = {one.id: one for one in connection.execute(its.where(command.c.kind == "profile"))}
         refused = select(command_source.c.command, command_source.c.rank, command_source.c.message).where(
             command_source.c.state == "refused",
             command_source.c.command.in_(select(command.c.id).where(command.c.run == run)),
@@ -195,6 +209,15 @@ class _Ends:
         )
         self._ended = {(one.attempt, one.rank): one.state for one in connection.execute(here)}
 
+    def by(self, asked: str) -> dict[str, str]:
+        """Who asked, and for which alert of which rule."""
+        one = self._commands.get(asked)
+        return (
+            {"who": "", "rule": "", "alert": ""}
+            if one is None
+            else {"who": one.who, "rule": one.rule, "alert": one.alert}
+        )
+
     def why(self, asked: str, attempt: int, rank: int) -> str:
         """Empty while they may come."""
         if (asked, rank) in self._refused:
@@ -203,7 +226,11 @@ class _Ends:
         return f"its process ended ({ended}) before the trace was sent" if ended is not None else ""
 
 
-def _shown(row: Mapping[Any, Any], ends: _Ends, *, operators: int | None) -> StoredProfile:
+def _path(run: str, identity: str) -> str:
+    return f"/api/v1/runs/{quote(run, safe='')}/profiles/{identity}"
+
+
+def _shown(row: Mapping[Any, Any], known: _Asked, *, operators: int | None) -> StoredProfile:
     summary: dict[str, Any] = msgspec.msgpack.decode(row["summary"])
 
     def whole(name: str) -> int | None:
@@ -211,16 +238,19 @@ def _shown(row: Mapping[Any, Any], ends: _Ends, *, operators: int | None) -> Sto
         return value if isinstance(value, int) else None
 
     listed, idle, took = summary.get("operators"), summary.get("gaps"), summary.get("duration_s")
+    divided, says = summary.get("shares"), summary.get("says")
     asked, note = str(summary.get("command") or ""), str(summary.get("trace_left_out") or "")
     trace = "none" if not row["parts"] else "complete" if row["arrived"] >= row["parts"] else "arriving"
-    if trace == "arriving" and (why := ends.why(asked, row["attempt"], row["rank"])):
+    if trace == "arriving" and (why := known.why(asked, row["attempt"], row["rank"])):
         trace, note = "none", why
     return StoredProfile(
-        id=row["id"], command=asked, rank=row["rank"], attempt=row["attempt"],
+        id=row["id"], command=asked, **known.by(asked), rank=row["rank"], attempt=row["attempt"],
         first_step=whole("first_step"), last_step=whole("last_step"), time=row["time"], trace=trace,
-        trace_bytes=int(row["bytes"]),
+        trace_bytes=int(row["bytes"]), url="" if trace == "none" else _path(row["run"], row["id"]),
         duration_s=took if isinstance(took, float) else None,
         operators=listed[:operators] if isinstance(listed, list) else [], gaps=idle if isinstance(idle, dict) else {},
+        shares=divided if isinstance(divided, dict) else {},
+        says=[str(one) for one in says] if isinstance(says, list) else [],
         note=note,
     )  # fmt: skip
 

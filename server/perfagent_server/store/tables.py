@@ -253,6 +253,9 @@ command = Table(
     Column("why", Text, nullable=False, default=""),
     Column("created", Float(53), nullable=False),
     Column("expires", Float(53), nullable=False),  # handed to nobody from then on
+    # for which it was sent, and its rule; empty: a person asked
+    Column("alert", String(64), nullable=False, default="", server_default=""),
+    Column("rule", String(64), nullable=False, default="", server_default=""),
     Index(None, "run", "created"),
 )
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from agent.rootcause.kineto import GPU, Fake
 from case_selection import everyday
 from torch import nn
 
@@ -63,6 +64,34 @@ def test_a_profile_covers_exactly_the_steps_that_were_asked_for(train):
     assert calls["Optimizer.step#AdamW.step"] == 4
 
 
+def test_a_profile_that_an_alert_asked_for_explains_it_when_its_trace_is_sent(train):
+    job = train()
+    job.steps(3)
+    job.command("profile", steps=2, rule="data_bound", since_step=3)
+    job.steps(4)
+    kinds = [kind for kind, data, _ in job.sender.events if kind in ("profile", "finding", "command")]
+    assert kinds[-1] == "finding"
+    found, summary = job.finding(), summary_of(job)
+    assert (found["explains"], found["since_step"], found["severity"]) == (["data_bound"], 3, "info")
+    assert found["message"].startswith("A profile of rank 0 in steps 5 to 6 shows: Of ")
+    assert found["evidence"]["profile"] == summary["profile"]
+    assert found["evidence"]["url"] == f"/api/v1/runs/recorded/profiles/{summary['profile']}"
+    assert found["evidence"]["shares"] == summary["shares"]
+    assert "fix" not in found, "the rule's own advice stays"
+
+
+@pytest.mark.parametrize("more", [{}, {"rule": ""}, {"rule": 7}])
+def test_a_profile_that_somebody_asks_for_explains_nothing(train, more):
+    job = train()
+    job.steps(3)
+    job.command("profile", steps=2, rule="data_bound", since_step=3)
+    job.steps(4)
+    job.command("profile", "c2", steps=2, **more)
+    job.steps(4)
+    assert [state for state, _ in answers(job, "c2")] == ["accepted", "done"]
+    assert len(job.events("finding")) == 1
+
+
 def test_the_trace_is_what_perfetto_reads(train):
     job = train()
     job.steps(2)
@@ -84,7 +113,7 @@ def test_operator_times_are_those_of_torchs_own_table():
             optimizer.zero_grad()
             model(torch.randn(16, 32)).square().mean().backward()
             optimizer.step()
-    cpu, device = trace.record(profiler.profiler.kineto_results.events())
+    cpu, device, _ = trace.record(profiler.profiler.kineto_results.events())
     assert device == []
     ours = {row["name"]: row for row in trace.operators(cpu)}
     torchs = {row.key: row for row in profiler.key_averages()}
@@ -450,50 +479,6 @@ def test_what_is_left_when_the_run_ends_goes_at_once(tmp_path: Path, record):
 # ---- the CUDA door: events as Kineto would give them
 
 
-@dataclass
-class Fake:
-    """One event of Kineto. link: correlation of the operator that launched a kernel."""
-
-    title: str
-    start: int
-    end: int
-    device: str = "DeviceType.CPU"
-    correlation: int = 0
-    link: int = 0
-    thread: int = 1
-
-    def name(self) -> str:
-        return self.title
-
-    def start_ns(self) -> int:
-        return self.start
-
-    def end_ns(self) -> int:
-        return self.end
-
-    def start_thread_id(self) -> int:
-        return self.thread
-
-    def device_type(self) -> str:
-        return self.device
-
-    def correlation_id(self) -> int:
-        return self.correlation
-
-    def linked_correlation_id(self) -> int:
-        return self.link
-
-    def is_async(self) -> bool:
-        return False
-
-    def is_user_annotation(self) -> bool:
-        return self.title.startswith("ProfilerStep#")
-
-    def is_python_function(self) -> bool:
-        return ".py(" in self.title
-
-
-GPU = "DeviceType.CUDA"
 EVENTS = [
     Fake("aten::linear", 0, 100, correlation=1),
     Fake("aten::addmm", 10, 90, correlation=2),
@@ -504,7 +489,7 @@ EVENTS = [
 
 
 def test_time_on_a_device_belongs_to_the_operator_that_launched_it():
-    cpu, device = trace.record(EVENTS)
+    cpu, device, _ = trace.record(EVENTS)
     rows = {row["name"]: row for row in trace.operators(cpu)}
     assert rows["aten::addmm"]["self_device_s"] == rows["aten::addmm"]["total_device_s"] == 400e-9
     assert (rows["aten::linear"]["self_device_s"], rows["aten::linear"]["total_device_s"]) == (0.0, 400e-9)
@@ -532,7 +517,7 @@ def test_calls_of_cuda_have_numbers_of_their_own_and_take_no_kernel_from_an_oper
 
 
 def test_gaps_on_the_device_are_named_by_what_ran_before_and_after():
-    cpu, device = trace.record(EVENTS)
+    cpu, device, _ = trace.record(EVENTS)
     found = trace.gaps(cpu, device, 1, 0, 1000)
     assert (found["of"], found["busy_s"], found["idle_pct"]) == ("device", 450e-9, 55.0)
     first, second, third = found["longest"]
@@ -560,13 +545,13 @@ def test_a_name_that_is_no_text_is_told_as_far_as_it_goes():
         def name(self) -> str:
             return b"json/__init__.py(0): \xe0v`\x7f".decode()
 
-    cpu, _ = trace.record([Freed("", 0, 10)])
+    cpu, _, _ = trace.record([Freed("", 0, 10)])
     assert [one.name for one in cpu] == ["json/__init__.py(0): \ufffdv`\x7f"]
 
 
 def test_a_recursive_operator_counts_each_time_once():
     events = [Fake("a", 0, 100), Fake("a", 10, 60), Fake("b", 20, 30), Fake("c", 70, 80), Fake("a", 0, 50, thread=2)]
-    cpu, _ = trace.record(events)
+    cpu, _, _ = trace.record(events)
     rows = {row["name"]: row for row in trace.operators(cpu)}
     assert rows["a"]["calls"] == 3
     assert rows["a"]["total_cpu_s"] == pytest.approx(150e-9)

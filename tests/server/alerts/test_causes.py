@@ -74,6 +74,28 @@ def test_memory_forensics_of_a_process_that_then_ends_are_in_its_alert() -> None
     assert alert.finding.evidence["causes"][0]["categories"] == {"activations_and_other": 10}
 
 
+def test_a_profile_stays_with_the_newest_figures_of_its_alert_and_leaves_the_advice_to_the_rule() -> None:
+    def waiting(ident: int, wait_s: float) -> list[Change]:
+        values = {"phase/data_s": [wait_s] * 10, "step_time_s": [0.1] * 10}
+        return judge.take(frame(values, list(range(10 * ident, 10 * ident + 10)), ident=ident))
+
+    judge = make_evaluator()
+    changes = [change for ident in range(5) for change in waiting(ident, 0.03)]
+    (alert,) = fired(changes, "data_bound")
+    data = {
+        "rule": "data_bound", "explains": ["data_bound"], "severity": "info", "since_step": alert.finding.since_step,
+        "message": "A profile shows it.", "evidence": {"profile": "ab12"},
+    }  # fmt: skip
+    (joined,) = judge.take(frame({}, [], ident=50, events=[Event(kind="finding", time=1.0, step=300, data=data)]))
+    assert (joined.kind, joined.alert) == ("update", alert.alert)
+    for ident in range(60, 66):
+        waiting(ident, 0.06)
+    (found,) = [one for one in judge.findings() if one.rule == "data_bound"]
+    assert "60 ms of 100 ms" in found.message
+    assert found.message.endswith(" A profile shows it.")
+    assert [cause["profile"] for cause in found.evidence["causes"]] == ["ab12"]
+
+
 def test_what_explains_nothing_is_left_out() -> None:
     _, judge = nan_at(20)
     for ident, explains in ((60, "nonfinite_loss"), (61, [7]), (62, ["no_such_rule"])):

@@ -277,6 +277,8 @@ def test_a_hang_asks_every_rank_for_its_stacks(client: TestClient) -> None:
         "rule hang",
         "No step for 90 s.",
     )
+    (alert,) = client.get("/api/v1/runs/r1/alerts").json()["alerts"]
+    assert (order["rule"], order["alert"]) == ("hang", alert["id"])
     assert [one["id"] for one in next_frame(client, 2, 1)] == [order["id"]]
 
 

@@ -10,6 +10,7 @@ import pytest
 from builders import until
 from data_folder import data_folder
 from fastapi.testclient import TestClient
+from httpx import Response
 
 from perfagent.errors import ConfigError
 from perfagent_server.app import create_app
@@ -43,6 +44,9 @@ def test_a_file_sets_thresholds_for_all_projects_and_for_one(tmp_path: Path) -> 
         ("[loss_spike]\nrise = 8", "loss_spike has no threshold 'rise'; it has short, long, "),
         ("[loss_spike]\nshort = 8.5", "loss_spike.short must be a whole number, not 8.5"),
         ('[loss_spike]\nrise_pct = "8"', "loss_spike.rise_pct must be a number, not '8'"),
+        ("[data_bound]\nprofile = 1", "data_bound.profile must be true or false, not 1"),
+        ("[oom_observed]\nprofile = true", "oom_observed.profile cannot be true"),
+        ("[projects.a.hang]\nprofile = true", "it does for straggler, stage_imbalance, data_bound, "),
         ("[loss_spike]\nenabled = 1", "loss_spike.enabled must be true or false, not 1"),
         ("loss_spike = 8", "loss_spike must be a table of settings, not 8"),
         ("projects = 8", "`projects` must be tables of rules"),
@@ -106,6 +110,38 @@ def _log(api: TestClient, project: str, run: str, values: list[float | str]) -> 
 
 def _verdict(api: TestClient, run: str) -> str:
     return str(api.get(f"/api/v1/runs/{run}/verdict").json()["rule"])
+
+
+def test_profiles_are_off_until_a_file_or_the_api_switches_them_on_for_a_rule_of_a_project(tmp_path: Path) -> None:
+    data = data_folder(tmp_path)
+    _file(
+        data, "[data_bound]\nprofile = true\n\n[projects.calm.data_bound]\nprofile = false\n[hang]\nprofile = false\n"
+    )
+    settings = Settings(data=data, admin_token=TOKEN)
+    with TestClient(create_app(settings, dashboard=False), base_url="http://127.0.0.1:8420") as api:
+
+        def shown(project: str = "") -> dict[str, bool]:
+            rules = api.get("/api/v1/rules", params={"project": project}).json()["rules"]
+            known = api.app.state.services.rule_settings  # type: ignore[attr-defined]
+            assert all(rule["profile"] == known.takes_profile(project, rule["rule"]) for rule in rules)
+            return {rule["rule"]: rule["profile"] for rule in rules if rule["profile_helps"]}
+
+        def put(rule: str, **body: object) -> Response:
+            return api.put(f"/api/v1/rules/{rule}", params={"project": "calm"}, json=body, headers=ADMIN)
+
+        assert [rule for rule, profile in shown().items() if profile] == ["data_bound"]
+        assert not any(shown("calm").values())
+        assert put("straggler", profile=True).json()["profile"]
+        assert put("data_bound", thresholds={"warning_pct": 15.0}).json()["profile"] is False, "the file's word stays"
+        assert put("data_bound", profile=True).json()["profile"]
+        assert [rule for rule, profile in shown("calm").items() if profile] == ["straggler", "data_bound"]
+        assert [rule for rule, profile in shown().items() if profile] == ["data_bound"]
+        refused = put("process_crash", profile=True)
+        assert (refused.status_code, refused.json()["error"]["field"]) == (422, "profile")
+        assert "it does for straggler, " in refused.json()["error"]["message"]
+        assert (
+            api.delete("/api/v1/rules/data_bound", params={"project": "calm"}, headers=ADMIN).json()["profile"] is False
+        )
 
 
 def test_a_rule_that_is_off_for_a_project_judges_no_run_of_it_and_those_of_others(api: TestClient) -> None:

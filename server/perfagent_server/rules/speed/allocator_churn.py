@@ -46,6 +46,7 @@ class AllocatorChurn(Rule):
     place = Place(Question.IS_IT_FAST, 10)
     reads = (reading_of(_FAULTS, keep=_KEPT), reading_of(_KERNEL, keep=_KEPT), steady.reads(50), UTILIZATION)
     charts = (_FAULTS, _KERNEL)
+    profile_helps = True
     life = Life(restated=True)
     english = Words(
         name="Memory taken and given back in every step",

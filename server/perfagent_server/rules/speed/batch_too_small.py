@@ -46,6 +46,7 @@ class BatchTooSmall(Rule):
         *bounds.READS,
     )
     charts = (_GPU, "cuda/peak_allocated_bytes")
+    profile_helps = True
     life = Life(clear_s=60.0, restated=True)
     needs_card = True
     english = Words(

@@ -39,6 +39,7 @@ class CommBound(Rule):
         Series("step_time_s", ranks="apart"),
     )
     charts = ("phase/comm_s", "step_time_s")
+    profile_helps = True
     life = Life(clear_steps=20, restated=True)
     english = Words(
         name="Waiting for communication",

@@ -29,6 +29,7 @@ class ComputeBound(Rule):
     place = Place(Question.IS_IT_FAST, 24)
     reads = (Every(30.0), *bounds.READS)
     charts = ("phase/forward_s", "step_time_s")
+    profile_helps = True
     life = Life(for_s=300.0, clear_s=60.0, restated=True)
     english = Words(
         name="Bound by compute",

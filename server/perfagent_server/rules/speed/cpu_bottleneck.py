@@ -40,6 +40,7 @@ class CpuBottleneck(Rule):
     place = Place(Question.IS_IT_FAST, 15)
     reads = (Every(10.0), Series(_GPU, keep=150, axis="time"), *cpu_load.READS, *bounds.READS)
     charts = (BUSY.name, _GPU)
+    profile_helps = True
     life = Life(clear_s=60.0, restated=True)
     needs_card = True
     english = Words(

@@ -61,6 +61,7 @@ class CpuOversubscribed(Rule):
         Series(_THREADS, keep=2, axis="time", ranks="apart"),
     )
     charts = (PRESSURE.name, THROTTLED.name, "host/cpu_pct")
+    profile_helps = True
     life = Life(clear_s=60.0, restated=True)
     english = Words(
         name="Too few cores",

@@ -50,6 +50,7 @@ class DataBound(Rule):
         *loader_cores.READS,
     )
     charts = ("phase/data_s", "step_time_s")
+    profile_helps = True
     life = Life(clear_steps=20, restated=True)
     english = Words(
         name="Waiting for data",

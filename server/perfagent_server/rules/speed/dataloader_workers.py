@@ -42,6 +42,7 @@ class DataloaderWorkers(Rule):
         *bounds.READS,
     )
     charts = (loader_cores.WORKERS, "phase/data_s")
+    profile_helps = True
     life = Life(for_s=10.0, clear_s=30.0, restated=True)
     joins = ("data_bound",)
     english = Words(

@@ -49,6 +49,7 @@ class HostBound(Rule):
     )
     needs_card = True
     charts = (_UTILIZATION, "step_time_s")
+    profile_helps = True
     life = Life(clear_s=30.0, restated=True)
     english = Words(
         name="Waiting for kernel launches",

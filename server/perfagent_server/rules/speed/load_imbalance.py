@@ -52,6 +52,7 @@ class LoadImbalance(Rule):
         PRESSURE,
     )
     charts = (_WAITED, _TOTAL)
+    profile_helps = True
     life = Life(for_s=15.0, clear_s=30.0, restated=True)
     english = Words(
         name="Uneven work of ranks",

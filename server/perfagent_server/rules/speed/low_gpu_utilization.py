@@ -32,6 +32,7 @@ class LowGpuUtilization(Rule):
     place = Place(Question.IS_IT_FAST, 13)
     reads = (Series("gpu/utilization_pct", keep=600, axis="time", judged=True), *step_shares.READS)
     charts = ("gpu/utilization_pct",)
+    profile_helps = True
     life = Life(clear_s=60.0, restated=True)
     english = Words(
         name="Low GPU utilization",

@@ -46,6 +46,7 @@ class LowMfu(Rule):
         *bounds.READS,
     )
     charts = (_MFU,)
+    profile_helps = True
     life = Life(clear_steps=20, restated=True)
     joins = ("throughput_regression",)
     needs_card = True

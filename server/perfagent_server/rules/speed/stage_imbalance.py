@@ -40,6 +40,7 @@ class StageImbalance(Rule):
     place = Place(Question.IS_IT_FAST, 2)
     reads = (Every(3.0), *READS)
     charts = ("phase/comm_s", "step_time_s")
+    profile_helps = True
     life = Life(for_s=6.0, clear_s=15.0, restated=True)
     english = Words(
         name="Uneven pipeline stages",

@@ -51,6 +51,7 @@ class StepTimeTail(Rule):
     place = Place(Question.IS_IT_FAST, 21)
     reads = (Series("step_time_s", merge="median", judged=True), *step_shares.READS[1:], *cpu_load.READS)
     charts = ("step_time_s",)
+    profile_helps = True
     life = Life(clear_steps=1, restated=True)
     english = Words(
         name="Single slow steps",

@@ -50,6 +50,7 @@ class SyncBound(Rule):
         UTILIZATION,
     )
     charts = (_CALLS, "step_time_s")
+    profile_helps = True
     life = Life(clear_s=30.0, restated=True)
     english = Words(
         name="Reading values one by one",

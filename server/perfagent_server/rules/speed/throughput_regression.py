@@ -84,6 +84,7 @@ class ThroughputRegression(Rule):
         *cpu_load.READS,
     )
     charts = ("step_time_s", "samples_per_s")
+    profile_helps = True
     life = Life(clear_steps=10, restated=True)
     english = Words(
         name="Slower steps",

@@ -36,6 +36,7 @@ class UnmeasuredTime(Rule):
     place = Place(Question.IS_IT_FAST, 22)
     reads = (Every(5.0), Events("lines"), *step_shares.READS, UTILIZATION)
     charts = ("phase/other_s", "step_time_s")
+    profile_helps = True
     life = Life(clear_s=30.0, restated=True)
     english = Words(
         name="Unmeasured time",
