@@ -219,9 +219,12 @@ class Delivery:
 
 class Receiver:
     """A local webhook receiver. answer(n) is the status for the n-th request, counted from 1; 200 unless told
-    otherwise."""
+    otherwise. got(n), answered(n): called when the n-th request is here, and when it was answered. port: 0 for any."""
 
-    def __init__(self, answer: Callable[[int], int] = lambda _: 200) -> None:
+    def __init__(
+        self, answer: Callable[[int], int] = lambda _: 200, *, got: Callable[[int], None] = lambda _: None,
+        answered: Callable[[int], None] = lambda _: None, port: int = 0,
+    ) -> None:  # fmt: skip
         self.deliveries: list[Delivery] = []
         self._lock = threading.Lock()
         receiver = self
@@ -230,16 +233,21 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 with receiver._lock:
-                    status = answer(len(receiver.deliveries) + 1)
+                    number = len(receiver.deliveries) + 1
+                    status = answer(number)
                     headers = {name.lower(): value for name, value in self.headers.items()}
                     receiver.deliveries.append(Delivery(headers, body, time.time(), status))
-                self.send_response(status)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                got(number)
+                with contextlib.suppress(OSError):  # whoever asked is gone
+                    self.send_response(status)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    self.wfile.flush()
+                answered(number)
 
             def log_message(self, *arguments: Any) -> None: ...
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._http.daemon_threads = True
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self._thread.start()

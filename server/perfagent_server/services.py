@@ -93,9 +93,8 @@ class Services:
 
     def spent_of(self, run: str) -> Spent:
         """Hours, energy and money that a run has taken."""
-        timing = self.figures.of(run)
         with self.database.read() as connection:
-            return spent_of(connection, run, timing)
+            return spent_of(connection, run, self.figures.of)
 
     def rules_changed(self) -> None:
         """The rules of some runs have other thresholds now: runs are loaded with them when they move."""

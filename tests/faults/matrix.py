@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import nan_latency  # noqa: E402
 import tables  # noqa: E402
-from faults import agent_rows, demo_faults, resume_rows, rows  # noqa: E402
+from faults import agent_rows, alert_rows, demo_faults, resume_rows, rows  # noqa: E402
 from faults.outcome import Outcome  # noqa: E402
 
 FAULTS = {
@@ -58,12 +58,20 @@ FAULTS = {
     "W01": "the receiver of webhooks fails",
     "W02": "the server dies with an alert on the way",
     "W03": "NaN on the way to the receiver",
+    "W04": "the receiver is away for days",
+    "W05": "the server falls silent, or an agent does",
     "T01": "a training is killed with SIGKILL, and resumed",
     "D01": "a training is sick, in each way that the demo knows",
 }
 """The rows of the table; what each must do is said by its tests."""
 KEPT = ROOT / "docs" / "faults.json"
-TESTED = ("tests/agent", "tests/faults", "tests/e2e/test_monitoring.py", "tests/server/store/test_kill9.py")
+TESTED = (
+    "tests/agent",
+    "tests/faults",
+    "tests/e2e/test_monitoring.py",
+    "tests/server/alerts",
+    "tests/server/store/test_kill9.py",
+)
 
 Loop = Callable[[Path, bool], list[Outcome]]
 
@@ -96,11 +104,19 @@ LOOPS: dict[str, Loop] = {
     "damage": lambda folder, quick: [agent_rows.damaged_spools(folder, rounds=100 if quick else 5000)],
     "starts": lambda folder, quick: [agent_rows.starts_at_once(folder, rounds=1 if quick else 20)],
     "kill": lambda folder, quick: [rows.server_killed_under_load(folder, kills=5 if quick else 50)],
-    "gap": lambda folder, quick: [rows.killed_between_ack_and_judgement(folder, trials=2 if quick else 20)],
+    "gap": lambda folder, quick: [alert_rows.killed_between_ack_and_judgement(folder, trials=2 if quick else 20)],
     "receiver": lambda folder, quick: [
-        rows.receiver_fails_and_server_dies(folder, alerts=6 if quick else 30, kills=2 if quick else 6)
+        alert_rows.receiver_fails_and_server_dies(folder, alerts=6 if quick else 30, kills=2 if quick else 6)
     ],
+    "points": lambda folder, quick: [alert_rows.killed_at_four_points(folder, kills=1 if quick else 50)],
     "nan": lambda folder, quick: _nan(folder, quick=quick),
+    "wide": lambda folder, quick: [alert_rows.many_ranks_at_once(folder, ranks=64 if quick else 512)],
+    "flap": lambda folder, quick: alert_rows.flapping_and_restarts(
+        folder, seconds=10.0 if quick else 300.0, restarts=1 if quick else 10
+    ),
+    "away": lambda folder, quick: [alert_rows.receiver_away(folder, alerts=20 if quick else 500)],
+    "heartbeat": lambda folder, quick: [alert_rows.heartbeat_of_the_server(folder, beats=2 if quick else 6)],
+    "silence": lambda folder, _: [alert_rows.silent_agent(folder)],
     "resume": lambda folder, quick: [
         resume_rows.killed_and_resumed(folder, kind, trials=1 if quick else trials)
         for kind, trials in resume_rows.TRIALS.items()

@@ -1,7 +1,6 @@
-"""The rows of the fault matrix that need whole processes: kill -9, SIGSTOP, failing receivers. Each function is one
-row.
+"""The rows of the fault matrix about a server that is killed or stopped while jobs log. Each function is one row.
 
-Oracles stand outside what is tested: the agents' own record of what they logged, the receiver's own list of requests.
+The oracle stands outside what is tested: the agents' own record of what they logged.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -18,10 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from builders import Receiver, ServerProcess, job_environment, server_process, until, web
+from builders import ServerProcess, job_environment, server_process, until
 from faults.outcome import Outcome
-
-from perfagent.wire import Event, Frame, Group, encode
 
 HERE = Path(__file__).resolve().parent
 STALL_LIMIT_S = 0.005
@@ -134,132 +130,3 @@ def _result(output: str) -> dict[str, Any]:
 
     line = next(line for line in output.splitlines() if line.startswith("RESULT "))
     return dict(json.loads(line.removeprefix("RESULT ")))
-
-
-def nan_frame(run: str, *, steps: int = 20) -> bytes:
-    """What an agent sends for a run whose loss is NaN at its last step."""
-    now = time.time()
-    losses = [2.0 - 0.01 * step for step in range(1, steps)] + [float("nan")]
-    group = Group(
-        list(range(1, steps + 1)),
-        [now - steps + i for i in range(steps)],
-        [float(i) for i in range(steps)],
-        {"loss": losses},
-    )
-    begun = Event(kind="state", time=now - steps, data={"state": "running"})
-    return encode(
-        Frame(
-            project="faults",
-            run=run,
-            source=f"source-{run}",
-            attempt=int(now * 1000),
-            rank=0,
-            seq=1,
-            groups=[group],
-            events=[begun],
-        )
-    )
-
-
-def post(server: ServerProcess, frame: bytes) -> None:
-    answer = web().post(
-        f"{server.url}/api/v1/ingest",
-        content=frame,
-        headers={"Content-Type": "application/x-msgpack"},
-        timeout=30.0,
-    )
-    assert answer.status_code == 200, answer.text
-
-
-def killed_between_ack_and_judgement(folder: Path, *, trials: int, say: Say = print) -> Outcome:
-    """kill -9 right after the ack of a NaN: the alert fires once after the restart, with one webhook id."""
-    good = gaps = 0
-    with Receiver() as receiver:
-        server = ServerProcess(folder / "server", env={"PERFAGENT_WEBHOOK_ALLOW": receiver.address}).start()
-        try:
-            server.admin("POST", "/channels", {"name": "faults", "kind": "webhook", "url": receiver.url})
-            for number in range(1, trials + 1):
-                run = f"gap-{number}"
-                frame = nan_frame(run)
-                post(server, frame)
-                server.kill()
-                gaps += not _alerts_on_disk(server, run)
-                server.start()
-
-                def fired(run: str = run) -> list[Any]:
-                    return [d for d in receiver.of_type("alert.firing") if d.json["data"]["run"] == run]
-
-                try:
-                    until(fired, within_s=30.0)
-                except AssertionError:
-                    say(f"  trial {number}: no webhook")
-                    continue
-                alerts = server.get(f"/runs/{run}/alerts")["alerts"]
-                ids = {delivery.headers["webhook-id"] for delivery in fired()}
-                good += len(alerts) == 1 and alerts[0]["rule"] == "nonfinite_loss" and len(ids) == 1
-                say(f"  trial {number}/{trials}: {len(alerts)} alert, {len(ids)} webhook id")
-        finally:
-            server.stop()
-    figures = f"{gaps} of {trials} kills hit before the alert was on disk"
-    return Outcome(
-        "W02", "server killed between the ack and the judgement of a NaN: the alert fires, once", good, trials, figures
-    )
-
-
-def _alerts_on_disk(server: ServerProcess, run: str) -> int:
-    """Alerts of a run in the database file of a server that is dead."""
-    path = next(
-        path for path in (server.folder / "server-data").iterdir() if path.suffix in (".db", ".sqlite", ".sqlite3")
-    )
-    connection = sqlite3.connect(path)
-    try:
-        return int(connection.execute("SELECT count(*) FROM alert WHERE run = ?", (run,)).fetchone()[0])
-    finally:
-        connection.close()
-
-
-def receiver_fails_and_server_dies(
-    folder: Path, *, alerts: int, kills: int, within_s: float = 400.0, say: Say = print
-) -> Outcome:
-    """A receiver that refuses every third request, and kill -9 of the server in between: one id per alert, none
-    missing."""
-    with Receiver(lambda number: 503 if number % 3 == 0 else 200) as receiver:
-        server = ServerProcess(folder / "server", env={"PERFAGENT_WEBHOOK_ALLOW": receiver.address}).start()
-        try:
-            server.admin("POST", "/channels", {"name": "faults", "kind": "webhook", "url": receiver.url})
-            for number in range(1, alerts + 1):
-                post(server, nan_frame(f"hook-{number}"))
-                if number % max(1, alerts // kills) == 0:
-                    time.sleep(random.Random(number).uniform(0.0, 0.3))  # before, during or after a delivery
-                    server.kill()
-                    server.start()
-
-            def accepted() -> dict[str, set[str]]:
-                """run -> ids of the deliveries that were answered with success."""
-                ids: dict[str, set[str]] = {}
-                for delivery in receiver.of_type("alert.firing"):
-                    if delivery.status == 200:
-                        ids.setdefault(delivery.json["data"]["run"], set()).add(delivery.headers["webhook-id"])
-                return ids
-
-            try:
-                until(lambda: len(accepted()) == alerts, within_s=within_s, every_s=0.2)
-            except AssertionError:
-                say(f"  only {len(accepted())} of {alerts} alerts arrived")
-            attempted: dict[str, set[str]] = {}
-            for delivery in receiver.of_type("alert.firing"):
-                attempted.setdefault(delivery.json["data"]["run"], set()).add(delivery.headers["webhook-id"])
-            arrived = accepted()
-            good = sum(
-                len(attempted.get(f"hook-{n}", ())) == 1 and f"hook-{n}" in arrived for n in range(1, alerts + 1)
-            )
-            requests = len(receiver.of_type("alert.firing"))
-            refused = sum(delivery.status == 503 for delivery in receiver.deliveries)
-        finally:
-            server.stop()
-    figures = (
-        f"{requests} requests, {refused} refused, {kills} kills; "
-        f"every repeat carried the id of the first try: {good == alerts}"
-    )
-    name = "receiver refuses every third request, server killed in between: one id per alert, none missing"
-    return Outcome("W01", name, good, alerts, figures)

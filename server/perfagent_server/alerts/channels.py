@@ -28,6 +28,7 @@ GROUP_S = 600.0
 """By default a chat or a mailbox gets one message about a run in ten minutes, apart from what is critical."""
 ROTATION_S = 86400.0
 """How long the old secret signs beside the new one."""
+_TOKEN_CHARACTERS = 12
 _LEAST_EVERY_S, _LONGEST_S = 10.0, 366 * 86400.0
 
 
@@ -157,10 +158,19 @@ def _shown(row: RowMapping) -> dict[str, Any]:
 def shown_url(kind: str, url: str) -> str:
     """The address of a channel as people may see it."""
     if kind == WEBHOOK:
-        return url.partition("?")[0] + ("?..." if "?" in url else "")  # some receivers want a token in the query
+        address, has_query, _ = url.partition("?")  # some receivers want a token in the query, some in the path
+        scheme, separator, rest = address.partition("://")
+        host, *path = rest.split("/")
+        return f"{scheme}{separator}" + "/".join([host, *map(_without_token, path)]) + ("?..." if has_query else "")
     if kind == HEARTBEAT:
         return "/".join(url.split("/")[:3]) + "/..."  # the rest says whose it is
     return chat.masked(kind, url)
+
+
+def _without_token(part: str) -> str:
+    """A part of a path; of what may be a token, its first four characters."""
+    may_be = len(part) >= _TOKEN_CHARACTERS and any(one.isdigit() for one in part)
+    return f"{part[:4]}..." if may_be else part
 
 
 def remove(connection: Connection, identifier: str) -> bool:

@@ -55,7 +55,9 @@ def _write_down(
         if row["event"] == "channel.test":
             channels.set_enabled(connection, row["channel"], enabled=True)
         else:
-            connection.execute(healed.where(channel.c.failing_since.is_not(None)).values(failing_since=None))
+            is_back = connection.execute(healed.where(channel.c.failing_since.is_not(None)).values(failing_since=None))
+            if is_back.rowcount:
+                _hurry(connection, row["channel"], now)
         return
     due = None if row["event"] in ("channel.test", "heartbeat") else again
     if outcome.status == 410:
@@ -77,6 +79,12 @@ def _write_down(
         connection.execute(update(channel).where(channel.c.id == row["channel"]).values(failing_since=now))
     elif now - failing.failing_since >= DISABLE_AFTER_S:
         _disable(connection, row["channel"], now, f"no delivery arrived for {DISABLE_AFTER_S / 86400:.0f} days", count)
+
+
+def _hurry(connection: Connection, name: str, now: float) -> None:
+    """The receiver is back: what failed there before is tried now, and not by its schedule in up to a day."""
+    waits = delivery.c.channel == name, delivery.c.state == "waiting", delivery.c.tries > 0, delivery.c.due > now
+    connection.execute(update(delivery).where(*waits).values(due=now))
 
 
 def _disable(connection: Connection, name: str, now: float, why: str, count: Count) -> None:

@@ -6,7 +6,7 @@ of each host the cores that the run may use. Two runs on one host each count all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, RowMapping, select
@@ -47,8 +47,8 @@ class _Taken:
         return None if price is None else price.of(self.gpu_hours, self.cpu_core_hours, self.gpu_energy_kwh)
 
 
-def spent_of(connection: Connection, run: str, timing: Timing | None = None) -> Spent:
-    """timing: the figures of the newest steps, for how many tokens one has."""
+def spent_of(connection: Connection, run: str, timing_of: Callable[[str], Timing] | None = None) -> Spent:
+    """timing_of: gives the figures of a run's newest steps. Without it, nothing is said of tokens."""
     rows = _processes(connection, run)
     taken = _taken(rows)
     price = _price(connection, run)
@@ -58,7 +58,7 @@ def spent_of(connection: Connection, run: str, timing: Timing | None = None) -> 
         gpu_hours=taken.gpu_hours,
         cpu_core_hours=taken.cpu_core_hours,
         gpu_energy_kwh=taken.gpu_energy_kwh,
-        gpu_energy_per_token_j=None if timing is None else _per_token(rows, timing),
+        gpu_energy_per_token_j=None if timing_of is None else _per_token(rows, lambda: timing_of(run)),
         money=taken.priced(price),
         money_per_hour=None if rate is None else rate.per_hour,
         currency="" if price is None else price.currency,
@@ -129,11 +129,14 @@ def _hours(rows: Iterable[RowMapping]) -> float:
     return max(0.0, float(lasted_s)) / _HOUR_S
 
 
-def _per_token(rows: Sequence[RowMapping], timing: Timing) -> float | None:
+def _per_token(rows: Sequence[RowMapping], timing_of_run: Callable[[], Timing]) -> float | None:
     newest = max((row["attempt"] for row in rows), default=0)
     energy = [row["gpu_energy_per_step_j"] for row in rows if row["attempt"] == newest and row["gpu_energy_per_step_j"]]
+    if not energy:
+        return None
+    timing = timing_of_run()
     tokens, took = timing.rates.get("tokens_per_s"), timing.series.get("step_time_s")
-    if not energy or tokens is None or took is None:
+    if tokens is None or took is None:
         return None
     tokens_a_step = tokens.mean * took.mean
     return float(sum(energy)) / tokens_a_step if tokens_a_step > 0 else None

@@ -165,7 +165,8 @@ def test_a_digest_comes_in_its_intervals_and_says_what_is_open(client: TestClien
     assert [one["event"] for one in waiting] == ["digest"]
 
 
-def test_heartbeats_stop_with_the_rules(client: TestClient, receiver: Receiver) -> None:
+@pytest.mark.fault
+def test_w05_heartbeats_stop_with_the_rules(client: TestClient, receiver: Receiver) -> None:
     wrong = client.post("/api/v1/channels", json={"url": receiver.url, "kind": "heartbeat"}, headers=ADMIN)
     assert "every_s" in wrong.json()["error"]["message"]
     body = {"url": f"{receiver.url}/ping/secret-token", "kind": "heartbeat", "every_s": 10}

@@ -88,7 +88,10 @@ def test_an_alert_arrives_signed_with_the_body_of_the_interface(database: Databa
     assert got.headers["webhook-id"] == deliveries(database)[0]["id"]
 
 
-def test_a_receiver_that_fails_every_third_request_gets_each_alert_under_one_id(database: Database, soon: None) -> None:
+@pytest.mark.fault
+def test_w01_a_receiver_that_fails_every_third_request_gets_each_alert_under_one_id(
+    database: Database, soon: None
+) -> None:
     with Receiver(lambda count: 500 if count % 3 == 0 else 200) as receiver:
         _, secret = add_channel(database, receiver.url)
         for number in range(30):
@@ -233,7 +236,8 @@ def test_resolved_waits_until_firing_has_arrived(database: Database, soon: None)
         assert [got.json["type"] for got in receiver.deliveries] == ["alert.firing"] * 3 + ["alert.resolved"]
 
 
-def test_gone_disables_the_channel_and_another_is_told(database: Database, receiver: Receiver) -> None:
+@pytest.mark.fault
+def test_w04_gone_disables_the_channel_and_another_is_told(database: Database, receiver: Receiver) -> None:
     with Receiver(lambda _: 410) as gone:
         name, _ = add_channel(database, gone.url)
         add_channel(database, receiver.url)
@@ -265,7 +269,8 @@ def _advance(database: Database, clock: Clock, answer: Callable[[], int], rounds
     return waits
 
 
-def test_tries_follow_the_schedule_and_the_channel_is_disabled_after_five_days(database: Database) -> None:
+@pytest.mark.fault
+def test_w04_tries_follow_the_schedule_and_the_channel_is_disabled_after_five_days(database: Database) -> None:
     name, _ = add_channel(database, "https://dead.example/")
     other, _ = add_channel(database, "https://other.example/", min_severity="critical")
     clock = Clock(NOW)
@@ -289,7 +294,8 @@ def test_tries_follow_the_schedule_and_the_channel_is_disabled_after_five_days(d
     ]
 
 
-def test_an_alert_after_seventy_two_hours_of_a_receivers_absence_is_still_there(database: Database) -> None:
+@pytest.mark.fault
+def test_w04_an_alert_after_seventy_two_hours_of_a_receivers_absence_is_still_there(database: Database) -> None:
     add_channel(database, "https://away.example/")
     clock = Clock(NOW)
     fire(database, "al_1")
@@ -299,6 +305,24 @@ def test_an_alert_after_seventy_two_hours_of_a_receivers_absence_is_still_there(
     assert row["tries"] > 8
 
 
+def test_what_failed_is_sent_as_soon_as_its_receiver_is_back(database: Database) -> None:
+    add_channel(database, "https://away.example/")
+    clock = Clock(NOW)
+    fire(database, "al_1")
+    _advance(database, clock, lambda: 503, 12)
+    [row] = deliveries(database)
+    assert row["due"] - clock.at > 3600
+    fire(database, "al_2", at=clock.at)
+    outbox = Outbox(database, clock=clock, send=lambda *_: Reply(200, {}))
+    second = next(one for one in deliveries(database) if one["alert"] == "al_2")
+    with database.read() as connection:
+        receiver = connection.execute(select(channel).where(channel.c.id == second["channel"])).mappings().one()
+    outbox._deliver(Batch(receiver, [second]))
+    first = next(one for one in deliveries(database) if one["alert"] == "al_1")
+    assert (first["state"], first["due"]) == ("waiting", clock.at)
+
+
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("header", "least", "most"),
     [
@@ -315,7 +339,7 @@ def test_an_alert_after_seventy_two_hours_of_a_receivers_absence_is_still_there(
         (None, 0, 1),
     ],
 )
-def test_retry_after_is_honored_within_reason(header: str | None, least: float, most: float) -> None:
+def test_w01_retry_after_is_honored_within_reason(header: str | None, least: float, most: float) -> None:
     due = next_try(1, NOW, header)
     assert due is not None
     assert least <= due - NOW <= most
