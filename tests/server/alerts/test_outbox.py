@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import httpcore
 import pytest
-from builders import Receiver, until
+from builders import Receiver, free_port, until
 from data_folder import data_folder
 from engine_bench import NOW, Clock
 from sqlalchemy import insert, select
@@ -303,6 +305,60 @@ def test_w04_an_alert_after_seventy_two_hours_of_a_receivers_absence_is_still_th
     [row] = deliveries(database)
     assert row["state"] == "delivered"
     assert row["tries"] > 8
+
+
+def _reset(request: socket.socket) -> None:
+    """The message is read, and the connection reset instead of an answer."""
+    request.recv(65536)
+    request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _garbage(request: socket.socket) -> None:
+    """What a server for another protocol answers."""
+    request.recv(65536)
+    request.sendall(b"\x15\x03\x01\x00\x02\x02\x46")
+
+
+def _answer(head: bytes) -> Callable[[socket.socket], None]:
+    def answer(request: socket.socket) -> None:
+        request.recv(65536)
+        request.sendall(b"HTTP/1.1 " + head + b"\r\n\r\n")
+
+    return answer
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        _reset, _garbage, lambda request: request.shutdown(socket.SHUT_RDWR), _answer(b"302 Found\r\nLocation: /other"),
+        _answer(b"429 Too Many\r\nRetry-After: 0"), _answer(b"503 Busy"), _answer(b"200 OK\r\nContent-Length: 10"),
+    ],
+    ids=["reset after it was read", "another protocol", "closed", "302", "429", "503", "body that never comes"],
+)  # fmt: skip
+def test_w01_whatever_a_receiver_does_wrong_the_alert_comes_again_under_its_id(
+    database: Database, soon: None, wrong: Callable[[socket.socket], None]
+) -> None:
+    port = free_port()
+    add_channel(database, f"http://127.0.0.1:{port}/hook")
+    with socket.create_server(("127.0.0.1", port), reuse_port=False) as listener:
+        fire(database, "al_1")
+        with running(database):
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                wrong(connection)
+            listener.close()
+            with Receiver(port=port) as receiver:
+                until(lambda: receiver.deliveries or _all_delivered(database), within_s=20)
+                until(lambda: _all_delivered(database), within_s=20)
+                ids = {one.headers["webhook-id"] for one in receiver.deliveries}
+    [row] = deliveries(database)
+    # a 200 counts, whatever becomes of its body
+    assert ids == {row["id"]} or (row["tries"] == 1 and row["status"] == 200)
+
+
+def _all_delivered(database: Database) -> bool:
+    return all(row["state"] == "delivered" for row in deliveries(database))
 
 
 def test_what_failed_is_sent_as_soon_as_its_receiver_is_back(database: Database) -> None:
