@@ -7,7 +7,7 @@ import argparse
 import math
 from collections.abc import Callable
 
-__all__ = ["number_above", "port", "positive", "whole_number"]
+__all__ = ["number_above", "port", "positive", "seconds", "whole_number"]
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -39,6 +39,11 @@ def number_above(least: float, most: float | None = None) -> Callable[[str], flo
 
 
 positive = whole_number(1)
+
+
+def seconds(text: str) -> float:
+    """A length of time; 0 stands for never."""
+    return 0.0 if text.strip() == "0" else number_above(0)(text)
 
 
 def port(text: str) -> int:

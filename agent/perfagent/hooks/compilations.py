@@ -124,7 +124,7 @@ class Compilations:
             self._told_limits += 1
         else:
             self._told += 1
-        if self._told > MOST_EVENTS or self._told_limits > MOST_LIMITS:
+        if self._told_limits > MOST_LIMITS if limit else self._told > MOST_EVENTS:
             return
         frame = self._frames.get(_frame_of(record))
         told: dict[str, Any] = {

@@ -18,6 +18,7 @@ __all__ = ["acknowledge", "mute", "snooze", "unacknowledge"]
 
 def acknowledge(connection: Connection, alert_id: str, now: float, *, who: str, note: str = "") -> None:
     """Somebody has seen it, and works on it: it is not repeated any more. Its state stays."""
+    reminders.forget(connection, alert_id)
     _set(connection, alert_id, acknowledged=now, acknowledged_by=who, note=note)
     history.note(connection, alert_id, "acknowledged", now, who=who, text=note)
 
@@ -32,9 +33,10 @@ def mute(
 ) -> bool:
     """Keeps the rule quiet in this run, whatever it finds; None ends that."""
     about = connection.execute(select(alert.c.run, alert.c.rule).where(alert.c.id == alert_id)).one()
-    its = (alert.c.run == about.run) & (alert.c.rule == about.rule)
-    connection.execute(update(alert).where(its).values(muted_until=None))
-    connection.execute(update(alert).where(alert.c.id == alert_id).values(muted_until=until))
+    its = (alert.c.run == about.run) & (alert.c.muted_rule.in_((about.rule, "")) | (alert.c.id == alert_id))
+    connection.execute(update(alert).where(its).values(muted_until=None, muted_rule=""))
+    named = about.rule if until is not None else ""
+    connection.execute(update(alert).where(alert.c.id == alert_id).values(muted_until=until, muted_rule=named))
     history.note(connection, alert_id, "unmuted" if until is None else "muted", now, who=who, text=note)
     return quiet.release(connection, now)
 

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, RowMapping, func, or_, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from perfagent_server.alerts import quiet
+from perfagent_server.alerts.kinds import groups
 from perfagent_server.store.tables import channel, delivery
 
 __all__ = ["Batch", "Due", "put_off", "what_is_due"]
@@ -75,18 +76,18 @@ def _rows(connection: Connection, one: RowMapping, now: float, flying: Mapping[s
         .where(delivery.c.channel == one["id"], delivery.c.state == "waiting", delivery.c.due <= now, enabled)
         .where(~_waits_for_another())
         .order_by(delivery.c.due, delivery.c.created)
-        .limit(len(flying) + (_MOST_GROUPED if one["group_s"] else _PER_CHANNEL))
+        .limit(len(flying) + (_MOST_GROUPED if groups(one) else _PER_CHANNEL))
     )
     return [row for row in connection.execute(query).mappings() if row["id"] not in flying]
 
 
 def _batches(one: RowMapping, rows: Sequence[RowMapping]) -> list[Batch]:
-    if not one["group_s"]:
+    if not groups(one):
         return [Batch(one, [row]) for row in rows]
-    groups: dict[str, list[RowMapping]] = {}
+    of_runs: dict[str, list[RowMapping]] = {}
     for row in rows:
-        groups.setdefault(row["run"] or row["id"], []).append(row)
-    return [Batch(one, group[:_MOST_GROUPED]) for group in groups.values()]
+        of_runs.setdefault(row["run"] or row["id"], []).append(row)
+    return [Batch(one, together[:_MOST_GROUPED]) for together in of_runs.values()]
 
 
 def _quiet(connection: Connection, rows: Sequence[RowMapping], now: float) -> dict[str, float]:
@@ -100,7 +101,7 @@ def _quiet(connection: Connection, rows: Sequence[RowMapping], now: float) -> di
 
 def _grouped(connection: Connection, one: RowMapping, rows: Sequence[RowMapping], now: float) -> dict[str, float]:
     """Those for which it is too early, because the channel was told about their run a moment ago."""
-    if not one["group_s"]:
+    if not groups(one):
         return {}
     patient = [row for row in rows if row["run"] and row["tries"] == 0 and not row["urgent"]]
     newest = select(delivery.c.run, func.max(delivery.c.delivered).label("at")).where(

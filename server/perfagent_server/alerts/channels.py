@@ -28,7 +28,8 @@ GROUP_S = 600.0
 """By default a chat or a mailbox gets one message about a run in ten minutes, apart from what is critical."""
 ROTATION_S = 86400.0
 """How long the old secret signs beside the new one."""
-_TOKEN_CHARACTERS = 12
+_MOST_SECRETS = 4  # beside the new one
+_TOKEN_CHARACTERS, _LONG_CHARACTERS = 12, 16
 _LEAST_EVERY_S, _LONGEST_S = 10.0, 366 * 86400.0
 
 
@@ -73,6 +74,8 @@ class NewChannel:
             value = getattr(self, name)
             if value is not None and value != 0 and not _LEAST_EVERY_S <= value <= _LONGEST_S:
                 raise ConfigError(f"{name} is 0 or {_LEAST_EVERY_S:g} s to a year, not {value}")
+        if self.group_s and self.kind not in CHAT_KINDS:
+            raise ConfigError(f"group_s is for chats and mail; a {self.kind} gets every alert by itself, and at once")
         if self.kind == HEARTBEAT and not self.every_s:
             raise ConfigError("a heartbeat channel needs every_s: how often the server says that it is alive")
         for name in ("projects", "tags"):
@@ -127,14 +130,14 @@ def read(connection: Connection, identifier: str) -> NewChannel | None:
 
 
 def rotate(connection: Connection, identifier: str, now: float) -> str | None:
-    """A new secret for a webhook; the old one signs beside it for a day. None for a channel that has none."""
-    old = connection.execute(
-        select(channel.c.secret).where(channel.c.id == identifier, channel.c.kind == WEBHOOK)
-    ).scalar()
-    if not old:
+    """A new secret for a webhook; those before sign beside it for a day. None for a channel that has none."""
+    columns = channel.c.secret, channel.c.old_secret_until
+    row = connection.execute(select(*columns).where(channel.c.id == identifier, channel.c.kind == WEBHOOK)).first()
+    if row is None or not row.secret:
         return None
-    new = new_secret()
-    values = {"secret": f"{new} {old.split()[0]}", "old_secret_until": now + ROTATION_S}
+    new, sign = new_secret(), row.secret.split()
+    before = sign if now < (row.old_secret_until or 0.0) else sign[:1]
+    values = {"secret": " ".join([new, *before[:_MOST_SECRETS]]), "old_secret_until": now + ROTATION_S}
     connection.execute(update(channel).where(channel.c.id == identifier).values(**values))
     return new
 
@@ -169,8 +172,8 @@ def shown_url(kind: str, url: str) -> str:
 
 def _without_token(part: str) -> str:
     """A part of a path; of what may be a token, its first four characters."""
-    may_be = len(part) >= _TOKEN_CHARACTERS and any(one.isdigit() for one in part)
-    return f"{part[:4]}..." if may_be else part
+    has_digit = any(one.isdigit() for one in part)
+    return f"{part[:4]}..." if len(part) >= (_TOKEN_CHARACTERS if has_digit else _LONG_CHARACTERS) else part
 
 
 def remove(connection: Connection, identifier: str) -> bool:

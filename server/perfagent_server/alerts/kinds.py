@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["CHAT_KINDS", "HEARTBEAT", "KINDS", "WEBHOOK"]
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["CHAT_KINDS", "HEARTBEAT", "KINDS", "WEBHOOK", "groups"]
 
 WEBHOOK, HEARTBEAT = "webhook", "heartbeat"
 CHAT_KINDS = ("slack", "discord", "teams", "feishu", "dingtalk", "wecom", "email")
 KINDS = (WEBHOOK, *CHAT_KINDS, HEARTBEAT)
+
+
+def groups(channel: Mapping[Any, Any]) -> bool:
+    """Whether several alerts of a run go to a channel in one message. A webhook gets each by itself."""
+    return bool(channel["group_s"]) and channel["kind"] in CHAT_KINDS

@@ -26,7 +26,7 @@ from perfagent_server.alerts.outcome import Outcome
 from perfagent_server.alerts.senders import Post, send
 from perfagent_server.database import Database, QueueFull, StorageError
 from perfagent_server.security.outbound import Guard, post
-from perfagent_server.store.tables import delivery
+from perfagent_server.store.tables import alert, delivery
 
 __all__ = ["Chore", "Outbox"]
 
@@ -146,7 +146,15 @@ class Outbox:
         if self.chores and abs(now - self._chores_done) > _CHORES_S:
             self._chores_done = now
             for chore in self.chores:
-                chore(now)
+                self._do(chore, now)
+
+    def _do(self, chore: Chore, now: float) -> None:
+        """What a chore cannot do now, such as a digest while the disk is full, must not keep alerts back."""
+        try:
+            chore(now)
+        except Exception as error:  # noqa: BLE001 - counted and said
+            self._count("failures")
+            log.warning("a report could not be written, and is tried again: %s", error)
 
     def _launch(self, batch: Batch) -> None:
         if self._pool is None or self._stopping:
@@ -213,4 +221,7 @@ def _speakable(text: str) -> str:
 
 
 def _clean(connection: Connection, before: float) -> None:
-    connection.execute(delivery.delete().where(delivery.c.state != "waiting", delivery.c.created < before))
+    """Of an alert that still fires everything stays: it says who must be told that it is resolved."""
+    is_open = select(alert.c.id).where(alert.c.id == delivery.c.alert, alert.c.state == "firing").exists()
+    old = delivery.c.state != "waiting", delivery.c.created < before
+    connection.execute(delivery.delete().where(*old, ~is_open))

@@ -112,10 +112,10 @@ class Quiet:
         return at
 
     def _muted(self, of_runs: Iterable[str]) -> dict[tuple[str, str], float]:
-        newest = select(alert.c.run, alert.c.rule, func.max(alert.c.muted_until).label("until"))
+        newest = select(alert.c.run, alert.c.muted_rule, func.max(alert.c.muted_until).label("until"))
         newest = newest.where(alert.c.run.in_(list(of_runs)), alert.c.muted_until > self.now)
-        rows = self.connection.execute(newest.group_by(alert.c.run, alert.c.rule))
-        return {(row.run, row.rule): row.until for row in rows}
+        rows = self.connection.execute(newest.group_by(alert.c.run, alert.c.muted_rule))
+        return {(row.run, row.muted_rule): row.until for row in rows}
 
 
 def held(now: float) -> ColumnElement[bool]:

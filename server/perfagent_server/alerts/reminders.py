@@ -1,6 +1,7 @@
 """Tells channels again that an alert still fires: at the end of a snooze, and every repeat_s of a channel that wants it.
 
-An alert that somebody acknowledged, or that was resolved meanwhile, is not told again.
+Not told again is an alert that somebody acknowledged, that was resolved meanwhile, that is quiet, or whose run has ended;
+nor one of which something still waits to be sent.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, delete, select
 from sqlalchemy.sql.expression import func
 
-from perfagent_server.alerts.tables import alert_of
+from perfagent_server.alerts import quiet
+from perfagent_server.alerts.tables import alert_of, wants
 from perfagent_server.alerts.webhooks import alert_body, delivery_id
 from perfagent_server.spending.finding_cost import with_money
-from perfagent_server.spending.run_cost import rate_of
+from perfagent_server.spending.run_cost import present_rate_of
 from perfagent_server.store.statements import insert_for
 from perfagent_server.store.tables import alert, channel, delivery
 from perfagent_server.store.tables import run as runs
@@ -38,7 +40,7 @@ _REMINDER = "msg_again_"  # how the ids of those begin that wait for the end of 
 
 def remind(connection: Connection, alert_id: str, at: float, now: float, link: Link) -> None:
     """Writes what the channels that were told get at the end of a snooze."""
-    for name in _told(connection, alert_id):
+    for name in _have_heard(connection, alert_id):
         _write(connection, alert_id, name, at, now, link, _REMINDER + delivery_id(alert_id, name, str(at))[4:])
 
 
@@ -51,17 +53,31 @@ def forget(connection: Connection, alert_id: str) -> None:
 
 def due_again(connection: Connection, now: float) -> list[Again]:
     """What is due again on channels that repeat."""
-    newest = func.max(delivery.c.created).label("newest")
+    newest, waits = func.max(delivery.c.created).label("newest"), func.max(delivery.c.state == "waiting").label("waits")
     query = (
-        select(delivery.c.alert, delivery.c.channel, channel.c.repeat_s, newest)
+        select(delivery.c.alert, delivery.c.channel, channel.c.repeat_s, newest, waits)
         .join(channel, channel.c.id == delivery.c.channel)
         .join(alert, alert.c.id == delivery.c.alert)
+        .join(runs, runs.c.id == alert.c.run)
         .where(channel.c.repeat_s > 0, channel.c.enabled.is_(True))
-        .where(alert.c.state == "firing", alert.c.acknowledged.is_(None))
+        .where(alert.c.state == "firing", alert.c.acknowledged.is_(None), runs.c.ended.is_(None))
         .group_by(delivery.c.alert, delivery.c.channel, channel.c.repeat_s)
     )
-    rows = connection.execute(query)
-    return [Again(row.alert, row.channel, row.newest) for row in rows if now - row.newest >= row.repeat_s]
+    due = [row for row in connection.execute(query) if not row.waits and now - row.newest >= row.repeat_s]
+    silent = quiet.Quiet(connection, now).until({row.alert for row in due}) if due else {}
+    return [
+        Again(row.alert, row.channel, row.newest)
+        for row in due
+        if row.alert not in silent and _is_wanted(connection, row.alert, row.channel)
+    ]
+
+
+def _is_wanted(connection: Connection, alert_id: str, channel_id: str) -> bool:
+    """Whether the channel is still for such alerts: it may have been changed since it was told."""
+    one = connection.execute(select(channel).where(channel.c.id == channel_id)).mappings().one()
+    query = select(alert.c.severity, runs.c.project, runs.c.tags).join(runs, runs.c.id == alert.c.run)
+    about = connection.execute(query.where(alert.c.id == alert_id)).mappings().one()
+    return wants(one, about, about["severity"])
 
 
 def repeat(connection: Connection, again: Iterable[Again], now: float, link: Link) -> None:
@@ -70,11 +86,16 @@ def repeat(connection: Connection, again: Iterable[Again], now: float, link: Lin
         _write(connection, one.alert, one.channel, now, now, link, delivery_id(one.alert, one.channel, str(one.newest)))
 
 
-def _told(connection: Connection, alert_id: str) -> Iterable[str]:
-    """The channels whose last word on the alert is that it fires."""
-    its = select(delivery.c.channel, delivery.c.event).where(delivery.c.alert == alert_id)
-    last = {row.channel: row.event for row in connection.execute(its.order_by(delivery.c.created))}
-    return [name for name, event in last.items() if event == "alert.firing"]
+def _have_heard(connection: Connection, alert_id: str) -> Iterable[str]:
+    """The channels whose last word on the alert is that it fires. One that is held back still says it by itself."""
+    its = select(delivery.c.channel, delivery.c.event, delivery.c.state, delivery.c.tries)
+    last = {
+        row.channel: row
+        for row in connection.execute(its.where(delivery.c.alert == alert_id).order_by(delivery.c.created))
+    }
+    return [
+        name for name, row in last.items() if row.event == "alert.firing" and (row.state == "delivered" or row.tries)
+    ]
 
 
 def _write(
@@ -85,7 +106,7 @@ def _write(
         return
     body = alert_body(
         "alert.firing", now, alert=alert_id, state="firing",
-        finding=with_money(alert_of(row), rate_of(connection, row["run"])), run=row["run"],
+        finding=with_money(alert_of(row), present_rate_of(connection, row["run"])), run=row["run"],
         run_name=row["name"], project=row["project"], url=link(row["run"]),
     )  # fmt: skip
     values: dict[str, Any] = {

@@ -36,6 +36,7 @@ __all__ = ["Reports"]
 _SETTLES_S = 20.0  # after a run ended: it may be started again, and its verdict comes last
 _LATE_S = 900.0  # a server that was away for longer tells nothing of what ended meanwhile
 _MOST_NAMED = 10
+_GO_ON = ("starting", "running", "stuck")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,31 +100,31 @@ class Reports:
         if spent.money is not None:
             message += f" It cost {spell_money(spent.money, spent.currency)}."
         for one in channels:
-            if is_for(one, row["project"], row["tags"]):
+            if one["created"] <= row["updated"] and is_for(one, row["project"], row["tags"]):
                 ident = delivery_id("run.ended", row["id"], str(row["ended"]), one["id"])
                 self._send(connection, one, "run.ended", ident, title, message, now, run=row)
 
     # --- all is well --------------------------------------------------------------------------------------------------
 
     def _digest(self, connection: Connection, one: RowMapping, now: float) -> None:
+        """What is open, whether its run is heard of or not, and how many runs go on and have ended."""
         since = one["told"] or one["created"]
-        columns = runs.c.id, runs.c.name, runs.c.project, runs.c.tags, runs.c.state, runs.c.ended
-        moving = runs.c.ended.is_(None) | (runs.c.ended >= since)
+        columns = runs.c.id, runs.c.name, runs.c.project, runs.c.tags, runs.c.state
+        moving = runs.c.state.in_(_GO_ON) | (runs.c.ended >= since)
         rows = [
             row
-            for row in connection.execute(select(*columns).where(moving, runs.c.updated >= since)).mappings()
+            for row in connection.execute(select(*columns).where(moving)).mappings()
             if is_for(one, row["project"], row["tags"])
         ]
-        named = {row["id"]: row["name"] for row in rows}
-        open_now = select(alert.c.run, alert.c.title, alert.c.message).where(
-            alert.c.state == "firing", alert.c.severity != "info", alert.c.run.in_(named)
-        )
-        firing = connection.execute(open_now.order_by(alert.c.since)).all()
-        goes_on = sum(row["ended"] is None for row in rows)
+        is_open = alert.c.state == "firing", alert.c.severity != "info"
+        said_of = runs.c.name, runs.c.project, runs.c.tags, alert.c.run, alert.c.title, alert.c.message
+        query = select(*said_of).join(runs, runs.c.id == alert.c.run).where(*is_open).order_by(alert.c.since)
+        firing = [row for row in connection.execute(query).mappings() if is_for(one, row["project"], row["tags"])]
+        goes_on = sum(row["state"] in _GO_ON for row in rows)
         title = "All is well" if not firing else f"{some(len(firing), 'alert')} open"
         said = [
             f"{title}: {some(goes_on, 'run')} going on, {len(rows) - goes_on} ended since the last digest.",
-            *(f"{named[row.run]}: {row.title or row.message}" for row in firing[:_MOST_NAMED]),
+            *(f"{row['name'] or row['run']}: {row['title'] or row['message']}" for row in firing[:_MOST_NAMED]),
         ]
         if len(firing) > _MOST_NAMED:
             said.append(f"and {len(firing) - _MOST_NAMED} more")

@@ -75,10 +75,19 @@ def _write_down(
     ).first()
     if failing is None or not failing.enabled:
         return
-    if failing.failing_since is None:
+    if failing.failing_since is None or (
+        now - failing.failing_since >= DISABLE_AFTER_S and not _was_tried(connection, row, now)
+    ):
         connection.execute(update(channel).where(channel.c.id == row["channel"]).values(failing_since=now))
     elif now - failing.failing_since >= DISABLE_AFTER_S:
         _disable(connection, row["channel"], now, f"no delivery arrived for {DISABLE_AFTER_S / 86400:.0f} days", count)
+
+
+def _was_tried(connection: Connection, row: RowMapping, now: float) -> bool:
+    """Whether something else failed there in these days: a channel that nothing was sent to is not a dead one."""
+    others = delivery.c.channel == row["channel"], delivery.c.id != row["id"], delivery.c.state != "delivered"
+    recent = delivery.c.tries > 0, delivery.c.created >= now - 2 * DISABLE_AFTER_S
+    return connection.execute(select(delivery.c.id).where(*others, *recent).limit(1)).first() is not None
 
 
 def _hurry(connection: Connection, name: str, now: float) -> None:

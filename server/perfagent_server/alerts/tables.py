@@ -22,18 +22,18 @@ from sqlalchemy.sql.expression import func
 
 from perfagent.wire import SEVERITIES, Alert, Finding
 from perfagent_server.alerts import history, quiet
-from perfagent_server.alerts.kinds import HEARTBEAT
+from perfagent_server.alerts.kinds import HEARTBEAT, groups
 from perfagent_server.alerts.state_machine import Change, worse
 from perfagent_server.alerts.webhooks import alert_body, delivery_id, text_json
 from perfagent_server.rules.rule import USER_ALERT
 from perfagent_server.spending.finding_cost import with_money
-from perfagent_server.spending.run_cost import rate_of
+from perfagent_server.spending.run_cost import present_rate_of
 from perfagent_server.store.statements import insert_for
 from perfagent_server.store.tables import alert, channel, delivery
 from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["GATHERED_S", "SETTLED_S", "alert_of", "apply", "as_dict", "is_for"]
+__all__ = ["GATHERED_S", "SETTLED_S", "alert_of", "apply", "as_dict", "is_for", "resolve_by_hand", "wants"]
 
 SETTLED_S = 60.0
 """How long an alert that opened again must stay open before it is told again."""
@@ -53,6 +53,18 @@ def apply(
     return book.alerts, book.deliveries
 
 
+def resolve_by_hand(connection: Connection, alert_id: str, now: float, link: Callable[[str], str], why: str) -> None:
+    """Closes an alert that no rule holds open any more, and tells those who were told that it fires."""
+    row = connection.execute(select(alert).where(alert.c.id == alert_id)).mappings().one()
+    names = ("rule", "severity", "message", "since_step", "fix", "gain_pct", "title", "cause", "cost")
+    found = Finding(
+        **{name: row[name] for name in names}, since=rfc3339(row["since"]), ranks=json.loads(row["ranks"]),
+        evidence=json.loads(row["evidence"]),
+    )  # fmt: skip
+    change = Change("resolve", alert_id, found, row["last_step"] or 0, now, why)
+    apply(connection, [(row["run"], change)], now, link)
+
+
 class _Book:
     def __init__(self, connection: Connection, now: float, link: Callable[[str], str], wanted: Iterable[str]) -> None:
         self.connection, self.now, self.link = connection, now, link
@@ -64,7 +76,8 @@ class _Book:
                 select(runs.c.id, runs.c.name, runs.c.project, runs.c.tags).where(runs.c.id.in_(list(wanted)))
             ).mappings()
         }
-        self.channels = connection.execute(select(channel).where(channel.c.enabled.is_(True))).mappings().all()
+        self.every_channel = connection.execute(select(channel)).mappings().all()
+        self.channels = [row for row in self.every_channel if row["enabled"]]
 
     def enter(self, run: str, change: Change) -> None:
         if run not in self.runs:
@@ -135,10 +148,11 @@ class _Book:
         last: dict[str, str] = {
             row.channel: row.event for row in self.connection.execute(its.order_by(delivery.c.created))
         }
-        return [row for row in self.channels if last.get(row["id"]) == "alert.firing"]
+        # Also those that are switched off: when they are on again, their last word must be true.
+        return [row for row in self.every_channel if last.get(row["id"]) == "alert.firing"]
 
     def _tell_firing(self, run: str, change: Change, ready: float) -> None:
-        wanting = [row for row in self.channels if _wants(row, self.runs[run], change.finding)]
+        wanting = [row for row in self.channels if wants(row, self.runs[run], change.finding.severity)]
         if wanting:
             until = quiet.Quiet(self.connection, self.now).until([change.alert]).get(change.alert, ready)
             self._tell(run, change, "alert.firing", wanting, ready, until)
@@ -152,7 +166,7 @@ class _Book:
         about = self.runs[run]
         body = alert_body(
             event, self.now, alert=change.alert, state=event.removeprefix("alert."),
-            finding=with_money(change.finding, rate_of(self.connection, run)),
+            finding=with_money(change.finding, present_rate_of(self.connection, run)),
             run=run, run_name=about["name"], project=about["project"], url=self.link(run),
         )  # fmt: skip
         newest = select(delivery.c.channel, func.max(delivery.c.created)).where(delivery.c.alert == change.alert)
@@ -163,7 +177,7 @@ class _Book:
         for one in channels:
             # Their order is that of `created` (outbox.py), also within one transaction and after a jump of the clock.
             created = max(self.now, last.get(one["id"], 0.0) + 1e-3)
-            may_go = ready + (GATHERED_S if one["group_s"] and not urgent else 0.0)
+            may_go = ready + (GATHERED_S if groups(one) and not urgent else 0.0)
             values = {
                 "id": _delivery_id(change, event, one["id"]), "channel": one["id"], "alert": change.alert, "event": event,
                 "body": body, "state": "waiting", "tries": 0, "created": created, "ready": may_go, "due": max(may_go, until),
@@ -173,7 +187,8 @@ class _Book:
                 self.deliveries += 1
             else:  # what was not sent yet is sent as it is by then
                 unsent = update(delivery).where(delivery.c.id == values["id"], quiet.held(self.now))
-                self.connection.execute(unsent.values(body=body))
+                sooner = {name: values[name] for name in ("urgent", "ready", "due")} if urgent else {}
+                self.connection.execute(unsent.values(body=body, **sooner))
 
 
 def _delivery_id(change: Change, event: str, channel_id: str) -> str:
@@ -182,10 +197,10 @@ def _delivery_id(change: Change, event: str, channel_id: str) -> str:
     return delivery_id(change.alert, event, channel_id, *again)
 
 
-def _wants(one: RowMapping, about: RowMapping, found: Finding) -> bool:
+def wants(one: RowMapping, about: RowMapping, severity: str) -> bool:
     """Whether a channel is to be told: by severity, and by the project and the tags of the run."""
     order: tuple[str, ...] = SEVERITIES
-    is_heard = order.index(found.severity) >= order.index(one["min_severity"])
+    is_heard = order.index(severity) >= order.index(one["min_severity"])
     return one["kind"] != HEARTBEAT and is_heard and is_for(one, about["project"], about["tags"])
 
 
@@ -220,7 +235,8 @@ def alert_of(row: RowMapping) -> Alert:
         since=rfc3339(row["since"]), since_step=row["since_step"], last_step=row["last_step"], ranks=json.loads(row["ranks"]),
         evidence=json.loads(row["evidence"]), fix=row["fix"], gain_pct=row["gain_pct"], resolved=rfc3339(row["resolved"]),
         acknowledged=rfc3339(row["acknowledged"]), acknowledged_by=row["acknowledged_by"], note=row["note"],
-        muted_until=rfc3339(row["muted_until"]), snoozed_until=rfc3339(row["snoozed_until"]),
+        muted_until=rfc3339(row["muted_until"] if row["muted_rule"] == row["rule"] else None),
+        snoozed_until=rfc3339(row["snoozed_until"]),
         title=row["title"], cause=row["cause"], cost=row["cost"],
     )  # fmt: skip
 

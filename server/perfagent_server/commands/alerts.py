@@ -16,9 +16,9 @@ __all__ = ["alerts", "silences"]
 _ACTS = {
     "ack": "somebody works on it: it is not repeated any more",
     "unack": "take that back",
-    "mute": "keep its rule quiet in its run, for good or --for-s",
+    "mute": "keep its rule quiet in its run: for --for-s seconds, else until you unmute it",
     "unmute": "end that",
-    "snooze": "keep this alert quiet, until it is resolved or --for-s",
+    "snooze": "keep this alert quiet: for --for-s seconds, else until it is resolved",
     "unsnooze": "end that",
     "resolve": "close it",
 }
@@ -31,7 +31,7 @@ def alerts(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar=f"list|show|{'|'.join(_ACTS)}")
     show_all = actions.add_parser("list", help="list alerts, newest first")
     show_all.add_argument("--state", choices=("firing", "resolved"), help="only those")
-    show_all.add_argument("--run", metavar="ID", help="only those of this run")
+    show_all.add_argument("--run", dest="of_run", metavar="ID", help="only those of this run")
     show_all.add_argument("--project", metavar="NAME", help="only those of this project")
     show_all.set_defaults(run=_list)
     show = actions.add_parser("show", help="show an alert with its history")
@@ -56,11 +56,11 @@ def silences(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="add|list|remove")
     add = actions.add_parser("add", help="make a silence")
     for name in _MATCHERS:
-        add.add_argument(f"--{name}", default="", help=f"only this {name}")
+        add.add_argument(f"--{name}", dest=f"of_{name}", default="", help=f"only this {name}")
     add.add_argument("--starts", metavar="TIME", help="as 2026-03-01T12:00:00Z (default: now)")
-    add.add_argument(
-        "--for-s", type=number_above(0, 365 * 86400), metavar="S", required=True, help="for how many seconds"
-    )
+    length = add.add_mutually_exclusive_group(required=True)
+    length.add_argument("--for-s", type=number_above(0, 365 * 86400), metavar="S", help="for how many seconds")
+    length.add_argument("--ends", metavar="TIME", help="until then")
     add.add_argument("--repeats", choices=("daily", "weekly"), default="", help="again, in UTC")
     add.add_argument("--note", default="", help="what others should know")
     add.set_defaults(run=_silence)
@@ -74,7 +74,8 @@ def silences(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    wanted = {name: value for name in ("state", "run", "project") if (value := getattr(arguments, name)) is not None}
+    given = {"state": arguments.state, "run": arguments.of_run, "project": arguments.project}
+    wanted = {name: value for name, value in given.items() if value is not None}
     found = AdminApi.from_arguments(arguments).request("GET", f"/alerts?{urlencode(wanted)}")
     if arguments.json:
         print(json.dumps(found))
@@ -122,8 +123,9 @@ def _act(arguments: argparse.Namespace) -> int:
 
 
 def _silence(arguments: argparse.Namespace) -> int:
-    names = (*_MATCHERS, "starts", "for_s", "repeats", "note")
-    body = {name: value for name in names if (value := getattr(arguments, name)) not in (None, "")}
+    given = {name: getattr(arguments, f"of_{name}") for name in _MATCHERS}
+    given |= {name: getattr(arguments, name) for name in ("starts", "ends", "for_s", "repeats", "note")}
+    body = {name: value for name, value in given.items() if value not in (None, "")}
     made = AdminApi.from_arguments(arguments).request("POST", "/silences", body)
     print(json.dumps(made) if arguments.json else f"silence  {made['id']}  until {made['ends']}")
     return 0

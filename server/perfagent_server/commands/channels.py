@@ -7,7 +7,9 @@ import json
 from typing import Any
 from urllib.parse import quote
 
+from perfagent.command_line.option_types import seconds
 from perfagent.command_line.terminal_output import Screen, Table
+from perfagent.errors import ConfigError
 from perfagent_server.alerts.kinds import KINDS
 from perfagent_server.commands.connection import AdminApi, add_options
 
@@ -27,7 +29,7 @@ def command(parser: argparse.ArgumentParser) -> None:
     add.set_defaults(run=_add)
     change = actions.add_parser("set", help="change a channel; what is not given stays")
     _add_id(change)
-    change.add_argument("--url", metavar="URL")
+    change.add_argument("--url", metavar="URL", help="where to send from now on")
     _add_settings(change)
     change.add_argument("--enabled", choices=("yes", "no"), help="no: nothing is sent there")
     change.set_defaults(run=_set)
@@ -59,29 +61,39 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         help="the lowest severity that is sent (default: warning)",
     )
     parser.add_argument(
-        "--project", dest="projects", action="append", metavar="NAME", help="only runs of this project; again"
+        "--project",
+        dest="projects",
+        action="append",
+        metavar="NAME",
+        help="only runs of this project; give it again for another, or empty for any",
     )
     parser.add_argument(
-        "--tag", dest="tags", action="append", metavar="TAG", help="only runs with this tag; again for more"
+        "--tag",
+        dest="tags",
+        action="append",
+        metavar="TAG",
+        help="only runs with this tag; give it again for another, or empty for any",
     )
     parser.add_argument(
-        "--group-s", type=float, metavar="S",
+        "--group-s", type=seconds, metavar="S",
         help="at most one message about a run in S seconds, apart from critical alerts (default: 600 for chats and mail)",
     )  # fmt: skip
     parser.add_argument(
-        "--repeat-s", type=float, metavar="S", help="tell what still fires again after S seconds (default: never)"
+        "--repeat-s", type=seconds, metavar="S", help="tell what still fires again after S seconds (default: never)"
     )
     parser.add_argument(
-        "--summaries", action="store_true", default=None, help="also tell what became of a run that ended"
+        "--summaries", action=argparse.BooleanOptionalAction, help="also tell what became of a run that ended"
     )
     parser.add_argument(
-        "--every-s", type=float, metavar="S", help="send a digest every S seconds; a heartbeat needs it"
+        "--every-s", type=seconds, metavar="S", help="send a digest every S seconds; a heartbeat needs it"
     )
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     names = ("name", "min_severity", "projects", "tags", "group_s", "repeat_s", "summaries", "every_s")
-    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    lists = {name: [one for one in given[name] if one] for name in ("projects", "tags") if name in given}
+    return given | lists
 
 
 def _add(arguments: argparse.Namespace) -> int:
@@ -100,6 +112,8 @@ def _set(arguments: argparse.Namespace) -> int:
         body["url"] = arguments.url
     if arguments.enabled is not None:
         body["enabled"] = arguments.enabled == "yes"
+    if not body:
+        raise ConfigError("nothing to change; name an option, such as --min-severity critical")
     changed = AdminApi.from_arguments(arguments).request("PATCH", _path(arguments), body)
     print(json.dumps(changed) if arguments.json else f"{arguments.id} is changed")
     return 0

@@ -7,6 +7,7 @@ import json
 from typing import Any
 from urllib.parse import quote
 
+from perfagent.command_line.option_types import number_above
 from perfagent.command_line.terminal_output import Screen, Table
 from perfagent_server.commands.connection import AdminApi, add_options
 
@@ -21,9 +22,9 @@ def command(parser: argparse.ArgumentParser) -> None:
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="set|list|remove")
     change = actions.add_parser("set", help="set the price of a project, or of all that have none of their own")
-    change.add_argument("--gpu-hour", type=float, metavar="AMOUNT", help="of one GPU")
-    change.add_argument("--cpu-core-hour", type=float, metavar="AMOUNT", help="of one CPU core")
-    change.add_argument("--kwh", type=float, metavar="AMOUNT", help="of the energy of the GPUs")
+    change.add_argument("--gpu-hour", type=number_above(0, 1e9), metavar="AMOUNT", help="of one GPU")
+    change.add_argument("--cpu-core-hour", type=number_above(0, 1e9), metavar="AMOUNT", help="of one CPU core")
+    change.add_argument("--kwh", type=number_above(0, 1e9), metavar="AMOUNT", help="of the energy of the GPUs")
     change.add_argument("--currency", required=True, help="such as EUR")
     change.set_defaults(run=_set)
     show = actions.add_parser("list", help="list prices")

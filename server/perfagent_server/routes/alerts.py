@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import ConfigDict, Field
-from sqlalchemy import Connection, RowMapping, select, update
+from sqlalchemy import Connection, RowMapping, select
 from starlette.responses import Response
 
 from perfagent.wire import SEVERITIES, Alert
-from perfagent_server.alerts import acts, history
+from perfagent_server.alerts import acts, history, tables
 from perfagent_server.alerts.quiet import UNTIL_UNDONE, Quiet
 from perfagent_server.alerts.tables import alert_of
 from perfagent_server.routes.dependencies import ServicesDep, known_run
@@ -249,8 +249,7 @@ def resolve(
     if found.state != "resolved" and not services.engine.resolve(found.run, alert_id, why):
         # No rule holds it open any more (an older attempt's): the row is all there is.
         def act(connection: Connection, ident: str, now: float) -> None:
-            connection.execute(update(alert).where(alert.c.id == ident).values(state="resolved", resolved=now))
-            history.note(connection, ident, "resolved", now, who=identity.name, text=why)
+            tables.resolve_by_hand(connection, ident, now, services.link, why)
 
         return _do(services, request, identity, "alert.resolve", alert_id, act)
     services.database.write(record(request, identity, "alert.resolve", alert_id))

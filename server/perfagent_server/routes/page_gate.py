@@ -48,7 +48,8 @@ class PageGate:
         if "read" in identity.may:
             return None
         if "text/html" in connection.headers.get("accept", ""):
-            asked = connection.url.path + (f"?{connection.url.query}" if connection.url.query else "")
+            path = connection.scope.get("raw_path", b"").decode("latin-1") or quote(connection.url.path)
+            asked = path + (f"?{connection.url.query}" if connection.url.query else "")
             return RedirectResponse("/login" if asked == "/" else f"/login?next={quote(asked)}", 303)
         return problem(
             401, "unauthorized", "pages need a session: open /login, or the one-time address that `perfagent up` prints"

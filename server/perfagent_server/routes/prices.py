@@ -23,7 +23,7 @@ router = APIRouter()
 
 Project = Annotated[str, Query(max_length=128)]
 Amount = Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False)]
-Currency = Annotated[str, Field(min_length=1, max_length=16, pattern=r"^\S+$")]
+Currency = Annotated[str, Field(max_length=100)]
 
 
 @dataclass
@@ -70,6 +70,9 @@ def change_price(
 ) -> Response:  # fmt: skip
     """Sets the price of a project; without one, that of all projects that have none of their own. It counts for all of
     a run's hours, also for those before."""
+    if not 1 <= len(asked.currency) <= 16 or any(one.isspace() for one in asked.currency):
+        said = f"currency is {asked.currency[:40]!r}; a word of up to 16 characters, such as EUR, is needed"
+        raise ApiError(422, "invalid", said, "currency")
     if asked.gpu_hour is None and asked.cpu_core_hour is None and asked.kwh is None:
         raise ApiError(422, "invalid", "one of gpu_hour, cpu_core_hour and kwh is needed", "gpu_hour")
     one = Price(

@@ -76,7 +76,7 @@ def login_page(
     if scope is None:
         error = of_refusal(services.access.refused(request))
         text = "This address was used already, or is too old. Run perfagent keys login on the server for a new one, or use a key."
-        return _form(error.message if error.status == 429 else text, error.status)
+        return _form(error.message if error.status == 429 else text, error.status, goes_to=next)
     return _logged_in(request, services, scope, "one-time address", goes_to=next)
 
 

@@ -19,6 +19,7 @@ from perfagent_server.routes.dependencies import ServicesDep
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.rule import USER_ALERT
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
 from perfagent_server.store.tables import silence
@@ -95,7 +96,7 @@ def create_silence(
     starts, ends = _times(new, now)
     if not any(getattr(new, name) for name in _MATCHERS):
         raise ApiError(422, "invalid", f"a silence names what it matches: one or more of {', '.join(_MATCHERS)}")
-    known = [one.id for one in all_rules()]
+    known = [*(one.id for one in all_rules()), USER_ALERT]
     if new.rule and new.rule not in known:
         raise ApiError(422, "invalid", f"there is no rule {new.rule[:80]!r}; there are {', '.join(known)}", "rule")
     values: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TypeVar
 
@@ -24,9 +25,10 @@ def lost_share(finding: Finding | Alert) -> float | None:
     if finding.gain_pct is None:
         return None
     # the share itself, where the rule promises that only a part of it can be gained
-    share = finding.evidence.get("share_pct", finding.gain_pct)
-    told = share if isinstance(share, (int, float)) else finding.gain_pct
-    return min(max(told / 100, 0.0), 1.0)
+    share = finding.evidence.get("share_pct")
+    is_known = isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share <= 100
+    told = float(share) if is_known else finding.gain_pct  # type: ignore[arg-type]
+    return min(max(told / 100, 0.0), 1.0) if math.isfinite(told) else None
 
 
 def with_money(finding: Costly, rate: Rate | None) -> Costly:

@@ -16,7 +16,7 @@ from perfagent_server.spending.prices import Price, price_of, prices
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source
 
-__all__ = ["Rate", "rate_of", "rates_of", "spent_of"]
+__all__ = ["Rate", "present_rate_of", "rate_of", "rates_of", "spent_of"]
 
 _HOUR_S, _KWH_J = 3600.0, 3.6e6
 _GOES_ON = ("starting", "running", "stuck")
@@ -72,6 +72,12 @@ def rate_of(connection: Connection, run: str) -> Rate | None:
     return None if price is None else _rate(_processes(connection, run), price)
 
 
+def present_rate_of(connection: Connection, run: str) -> Rate | None:
+    """The same, of a run that goes on. One that has ended costs nothing any more."""
+    ended = connection.execute(select(runs.c.ended).where(runs.c.id == run)).scalar()
+    return rate_of(connection, run) if ended is None else None
+
+
 def rates_of(connection: Connection, wanted: Iterable[str]) -> dict[str, Rate]:
     """Of several runs, those that have one."""
     if not prices(connection):
@@ -86,8 +92,11 @@ def _price(connection: Connection, run: str) -> Price | None:
 
 
 def _processes(connection: Connection, run: str) -> Sequence[RowMapping]:
+    """Those that say what they had; where none does, as of a script that only logs, all."""
     its = source.c.run == run, source.c.worked_until.is_not(None)
-    return connection.execute(select(*_COLUMNS).where(*its)).mappings().all()
+    rows = connection.execute(select(*_COLUMNS).where(*its)).mappings().all()
+    hosts = {(row["attempt"], row["host"]) for row in rows if row["cpu_cores"]}
+    return [row for row in rows if row["gpus"] or (row["attempt"], row["host"]) in hosts] or rows
 
 
 def _rate(rows: Sequence[RowMapping], price: Price | None) -> Rate | None:

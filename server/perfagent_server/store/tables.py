@@ -346,7 +346,8 @@ alert = Table(
     Column("acknowledged", Float(53)),
     Column("acknowledged_by", String(256), nullable=False, default="", server_default=""),
     Column("note", Text, nullable=False, default="", server_default=""),  # of who acknowledged it
-    Column("muted_until", Float(53)),  # the rule in this run
+    Column("muted_until", Float(53)),  # the rule in this run:
+    Column("muted_rule", String(64), nullable=False, default="", server_default=""),  # the alert may become another's
     Column("snoozed_until", Float(53)),  # this alert only
     Index(None, "run", "state"),
     Index(None, "state", "since"),

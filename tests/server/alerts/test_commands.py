@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from api_builders import ADMIN_TOKEN, Listening, listening
-from builders import Receiver, free_port
+from builders import Receiver, free_port, until
 from commands import perfagent, perfagent_process
 from preloaded import Ended
 from standardwebhooks import Webhook
@@ -142,3 +142,68 @@ def test_only_an_administrator_may_and_a_missing_server_is_said(unchanged: Liste
     gone = channels(unchanged, tmp_path, "list", "--server", url)
     assert gone.returncode == 1
     assert url in gone.stderr and "perfagent up" in gone.stderr
+
+
+def nan(server: Listening) -> None:
+    import httpx
+
+    rows = [
+        {"run": "sick", "step": 1, "metrics": {"loss": 2.0}},
+        {"run": "sick", "step": 2, "metrics": {"loss": "NaN"}},
+    ]
+    httpx.post(f"{server.url}/api/v1/log", json=rows).raise_for_status()
+
+
+def test_alerts_are_listed_acted_on_and_shown_with_their_history(server: Listening, tmp_path: Path) -> None:
+    nan(server)
+
+    def run(*arguments: str) -> Ended:
+        done = perfagent(tmp_path, *arguments, **where(server))
+        assert done.returncode == 0, done.stderr
+        return done
+
+    [alert] = until(lambda: json.loads(run("alerts", "list", "--state", "firing", "--json").stdout)["alerts"])
+    ident = alert["id"]
+    assert "The loss became NaN" in run("alerts", "list").stdout
+    assert ident in run("alerts", "list", "--run", alert["run"]).stdout
+    assert run("alerts", "list", "--project", "other").stdout == "no alerts\n"
+    for act in ("ack", "unack", "mute", "unmute", "snooze", "unsnooze"):
+        more = ("--for-s", "60") if act in ("mute", "snooze") else ()
+        run("alerts", act, ident, "--note", f"a note on {act}", *more)
+    shown = run("alerts", "show", ident).stdout
+    assert "a note on snooze" in shown and "acknowledged" in shown
+    run("alerts", "resolve", ident)
+    made = json.loads(run("silences", "add", "--run", "sick", "--for-s", "60", "--note", "night", "--json").stdout)
+    assert "run sick" in run("silences", "list").stdout
+    run("silences", "remove", made["id"])
+
+
+def test_a_channel_is_changed_back_and_a_change_of_nothing_is_refused(
+    server: Listening, receiver: Receiver, tmp_path: Path
+) -> None:
+    ident = json.loads(
+        channels(server, tmp_path, "add", "webhook", receiver.url, "--project", "a", "--summaries", "--json").stdout
+    )["id"]
+    assert channels(server, tmp_path, "set", ident, "--project", "", "--no-summaries").returncode == 0
+    [shown] = json.loads(channels(server, tmp_path, "list", "--json").stdout)["channels"]
+    assert (shown["projects"], shown["summaries"]) == ([], False)
+    nothing = channels(server, tmp_path, "set", ident)
+    assert (nothing.returncode, "nothing to change" in nothing.stderr) == (2, True)
+    assert channels(server, tmp_path, "set", ident, "--repeat-s", "nan").returncode == 2
+
+
+def test_no_option_of_a_command_takes_the_place_of_what_runs_it() -> None:
+    import argparse
+    from importlib.metadata import entry_points
+
+    def all_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+        for action in parser._actions:
+            yield action
+            if isinstance(action, argparse._SubParsersAction):
+                for inner in action.choices.values():
+                    yield from all_of(inner)
+
+    for entry in entry_points(group="perfagent.commands"):
+        parser = argparse.ArgumentParser()
+        entry.load()(parser)
+        assert [action.option_strings for action in all_of(parser) if action.dest == "run"] == [], entry.name

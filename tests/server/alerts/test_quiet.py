@@ -205,7 +205,9 @@ def raise_alert(told: Told, name: str, severity: Severity, kind: Literal["fire",
 
 
 def test_warnings_of_a_run_come_together_and_what_is_critical_at_once(told: Told) -> None:
-    told.database.write(lambda connection: connection.execute(update(channel).values(group_s=600.0)) and None)
+    told.database.write(
+        lambda connection: connection.execute(update(channel).values(kind="slack", group_s=600.0)) and None
+    )
     raise_alert(told, "data_bound", "warning")
     raise_alert(told, "sync_bound", "warning")
     assert sent_now(told) == [], "troubles seldom come alone"
@@ -226,7 +228,9 @@ def test_warnings_of_a_run_come_together_and_what_is_critical_at_once(told: Told
 
 
 def test_what_went_out_together_and_failed_is_tried_again_together(told: Told) -> None:
-    told.database.write(lambda connection: connection.execute(update(channel).values(group_s=600.0)) and None)
+    told.database.write(
+        lambda connection: connection.execute(update(channel).values(kind="slack", group_s=600.0)) and None
+    )
     for name in ("data_bound", "sync_bound", "eval_bound"):
         raise_alert(told, name, "warning")
     told.now += tables.GATHERED_S

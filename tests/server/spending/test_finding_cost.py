@@ -57,3 +57,8 @@ def test_without_a_price_nothing_is_said() -> None:
 )
 def test_money_is_told_with_the_digits_that_say_something(amount: float, words: str) -> None:
     assert spell_money(amount, "EUR") == words
+
+
+@pytest.mark.parametrize("share", [float("nan"), True, "a lot", -3.0, 5000.0, 10**400])
+def test_a_share_that_cannot_be_is_not_counted(share: object) -> None:
+    assert lost_share(finding("data_bound", gain=25.0, share_pct=share)) == pytest.approx(0.25)

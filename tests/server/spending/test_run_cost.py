@@ -137,3 +137,14 @@ def test_a_price_that_cannot_be_is_refused(client: TestClient, body: dict[str, A
     answer = client.put("/api/v1/prices", json=body, headers=ADMIN)
     assert answer.status_code == 422, answer.text
     assert client.get("/api/v1/prices").json() == {"prices": []}
+
+
+def test_a_row_that_comes_a_week_after_the_end_adds_no_hours(client: TestClient) -> None:
+    put_price(client, cpu_core_hour=1.0, currency="EUR")
+    process(client, 0, "node", hours=2.0, host__cores=4.0)
+    before = spent(client)
+    late = Group(step=[11], time=[BEGIN + 200 * HOUR_S], monotonic=[1.0], values={"test/acc": [0.9]})
+    send(client, Frame(project="p", run="r1", source="r1-1-0", attempt=1, rank=0, seq=2, groups=[late]))
+    send(client, Frame(project="p", run="r1", source="http-late", attempt=1, rank=0, seq=1, groups=[late]))
+    assert spent(client) == before
+    assert before["money_per_hour"] == pytest.approx(4.0)

@@ -20,7 +20,8 @@ _OF_A_GPU = ("gpu/memory_used_bytes", "cuda/allocated_bytes")
 
 def note_held(source: dict[str, Any], frame: Frame, newest: float) -> None:
     """newest: the latest time in the frame, by our clock."""
-    source["worked_until"] = max(source["worked_until"] or 0.0, newest, source["started"])
+    if source["ended"] is None:  # what comes later, such as a result of a test, was not worked for here
+        source["worked_until"] = max(source["worked_until"] or 0.0, newest, source["started"])
     for group in frame.groups:
         if not source["gpus"] and any(name in group.values for name in _OF_A_GPU):
             source["gpus"] = 1
