@@ -187,8 +187,10 @@ class _Book:
                 self.deliveries += 1
             else:  # what was not sent yet is sent as it is by then
                 unsent = update(delivery).where(delivery.c.id == values["id"], quiet.held(self.now))
-                sooner = {name: values[name] for name in ("urgent", "ready", "due")} if urgent else {}
-                self.connection.execute(unsent.values(body=body, **sooner))
+                self.connection.execute(unsent.values(body=body))
+                if urgent:  # it is gathered no longer; one that was urgent before keeps the time until it has settled
+                    sooner = {name: values[name] for name in ("urgent", "ready", "due")}
+                    self.connection.execute(unsent.where(delivery.c.urgent.is_(False)).values(**sooner))
 
 
 def _delivery_id(change: Change, event: str, channel_id: str) -> str:
