@@ -21,7 +21,8 @@ def test_a_run_with_a_price_is_told_what_its_data_wait_costs_an_hour(receiver: R
         options = ("--cpu-core-hour", str(PRICE_OF_A_CORE), "--currency", "EUR")
         said = perfagent_process(tmp_path, "prices", "set", *options, **here)
         assert said.stdout == "all projects: 0.25 EUR a CPU core hour\n", said.stderr
-        python(str(JOBS / "slow_loader.py"), "60", folder=tmp_path, PERFAGENT_RUN_ID="slow", **here)
+        # Long enough that it is judged while it goes on, on a busy machine too: a run that has ended costs nothing any more.
+        python(str(JOBS / "slow_loader.py"), "160", folder=tmp_path, PERFAGENT_RUN_ID="slow", **here)
         server.wait_for_state("slow", "finished")
 
         verdict = until(lambda: _data_bound(server.get("/runs/slow/verdict")))

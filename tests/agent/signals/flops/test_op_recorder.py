@@ -357,6 +357,7 @@ def test_nested_tensors_have_no_shapes_to_be_asked_for(record, capfd, layout, ma
     assert "RecordFunction" not in capfd.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_nested_tensors_are_found_where_they_are_given():
     nested = torch.nested.nested_tensor([torch.ones(2, 3)], layout=torch.strided)
     assert holds_nested((), {"batch": {"x": nested}})
