@@ -1,39 +1,48 @@
 """The dashboard on the server's own FastAPI app: one ASGI app, one port, nothing from a CDN.
 
-Dash serves the shell and routes between pages. Figures never pass through a Dash callback: the scripts in assets/ fetch
-/api/v1/runs/{run}/series and append what /ws/live sends, so the cost on the page depends neither on points nor on
+Dash serves the pages, and answers what people click. Charts never pass through a Dash callback: the modules in assets/
+fetch /api/v1/runs/{run}/series and append what /ws/live sends, so the cost on the page depends neither on points nor on
 ranks.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable
+import inspect
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
-from dash import Dash, Input, Output, dcc, html
-from dash.backends._fastapi import reset_current_request, set_current_request
+from dash import Dash, set_props
+from dash._utils import interpolate_str
+from dash.backends._fastapi import get_current_request, reset_current_request, set_current_request
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from perfagent_dashboard import ids
-from perfagent_dashboard.figures import chart_table, patterns
-from perfagent_dashboard.pages import fleet, run
-from perfagent_dashboard.pages.attributes import hyphenated
-from perfagent_dashboard.theme import THEMES
-from perfagent_dashboard.words import ENGLISH, STATE_SHAPES
+from perfagent_dashboard.components.feedback import note
+from perfagent_dashboard.document import Bundles, document
+from perfagent_dashboard.pages import all_pages, missing
+from perfagent_dashboard.pages.registry import Page, page_at, register_pages
+from perfagent_dashboard.report_file import serve_reports
+from perfagent_dashboard.server_api import ServerApi
+from perfagent_dashboard.shell import shell
+from perfagent_dashboard.static_files import Assets, serve_suites
+from perfagent_dashboard.words import LANGUAGES, language, say
 
 if TYPE_CHECKING:
-    from dash.development.base_component import Component
     from fastapi import FastAPI
 
-__all__ = ["Source", "mount", "mount_on", "page_of"]
+__all__ = ["Source", "mount", "mount_on"]
 
+log = logging.getLogger("perfagent.dashboard")
+
+_OF_THE_OLD_FLEET = {"q", "state", "project"}
+"""Parameters of `/` when it was the table of runs: links that people kept lead to that."""
 ASSETS = Path(__file__).with_name("assets")
-HEAD_SCRIPT = "theme.js"  # runs before the first paint, so it is named in the head and not among Dash's scripts
 
 
 class Source(Protocol):
@@ -48,10 +57,18 @@ class _Address:
         self.server = server
 
 
-KnownRun = Callable[[str], bool]
-"""Whether there is a run of this id."""
-RunNamed = Callable[[str], str | None]
-"""The id of the newest run of this name."""
+KnownRun = Callable[[Request, str], Awaitable[bool]]
+"""Whether there is a run of this id that whoever asks may see."""
+RunNamed = Callable[[Request, str], Awaitable[str | None]]
+"""The id of the newest run of this name that whoever asks may see."""
+
+
+async def _any_run(_asked: Request, _run: str) -> bool:
+    return True
+
+
+async def _no_name(_asked: Request, _name: str) -> str | None:
+    return None
 
 
 def mount_on(
@@ -59,8 +76,8 @@ def mount_on(
     *,
     server_url: str,
     title: str = "perfagent",
-    known_run: KnownRun = lambda _run: True,
-    run_named: RunNamed = lambda _name: None,
+    known_run: KnownRun = _any_run,
+    run_named: RunNamed = _no_name,
     **_later: Any,
 ) -> Dash:
     """Entry point `perfagent.dashboard`: what `perfagent up` calls. Options of newer servers are accepted and
@@ -73,130 +90,125 @@ def mount(
     client: Source,
     *,
     title: str = "perfagent",
-    known_run: KnownRun = lambda _run: True,
-    run_named: RunNamed = lambda _name: None,
+    known_run: KnownRun = _any_run,
+    run_named: RunNamed = _no_name,
 ) -> Dash:
     """Puts the pages on `api`, whose own routes must be registered before: every other path is answered with a page,
     which says that there is nothing and has the status 404. known_run, run_named: may wait for a database. The page of
     a run's name leads to the newest run of that name; pages of unknown runs are 404 too. The policy the pages need is
     left in `api.state.dashboard_csp`."""
-    app = Dash(
+    server_api = ServerApi(api)
+    pages = all_pages(server_api, client.server)
+    assets, mounted = Assets(ASSETS), list[_PagedDash]()
+    assets.serve(api)
+    serve_suites(api, mounted)
+    serve_reports(api, server_api, client.server)
+    document_of = _document_route(mounted, known_run, run_named)
+    api.add_api_route("/", document_of, methods=["GET", "HEAD"], include_in_schema=False)  # before Dash's own
+    app = _PagedDash(
         "perfagent_dashboard",
         server=api,  # type: ignore[arg-type]  # Dash's annotation knows Flask only
         title=title,
         update_title="",
         serve_locally=True,
         assets_folder=str(ASSETS),
-        assets_ignore=rf"{HEAD_SCRIPT}|.*\.txt|.*\.svg",
+        assets_ignore=".*",  # the document names them
         add_log_handler=False,
         suppress_callback_exceptions=True,
         include_pages_meta=False,
+        use_pages=True,
+        pages_folder="",
+        use_async=True,
+        on_error=_failed,
         meta_tags=[
             {"name": "viewport", "content": "width=device-width, initial-scale=1"},
             {"name": "color-scheme", "content": "light dark"},
             {"name": "referrer", "content": "same-origin"},
         ],
-        index_string=_index(client.server, title),
     )
+    mounted.append(app)
     # No callback of ours goes over Dash's own WebSocket; with this every page has one connection less.
     app.backend.websocket_capability = False
-    app.layout = layout
-    register(app)
-    # Dash 4.4.1 on FastAPI sets itself up only at a request of `/` or `/_dash-*`: a deep link that is the first request
-    # after the start would come without scripts and styles. Its own catch-all, which it adds when the server starts,
-    # belongs to the Dash of the process that came last and answers 200 to everything, so ours stands before it.
-    app._setup_server()  # type: ignore[no-untyped-call]
-    page = _page(app, known_run, run_named)
+    app.layout = lambda: shell(pages)
+    app.pages = pages
+    register_pages(pages, missing)
+    for page in pages:
+        page.register(app)
+    _set_up(app)
+    app.bundles = Bundles(app)
+    app.documents = {one: document(one, client.server, title, assets, app.bundles, pages) for one in LANGUAGES}
+    app.index_string = app.documents["en"]
     api.add_api_route(
-        "/{path:path}", page, methods=["GET", "HEAD"], include_in_schema=False, response_class=HTMLResponse
+        "/{path:path}", document_of, methods=["GET", "HEAD"], include_in_schema=False, response_class=HTMLResponse
     )
     api.state.dashboard_csp = content_security_policy(app)
     return app
 
 
+def _failed(error: Exception) -> None:
+    """Logs the error and tells the viewer; the page stays as it was."""
+    log.error("a callback of the dashboard failed", exc_info=error)
+    set_props(ids.NOTES, {"sendNotifications": note(say("callback_failed"), failed=True)})
+
+
+class _PagedDash(Dash):
+    """Each page's document is in the language of its viewer, and names the scripts that the page needs."""
+
+    pages: list[Page]
+    bundles: Bundles
+    documents: dict[str, str]
+
+    def interpolate_index(self, **parts: str) -> str:  # type: ignore[override]
+        asked = get_current_request()
+        page = page_at(self.pages, asked.url.path)
+        parts["scripts"] = self.bundles.needed(parts["scripts"], page)
+        return str(interpolate_str(self.documents[language()], **parts))  # type: ignore[no-untyped-call]
+
+
+def _set_up(app: Dash) -> None:
+    """What Dash 4.4.1 on FastAPI does at the first request of `/` or `/_dash-*` only: a deep link that is the first
+    request after the start would come without scripts and styles. Dash's own catch-all, which it adds when the server
+    starts, belongs to the Dash of the process that came last and answers 200 to everything, so ours stands before
+    it."""
+
+    async def prepare() -> None:
+        for hook in app.backend._before_request_funcs:  # type: ignore[attr-defined]
+            made = hook()
+            if inspect.isawaitable(made):
+                await made
+
+    apart = threading.Thread(target=lambda: asyncio.run(prepare()))  # a loop may run on this thread
+    apart.start()
+    apart.join()
+
+
 def content_security_policy(app: Dash) -> str:
-    """Scripts only from here (and Dash's one inline line, by its hash); inline styles, because plotly writes them."""
+    """Scripts only from here (and Dash's inline lines, by their hashes); inline styles, because plotly and Mantine write
+    them; fonts as data, because AG Grid's icons are one."""
     scripts = " ".join(["'self'", *app.csp_hashes()])
     return (
         f"default-src 'self'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
-        "connect-src 'self'; font-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+        "connect-src 'self'; font-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'"
     )
 
 
-def layout() -> Component:
-    """The shell: navigation and an empty main part, which the router fills."""
-    return html.Div(
-        [
-            dcc.Location(id=ids.LOCATION, refresh=False),
-            html.A(ENGLISH["skip"], href=f"#{ids.PAGE}", className="skip"),
-            html.Header(
-                [
-                    html.A(
-                        [html.Span(className="mark", **hyphenated(aria_hidden="true")), "perfagent"],
-                        href="/",
-                        className="logo",
-                        **hyphenated(data_nav="/"),
-                    ),
-                    html.Nav(
-                        [html.A(ENGLISH["fleet"], href="/", **hyphenated(data_nav="/"))],
-                        **hyphenated(aria_label="Pages"),
-                    ),
-                    html.Span(id="crumb", className="crumb"),
-                    html.Span(id="feed", className="feed", role="status"),
-                    html.Button(id=ids.THEME, type="button", className="button quiet"),
-                ],
-                className="bar",
-            ),
-            html.Main(id=ids.PAGE, tabIndex="-1"),
-        ],
-        className="shell",
-    )
+def _document_route(mounted: Sequence[_PagedDash], known_run: KnownRun, run_named: RunNamed) -> Any:
+    """mounted: holds the app once it is there."""
 
-
-def register(app: Dash) -> None:
-    """The router: which page stands at an address. app.callback, never the global one: that belongs to the app built
-    first."""
-
-    @app.callback(Output(ids.PAGE, "children"), Input(ids.LOCATION, "pathname"))
-    def show(pathname: str | None) -> Component:
-        return page_of(pathname or "/")
-
-
-def page_of(pathname: str) -> Component:
-    """The page that stands at an address."""
-    path = unquote(pathname)
-    if path == "/":
-        return fleet.layout()
-    name = run_of(path)
-    return missing(path) if name is None else run.layout(name)
-
-
-def run_of(path: str) -> str | None:
-    """The run whose page stands at an unquoted path; None where no run's page does."""
-    head, _, name = path.lstrip("/").partition("/")
-    return (name.strip("/") or None) if head == "run" else None
-
-
-def missing(path: str) -> Component:
-    return html.Section(
-        [
-            html.H1(ENGLISH["no_page_title"]),
-            html.P(ENGLISH["no_page"].format(path=path)),
-            html.A(ENGLISH["to_fleet"], href="/", className="button", **hyphenated(data_nav="/")),
-        ],
-        className="notice",
-        **hyphenated(data_page="missing"),
-    )
-
-
-def _page(app: Dash, known_run: KnownRun, run_named: RunNamed) -> Any:
-    async def page(request: Request) -> Response:
-        name = run_of(request.path_params["path"])
-        there = name is not None and await asyncio.to_thread(known_run, name)
-        newest = None if name is None or there else await asyncio.to_thread(run_named, name)
-        if newest is not None:  # for now: the next run of that name will be another
-            query = f"?{request.url.query}" if request.url.query else ""
-            return RedirectResponse(f"/run/{quote(newest, safe='')}{query}", 307, headers={"Cache-Control": "no-store"})
+    async def page_document(request: Request) -> Response:
+        app, path = mounted[0], "/" + request.path_params.get("path", "")
+        if path == "/" and _OF_THE_OLD_FLEET & request.query_params.keys():
+            return RedirectResponse(f"/runs?{request.url.query}", 307)
+        name = run_at(path)
+        there = page_at(app.pages, path) is not None
+        if name is not None and not (there := await known_run(request, name)):
+            newest = await run_named(request, name)
+            if newest is not None:  # for now: the next run of that name will be another
+                query = f"?{request.url.query}" if request.url.query else ""
+                return RedirectResponse(
+                    f"/run/{quote(newest, safe='')}{query}", 307, headers={"Cache-Control": "no-store"}
+                )
         # As Dash's own routes do: app.index() asks for the request.
         token = set_current_request(request)  # type: ignore[no-untyped-call]
         try:
@@ -204,38 +216,10 @@ def _page(app: Dash, known_run: KnownRun, run_named: RunNamed) -> Any:
         finally:
             reset_current_request(token)  # type: ignore[no-untyped-call]
 
-    return page
+    return page_document
 
 
-def _index(server_url: str, title: str) -> str:
-    """Dash's index template. The data block is not a script to the browser; `<` is escaped so that no text can end
-    it."""
-    config = json.dumps(
-        {
-            "server": server_url,
-            "title": title,
-            "words": ENGLISH,
-            "shapes": STATE_SHAPES,
-            "themes": {name: theme.properties() for name, theme in THEMES.items()},
-            "figures": {name: patterns(theme) for name, theme in THEMES.items()},
-            **chart_table(),
-        },
-        ensure_ascii=True,
-        separators=(",", ":"),
-    ).replace("<", "\\u003c")
-    head = int((ASSETS / HEAD_SCRIPT).stat().st_mtime)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-{{%metas%}}
-<title>{{%title%}}</title>
-<link rel="icon" type="image/svg+xml" href="/assets/icon.svg">
-{{%css%}}
-<script id="{ids.CONFIG}" type="application/json">{config}</script>
-<script src="/assets/{HEAD_SCRIPT}?m={head}"></script>
-</head>
-<body>
-{{%app_entry%}}
-<footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer>
-</body>
-</html>"""
+def run_at(path: str) -> str | None:
+    """The run whose page stands at an unquoted path; None where no run's page does."""
+    head, _, name = path.lstrip("/").partition("/")
+    return (name.strip("/") or None) if head == "run" else None

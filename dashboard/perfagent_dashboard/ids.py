@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["CONFIG", "LOCATION", "PAGE", "THEME"]
+__all__ = ["ACCOUNT", "CONFIG", "KEYS", "LANGUAGE", "NOTES", "PAGE", "THEME"]
 
+ACCOUNT = "account"  # who is logged in, and the way out
 CONFIG = "perfagent-config"  # the JSON block in the HTML head that the assets read
-LOCATION = "location"
+KEYS = "keys"
+LANGUAGE = "language"
+NOTES = "notes"  # short messages: what a button did, or why it could not
 PAGE = "page"
 THEME = "theme"

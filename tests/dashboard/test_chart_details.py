@@ -45,16 +45,21 @@ def run() -> str:
 
 def look(page: Tab, name: str, expression: str) -> Any:
     """What a JavaScript function of a chart's plot answers."""
-    return page.page.evaluate(f'name => ({expression})(document.querySelector(`[data-name="${{name}}"] .plot`))', name)
+    return page.page.evaluate(
+        f'name => ({expression})(document.querySelector(`#run-charts [data-name="${{name}}"] .plot`))', name
+    )
 
 
 def shown(page: Tab, name: str, part: str) -> str:
-    return page.page.locator(f'[data-name="{name}"] {part}').inner_text()
+    return page.page.locator(f'#run-charts [data-name="{name}"] {part}').inner_text()
 
 
 def loaded(page: Tab, *names: str) -> None:
     for name in names:
-        page.wait('name => document.querySelector(`[data-name="${name}"] .plot`)?.dataset.points >= 1', argument=name)
+        page.wait(
+            'name => document.querySelector(`#run-charts [data-name="${name}"] .plot`)?.dataset.points >= 1',
+            argument=name,
+        )
 
 
 def point_at(page: Tab, name: str, x: float) -> None:
@@ -63,10 +68,10 @@ def point_at(page: Tab, name: str, x: float) -> None:
     at = look(
         page, name, f"plot => {{ {axis} return plot.getBoundingClientRect().left + axis._offset + axis.l2p({x}) }}"
     )
-    box = page.page.locator(f'[data-name="{name}"] .plot').bounding_box()
+    box = page.page.locator(f'#run-charts [data-name="{name}"] .plot').bounding_box()
     assert box is not None
     page.page.mouse.move(at, box["y"] + 60)
-    page.wait('name => !document.querySelector(`[data-name="${name}"] .cursor`).hidden', argument=name)
+    page.wait('name => !document.querySelector(`#run-charts [data-name="${name}"] .cursor`).hidden', argument=name)
 
 
 def two_ranks(site: ServerProcess, run: str, low: np.ndarray, high: np.ndarray) -> None:  # type: ignore[type-arg]
@@ -114,7 +119,7 @@ def test_live_samples_go_on_behind_a_gap_and_a_dot_becomes_a_line(site: ServerPr
     page = tab(f"/run/{run}")
     page.drawn(1)
     page.live()
-    traces = "document.querySelector('[data-name=\"loss\"] .plot').data"
+    traces = "document.querySelector('#run-charts [data-name=\"loss\"] .plot').data"
     log(site, run, 51, loss=nan)
     log(site, run, 52, loss=1.5)
     page.wait(f"() => {traces}[{POINTS}].x.join() === '52'")
@@ -143,19 +148,19 @@ def test_a_window_that_moves_on_is_scaled_by_what_it_shows(site: ServerProcess, 
         later = {"loss": 1 + 0.1 * np.sin(x / 9), "step_time_s": 0.1 + 0.0 * x, "phase/data_s": 0.01 + 0.0 * x}
         send(site, run, {**later, "phase/forward_s": 0.09 + 0.0 * x}, x, seq=seq)
         page.wait(
-            "n => Number(document.querySelector('[data-name=\"loss\"] .plot').dataset.lastStep) >= n",
+            "n => Number(document.querySelector('#run-charts [data-name=\"loss\"] .plot').dataset.lastStep) >= n",
             argument=start + 99,
         )
-    page.wait("() => document.querySelector('[data-name=\"loss\"] .plot')._fullLayout.yaxis.range[1] < 1.3")
+    page.wait("() => document.querySelector('#run-charts [data-name=\"loss\"] .plot')._fullLayout.yaxis.range[1] < 1.3")
     assert look(page, "loss", "plot => plot._fullLayout.yaxis.range[0]") > 0.8
     assert shown(page, "loss", ".flag") == ""
-    page.wait("() => document.querySelector('[data-name=step] .shares').textContent.includes('90 %')")
+    page.wait("() => document.querySelector('#run-charts [data-name=step] .shares').textContent.includes('90 %')")
     assert shown(page, "step", ".now") == "100"  # milliseconds
 
 
 def test_a_zoom_that_fails_is_told_over_the_chart(site: ServerProcess, tab: OpenTab, run: str) -> None:
     x = np.arange(1, 101)
-    send(site, run, {"loss": 1.0 / x, "step_time_s": 0.1 + 0.0 * x, "phase/data_s": 0.1 + 0.0 * x}, x)
+    send(site, run, {"loss": 1.0 / x, "step_time_s": 0.1 + 1e-6 * x, "phase/data_s": 0.1 + 1e-6 * x}, x)
     page = tab(f"/run/{run}")
     page.expected.append("500")
     page.drawn(4)
@@ -164,13 +169,13 @@ def test_a_zoom_that_fails_is_told_over_the_chart(site: ServerProcess, tab: Open
     )
     page.page.keyboard.press("+")
     for name in ("loss", "step"):
-        page.wait('name => !document.querySelector(`[data-name="${name}"] .empty`).hidden', argument=name)
+        page.wait('name => !document.querySelector(`#run-charts [data-name="${name}"] .empty`).hidden', argument=name)
         assert shown(page, name, ".empty") == "Not loaded: the disk is full"
         assert float(look(page, name, "plot => getComputedStyle(plot).opacity")) < 0.5
     page.page.unroute("**/series?*")
     page.page.keyboard.press("0")
     for name in ("loss", "step"):
-        page.wait('name => document.querySelector(`[data-name="${name}"] .empty`).hidden', argument=name)
+        page.wait('name => document.querySelector(`#run-charts [data-name="${name}"] .empty`).hidden', argument=name)
         assert float(look(page, name, "plot => getComputedStyle(plot).opacity")) == 1
 
 
@@ -189,7 +194,7 @@ def test_a_zoom_while_samples_are_on_their_way_reaches_where_a_step_goes(
     page.drawn(5)
     page.live()
     page.page.evaluate(BELOW_THE_FOLD)
-    part = "document.querySelector('[data-name=\"phase/data_s\"]').chartPart"
+    part = "document.querySelector('#run-charts [data-name=\"phase/data_s\"]').chartPart"
     page.wait(f"() => !{part}.visible && !{part}.loading")
     held: list[Route] = []
     page.page.route("**/series?*from=*", lambda route: held.append(route))
@@ -200,7 +205,7 @@ def test_a_zoom_while_samples_are_on_their_way_reaches_where_a_step_goes(
     for route in held:
         with contextlib.suppress(Error):  # given up by the page
             route.continue_()
-    page.wait("() => document.querySelector('[data-name=step] .shares').textContent.includes('64 %')")
+    page.wait("() => document.querySelector('#run-charts [data-name=step] .shares').textContent.includes('64 %')")
 
 
 # --- one step ---------------------------------------------------------------------------------------------------------
@@ -213,14 +218,15 @@ def test_a_run_of_one_step_has_whole_steps_and_a_dot(site: ServerProcess, tab: O
     loaded(page, "loss")
     page.live()
     span = [step - 0.5, step + 0.5]
-    range_of = "document.querySelector('[data-name=\"loss\"] .plot')._fullLayout.xaxis.range"
+    range_of = "document.querySelector('#run-charts [data-name=\"loss\"] .plot')._fullLayout.xaxis.range"
     page.wait(f"span => String({range_of}) === String(span)", argument=span)
     assert look(page, "loss", X_LABELS) == [str(step)]
     assert look(page, "loss", f"plot => plot.data[{POINTS}].y") == [2.5]
     x = np.arange(step + 1, step + 60)
     send(site, run, {"loss": 2.5 + x}, x, seq=2)
     page.wait(
-        "n => Number(document.querySelector('[data-name=\"loss\"] .plot').dataset.lastStep) >= n", argument=step + 59
+        "n => Number(document.querySelector('#run-charts [data-name=\"loss\"] .plot').dataset.lastStep) >= n",
+        argument=step + 59,
     )
     assert len(look(page, "loss", X_LABELS)) < 9
 
@@ -239,7 +245,7 @@ def test_samples_of_one_step_are_one_point_and_a_line_over_time(site: ServerProc
     point_at(page, name, 0)
     assert shown(page, name, ".now") == "9 8 … 10"
     page.page.locator("[data-value=relative]").click()
-    page.wait(f"() => document.querySelector('[data-name=\"{name}\"] .plot').data[{MEAN}].x.length === 4")
+    page.wait(f"() => document.querySelector('#run-charts [data-name=\"{name}\"] .plot').data[{MEAN}].x.length === 4")
     edges = look(
         page, name, f"plot => [plot._fullLayout.xaxis.range, plot.data[{MEAN}].x].flatMap((x) => [x[0], x.at(-1)])"
     )
@@ -257,13 +263,13 @@ def test_the_caption_is_the_newest_value_and_not_the_mean_of_the_last_bucket(
     send(site, run, {"loss": 1.0 * x}, x)
     page = tab(f"/run/{run}")
     page.drawn(1)
-    page.wait("() => document.querySelector('[data-name=\"loss\"] .now').textContent")
+    page.wait("() => document.querySelector('#run-charts [data-name=\"loss\"] .now').textContent")
     assert look(page, "loss", f"plot => plot.data[{MEAN}].y.at(-1)") < 19_995
     page.wait("() => document.querySelector('[data-figure=loss] .value').textContent === '20.0k'")
-    page.wait("() => document.querySelector('[data-name=\"loss\"] .now').textContent === '20.0k'")
+    page.wait("() => document.querySelector('#run-charts [data-name=\"loss\"] .now').textContent === '20.0k'")
     zoomed = tab(f"/run/{run}?x=100-110")
     zoomed.drawn(1)
-    zoomed.wait("() => document.querySelector('[data-name=\"loss\"] .now').textContent === '20.0k'")
+    zoomed.wait("() => document.querySelector('#run-charts [data-name=\"loss\"] .now').textContent === '20.0k'")
 
 
 def test_infinity_is_red_and_called_so(site: ServerProcess, tab: OpenTab, run: str) -> None:
@@ -273,31 +279,31 @@ def test_infinity_is_red_and_called_so(site: ServerProcess, tab: OpenTab, run: s
     page.drawn(1)
     page.live()
     send(site, run, {"loss": np.array([math.inf])}, np.array([11]), seq=2)
-    page.wait("() => /^(Inf|NaN)$/.test(document.querySelector('[data-name=\"loss\"] .now').textContent)")
-    caption = page.page.locator('[data-name="loss"] .now')
+    page.wait("() => /^(Inf|NaN)$/.test(document.querySelector('#run-charts [data-name=\"loss\"] .now').textContent)")
+    caption = page.page.locator('#run-charts [data-name="loss"] .now')
     assert "bad" in (caption.get_attribute("class") or "").split()
     look(page, "loss", "plot => { plot.closest('.card').chartPart.latest = -Infinity }")  # as a server may tell it
-    page.wait("() => document.querySelector('[data-name=\"loss\"] .now').textContent === '−Inf'")
+    page.wait("() => document.querySelector('#run-charts [data-name=\"loss\"] .now').textContent === '−Inf'")
     assert "bad" in (caption.get_attribute("class") or "").split()
     point_at(page, "loss", 5)
-    page.wait("() => document.querySelector('[data-name=\"loss\"] .now').textContent === 'NaN or Inf'")
+    page.wait("() => document.querySelector('#run-charts [data-name=\"loss\"] .now').textContent === 'NaN or Inf'")
     assert "bad" in (caption.get_attribute("class") or "").split()
 
 
 def test_before_its_first_sample_a_series_has_no_value(site: ServerProcess, tab: OpenTab, run: str) -> None:
     x = np.arange(1, 101)
     send(site, run, {"loss": 1.0 * x}, x)
-    send(site, run, {"late": 0.0 * x[50:] + 7}, x[50:], seq=2)
+    send(site, run, {"late": 1e-6 * x[50:] + 7}, x[50:], seq=2)
     page = tab(f"/run/{run}")
     page.drawn(2)
     point_at(page, "loss", 20)
-    page.wait("() => document.querySelector('[data-name=\"late\"] .now').textContent === 'n/a'")
+    page.wait("() => document.querySelector('#run-charts [data-name=\"late\"] .now').textContent === 'n/a'")
     assert shown(page, "loss", ".now") == "20"
 
 
 def test_values_of_charts_are_no_live_regions(site: ServerProcess, tab: OpenTab, run: str) -> None:
     x = np.arange(1, 31)
-    send(site, run, {"loss": 1.0 / x, "step_time_s": 0.1 + 0.0 * x, "phase/data_s": 0.1 + 0.0 * x}, x)
+    send(site, run, {"loss": 1.0 / x, "step_time_s": 0.1 + 1e-6 * x, "phase/data_s": 0.1 + 1e-6 * x}, x)
     page = tab(f"/run/{run}")
     page.drawn(4)
     assert page.page.locator(".chart :is(output, [role=status], [role=alert], [role=log], [aria-live])").count() == 0
@@ -310,20 +316,20 @@ def test_a_logarithmic_axis_has_labels_for_constants_and_words_where_nothing_is_
     site: ServerProcess, tab: OpenTab, run: str
 ) -> None:
     x = np.arange(1, 51)
-    drawable = {"three": 3 + 0.0 * x, "big": 65_536 + 0.0 * x, "huge": 1e12 + 1e9 * x, "ints": x / 5}
-    values = {**drawable, "negative": -1.0 * x, "zero": 0.0 * x}
+    drawable = {"three": 3 + 1e-6 * x, "big": 65_536 + 1e-3 * x, "huge": 1e12 + 1e9 * x, "ints": x / 5}
+    values = {**drawable, "negative": -1.0 * x, "zero": -1e-6 * x}
     send(site, run, values, x)
     page = tab(f"/run/{run}?log=1")
     page.drawn(6)
     for name in drawable:
         labels = look(page, name, Y_LABELS)
         assert 2 <= len(labels) <= 8, (name, labels)
-        assert page.page.locator(f'[data-name="{name}"] .empty').is_hidden()
+        assert page.page.locator(f'#run-charts [data-name="{name}"] .empty').is_hidden()
     for name in ("negative", "zero"):
         assert look(page, name, Y_LABELS) == []
         assert shown(page, name, ".empty") == "No positive value for a logarithmic axis"
     page.page.locator("[data-value=log]").click()
-    page.wait("() => document.querySelector('[data-name=\"negative\"] .empty').hidden")
+    page.wait("() => document.querySelector('#run-charts [data-name=\"negative\"] .empty').hidden")
     assert len(look(page, "negative", Y_LABELS)) >= 2
 
 

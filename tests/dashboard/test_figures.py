@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 
+import numpy as np
 import pytest
+from color_difference import ciede2000, hue, smallest_difference
 
 from perfagent.wire import CATALOGUE, PHASES, RankMatrix, Series
 from perfagent_dashboard.figures import CHARTS, HIDDEN, patterns, rank_figure, series_figure, step_figure
@@ -112,11 +113,34 @@ def test_text_and_lines_stand_out_from_what_they_lie_on(theme: Theme) -> None:
         assert contrast(color, theme.card) >= 3, color
 
 
+def test_no_two_phases_share_a_color() -> None:
+    assert len(set(PHASE_COLORS.values())) == len(PHASE_COLORS) == len(PHASES) - 1
+
+
+OKABE_ITO = ("#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
+
+
+def test_the_distance_of_colors_is_that_of_the_published_pairs() -> None:
+    """The first and some others of the 34 of Sharma, Wu and Dalal."""
+    pairs = [
+        ([50, 2.6772, -79.7751], [50, 0, -82.7485], 2.0425),
+        ([50, 0, 0], [50, -1, 2], 2.3669),
+        ([50, 2.5, 0], [73, 25, -18], 27.1492),
+        ([60.2574, -34.0099, 36.2677], [60.4626, -34.1751, 39.4387], 1.2644),
+        ([2.0776, 0.0795, -1.135], [0.9033, -0.0636, -0.5514], 0.9082),
+    ]
+    one, other, known = (np.array(column) for column in zip(*pairs, strict=True))
+    assert ciede2000(one, other) == pytest.approx(known, abs=1e-4)
+
+
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-def test_no_two_phases_share_a_color(theme: Theme) -> None:
-    used = [theme.series[index] for index in PHASE_COLORS[theme.name].values()]
-    assert len(used) == len(set(used)) == len(PHASES) - 1
-    assert all(a != b for a, b in itertools.pairwise(used))
+def test_lines_are_told_apart_by_everybody_better_than_okabe_itos(theme: Theme) -> None:
+    assert smallest_difference(theme.series) > 11.9 > smallest_difference(OKABE_ITO) + 0.9
+
+
+def test_the_same_thing_has_the_same_hue_in_both_themes() -> None:
+    for light, dark in zip(LIGHT.series, DARK.series, strict=True):
+        assert abs((hue(light) - hue(dark) + 180) % 360 - 180) < 30, (light, dark)
 
 
 def contrast(one: str, other: str) -> float:

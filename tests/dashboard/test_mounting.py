@@ -28,12 +28,11 @@ def test_deep_link_as_the_first_request_gets_every_asset(client: TestClient) -> 
     sources = re.findall(r'(?:src|href)="([^"]+)"', page)
     for name in (
         "theme.js",
-        "00-plotly-cartesian.min.js",
+        "plotly.v",
         "10-style.css",
-        "10-format.js",
-        "30-charts.js",
-        "50-run.js",
-        "60-start.js",
+        "charts/board.js",
+        "lib/numbers.js",
+        "start.js",
     ):
         found = [source for source in sources if name in source]
         assert len(found) == 1, f"{name} is in the page {len(found)} times"
@@ -70,7 +69,7 @@ def test_text_in_the_data_block_cannot_end_it(client: TestClient) -> None:
     page = client.get("/").text
     block = page.split(f'<script id="{ids.CONFIG}" type="application/json">')[1].split("</script>")[0]
     assert "<" not in block
-    assert json.loads(block)["words"]["fleet"] == "Fleet"
+    assert json.loads(block)["words"]["nav_runs"] == "Runs"
 
 
 def test_two_apps_of_one_process_both_have_their_callbacks_and_pages(tmp_path: Path) -> None:
@@ -79,9 +78,9 @@ def test_two_apps_of_one_process_both_have_their_callbacks_and_pages(tmp_path: P
         server = FastAPI()
         apps.append((dashboard.mount_on(server, server_url="http://127.0.0.1:1"), server))
     for mounted, server in apps:
-        assert len(mounted.callback_map) == 1
+        assert "_pages_content.children" in " ".join(mounted.callback_map)
         with TestClient(server) as started:  # Dash adds a catch-all of its own when the server starts
-            assert "30-charts.js" in started.get("/run/a").text
+            assert "charts/board.js" in started.get("/run/a").text
             assert [started.get(path).status_code for path in ("/", "/run/a", "/elsewhere")] == [200, 200, 404]
 
 
@@ -92,7 +91,7 @@ def test_what_is_not_there_is_a_404_that_is_a_page(client: TestClient, path: str
     answer = client.get(path)
     assert answer.status_code == 404
     assert answer.headers["content-type"].startswith("text/html")
-    assert "60-start.js" in answer.text  # the page that says so, and leads back
+    assert "start.js" in answer.text  # the page that says so, and leads back
 
 
 def test_the_page_of_a_name_leads_to_the_newest_run_of_that_name(client: TestClient) -> None:
@@ -122,15 +121,33 @@ def test_a_name_is_not_told_to_whom_the_pages_are_closed(tmp_path: Path) -> None
 
 def test_pages_that_are_there_are_found(client: TestClient) -> None:
     run = client.post("/api/v1/log", json={"run": "a name/with a slash", "metrics": {"loss": 1.0}}).json()["run"]
-    for path in ("/", "/docs", "/healthz", f"/run/{run}", f"/run/{run}/"):
+    for path in ("/", "/runs", "/alerts", "/settings", "/docs", "/healthz", f"/run/{run}", f"/run/{run}/"):
         assert client.get(path).status_code == 200, path
         assert client.head(path).status_code == 200, path
 
 
-def test_router_shows_the_page_of_the_address() -> None:
-    pages = {
-        path: dashboard.page_of(path).to_plotly_json()["props"]["data-page"]
-        for path in ("/", "/run/a", "/run/a%2Fb", "/elsewhere")
-    }
-    assert pages == {"/": "fleet", "/run/a": "run", "/run/a%2Fb": "run", "/elsewhere": "missing"}
-    assert dashboard.page_of("/run/a%2Fb").to_plotly_json()["props"]["data-run"] == "a/b"
+def test_each_page_names_only_the_libraries_that_it_uses(client: TestClient) -> None:
+    def used(path: str) -> set[str]:
+        sources = re.findall(r'(?:src|href)="([^"]+)"', client.get(path).text)
+        return {name for name in ("dash_ag_grid", "plotly.v", "dash_table") for source in sources if name in source}
+
+    uses = {path: used(path) for path in ("/", "/runs", "/run/x", "/alerts", "/settings")}
+    assert uses == {"/": set(), "/runs": {"dash_ag_grid"}, "/run/x": {"plotly.v"}, "/alerts": set(), "/settings": set()}
+
+
+def test_what_pages_load_is_compressed_and_kept_for_ever(client: TestClient) -> None:
+    page = client.get("/run/some-run").text
+    for source in re.findall(r'(?:src|href)="([^"]+\.(?:js|css))"', page):
+        answer = client.get(source, headers={"Accept-Encoding": "br"})
+        assert answer.status_code == 200, source
+        assert "immutable" in answer.headers["cache-control"], source
+        assert answer.headers.get("content-encoding") == "br" or len(answer.content) < 1024, source
+    assert client.get("/assets/10-style.css").headers["cache-control"] == "no-cache"
+    assert client.get("/assets/../app.py").status_code == 404
+    assert client.get("/_dash-component-suites/plotly/__init__.py").status_code == 404
+
+
+def test_links_to_the_old_table_of_runs_lead_to_the_new_one(client: TestClient) -> None:
+    answer = client.get("/?state=failed&q=a", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (307, "/runs?state=failed&q=a")
+    assert client.get("/?from=a-webhook", follow_redirects=False).status_code == 200

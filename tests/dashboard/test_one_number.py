@@ -46,7 +46,7 @@ def records(site: ServerProcess, run: str, *, ends: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["live", "ended"])
-def test_tiles_show_fleet_and_healthy_verdict_state_the_same_figures(
+def test_tiles_show_table_and_healthy_verdict_state_the_same_figures(
     site: ServerProcess, tab: OpenTab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     run = f"run-{uuid.uuid4().hex[:8]}"
@@ -67,21 +67,19 @@ def test_tiles_show_fleet_and_healthy_verdict_state_the_same_figures(
 
     page = tab(f"/run/{run}")
     in_words = wanted["words"].removeprefix("the ")
-    page.wait("said => document.querySelector('.verdict h2')?.textContent.includes(said)", argument=said)
+    page.wait("said => document.querySelector('.verdict .says')?.textContent.includes(said)", argument=said)
     page.wait(f"text => ({TILE})('step_time') === text", argument=f"{1000 * wanted['step_time_s']:.0f} ms")
     throughput = f"{wanted['tokens_per_s'] / 1000:.2f}k tok/s"
     assert page.page.evaluate(TILE, "throughput") == throughput
-    assert page.page.evaluate(TILE, "data") == f"{100 * wanted['data']:.2f} %"
-    for name in ("throughput", "step_time", "data"):
-        assert in_words in page.page.locator(f"[data-figure={name}] .more").inner_text(), "the window has a name"
-    bar = page.page.locator(".verdict .bar-of-step")
+    assert page.page.evaluate(TILE, "bottleneck") == f"{100 * wanted['data']:.1f} %"
+    assert in_words in page.page.locator("#run-figures .window").inner_text(), "the window has a name"
+    bar = page.page.locator(".bar-of-step")
     assert bar.locator("h3").inner_text() == f"Where a step goes, {in_words}"
     assert f"{100 * wanted['data']:.1f} %" in bar.inner_text()
 
-    fleet = tab("/")
-    line = f"document.querySelector('tr[data-run=\"{run}\"] .of-throughput')?.textContent"
-    fleet.wait(f"text => {line} === text", argument=throughput)
-    assert fleet.page.locator(f'tr[data-run="{run}"] .of-throughput').get_attribute("title") == f"median, {in_words}"
+    table = tab(f"/runs?q={run}")
+    line = f'document.querySelector(\'[row-id="{run}"] [col-id="timing.throughput"]\')?.textContent'
+    table.wait(f"text => {line} === text", argument=throughput)
 
 
 def test_figures_of_a_page_move_on_with_the_run(site: ServerProcess, tab: OpenTab) -> None:
@@ -93,13 +91,12 @@ def test_figures_of_a_page_move_on_with_the_run(site: ServerProcess, tab: OpenTa
     page.wait(f"() => ({TILE})('step_time') === '100 ms'")
     send(site, run, {"loss": 0.5 / x, "step_time_s": 0.2 + 0.0 * x}, x + 100, seq=2)
     page.wait(f"() => ({TILE})('step_time') === '200 ms'", timeout_s=10)
-    page.wait("() => document.querySelector('.verdict h2').textContent.includes('200 ms')", timeout_s=10)
+    page.wait("() => document.querySelector('.verdict .says').textContent.includes('200 ms')", timeout_s=10)
 
 
 def test_alerts_are_marked_on_the_charts_that_their_rules_name(site: ServerProcess, tab: OpenTab) -> None:
     page = tab("/")
-    page.wait("() => window.perfagent?.marks")
-    marks = page.page.evaluate("() => window.perfagent.marks()")
+    twice = "(async () => { const m = await import('/assets/lib/api.js'); await m.marksOfRules(); return m.marksOfRules(); })()"
+    marks = page.page.evaluate(twice)
     assert marks == {rule["rule"]: rule["charts"] for rule in site.get("/rules")["rules"]}
-    page.page.evaluate("() => window.perfagent.marks()")
     assert len([path for path in page.requests if path == "/api/v1/rules"]) == 1, "read once"

@@ -8,7 +8,8 @@
   const KEY = "perfagent.theme";
   let choice = "auto";
   try {
-    choice = localStorage.getItem(KEY) || "auto";
+    const kept = localStorage.getItem(KEY);
+    if (kept === "light" || kept === "dark") choice = kept;
   } catch {
     // Storage can be forbidden; the choice then lasts as long as the page.
   }
@@ -17,15 +18,16 @@
     pa.theme = choice === "auto" ? (dark.matches ? "dark" : "light") : choice;
     const root = document.documentElement;
     root.dataset.theme = pa.theme;
+    root.dataset.mantineColorScheme = pa.theme;
     root.style.colorScheme = pa.theme;
     for (const [name, value] of Object.entries(pa.config.themes[pa.theme])) root.style.setProperty(name, value);
     for (const listener of listeners) listener(pa.theme);
   }
 
-  // Flips what is seen. Back at what the system prefers, the choice is forgotten and the system is followed again.
-  pa.flipTheme = function () {
-    const other = pa.theme === "dark" ? "light" : "dark";
-    choice = other === (dark.matches ? "dark" : "light") ? "auto" : other;
+  // What was chosen, "auto" to follow the system, and the next choice of the three.
+  pa.themeChoice = () => choice;
+  pa.nextTheme = function () {
+    choice = { auto: "light", light: "dark", dark: "auto" }[choice];
     try {
       localStorage.setItem(KEY, choice);
     } catch {

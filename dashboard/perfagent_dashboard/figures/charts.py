@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from perfagent.wire import CATALOGUE, FAMILIES, PHASES
-from perfagent.wire.loss_names import LOSS_WORDS
 
 __all__ = ["CHARTS", "HIDDEN", "Chart", "chart_table"]
 
@@ -120,7 +119,5 @@ def chart_table() -> dict[str, Any]:
         },
         "charts": [asdict(chart) for chart in CHARTS],
         "phases": list(PHASES),
-        "families": list(FAMILIES),
-        "losses": {kind: sorted(words) for kind, words in LOSS_WORDS.items()},
         "hidden": [*HIDDEN, *FAMILIES],  # what ends in a slash is a prefix
     }

@@ -1,7 +1,7 @@
 """One series as a chart: the band from min to max with an outline, the mean, its smoothed form, marks for NaN and Inf,
 and dots.
 
-Pure: a Series in, a go.Figure out. The page takes the empty figure as a pattern and fills it (assets/30-charts.js), so
+Pure: a Series in, a go.Figure out. The page takes the empty figure as a pattern and fills it (assets/charts/series_chart.js), so
 the look is decided here once. The outline matters: one step of 1e6 among a million is one bucket of a thousand, and a
 band without an outline is then less than one pixel wide and fades away. The band is a trace of its own, closed at every
 gap: filled from one line to the other, it would reach across gaps, through values that never were. The dots are points
@@ -21,7 +21,7 @@ from perfagent_dashboard.theme import FONT, Theme
 
 __all__ = ["BAND", "HIGH", "LOW", "MEAN", "NONFINITE", "POINTS", "SMOOTH", "base_layout", "series_figure"]
 
-# Positions of the traces, from back to front; assets/30-charts.js fills them by these numbers.
+# Positions of the traces, from back to front; assets/charts/series_chart.js fills them by these numbers.
 BAND, LOW, HIGH, MEAN, SMOOTH, NONFINITE, POINTS = range(7)
 
 

@@ -1,0 +1,73 @@
+// The menu of a chart: enlarge, pin, move, save.
+
+import { say, words } from "../lib/config.js";
+import { el, setChildren } from "../lib/dom.js";
+import { moved, pins, remember } from "../lib/remembered.js";
+import { saveCsv } from "./download.js";
+import { boards } from "./open_boards.js";
+
+const item = (text, act, pressed) => el("button", { type: "button", role: "menuitem", "aria-pressed": pressed === undefined ? null : String(pressed), on: { click: act } }, text);
+
+export function chartMenu(chart) {
+  const list = el("div", { class: "chart-items", role: "menu" });
+  const menu = el("details", { class: "chart-menu" }, el("summary", { "aria-label": say("chart_menu", { name: chart.metric.title }), title: words.chart_menu_title }, "⋯"), list);
+  menu.addEventListener("toggle", () => {
+    if (!menu.open) return;
+    for (const other of document.querySelectorAll(".chart-menu[open]")) if (other !== menu) other.open = false;
+    setChildren(list, itemsOf(chart, () => (menu.open = false)));
+  });
+  menu.addEventListener("keydown", (event) => event.key === "Escape" && ((menu.open = false), menu.firstElementChild.focus()));
+  return menu;
+}
+document.addEventListener("pointerdown", (event) => {
+  for (const menu of document.querySelectorAll(".chart-menu[open]")) if (!menu.contains(event.target)) menu.open = false;
+});
+
+function itemsOf(chart, close) {
+  const { board } = chart;
+  const after = (act) => () => {
+    close();
+    act();
+  };
+  const isLarge = board.enlarged === chart.name;
+  return [
+    item(isLarge ? words.shrink : words.enlarge, after(() => board.enlarge(isLarge ? "" : chart.name))),
+    item(pins.has(chart.name) ? words.unpin : words.pin, after(() => pin(chart))),
+    item(words.log_y, after(() => setLog(chart)), chart.isLog),
+    item(words.move_left, after(() => move(chart, -1))),
+    item(words.move_right, after(() => move(chart, 1))),
+    item(words.as_axis, after(() => setAxis(board, chart.name))),
+    item(words.save_png, after(() => window.Plotly.downloadImage(chart.plot, { format: "png", scale: 2, width: 1000, height: 500, filename: chart.name.replaceAll("/", "_") }))),
+    item(words.save_csv, after(() => saveCsv(chart))),
+  ];
+}
+
+function pin(chart) {
+  if (!pins.delete(chart.name)) pins.add(chart.name);
+  remember();
+  for (const { board } of boards.values()) if (!board.bare) board.arrange();
+}
+
+function setLog(chart) {
+  chart.own.log = !chart.isLog;
+  chart.needsDraw = true;
+  chart.board.painter.want(chart, "draw");
+}
+
+function setAxis(board, name) {
+  board.axis.mode = name;
+  board.charts.get(name)?.fetch();
+  board.redraw();
+  board.onRange();
+}
+
+/** One place to the left or right among the cards of its section. */
+function move(chart, by) {
+  const names = [...chart.card.parentElement.children].map((card) => card.chartPart?.name).filter(Boolean);
+  const at = names.indexOf(chart.name);
+  const to = Math.max(0, Math.min(names.length - 1, at + by));
+  names.splice(to, 0, ...names.splice(at, 1));
+  moved.splice(0, Infinity, ...moved.filter((name) => !names.includes(name)), ...names);
+  remember();
+  chart.board.arrange();
+}

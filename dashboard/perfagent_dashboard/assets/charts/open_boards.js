@@ -1,0 +1,3 @@
+// The boards that are up, by their element.
+
+export const boards = new Map();

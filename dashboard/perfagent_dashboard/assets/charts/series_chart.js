@@ -1,0 +1,446 @@
+// The chart of one series: what is fetched, what is appended, how it is drawn.
+//
+// It holds at most MAX_POINTS buckets. It is fetched at a level of detail that fits its width (the server keeps min, max and
+// mean of every bucket), live samples are appended, and when there are too many it is fetched again.
+
+import { api } from "../lib/api.js";
+import { config, say, theme, words } from "../lib/config.js";
+import { el, setText } from "../lib/dom.js";
+import { metricOf, scaleOf } from "../lib/metrics.js";
+import { finite, numberOf, si, thousands } from "../lib/numbers.js";
+import { chartMenu } from "./menu.js";
+import { DIMMED, drawPlot } from "./plot.js";
+import { bandOf, byStep, empty, lastAtOrBefore, together } from "./samples.js";
+import { linearTicks, logTicks } from "./ticks.js";
+
+const MAX_POINTS = 1600;
+const LINES_MS = 3000;
+const [BAND, LOW, HIGH, MEAN, SMOOTH, NONFINITE, POINTS] = [0, 1, 2, 3, 4, 5, 6]; // as in figures/series.py
+
+export class Chart {
+  #latest = null;
+
+  constructor(board, spec) {
+    this.board = board;
+    this.name = spec.name;
+    this.group = spec.group;
+    this.fromZero = spec.from_zero;
+    this.metric = metricOf(spec.name);
+    this.scale = scaleOf(this.metric, 0);
+    this.data = empty();
+    this.waiting = [];
+    this.visible = false;
+    this.stale = true; // what is held is not what should be shown: fetch when on screen
+    this.drawnTo = 0;
+    this.failed = ""; // why what should be shown could not be fetched
+    // Names that scripts gave differ at their end: there the head is cut (30-charts.css).
+    this.title = el("h2", { title: this.metric.meaning || this.name }, this.metric.known ? this.metric.title : el("bdi", { dir: "ltr" }, this.metric.title));
+    this.unit = el("span", { class: "unit" });
+    this.flag = el("span", { class: "flag" });
+    this.value = el("span", { class: "now" }); // no <output>: a screen reader would speak every value of every chart
+    this.plot = el("div", { class: "plot", role: "img", "aria-label": this.metric.title });
+    this.cursor = el("i", { class: "cursor", hidden: true });
+    this.empty = el("p", { class: "empty" }, words.loading);
+    this.frame = el("div", { class: "frame" }, this.plot, this.cursor, this.empty);
+    this.card = el(
+      "figure",
+      { class: "card chart", "data-name": this.name, "data-group": this.group },
+      el("figcaption", null, this.title, this.flag, this.value, this.unit, board.bare ? null : chartMenu(this)),
+      this.frame,
+    );
+    // Further series in this chart, single ranks, or the same of other runs: {label, run, query, data}.
+    this.lines = board.over.slice(1).map(([run, label]) => ({ run, label, query: { name: this.name } }));
+    this.own = {}; // log, low, high: of this chart alone
+    board.cursor.follow(this);
+  }
+
+  /** The newest value of the run; null as long as it is not known. */
+  get latest() {
+    return this.#latest;
+  }
+
+  set latest(value) {
+    this.#latest = value;
+    this.board.painter.want(this, "value");
+  }
+
+  /** Loads unless it is loaded or about to be; what is on its way for steps that are no longer asked for is given up. */
+  fetch() {
+    if (this.stale) this.load();
+  }
+
+  async load() {
+    this.abort?.abort();
+    const abort = (this.abort = new AbortController());
+    this.stale = false;
+    this.loading = true;
+    const query = new URLSearchParams({ name: this.name, points: String(this.board.points()) });
+    const window = this.board.window();
+    if (window) {
+      query.set("from", String(window[0]));
+      query.set("to", String(window[1]));
+    }
+    try {
+      const body = await api(`/runs/${encodeURIComponent(this.board.run)}/series?${query}`, { signal: abort.signal });
+      if (abort.signal.aborted) return;
+      this.#replace(body);
+    } catch (error) {
+      if (abort.signal.aborted || error.name === "AbortError") return;
+      this.stale = true;
+      this.failed = say("chart_failed", { message: error.message });
+      this.#tell();
+      this.board.wantStack(this, "draw");
+      return;
+    } finally {
+      if (this.abort === abort) this.loading = false;
+    }
+    this.board.painter.want(this, "draw");
+    this.board.changed(this);
+    this.loadLines();
+  }
+
+  /** Further lines: other metrics, or single ranks. Fetched with the chart, and anew now and then while the run goes on. */
+  async loadLines() {
+    this.linesAt = performance.now();
+    const window = this.board.window();
+    await Promise.all(this.lines.map(async (line) => {
+      const query = new URLSearchParams({ points: String(this.board.points()), ...line.query });
+      if (window) for (const [name, step] of [["from", window[0]], ["to", window[1]]]) query.set(name, String(step));
+      const body = await api(`/runs/${encodeURIComponent(line.run ?? this.board.run)}/series?${query}`).catch(() => null);
+      if (body) line.data = { step: body.step, time: body.time ?? [], mean: body.mean.map((value) => finite(numberOf(value))) };
+    }));
+    if (this.lines.length) this.board.painter.want(this, "draw");
+  }
+
+  get isLog() {
+    return this.own.log ?? this.board.log;
+  }
+
+  /** Whether every value of the run is the same: then it is a line in a table, not a chart. */
+  get isUnchanging() {
+    const { min, max, step } = this.data;
+    return step.length > 0 && min[0] != null && min.every((value, i) => value === min[0] && max[i] === min[0]);
+  }
+
+  #replace(body) {
+    this.failed = "";
+    const numbers = (column) => column.map((value) => finite(numberOf(value)));
+    this.data = {
+      step: body.step,
+      time: body.time?.length === body.step.length ? body.time : [],
+      min: numbers(body.min),
+      max: numbers(body.max),
+      mean: numbers(body.mean),
+      count: body.count,
+      bad: body.nonfinite,
+    };
+    const end = this.data.step.length - 1;
+    // A bucket is named by its first step, and what it holds must not be appended again. How far it reaches is told by its
+    // count, unless a step has several samples; then by how far the run is known to be. In doubt a step is drawn twice.
+    const inside = end >= 0 ? Math.ceil(body.count[end] / Math.max(1, this.board.world)) : 0;
+    this.covered = end >= 0 ? Math.max(this.data.step[end], Math.min(this.data.step[end] + inside - 1, this.board.lastStep)) : -1;
+    // The mean of many samples is not the newest of them, and the last one of a part of the run is not the run's.
+    if (this.latest == null && body.count[end] === 1 && !this.board.fixed()) this.latest = this.data.mean[end];
+    const typical = this.data.mean.filter((value) => value != null && value !== 0).map(Math.abs);
+    typical.sort((a, b) => a - b);
+    this.scale = scaleOf(this.metric, typical.length ? typical[typical.length >> 1] : 0);
+    const largest = this.data.max.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0);
+    if (largest >= 1000 * this.scale.by) this.scale = scaleOf(this.metric, largest); // an axis to 40 ms, not to 40k µs
+    const waiting = this.waiting;
+    this.waiting = [];
+    if (!this.board.fixed()) for (const band of waiting) this.#push(band);
+    this.drawnTo = 0;
+    this.needsDraw = true;
+  }
+
+  /** A live band: columns step, time, min, max, mean, count, nonfinite. */
+  append(band) {
+    const end = band.step.length - 1;
+    if (end < 0) return;
+    this.latest = numberOf(band.mean[end]);
+    if (this.stale) return;
+    if (this.loading) {
+      if (this.waiting.length < 200) this.waiting.push(band);
+      else this.stale = true;
+      return;
+    }
+    if (this.board.fixed()) return;
+    this.#push(band);
+    if (this.data.step.length > MAX_POINTS) {
+      if (this.visible) this.load();
+      else this.stale = true;
+      return;
+    }
+    this.board.painter.want(this, "extend");
+  }
+
+  #push(band) {
+    const d = this.data;
+    const single = this.metric.over === "sum"; // over ranks the line is their sum: the band of single ranks is another quantity
+    for (let i = 0; i < band.step.length; i++) {
+      if (band.step[i] <= this.covered) continue;
+      const mean = finite(numberOf(band.mean[i]));
+      d.step.push(band.step[i]);
+      if (d.time.length === d.step.length - 1) d.time.push(band.time[i]);
+      d.min.push(single ? mean : finite(numberOf(band.min[i])));
+      d.max.push(single ? mean : finite(numberOf(band.max[i])));
+      d.mean.push(mean);
+      d.count.push(band.count?.[i] ?? 1);
+      d.bad.push(band.nonfinite?.[i] ?? (mean == null ? 1 : 0));
+      this.covered = band.step[i];
+    }
+  }
+
+  // --- drawing -----------------------------------------------------------------------------------------------------------
+
+  /** Positions [from, to) of what lies in the steps that are shown: live data that has left them is still held. */
+  shown() {
+    const { step, count } = this.data;
+    const window = this.board.window();
+    if (!window) return [0, step.length];
+    let from = lastAtOrBefore(step, window[0] - 1) + 1;
+    const reaches = from > 0 && step[from - 1] + Math.ceil(count[from - 1] / Math.max(1, this.board.world)) > window[0];
+    if (reaches) from--; // a bucket that begins before them and ends in them
+    return [from, lastAtOrBefore(step, window[1]) + 1];
+  }
+
+  xs({ step, time }) {
+    const board = this.board;
+    if (board.axis.mode === "step" || (board.axis.isByTime && time.length !== step.length)) return step;
+    return board.axis.isByTime ? time.map((t) => board.axis.ofTime(t)) : step.map((one) => board.axis.ofStep(one));
+  }
+
+  ys(column) {
+    const { by } = this.scale;
+    const log = this.isLog;
+    return column.map((value) => (value == null || (log && value <= 0) ? null : value / by));
+  }
+
+  /** Exponential moving average without the bias of its start. */
+  smooth(mean) {
+    const weight = this.board.smoothing;
+    const { by } = this.scale;
+    let [sum, mass] = [0, 0];
+    return mean.map((value) => {
+      if (value == null) return null;
+      sum = sum * weight + (1 - weight) * (value / by);
+      mass = mass * weight + (1 - weight);
+      return sum / mass;
+    });
+  }
+
+  yRange() {
+    let low = Infinity;
+    let high = -Infinity;
+    let above = Infinity; // smallest positive value, for a logarithmic axis
+    const [from, to] = this.shown();
+    for (const column of [this.data.min, this.data.max]) {
+      for (const value of column.slice(from, to)) {
+        if (value == null) continue;
+        if (value < low) low = value;
+        if (value > high) high = value;
+        if (value > 0 && value < above) above = value;
+      }
+    }
+    this.clipped = [];
+    for (const { data } of this.lines) for (const value of data?.mean ?? []) if (value != null) [low, high, above] = [Math.min(low, value), Math.max(high, value), value > 0 ? Math.min(above, value) : above];
+    this.unseen = this.isLog && high <= 0 && low <= high;
+    if (low > high) return null;
+    if (this.board.clip) [low, high] = this.usual(low, high);
+    const { by } = this.scale;
+    if (this.own.low != null || this.own.high != null) return this.#chosen(low / by, high / by);
+    if (this.isLog) {
+      if (high <= 0) return null;
+      const [a, b] = [Math.log10(above / by), Math.log10(high / by)];
+      const pad = Math.max((b - a) * 0.06, 0.05);
+      return [a - pad, b + pad];
+    }
+    low /= by;
+    high /= by;
+    if (this.fromZero && low >= 0) return [0, high === 0 ? 1 : high * 1.08];
+    const pad = high - low > 1e-9 * Math.abs(high) ? (high - low) * 0.07 : Math.abs(high) * 0.05 || 1;
+    return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];
+  }
+
+  /** The range that somebody has typed; what they left out is that of the data. */
+  #chosen(low, high) {
+    const [from, to] = [this.own.low ?? low, this.own.high ?? high];
+    if (!(to > from)) return [low, low === high ? low + 1 : high];
+    return this.isLog ? [Math.log10(Math.max(from, Number.MIN_VALUE)), Math.log10(Math.max(to, Number.MIN_VALUE))] : [from, to];
+  }
+
+  /** The extremes without spikes: what lies further from the middle nine tenths than three times their width is left out. */
+  usual(low, high) {
+    const shown = this.shown();
+    const values = [...this.data.min.slice(...shown), ...this.data.max.slice(...shown)].filter((value) => value != null);
+    values.sort((a, b) => a - b);
+    const at = (share) => values[Math.min(values.length - 1, Math.floor(share * values.length))];
+    const [a, b] = [at(0.05), at(0.95)];
+    const reach = 3 * (b - a);
+    if (!(reach > 0)) return [low, high];
+    if (high > b + reach) {
+      this.clipped.push(say("clipped_above", { value: si(high / this.scale.by) }));
+      high = values.findLast((value) => value <= b + reach);
+    }
+    if (low < a - reach) {
+      this.clipped.push(say("clipped_below", { value: si(low / this.scale.by) }));
+      low = values.find((value) => value >= a - reach);
+    }
+    return [low, high];
+  }
+
+  #scaleY(layout) {
+    const y = this.yRange();
+    const range = y ?? [0, 1]; // nothing to scale by: an axis without labels
+    Object.assign(layout.yaxis, { range, showticklabels: y != null }, this.isLog ? logTicks(range) : linearTicks(range));
+  }
+
+  /** Puts what is held into the traces of a figure. */
+  fill(traces) {
+    const rows = this.board.axis.isByTime ? this.data : byStep(this.data);
+    const put = (trace, x, y) => Object.assign(traces[trace], { x, y });
+    const x = this.xs(rows);
+    const [low, high, mean] = [rows.min, rows.max, rows.mean].map((column) => this.ys(column));
+    const wide = low.some((value, i) => value !== high[i]); // else both edges would be the line itself, drawn three times
+    put(BAND, ...(wide ? bandOf(x, low, high) : [[], []]));
+    put(LOW, ...(wide ? [x, low] : [[], []]));
+    put(HIGH, ...(wide ? [x, high] : [[], []]));
+    put(MEAN, x, mean);
+    if (this.board.smoothing > 0) put(SMOOTH, x, this.smooth(rows.mean));
+    const bad = x.filter((_, i) => rows.bad[i]);
+    put(NONFINITE, bad, bad.map(() => 0.94));
+    // A line begins with two points: one between gaps is a dot, with its range.
+    const alone = [...mean.keys()].filter((i) => mean[i] != null && mean[i - 1] == null && mean[i + 1] == null);
+    put(POINTS, alone.map((i) => x[i]), alone.map((i) => mean[i]));
+    const error = { array: alone.map((i) => (high[i] ?? mean[i]) - mean[i]), arrayminus: alone.map((i) => mean[i] - (low[i] ?? mean[i])) };
+    traces[POINTS].error_y = { ...traces[POINTS].error_y, ...error };
+  }
+
+  /** The further lines, one hue each, with a legend that tells their values under the cursor. */
+  #further() {
+    const { by } = this.scale;
+    const colours = config.series[theme()];
+    const known = this.lines.filter((line) => line.data);
+    this.card.querySelector(".shares")?.remove();
+    if (!known.length) return [];
+    known.forEach((line, i) => Object.assign(line, { colour: colours[(i + 1) % colours.length], told: el("b") }));
+    const own = { label: this.board.over[0]?.[1] ?? this.metric.title, colour: config.figures[theme()].series.data[MEAN].line.color };
+    this.frame.before(el("div", { class: "shares" }, [own, ...known].map(({ label, colour, told }) => {
+      const swatch = el("i", { "aria-hidden": "true" });
+      swatch.style.background = colour;
+      return el("span", { class: "share" }, swatch, label, told);
+    })));
+    return known.map((line) => ({ type: "scatter", mode: "lines", hoverinfo: "skip", line: { width: 1.4, color: line.colour }, x: this.xs(line.data), y: line.data.mean.map((value) => (value == null || (this.isLog && value <= 0) ? null : value / by)) }));
+  }
+
+  /** In the legend: the value of each further line at a step; null where there is no cursor. */
+  #tellLines(step) {
+    for (const { data, told } of this.lines) {
+      if (!told) continue;
+      const value = step == null || !data ? null : data.mean[lastAtOrBefore(data.step, step)];
+      setText(told, value == null ? "" : si(value / this.scale.by));
+    }
+  }
+
+  draw() {
+    const { data, layout } = structuredClone(config.figures[theme()].series);
+    this.fill(data);
+    if (this.board.smoothing > 0) {
+      data[SMOOTH].visible = true;
+      data[MEAN].opacity = 0.35;
+    }
+    data.push(...this.#further());
+    this.#scaleY(layout);
+    this.marks(layout);
+    this.frame.dataset.axis = this.board.axis.title();
+    drawPlot(this, data, layout);
+    this.needsDraw = false;
+    this.#drawn();
+  }
+
+  /** Draws what came since. Plotly looks at all points again in any case, so they are all handed to it again. */
+  extend() {
+    if (this.drawnTo === this.data.step.length) return this.showValue();
+    if (!this.drawnTo || this.needsDraw || this.plot.layout?.width !== this.frame.clientWidth) return this.draw();
+    if (this.lines.length && performance.now() - this.linesAt > LINES_MS) this.loadLines();
+    this.fill(this.plot.data);
+    this.board.axis.describe(this.plot.layout.xaxis);
+    this.#scaleY(this.plot.layout);
+    window.Plotly.redraw(this.plot);
+    return this.#drawn();
+  }
+
+  #drawn() {
+    this.drawnTo = this.data.step.length;
+    this.plot.dataset.points = String(this.drawnTo);
+    this.plot.dataset.lastStep = String(this.data.step[this.drawnTo - 1] ?? "");
+    this.#tell();
+    this.showValue();
+  }
+
+  /** What stands over the plot: why it is empty, or that it is not what was asked for. */
+  #tell() {
+    const none = !this.data.step.length ? words.no_samples : this.unseen ? words.no_positive : "";
+    setText(this.empty, this.failed || none);
+    this.empty.hidden = !(this.failed || none);
+    this.plot.style.opacity = this.failed ? DIMMED : "";
+  }
+
+  /** The samples of the last step up to this one; none before the first. */
+  at(step) {
+    const to = lastAtOrBefore(this.data.step, step) + 1;
+    return together(this.data, lastAtOrBefore(this.data.step, this.data.step[to - 1] - 1) + 1, to);
+  }
+
+  /** What the pointer is on, in words. */
+  told(step) {
+    const { mean } = this.at(step);
+    return mean == null ? "" : `${si(mean / this.scale.by)} ${this.scale.unit}`.trim();
+  }
+
+  /** The newest value, or the one under the cursor. */
+  showValue() {
+    const { by } = this.scale;
+    const pointed = this.cursor.hidden || !this.data.step.length ? null : this.board.cursor.pointed;
+    this.#tellLines(pointed);
+    const one = pointed == null ? { mean: this.latest, bad: 0 } : this.at(pointed);
+    const bad = one.mean == null ? one.bad > 0 : !Number.isFinite(one.mean);
+    // Of a bucket it is only known how many are not finite, not which of both they are.
+    const absent = bad ? words.legend_nonfinite : pointed == null && this.data.step.length ? "" : words.na;
+    setText(this.unit, this.scale.unit === this.title?.textContent ? "" : this.scale.unit);
+    setText(this.value, one.mean == null ? absent : si(one.mean / by));
+    const [low, high] = [one.min, one.max].map((value) => (value == null ? "" : si(value / by)));
+    if (low !== high) this.value.append(el("small", null, ` ${low} … ${high}`));
+    this.value.classList.toggle("bad", bad);
+    const lost = this.data.bad.slice(...this.shown()).reduce((sum, count) => sum + count, 0);
+    setText(this.flag, [...(this.clipped ?? []), ...(lost ? [say("nonfinite", { count: thousands(lost) })] : [])].join(" · "));
+  }
+
+  marks(layout) {
+    const color = getComputedStyle(document.documentElement);
+    const window = this.board.window();
+    layout.annotations = [];
+    layout.shapes = this.board.marked.map((step) => this.board.axis.ofStep(step)).filter((x) => x != null)
+      .map((x) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: color.getPropertyValue("--critical"), width: 1.2, dash: "dot" } }));
+    if (this.board.bare) return;
+    for (const alert of this.board.marksOf(this.name)) {
+      const step = alert.since_step;
+      if (window && (step < window[0] || step > window[1])) continue;
+      const x = this.board.axis.ofStep(step);
+      if (x == null) continue;
+      const paint = color.getPropertyValue(alert.severity === "critical" ? "--critical" : alert.severity === "warning" ? "--warning" : "--info");
+      layout.shapes.push({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: paint, width: 1.2, dash: "dot" } });
+      const range = this.board.axis.range();
+      const right = range && x > range[0] + (range[1] - range[0]) * 0.5;
+      layout.annotations.push({
+        x: this.board.axis.isLog ? Math.log10(x) : x, yref: "paper", y: this.data.bad.some(Boolean) ? 0.88 : 1, yanchor: "top", xanchor: right ? "right" : "left", showarrow: false, borderpad: 1,
+        captureevents: true, text: `▼ ${alert.rule.replaceAll("_", " ").replace(/[<>&]/g, "")}`, font: { size: 10, color: paint }, bgcolor: color.getPropertyValue("--card"), opacity: 0.95,
+      });
+    }
+  }
+
+  destroy() {
+    this.abort?.abort();
+    window.Plotly?.purge(this.plot);
+  }
+}

@@ -1,0 +1,61 @@
+// Starts the script of whichever page Dash has put up, and stops it when the page goes.
+
+import { findBoards } from "./charts/boards.js";
+import { boards } from "./charts/open_boards.js";
+import { words } from "./lib/config.js";
+import { flash, setChildren } from "./lib/dom.js";
+import { connection } from "./lib/connection.js";
+import { countAlerts, barButtons } from "./pages/bar.js";
+import { LivePage } from "./pages/live.js";
+import { RunsPage } from "./pages/runs.js";
+import "./pages/keys.js";
+import "./pages/site.js";
+
+// A tile, a part of the step or a phase leads to its chart; a button copies the address with the view in it.
+document.addEventListener("click", (event) => {
+  const part = event.target.closest?.("[data-goto]");
+  if (part) goToChart(part.dataset.goto);
+  const copied = event.target.closest?.("[data-copy=address]");
+  if (copied) navigator.clipboard?.writeText(location.href).then(() => flash(copied, words.copied));
+});
+document.addEventListener("keydown", (event) => {
+  const part = event.key === "Enter" && event.target.closest?.("[data-goto][role=link]");
+  if (part) goToChart(part.dataset.goto);
+});
+
+function goToChart(name) {
+  document.querySelector('.run-tabs [data-value="charts"]')?.click();
+  for (const board of boards.values()) if (!board.bare && board.board.show(name)) return;
+}
+
+const PAGES = { live: LivePage, runs: RunsPage };
+let current = null;
+let node = null;
+
+function look() {
+  barButtons();
+  const found = document.querySelector("[data-page]");
+  if (found === node) return findBoards();
+  current?.close?.();
+  current = null;
+  node = found;
+  if (!found) return findBoards();
+  for (const link of document.querySelectorAll(".bar nav a")) {
+    const here = link.getAttribute("href") === location.pathname;
+    if (here) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  const Page = PAGES[found.dataset.page];
+  connection.isListening = false;
+  current = Page ? new Page(found) : null;
+  findBoards();
+  countAlerts();
+  if (!Page) {
+    setChildren(document.getElementById("crumb"));
+    setChildren(document.getElementById("feed"));
+  }
+  return undefined;
+}
+
+new MutationObserver(look).observe(document.body, { childList: true, subtree: true });
+look();

@@ -1,0 +1,31 @@
+"""A board of live charts: an empty element that assets/charts fills, with what it is to show in its attributes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dash import html
+
+from perfagent_dashboard.components.attributes import hyphenated
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+__all__ = ["board", "overlay"]
+
+
+def board(
+    run: str, *, sections: Sequence[str] = (), names: Sequence[str] = (), axis: str = "", bare: bool = False
+) -> Component:
+    """sections, names: only these, in this order; axis: the horizontal one at first; bare: without tools and headings."""
+    told = {"data_run": run, "data_sections": ",".join(sections), "data_names": ",".join(names), "data_axis": axis}
+    told |= {"data_bare": "1" if bare else ""}
+    return html.Div(className="board", **hyphenated(**{name: value for name, value in told.items() if value}))
+
+
+def overlay(runs: Sequence[tuple[str, str]]) -> Component:
+    """Several runs, (id, name) each, over each other: one line a run in every chart. The first is drawn with its band."""
+    told = {"data_run": runs[0][0], "data_over": json.dumps(runs)}
+    return html.Div(className="board", **hyphenated(**told))

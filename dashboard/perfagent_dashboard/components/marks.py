@@ -1,0 +1,30 @@
+"""Badges and marks: a state or a severity as shape, word and colour."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dash import html
+
+from perfagent_dashboard.components.attributes import hyphenated
+from perfagent_dashboard.words import STATE_SHAPES, say
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+__all__ = ["severity_mark", "state_badge"]
+
+_SHAPES = {"critical": "▲", "warning": "▲", "info": "●", "healthy": "✓"}
+
+
+def state_badge(state: str) -> Component:
+    known = state if state in STATE_SHAPES else "starting"
+    return html.Span(
+        [html.I(STATE_SHAPES[known], **hyphenated(aria_hidden="true")), say(f"state_{known}")],
+        className=f"state {known}",
+    )
+
+
+def severity_mark(severity: str) -> Component:
+    known = severity if severity in _SHAPES else "info"
+    return html.Span(_SHAPES[known], className=f"severity {known}", title=say(f"severity_{known}"))

@@ -1,0 +1,24 @@
+"""A small table of elements, for what has tens of rows. Hundreds of rows are a grid's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dash import html
+
+from perfagent_dashboard.components.feedback import nothing
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+__all__ = ["table"]
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> Component:
+    """empty: what to say where there is no row."""
+    if not rows:
+        return nothing(empty)
+    head = html.Thead(html.Tr([html.Th(one, scope="col") for one in heads]))
+    body = html.Tbody([html.Tr([html.Td(cell) for cell in row]) for row in rows])
+    return html.Div(html.Table([head, body], className="plain"), className="card scroll")

@@ -1,0 +1,54 @@
+"""Times as people read them. The browser writes them in its own time zone: assets/pages/live.js fills `time` elements."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from dash import html
+
+from perfagent_dashboard.components.attributes import hyphenated
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+__all__ = ["UNTIL_UNDONE", "ago", "at_clock", "is_ahead", "moment", "since_then"]
+
+UNTIL_UNDONE = "9999"
+"""How the times of a quiet begin that has no end."""
+
+
+def ago(time: str | float | None) -> Component:
+    """`3 min ago`, kept up to date; the whole time is its title."""
+    return _time(time, "ago")
+
+
+def moment(time: str | None) -> Component:
+    """`26 Nov, 17:09 UTC`."""
+    return _time(time, "moment")
+
+
+def at_clock(unix: float) -> Component:
+    """`17:09:12`, of Unix seconds."""
+    return _time(unix, "clock")
+
+
+def since_then(time: str, until: str | None) -> Component:
+    """`1 h 3 min`: how long it was, or has been so far."""
+    return _time(time, "since", data_until=until or "")
+
+
+def _time(time: str | float | None, how: str, **more: str) -> Component:
+    """time: RFC 3339, or Unix seconds."""
+    if not time:
+        return html.Span()
+    if not isinstance(time, str):
+        time = datetime.fromtimestamp(time, UTC).isoformat()
+    return html.Time(time[:16].replace("T", " "), dateTime=time, **hyphenated(data_time=how, **more))
+
+
+def is_ahead(time: str | None) -> bool:
+    """Whether an RFC 3339 time is still to come."""
+    if not time:
+        return False
+    return time.startswith(UNTIL_UNDONE) or datetime.fromisoformat(time) > datetime.now(UTC)

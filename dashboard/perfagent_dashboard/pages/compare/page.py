@@ -1,0 +1,116 @@
+"""The compare page, `/compare?runs=a,b`: what differs in a sentence, then speed with its interval, loss and memory, settings,
+and the charts over each other. The first run is the baseline; `a:100-500` is a window of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import dash_mantine_components as dmc
+from dash import Dash, Input, Output, State, dcc, html, no_update
+
+from perfagent_dashboard.components.attributes import hyphenated
+from perfagent_dashboard.components.board import overlay
+from perfagent_dashboard.components.feedback import nothing
+from perfagent_dashboard.components.fields import search_field
+from perfagent_dashboard.pages.compare.settings import different, influence
+from perfagent_dashboard.pages.compare.summary import headlines, runs_table, step_table
+from perfagent_dashboard.pages.registry import Page
+from perfagent_dashboard.server_api import Problem, ServerApi
+from perfagent_dashboard.words import say
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+__all__ = ["MOST_COMPARED", "page"]
+
+MOST_COMPARED = 20
+_SUGGESTED = 200
+
+
+def page(server: ServerApi) -> Page:
+    compare = _Compare(server)
+    return Page(
+        name="compare", path="/compare", layout=compare.layout, register=compare.register, icon="compare", charts=True
+    )
+
+
+class _Compare:
+    def __init__(self, server: ServerApi) -> None:
+        self._server = server
+
+    async def layout(self, runs: str = "", **_: Any) -> Component:
+        """runs: of the address, with commas between them."""
+        asked = list(dict.fromkeys(one for one in runs.split(",") if one))[:MOST_COMPARED]
+        return html.Div(
+            [
+                html.Div([html.H1(say("nav_compare")), await self._picker(asked)], className="page-head"),
+                html.Div(await self._content(asked), className="stack"),
+            ],
+            className="page compare-page",
+            **hyphenated(data_page="live", data_title=say("nav_compare")),
+        )
+
+    def register(self, app: Dash) -> None:
+        app.callback(
+            Output("_pages_location", "search", allow_duplicate=True),
+            Input("compare-runs", "value"), State("_pages_location", "search"),
+            prevent_initial_call=True,
+        )(_address)  # fmt: skip
+        app.callback(
+            Output("compare-settings", "children"),
+            Input("compare-search", "value"), State("compare-differences", "data"),
+            prevent_initial_call=True,
+        )(_found)  # fmt: skip
+
+    async def _picker(self, asked: Sequence[str]) -> Component:
+        """Runs by name, where it means one run only; else by id. A window is typed behind it."""
+        try:
+            listed = (await self._server.get("/runs", limit=_SUGGESTED))["runs"]
+        except Problem:
+            listed = []
+        names = [run["name"] for run in listed]
+        known = [run["name"] if run["name"] and names.count(run["name"]) == 1 else run["run"] for run in listed]
+        return dmc.TagsInput(
+            id="compare-runs", value=list(asked), data=[one for one in known if "," not in one], maxTags=MOST_COMPARED, limit=30,
+            placeholder=say("compare_add"), size="sm", className="picker", splitChars=[","], acceptValueOnBlur=False,
+            **hyphenated(aria_label=say("compare_add")),
+        )  # fmt: skip
+
+    async def _content(self, asked: Sequence[str]) -> list[Component]:
+        if len(asked) < 2:
+            return [nothing(say("compare_none" if not asked else "compare_one"))]
+        try:
+            found = await self._server.get("/compare", runs=list(asked))
+        except Problem as problem:
+            return [nothing(problem.message)]
+        sides = found["sides"]
+        link = ",".join(quote(side["run"], safe="") for side in sides)
+        return [
+            headlines(found),
+            html.H2(say("compare_runs")),
+            runs_table(found),
+            *step_table(found),
+            *influence(found),
+            html.Div(
+                [html.H2(say("compare_settings")), search_field("compare-search", say("config_search"))],
+                className="head-row",
+            ),
+            dcc.Store(
+                id="compare-differences", data={"names": [side["name"] for side in sides], **found["differences"]}
+            ),
+            html.Div(different(found["differences"], [side["name"] for side in sides], ""), id="compare-settings"),
+            html.H2(say("compare_charts"), id="compare-charts", **hyphenated(data_runs=link)),
+            overlay([(side["run"], side["name"]) for side in sides]),
+        ]
+
+
+def _address(runs: Sequence[str], now: str) -> Any:
+    """Leads to the same page of these runs."""
+    wanted = "?runs=" + ",".join(quote(one.strip(), safe=":-") for one in runs) if runs else ""
+    return no_update if wanted == (now or "") else wanted
+
+
+def _found(search: str, held: Mapping[str, Any]) -> Any:
+    return different(held, held["names"], search or "")

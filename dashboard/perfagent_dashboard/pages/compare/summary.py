@@ -1,0 +1,171 @@
+"""The upper half of the page: what differs in words, the runs one below the other, and where a step goes in each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dash import html
+
+from perfagent.wire import metric
+from perfagent_client.compare.change import Change, changes, mean_changes
+from perfagent_client.units import duration
+from perfagent_dashboard.components.attributes import hyphenated
+from perfagent_dashboard.components.marks import severity_mark, state_badge
+from perfagent_dashboard.components.numbers import count, percent, quantity, si
+from perfagent_dashboard.components.tables import table
+from perfagent_dashboard.words import say
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+__all__ = ["headlines", "runs_table", "step_table"]
+
+_RATES = ("tokens_per_s", "samples_per_s")
+_WHISKER_PX = 120
+_WIDEST = 0.5  # of a ratio, to either side: a whisker that goes further is cut
+
+
+def headlines(found: Mapping[str, Any]) -> Component:
+    """One line a run, and what to know before one believes them."""
+    sides = found["sides"]
+    first = sides[0]["name"]
+    lines: list[Component] = []
+    for side, change, mean in zip(sides[1:], changes(found), mean_changes(found), strict=True):
+        whole = mean or change
+        lines.append(html.P(headline(side["name"], first, whole), className=f"headline {whole.word}"))
+        if mean is not None:
+            lines.append(html.P(say("change_median", told=headline(side["name"], first, change))))
+    lines += [html.P(_gain(sides, gain), className="gain") for gain in found["gains"]]
+    if found["not_alike"]:
+        alike = ", ".join(say(f"not_alike_{one}") for one in found["not_alike"])
+        lines.append(html.P([severity_mark("warning"), " ", say("not_alike", what=alike)]))
+    return html.Section(lines, className="card headlines")
+
+
+def headline(name: str, first: str, change: Change) -> str:
+    if change.word in ("too_short", "unknown"):
+        return say(f"change_{change.word}", name=name)
+    if change.word == "same":
+        return say("change_same", name=name, first=first, most=f"{change.high:.2g}")
+    kind = change.word if change.measure != "step_time_s" else f"{change.word}_step"
+    told = say(
+        f"change_{kind}", name=name, first=first, percent=f"{change.percent:.3g}", low=f"{change.low:.3g}",
+        high=f"{change.high:.3g}",
+    )  # fmt: skip
+    if not change.phase:
+        return say("change_plain", told=told)
+    why = "change_shorter" if change.word == "faster" else "change_longer"
+    phase = metric(change.phase).title.lower()
+    return say("change_why", told=told, why=say(why, phase=phase, seconds=duration(change.seconds)))
+
+
+def _gain(sides: Sequence[Mapping[str, Any]], gain: Mapping[str, Any]) -> str:
+    return say(
+        "gain_came", rule=gain["title"] or gain["rule"], name=next(one["name"] for one in sides if one["run"] == gain["run"]),
+        predicted=f"{gain['predicted_pct']:.3g}", measured=f"{gain['measured_pct']:.3g}", low=f"{gain['low_pct']:.3g}",
+        high=f"{gain['high_pct']:.3g}",
+    )  # fmt: skip
+
+
+def runs_table(found: Mapping[str, Any]) -> Component:
+    """One row a run: verdict, speed with its interval, loss, memory."""
+    speed = {one["name"]: one for one in found["speed"]}
+    measures = [name for name in (*_RATES, "step_time_s") if name in speed]
+    sides = found["sides"]
+    peaks = list(dict.fromkeys(name for side in sides for name in side["peaks"]))
+    heads = [
+        say("column_run"), say("column_verdict"), *(metric(name).title for name in measures),
+        say("loss_near", step=count(found["common_step"] or 0)), say("loss_best"),
+        *(say("highest", what=metric(name).title) for name in peaks), say("compare_steps"),
+    ]  # fmt: skip
+    rows = [
+        [
+            _name(side, is_first=place == 0),
+            html.Span([severity_mark(side["severity"]), " ", side["title"]], className="cell-verdict"),
+            *(_speed(speed[name], place, found["mean_step"] if name == "step_time_s" else None) for name in measures),
+            si(side["loss_at"]), _best(side),
+            *(" ".join(quantity(name, side["peaks"].get(name))) for name in peaks),
+            _steps(side),
+        ]
+        for place, side in enumerate(sides)
+    ]  # fmt: skip
+    return table(heads, rows, empty="")
+
+
+def _name(side: Mapping[str, Any], *, is_first: bool) -> Component:
+    link = f"/run/{side['run']}"
+    parts: list[Any] = [
+        html.A(side["name"], href=link, **hyphenated(data_nav=link)),
+        html.Br(),
+        state_badge(side["state"]),
+    ]
+    if is_first:
+        parts.append(html.Small(f" {say('baseline')}"))
+    if side["only"]:
+        parts.append(html.Small(say("only_here", rules=", ".join(side["only"])), className="only"))
+    return html.Div(parts)
+
+
+def _speed(measure: Mapping[str, Any], place: int, mean: Mapping[str, Any] | None) -> Component:
+    """mean: of the same quantity, for the step time."""
+    shown: Any = " ".join(quantity(measure["name"], measure["values"][place]))
+    if mean:
+        told = say("mean", value=" ".join(quantity(mean["name"], mean["values"][place])))
+        shown = html.Span([shown, " ", html.Small(told)])
+    if place == 0 or measure["ratio"][place] is None:
+        word = measure["word"][place]
+        return html.Div([shown, html.Br(), html.Small("" if place == 0 else say(f"word_{word}"))])
+    low, high = measure["low"][place], measure["high"][place]
+    told = say("interval", low=f"{100 * (low - 1):+.3g}", high=f"{100 * (high - 1):+.3g}").replace("-", "−")
+    return html.Div([shown, _whisker(low, high, measure["word"][place]), html.Small(told)])
+
+
+def _whisker(low: float, high: float, word: str) -> Component:
+    """Where the interval lies, beside no change in the middle."""
+
+    def place(ratio: float) -> float:
+        return 50 + 50 * max(-1.0, min(1.0, (ratio - 1) / _WIDEST))
+
+    left, right = place(low), place(high)
+    bar = html.I(style={"left": f"{left:.1f}%", "width": f"{max(right - left, 2):.1f}%"}, className=word)
+    return html.Span(bar, className="whisker", style={"width": f"{_WHISKER_PX}px"}, **hyphenated(aria_hidden="true"))
+
+
+def _best(side: Mapping[str, Any]) -> str:
+    return (
+        ""
+        if side["loss_best"] is None
+        else say("best_in", value=si(side["loss_best"]), step=count(side["loss_best_step"]))
+    )
+
+
+def _steps(side: Mapping[str, Any]) -> str:
+    if side["begin"] is None:
+        return say("na")
+    return f"{count(side['begin'])}–{count(side['end'])}"
+
+
+def step_table(found: Mapping[str, Any]) -> list[Component]:
+    """Where a step goes, run by run; nothing where no run says so."""
+    phases = [one for one in found["speed"] if one["name"].startswith("phase/")]
+    if not phases:
+        return []
+    heads = [say("phase"), *(side["name"] for side in found["sides"])]
+    rows = [[metric(one["name"]).title, *(_phase(one, place) for place in range(len(heads) - 1))] for one in phases]
+    return [html.H2(say("where")), table(heads, rows, empty="")]
+
+
+def _phase(measure: Mapping[str, Any], place: int) -> Component:
+    value, share = measure["values"][place], measure["shares"][place]
+    if value is None:
+        return html.Span(say("na"))
+    phase = measure["name"].removeprefix("phase/").removesuffix("_s")
+    width = {"width": f"{100 * min(share or 0, 1):.1f}%", "background": f"var(--phase-{phase})"}
+    return html.Div(
+        [
+            " ".join(quantity(measure["name"], value)),
+            html.Small(f" {percent(share)} %" if share is not None else ""),
+            html.Span(html.I(style=width), className="share-bar", **hyphenated(aria_hidden="true")),
+        ]
+    )

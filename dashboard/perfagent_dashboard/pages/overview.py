@@ -1,0 +1,126 @@
+"""The overview, `/`: what needs somebody, worst first; below it what is running now. Nothing to do is one green line."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from dash import Dash, Input, Output, dcc, html
+
+from perfagent_dashboard.components.alert_card import alert_card
+from perfagent_dashboard.components.attributes import hyphenated
+from perfagent_dashboard.components.feedback import trouble
+from perfagent_dashboard.components.marks import severity_mark, state_badge
+from perfagent_dashboard.components.times import ago
+from perfagent_dashboard.components.welcome import welcome
+from perfagent_dashboard.pages.registry import Page
+from perfagent_dashboard.server_api import Problem, ServerApi
+from perfagent_dashboard.viewer import may_in
+from perfagent_dashboard.words import say
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+__all__ = ["page"]
+
+_MOST_ALERTS = 30
+_MOST_RUNNING = 30
+
+
+def page(server: ServerApi, address: str) -> Page:
+    overview = _Overview(server, address)
+    return Page(name="overview", path="/", layout=overview.layout, register=overview.register, icon="overview")
+
+
+class _Overview:
+    """address: of the server, for who has no run yet."""
+
+    def __init__(self, server: ServerApi, address: str) -> None:
+        self._server, self._address = server, address
+
+    async def layout(self, **_: Any) -> Component:
+        return html.Div(
+            [
+                html.Div(await self._content(), id="overview-content", className="stack"),
+                dcc.Store(id="alerts-tick", data=0),
+            ],
+            className="page overview-page",
+            **hyphenated(data_page="live", data_tick="alerts-tick", data_runs="1", data_title=say("nav_overview")),
+        )
+
+    def register(self, app: Dash) -> None:
+        app.callback(Output("overview-content", "children"), Input("alerts-tick", "data"), prevent_initial_call=True)(
+            self._again
+        )
+
+    async def _again(self, _tick: int) -> Any:
+        return await self._content()
+
+    async def _content(self) -> list[Component]:
+        table = {"with": "verdict,latest", "limit": _MOST_RUNNING}
+        try:
+            firing, sick, running, session = await asyncio.gather(
+                self._server.get("/alerts", state="firing"),
+                self._server.get("/runs", **table, attention=True, sort="severity"),
+                self._server.get("/runs", **table, state=["running", "starting", "stuck"], sort="severity"),
+                self._server.get("/session"),
+            )
+        except Problem as problem:
+            return [trouble(problem)]
+        counts = sick["counts"]
+        if not counts["all"]:
+            return [welcome(self._address)]
+        needing = {row["run"]: place for place, row in enumerate(sick["runs"])}
+        alerts = [
+            one
+            for one in firing["alerts"]
+            if not one["acknowledged"] and one["severity"] != "info" and one["run"] in needing
+        ]
+        alerts.sort(key=lambda one: needing[one["run"]])
+        cards = [alert_card(one, may_act=may_in(session, "operate", one["project"])) for one in alerts[:_MOST_ALERTS]]
+        return [*_head(counts), *cards, *_running(running)]
+
+
+def _head(counts: dict[str, Any]) -> list[Component]:
+    if not counts["attention"]:
+        return [html.H1([severity_mark("healthy"), " ", say("all_well", all=counts["all"])], className="all-well")]
+    link = "/runs?attention=1"
+    return [
+        html.H1(
+            [
+                say("attention_head", count=counts["attention"], all=counts["all"]), " ",
+                html.A(say("to_table"), href=link, className="button small", **hyphenated(data_nav=link)),
+            ]
+        )
+    ]  # fmt: skip
+
+
+def _running(found: dict[str, Any]) -> list[Component]:
+    if not found["runs"]:
+        return [html.P(say("none_running"), className="hint")]
+    rows = [_row(row) for row in found["runs"]]
+    link = "/runs?state=running"
+    more = found["total"] - len(rows)
+    return [
+        html.H2(say("running_now", count=found["total"])),
+        html.Div(rows, className="card run-rows"),
+        html.A(say("and_more", count=more), href=link, **hyphenated(data_nav=link)) if more > 0 else html.Span(),
+    ]
+
+
+def _row(row: dict[str, Any]) -> Component:
+    link = f"/run/{quote(row['run'], safe='')}"
+    verdict = row["verdict"]
+    tone = row["severity"] if verdict["judged"] else "info"
+    return html.A(
+        [
+            severity_mark(tone),
+            html.B(row["name"] or row["run"]),
+            html.Span(verdict["title"] or verdict["message"], className="says"),
+            html.Span(f"{say('step')} {row['step']:,}", className="quiet"),
+            html.Span(ago(row["updated"]), className="quiet"),
+            state_badge(row["state"]) if row["state"] != "running" else None,
+        ],
+        href=link, className="run-row", **hyphenated(data_nav=link),
+    )  # fmt: skip

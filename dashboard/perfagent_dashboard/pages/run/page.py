@@ -1,0 +1,209 @@
+"""What stands on the page of a run and what keeps it fresh. The server's messages count a store up (assets/pages/live.js); then
+each part that has changed is shown anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import dash_mantine_components as dmc
+from dash import Dash, Input, Output, State, dcc, html, no_update
+
+from perfagent_dashboard.components.attributes import hyphenated
+from perfagent_dashboard.components.digest import digest
+from perfagent_dashboard.components.feedback import trouble
+from perfagent_dashboard.pages.registry import Page
+from perfagent_dashboard.pages.run.actions import Actions, dialogs
+from perfagent_dashboard.pages.run.facts import RunFacts, read_facts
+from perfagent_dashboard.pages.run.head import head
+from perfagent_dashboard.pages.run.step_bar import step_bar
+from perfagent_dashboard.pages.run.tabs import TABS, Tab
+from perfagent_dashboard.pages.run.tabs.config import sections
+from perfagent_dashboard.pages.run.tabs.console import refreshed
+from perfagent_dashboard.pages.run.tabs.layers import heat_map
+from perfagent_dashboard.pages.run.tiles import read_trends, tiles, window_of
+from perfagent_dashboard.pages.run.verdict import tone_of, verdict_band
+from perfagent_dashboard.server_api import Problem, ServerApi
+from perfagent_dashboard.words import say
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+__all__ = ["page"]
+
+_TABS = {tab.name: tab for tab in TABS}
+_AGAIN_MS = 3000
+_PARTS = ("head", "announced", "verdict", "figures", "step")
+"""Of the top of the page, each shown anew only when it differs."""
+
+
+def page(server: ServerApi) -> Page:
+    run = _RunPage(server)
+    return Page(name="run", path="/run/<run_in_path>", layout=run.layout, register=run.register, charts=True)
+
+
+class _RunPage:
+    def __init__(self, server: ServerApi) -> None:
+        self._server = server
+        self._actions = Actions(server)
+
+    async def layout(self, run_in_path: str, tab: str = "charts", **_: Any) -> Component:
+        """run_in_path: the id, quoted. tab: of the address."""
+        ident = unquote(run_in_path).strip("/")
+        try:
+            facts = await read_facts(self._server, ident)
+            top = await self._top(facts)
+            shown = tab if tab in _TABS and _TABS[tab].is_there(facts) else "charts"
+            content = await _TABS[shown].content(self._server, facts)
+        except Problem as problem:
+            return _unknown(ident) if problem.status == 404 else trouble(problem)
+        parts: dict[str, Component] = {
+            name: html.Div(top[name], id=f"run-{name}", className=f"run-{name}") for name in _PARTS
+        }
+        parts["announced"] = html.P(top["announced"], id="run-announced", className="heard", role="status")
+        charts = await _TABS["charts"].content(self._server, facts)
+        return html.Div(
+            [
+                *parts.values(),
+                dmc.Tabs(_tabs(facts), id="run-tabs", value=shown, className="run-tabs", keepMounted=False),
+                html.Div(charts, id="run-charts", hidden=shown != "charts"),
+                html.Div([] if shown == "charts" else content, id="run-tab", className="stack"),
+                *dialogs(),
+                dcc.Store(id="alerts-tick", data=0),
+                dcc.Interval(id="run-again", interval=_AGAIN_MS, disabled=not facts.is_unsettled),
+                dcc.Store(id="run-shown", data={name: digest(top[name]) for name in _PARTS}),
+                dcc.Store(id="run-id", data=facts.id),
+                dcc.Store(id="run-tab-shown", data=digest(content)),
+            ],
+            className="page run-page",
+            **hyphenated(
+                data_page="live", data_tick="alerts-tick", data_run=facts.id, data_title=facts.run["name"] or facts.id,
+                data_address="run-tabs:tab:charts",
+            ),
+        )  # fmt: skip
+
+    def register(self, app: Dash) -> None:
+        app.callback(
+            *(Output(f"run-{name}", "children") for name in _PARTS),
+            Output("run-tabs", "children"), Output("run-shown", "data"), Output("run-again", "disabled"),
+            Input("alerts-tick", "data"), Input("run-again", "n_intervals"), State("run-id", "data"), State("run-shown", "data"),
+            prevent_initial_call=True,
+        )(self._again)  # fmt: skip
+        app.callback(
+            Output("run-tab", "children"), Output("run-charts", "hidden"), Output("run-tab-shown", "data"),
+            Input("run-tabs", "value"), Input("alerts-tick", "data"), State("run-id", "data"), State("run-tab-shown", "data"),
+            prevent_initial_call=True,
+        )(self._tab)  # fmt: skip
+        app.callback(
+            Output("layers-map", "children"),
+            Input("layers-family", "value"),
+            State("run-id", "data"),
+            prevent_initial_call=True,
+        )(self._layers)
+        app.callback(
+            Output("console-lines", "children"),
+            Input("console-search", "value"), Input("console-rank", "value"), Input("console-stream", "value"),
+            Input("alerts-tick", "data"), State("run-id", "data"),
+            prevent_initial_call=True,
+        )(self._console)  # fmt: skip
+        app.callback(
+            Output("config-sections", "children"),
+            Input("config-search", "value"),
+            State("run-id", "data"),
+            prevent_initial_call=True,
+        )(self._config)
+        self._actions.register(app)
+
+    async def _top(self, facts: RunFacts) -> dict[str, Any]:
+        figures = tiles(facts, await read_trends(self._server, facts))
+        over = window_of(facts.timing)
+        verdict = facts.verdict
+        return {
+            "head": head(facts),
+            "announced": f"{say(f'severity_{tone_of(verdict)}')}: {verdict['title'] or verdict['message']}",
+            "verdict": verdict_band(facts),
+            "figures": [
+                html.P(say("figures_over", over=over), className="quiet window") if over else None,
+                html.Div(figures),
+            ],
+            "step": step_bar(facts.timing),
+        }
+
+    async def _again(self, _tick: int, _again: int, run: str, shown: dict[str, str]) -> Any:
+        try:
+            facts = await read_facts(self._server, run)
+            top = await self._top(facts)
+        except Problem as problem:
+            if problem.status != 404:  # the badge in the bar tells that the server is away
+                return (no_update,) * (len(_PARTS) + 3)
+            return *(_unknown(run) if name == "verdict" else None for name in _PARTS), [], {}, True
+        fresh = {name: digest(top[name]) for name in _PARTS} | {"tabs": digest(_tabs(facts))}
+        parts = (no_update if fresh[name] == shown.get(name) else top[name] for name in _PARTS)
+        return (
+            *parts,
+            no_update if fresh["tabs"] == shown.get("tabs") else _tabs(facts),
+            fresh,
+            not facts.is_unsettled,
+        )
+
+    async def _tab(self, tab: str, _tick: int, run: str, shown: str) -> Any:
+        """The board of the charts stays where it is, hidden or not: it is live by itself."""
+        if tab == "charts":
+            return [], False, ""
+        try:
+            facts = await read_facts(self._server, run)
+            content = await _TABS[tab].content(self._server, facts)
+        except Problem as problem:
+            return trouble(problem), True, ""
+        fresh = digest(content)
+        return no_update if fresh == shown else content, True, fresh
+
+    async def _layers(self, family: str, run: str) -> Any:
+        try:
+            return await heat_map(self._server, run, family)
+        except Problem as problem:
+            return trouble(problem)
+
+    async def _console(self, search: str, rank: str, stream: str, _tick: int, run: str) -> Any:
+        try:
+            summary = await self._server.get(f"/runs/{run}")
+            several = summary["world_size"] > 1
+            return await refreshed(self._server, run, search or "", rank or "", stream or "", several=several)
+        except Problem:
+            return no_update
+
+    async def _config(self, search: str, run: str) -> Any:
+        try:
+            return sections(await self._server.get(f"/runs/{run}"), search or "")
+        except Problem as problem:
+            return trouble(problem)
+
+
+def _tabs(facts: RunFacts) -> list[Component]:
+    """With empty panels, for a tab must name one: what it shows stands below, where the charts stay when another opens."""
+    there = [tab for tab in TABS if tab.is_there(facts)]
+    panels = [dmc.TabsPanel(value=tab.name, children=None) for tab in there]
+    return [dmc.TabsList([_tab(tab, facts) for tab in there]), *panels]
+
+
+def _tab(tab: Tab, facts: RunFacts) -> Component:
+    counted = tab.count(facts)
+    said = [html.Span(counted, className="count quiet")] if counted else []
+    if tab.marks and _speaks(facts, tab.marks):
+        said.append(html.Span("▲", className="severity warning", title=say("tab_marked")))
+    return dmc.TabsTab([say(f"tab_{tab.name}"), *said], value=tab.name, **hyphenated(data_value=tab.name))
+
+
+def _speaks(facts: RunFacts, prefixes: tuple[str, ...]) -> bool:
+    """Whether a finding above a note stands on a chart of the tab."""
+    spoken = [one for one in (facts.verdict, *facts.findings) if one["severity"] != "info" and one["rule"] != "healthy"]
+    return any((facts.marks.get(one["rule"]) or [""])[0].startswith(prefixes) for one in spoken)
+
+
+def _unknown(run: str) -> Component:
+    link = html.A(say("to_runs"), href="/runs", className="button", **hyphenated(data_nav="/runs"))
+    return html.Section(
+        [html.H1(say("no_run_title", run=run)), html.P(say("no_run")), link],
+        className="notice",
+        **hyphenated(data_page="missing"),
+    )

@@ -1,0 +1,49 @@
+"""Where a step goes: one bar of its phases, with a legend. A phase leads to its chart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dash import html
+
+from perfagent.wire import Timing
+from perfagent_client.models import parse
+from perfagent_client.report.step_bar import step_bar as parts_of
+from perfagent_dashboard.components.attributes import hyphenated
+from perfagent_dashboard.components.numbers import percent
+from perfagent_dashboard.pages.run.tiles import window_of
+from perfagent_dashboard.words import say
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+__all__ = ["step_bar"]
+
+
+def step_bar(timing: Mapping[str, Any]) -> Component | None:
+    """None where no phase was measured."""
+    parts = parts_of(parse(Timing, dict(timing)))
+    if not parts:
+        return None
+    segments, legend = [], []
+    for part in parts:
+        colour = {"background": f"var(--phase-{part.phase})"}
+        series = f"phase/{part.title if part.phase == 'named' else part.phase}_s"
+        said = f"{part.title} {part.share_pct:.1f} % · {part.time}"
+        segments.append(
+            html.I(
+                title=said, style={**colour, "flexGrow": part.share_pct},
+                **hyphenated(data_goto=series, aria_hidden="true"),
+            )
+        )  # fmt: skip
+        legend.append(
+            html.Button(
+                [html.I(style=colour), part.title, html.B(f"{percent(part.share_pct / 100)} %")],
+                type="button", className="share", title=said, **hyphenated(data_goto=series),
+            )
+        )  # fmt: skip
+    head = html.H3(say("where_over", over=window_of(timing)) if timing["window"] else say("where"))
+    return html.Div(
+        [head, html.Div(segments, className="segments"), html.Div(legend, className="shares")], className="bar-of-step"
+    )

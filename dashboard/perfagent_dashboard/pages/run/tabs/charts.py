@@ -1,0 +1,26 @@
+"""Charts: everything that the run has sent, in sections. assets/charts fills the board and keeps it live."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dash import html
+
+from perfagent_dashboard.components.board import board
+from perfagent_dashboard.components.feedback import nothing
+from perfagent_dashboard.pages.run.facts import RunFacts
+from perfagent_dashboard.server_api import ServerApi
+from perfagent_dashboard.words import say
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+__all__ = ["content", "is_there"]
+
+
+def is_there(_facts: RunFacts) -> bool:
+    return True
+
+
+async def content(_server: ServerApi, facts: RunFacts) -> list[Component]:
+    return [board(facts.id)] if facts.names else [html.Div(nothing(say("no_charts")))]

@@ -1,0 +1,398 @@
+"""The runs page, `/runs`: every run in a table that sorts and filters on the server, keeps its view in the address, and
+hands what is picked to compare, tags, or the bin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import dash_ag_grid as dag
+import dash_mantine_components as dmc
+from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from perfagent.wire import metric
+from perfagent_dashboard import ids
+from perfagent_dashboard.components.attributes import hyphenated
+from perfagent_dashboard.components.feedback import note, nothing, trouble
+from perfagent_dashboard.components.welcome import welcome
+from perfagent_dashboard.pages.compare import MOST_COMPARED
+from perfagent_dashboard.pages.registry import Page
+from perfagent_dashboard.server_api import Problem, ServerApi
+from perfagent_dashboard.viewer import may_in
+from perfagent_dashboard.words import STATE_SHAPES, say
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+__all__ = ["page"]
+
+_BLOCK = 100
+"""Rows that the grid asks for at once."""
+_WITH = "verdict,latest,timing,trend"
+_SEVERITIES = ("critical", "warning", "info", "healthy")
+_SORTED_BY = {
+    "verdict": "severity",
+    "name": "name",
+    "state": "state",
+    "step": "step",
+    "started": "started",
+    "updated": "updated",
+    "project": "project",
+}
+"""Column of the grid -> what the server sorts by."""
+
+
+def page(server: ServerApi) -> Page:
+    table = _Table(server)
+    return Page(name="runs", path="/runs", layout=table.layout, register=table.register, icon="runs", grid=True)
+
+
+class _Table:
+    def __init__(self, server: ServerApi) -> None:
+        self._server = server
+
+    async def layout(
+        self, q: str = "", severity: Any = (), state: Any = (), project: str = "", sort: str = "severity", order: str = "",
+        columns: str = "", attention: str = "", **_: Any,
+    ) -> Component:  # fmt: skip
+        """All of the address."""
+        view = {
+            "q": q, "severity": _many(severity), "state": _many(state), "project": project or None,
+            "attention": attention == "1" or None, "sort": sort, "order": order or None, "columns": columns,
+        }  # fmt: skip
+        try:
+            first, everything = await asyncio.gather(self._rows(view, 0, _BLOCK), self._server.get("/runs", limit=1))
+        except Problem as problem:
+            return trouble(problem)
+        if not everything["runs"]:
+            return html.Div(
+                welcome(), className="page runs-page", **hyphenated(data_page="live", data_tick="runs-tick")
+            )
+        return html.Div(
+            [
+                html.Div(
+                    [
+                        html.H1(say("nav_runs")),
+                        html.P(_summary(first["counts"]), id="runs-summary", className="quiet"),
+                        *_toolbar(view),
+                    ],
+                    className="page-head",
+                ),
+                html.Div(_chips(view, first["counts"]), id="runs-chips", className="chips"),
+                html.Div(id="runs-picked"),
+                _grid(view),
+                dcc.Store(id="runs-view", data=view),
+                dcc.Store(id="runs-undo"),
+                dcc.Store(id="runs-shown", data=_shown(view, first["counts"])),
+                dcc.Store(id="runs-tick", data=0),
+            ],
+            className="page runs-page",
+            **hyphenated(data_page="runs", data_title=say("nav_runs")),
+        )  # fmt: skip
+
+    def register(self, app: Dash) -> None:
+        app.callback(
+            Output("runs-view", "data"),
+            Input({"chip": ALL, "of": ALL}, "n_clicks"), Input("runs-search", "value"), Input("runs-project", "value"),
+            Input("runs-columns", "value"), State("runs-view", "data"),
+            prevent_initial_call=True,
+        )(self._choose)  # fmt: skip
+        app.callback(
+            Output("runs-grid", "getRowsResponse"), Output("runs-chips", "children"), Output("runs-summary", "children"),
+            Output("runs-shown", "data"),
+            Input("runs-grid", "getRowsRequest"), State("runs-view", "data"), State("runs-shown", "data"),
+            prevent_initial_call=True,
+        )(self._block)  # fmt: skip
+        app.callback(
+            Output("runs-grid", "columnDefs"),
+            Input("runs-columns", "value"),
+            State("runs-view", "data"),
+            prevent_initial_call=True,
+        )(lambda columns, view: _columns({**view, "columns": ",".join(columns or ())}))
+        app.clientside_callback(  # type: ignore[no-untyped-call]
+            ClientsideFunction("runs", "viewed"), Output("runs-view", "storage_type"), Input("runs-view", "data"),
+            Input("runs-tick", "data"), Input("runs-grid", "getRowsRequest"), prevent_initial_call=True,
+        )  # fmt: skip
+        app.callback(Output("runs-picked", "children"), Input("runs-grid", "selectedRows"), prevent_initial_call=True)(
+            self._pick
+        )
+        app.callback(
+            Output(ids.NOTES, "sendNotifications", allow_duplicate=True), Output("runs-tick", "data", allow_duplicate=True),
+            Output("runs-undo", "data"),
+            Input({"bulk": ALL}, "n_clicks"), State("runs-grid", "selectedRows"), State({"bulk-tag": ALL}, "value"),
+            State("runs-undo", "data"), State("runs-tick", "data"),
+            prevent_initial_call=True,
+        )(self._bulk)  # fmt: skip
+
+    # ---- rows
+
+    async def _rows(self, view: dict[str, Any], start: int, end: int, sort: str = "", order: str | None = None) -> Any:
+        return await self._server.get(
+            "/runs", **{"with": _WITH}, limit=max(1, end - start), offset=start, q=view["q"], severity=view["severity"],
+            state=view["state"], project=view["project"], attention=view["attention"], columns=view["columns"],
+            sort=sort or view["sort"], order=order or view["order"],
+        )  # fmt: skip
+
+    async def _block(self, asked: dict[str, Any] | None, view: dict[str, Any], shown: Any) -> Any:
+        """shown: what chips and summary are of. They are drawn anew when that changed: each drawing asks the server once
+        more."""
+        if asked is None:
+            return no_update, no_update, no_update, no_update
+        model = asked.get("sortModel") or []
+        column, order = (model[0]["colId"], model[0]["sort"]) if model else ("", None)
+        sort = _SORTED_BY.get(column, column.removeprefix("column:"))
+        if sort == "severity" and order:
+            order = "asc" if order == "desc" else "desc"  # ascending: the worst first, as a verdict is read
+        try:
+            found = await self._rows(view, asked["startRow"], asked["endRow"], sort, order)
+        except Problem as problem:
+            return (
+                {"rowData": [], "rowCount": 0},
+                html.P(problem.message, className="hint", role="alert"),
+                no_update,
+                None,
+            )
+        rows = {"rowData": found["runs"], "rowCount": found["total"]}
+        now = _shown(view, found["counts"])
+        if now == shown:
+            return rows, no_update, no_update, no_update
+        return rows, _chips(view, found["counts"]), _summary(found["counts"]), now
+
+    def _choose(
+        self, clicks: Sequence[int | None], text: str, project: str | None, columns: Sequence[str], view: dict[str, Any]
+    ) -> Any:
+        view = {**view, "q": text or "", "project": project or None, "columns": ",".join(columns or ())}
+        asked = ctx.triggered_id
+        if asked is None or (isinstance(asked, dict) and not any(clicks)):
+            return no_update  # chips were drawn anew, and nobody pressed one
+        if isinstance(asked, dict):
+            kind, value = asked["of"], asked["chip"]
+            if kind == "all":
+                view |= {"severity": [], "state": [], "attention": None}
+            elif kind == "attention":
+                view["attention"] = None if view["attention"] else True
+            else:
+                held = view[kind]
+                view[kind] = [one for one in held if one != value] if value in held else [*held, value]
+        return view
+
+    # ---- what is done with several
+
+    async def _pick(self, rows: Sequence[dict[str, Any]] | None) -> Component | None:
+        if not rows:
+            return None
+        try:
+            session = await self._server.get("/session")
+        except Problem as problem:
+            return nothing(problem.message)
+        may = {
+            scope: all(may_in(session, scope, row.get("project", "")) for row in rows) for scope in ("operate", "admin")
+        }
+        return _picked(rows, may_change=may["operate"], may_delete=may["admin"])
+
+    async def _bulk(
+        self,
+        clicks: Sequence[int | None],
+        rows: Sequence[dict[str, Any]] | None,
+        tags: Sequence[str],
+        undo: Any,
+        tick: int,
+    ) -> Any:
+        asked = ctx.triggered_id
+        if not isinstance(asked, dict) or not any(clicks):
+            return no_update, no_update, no_update
+        names = [row["run"] for row in rows or []]
+        act, tag = asked["bulk"], next((one.strip() for one in tags if one and one.strip()), "")
+        try:
+            if act == "undo" and undo:
+                await asyncio.gather(*(self._retag(run, before) for run, before in undo.items()))
+                return note(say("undone")), tick + 1, None
+            if act == "tag" and tag and names:
+                before = {row["run"]: row["tags"] for row in rows or []}
+                await asyncio.gather(*(self._retag(run, [*old, tag]) for run, old in before.items() if tag not in old))
+                return note(say("tagged", count=len(names), tag=tag)), tick + 1, before
+            if act == "ack" and rows:
+                worst = [row["alerts"]["worst"] for row in rows if row.get("alerts")]
+                await asyncio.gather(
+                    *(self._server.ask("POST", f"/alerts/{quote(one, safe='')}/ack", {}) for one in worst)
+                )
+                return note(say("done_ack")), tick + 1, no_update
+            if act == "delete" and names:
+                await asyncio.gather(*(self._server.ask("DELETE", f"/runs/{quote(run, safe='')}") for run in names))
+                return note(say("deleted", count=len(names))), tick + 1, no_update
+        except Problem as problem:
+            return note(problem.message, failed=True), tick + 1, no_update
+        return no_update, no_update, no_update
+
+    async def _retag(self, run: str, tags: Sequence[str]) -> None:
+        await self._server.ask("PATCH", f"/runs/{quote(run, safe='')}", {"tags": list(tags)})
+
+
+def _many(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) and value else list(value or ())
+
+
+def _shown(view: dict[str, Any], counts: dict[str, Any]) -> list[Any]:
+    return [counts, view["severity"], view["state"], bool(view["attention"])]
+
+
+def _summary(counts: dict[str, Any]) -> str:
+    return say("runs_summary", all=counts["all"], attention=counts["attention"])
+
+
+def _toolbar(view: dict[str, Any]) -> list[Component]:
+    chosen = [name for name in view["columns"].split(",") if name]
+    return [
+        dmc.TextInput(
+            id="runs-search", value=view["q"], placeholder=say("runs_search"), debounce=250, size="sm", className="search",
+            **{"aria-label": say("runs_search")},
+        ),
+        dmc.TextInput(
+            id="runs-project", value=view["project"] or "", placeholder=say("project"), debounce=400, size="sm", w=140,
+            **{"aria-label": say("project")},
+        ),
+        dmc.TagsInput(
+            id="runs-columns", value=chosen, placeholder=say("columns_hint"), size="sm", w=240, clearable=True,
+            **{"aria-label": say("columns")},
+        ),
+    ]  # fmt: skip
+
+
+def _chips(view: dict[str, Any], counts: dict[str, Any]) -> list[Component]:
+    """Filters with how many runs they let through; a severity or state that no run has is left out."""
+    nothing = not (view["severity"] or view["state"] or view["attention"])
+    chips = [
+        _chip("all", "all", say("all"), counts["all"], pressed=nothing),
+        _chip("attention", "attention", say("needs_attention"), counts["attention"], pressed=bool(view["attention"])),
+    ]
+    for kind, names, held in (
+        ("severity", _SEVERITIES, counts["severities"]),
+        ("state", STATE_SHAPES, counts["states"]),
+    ):
+        chosen = view[kind]
+        chips += [
+            _chip(kind, name, say(f"{kind}_{name}"), held.get(name, 0), pressed=name in chosen)
+            for name in names
+            if held.get(name) or name in chosen
+        ]
+    return chips
+
+
+def _chip(kind: str, value: str, label: str, count: int, *, pressed: bool) -> Component:
+    return html.Button(
+        [label, html.B(f"{count:,}")],
+        id={"chip": value, "of": kind}, type="button", className=f"chip {value}",
+        **hyphenated(aria_pressed=str(pressed).lower()),
+    )  # fmt: skip
+
+
+def _picked(rows: Sequence[dict[str, Any]], *, may_change: bool, may_delete: bool) -> Component:
+    if not may_change:
+        told = [
+            html.B(say("picked", count=len(rows))),
+            _compare_link(rows),
+            html.Span(say("may_not_change"), className="quiet"),
+        ]
+        return html.Div(told, className="picked card")
+    return html.Div(
+        [
+            html.B(say("picked", count=len(rows))),
+            _compare_link(rows),
+            dmc.TextInput(id={"bulk-tag": "tag"}, placeholder=say("tag"), size="xs", w=120, **{"aria-label": say("tag")}),
+            _bulk_button("tag"),
+            _bulk_button("ack"),
+            _bulk_button("undo"),
+            dmc.Popover(
+                [
+                    dmc.PopoverTarget(dmc.Button(say("bulk_delete"), size="xs", variant="default", color="red")),
+                    dmc.PopoverDropdown([html.P(say("delete_sure", count=len(rows))), _bulk_button("delete", color="red")]),
+                ],
+                withArrow=True,
+            )
+            if may_delete
+            else None,
+        ],
+        className="picked card",
+    )  # fmt: skip
+
+
+def _compare_link(rows: Sequence[dict[str, Any]]) -> Component | None:
+    if not 2 <= len(rows) <= MOST_COMPARED:
+        return None
+    link = "/compare?runs=" + ",".join(quote(row["run"], safe="") for row in rows)
+    return html.A(say("nav_compare"), href=link, className="button small", **hyphenated(data_nav=link))
+
+
+def _bulk_button(act: str, **look: Any) -> Component:
+    return dmc.Button(say(f"bulk_{act}"), id={"bulk": act}, size="xs", variant="filled" if look else "default", **look)
+
+
+def _grid(view: dict[str, Any]) -> Component:
+    return dag.AgGrid(
+        id="runs-grid",
+        columnDefs=_columns(view),
+        rowModelType="infinite",
+        getRowId="params.data.run",
+        columnSize="responsiveSizeToFit",
+        defaultColDef={"resizable": True, "suppressHeaderMenuButton": True, "sortingOrder": ["asc", "desc", None]},
+        dashGridOptions={
+            "cacheBlockSize": _BLOCK, "maxBlocksInCache": 40,
+            "rowHeight": 46, "headerHeight": 36, "animateRows": False, "suppressCellFocus": False,
+            "rowSelection": {"mode": "multiRow", "enableClickSelection": False, "headerCheckbox": False},
+            "selectionColumnDef": {"headerName": "✓", "headerTooltip": say("pick")},
+            "ensureDomOrder": True, "enableCellTextSelection": True,
+        },
+        className="runs-grid",
+        style={"height": "calc(100vh - 210px)", "width": "100%"},
+    )  # fmt: skip
+
+
+def _columns(view: dict[str, Any]) -> list[dict[str, Any]]:
+    sort, order = view["sort"], view["order"]
+    columns: list[dict[str, Any]] = [
+        _column("name", "column_run", renderer="RunCell", minWidth=190, flex=2, pinned=None),
+        _column("verdict", "column_verdict", renderer="VerdictCell", minWidth=220, flex=3),
+        _column("state", "column_state", renderer="StateCell", width=130),
+        _column("step", "column_step", value="cellStep", width=90, number=True),
+        _column("timing.throughput", "column_throughput", value="cellThroughput", width=130, number=True, sortable=False),
+        _column("loss", "column_loss", value="cellLoss", width=95, number=True),
+        _column("trend", "column_trend", renderer="TrendCell", width=136, sortable=False),
+        _column("gpu/utilization_pct", "column_gpu", value="cellMetric", width=80, number=True),
+        _column("updated", "column_seen", renderer="SeenCell", width=115, number=True),
+    ]  # fmt: skip
+    for name in (one for one in view["columns"].split(",") if one):
+        is_setting = name.startswith("config:")
+        title = name.removeprefix("config:") if is_setting else metric(name).title
+        value = "cellSetting" if is_setting else "cellMetric"
+        columns.append({
+            "colId": f"column:{name}", "headerName": title, "valueGetter": {"function": f"{value}(params)"}, "width": 120,
+            "sortable": True,
+            "type": "rightAligned", "headerTooltip": name,
+        })  # fmt: skip
+    for column in columns:
+        of = _SORTED_BY.get(column["colId"], column["colId"].removeprefix("column:"))
+        if of == sort:
+            column["initialSort"] = "asc" if of == "severity" else (order or "desc")
+    return columns
+
+
+def _column(
+    name: str,
+    title: str,
+    *,
+    renderer: str = "",
+    value: str = "",
+    number: bool = False,
+    sortable: bool = True,
+    **look: Any,
+) -> dict[str, Any]:
+    made = {"colId": name, "headerName": say(title), "sortable": sortable, "minWidth": look.get("width"), **look}
+    if renderer:
+        made |= {"cellRenderer": renderer, "field": name}
+    if value:
+        made["valueGetter"] = {"function": f"{value}(params)"}
+    if number:
+        made["type"] = "rightAligned"
+    return made

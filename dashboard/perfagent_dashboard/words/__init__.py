@@ -1,0 +1,55 @@
+"""Every sentence that the pages say, in the language of whoever asks. The scripts get the same table and hold no text of
+their own; `{name}` in a text is filled in by `say()`, here and in assets/lib/config.js.
+
+Titles and units of metrics are those of the catalogue in perfagent.wire; messages, evidence and fixes of findings are the
+server's. Both stay English.
+"""
+
+from __future__ import annotations
+
+from http.cookies import CookieError, SimpleCookie
+
+from dash.backends._fastapi import get_current_request
+
+from perfagent_dashboard.words.chinese import CHINESE
+from perfagent_dashboard.words.english import ENGLISH
+
+__all__ = ["ENGLISH", "LANGUAGES", "STATE_SHAPES", "language", "say"]
+
+LANGUAGES = {"en": ENGLISH, "zh": CHINESE}
+COOKIE = "perfagent-language"
+
+# A shape for every state, so that a badge can be read without its colour.
+STATE_SHAPES = {
+    "starting": "◌",
+    "running": "●",
+    "stuck": "◆",
+    "lost": "?",
+    "finished": "✓",
+    "failed": "✕",
+    "oom": "✕",
+    "killed": "■",
+    "preempted": "‖",
+}
+
+
+def say(key: str, **values: object) -> str:
+    """A sentence in the language of whoever asked for the page that is being made."""
+    text = LANGUAGES[language()].get(key) or ENGLISH[key]
+    return text.format(**values) if values else text
+
+
+def language() -> str:
+    """What the viewer chose, else the first language of the browser that there is; English outside of a request."""
+    try:
+        headers = get_current_request().headers
+    except RuntimeError:
+        return "en"
+    try:
+        chosen = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:  # of another program on the same host
+        chosen = None
+    if chosen is not None and chosen.value in LANGUAGES:
+        return chosen.value
+    wanted = (one.split(";")[0].split("-")[0].strip().lower() for one in headers.get("accept-language", "").split(","))
+    return next((one for one in wanted if one in LANGUAGES), "en")

@@ -1,0 +1,124 @@
+"""The inbox: who has an alert, what keeps it quiet, and each act with its undo."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import playwright.sync_api as playwright_errors
+import pytest
+from builders import ServerProcess, server_process, until
+from recorded import log
+
+if TYPE_CHECKING:
+    from conftest import OpenTab, Tab
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def sick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with server_process(tmp_path_factory.mktemp("sick")) as server:
+        yield server
+
+
+def nan(server: ServerProcess, run: str) -> None:
+    log(server, run, 1, loss=2.0)
+    log(server, run, 2, loss=math.nan)
+
+
+def view(page: Tab, name: str, count: int) -> None:
+    page.page.locator("#alerts-view label", has_text=name).click()
+    shown = f"[data-view={name.lower()}]"
+    page.wait(
+        f"() => document.querySelector('{shown}') && document.querySelectorAll('{shown} .alert.card').length === {count}"
+    )
+
+
+def act(page: Tab, label: str) -> None:
+    """Again where news that was on its way has closed the menu."""
+    item = page.page.get_by_role("menuitem", name=label, exact=True)
+    for _ in range(5):
+        page.page.get_by_role("button", name="Quiet").first.click()
+        with contextlib.suppress(playwright_errors.TimeoutError):
+            item.click(timeout=2000)
+            return
+    pytest.fail(f"the menu never held still for {label!r}")
+
+
+def test_each_act_moves_an_alert_and_its_undo_brings_it_back(sick: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/alerts", server=sick)
+    page.wait("() => document.querySelector('#alerts-list')?.textContent === 'Nothing needs you now.'")
+    page.live()
+    nan(sick, "one")
+    page.wait("() => document.querySelector('.alert.card')")
+    act(page, "Snooze 1 hour")
+    page.wait("() => !document.querySelector('.alert.card')")
+    view(page, "Quiet", 1)
+    assert "snoozed until" in page.page.locator(".alert .taken").inner_text()
+    page.wait("() => location.search.includes('view=quiet')")
+    act(page, "End the snooze")
+    page.wait("() => !document.querySelector('.alert.card')")
+    view(page, "Open", 1)
+    act(page, "Mute this rule in this run")
+    view(page, "Quiet", 1)
+    assert "muted until somebody undoes it" in page.page.locator(".alert .taken").inner_text()
+    act(page, "End the mute")
+    view(page, "Open", 1)
+    page.page.get_by_role("button", name="Acknowledge").click()
+    page.page.get_by_role("dialog").get_by_role("button", name="Acknowledge").click()
+    view(page, "Acknowledged", 1)
+    assert "local has it" in page.page.locator(".alert .taken").inner_text()
+    page.page.get_by_role("button", name="Take back").click()
+    view(page, "Open", 1)
+    act(page, "Resolve")
+    view(page, "Resolved", 1)
+
+
+def test_many_alerts_come_in_parts_with_their_runs_names(tab: OpenTab, tmp_path: Path) -> None:
+    with server_process(tmp_path / "many") as server:
+        for number in range(60):
+            nan(server, f"run-{number}")
+        until(lambda: len(server.get("/alerts", state="firing")["alerts"]) >= 60, within_s=60.0)
+        page = tab("/alerts", server=server)
+        count = "() => document.querySelectorAll('.alert.card').length"
+        page.wait(f"{count} === 50")
+        page.page.get_by_role("button", name="Show more").click()
+        page.wait(f"{count} >= 60")
+        page.page.get_by_label("Search alerts").fill("run-59")
+        page.wait(f"{count} === 1")
+        assert page.page.locator(".alert a.run").inner_text() == "run-59"
+
+
+def test_a_silence_is_made_and_ended_in_the_page(sick: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/alerts", server=sick)
+    page.page.get_by_role("button", name="Silences").click()
+    page.page.locator("#silence-value").fill("two")
+    page.page.get_by_role("button", name="Silence", exact=True).click()
+    page.wait("() => document.querySelector('.silence-row')?.textContent.includes('run two')")
+    nan(sick, "two")
+    view(page, "Quiet", 1)
+    page.page.locator(".silence-row button").click()
+    page.wait(
+        "() => !document.querySelector('.silence-row') || document.querySelector('.silence-row').textContent.includes('off')"
+    )
+    view(page, "Open", 1)
+
+
+def test_texts_of_others_are_text(sick: ServerProcess, tab: OpenTab) -> None:
+    nan(sick, "<img src=x onerror=alert(1)>")
+    page = tab("/alerts", server=sick)
+    page.wait("() => [...document.querySelectorAll('.alert .run')].some((one) => one.textContent.includes('<img'))")
+    assert page.page.locator(".alert img").count() == 0
+
+
+def test_who_may_only_read_is_told_why_there_is_no_button(sick: ServerProcess, tab: OpenTab) -> None:
+    nan(sick, "three")
+    made = sick.admin("POST", "/keys", {"scope": "read", "name": "reader"})
+    page = tab("/alerts", server=sick, extra_http_headers={"Authorization": f"Bearer {made['key']}"})
+    page.expected += ["WebSocket", "403", "401"]
+    page.wait("() => document.querySelector('#alerts-list .hint')?.textContent.includes('the role operator')")
+    assert page.page.locator(".alert button").count() == 0

@@ -1,0 +1,140 @@
+"""Runs beside each other: what is said first, the intervals, the settings, the charts over each other, and the picker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from builders import ServerProcess, server_process
+from recorded import send
+
+from perfagent.wire import Event
+
+if TYPE_CHECKING:
+    from conftest import OpenTab
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Three runs of known difference: `after` waits less for data, `third` learns at another rate."""
+    with server_process(tmp_path_factory.mktemp("compare")) as server:
+        for at, (name, wait, workers, lr) in enumerate(
+            (("before", 0.12, 0, 1e-3), ("after", 0.01, 8, 1e-3), ("third", 0.11, 2, 1e-4))
+        ):
+            step = np.arange(1, 301)
+            times = (0.12 + wait) * np.exp(np.random.default_rng(at).normal(0, 0.04, 300))
+            values = {
+                "loss": 1 + 3 / step + lr, "step_time_s": times, "samples_per_s": 32 / times,
+                "phase/data_s": wait + 0.0 * step, "process/rss_bytes": 2.0**30 + 0.0 * step,
+            }  # fmt: skip
+            told = {
+                "state": "starting",
+                "name": name,
+                "config": {"workers": workers, "lr": lr, "evil": f"<img src=x onerror={at}>"},
+            }
+            send(
+                server,
+                f"id-{at}",
+                values,
+                step,
+                events=[Event(kind="state", time=time.time() - 600, step=0, data=told)],
+            )
+        yield server
+
+
+def test_the_first_sentence_counts_slow_steps_and_the_second_is_of_the_median(
+    pair: ServerProcess, tab: OpenTab
+) -> None:
+    step = np.arange(1, 301)
+    for name, stall in (("smooth", 0.0), ("stalls", 0.3)):
+        times = 0.1 * np.exp(np.random.default_rng(8).normal(0, 0.04, 300)) + np.where(step % 10 == 0, stall, 0)
+        send(pair, name, {"step_time_s": times}, step)
+    page = tab("/compare?runs=smooth,stalls", server=pair)
+    page.wait("() => document.querySelector('.headline')")
+    first, second = page.page.locator(".headlines p").all_inner_texts()
+    assert first.startswith("stalls takes")
+    assert "more time a step than smooth" in first
+    assert second.startswith("In the median step: stalls and smooth: no difference")
+
+
+def test_the_first_sentence_says_says_how_much_faster_with_its_interval_and_why(
+    pair: ServerProcess, tab: OpenTab
+) -> None:
+    page = tab("/compare?runs=before,after", server=pair)
+    page.wait("() => document.querySelector('.headline')")
+    said = page.page.locator(".headline").inner_text()
+    assert said.startswith("after is 8")
+    assert said.endswith("data wait is 110 ms a step shorter.")
+    assert page.page.locator(".whisker i.faster").count() == 2
+    first = page.page.locator("table").first.inner_text()
+    assert "130 ms mean 129 ms" in first
+    assert "baseline" in first
+    assert "Nothing held" in first or "healthy" in first or "running" in first
+
+
+def test_settings_that_differ_are_searched_and_are_text(pair: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/compare?runs=before,after,third", server=pair)
+    settings = page.page.locator("#compare-settings")
+    settings.wait_for()
+    assert "<img src=x onerror=1>" in settings.inner_text()
+    assert page.page.locator("#compare-settings img").count() == 0
+    page.page.locator("#compare-search").fill("work")
+    page.wait("() => document.querySelectorAll('#compare-settings tbody tr').length === 1")
+    assert "8" in settings.inner_text()
+    page.page.locator("#compare-search").fill("nowhere")
+    page.wait("() => document.querySelector('#compare-settings').textContent.includes('Nothing fits')")
+
+
+@pytest.mark.long
+def test_three_runs_are_lines_through_their_settings_and_points(pair: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/compare?runs=before,after,third", server=pair)
+    page.wait("() => document.querySelectorAll('.scatters img').length >= 2")
+    drawn = "() => [...document.querySelectorAll('.compare-page img')].every((one) => one.complete && one.naturalWidth > 100)"
+    page.wait(drawn)
+
+
+def test_charts_lie_over_each_other_with_a_legend_and_values_at_the_cursor(pair: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/compare?runs=before,after,third", server=pair)
+    loss = '.board [data-name="loss"]'
+    page.page.locator(loss).scroll_into_view_if_needed()
+    page.wait(f"() => document.querySelector('{loss} .plot').data?.filter((line) => line.x?.length > 200).length >= 3")
+    legend = page.page.locator(f"{loss} .share").all_inner_texts()
+    assert legend == ["before", "after", "third"]
+    page.page.locator(f"{loss} .plot").hover()
+    page.wait(
+        f"() => [...document.querySelectorAll('{loss} .share b')].every((one) => one.textContent.startsWith('1.0'))"
+    )
+    assert page.page.locator('.board [data-name="ranks"], .board [data-name="step"]').count() == 0
+
+
+def test_the_picker_adds_a_run_and_takes_one_away_in_the_address(pair: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/compare", server=pair)
+    page.wait("() => document.body.textContent.includes('Name two runs above')")
+    field = page.page.locator("#compare-runs")
+    field.fill("before")
+    field.press("Enter")
+    page.wait("() => location.search === '?runs=before'")
+    page.wait("() => document.body.textContent.includes('One run is there')")
+    field = page.page.locator("#compare-runs")
+    field.fill("before:200-300")
+    field.press("Enter")
+    page.wait("() => document.querySelector('.headline')?.textContent.includes('no difference of their speed')")
+    assert "200–300" in page.page.locator("table").first.inner_text()
+    page.page.go_back()
+    page.wait("() => document.body.textContent.includes('One run is there')")
+
+
+def test_an_unknown_run_is_told(pair: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/compare?runs=before,nowhere", server=pair)
+    page.wait("() => document.body.textContent.includes(\"there is no run 'nowhere'\")")
+
+
+def test_a_phone_has_no_sideways_scroll(pair: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/compare?runs=before,after,third", server=pair, width=390)
+    page.wait("() => document.querySelector('.headline')")
+    assert page.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")

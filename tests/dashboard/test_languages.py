@@ -1,0 +1,93 @@
+"""Every text is used, exists in both languages and has the same placeholders; a page in Chinese shows no English sentence of
+ours."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from recorded import record_run
+
+import perfagent_dashboard
+from perfagent.wire import CATALOGUE
+from perfagent_dashboard.words import ENGLISH, LANGUAGES
+from perfagent_dashboard.words.chinese import CHINESE
+
+if TYPE_CHECKING:
+    from builders import ServerProcess
+    from conftest import OpenTab
+
+LEFT = """words => {
+  const known = new Set(words), found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node; (node = walker.nextNode()); ) {
+    if (known.has(node.textContent.trim()) && node.parentElement.checkVisibility()) found.push(node.textContent);
+  }
+  for (const name of ["title", "aria-label", "placeholder"]) {
+    const said = [...document.querySelectorAll(`[${name}]`)].map((node) => node.getAttribute(name));
+    found.push(...said.filter((text) => known.has(text)));
+  }
+  return found;
+}"""
+
+
+def test_both_languages_say_the_same_things_with_the_same_values() -> None:
+    def values(text: str) -> list[str]:
+        return sorted(re.findall(r"\{[^}]*\}", text))
+
+    assert CHINESE.keys() == ENGLISH.keys()
+    assert [key for key in ENGLISH if values(ENGLISH[key]) != values(CHINESE[key])] == []
+
+
+def test_every_sentence_is_said_somewhere() -> None:
+    folder = Path(perfagent_dashboard.__file__).parent
+    files = [file for file in folder.rglob("*") if file.suffix in (".py", ".js") and file.parent.name != "words"]
+    source = "\n".join(file.read_text("utf-8") for file in files)
+    named = {*re.findall(r"""["']([\w-]+)["']""", source), *re.findall(r"\bwords\.(\w+)", source)}
+    begins = {
+        *re.findall(r"""f["'](\w+_)\{""", source),
+        *re.findall(r"`(\w+_)\$\{", source),
+        *re.findall(r"""["'](\w+_)["'] \+""", source),
+    }
+    ends = set(re.findall(r"""\}(_\w+)["']""", source))
+    silent = [
+        key for key in ENGLISH
+        if key not in named and not any(map(key.startswith, begins)) and not any(map(key.endswith, ends))
+    ]  # fmt: skip
+    assert silent == []
+
+
+@pytest.mark.browser
+def test_the_browsers_language_is_taken_until_somebody_chooses(site: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/alerts", locale="zh-CN")
+    page.wait("() => document.querySelector('h1')?.textContent === '告警'")
+    assert page.page.evaluate("document.documentElement.lang") == "zh"
+    page.page.locator("#language").click()
+    page.wait("() => document.querySelector('h1')?.textContent === 'Alerts'")
+    page.page.goto(f"{site.url}/settings")
+    page.wait("() => document.querySelector('h1')?.textContent === 'Settings'")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/run/{run}",
+        *(
+            pytest.param(one, marks=pytest.mark.long)
+            for one in ("/", "/runs", "/run/{run}?tab=config", "/compare?runs={run},{run}:1-20", "/alerts", "/settings")
+        ),
+    ],
+)
+def test_a_page_in_chinese_has_no_english_sentence_of_ours(site: ServerProcess, tab: OpenTab, path: str) -> None:
+    run = f"zh-{uuid.uuid4().hex[:6]}"
+    record_run(site, run, steps=40)
+    page = tab(path.format(run=run), locale="zh-CN")
+    page.wait("() => document.querySelector('[data-page] h1, h1')")
+    page.page.wait_for_timeout(800)
+    metrics = {row.title for row in CATALOGUE.values()}  # stay English
+    ours = {text for key, text in LANGUAGES["en"].items() if text != CHINESE[key] and "{" not in text and len(text) > 2}
+    assert page.page.evaluate(LEFT, sorted(ours - metrics - set(CHINESE.values()))) == []

@@ -1,0 +1,64 @@
+"""The overview: what needs somebody, and what is running."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from builders import ServerProcess, server_process
+from recorded import log, record_run
+
+if TYPE_CHECKING:
+    from conftest import OpenTab
+
+pytestmark = pytest.mark.browser
+
+
+def test_what_needs_somebody_is_first_and_is_acknowledged_in_place(tmp_path: Path, tab: OpenTab) -> None:
+    with server_process(tmp_path / "few") as server:
+        page = tab("/", server=server)
+        page.wait("() => document.querySelector('.welcome')")
+        code = page.page.locator(".welcome .way code").all_inner_texts()
+        assert any("perfagent run train.py" in text and server.url in text for text in code)
+        assert any(f'server="{server.url}"' in text for text in code)
+        record_run(server, "well", steps=60)
+        page.wait("() => document.querySelector('.all-well') && document.querySelector('.run-row')")
+        log(server, "sick", 1, loss=2.0)
+        log(server, "sick", 2, loss=math.nan)
+        page.wait("() => document.querySelector('.alert.card h2')?.textContent === 'The loss became NaN in step 2'")
+        assert page.page.locator("h1").first.inner_text().startswith("1 of 2 runs need attention")
+        page.wait("() => document.getElementById('count-alerts').textContent === '1'")
+        page.page.get_by_role("button", name="Acknowledge").click()
+        page.page.get_by_label("Note").fill("I look into it")
+        page.page.get_by_role("dialog").get_by_role("button", name="Acknowledge").click()
+        page.wait("() => document.querySelector('.all-well')")
+        [alert] = server.get("/alerts?state=firing")["alerts"]
+        assert (alert["note"], alert["acknowledged_by"]) == ("I look into it", "local")
+        page.wait("() => document.getElementById('count-alerts').textContent === ''")
+
+
+def test_links_to_the_old_table_lead_to_the_new_one(tab: OpenTab) -> None:
+    page = tab("/?state=failed&q=some")
+    page.wait("() => location.pathname === '/runs' && location.search.includes('state=failed')")
+
+
+def test_a_page_that_does_not_exist_says_so(tab: OpenTab) -> None:
+    page = tab("/elsewhere")
+    page.expected.append("404")  # the browser notes the page's own status
+    page.wait("() => document.querySelector('.notice')")
+    page.page.locator(".notice a").click()
+    page.wait("() => location.pathname === '/runs' && document.querySelector('.runs-page')")
+
+
+def test_a_phone_has_the_pages_at_its_bottom(site: ServerProcess, tab: OpenTab) -> None:
+    record_run(site, f"phone-{uuid.uuid4().hex[:6]}", steps=20)
+    page = tab("/", width=390, height=844, is_mobile=True, has_touch=True)
+    page.wait("() => document.querySelector('.run-row')")
+    box = page.page.locator(".bar nav").bounding_box()
+    assert box is not None and box["y"] + box["height"] >= 840
+    page.page.locator(".bar nav a", has_text="Alerts").tap()
+    page.wait("() => location.pathname === '/alerts' && document.querySelector('.alerts-page')")
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 390

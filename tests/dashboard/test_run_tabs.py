@@ -1,0 +1,114 @@
+"""The tabs of a run beside its charts, and what its menu changes."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from recorded import record_run, send, training
+
+from perfagent.wire import Event
+
+if TYPE_CHECKING:
+    from builders import ServerProcess
+    from conftest import OpenTab
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def run() -> str:
+    return f"tabs-{uuid.uuid4().hex[:8]}"
+
+
+def test_the_console_is_searched_by_stream_and_downloaded(
+    site: ServerProcess, tab: OpenTab, run: str, tmp_path: Path
+) -> None:
+    lines = [("stdout", ["epoch 1", "epoch 2 <b>"]), ("stderr", ["warning: slow"])]
+    told = [
+        Event(kind="log", time=time.time(), step=1, data={"stream": stream, "lines": text}) for stream, text in lines
+    ]
+    record_run(site, run, steps=20, events=told)
+    page = tab(f"/run/{run}?tab=console")
+    shown = page.page.locator("#console-lines")
+    page.wait("() => document.querySelector('#console-lines')?.textContent.includes('warning: slow')")
+    assert "epoch 2 <b>" in shown.inner_text()
+    page.page.locator("#console-search").fill("/epoch [2-9]/")
+    page.wait("() => !document.querySelector('#console-lines').textContent.includes('epoch 1')")
+    assert "epoch 2" in shown.inner_text()
+    page.page.locator("#console-search").fill("")
+    page.page.locator("#console-stream label", has_text="stderr").click()
+    page.wait("() => !document.querySelector('#console-lines').textContent.includes('epoch')")
+    with page.page.expect_download() as saved:
+        page.page.locator("#console-download").click()
+    saved.value.save_as(tmp_path / "console.txt")
+    assert (tmp_path / "console.txt").read_text() == "epoch 1\nepoch 2 <b>\nwarning: slow\n"
+
+
+def test_layers_are_a_map_in_the_order_of_the_model(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    steps = np.arange(1, 51)
+    layers = {f"grad_norm/block.{at}": (at + 1) * np.ones(50) for at in (10, 2)}
+    send(site, run, training(steps) | layers, steps)
+    page = tab(f"/run/{run}?tab=layers")
+    traces = "[...document.querySelectorAll('#run-tab .js-plotly-plot')].flatMap((plot) => plot.data)"
+    drawn = f"{traces}.find((one) => one.type === 'heatmap')"
+    page.wait(f"() => {drawn}?.z.length === 2")
+    assert page.page.evaluate(f"[...{drawn}.y].map(String)") == ["block.2", "block.10"]
+
+
+@pytest.mark.long
+def test_ranks_are_listed_slowest_first(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    steps = np.arange(1, 101)
+    for rank in range(3):
+        values = training(steps, seed=rank)
+        values["step_time_s"] = values["step_time_s"] * (1.5 if rank == 2 else 1)
+        begins = Event(kind="state", time=time.time(), step=0, data={"state": "starting", "world_size": 3})
+        send(site, run, values, steps, rank=rank, events=[begins])
+    page = tab(f"/run/{run}?tab=ranks")
+    page.wait("() => document.querySelectorAll('#run-tab tbody tr').length === 3")
+    assert page.page.locator("#run-tab tbody tr").first.inner_text().split()[0] in ("2", "rank")
+
+
+def test_name_tags_and_notes_are_changed_and_the_run_is_deleted(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    record_run(site, run, steps=20)
+    link = site.admin("POST", "/session/links")["url"].removeprefix(site.url)
+    page = tab(link, locale="en-US")  # apart: other tests are no administrators
+    page.page.goto(f"{site.url}/run/{run}")
+    page.wait("() => document.querySelector('#run-head h1')")
+    menu = page.page.get_by_role("button", name="More about this run")
+    menu.click()
+    page.page.get_by_role("menuitem", name="Name, tags and notes").click()
+    page.page.locator("#run-name").fill("better <i>name</i>")
+    page.page.locator("#run-tags").fill("keep")
+    page.page.locator("#run-tags").press("Enter")
+    page.page.locator("#run-notes").fill("look at step 7")
+    page.page.get_by_role("button", name="Save").click()
+    page.wait("() => document.querySelector('#run-head h1').textContent.includes('better <i>name</i>')")
+    kept = site.get(f"/runs/{run}")
+    assert (kept["name"], kept["tags"], kept["notes"]) == ("better <i>name</i>", ["keep"], "look at step 7")
+    menu.click()
+    page.page.get_by_role("menuitem", name="Delete this run").click()
+    page.page.get_by_role("dialog").get_by_role("button", name="Delete this run").click()
+    page.wait("() => location.pathname === '/runs'")
+    assert site.find(f"/runs/{run}") is None
+
+
+@pytest.mark.long
+def test_stacks_and_a_profile_are_asked_for_from_the_page(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    for rank in range(2):
+        begins = Event(
+            kind="state", time=time.time(), step=0, data={"state": "starting", "world_size": 2, "host": "node1"}
+        )
+        record_run(site, run, steps=20, rank=rank, events=[begins])
+    page = tab(f"/run/{run}?tab=ranks")
+    page.page.get_by_role("button", name="Take stacks").first.click()
+    page.wait("() => document.body.textContent.includes('Asked for the stacks of all ranks')")
+    page.page.get_by_role("tab", name="Time").click()
+    page.page.get_by_role("button", name="Profile 5 steps").first.click()
+    page.wait("() => document.body.textContent.includes('Asked for a profile of 5 steps')")
+    asked = site.get(f"/runs/{run}/commands")["commands"]
+    assert {one["kind"] for one in asked} == {"stacks", "profile"}

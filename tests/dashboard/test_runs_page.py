@@ -1,0 +1,162 @@
+"""The table of runs: sorted and filtered by the server, live, in the address, and what is done with several at once."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from builders import ServerProcess, server_process
+from recorded import log, record_run, send
+
+from perfagent.wire import Event
+
+if TYPE_CHECKING:
+    from conftest import OpenTab, Tab
+
+pytestmark = pytest.mark.browser
+
+NAMES = """() => [...document.querySelectorAll('.ag-center-cols-container .ag-row')]
+  .sort((a, b) => a.getAttribute('row-index') - b.getAttribute('row-index'))
+  .map((row) => row.querySelector('.name')?.textContent)"""
+
+
+def cell(run: str, column: str) -> str:
+    return f'.ag-row[row-id="{run}"] [col-id="{column}"]'
+
+
+def shows(run: str, column: str, text: str) -> str:
+    return f"() => document.querySelector('{cell(run, column)}')?.textContent.includes('{text}')"
+
+
+def data_requests(page: Tab) -> list[str]:
+    """Of the page; the bar asks for itself who is logged in."""
+    asked = [one for one in page.requests if one.startswith(("/api/v1", "/_dash-update-component"))]
+    return [one for one in asked if one != "/api/v1/session"]
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """150 runs: one whose loss is NaN and one that failed are among the oldest."""
+    x = np.arange(1, 3)
+    with server_process(tmp_path_factory.mktemp("crowded")) as server:
+        log(server, "sick", 1, project="attic", loss=1.0)
+        log(server, "sick", 2, project="attic", loss=math.nan)
+        failed = Event(kind="state", time=time.time(), step=2, data={"state": "failed", "reason": "test"})
+        send(server, "ancient-failed", {"loss": 1.0 / x}, x, project="attic", events=[failed])
+        for i in range(150):
+            send(server, f"new-{i:03d}", {"loss": 1.0 / x + i}, x, project="new")
+        yield server
+
+
+def test_the_first_screen_asks_three_times_and_has_the_sick_runs_at_its_top(
+    crowded: ServerProcess, tab: OpenTab
+) -> None:
+    page = tab("/runs", server=crowded, height=900)
+    page.wait("() => document.querySelector('.ag-row .name')")
+    assert set(page.page.evaluate(NAMES)[:2]) == {"sick", "ancient-failed"}
+    assert page.page.locator("#runs-summary").inner_text().startswith("152 runs, ")
+    page.live()
+    assert len(data_requests(page)) <= 3, data_requests(page)
+
+
+def test_words_patterns_chips_and_sorting_reach_all_runs_and_are_in_the_address(
+    crowded: ServerProcess, tab: OpenTab
+) -> None:
+    page = tab("/runs", server=crowded, height=900)
+    page.wait("() => document.querySelector('.ag-row .name')")
+    search = page.page.locator("#runs-search")
+    search.fill("/^new-00[12]$/")
+    page.wait(f'() => JSON.stringify(({NAMES})().sort()) === \'["new-001","new-002"]\'')
+    search.fill("NaN attic")
+    page.wait(f"() => JSON.stringify(({NAMES})()) === '[\"sick\"]'")
+    page.wait("() => location.search.includes('q=NaN')")
+    search.fill("")
+    page.page.locator(".chip.failed").click()
+    page.wait(f"() => JSON.stringify(({NAMES})()) === '[\"ancient-failed\"]'")
+    reopened = tab(page.page.url.removeprefix(crowded.url), server=crowded)
+    reopened.wait(f"() => JSON.stringify(({NAMES})()) === '[\"ancient-failed\"]'")
+    assert reopened.page.locator(".chip.failed").get_attribute("aria-pressed") == "true"
+    page.page.locator(".chip.all").click()
+    page.page.locator('.ag-header-cell[col-id="name"]').click()
+    page.wait(f"() => ({NAMES})()[0] === 'ancient-failed' && ({NAMES})()[1] === 'new-000'")
+    page.wait("() => location.search.includes('sort=name')")
+
+
+@pytest.mark.long
+def test_a_pattern_that_is_none_says_so(crowded: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/runs", server=crowded)
+    page.wait("() => document.querySelector('.ag-row .name')")
+    page.page.locator("#runs-search").fill("/(/")
+    page.wait("() => document.querySelector('#runs-chips')?.textContent.includes('no regular expression')")
+
+
+def test_values_and_verdict_of_a_row_move_with_the_run(site: ServerProcess, tab: OpenTab) -> None:
+    name = f"moves-{uuid.uuid4().hex[:6]}"
+    record_run(site, name, steps=50)
+    page = tab(f"/runs?q={name}")
+    page.live()
+    page.wait(shows(name, "step", "50"))
+    log(site, name, 51, loss=7.25, step_time_s=0.1)
+    page.wait(shows(name, "loss", "7.25"))
+    page.wait(shows(name, "step", "51"))
+    log(site, name, 52, loss=math.nan)
+    page.wait(shows(name, "verdict", "NaN"))
+    site.admin("DELETE", f"/runs/{name}")
+    page.expected.append("404")
+    page.wait(f"() => !document.querySelector('.ag-row[row-id=\"{name}\"]')")
+
+
+@pytest.mark.long
+def test_metrics_and_settings_are_columns(site: ServerProcess, tab: OpenTab) -> None:
+    name = f"wide-{uuid.uuid4().hex[:6]}"
+    begun = Event(
+        kind="state", time=time.time(), step=0, data={"state": "running", "config": {"optimizer": {"lr": 0.003}}}
+    )
+    x = np.arange(1, 4)
+    send(site, name, {"loss": 1.0 / x, "val/acc": 0.5 + 0.0 * x}, x, events=[begun])
+    page = tab(f"/runs?q={name}&columns=val/acc,config:optimizer.lr")
+    page.wait(shows(name, "column:val/acc", "0.5"))
+    page.wait(shows(name, "column:config:optimizer.lr", "0.003"))
+
+
+def test_several_runs_are_tagged_and_that_is_undone(site: ServerProcess, tab: OpenTab) -> None:
+    group = uuid.uuid4().hex[:6]
+    for place in range(2):
+        record_run(site, f"pick-{group}-{place}", steps=3)
+    page = tab(f"/runs?q=pick-{group}")
+    for place in range(2):
+        page.page.locator(f'.ag-row[row-id="pick-{group}-{place}"] input').click()
+    page.wait("() => document.querySelector('.picked')?.textContent.includes('2 picked')")
+    page.page.locator(".picked input").fill("keep")
+    page.page.get_by_role("button", name="Add tag").click()
+    page.wait(shows(f"pick-{group}-0", "name", "keep"))
+    assert site.get(f"/runs/pick-{group}-1")["tags"] == ["keep"]
+    page.page.get_by_role("button", name="Undo").click()
+    page.wait(f"() => !document.querySelector('{cell(f'pick-{group}-0', 'name')}').textContent.includes('keep')")
+    assert site.get(f"/runs/pick-{group}-1")["tags"] == []
+
+
+@pytest.mark.long
+def test_a_click_opens_the_run_and_back_returns(site: ServerProcess, tab: OpenTab) -> None:
+    name = f"opened-{uuid.uuid4().hex[:6]}"
+    record_run(site, name)
+    page = tab(f"/runs?q={name}")
+    page.page.locator(f"{cell(name, 'name')} .name").click()
+    page.wait("() => location.pathname.startsWith('/run/')")
+    page.drawn(12)
+    page.page.go_back()
+    page.wait(shows(name, "name", name))
+    assert page.page.locator("#runs-search").input_value() == name
+
+
+def test_a_phone_shows_name_and_verdict_below_each_other(site: ServerProcess, tab: OpenTab) -> None:
+    name = f"phone-{uuid.uuid4().hex[:6]}"
+    log(site, name, 1, loss=math.nan)
+    page = tab(f"/runs?q={name}", width=390, height=844, is_mobile=True, has_touch=True)
+    page.wait("() => document.querySelector('.cell-run .cell-verdict')?.textContent.includes('NaN')")
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
