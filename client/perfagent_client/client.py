@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
@@ -47,8 +47,8 @@ class _Options:
         self.server = (server or os.environ.get("PERFAGENT_SERVER") or DEFAULT_SERVER).rstrip("/")
         if not self.server.startswith(("http://", "https://")):
             raise ConfigError(f"the server's address is {self.server!r}; it must begin with http:// or https://")
-        key = api_key or os.environ.get("PERFAGENT_API_KEY")
-        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.api_key = api_key or os.environ.get("PERFAGENT_API_KEY") or None
+        self.headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         # A proxy of the environment is for the outside world; it could not reach this machine's own address.
         self.trust_env = not is_on_this_machine(self.server)
 
@@ -133,6 +133,11 @@ class Client:
         """The server's address, without a slash at the end."""
         return self._options.server
 
+    @property
+    def api_key(self) -> str | None:
+        """The key that it shows to the server."""
+        return self._options.api_key
+
     def request(self, method: str, path: str, *, params: dict[str, Any] | None = None, body: Any = None) -> Any:
         """The JSON below /api/v1, None for an empty answer: for what has no method here."""
         try:
@@ -199,6 +204,11 @@ class Client:
         it has ended. steps: of the newest so many instead."""
         return parse(Timing, self.request("GET", _run_path(run, "/timing"), params=_query(steps=steps)))
 
+    def compare(self, runs: Sequence[str]) -> dict[str, Any]:
+        """Runs, or windows of runs (`RUN:FROM-TO`), with the first of them: docs/wire.md, Comparing runs."""
+        found: dict[str, Any] = self.request("GET", "/compare", params={"runs": list(runs)})
+        return found
+
     def names(self, run: str) -> list[str]:
         names: list[str] = self.request("GET", _run_path(run, "/names"))["names"]
         return names
@@ -241,6 +251,11 @@ class Client:
         return _part(Alert, "alerts")(
             self.request("GET", "/alerts", params=_query(run=run, state=state, severity=severity))
         )
+
+    def history(self, alert: str) -> list[dict[str, str]]:
+        """What happened to an alert, oldest first: each with time, event, who and note."""
+        found: list[dict[str, str]] = self.request("GET", f"/alerts/{quote(alert, safe='')}")["history"]
+        return found
 
     def ask(self, run: str, kind: str, *, ranks: list[int] | None = None, **params: Any) -> dict[str, Any]:
         """Asks the run's processes for a "profile", "stacks", other "sampling" or a "flush"; the command as it stands
@@ -367,6 +382,16 @@ class AsyncClient:
     @property
     def server(self) -> str:
         return self._options.server
+
+    @property
+    def api_key(self) -> str | None:
+        """The key that it shows to the server."""
+        return self._options.api_key
+
+    @property
+    def trust_env(self) -> bool:
+        """Whether the environment's proxies are asked: never for a server on this machine."""
+        return self._options.trust_env
 
     async def request(self, method: str, path: str, *, params: dict[str, Any] | None = None, body: Any = None) -> Any:
         try:

@@ -21,10 +21,13 @@ _LISTED = 10  # runs of one name
 _COMPLETION_S = 1.0
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
+def add_run(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """RUN, an id or a name; a shell completes both."""
     action = parser.add_argument(
-        "name_or_id", metavar="RUN", help="the run's id or its name; of several with that name the newest"
+        "name_or_id",
+        metavar="RUN",
+        nargs="?" if optional else None,
+        help="the run's id or its name; of several with that name the newest",
     )
     action.completer = _completions  # type: ignore[attr-defined] # where argcomplete looks for it
 

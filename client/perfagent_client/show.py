@@ -15,7 +15,7 @@ from perfagent_client.connection import add_options, add_run, found, print_json,
 from perfagent_client.follow import follow
 from perfagent_client.models import RunDetails
 from perfagent_client.page import Section, fitted, flat
-from perfagent_client.report import Facts, sections
+from perfagent_client.run_sections import Facts, sections
 
 __all__ = ["show"]
 

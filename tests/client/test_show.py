@@ -21,7 +21,7 @@ from perfagent.wire import Event, Finding, Latest, Quantiles, Series, Timing, en
 from perfagent_client import Client
 from perfagent_client.models import RunDetails
 from perfagent_client.page import fitted, flat
-from perfagent_client.report import Facts, sections
+from perfagent_client.run_sections import Facts, sections
 
 TRAINING = """
 import torch, perfagent

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfagent.command_line.terminal_output import Line, Table
-from perfagent.money import spell_money
 from perfagent.wire import CATALOGUE, FAMILIES, Finding, Latest, Series, Spent, Timing, metric
 from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.models import RunDetails
 from perfagent_client.page import Section
+from perfagent_client.sparkline import sparkline
+from perfagent_client.spent import amounts, money
 from perfagent_client.techniques import sentences
+from perfagent_client.timing_table import about_percentiles, timing_head, timing_rows
 from perfagent_client.units import duration, figure, quantity
 
 __all__ = ["Facts", "sections", "severity_style"]
@@ -21,7 +23,6 @@ Wrap = Callable[[str, int, int], list[str]]
 
 _CELL = 36
 """Of a grid of figures, two beside each other in 80 columns."""
-_BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _TRACEBACK = 8
 _EVIDENCE = 12
@@ -89,15 +90,8 @@ def _head(facts: Facts, wrap: Wrap) -> Section:
 
 def _spent(spent: Spent) -> str:
     """`took 3.2 GPU hours, 1.1 kWh, 0.4 J a token; cost 9.80 EUR, 3.10 EUR an hour`."""
-    amounts = (
-        (spent.gpu_hours, "GPU hours"), (spent.cpu_core_hours, "CPU core hours"), (spent.gpu_energy_kwh, "kWh"),
-        (spent.gpu_energy_per_token_j, "J a token"),
-    )  # fmt: skip
-    parts = [f"{value:,.3g} {unit}" for value, unit in amounts if value is not None]
-    if spent.money is None:
-        return f"took {', '.join(parts)}" if parts else ""
-    rate = "" if spent.money_per_hour is None else f", {spell_money(spent.money_per_hour, spent.currency)} an hour"
-    return f"took {', '.join(parts)}; cost {spell_money(spent.money, spent.currency)}{rate}"
+    took, cost = ", ".join(amounts(spent)), money(spent)
+    return f"took {took}; cost {cost}" if cost else f"took {took}" if took else ""
 
 
 def _seconds_between(first: str, last: str) -> float:
@@ -161,7 +155,9 @@ def _progress(facts: Facts, wrap: Wrap, *, bars: bool) -> Section:
     if losses is not None and losses.step:
         section.parts += [Line(text) for text in wrap(_loss_in_words(losses, latest), 2, 2)]
         if bars and len(losses.step) > 1:
-            section.parts.append(Line(f"  {_curve(losses)}  steps {losses.step[0]:,} to {latest[losses.name].step:,}"))
+            section.parts.append(
+                Line(f"  {sparkline(losses.mean)}  steps {losses.step[0]:,} to {latest[losses.name].step:,}")
+            )
     timing = facts.timing
     rates = [_named(name, timing.rates[name].p50) for name in _RATES if name in timing.rates]
     if rates:
@@ -195,40 +191,14 @@ def _loss_in_words(losses: Series, latest: Mapping[str, Latest]) -> str:
     return text + (f", {bad:,} value{'' if bad == 1 else 's'} not finite" if bad else "")
 
 
-def _curve(losses: Series) -> str:
-    """A block a bucket, by its mean; a cross where no value was finite."""
-    finite = [mean for mean in losses.mean if mean == mean and abs(mean) != float("inf")]
-    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
-    span = (high - low) or 1.0
-    cells = []
-    for mean in losses.mean:
-        known = mean == mean and abs(mean) != float("inf")
-        cells.append(_BARS[round((mean - low) / span * (len(_BARS) - 1))] if known else "×")
-    return "".join(cells)
-
-
 def _steps(facts: Facts) -> Section:
     """A line a phase, the longest first, each column named for what it is."""
-    timing, latest = facts.timing, facts.latest
+    timing = facts.timing
     section = Section("WHERE A STEP GOES", least=5, gives_way=3)
-    if not timing.series:
-        return section
-    rows = []
-    for name, phase in sorted(timing.series.items(), key=lambda item: (item[0] != "step_time_s", -item[1].mean)):
-        title = "whole step" if name == "step_time_s" else name.removeprefix("phase/").removesuffix("_s")
-        share = 1.0 if name == "step_time_s" else timing.phase_shares.get(title)
-        newest = duration(latest[name].value) if name in latest else ""
-        figures = [duration(value) for value in (phase.p50, phase.mean, phase.p90, phase.p99)]
-        rows.append((title, "" if share is None else f"{100 * share:.1f} %", *figures, newest))
-    window = timing.window
-    head = (
-        str(window or f"steps {timing.from_step:,} to {timing.to_step:,}"), "share", "median", "mean", "p90", "p99", "newest",
-    )  # fmt: skip
-    section.parts.append(Table(head, rows, right=range(1, 7), indent=2))
-    if window is not None and window.bucket_steps > 1:
-        section.parts.append(
-            Line(f"  (median, p90 and p99 are those of the means of {window.bucket_steps:,} steps)", "dim")
-        )
+    if timing.series:
+        rows = timing_rows(timing, facts.latest)
+        section.parts.append(Table(timing_head(timing), rows, right=range(1, 7), indent=2))
+        section.parts += [Line(f"  ({note})", "dim") for note in [about_percentiles(timing)] if note]
     return section
 
 

@@ -1,0 +1,89 @@
+"""How the speed of a run differs from the first one's, and what in the step makes the difference. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Change", "changes", "mean_changes"]
+
+_SPEED = ("tokens_per_s", "samples_per_s", "step_time_s")
+_WORTH = 0.2  # of the change of the step time: a phase that makes less of it is not named
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """word: faster, slower, same, too_short or unknown. measure: what it is said of, throughput where there is one.
+    percent, low, high: by how much, with the 95 % interval, above 0; of a `same`, high is how much may be hidden. phase:
+    the series of the phase that changed most in that direction, or ""; seconds: by how much, a step."""
+
+    word: str
+    measure: str = ""
+    percent: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    phase: str = ""
+    seconds: float = 0.0
+
+
+def changes(comparison: Mapping[str, Any]) -> list[Change]:
+    """One for each run after the first."""
+    speed = {one["name"]: one for one in comparison["speed"]}
+    measure = next((speed[name] for name in _SPEED if name in speed), None)
+    return [_change(measure, speed, place) for place in range(1, len(comparison["sides"]))]
+
+
+def mean_changes(comparison: Mapping[str, Any]) -> list[Change | None]:
+    """The same of the mean step time, where it tells another story than the medians: some steps are much slower than most,
+    and a median does not see them. None where it adds nothing."""
+    mean = comparison["mean_step"]
+    median = next((one for one in comparison["speed"] if one["name"] == "step_time_s"), None)
+    phases = {one["name"]: one for one in comparison["speed"] if one["name"].startswith("phase/")}
+    places = range(1, len(comparison["sides"]))
+    return [
+        _change(mean, {"step_time_s": mean, **phases}, place) if mean and _adds(mean, median, place) else None
+        for place in places
+    ]
+
+
+def _adds(mean: Mapping[str, Any], median: Mapping[str, Any] | None, place: int) -> bool:
+    if median is None or mean["word"][place] not in ("faster", "slower"):
+        return False
+    if mean["word"][place] != median["word"][place]:
+        return True
+    return bool(mean["low"][place] > median["high"][place] or mean["high"][place] < median["low"][place])
+
+
+def _change(measure: Mapping[str, Any] | None, speed: Mapping[str, Mapping[str, Any]], place: int) -> Change:
+    if measure is None:
+        return Change("unknown")
+    word, name = measure["word"][place], measure["name"]
+    if measure["ratio"][place] is None:
+        return Change(word, name)
+    percents = sorted(100 * (measure[one][place] - 1) for one in ("low", "high"))
+    if word == "same":
+        return Change(word, name, high=max(map(abs, percents)))
+    low, high = sorted(map(abs, percents))
+    phase, seconds = _cause(speed, place, is_faster=word == "faster")
+    return Change(word, name, abs(100 * (measure["ratio"][place] - 1)), low, high, phase, seconds)
+
+
+def _cause(speed: Mapping[str, Mapping[str, Any]], place: int, *, is_faster: bool) -> tuple[str, float]:
+    """The phase that changed most in the direction of the whole."""
+    whole = _grown(speed["step_time_s"]["values"], place) if "step_time_s" in speed else None
+    grown = {
+        name: change
+        for name, one in speed.items()
+        if name.startswith("phase/") and (change := _grown(one["values"], place)) is not None
+    }
+    if not grown or not whole:
+        return "", 0.0
+    phase = min(grown, key=lambda name: grown[name] if is_faster else -grown[name])
+    counts = (grown[phase] < 0) is is_faster and abs(grown[phase]) >= _WORTH * abs(whole)
+    return (phase, abs(grown[phase])) if counts else ("", 0.0)
+
+
+def _grown(values: Sequence[float | None], place: int) -> float | None:
+    first, other = values[0], values[place]
+    return None if first is None or other is None else other - first

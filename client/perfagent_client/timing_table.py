@@ -1,0 +1,35 @@
+"""Where a step goes, as rows of text: share, median, mean and percentiles of each phase. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perfagent.wire import Latest, Timing
+from perfagent_client.units import duration
+
+__all__ = ["about_percentiles", "timing_head", "timing_rows"]
+
+
+def timing_head(timing: Timing) -> tuple[str, ...]:
+    """The first column is named for the steps that the figures are about."""
+    steps = str(timing.window or f"steps {timing.from_step:,} to {timing.to_step:,}")
+    return (steps, "share", "median", "mean", "p90", "p99", "newest")
+
+
+def timing_rows(timing: Timing, latest: Mapping[str, Latest]) -> list[tuple[str, ...]]:
+    """The whole step, then its phases, the longest first."""
+    rows = []
+    for name, phase in sorted(timing.series.items(), key=lambda item: (item[0] != "step_time_s", -item[1].mean)):
+        title = "whole step" if name == "step_time_s" else name.removeprefix("phase/").removesuffix("_s")
+        share = 1.0 if name == "step_time_s" else timing.phase_shares.get(title)
+        newest = duration(latest[name].value) if name in latest else ""
+        figures = [duration(value) for value in (phase.p50, phase.mean, phase.p90, phase.p99)]
+        rows.append((title, "" if share is None else f"{100 * share:.1f} %", *figures, newest))
+    return rows
+
+
+def about_percentiles(timing: Timing) -> str:
+    """What to know of them where the server read the run in buckets."""
+    if timing.window is None or timing.window.bucket_steps == 1:
+        return ""
+    return f"median, p90 and p99 are those of the means of {timing.window.bucket_steps:,} steps"

@@ -1,0 +1,160 @@
+"""The parts of a run's screen as lines that fit a width. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rich.text import Text
+
+from perfagent.wire import PHASES, metric
+from perfagent_client.sparkline import sparkline
+from perfagent_client.units import duration, figure
+from perfagent_client.watch.fleet import RATES
+from perfagent_client.watch.run_view import RunView
+from perfagent_client.watch.words import MARKS, SEVERITY_STYLES, STATE_MARKS, age, clean, cut, newest, seconds_of
+
+__all__ = ["alert_lines", "console_lines", "curve_lines", "figure_lines", "head_lines", "step_lines", "verdict_lines"]
+
+_PHASE_STYLES = {
+    "data": "magenta", "h2d": "yellow", "forward": "cyan", "backward": "blue", "optimizer": "green", "comm": "red",
+    "checkpoint": "bright_yellow", "eval": "bright_cyan",
+}  # fmt: skip
+_OTHER_STYLE = "bright_black"
+_BLOCKS = "█▓▒░"
+"""Parts beside each other differ without colours too."""
+_LABEL = 18
+_NEWEST = ("gpu/utilization_pct", "gpu/memory_used_bytes", "process/rss_bytes", "lr")
+
+
+def head_lines(view: RunView, width: int, now: float) -> list[Text]:
+    run = view.run
+    state = f"{STATE_MARKS.get(run.state, '●')} {run.state}" + (f": {run.reason}" if run.reason else "")
+    facts = [state, f"step {run.step:,}"]
+    facts += [f"{run.world_size} ranks"] if run.world_size > 1 else []
+    facts += [f"attempt {run.attempts}"] if run.attempts > 1 else []
+    began, ended, heard = (seconds_of(moment) for moment in (run.started, run.ended, run.updated))
+    if began is not None:
+        took = max(0.0, ended - began) if ended else 0.0
+        facts.append(f"took {duration(took if took < 1 else round(took))}" if ended else f"for {age(now - began)}")
+    if heard is not None and ended is None:
+        facts.append(f"heard {age(now - heard)} ago")
+    facts += [f"on {run.host}"] if run.host else []
+    return [
+        Text(cut(f"{run.name}  ({run.project}, {run.run})", width), style="bold"),
+        *(Text(line) for line in _wrap(" · ".join(facts), width)),
+    ]
+
+
+def verdict_lines(view: RunView, width: int) -> list[Text]:
+    """Title, the sentence, what it costs and what to do."""
+    verdict = view.verdict
+    if verdict is None:
+        return []
+    severity = "healthy" if verdict.rule == "healthy" else verdict.severity
+    style = SEVERITY_STYLES.get(severity, "")
+    title = verdict.title or verdict.message
+    rule = "" if severity == "healthy" else f"{verdict.rule}: "
+    lines = [Text(line, style=style) for line in _wrap(f"{MARKS.get(severity, '●')} {severity}  {rule}{title}", width)]
+    if verdict.message != title:
+        lines += [Text(line) for line in _wrap(verdict.message, width, indent=2)]
+    for word, text in (("Cost", verdict.cost), ("Fix", verdict.fix)):
+        lines += [Text(line) for line in _wrap(f"{word}: {text}", width, indent=2)] if text else []
+    return lines
+
+
+def figure_lines(view: RunView, width: int) -> list[Text]:
+    """Medians over the server's window, and newest values, side by side as far as they fit."""
+    timing, cells = view.timing, list[str]()
+    if timing is not None:
+        rate = next((name for name in RATES if name in timing.rates), None)
+        fast = [figure(rate, timing.rates[rate].p50)] if rate else []
+        fast += [f"{duration(timing.series['step_time_s'].p50)} a step"] if "step_time_s" in timing.series else []
+        cells += [f"{', '.join(fast)} (median of {timing.window or 'its steps'})"] if fast else []
+        cells += [f"data wait {100 * timing.phase_shares['data']:.3g} %"] if "data" in timing.phase_shares else []
+    for name in _NEWEST:
+        if name in view.latest:
+            cells.append(f"{metric(name).title} {figure(name, view.latest[name].value)}")
+    return _flowing([(cell, "") for cell in cells], width) if cells else []
+
+
+def curve_lines(view: RunView, width: int) -> list[Text]:
+    """Label, curve of the whole run, newest value."""
+    lines = []
+    for name, values in view.curves.items():
+        now = view.latest.get(name)
+        value = "" if now is None else newest(name, now.value)
+        room = max(8, width - _LABEL - 1 - 18)
+        line = Text(cut(metric(name).title, _LABEL).ljust(_LABEL) + " ")
+        line.append(sparkline(_resampled(values, room)).ljust(room), style="cyan")
+        line.append(f" {cut(value, 17)}")
+        lines.append(line)
+    return lines
+
+
+def step_lines(view: RunView, width: int) -> list[Text]:
+    """Where a step goes: a bar, and what its parts are."""
+    timing = view.timing
+    shares = {name: share for name, share in timing.phase_shares.items() if share >= 0.005} if timing else {}
+    if not shares:
+        return []
+    order = {phase: number for number, phase in enumerate(PHASES)}
+    names = sorted(shares, key=lambda name: (order.get(name, len(order)), name))
+    bar, legend = Text(), []
+    whole, drawn = max(1.0, sum(shares.values())), 0
+    total = 0.0
+    for number, name in enumerate(names):
+        total += shares[name]
+        cells = round(total / whole * width) - drawn
+        drawn += cells
+        style = _PHASE_STYLES.get(name, _OTHER_STYLE)
+        bar.append(_BLOCKS[number % len(_BLOCKS)] * cells, style=style)
+        legend.append((f"{_BLOCKS[number % len(_BLOCKS)]} {clean(name)} {100 * shares[name]:.3g} %", style))
+    return [bar, *_flowing(legend, width)]
+
+
+def alert_lines(view: RunView, width: int) -> list[Text]:
+    lines = []
+    for alert in view.alerts[:8]:
+        words: list[str] = [alert.state]
+        words += [f"seen by {alert.acknowledged_by or 'somebody'}"] if alert.acknowledged else []
+        words += [word for word in ("muted", "snoozed", "silenced") if getattr(alert, f"{word}_until")]
+        step = f" since step {alert.since_step:,}" if alert.since_step is not None else ""
+        style = SEVERITY_STYLES.get(alert.severity, "") if alert.state == "firing" else "dim"
+        text = f"{MARKS.get(alert.severity, '●')} {alert.severity}  {alert.title or alert.message}"
+        lines += [Text(line, style=style) for line in _wrap(text, width, hang=2)]
+        lines.append(
+            Text(cut(f"  {', '.join(words)}{step}" + (f": {alert.note}" if alert.note else ""), width), style="dim")
+        )
+    return lines or [Text("no alert has fired", style="dim")]
+
+
+def console_lines(view: RunView, width: int, most: int) -> list[Text]:
+    return [Text(cut(line, width)) for line in view.console[-most:]] or [Text("no line yet", style="dim")]
+
+
+def _wrap(text: str, width: int, *, indent: int = 0, hang: int = 0) -> list[str]:
+    """indent: of all lines; hang: more, of those after the first."""
+    front, rest = " " * indent, " " * (indent + hang)
+    return textwrap.wrap(clean(text), max(10, width), initial_indent=front, subsequent_indent=rest) or [""]
+
+
+def _flowing(parts: Sequence[tuple[str, str]], width: int) -> list[Text]:
+    """As many beside each other as fit."""
+    lines, line = [], Text()
+    for text, style in parts:
+        if len(line) and len(line) + 3 + len(text) > width:
+            lines.append(line)
+            line = Text()
+        line.append("   " if len(line) else "")
+        line.append(cut(text, width), style=style)
+    return [*lines, line]
+
+
+def _resampled(values: list[float], count: int) -> list[float]:
+    """At most so many: the mean of those that fall together; NaN where one of them is."""
+    if len(values) <= count:
+        return values
+    ends = [len(values) * number // count for number in range(count + 1)]
+    return [sum(values[begin:end]) / (end - begin) for begin, end in pairwise(ends)]

@@ -1,0 +1,123 @@
+"""`perfagent compare`: what it says of runs whose difference is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import pytest
+from api_builders import MSGPACK, Listening, frame, listening
+from command_line import command
+
+from perfagent.wire import Event, encode
+from perfagent_client.compare.change import Change, changes, mean_changes
+from perfagent_client.compare.pages import headline
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
+    with listening(tmp_path_factory.mktemp("compare")) as running:
+        for name, wait in (("before", 0.25), ("after", 0.02)):
+            step = np.arange(1, 301)
+            times = (0.25 + wait) * np.exp(np.random.default_rng(3).normal(0, 0.03, 300))
+            values = {
+                "loss": (1 + 2 / step).tolist(), "step_time_s": times.tolist(), "samples_per_s": (32 / times).tolist(),
+                "phase/data_s": np.full(300, wait).tolist(), "process/rss_bytes": np.full(300, 2.0**30).tolist(),
+            }  # fmt: skip
+            state = {"state": "starting", "name": name, "config": {"workers": 0 if name == "before" else 8}}
+            sent = frame(values, run=name, events=[Event(kind="state", time=1_700_000_000.0, step=0, data=state)])
+            httpx.post(f"{running.url}/api/v1/ingest", content=encode(sent), headers=MSGPACK).raise_for_status()
+        yield running
+
+
+def test_the_first_line_says_how_much_faster_and_why(server: Listening, capsys: pytest.CaptureFixture[str]) -> None:
+    done = command(capsys, "compare", "before", "after", "--server", server.url)
+    assert done.code == 0, done.err
+    first = done.out.splitlines()[0]
+    assert first.startswith("after is 85")
+    assert first.endswith("data wait is 230 ms a step shorter.")
+    assert "workers" in done.out
+    assert "1 GiB" in done.out
+    assert "(+84.2 to +86.2 %)" in done.out
+
+
+def test_the_same_as_json_and_windows_of_one_run(server: Listening, capsys: pytest.CaptureFixture[str]) -> None:
+    done = command(capsys, "compare", "before:1-150", "before:151-300", "--json", "--server", server.url)
+    found = json.loads(done.out)
+    assert [(side["begin"], side["end"]) for side in found["sides"]] == [(1, 150), (151, 300)]
+    assert found["speed"][0]["word"][1] == "same"
+
+
+def test_one_run_and_an_unknown_run_are_told(server: Listening, capsys: pytest.CaptureFixture[str]) -> None:
+    one = command(capsys, "compare", "before", "--server", server.url)
+    assert one.code == 2
+    assert "at least two are compared" in one.err
+    unknown = command(capsys, "compare", "before", "nowhere", "--server", server.url)
+    assert unknown.code == 1
+    assert "there is no run 'nowhere'" in unknown.err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            Change("faster", "tokens_per_s", 31.2, 28.4, 34.1, "phase/data_s", 0.02),
+            "b is 31.2 % faster than a (28.4 to 34.1 %): data wait is 20 ms a step shorter.",
+        ),
+        (
+            Change("slower", "step_time_s", 12, 9, 15),
+            "b takes 12 % more time a step than a (9 to 15 %).",
+        ),
+        (
+            Change("same", "tokens_per_s", high=1.7),
+            "b and a: no difference of their speed was found; it is below 1.7 %.",
+        ),
+        (
+            Change("too_short"),
+            "b: too few steps to say how fast it is: 50 are the least, more where slow steps come together.",
+        ),
+        (Change("unknown"), "b: nothing says how fast it is."),
+    ],
+)
+def test_headlines(change: Change, said: str) -> None:
+    assert headline("b", "a", change) == said
+
+
+def test_the_phase_that_is_named_makes_a_part_of_the_change_worth_naming() -> None:
+    def measure(name: str, values: list[float], word: str = "") -> dict[str, object]:
+        return {
+            "name": name,
+            "values": values,
+            "ratio": [None, 1.5],
+            "low": [None, 1.4],
+            "high": [None, 1.6],
+            "word": ["", word],
+        }
+
+    step = measure("step_time_s", [1.0, 1.5], "slower")
+    for grown, phase in ((0.05, ""), (0.3, "phase/comm_s")):
+        found = {"sides": [{}, {}], "speed": [step, measure("phase/comm_s", [0.1, 0.1 + grown])]}
+        assert [one.phase for one in changes(found)] == [phase]
+
+
+@pytest.mark.parametrize(
+    ("median", "mean", "adds"),
+    [
+        (("same", 0.99, 1.01), ("slower", 1.1, 1.2), True),
+        (("slower", 1.01, 1.03), ("slower", 1.1, 1.2), True),
+        (("slower", 1.05, 1.15), ("slower", 1.1, 1.2), False),
+        (("faster", 0.8, 0.9), ("same", 0.9, 1.1), False),
+        (("same", 0.99, 1.01), ("too_short", None, None), False),
+    ],
+)
+def test_the_mean_is_told_where_slow_steps_change_the_story(
+    median: tuple[str, float, float], mean: tuple[str, float | None, float | None], adds: bool
+) -> None:
+    def measure(word: str, low: float | None, high: float | None) -> dict[str, object]:
+        edges = {"low": [None, low], "high": [None, high], "ratio": [None, low and high and (low + high) / 2]}
+        return {"name": "step_time_s", "values": [0.5, 0.6], "word": ["first", word], **edges}
+
+    found = {"sides": [{}, {}], "speed": [measure(*median)], "mean_step": measure(*mean)}
+    assert [one is not None for one in mean_changes(found)] == [adds]
