@@ -31,6 +31,9 @@ GROUPS = {
     "Look at runs": {
         "runs": "list runs",
         "show": "verdict, evidence and figures of a run; --follow watches it",
+        "watch": "watch all runs, or one, live in this terminal; acknowledge and mute alerts",
+        "compare": "how much faster or slower a run is than another, and why",
+        "report": "write one HTML file on a run, to read offline or to send",
         "wait": "wait for a step, a finding or the end of a run",
         "export": "write a run's samples as JSON lines, CSV or Parquet",
         "backtest": "judge finished runs, recordings and CSV files with the rules",
@@ -41,7 +44,7 @@ GROUPS = {
     "Make training faster": {
         "estimate": "estimate the memory that training needs",
         "tune": "find batch size and number of workers",
-        "bench": "measure what a technique gains on this machine",
+        "bench": "measure what a technique gains on this machine, or how many agents a server serves",
     },
     "Administer the server": {
         "channels": "say where alerts are sent: webhooks, chats, mail",
@@ -50,6 +53,8 @@ GROUPS = {
         "prices": "set what hours and energy cost: runs and findings then show money",
         "keys": "create, list and revoke API keys",
         "db": "upgrade, back up and restore the database",
+        "retention": "set and preview how long what is kept",
+        "users": "add, list and remove users, and give them roles",
     },
 }
 SUMMARIES = {name: summary for group in GROUPS.values() for name, summary in group.items()}
@@ -98,6 +103,9 @@ def _main(words: list[str]) -> int:
         sys.stderr.write(f"perfagent {name}: {' '.join(str(error).split())}\n")  # what a database says has many lines
         return error.exit_code
     except ModuleNotFoundError as error:
+        if error.name in _needs(entry.value)[1]:
+            sys.stderr.write(f"perfagent {name}: {error.name} is missing; {_cure(entry.value)}\n")
+            return 1
         if error.name != "torch":  # what else is missing, a script of the user's may want
             raise
         sys.stderr.write(f"perfagent {name}: this command needs torch, which is missing here; pip install torch\n")
@@ -138,17 +146,26 @@ def _help(found: dict[str, metadata.EntryPoint]) -> str:
 _NEEDS = {
     "perfagent_server": ("server", ("fastapi", "sqlalchemy", "uvicorn")),
     "perfagent_dashboard": ("dashboard", ("dash",)),
+    "perfagent_client.report": ("client", ("jinja2",)),
+    "perfagent_client.watch": ("watch", ("textual", "websockets")),
 }
+"""Package -> the extra that its commands need, and the packages of that extra by which to tell whether it is there."""
+
+
+def _needs(value: str) -> tuple[str, tuple[str, ...]]:
+    """Of the command behind an entry point."""
+    packages = (package for package in _NEEDS if f"{value.partition(':')[0]}.".startswith(f"{package}."))
+    return _NEEDS.get(next(packages, ""), ("", ()))
 
 
 def _cure(value: str) -> str:
-    extra = _NEEDS.get(value.partition(".")[0], ("", ()))[0]
+    extra = _needs(value)[0]
     return f"in the checkout: pip install '.[{extra}]'" if extra else "install perfagent again"
 
 
 def _installed(entry: metadata.EntryPoint) -> bool:
     """Whether the packages of a command's extra are there, without importing anything."""
-    for distribution in _NEEDS.get(entry.value.partition(".")[0], ("", ()))[1]:
+    for distribution in _needs(entry.value)[1]:
         try:
             metadata.distribution(distribution)
         except metadata.PackageNotFoundError:

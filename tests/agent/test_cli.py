@@ -74,6 +74,17 @@ def test_a_missing_extra_says_what_to_install(
 
 
 @pytest.mark.parametrize(
+    ("words", "package", "extra"), [("report r -o -", "jinja2", "client"), ("watch", "textual", "watch")]
+)
+def test_a_package_that_only_some_commands_need_is_named_with_its_extra(words: str, package: str, extra: str) -> None:
+    without = f"import sys; sys.modules[{package!r}] = None; from perfagent.cli import main; main({words.split()})"
+    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, timeout=60)
+    command = words.split()[0]
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"perfagent {command}: {package} is missing; in the checkout: pip install '.[{extra}]'\n"
+
+
+@pytest.mark.parametrize(
     ("error", "code"),
     [
         (ConfigError("port must be a number,\n\tnot 'x'"), 2), (ResourceError("port must be a number,\n\tnot 'x'"), 1),

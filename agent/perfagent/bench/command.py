@@ -1,4 +1,5 @@
-"""`perfagent bench NAME`: what the sources claim of a technique, what it gains here, and when."""
+"""`perfagent bench NAME`: what the sources claim of a technique, what it gains here, and when; and how many agents a
+server serves."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import json
 import os
 from typing import Any
 
+from perfagent.bench.ingest import command as ingest
 from perfagent.command_line.option_types import positive
 from perfagent.errors import ResourceError
 
@@ -29,7 +31,8 @@ BENCHMARKS = {
 
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Measure what a technique gains on this machine, beside what the sources claim and when it holds."
+        "Measure what a technique gains on this machine, beside what the sources claim and when it holds. "
+        "`ingest` measures a server instead."
     )
     names = parser.add_subparsers(dest="name", metavar="NAME", required=True)
     for name, (_, what) in BENCHMARKS.items():
@@ -39,6 +42,9 @@ def command(parser: argparse.ArgumentParser) -> None:
         one.add_argument("--json", action="store_true", help="machine-readable")
         _ADDED.get(name, _nothing)(one)
     parser.set_defaults(run=bench)
+    ingest.add_options(
+        names.add_parser("ingest", help="how many agents a server serves, over HTTP", allow_abbrev=False)
+    )
 
 
 def bench(arguments: argparse.Namespace) -> int:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import platform
-import re
-from pathlib import Path
 
 import torch
 
+from perfagent.bench.processor import cpuinfo, processor
 from perfagent.errors import ConfigError, ResourceError
 
 __all__ = ["described", "device_of", "has_bf16"]
@@ -32,7 +30,7 @@ def described(device: torch.device) -> str:
     return ", ".join(
         [
             *parts,
-            _processor(),
+            processor(),
             f"{os.cpu_count()} cores",
             f"{torch.get_num_threads()} torch threads",
             f"torch {torch.__version__}",
@@ -44,17 +42,5 @@ def has_bf16(device: torch.device) -> str | None:
     """What multiplies bf16 in hardware here, by name; None where it is emulated."""
     if device.type == "cuda":
         return "tensor cores" if torch.cuda.is_bf16_supported(including_emulation=False) else None
-    flags = set(_cpuinfo("flags").split())
+    flags = set(cpuinfo("flags").split())
     return next((name for name in ("amx_bf16", "avx512_bf16") if name in flags), None)
-
-
-def _processor() -> str:
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
-
-
-def _cpuinfo(key: str) -> str:
-    try:
-        found = re.search(rf"^{key}\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
-    except OSError:
-        return ""
-    return found[1].strip() if found else ""

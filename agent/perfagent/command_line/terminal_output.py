@@ -18,12 +18,12 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Line", "Screen", "Table", "is_terminal", "plain_table"]
+__all__ = ["CONTROL", "Line", "Screen", "Table", "is_terminal", "plain_table"]
 
 _GAP = "  "
 _NARROWEST = 6
 """Columns keep so many characters."""
-_CONTROL = dict.fromkeys((*range(9), *range(10, 32), *range(127, 160)), "�")
+CONTROL = dict.fromkeys((*range(9), *range(10, 32), *range(127, 160)), "�")
 """What a training logged must not steer the terminal of whoever reads it. A tab may stay."""
 
 
@@ -68,7 +68,7 @@ class Screen:
 
     def line(self, text: str = "", style: str = "") -> None:
         """One line, never folded: `wrapped` does that, where a text may be longer than the terminal is wide."""
-        text = text.translate(_CONTROL)
+        text = text.translate(CONTROL)
         if self.console is None:
             self.stream.write(text + "\n")
             self.stream.flush()
@@ -120,7 +120,7 @@ class Screen:
 
     def _cut(self, text: str) -> str:
         short = text if self.width is None or len(text) < self.width else text[: self.width - 2] + "…"
-        return short.translate(_CONTROL)
+        return short.translate(CONTROL)
 
     @contextmanager
     def progress(self, label: str, total: int) -> Iterator[_Bar]:
@@ -209,7 +209,7 @@ def _cells(table: Table, width: int | None) -> list[list[str]]:
 
 
 def _fitted(cell: str, width: int, *, right: bool) -> str:
-    cut = (cell if len(cell) <= width else cell[: width - 1] + "…").translate(_CONTROL)
+    cut = (cell if len(cell) <= width else cell[: width - 1] + "…").translate(CONTROL)
     return cut.rjust(width) if right else cut.ljust(width)
 
 

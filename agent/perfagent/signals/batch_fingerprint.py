@@ -41,6 +41,8 @@ class Fingerprint:
             if type(tensor) is not self._tensor or not tensor.is_cpu or not tensor.is_contiguous():
                 continue
             size = tensor.nbytes
+            if tensor.untyped_storage().nbytes() < size + tensor.storage_offset() * width:
+                continue  # freed, as in `sampled`
             stride = (size // (_NUMBERS * width) | 1) * width  # an odd number: not the same column of each row
             sample += self._memory.from_address(tensor.data_ptr())[begin:size:stride]
         if len(sample) - max(sample.count(0), sample.count(sample[:1])) < _LEAST_INFORMATIVE:
@@ -49,10 +51,17 @@ class Fingerprint:
 
 
 def sampled(tensor: Any) -> bytes:
-    """Returns a byte each of some numbers of a tensor; b"" if they do not lie side by side in host memory."""
-    if not (tensor.is_cpu and tensor.is_contiguous()):
+    """Returns a byte each of some numbers of a tensor; b"" if they do not lie side by side in host memory.
+
+    Reading what is not there would end the process. Subclasses such as DTensor have no memory of their own, and FSDP2 frees
+    the storage of its unsharded parameters (`untyped_storage().resize_(0)`), which may still be held here.
+    """
+    torch = sys.modules["torch"]
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not (tensor.is_cpu and tensor.is_contiguous()):
         return b""
     size, width = tensor.nbytes, tensor.element_size()
+    if tensor.untyped_storage().nbytes() < size + tensor.storage_offset() * width:
+        return b""
     stride = (size // (_NUMBERS * width) | 1) * width
     numbers: bytes = _memory().from_address(tensor.data_ptr())[_begin(tensor) : size : stride]
     return numbers

@@ -13,6 +13,7 @@ from perfagent.naming import identity_problem
 from perfagent.wire.frame import MAX_NAME_BYTES, Frame
 
 __all__ = [
+    "MAX_COUNT",
     "MAX_EVENTS",
     "MAX_GROUPS",
     "MAX_NAMES_PER_RUN",
@@ -29,6 +30,8 @@ MAX_GROUPS = 10_000
 """Of a frame. An agent puts rows of the same names into one group, so it sends a few dozen."""
 
 MAX_NAMES_PER_RUN = 2000
+MAX_COUNT = 2**31 - 1
+"""Of processes, and of their ids: the largest that a 32-bit column holds."""
 MAX_STEP = 2**53  # JSON numbers, and so the page, hold no larger integer exactly
 
 
@@ -56,11 +59,11 @@ def size_problem(frame: Frame) -> str | None:
     return None
 
 
-def whole(value: object) -> int | None:
+def whole(value: object, most: int = MAX_STEP) -> int | None:
     """A step, rank or count in an event, or None where it is no whole number that the tables and pages can hold."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
-    return value if 0 <= value <= MAX_STEP else None
+    return value if 0 <= value <= most else None
 
 
 def name_problem(name: str) -> str | None:

@@ -9,12 +9,13 @@ says otherwise.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Literal
 
 from perfagent.wire.metrics import CATALOGUE, FAMILIES
 
-__all__ = ["LOGGED", "LOSS", "LOSS_WORDS", "is_evaluation_loss", "loss_kind"]
+__all__ = ["LOGGED", "LOSS", "is_evaluation_loss", "loss_kind", "loss_of"]
 
 LOSS = "loss"
 """The run's own loss: what the agent measured, or the user logged under the catalogue's name."""
@@ -47,8 +48,6 @@ _ABOUT = _words(
     sem ratio share fraction frac pct percent delta change diff difference gap improvement slope trend lr grad grads
     norm nonfinite nan inf isnan isfinite finite skipped time seconds ms zscore corr correlation packet"""
 )
-LOSS_WORDS = {"whole": _WHOLE, "evaluated": _EVALUATED, "about": _ABOUT}
-"""The words of the rule, for one who applies it elsewhere: the dashboard does, in the browser."""
 _WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+"
 
 
@@ -76,6 +75,11 @@ def is_evaluation_loss(name: str) -> bool:
     words = _words_of(name)
     evaluated = words & _EVALUATED
     return bool(words & {"loss", "losses"} and evaluated) and words - {"loss", "losses"} - evaluated <= _WHOLE
+
+
+def loss_of(names: Collection[str]) -> str | None:
+    """The name of the loss that is trained on, among the names of a run's series."""
+    return LOSS if LOSS in names else min((name for name in names if loss_kind(name) == "whole"), default=None)
 
 
 def _words_of(name: str) -> set[str]:

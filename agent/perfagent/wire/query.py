@@ -89,13 +89,17 @@ class Finding:
 
 @dataclass(slots=True, kw_only=True)
 class Alert:
-    """A finding with a life of its own. state: pending, firing, resolved. acknowledged_by, note: who acknowledged it, and
-    what they wrote. muted_until: of the rule in the run; snoozed_until: of this alert; silenced_until: by silences. The
-    year 9999 is "until somebody undoes it", and for a snooze "until it is resolved"."""
+    """A finding with a life of its own. state: pending, firing, resolved. run_name: "" where the run has none; project:
+    that of the run.
+    acknowledged_by, note: who acknowledged it, and what they wrote. muted_until: of the rule in the run; snoozed_until: of
+    this alert; silenced_until: by silences. The year 9999 is "until somebody undoes it", and for a snooze "until it is
+    resolved"."""
 
     id: str
     state: Literal["pending", "firing", "resolved"]
     run: str
+    run_name: str = ""
+    project: str = ""
     rule: str
     severity: Severity
     message: str

@@ -39,7 +39,6 @@ from perfagent.command_line.parser import closest
         ("channels list --server foo", "perfagent channels: the server's address 'foo' must begin with http:// or https://"),
         ("runs --data /no/such/folder", "perfagent runs: --data is '/no/such/folder', and there is no such folder"),
         ("channels list --data /no/such/folder", "perfagent channels: --data is '/no/such/folder', and there is no such"),
-        ("keys create read --project p", "perfagent keys: --project limits what an ingest key may send to"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_one_line_that_says_what_is_allowed_and_code_2(

@@ -63,6 +63,6 @@ def _job(module: str, *, everyday: bool) -> Path:
     environments = [job_environment(folder / "environment", OMP_NUM_THREADS="1", **place) for place in places]
     for ended in run([str(JOB), str(folder), module, *loops], folder, environments):
         output = ended.stdout + ended.stderr
-        assert ended.returncode == 0, output[-3000:]
+        assert ended.returncode == 0, f"exit code {ended.returncode}\n{output[-3000:]}"
         assert "perfagent" not in output, output[-3000:]
     return folder

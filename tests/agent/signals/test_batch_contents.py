@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from perfagent.signals.batch_contents import Contents
-from perfagent.signals.batch_fingerprint import Fingerprint
+from perfagent.signals.batch_fingerprint import Fingerprint, sampled
 from perfagent.signals.batch_tensors import places_in
 from perfagent.step.state import state
 
@@ -320,6 +320,27 @@ def test_fingerprints_of_different_batches_differ_and_of_equal_ones_do_not():
         assert len(known) > 200
         assert len(set(known)) == len(known)
         assert [fingerprint([batch.clone()]) for batch in batches[:50]] == marks[:50]
+
+
+class _Wrapper(torch.Tensor):
+    """Has no memory of its own, as a DTensor."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError(function)
+
+
+def test_memory_that_is_not_there_is_not_read():
+    whole = torch.randn(512)
+    batch = [whole, whole[256:]]
+    fingerprint = Fingerprint([(place.path, place.tensor) for place in places_in(batch)])
+    parameter = nn.Parameter(torch.randn(512))
+    assert all([fingerprint.of(batch), *map(sampled, [*batch, parameter])])
+    whole.untyped_storage().resize_(0)
+    parameter.untyped_storage().resize_(0)
+    wrapper = torch.Tensor._make_wrapper_subclass(_Wrapper, (512,))
+    assert fingerprint.of(batch) is None
+    assert [*map(sampled, [*batch, parameter, wrapper])] == [b""] * 4
 
 
 def test_batches_that_look_all_alike_have_no_fingerprint():

@@ -82,6 +82,16 @@ def test_a_model_whose_optimizer_has_all_of_it_is_silent(searching):
     assert not events
 
 
+def test_parameters_whose_memory_is_freed_are_left_alone(searching):
+    """FSDP2 does so with those that it has gathered, and the model may hold them at the moment of a look."""
+    model = TwoParts()
+    model.gathered = nn.Parameter(torch.randn(256))
+    search = searching(model)
+    model.gathered.untyped_storage().resize_(0)
+    train(model, torch.optim.SGD([*model.encoder.parameters(), *model.head.parameters()], lr=0.1), search=search)
+    assert search.told() == ([0.0, 0.0], [])
+
+
 def test_what_is_frozen_is_silent(searching):
     model = TwoParts()
     model.encoder.requires_grad_(False)

@@ -1,0 +1,106 @@
+"""`perfagent bench ingest`: real agents' frames over HTTP, and all that was acknowledged is read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_builders import listening
+
+from perfagent.bench.ingest.agents import NAMES
+from perfagent.cli import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "ingest", *words])
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def measured(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    code, out, err = run(capsys, *words, "--json")
+    assert code == 0, err
+    return dict(json.loads(out))
+
+
+def test_it_starts_a_server_and_nothing_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    found = measured(capsys, "--agents", "5", "--seconds", "2", "--period", "0.2", "--processes", "2")
+    assert found["lost"] == 0
+    assert found["problem"] == ""
+    assert 5 <= found["frames"] <= 55
+    assert found["acknowledged"] >= found["frames"]
+    assert 0 < found["ack_ms"]["p50"] <= found["ack_ms"]["p99"] <= found["ack_ms"]["max"]
+    assert found["server"]["cpu_us_per_frame"] > 0
+    assert found["server"]["peak_rss_bytes"] > 10e6
+
+
+def test_the_runs_are_whole_runs_of_a_server_that_was_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with listening(tmp_path) as server:
+        code, out, _ = run(capsys, "--url", server.url, "--agents", "3", "--seconds", "1", "--period", "0.25")
+        assert code == 0
+        assert "lost           0 of" in out
+        assert "server  " not in out, "what the server takes is not known from outside"
+        services = server.app.state.services
+        runs, _ = services.runs.page()
+        assert [run.project for run in runs] == ["bench"] * 3
+        assert {run.state for run in runs} == {"finished"}
+        assert sorted(services.store.names(runs[0].run)) == sorted(NAMES)
+
+
+def test_what_is_acknowledged_and_not_there_is_lost(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with listening(tmp_path) as server:
+        store = server.app.state.services.store
+        series = store.series
+
+        def forgetful(run: str, *arguments: Any, **options: Any) -> Any:
+            store.delete(run)
+            return series(run, *arguments, **options)
+
+        store.series = forgetful
+        code, out, _ = run(
+            capsys, "--url", server.url, "--agents", "2", "--seconds", "0.5", "--period", "0.1", "--json"
+        )
+        found = json.loads(out)
+        assert code == 1
+        assert found["lost"] == found["acknowledged"] > 0
+
+
+def test_a_key_that_may_only_send_measures_and_says_that_nothing_was_checked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with listening(tmp_path, auth="required") as server:
+        key = server.app.state.services.access.keys.create("ingest")[1]
+        found = measured(
+            capsys, "--url", server.url, "--key", key, "--agents", "2", "--seconds", "0.5", "--period", "0.1"
+        )
+        assert found["lost"] is None
+        assert found["frames"] > 0
+        code, _, err = run(capsys, "--url", server.url, "--key", "wrong", "--agents", "2", "--seconds", "0.5")
+        assert code == 1
+        assert "give a valid --key" in err
+
+
+def test_refusals_are_followed_counted_and_the_frame_comes_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with listening(tmp_path, requests_per_s=0.5) as server:  # five at once, then one in two seconds
+        found = measured(capsys, "--url", server.url, "--agents", "1", "--seconds", "3", "--period", "0.3")
+        assert found["refused"] >= 1
+        assert found["lost"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--url", "ftp://x"), "must begin with http:// or https://"),
+        (("--url", "http://127.0.0.1:9"), "does not answer"),
+        (("--url", "http://127.0.0.1:9", "--database", "sqlite://"), "leave out --url or --database"),
+    ],
+)
+def test_wrong_use_says_what_to_do(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
+    code, _, err = run(capsys, *words)
+    assert code != 0
+    assert said in err
