@@ -12,88 +12,34 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
-import threading
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
 from perfagent_server.refusal import RefusalError
+from perfagent_server.security.failures import Failures
 from perfagent_server.security.keys import is_shaped_like_key
+from perfagent_server.security.rights import SCOPES, Identity, Rights, Scope, rights_of_scope
 from perfagent_server.settings import Settings
 
 if TYPE_CHECKING:
     from perfagent_server.security.keys import Keys
     from perfagent_server.security.sessions import Sessions
 
-__all__ = ["SCOPES", "Access", "Failures", "Identity", "Scope", "require"]
+__all__ = ["Access", "address_of", "authorize", "bearer_token", "require", "require_everywhere"]
 
-Scope = Literal["read", "ingest", "operate", "admin"]
-SCOPES: tuple[Scope, ...] = ("read", "ingest", "operate", "admin")
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who asks. who: for the audit log ("key 1a2b3c4d", "admin token", "session", "anyone"); name: as people call them,
-    on what they do with alerts: the name of their key, "local" on a loopback without keys; project: the only one it may
-    send to, None for any."""
-
-    who: str
-    may: frozenset[Scope]
-    project: str | None = None
-    name: str = ""
-
-
-_GRANTS: dict[str, frozenset[Scope]] = {
-    "read": frozenset({"read"}),
-    "ingest": frozenset({"ingest"}),
-    "operate": frozenset({"read", "operate"}),
-    "admin": frozenset(SCOPES),
-}
-_ANYONE = Identity("anyone", frozenset({"read", "ingest", "operate"}), name="local")
-_NOBODY = Identity("anyone", frozenset())
-
-
-class Failures:
-    """Counts wrong credentials by address: more than `limit` in a minute are answered 429 for the rest of that
-    minute. Safe from any thread."""
-
-    def __init__(
-        self, limit: int = 10, *, clock: Callable[[], float] = time.monotonic, addresses: int = 10_000
-    ) -> None:
-        self._limit, self._clock, self._addresses = limit, clock, addresses
-        self._windows: dict[str, tuple[float, int]] = {}  # address -> (start of its minute, failures in it)
-        self._lock = threading.Lock()
-        self.total = 0
-
-    def count(self, address: str) -> float:
-        """Counts one failure; seconds to wait when there were too many, else 0."""
-        now = self._clock()
-        with self._lock:
-            self.total += 1
-            start, failures = self._windows.get(address, (now, 0))
-            if now - start >= 60:
-                start, failures = now, 0
-            if address not in self._windows and len(self._windows) >= self._addresses:
-                del self._windows[next(iter(self._windows))]
-            self._windows[address] = (start, failures + 1)
-        return start + 60 - now if failures >= self._limit else 0.0
-
-    def take_back(self, address: str) -> None:
-        """What was counted before it was known was no failure."""
-        with self._lock:
-            self.total -= 1
-            start, failures = self._windows.get(address, (0.0, 1))
-            self._windows[address] = (start, max(failures - 1, 0))
+_ANYONE = Identity("anyone", Rights(frozenset({"read", "ingest", "operate"})), name="local")
+_NOBODY = Identity("anyone")
+ADMIN_TOKEN = Identity("admin token", rights_of_scope("admin", None), name="admin")
 
 
 class Access:
     """Tells who a request is from."""
 
     def __init__(self, settings: Settings, keys: Keys, sessions: Sessions, *, admin_token: str) -> None:
-        self._settings, self.keys, self.sessions = settings, keys, sessions
+        self.keys, self.sessions = keys, sessions
+        self._is_open = settings.open_access
         self._admin_token = admin_token.encode()
         self.failures = Failures()
         self.guesses = Failures()  # of the admin token, which a person may have made up
@@ -105,18 +51,18 @@ class Access:
             return await asyncio.to_thread(self._identify, connection)
         return self._identify(connection)
 
-    def still_allows(self, connection: HTTPConnection, scope: Scope) -> bool:
-        """Whether a connection that was let in would be let in now. Its end is no failed attempt, and is not counted as
-        one."""
+    def still_sees(self, connection: HTTPConnection, projects: frozenset[str] | None) -> bool:
+        """Whether a connection that was let in to read these projects would be let in now, to the same ones. Its end is
+        no failed attempt, and is not counted as one."""
         token = bearer_token(connection)
         if token is not None and self._is_admin_token(token):
             return True
         identity = self._by_session(connection) if token is None else self._by_key(token)
-        return identity is not None and scope in identity.may
+        return identity is not None and "read" in identity.may and identity.seen_projects == projects
 
     def _identify(self, connection: HTTPConnection) -> Identity:
         token = bearer_token(connection)
-        identity = self._by_session(connection) if token is None else self._by_token(token, _address(connection))
+        identity = self._by_session(connection) if token is None else self._by_token(token, address_of(connection))
         if identity is None:
             raise self.refused(connection)
         return identity
@@ -129,12 +75,12 @@ class Access:
     def _by_session(self, connection: HTTPConnection) -> Identity:
         found = self.sessions.find(connection.cookies)
         if found is not None:
-            return Identity("session", _GRANTS[found.scope], name=found.name or "admin")
-        return _ANYONE if self._settings.open_access else _NOBODY
+            return found
+        return _ANYONE if self._is_open else _NOBODY
 
     def refused(self, connection: HTTPConnection) -> RefusalError:
         """Counts a wrong credential and says so."""
-        wait = self.failures.count(_address(connection))
+        wait = self.failures.count(address_of(connection))
         if wait > 0:
             return _too_many(wait)
         return RefusalError(
@@ -146,21 +92,22 @@ class Access:
         key = self.keys.find(token)
         if key is not None:
             return key.scope, key.id
-        return ("admin", None) if self._is_admitted_admin_token(token, _address(connection)) else None
+        return ("admin", None) if self._is_admitted_admin_token(token, address_of(connection)) else None
 
     def _by_token(self, token: str, address: str) -> Identity | None:
         found = self._by_key(token)
         if found is None and self._is_admitted_admin_token(token, address):
-            return Identity("admin token", _GRANTS["admin"], name="admin")
+            return ADMIN_TOKEN
         return found
 
     def _by_key(self, token: str) -> Identity | None:
         key = self.keys.find(token)
-        return (
-            None
-            if key is None
-            else Identity(f"key {key.id}", _GRANTS[key.scope], key.project, key.name or f"key {key.id}")
-        )
+        if key is None:
+            return None
+        return Identity(
+            f"key {key.id}", rights_of_scope(key.scope, key.project), key.project, key.name or f"key {key.id}",
+            has_key=True, limits=key.limits,
+        )  # fmt: skip
 
     def _is_admitted_admin_token(self, token: str, address: str) -> bool:
         """Counts before it compares: after too many wrong ones from an address, the right one is refused there too
@@ -185,7 +132,7 @@ class Access:
         return is_shaped_like_key(self._admin_token.decode())
 
 
-def _address(connection: HTTPConnection) -> str:
+def address_of(connection: HTTPConnection) -> str:
     return connection.client.host if connection.client else ""
 
 
@@ -200,52 +147,79 @@ def _too_many(wait_s: float) -> RefusalError:
 
 def bearer_token(connection: HTTPConnection) -> str | None:
     """The key in `Authorization: Bearer KEY` or `X-API-Key: KEY`."""
-    header = connection.headers.get("authorization")
-    if header is not None:
-        kind, _, token = header.partition(" ")
-        return token.strip() if kind.lower() == "bearer" else ""
-    return connection.headers.get("x-api-key")
+    key: str | None = None
+    for name, value in connection.scope["headers"]:  # names are in lower case; Headers take five times as long
+        if name == b"authorization":
+            kind, _, token = str(value, "latin-1").partition(" ")
+            return token.strip() if kind.lower() == "bearer" else ""
+        if name == b"x-api-key" and key is None:
+            key = str(value, "latin-1")
+    return key
 
 
-async def authorize(connection: HTTPConnection, scope: Scope) -> Identity:
-    """The identity of a request that may do `scope`; raises RefusalError for any other."""
+async def authorize(connection: HTTPConnection, scope: Scope, *, everywhere: bool = False) -> Identity:
+    """The identity of a request that may do `scope` in one project or more, or everywhere; raises RefusalError for any
+    other."""
     access: Access = connection.app.state.access
     identity = await access.identify(connection)
-    if scope in identity.may:
+    if scope in (identity.rights.everywhere if everywhere else identity.may):
         return identity
     if identity.who == "anyone":
         raise RefusalError("unauthorized", _WHAT_IS_MISSING[scope])
-    cure = f"; an administrator makes a key with it: `perfagent keys create {scope}`"
-    raise RefusalError("forbidden", f"{identity.who} may not do this: it needs the scope {scope!r}{cure}")
+    raise RefusalError("forbidden", f"{identity.who} may not do this: {lacking(scope, everywhere=everywhere)}")
 
+
+def lacking(scope: Scope, *, everywhere: bool = False) -> str:
+    """What somebody needs who is known, and may not do this."""
+    of_all = " in all projects" if everywhere else ""
+    role = _ROLE_WITH[scope]
+    as_user = (
+        f"the role {role}{of_all}, which an administrator gives (`perfagent users role NAME {role}`), or "
+        if role
+        else ""
+    )
+    return f"it needs {as_user}a key with the scope {scope!r}{of_all} (`perfagent keys create {scope}`)"
+
+
+_ROLE_WITH: dict[Scope, str] = {"read": "viewer", "ingest": "", "operate": "operator", "admin": "admin"}
 
 _WHAT_IS_MISSING: dict[Scope, str] = {
     "read": "reading needs a key (Authorization: Bearer KEY) or a login; an administrator makes it: `perfagent keys create read`",
     "ingest": "sending needs a key in PERFAGENT_API_KEY; an administrator makes one: `perfagent keys create ingest`",
     "operate": (
-        "acting on alerts needs a key with the scope operate, or a login with one; an administrator makes it: "
+        "acting on runs and alerts needs a key with the scope operate, or a login of an operator; an administrator makes it: "
         "`perfagent keys create operate`"
     ),
     "admin": (
-        "this needs an administrator: the admin token from the server's data folder, an admin key, or the one-time address "
-        "that `perfagent up` and `perfagent keys login` print"
+        "this needs an administrator: the admin token from the server's data folder, an admin key, the login of an admin, or "
+        "the one-time address that `perfagent up` and `perfagent keys login` print"
     ),
 }
 
-
-def require(scope: Scope) -> Callable[[HTTPConnection], Awaitable[Identity]]:
-    """The dependency of a route: `dependencies=[Depends(require("read"))]`. Every route has one, or stands in the list
-    of open ones in tests/server/security."""
-    return _REQUIREMENTS[scope]
+Requirement = Callable[[HTTPConnection], Awaitable[Identity]]
 
 
-def _requirement(scope: Scope) -> Callable[[HTTPConnection], Awaitable[Identity]]:
+def require(scope: Scope) -> Requirement:
+    """The dependency of a route that works on what belongs to projects: `Depends(require("read"))`. The caller has the
+    scope in one project or more; the route itself keeps to these. Every route has a requirement, or stands in the list of
+    open ones in tests/server/security."""
+    return _REQUIREMENTS[scope, False]
+
+
+def require_everywhere(scope: Scope) -> Requirement:
+    """The dependency of a route that works on what belongs to the server, or to all projects."""
+    return _REQUIREMENTS[scope, True]
+
+
+def _requirement(scope: Scope, *, everywhere: bool) -> Requirement:
     async def requirement(connection: HTTPConnection) -> Identity:
-        return await authorize(connection, scope)
+        return await authorize(connection, scope, everywhere=everywhere)
 
-    requirement.__name__ = f"require_{scope}"
+    requirement.__name__ = f"require_{scope}" + ("_everywhere" if everywhere else "")
     return requirement
 
 
-# One function per scope for the life of the process, so that a route's scope can be read back from its dependencies.
-_REQUIREMENTS = {scope: _requirement(scope) for scope in SCOPES}
+# One function each for the life of the process: a request asks it once, and a route's scope can be read back from it.
+_REQUIREMENTS = {
+    (scope, everywhere): _requirement(scope, everywhere=everywhere) for scope in SCOPES for everywhere in (False, True)
+}

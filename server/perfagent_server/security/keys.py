@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import os
 import secrets
 import string
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -23,6 +24,8 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.engine import Connection
 
 from perfagent.errors import ResourceError
+from perfagent_server.limits import LIMITS
+from perfagent_server.store.changes import note_change
 from perfagent_server.store.tables import api_key
 
 if TYPE_CHECKING:
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KEY_SCOPES",
-    "ONLY_INGEST_HAS_A_PROJECT",
     "PEPPER_FILE",
     "Key",
     "KeyScope",
@@ -42,10 +44,6 @@ __all__ = [
 KeyScope = Literal["ingest", "read", "operate", "admin"]
 KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 PEPPER_FILE = "key-pepper"
-ONLY_INGEST_HAS_A_PROJECT = (
-    "project limits what an ingest key may send to; "
-    "a key with the scope {scope!r} sees every project, so leave project out"
-)
 
 _BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _ID_LENGTH = 8
@@ -56,7 +54,7 @@ _USED_S = 60.0  # how exact `used` is: one write a minute and key, whatever the 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key without its secret. Times are Unix seconds."""
+    """A key without its secret. Times are Unix seconds; limits: its own, by name (limits.py), instead of the server's."""
 
     id: str
     scope: KeyScope
@@ -66,6 +64,7 @@ class Key:
     expires: float | None
     revoked: float | None
     used: float | None
+    limits: Mapping[str, float] = field(default_factory=dict)
 
 
 def secret_file(path: Path) -> str:
@@ -102,11 +101,11 @@ class Keys:
 
     def create(
         self, scope: KeyScope, name: str = "", *, project: str | None = None, expires: float | None = None,
-        also: Callable[[Connection], object] | None = None,
+        limits: Mapping[str, float] | None = None, also: Callable[[Connection], object] | None = None,
     ) -> tuple[Key, str]:  # fmt: skip
         """A new key and its token, which is shown this once. also: runs in the same transaction (the audit log)."""
         identifier, secret = _random(_ID_LENGTH), _random(_SECRET_LENGTH)
-        key = Key(identifier, scope, name, project, self._clock(), expires, None, None)
+        key = Key(identifier, scope, name, project, self._clock(), expires, None, None, dict(limits or {}))
         digest = self._digest(secret)
 
         def job(connection: Connection) -> None:
@@ -119,8 +118,10 @@ class Keys:
                     project=project,
                     created=key.created,
                     expires=expires,
+                    limits=json.dumps(key.limits) if key.limits else None,
                 )
             )
+            note_change(connection, "key")
             if also:
                 also(connection)
 
@@ -144,8 +145,10 @@ class Keys:
             connection.execute(
                 update(api_key).where(api_key.c.id == identifier, api_key.c.revoked.is_(None)).values(revoked=now)
             )
-            if exists and also:
-                also(connection)
+            if exists:
+                note_change(connection, "key", identifier)
+                if also:
+                    also(connection)
             return exists
 
         exists = self._database.write(job)
@@ -154,6 +157,10 @@ class Keys:
                 key, digest = self._known[identifier]
                 self._known[identifier] = (replace(key, revoked=now), digest)
         return exists
+
+    def changed(self) -> None:
+        """Another server has changed a key: the next question reads them again."""
+        self._loaded = -_RELOAD_S
 
     def any_valid(self) -> bool:
         """Whether anybody could come in with a key."""
@@ -226,7 +233,13 @@ def _key(row: Any) -> Key:
         row["expires"],
         row["revoked"],
         row["used"],
+        _limits(row["limits"]),
     )
+
+
+def _limits(text: str | None) -> dict[str, float]:
+    """Those that this version knows: a newer server may have written others."""
+    return {name: value for name, value in json.loads(text or "{}").items() if name in LIMITS}
 
 
 def _random(length: int) -> str:

@@ -1,26 +1,29 @@
 """Sessions of browsers, and the one-time addresses that open them.
 
 A session is a random id in an HttpOnly, SameSite=Lax cookie; the server keeps its SHA-256. A one-time address is good
-for one use and for as long as the process that printed it runs, at most a day. A session that a key opened ends with
-that key.
+for one use within a day. A session that a key opened ends with that key. A user's has the roles that the user has now,
+and ends when the user is disabled, is removed, or has a new password.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import delete, insert, or_, select
+from sqlalchemy import delete, insert, or_, select, update
 from sqlalchemy.engine import Connection
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from perfagent_server.store.tables import api_key, session
+from perfagent_server.security.access import ADMIN_TOKEN, address_of
+from perfagent_server.security.accounts import Account, role_rows
+from perfagent_server.security.rights import Identity, rights_of_roles, rights_of_scope
+from perfagent_server.store.changes import note_change
+from perfagent_server.store.tables import account, api_key, login_link, session
 
 if TYPE_CHECKING:
     from perfagent_server.database import Database
@@ -35,88 +38,162 @@ _SECURE_COOKIE = "__Host-perfagent"
 _PLAIN_COOKIE = "perfagent_session"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """name: of the key that opened it; empty for the admin token and one-time addresses."""
+    """One of a user's. id: for its user only; it opens nothing. origin: the address that opened it; agent: the browser's
+    User-Agent. Times are Unix seconds."""
 
-    scope: str
-    name: str
+    id: str
+    created: float
+    expires: float
+    origin: str
+    agent: str
+    current: bool
 
 
 class Sessions:
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
         self._database, self._clock = database, clock
-        self._lock = threading.Lock()
-        self._links: dict[bytes, tuple[str, float]] = {}  # digest -> (scope, expires)
 
     # --- one-time addresses -------------------------------------------------------------------------------------------
 
     def issue_link(self, scope: str = "admin") -> str:
         """A token for /login?token=..., good for one use."""
-        token = secrets.token_urlsafe(32)
-        now = self._clock()
-        with self._lock:
-            self._links = {digest: link for digest, link in self._links.items() if link[1] > now}
-            self._links[_digest(token)] = (scope, now + _LINK_S)
+        token, now = secrets.token_urlsafe(32), self._clock()
+
+        def job(connection: Connection) -> None:
+            connection.execute(delete(login_link).where(login_link.c.expires < now))
+            connection.execute(insert(login_link).values(digest=_digest(token), scope=scope, expires=now + _LINK_S))
+
+        self._database.write(job, essential=True)  # a server whose disk is full must start, too
         return token
 
     def redeem(self, token: str) -> str | None:
         """The scope that a one-time token gives, None when it is unknown, used or too old."""
-        with self._lock:
-            scope, expires = self._links.pop(_digest(token), ("", 0.0))
-        return scope if expires > self._clock() else None
+        its = login_link.c.digest == _digest(token)
+        with self._database.read() as connection:  # a guess costs no write
+            row = connection.execute(select(login_link.c.scope, login_link.c.expires).where(its)).first()
+        if row is None or row.expires <= self._clock():
+            return None
+        taken = self._database.write(lambda connection: connection.execute(delete(login_link).where(its)).rowcount == 1)
+        return str(row.scope) if taken else None
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
-    def open(self, scope: str, *, key: str | None = None, also: Callable[[Connection], object] | None = None) -> str:
-        """The id of a new session, for the cookie. key: the id of the key that opens it."""
+    def open(
+        self, connection: HTTPConnection, *, scope: str = "", key: str | None = None, user: Account | None = None,
+        also: Callable[[Connection], object] | None = None,
+    ) -> str:  # fmt: skip
+        """The id of a new session, for the cookie: of the scope of a key (whose id is `key`) or of the admin token, or of a
+        user, as it was when the password was compared."""
         token, now = secrets.token_urlsafe(32), self._clock()
+        values = {
+            "digest": _digest(token), "scope": scope, "created": now, "expires": now + _SESSION_S, "key": key,
+            "account": user and user.id, "epoch": user.epoch if user else 0, "origin": address_of(connection)[:128],
+            "agent": connection.headers.get("user-agent", "")[:256],
+        }  # fmt: skip
 
-        def job(connection: Connection) -> None:
-            connection.execute(delete(session).where(session.c.expires < now))
-            values = {"digest": _digest(token), "scope": scope, "created": now, "expires": now + _SESSION_S, "key": key}
-            connection.execute(insert(session).values(**values))
+        def job(database: Connection) -> None:
+            database.execute(delete(session).where(session.c.expires < now))
+            database.execute(insert(session).values(**values))
+            if user is not None:
+                database.execute(update(account).where(account.c.id == user.id).values(used=now))
             if also:
-                also(connection)
+                also(database)
 
         self._database.write(job)
         return token
 
-    def close(self, cookies: Mapping[str, str]) -> None:
-        """Ends the session of these cookies."""
+    def close(self, cookies: Mapping[str, str], *, also: Callable[[Connection], object] | None = None) -> None:
+        """Ends the session of these cookies. also: runs in the same transaction, if there was one."""
         token = _token(cookies)
         if token:
             digest = _digest(token)
-            self._database.write(
-                lambda connection: connection.execute(delete(session).where(session.c.digest == digest)) and None
-            )
+
+            def job(connection: Connection) -> None:
+                if connection.execute(delete(session).where(session.c.digest == digest)).rowcount:
+                    note_change(connection, "session")
+                    if also:
+                        also(connection)
+
+            self._database.write(job)
 
     def has_cookie(self, cookies: Mapping[str, str]) -> bool:
         """Whether find() would read the database."""
         return bool(_token(cookies))
 
-    def find(self, cookies: Mapping[str, str]) -> Session | None:
-        """The session of these cookies. Only a request that carries our cookie costs a database read.
+    def find(self, cookies: Mapping[str, str]) -> Identity | None:
+        """Whose session these cookies name. Only a request that carries our cookie costs a database read.
 
-        The session's key is looked up each time. Deleting sessions when a key is revoked would miss a login that is
-        under way at that moment, and a key that expires.
+        The session's key, or its user, is looked up each time. Deleting sessions when a key is revoked would miss a login
+        that is under way at that moment, and a key that expires.
         """
         token = _token(cookies)
         if not token:
             return None
         now = self._clock()
         key_holds = api_key.c.revoked.is_(None) & or_(api_key.c.expires.is_(None), api_key.c.expires > now)
+        user_holds = account.c.disabled.is_(None) & (account.c.epoch == session.c.epoch)
         found = (
-            select(session.c.scope, api_key.c.name, api_key.c.id)
+            select(
+                session.c.scope, api_key.c.name, api_key.c.id.label("key"), api_key.c.project,
+                account.c.id.label("user"), account.c.name.label("user_name"),
+            )
             .outerjoin(api_key, api_key.c.id == session.c.key)
+            .outerjoin(account, account.c.id == session.c.account)
             .where(session.c.digest == _digest(token), session.c.expires > now)
             .where(session.c.key.is_(None) | (api_key.c.id.is_not(None) & key_holds))
-        )
+            .where(session.c.account.is_(None) | (account.c.id.is_not(None) & user_holds))
+        )  # fmt: skip
         with self._database.read() as connection:
             row = connection.execute(found).first()
+            roles = role_rows(connection, row.user) if row is not None and row.user else []
         if row is None:
             return None
-        return Session(row.scope, row.name or (f"key {row.id}" if row.id else ""))
+        if row.user:
+            return Identity(f"user {row.user_name}", rights_of_roles(roles), name=row.user_name, user=row.user)
+        if row.key:
+            rights = rights_of_scope(row.scope, row.project)
+            return Identity(f"key {row.key}", rights, row.project, row.name or f"key {row.key}")
+        return ADMIN_TOKEN
+
+    def of_user(self, user: str, cookies: Mapping[str, str]) -> list[Session]:
+        """All of a user's, newest first. cookies: of who asks; one of them is `current`."""
+        present = self.digest(cookies)
+        query = select(session).join(account, account.c.id == session.c.account).order_by(session.c.created.desc())
+        its = query.where(
+            session.c.account == user, session.c.expires > self._clock(), session.c.epoch == account.c.epoch
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(its).all()
+        return [
+            Session(
+                id=_shown(row.digest), created=row.created, expires=row.expires, origin=row.origin, agent=row.agent,
+                current=row.digest == present,
+            )
+            for row in rows
+        ]  # fmt: skip
+
+    def end(self, user: str, ident: str, *, also: Callable[[Connection], object]) -> bool:
+        """Ends a session of a user; False where there is none of this id."""
+
+        def job(connection: Connection) -> bool:
+            digests = connection.execute(select(session.c.digest).where(session.c.account == user)).scalars()
+            wanted = [digest for digest in digests if _shown(digest) == ident]
+            if not wanted:
+                return False
+            connection.execute(delete(session).where(session.c.digest.in_(wanted)))
+            note_change(connection, "session", user)
+            also(connection)
+            return True
+
+        return self._database.write(job)
+
+    @staticmethod
+    def digest(cookies: Mapping[str, str]) -> bytes | None:
+        """Under which the session of these cookies is kept."""
+        token = _token(cookies)
+        return _digest(token) if token else None
 
     def set_cookie(self, response: Response, token: str, connection: HTTPConnection) -> None:
         secure = connection.url.scheme in ("https", "wss")
@@ -136,3 +213,7 @@ def _token(cookies: Mapping[str, str]) -> str | None:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
+
+
+def _shown(digest: bytes) -> str:
+    return digest.hex()[:16]

@@ -1,21 +1,21 @@
-"""The interface of a metric store for the rest of the server, and the shapes of its answers that are not on the wire.
+"""What a metric store promises to the rest of the server, and the shapes of its answers that are not on the wire.
 
-Two stores can stand behind it (SQL blocks now, ClickHouse later); routes, rules and exports know only this file.
-Reads are safe from any thread. `append` and `delete` run inside a transaction of `database.py`, never on their own.
+Several stores can stand behind it (SQL blocks now, ClickHouse later); ingest, routes, rules and exports know only this file.
+Every method is safe from any thread. What a store is made of, and in which transactions it writes, is its own business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from sqlalchemy import Connection
-
 from perfagent.wire import Frame, Latest, LogRow, RankMatrix, Series
+from perfagent_server.store.shards import EVERY
 from perfagent_server.store.stored import FromTail
 
-__all__ = ["MetricStore", "Receipt", "Refused", "Rejected"]
+__all__ = ["Batch", "MetricStore", "Receipt", "Refused", "Rejected"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,24 @@ class Receipt:
     refused: Refused | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Frames that are stored together. now: server clock, Unix seconds. limited: positions of frames whose key may send to
+    their own project only."""
+
+    frames: Sequence[Frame]
+    now: float
+    limited: Collection[int] = ()
+
+
 class MetricStore(Protocol):
-    def append(
-        self, connection: Connection, frames: Sequence[Frame], now: float, limited: Collection[int] = ()
-    ) -> list[Receipt]:
-        """Stores frames, each (source, seq) once, in the caller's transaction; one receipt a frame, in their order.
-        limited:
-        positions of frames whose key may send to their own project only."""
+    def append(self, take: Callable[[], Batch]) -> Future[list[Receipt]]:
+        """Stores frames, each (source, seq) once and all of its samples or none; one receipt a frame, in their order. Frames
+        may be late and in any order. An attempt that begins at a step hides what older ones have from there on.
+
+        take: called when the store comes to it, so that all frames that have come by then are stored together; called
+        again, for the same frames, when the store has to try again. The future resolves when the frames survive a crash; it
+        fails with StorageError when they could not be stored. Raises QueueFull if too much waits already."""
 
     def latest(self, run: str) -> dict[str, Latest]:
         """The newest visible sample of each name, ranks put together as the catalogue says."""
@@ -86,10 +97,17 @@ class MetricStore(Protocol):
         """Every name that this run has sent, sorted."""
 
     def since(
-        self, tail_id: int, limit: int, max_bytes: int | None = None, *, run: str | None = None
+        self,
+        tail_id: int,
+        limit: int,
+        max_bytes: int | None = None,
+        *,
+        run: str | None = None,
+        shards: frozenset[str] = EVERY,
     ) -> list[FromTail]:
         """Accepted frames after `tail_id`, oldest first: at most `limit`, and after the first no more than `max_bytes`
-        as stored. run: only its frames. Frames stay readable here until the cursor "rules" has passed them."""
+        as stored. run: only its frames; shards: only those of runs in these shards. Frames stay readable here until the
+        rules' cursor of their shard has passed them."""
 
     def until(self, tail_id: int, limit: int, max_bytes: int, *, run: str) -> list[FromTail]:
         """A run's newest accepted frames up to `tail_id`, oldest first: at most `limit`, and beside the newest no more
@@ -101,9 +119,6 @@ class MetricStore(Protocol):
     def samples(self, run: str) -> Iterator[LogRow]:
         """Every visible sample exactly once: by name, then rank, then step."""
 
-    def empty(self, run: str) -> None:
-        """Removes most of what belongs to a run, in short transactions of its own, so that delete() is short too. Until
-        that is called the run is there, with less and less in it."""
-
-    def delete(self, connection: Connection, run: str) -> None:
-        """Removes a run with all that belongs to it, in the caller's transaction."""
+    def delete(self, run: str) -> None:
+        """Removes a run with all that belongs to it. Others write meanwhile; until it is gone, the run is there with less and
+        less in it. Also on a full disk."""

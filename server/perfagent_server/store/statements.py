@@ -7,13 +7,14 @@ SQLAlchemy, so both databases understand it; values go to the driver as they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, bindparam
 from sqlalchemy.dialects import postgresql, sqlite
 
-__all__ = ["Prepared", "compile_all", "insert_for", "put", "upsert"]
+__all__ = ["Prepared", "compile_all", "insert_for", "pipelined", "put", "upsert"]
 
 Values = Mapping[str, Any]
 
@@ -36,6 +37,26 @@ def put(connection: Connection, table: Table, values: Values) -> None:
     connection.execute(upsert(connection.dialect.name, table, values).values(**values))
 
 
+@contextlib.contextmanager
+def pipelined(connection: Connection) -> Iterator[None]:
+    """On PostgreSQL, statements in here are sent before the answers of earlier ones are read: a transaction of ten
+    statements waits four times. An error of a statement is raised where the next answer is read, at the end at the latest.
+    Only for statements of this module: SQLAlchemy's own execution looks for rows before they have come, and finds none."""
+    if connection.dialect.driver != "psycopg":
+        yield
+        return
+    with connection.connection.driver_connection.pipeline():  # type: ignore[union-attr]
+        yield
+
+
+def _is_pipelined(connection: Connection) -> bool:
+    if connection.dialect.driver != "psycopg":
+        return False
+    status = connection.connection.driver_connection.pgconn.pipeline_status  # type: ignore[union-attr]
+    return bool(status)  # 0 is off
+
+
+_LINES_AT_ONCE = 64  # that PostgreSQL sends of a stream; a frame may have megabytes
 _every: list[Prepared] = []
 
 
@@ -122,15 +143,40 @@ class Prepared:
     def each(self, connection: Connection, rows: Iterable[Values]) -> list[Any]:
         """Runs the statement for each row; answers the first line of each result, None where there is none."""
         sql, bind = self._in(connection)
+        bound = [bind(row) for row in rows]
         cursor = connection.connection.cursor()
         found = []
         try:
-            for row in rows:
-                cursor.execute(sql, bind(row))
+            if bound and connection.dialect.driver == "psycopg":  # all in one round trip
+                cursor.executemany(sql, bound, returning=True)  # type: ignore[call-arg]
+                return [result.fetchone() for result in cursor.results()]
+            for values in bound:
+                cursor.execute(sql, values)
                 found.append(cursor.fetchone())
         finally:
             cursor.close()
         return found
+
+    def ask(self, connection: Connection, rows: Sequence[Values]) -> Callable[[], list[Any]]:
+        """each(), whose answer is given later, when it is needed: inside pipelined() what comes next is sent before."""
+        if len(rows) == 1 and _is_pipelined(connection):  # of many rows, the driver's own executemany is quicker
+            cursor = self._sent(connection, rows[0])
+            return lambda: [cursor.fetchone()]
+        found = self.each(connection, rows)
+        return lambda: found
+
+    def send(self, connection: Connection, rows: Sequence[Values]) -> None:
+        """many(), without an answer: inside pipelined() nothing waits for it."""
+        if len(rows) == 1 and _is_pipelined(connection):
+            self._sent(connection, rows[0])
+        else:
+            self.many(connection, rows)
+
+    def _sent(self, connection: Connection, row: Values) -> Any:
+        sql, bind = self._in(connection)
+        cursor = connection.connection.cursor()
+        cursor.execute(sql, bind(row))
+        return cursor
 
     def all(self, connection: Connection, values: Values) -> list[Any]:
         """Runs the statement once; answers all lines of its result."""
@@ -145,10 +191,14 @@ class Prepared:
     def stream(self, connection: Connection, values: Values) -> Generator[Any, None, None]:
         """Runs the statement once; gives the lines of its result one by one, as they are read."""
         sql, bind = self._in(connection)
-        cursor = connection.connection.cursor()
+        if connection.dialect.driver == "psycopg":
+            cursor = connection.connection.cursor(name="stream")  # else the driver reads all lines at once
+            cursor.itersize = _LINES_AT_ONCE  # type: ignore[attr-defined]
+        else:
+            cursor = connection.connection.cursor()
         try:
             cursor.execute(sql, bind(values))
-            yield from iter(cursor.fetchone, None)
+            yield from cursor  # type: ignore[misc]
         finally:
             cursor.close()
 

@@ -8,6 +8,8 @@ many series that have room yet: bundles) and rollups.
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -37,6 +39,12 @@ metadata = MetaData(
 
 # SQLite fills an INTEGER PRIMARY KEY by itself, a BIGINT one it does not.
 RowId = BigInteger().with_variant(sqlite.INTEGER(), "sqlite")
+
+
+def _where(condition: str) -> dict[str, Any]:
+    """Of an index for some rows only."""
+    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
+
 
 # --- runs: who sends --------------------------------------------------------------------------------------------------
 
@@ -162,7 +170,7 @@ block = Table(
     Column("payload", LargeBinary),  # the values; None when retention dropped full resolution
     # With rowids: rows of 2 to 5 kB would spill out of the small cells that SQLite allows in an index.
     Index(None, "axis"),
-    Index("ix_block_last_time", "last_time", sqlite_where=text("payload IS NOT NULL")),  # what retention may thin
+    Index("ix_block_last_time", "last_time", **_where("payload IS NOT NULL")),  # what retention may thin
 )
 
 axis = Table(
@@ -220,6 +228,42 @@ last = Table(
     sqlite_with_rowid=False,
 )
 
+# Of samples in ClickHouse (clickhouse/marks.py): empty where they are in blocks.
+
+sample_extent = Table(
+    "sample_extent",
+    metadata,
+    Column("series", BigInteger, ForeignKey("series.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", BigInteger, primary_key=True),
+    Column("first_step", BigInteger, nullable=False),
+    Column("last_step", BigInteger, nullable=False),
+    Column("samples", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+sample_rollup = Table(
+    "sample_rollup",
+    metadata,
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", BigInteger, primary_key=True),
+    Column("step", BigInteger, nullable=False),  # of the steps before, there are cells
+    Column("batch", BigInteger, nullable=False),  # of what came up to it
+    Column("generations", LargeBinary, nullable=False),  # MessagePack list: of the cells that count
+    Column("thinned", BigInteger, nullable=False, default=0, server_default="0"),  # before: cells only
+    Column("thinned_at", Float(53)),  # Unix seconds; None when the samples are gone from ClickHouse, too
+    sqlite_with_rowid=False,
+)
+
+sample_deletion = Table(
+    "sample_deletion",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("run", String(128), nullable=False),  # that is gone
+    Column("batch", BigInteger, nullable=False),  # what it had up to this one is to be removed
+    Index(None, "run"),
+    sqlite_autoincrement=True,
+)
+
 MAY_GO_BY_AGE = "kind NOT IN ('state', 'context', 'gpu')"
 """Of events: the others stay as long as their run. As SQL: SQLite takes the index of it only for the same words."""
 
@@ -236,7 +280,31 @@ event = Table(
     Column("time", Float(53), nullable=False),
     Column("data", LargeBinary, nullable=False),  # MessagePack object
     Index(None, "run", "kind"),
-    Index("ix_event_time", "time", sqlite_where=text(MAY_GO_BY_AGE)),
+    Index("ix_event_time", "time", **_where(MAY_GO_BY_AGE)),
+)
+
+# --- how long it is kept ----------------------------------------------------------------------------------------------
+
+retention_setting = Table(
+    "retention_setting",
+    metadata,
+    Column("project", String(256), primary_key=True),  # "" is all projects
+    Column("settings", Text, nullable=False),  # JSON: fields of RetentionPolicy
+)
+
+run_storage = Table(
+    "run_storage",
+    metadata,
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), primary_key=True),
+    # steps of the finest cells that are left: 1 (samples), 16, 256, 4096
+    Column("finest_steps", Integer, nullable=False, default=1, server_default="1"),
+    Column("thinned", Float(53), nullable=False, default=0.0, server_default="0"),  # when, by the server's clock
+    # bytes, and when they were counted
+    Column("measured", Float(53), nullable=False, default=0.0, server_default="0"),
+    Column("samples_bytes", BigInteger, nullable=False, default=0, server_default="0"),
+    Column("cells_bytes", BigInteger, nullable=False, default=0, server_default="0"),  # of blocks: 16 steps
+    Column("rollups_bytes", BigInteger, nullable=False, default=0, server_default="0"),  # of 256 and 4096 steps
+    Column("other_bytes", BigInteger, nullable=False, default=0, server_default="0"),  # tail, events, profiles
 )
 
 # --- what a run is asked for, and what it sends back ------------------------------------------------------------------
@@ -301,7 +369,8 @@ profile_part = Table(
 cursor = Table(
     "cursor",
     metadata,
-    Column("name", String(32), primary_key=True),  # "rules": tail rows up to this id have been judged
+    # "rules/<shard>": tail rows of the shard's runs have been judged up to this id
+    Column("name", String(32), primary_key=True),
     Column("tail_id", BigInteger, nullable=False),
     Column("extra", LargeBinary),
 )
@@ -441,6 +510,42 @@ delivery = Table(
     Index(None, "alert"),
 )
 
+# --- several servers on one database -----------------------------------------------------------------------------------
+
+server = Table(
+    "server",
+    metadata,
+    Column("id", String(32), primary_key=True),  # of one process
+    Column("address", Text, nullable=False),
+    Column("version", String(32), nullable=False),
+    Column("started", Float(53), nullable=False),
+    Column("seen", Float(53), nullable=False),  # by the clock of the database, like all times of these tables
+    Column("secrets", String(32), nullable=False),  # a digest: all must have the same
+    Column("watching", Text, nullable=False, default="[]", server_default="[]"),  # JSON: runs that its pages show
+)
+
+lease = Table(
+    "lease",
+    metadata,
+    Column("name", String(32), primary_key=True),  # a shard, or what one server does for all
+    Column("server", String(32), nullable=False),  # empty: given back
+    Column("term", BigInteger, nullable=False),  # one more with each holder
+    Column("expires", Float(53), nullable=False),
+)
+
+change = Table(
+    "change",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("server", String(32), nullable=False),  # that made it
+    Column("kind", String(16), nullable=False),  # store/changes.py
+    Column("subject", Text, nullable=False),
+    Column("detail", Text, nullable=False, default="", server_default=""),
+    Column("created", Float(53), nullable=False),
+    Index(None, "kind", "id"),
+    sqlite_autoincrement=True,
+)
+
 # --- who may do what --------------------------------------------------------------------------------------------------
 
 api_key = Table(
@@ -455,6 +560,7 @@ api_key = Table(
     Column("expires", Float(53)),
     Column("revoked", Float(53)),
     Column("used", Float(53)),
+    Column("limits", Text),  # JSON: its own, by name; null for the server's
 )
 
 session = Table(
@@ -464,8 +570,55 @@ session = Table(
     Column("scope", String(16), nullable=False),
     Column("created", Float(53), nullable=False),
     Column("expires", Float(53), nullable=False),
-    # api_key.id of the key that opened it, with which it ends; None: the admin token or its link
+    # api_key.id of the key that opened it, with which it ends; None: the admin token or its link, or a user
     Column("key", String(16)),
+    Column("account", String(32)),  # account.id of who is logged in
+    Column("epoch", Integer, nullable=False, default=0, server_default="0"),  # of the account when it was opened
+    Column("origin", String(128), nullable=False, default="", server_default=""),  # address
+    Column("agent", String(256), nullable=False, default="", server_default=""),  # the browser's User-Agent
+    Index(None, "account"),
+)
+
+login_link = Table(
+    "login_link",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),
+    Column("scope", String(16), nullable=False),
+    Column("expires", Float(53), nullable=False),
+)
+
+account = Table(
+    "account",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("name", String(256), nullable=False),
+    Column("folded", String(256), nullable=False, unique=True),  # the name without its case
+    Column("password", Text),  # argon2; None: signs in at the identity provider only
+    # of an identity provider: its issuer, and its id of the user
+    Column("issuer", String(512)),
+    Column("subject", String(256)),
+    Column("epoch", Integer, nullable=False, default=0),  # a session of an older one is over
+    Column("created", Float(53), nullable=False),
+    Column("disabled", Float(53)),
+    Column("used", Float(53)),  # the last login
+    UniqueConstraint("issuer", "subject"),
+)
+
+account_role = Table(
+    "account_role",
+    metadata,
+    Column("account", String(32), ForeignKey("account.id", ondelete="CASCADE"), primary_key=True),
+    Column("project", String(256), primary_key=True),  # "" is all projects
+    Column("role", String(16), nullable=False),  # viewer, operator, admin
+)
+
+login_failure = Table(
+    "login_failure",
+    metadata,
+    Column("bucket", String(64), primary_key=True),  # digest of an address, or of a name
+    Column("failures", Integer, nullable=False),
+    Column("last", Float(53), nullable=False),
+    Column("blocked_until", Float(53), nullable=False),
 )
 
 idempotency = Table(
@@ -484,5 +637,9 @@ audit = Table(
     Column("who", String(128), nullable=False),
     Column("origin", String(128), nullable=False, default=""),
     Column("action", String(64), nullable=False),
+    Column("thing", String(256), nullable=False, default="", server_default=""),  # id of the run, alert, key ...
+    Column(
+        "project", String(256), nullable=False, default="", server_default=""
+    ),  # whose thing it is; "": the server's
     Column("detail", Text, nullable=False, default=""),
 )

@@ -15,7 +15,7 @@ from builders import until
 from fastapi.testclient import TestClient
 
 from perfagent.errors import ConfigError
-from perfagent_server.security.access import Failures
+from perfagent_server.security.failures import Failures
 from perfagent_server.security.keys import secret_file
 
 PAGE = {"Accept": "text/html"}
@@ -121,19 +121,10 @@ def test_a_session_lives_no_longer_than_the_key_that_opened_it(tmp_path: Path) -
         made = client.post("/api/v1/keys", json={"scope": "read", "expires_in_s": 3600}, headers=ADMIN).json()
         client.post("/login", data={"token": made["key"]})
         sessions = client.app.state.services.access.sessions  # type: ignore[attr-defined]
-        assert sessions.find(client.cookies).scope == "read"
+        assert sessions.find(client.cookies).may == {"read"}
         now = sessions._clock()
         sessions._clock = lambda: now + 3601
         assert sessions.find(client.cookies) is None
-
-
-@pytest.mark.parametrize("scope", ["read", "admin"])
-def test_only_an_ingest_key_is_for_one_project(tmp_path: Path, scope: str) -> None:
-    with api(tmp_path) as client:
-        answer = client.post("/api/v1/keys", json={"scope": scope, "project": "p"}, headers=ADMIN)
-        assert (answer.status_code, answer.json()["error"]["field"]) == (422, "project")
-        assert "ingest" in answer.json()["error"]["message"]
-        assert client.post("/api/v1/keys", json={"scope": "ingest", "project": "p"}, headers=ADMIN).status_code == 201
 
 
 def test_ten_wrong_keys_a_minute_are_enough(tmp_path: Path) -> None:
@@ -264,7 +255,7 @@ def test_keys_and_logins_are_in_the_audit_log(tmp_path: Path) -> None:
             ("admin token", "key.create"),
             ("admin token", "key.revoke"),
             ("admin token", "session.link"),
-            ("one-time address", "session.open"),
+            ("admin token", "session.open"),
         ]
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 from pathlib import Path
 
 import pytest
 
 from perfagent.errors import ConfigError
-from perfagent_server.commands.up import command
 from perfagent_server.settings import Settings
 
 
@@ -91,10 +88,3 @@ def test_addresses_can_be_opened() -> None:
     assert Settings(data=Path("/x"), host="0.0.0.0").url == "http://127.0.0.1:8420"
     assert Settings(data=Path("/x"), host="::1").url == "http://[::1]:8420"
     assert Settings(data=Path("/x"), public_url="https://a.example/").url == "https://a.example"
-
-
-def test_no_option_and_no_setting_promises_another_store_for_samples() -> None:
-    parser = argparse.ArgumentParser()
-    command(parser)
-    assert "--metrics" not in parser.format_help()
-    assert "metrics" not in {field.name for field in dataclasses.fields(Settings)}

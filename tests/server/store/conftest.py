@@ -5,22 +5,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from data_folder import data_folder
+from data_folder import place_of
 from frames import BEGIN
 
 from perfagent.wire import Frame
 from perfagent_server.database import Database, open_database
 from perfagent_server.store.interface import Receipt
+from perfagent_server.store.opening import open_store
+from perfagent_server.store.samples import SampleCompactor
 from perfagent_server.store.sql import SqlStore
-from perfagent_server.store.write.compaction import Compactor
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a test's database lies: all of Settings that open_database() looks at."""
+    """Where a test's data lies: all of Settings that open_database() and open_store() look at."""
 
     data: Path
     database: str | None = None
+    metrics: str | None = None
 
 
 @dataclass
@@ -29,10 +31,10 @@ class Shelf:
 
     database: Database
     store: SqlStore
-    compactor: Compactor
+    compactor: SampleCompactor
 
     def append(self, *frames: Frame, now: float = BEGIN) -> list[Receipt]:
-        return self.database.write(lambda connection: self.store.append(connection, frames, now))
+        return self.database.write(lambda connection: self.store.append_in(connection, frames, now))
 
     def compact(self) -> int:
         return self.compactor.run_once(everything=True)
@@ -40,7 +42,7 @@ class Shelf:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place(data_folder(tmp_path / "data"))
+    return Place(**place_of(tmp_path / "data"))
 
 
 @pytest.fixture
@@ -51,5 +53,6 @@ def database(place: Place) -> Iterator[Database]:
 
 
 @pytest.fixture
-def shelf(database: Database) -> Shelf:
-    return Shelf(database, SqlStore(database), Compactor(database, rules_enabled=False))
+def shelf(place: Place, database: Database) -> Shelf:
+    store, compactor, _ = open_store(database, place.metrics, rules_enabled=False)
+    return Shelf(database, store, compactor)

@@ -1,6 +1,6 @@
 """A process that stores frames and prints each (source, seq) once it is acknowledged, until it is killed.
 
-python kill_writer.py FOLDER SOURCE FIRST_SEQ
+python kill_writer.py FOLDER DATABASE SOURCE FIRST_SEQ     DATABASE: a URL, empty for SQLite in the folder
 """
 
 import sys
@@ -13,9 +13,9 @@ from perfagent_server.ingest.group_commit import Ingest
 from perfagent_server.store.sql import SqlStore
 from perfagent_server.store.write.compaction import CompactionPolicy, Compactor
 
-folder, source, first = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-database = open_database(SimpleNamespace(data=folder, database=None), reserve_bytes=1 << 12)
-ingest = Ingest(database, SqlStore(database))
+folder, url, source, first = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+database = open_database(SimpleNamespace(data=folder, database=url or None), reserve_bytes=1 << 12)
+ingest = Ingest(SqlStore(database))
 compactor = Compactor(database, rules_enabled=False, policy=CompactionPolicy(frames=3, pause_s=0.005))
 compactor.start()
 print("ready", flush=True)

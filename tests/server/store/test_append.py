@@ -11,6 +11,7 @@ from sqlite_calls import sqlite_calls
 from perfagent.wire import Event
 from perfagent.wire.limits import MAX_STEP
 from perfagent_server.store import tables
+from perfagent_server.store.shards import shard_of
 from perfagent_server.store.sql import SqlStore
 
 
@@ -36,7 +37,7 @@ def test_a_frame_is_stored_once_however_often_it_comes(shelf) -> None:
 
 def test_a_job_that_fails_leaves_nothing_behind_and_no_memory_of_it(shelf) -> None:
     def fails(connection):
-        shelf.store.append(connection, [frame(1, rows({"loss": [1.0]}, [1]))], BEGIN)
+        shelf.store.append_in(connection, [frame(1, rows({"loss": [1.0]}, [1]))], BEGIN)
         raise RuntimeError("after the append")
 
     with pytest.raises(RuntimeError, match="after the append"):
@@ -82,7 +83,7 @@ def test_a_run_has_a_limit_of_names_over_all_its_ranks(database) -> None:
 
     def send(seq: int, rank: int, *names: str):
         piece = rows({name: [1.0] for name in names}, [seq])
-        return database.write(lambda connection: store.append(connection, [frame(seq, piece, rank=rank)], BEGIN))[0]
+        return database.write(lambda connection: store.append_in(connection, [frame(seq, piece, rank=rank)], BEGIN))[0]
 
     assert send(1, 0, "a", "b").stored == 2
     assert send(1, 1, "a", "b").stored == 2  # the same names of another rank are no new names
@@ -120,26 +121,27 @@ def test_since_gives_frames_in_order_with_groups_and_events(shelf) -> None:
     assert [item.id for item in shelf.store.since(found[0].id, 1)] == [found[1].id]
 
 
+@pytest.mark.blocks
 def test_the_compactor_leaves_what_the_rules_have_not_judged(shelf) -> None:
     from perfagent_server.store.write.compaction import Compactor
 
     ids = [shelf.append(frame(seq, rows({"loss": [1.0]}, [seq])))[0].tail_id for seq in (1, 2, 3)]
     patient = Compactor(shelf.database)
     assert patient.run_once(everything=True) == 0
-    shelf.database.write(
-        lambda connection: connection.execute(tables.cursor.insert().values(name="rules", tail_id=ids[1]))
-    )
+    judged = tables.cursor.insert().values(name=f"rules/{shard_of('r1')}", tail_id=ids[1])
+    shelf.database.write(lambda connection: connection.execute(judged))
     assert patient.run_once(everything=True) == 2
     assert [item.id for item in shelf.store.since(0, 10)] == [ids[2]]
     assert len(exported(shelf)) == 3
 
 
+@pytest.mark.blocks
 def test_deleting_a_run_takes_everything_of_it_and_nothing_else(shelf) -> None:
     for run in ("r1", "r2"):
         shelf.append(frame(1, state("starting"), rows({"loss": [1.0] * 40}, range(40)), run=run))
         shelf.compact()
         shelf.append(frame(2, rows({"loss": [1.0]}, [41]), run=run))
-    shelf.database.write(lambda connection: shelf.store.delete(connection, "r1"))
+    shelf.store.delete("r1")
     assert shelf.store.series("r1", "loss").step == []
     assert len(exported(shelf, "r2")) == 41
     with shelf.database.read() as connection:
@@ -165,7 +167,7 @@ def test_deleting_a_run_takes_everything_of_it_and_nothing_else(shelf) -> None:
 def test_a_run_deleted_while_it_is_compacted_does_not_come_back(shelf) -> None:
     shelf.append(frame(1, rows({"loss": [1.0]}, [1])))
     shelf.compactor._look()
-    shelf.database.write(lambda connection: shelf.store.delete(connection, "r1"))
+    shelf.store.delete("r1")
     assert shelf.compact() == 0
     assert count(shelf, tables.block) == 0
 
@@ -184,12 +186,13 @@ def test_what_readers_behind_the_ack_get_is_what_was_sent(shelf) -> None:
         assert list(y) == values.astype("<f4").tolist()
 
 
+@pytest.mark.sqlite
 def test_a_name_too_many_costs_one_look_at_the_names_of_the_run(database) -> None:
     store = SqlStore(database, max_names=3)
 
     def append(seq: int, *names: str):
         piece = rows({name: [1.0] for name in names}, [seq])
-        return database.write(lambda connection: store.append(connection, [frame(seq, piece)], BEGIN))[0]
+        return database.write(lambda connection: store.append_in(connection, [frame(seq, piece)], BEGIN))[0]
 
     append(1, "a", "b", "c")
     assert append(2, "a", "d").rejected[0].name == "d"
@@ -204,18 +207,19 @@ def test_rows_that_were_refused_do_not_move_the_run_on(database) -> None:
     store = SqlStore(database, max_names=1)
     for seq, name, step in ((1, "a", 1), (2, "b", 500)):
         sent = frame(seq, rows({name: [1.0]}, [step]))
-        database.write(lambda connection, sent=sent: store.append(connection, [sent], BEGIN))
+        database.write(lambda connection, sent=sent: store.append_in(connection, [sent], BEGIN))
     with database.read() as connection:
         assert connection.execute(select(tables.run.c.step)).scalar_one() == 1
 
 
+@pytest.mark.sqlite
 def test_names_new_to_a_run_cost_one_look_at_those_it_has(database) -> None:
     """With 512 ranks of 1000 names each look took 150 ms of the writer's time."""
     store = SqlStore(database)
 
     def append(seq: int, *names: str) -> None:
         piece = rows({name: [1.0] for name in names}, [seq])
-        database.write(lambda connection: store.append(connection, [frame(seq, piece)], BEGIN))
+        database.write(lambda connection: store.append_in(connection, [frame(seq, piece)], BEGIN))
 
     append(1, "a")
     looks: list[str] = []
@@ -232,7 +236,7 @@ def test_names_that_a_failed_transaction_would_have_made_do_not_count(database) 
 
     def append(seq: int, *names: str, fail: bool = False) -> int:
         def job(connection) -> int:
-            receipt = store.append(connection, [frame(seq, rows({name: [1.0] for name in names}, [seq]))], BEGIN)[0]
+            receipt = store.append_in(connection, [frame(seq, rows({name: [1.0] for name in names}, [seq]))], BEGIN)[0]
             if fail:
                 raise RuntimeError("after the append")
             return receipt.stored

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,8 @@ from perfagent_server.store.codec.blocks import (
     encode_values,
     merged,
 )
+
+pytestmark = pytest.mark.blocks
 
 any_bits = st.integers(0, 2**64 - 1)
 quiet = st.floats(allow_nan=True, allow_infinity=True)

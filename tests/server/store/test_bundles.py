@@ -17,7 +17,10 @@ from perfagent.errors import WireError
 from perfagent_server.store import tables
 from perfagent_server.store.codec.wide_blocks import BUNDLE_SERIES, Place, bundle_rows, bundled_samples, put_bundles
 from perfagent_server.store.retention import DAY_S, Retention, RetentionPolicy
+from perfagent_server.store.shards import shard_of
 from perfagent_server.store.write.compaction import CompactionPolicy, Compactor
+
+pytestmark = pytest.mark.blocks
 
 NAMES = [f"m{at}" for at in range(70)]
 numbers = counting()
@@ -237,8 +240,8 @@ def test_what_retention_takes_while_it_is_compacted_is_compacted_anew(shelf) -> 
     shelf.compact()
     shelf.append(frame(2, rows(wide([3], seed=2), [3])))
     compactor = Compactor(shelf.database, rules_enabled=False, policy=CompactionPolicy(samples=1))
-    limit = compactor._look()
-    compactor._gather(("r1", 0), limit, whole_blocks=False)
+    limits = compactor._look()
+    compactor._gather(("r1", 0), limits[shard_of("r1")], whole_blocks=False)
     shelf.append(frame(1, run="alive"), now=BEGIN + 39 * DAY_S)  # the clock is believed
     Retention(
         shelf.database, shelf.store, RetentionPolicy(samples_days=30), clock=lambda: BEGIN + 40 * DAY_S
@@ -256,7 +259,7 @@ def test_a_deleted_run_takes_its_bundles_along(shelf) -> None:
     for run in ("r1", "r2"):
         shelf.append(frame(1, rows(wide([1, 2]), [1, 2]), run=run))
     shelf.compact()
-    shelf.database.write(lambda connection: shelf.store.delete(connection, "r1"))
+    shelf.store.delete("r1")
     with shelf.database.read() as connection:
         assert connection.execute(select(tables.bundle.c.run).distinct()).scalars().all() == ["r2"]
     assert len(exported(shelf, "r2")) == 140

@@ -12,6 +12,8 @@ from sqlalchemy import func, select
 from perfagent_server.store import tables
 from perfagent_server.store.write.compaction import CompactionPolicy, Compactor
 
+pytestmark = pytest.mark.blocks
+
 
 def count(shelf, table) -> int:
     with shelf.database.read() as connection:
@@ -110,6 +112,7 @@ def test_a_frame_larger_than_what_is_read_at_once_is_compacted_all_the_same(shel
     assert shelf.store.series("r1", "loss").mean == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.sqlite
 def test_ranks_whose_turn_a_failed_write_cut_short_are_looked_at_again(shelf) -> None:
     """The next ranks are packed while the writer writes; when that fails, theirs is not lost sight of either."""
     for rank in range(4):

@@ -15,9 +15,9 @@ from frames import BEGIN, frame, rows
 from sqlalchemy import insert, select, text
 
 from perfagent.errors import ConfigError
-from perfagent_server import database as module
 from perfagent_server import schema
-from perfagent_server.database import Database, QueueFull, StorageFull, open_database, sqlite_engine
+from perfagent_server.database import Database, QueueFull, StorageFull, open_database, sqlite, writer
+from perfagent_server.database.sqlite import sqlite_engine
 from perfagent_server.store import tables
 from perfagent_server.store.sql import SqlStore
 
@@ -94,7 +94,8 @@ def test_a_second_writer_delays_ours_and_nothing_is_lost(database: Database, pla
 def test_s04_a_lock_that_is_not_released_refuses_writes_and_names_the_cause(
     place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOCK_PATIENCE_S", 0.2)
+    monkeypatch.setattr(sqlite, "LOCK_PATIENCE_S", 0.2)
+    monkeypatch.setattr(writer, "PATIENCE_S", 0.2)
     database = open_database(place, reserve_bytes=1 << 12)
     other = sqlite3.connect(place.data / "perfagent.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -133,7 +134,7 @@ def test_the_log_has_its_size_before_the_first_write_and_the_database_stays_smal
     database = open_database(place, reserve_bytes=1 << 12)
     try:
         grown = log_bytes(place)
-        assert grown >= module.LOG_BYTES
+        assert grown >= sqlite.LOG_BYTES
         database.write(mark("a"))
         assert log_bytes(place) == grown
         with database.read() as connection:
@@ -176,7 +177,7 @@ def test_a_log_that_cannot_grow_keeps_nobody_from_starting(place) -> None:
 
 @pytest.mark.fault
 def test_another_programs_lock_does_not_hold_up_the_start(place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOCK_PATIENCE_S", 60.0)
+    monkeypatch.setattr(sqlite, "LOCK_PATIENCE_S", 60.0)
     open_database(place, reserve_bytes=1 << 12).close()
     other = sqlite3.connect(place.data / "perfagent.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -185,7 +186,7 @@ def test_another_programs_lock_does_not_hold_up_the_start(place, monkeypatch: py
     assert time.monotonic() - begin < 30
     with database.read() as connection:
         assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 60_000
-    assert log_bytes(place) < module.LOG_BYTES
+    assert log_bytes(place) < sqlite.LOG_BYTES
     other.execute("ROLLBACK")
     database.write(mark("a"))
     database.close()
@@ -224,13 +225,13 @@ def test_s02_a_full_disk_refuses_new_data_keeps_reads_and_recovers(place, monkey
 
     def send(seq: int, size: int):
         piece = rows({"loss": [float(seq)] * size}, range(size))
-        return database.write(lambda connection: store.append(connection, [frame(seq, piece)], BEGIN))[0]
+        return database.write(lambda connection: store.append_in(connection, [frame(seq, piece)], BEGIN))[0]
 
     send(1, 10)
     reserve = place.data / "reserve-for-a-full-disk"
     assert reserve.stat().st_size == 1 << 16
     free = [0]
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free[0]})())
+    monkeypatch.setattr(sqlite.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free[0]})())
     SmallDisk(database).limit(2)
     with pytest.raises(StorageFull, match="free some space or delete runs"):
         send(2, 10_000)
@@ -311,9 +312,7 @@ def test_a_database_in_memory_is_refused(tmp_path: Path) -> None:
     ("given", "word"),
     [
         ("foo", "sqlite:////path"),
-        ("mysql://u:hidden@host/name", "must be SQLite, .*: mysql is not supported yet"),
-        ("postgresql://u:hidden@host/name", "must be SQLite, .*: postgresql is not supported yet"),
-        ("postgresql+psycopg://u:hidden@host/name", "must be SQLite, .*: postgresql is not supported yet"),
+        ("mysql://u:hidden@host/name", "must be SQLite or PostgreSQL, .*: mysql is not supported"),
     ],
 )
 def test_an_address_that_cannot_be_used_is_refused_in_words(tmp_path: Path, given: str, word: str) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import random
 import sqlite3
 import subprocess
@@ -26,6 +27,7 @@ def test_s01_kill_9_at_any_moment_loses_nothing_acknowledged_and_doubles_nothing
                 sys.executable,
                 str(Path(__file__).with_name("kill_writer.py")),
                 str(place.data),
+                place.database or "",
                 "s",
                 str(acknowledged + 1),
             ],
@@ -48,9 +50,9 @@ def test_s01_kill_9_at_any_moment_loses_nothing_acknowledged_and_doubles_nothing
                 acknowledged = int(line)
         writer.wait(30)
         writer.stdout.close()
-        with sqlite3.connect(place.data / "perfagent.db") as connection:
-            assert connection.execute("PRAGMA quick_check").fetchone() == ("ok",), f"after kill {kill + 1}"
-        connection.close()
+        if place.database is None:
+            with contextlib.closing(sqlite3.connect(place.data / "perfagent.db")) as connection:
+                assert connection.execute("PRAGMA quick_check").fetchone() == ("ok",), f"after kill {kill + 1}"
     database = open_database(place, reserve_bytes=1 << 12)
     samples = {"loss": [], "many/7": []}
     for row in SqlStore(database).samples("r"):

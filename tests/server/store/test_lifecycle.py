@@ -264,6 +264,7 @@ def test_what_a_person_has_set_is_not_undone_by_the_job(shelf) -> None:
     assert (run.name, run.tags, run.meta) == ("mine", ["good"], {"packages": {"torch": "2"}})
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("kind", ["context", "state"])
 def test_what_the_frames_of_a_transaction_say_about_a_run_is_read_and_written_once(shelf, kind: str) -> None:
     """A config of 256 kB was read, parsed, joined and written for each of 20,000 events: 27 s on the writer thread."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 import numpy as np
+import pytest
 from frames import BEGIN, frame, rows, state
 from sqlalchemy import event, select, update
 
@@ -96,6 +97,7 @@ def test_a_series_holds_its_own_column_of_the_tail_and_not_the_others(shelf) -> 
         tracemalloc.stop()
 
 
+@pytest.mark.sqlite
 def test_the_tail_is_read_in_the_order_of_its_index_and_not_sorted(shelf) -> None:
     shelf.append(frame(1, rows({"loss": [3.0]}, [5])))
     for ask in (lambda: shelf.store.latest("r1"), lambda: shelf.store.series("r1", "loss")):

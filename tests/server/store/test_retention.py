@@ -9,16 +9,9 @@ from sqlalchemy import func, select
 from sqlite_calls import sqlite_calls
 
 from perfagent_server.store import tables
-from perfagent_server.store.retention import (
-    BLOCKS_AT_ONCE,
-    DAY_S,
-    Retention,
-    RetentionPolicy,
-    _old_blocks,
-    _old_bundle,
-    _thin_blocks,
-)
-from perfagent_server.store.statements import Prepared
+from perfagent_server.store.retention import DAY_S, Retention, RetentionPolicy
+from perfagent_server.store.retention.policy import Scope
+from perfagent_server.store.retention.resolution import BLOCKS_AT_ONCE, _thin_blocks, old_blocks, old_bundles
 
 
 @dataclass
@@ -48,6 +41,7 @@ def runs_left(shelf) -> list[str]:
         return sorted(connection.execute(select(tables.run.c.id)).scalars())
 
 
+@pytest.mark.blocks
 def test_old_blocks_lose_their_samples_and_charts_stay_exact(shelf) -> None:
     value = np.random.default_rng(1).standard_normal(5000)
     shelf.append(frame(1, rows({"loss": value}, range(5000))))
@@ -98,7 +92,7 @@ def test_the_file_gives_room_back_to_the_disk(shelf, place) -> None:
     for seq in range(1, 15):
         shelf.append(frame(seq, rows({"loss": noise}, np.arange(120_000) + seq * 120_000)))
     shelf.compact()
-    shelf.database.write(lambda connection: shelf.store.delete(connection, "r1"))
+    shelf.store.delete("r1")
     path = place.data / "perfagent.db"
 
     def size() -> int:
@@ -162,18 +156,21 @@ def test_most_runs_go_at_once_only_after_a_day_in_which_somebody_can_see_it(shel
     assert runs_left(shelf) == ["alive"]
 
 
-@pytest.mark.parametrize(
-    ("search", "index"), [(_old_blocks, "ix_block_last_time"), (_old_bundle, "ix_bundle_last_time")]
-)
-def test_what_is_old_is_found_by_an_index(shelf, search: Prepared, index: str) -> None:
+@pytest.mark.sqlite
+@pytest.mark.parametrize("scope", [Scope("p"), Scope(None, ("q",))])
+@pytest.mark.parametrize("kind", ["block", "bundle"])
+def test_what_is_old_is_found_by_an_index(shelf, kind: str, scope: Scope) -> None:
+    search = old_blocks(scope, BEGIN, 0.0) if kind == "block" else old_bundles(scope, BEGIN)
+    sql = str(search.limit(9).compile(shelf.database.engine, compile_kwargs={"literal_binds": True}))
     with shelf.database.read() as connection:
-        sql, bind = search._in(connection)
-        plan = connection.connection.cursor().execute(f"EXPLAIN QUERY PLAN {sql}", bind({"before": BEGIN, "count": 9}))
+        plan = connection.connection.cursor().execute(f"EXPLAIN QUERY PLAN {sql}")
         said = " ".join(row[3] for row in plan.fetchall())
-    assert index in said
+    assert f"ix_{kind}_last_time" in said
     assert "TEMP B-TREE" not in said
 
 
+@pytest.mark.blocks
+@pytest.mark.sqlite
 def test_blocks_are_thinned_in_short_jobs_of_the_writer_and_none_when_nothing_is_due(shelf) -> None:
     shelf.append(*(frame(seq, rows({f"m{seq}": [1.0] * 3000}, range(3000))) for seq in range(1, 151)))
     shelf.compact()
@@ -203,11 +200,13 @@ def test_blocks_are_thinned_in_short_jobs_of_the_writer_and_none_when_nothing_is
     assert (sum(updates), max(updates)) == (450, BLOCKS_AT_ONCE)
 
 
+@pytest.mark.blocks
 def test_a_block_that_new_samples_reached_meanwhile_keeps_them(shelf) -> None:
     shelf.append(frame(1, rows({"loss": [1.0] * 1500}, range(1500))))
     shelf.compact()
     with shelf.database.read() as connection:
-        old = _old_blocks.all(connection, {"before": BEGIN + DAY_S, "count": 9})
+        found = connection.execute(old_blocks(Scope(None), BEGIN + DAY_S, 0.0)).all()
+        old = [row[:4] for row in found]
     shelf.append(frame(2, rows({"loss": [2.0]}, [1501], [BEGIN + 40 * DAY_S])))
     shelf.compact()
     thinned = shelf.database.write(lambda connection: _thin_blocks(connection, old, BEGIN + DAY_S))

@@ -10,7 +10,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.create_index("ix_block_last_time", "block", ["last_time"], sqlite_where=sa.text("payload IS NOT NULL"))
+    has_payload = sa.text("payload IS NOT NULL")
+    op.create_index(
+        "ix_block_last_time", "block", ["last_time"], sqlite_where=has_payload, postgresql_where=has_payload
+    )
     op.create_index("ix_bundle_last_time", "bundle", ["last_time"])
     may_go = sa.text("kind NOT IN ('state', 'context', 'gpu')")
-    op.create_index("ix_event_time", "event", ["time"], sqlite_where=may_go)
+    op.create_index("ix_event_time", "event", ["time"], sqlite_where=may_go, postgresql_where=may_go)

@@ -37,8 +37,8 @@ __all__ = [
     "bundles_of_rank",
     "drop_bundles",
     "last_of_run",
-    "old_bundles",
     "put_bundles",
+    "whole_bundles",
 ]
 
 # From so many series on; a row holds at least so many too. Without bundles, 640 names with 16 steps in a frame spent
@@ -182,11 +182,11 @@ def bundles_of_rank(connection: Connection, place: Place, wanted: set[int]) -> l
     return [_whole(row) for row in rows if not wanted.isdisjoint(_members(row[6]).tolist())]
 
 
-def old_bundles(connection: Connection, before: float, series_at_once: int) -> list[Bundle]:
-    """Bundles whose newest sample is older than `before` (Unix seconds): so many that they hold `series_at_once` series
-    or more."""
+def whole_bundles(connection: Connection, ids: Sequence[int], series_at_once: int) -> list[Bundle]:
+    """Those of these bundles that exist: so many that they hold `series_at_once` series or more."""
     found: list[Bundle] = []
-    with connection.execute(select(*_WHOLE).where(bundle.c.last_time < before)) as rows:
+    query = select(*_WHOLE).where(bundle.c.id.in_(ids))
+    with connection.execute(query) as rows:
         for row in rows:
             found.append(_whole(row))
             if sum(len(each.series) for each in found) >= series_at_once:

@@ -1,12 +1,12 @@
 """Answers questions about a run: the newest values, a series in so many buckets, ranks side by side, every sample.
 
-Every question is answered from blocks and tail together, inside one read transaction (view.py).
+Every question is answered from the sample store and the tail together, inside one read transaction (view.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, Literal
@@ -18,8 +18,9 @@ from perfagent.wire import Latest, LogRow, RankMatrix, Series, metric, parts_of,
 from perfagent_server.database import Database
 from perfagent_server.store.codec.aggregates import Cells, Floats, concatenate, reduced
 from perfagent_server.store.codec.tail import unpack_whole
-from perfagent_server.store.read.newest import Newest, newest_of_run
+from perfagent_server.store.read.newest import newest_of_run
 from perfagent_server.store.read.ranks import latest_over_ranks, over_ranks
+from perfagent_server.store.read.sql_samples import SqlSamples
 from perfagent_server.store.read.view import (
     View,
     cells_by_rank,
@@ -27,15 +28,17 @@ from perfagent_server.store.read.view import (
     in_order,
     open_view,
     open_views,
-    stored_payloads,
+    stored_parts,
     value_at,
 )
+from perfagent_server.store.samples import Newest, SampleSnapshot
 from perfagent_server.store.sharded_norms import root_of_sums
+from perfagent_server.store.shards import EVERY
 from perfagent_server.store.statements import Prepared
 from perfagent_server.store.stored import FromTail
 from perfagent_server.store.tables import series, tail
 
-__all__ = ["Answers"]
+__all__ = ["Answers", "Snapshots"]
 
 MAX_POINTS = 20_000
 _LOOK_BACK = 2048  # steps in which ranks that measure at different periods have one in common: a period is at most 1024
@@ -45,17 +48,24 @@ _rows = select(
 ).limit(bindparam("most"))
 _newer_rows = _rows.where(tail.c.id > bindparam("after")).order_by(tail.c.id)
 _newer = Prepared(_newer_rows)
+# shard_of(), as PostgreSQL says it. SQLite has no MD5, and its server holds every shard.
+_shard = func.substr(func.md5(tail.c.run), 1, 1)
+_newer_of_shards = Prepared(_newer_rows.where(func.strpos(bindparam("shards"), _shard) > 0))
 _newer_of_run = Prepared(_newer_rows.where(tail.c.run == bindparam("run")))
 _older_of_run = Prepared(
     _rows.where(tail.c.run == bindparam("run"), tail.c.id <= bindparam("until")).order_by(tail.c.id.desc())
 )
 
 
-class Answers:
-    """The half of SqlStore that reads."""
+Snapshots = Callable[[Connection, str], SampleSnapshot]
+"""Opens the sample store for one run and one transaction."""
 
-    def __init__(self, database: Database) -> None:
-        self.database = database
+
+class Answers:
+    """The half of SqlStore that reads. snapshot: of where the compacted samples are."""
+
+    def __init__(self, database: Database, snapshot: Snapshots = SqlSamples) -> None:
+        self.database, self._snapshot = database, snapshot
 
     def names(self, run: str) -> list[str]:
         with self.database.read() as connection:
@@ -63,11 +73,20 @@ class Answers:
         return sorted(found | {whole for name in found if (whole := whole_of(name))})
 
     def since(
-        self, tail_id: int, limit: int, max_bytes: int | None = None, *, run: str | None = None
+        self,
+        tail_id: int,
+        limit: int,
+        max_bytes: int | None = None,
+        *,
+        run: str | None = None,
+        shards: frozenset[str] = EVERY,
     ) -> list[FromTail]:
-        if run is None:
-            return self._frames(_newer, {"after": tail_id, "most": limit}, max_bytes)
-        return self._frames(_newer_of_run, {"after": tail_id, "most": limit, "run": run}, max_bytes)
+        wanted = {"after": tail_id, "most": limit}
+        if run is not None:
+            return self._frames(_newer_of_run, {**wanted, "run": run}, max_bytes)
+        if shards == EVERY:
+            return self._frames(_newer, wanted, max_bytes)
+        return self._frames(_newer_of_shards, {**wanted, "shards": "".join(sorted(shards))}, max_bytes)
 
     def until(self, tail_id: int, limit: int, max_bytes: int, *, run: str) -> list[FromTail]:
         return self._frames(_older_of_run, {"until": tail_id, "most": limit, "run": run}, max_bytes)[::-1]
@@ -89,7 +108,7 @@ class Answers:
 
     def latest(self, run: str) -> dict[str, Latest]:
         with self.database.read() as connection:
-            best = newest_of_run(connection, run)
+            best = newest_of_run(connection, self._snapshot(connection, run), run)
         grouped: dict[str, dict[int, Newest]] = {}
         for (name, rank), found in sorted(best.items()):
             grouped.setdefault(name, {})[rank] = found
@@ -114,25 +133,26 @@ class Answers:
     ) -> Series:
         points = min(max(points, 1), MAX_POINTS)
         with self.database.read() as connection:
-            view = open_view(connection, run, name, None if rank == "all" else rank)
-            parts = parts_of(name) if rank == "all" and not view.ranks else ""
+            snapshot = self._snapshot(connection, run)
+            view = open_view(connection, snapshot, run, name, None if rank == "all" else rank)
+            parts = parts_of(name) if rank == "all" and not view.stored.ranks else ""
             if parts:
-                view = open_view(connection, run, parts, None)
+                view = open_view(connection, snapshot, run, parts, None)
             span = _clamped(view.extent(), from_step, to_step)
             if span is None:
                 return _answer(name, rank, 1, True, concatenate([]), np.empty(0), 0)
             first, last_step = span
             if parts:
                 width = _width(first, last_step, points)
-                cells = self._whole(connection, view, first, last_step, width)
+                cells = _whole(view, first, last_step, width)
                 return _answer(name, rank, width, False, cells, cells.mean, first)
-            return _of_view(connection, name, rank, view, span, points)
+            return _of_view(name, rank, view, span, points)
 
     def newest(
         self, run: str, names: Sequence[str], *, steps: int | None, points: int = MAX_POINTS
     ) -> dict[str, Series]:
         with self.database.read() as connection:
-            views = open_views(connection, run, names, None)
+            views = open_views(connection, self._snapshot(connection, run), run, names, None)
             leader = views[names[0]].extent()
             if leader is None:
                 return {}
@@ -141,7 +161,7 @@ class Answers:
                 first = None if steps is None else leader[1] - steps + 1
                 span = _clamped(view.extent(), first, leader[1])
                 if span is not None:
-                    found[name] = _of_view(connection, name, "all", view, span, min(points, steps or points))
+                    found[name] = _of_view(name, "all", view, span, min(points, steps or points))
         return found
 
     def ranks(
@@ -150,11 +170,11 @@ class Answers:
         points = min(max(points, 1), MAX_POINTS)
         unit = metric(name).unit
         with self.database.read() as connection:
-            view = open_view(connection, run, name, None)
+            view = open_view(connection, self._snapshot(connection, run), run, name, None)
             span = _clamped(view.extent(), from_step, to_step)
             if span is None:
                 return RankMatrix(name=name, unit=unit, ranks=[], step=[], mean=[])
-            by_rank = cells_by_rank(connection, view, *span, _width(*span, points))
+            by_rank = cells_by_rank(view, *span, _width(*span, points))
             found = {rank: (cells.step, cells.mean) for rank, cells in by_rank}
         ranks = list(found)
         steps = np.unique(np.concatenate([step for step, _ in found.values()])) if ranks else np.empty(0, np.int64)
@@ -173,23 +193,9 @@ class Answers:
             ).all()
         for name, rank in wanted:
             with self.database.read() as connection:
-                view = open_view(connection, run, name, rank)
-                stored = {
-                    attempt: stored_payloads(connection, list(view.ranks), attempt, 0, top)
-                    for attempt, top in view.attempts
-                }
+                view = open_view(connection, self._snapshot(connection, run), run, name, rank)
+                stored = stored_parts(view)
             yield from in_order(view, stored, name, rank)
-
-    def _whole(self, connection: Connection, view: View, first: int, last_step: int, width: int) -> Cells:
-        """Cells of a value that ranks send parts of: each attempt's own ranks together."""
-        cells = []
-        for attempt, top in view.attempts:
-            ranks = {view.ranks[series_id] for series_id, of in view.ends if of == attempt}
-            ranks |= {rank for (rank, of), samples in view.tail.items() if of == attempt and len(samples)}
-            mine = replace(view, attempts=[(attempt, top)])
-            by_rank = cells_by_rank(connection, mine, first, last_step, width)
-            cells.append(root_of_sums((of_rank for _, of_rank in by_rank), len(ranks)))
-        return reduced(concatenate(cells), width)
 
     def _latest_whole(self, run: str, whole: str, name: str, parts: Mapping[int, Newest]) -> Latest | None:
         """The newest step of which every rank has sent its part."""
@@ -207,24 +213,34 @@ class Answers:
         step, value = newest.step[-1], newest.mean[-1]
         if newest.nonfinite[-1]:  # cells do not keep which it was, NaN or infinite: the samples do
             with self.database.read() as connection:
-                known = [value_at(connection, run, name, rank, step) for rank in mine]
+                snapshot = self._snapshot(connection, run)
+                known = [value_at(open_view(connection, snapshot, run, name, rank), step) for rank in mine]
             root = _root(part for part in known if part is not None)
             value = root if not math.isfinite(root) else math.nan
         return Latest(value=value, step=step, time=newest.time[-1], rank="all")
 
 
-def _of_view(
-    connection: Connection, name: str, rank: int | Literal["all"], view: View, span: tuple[int, int], points: int
-) -> Series:
+def _whole(view: View, first: int, last_step: int, width: int) -> Cells:
+    """Cells of a value that ranks send parts of: each attempt's own ranks together."""
+    cells = []
+    for attempt, top in view.attempts:
+        ranks = {rank for rank, of in view.stored.ends if of == attempt}
+        ranks |= {rank for (rank, of), samples in view.tail.items() if of == attempt and len(samples)}
+        mine = replace(view, attempts=[(attempt, top)])
+        by_rank = cells_by_rank(mine, first, last_step, width)
+        cells.append(root_of_sums((of_rank for _, of_rank in by_rank), len(ranks)))
+    return reduced(concatenate(cells), width)
+
+
+def _of_view(name: str, rank: int | Literal["all"], view: View, span: tuple[int, int], points: int) -> Series:
     """The series of a view between two steps: its samples where they are few, else in buckets."""
-    single = few_samples(connection, view, *span, points)
+    single = few_samples(view, *span, points)
     if single is not None:
         return _answer(name, rank, 1, True, single, single.mean, span[0])
     width = _width(*span, points)
-    by_rank = cells_by_rank(connection, view, *span, width)
+    by_rank = cells_by_rank(view, *span, width)
     cells, mean = over_ranks(name, (cells for _, cells in by_rank))
-    holders = {view.ranks[series_id] for series_id, _ in view.ends} | {rank for rank, _ in view.tail}
-    return replace(_answer(name, rank, width, False, cells, mean, span[0]), ranks=len(holders))
+    return replace(_answer(name, rank, width, False, cells, mean, span[0]), ranks=len(view.holders))
 
 
 def _root(parts: Iterable[float]) -> float:

@@ -8,8 +8,8 @@ import numpy as np
 
 from perfagent.wire import Latest, metric
 from perfagent_server.store.codec.aggregates import Cells, Floats, concatenate
-from perfagent_server.store.read.newest import Newest
 from perfagent_server.store.read.step_columns import StepColumns
+from perfagent_server.store.samples import Newest
 
 __all__ = ["latest_over_ranks", "over_ranks"]
 

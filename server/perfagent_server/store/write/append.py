@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,11 +20,14 @@ from sqlalchemy import Connection, bindparam, delete, insert, select
 from perfagent.wire import Frame, Group
 from perfagent.wire.limits import MAX_NAMES_PER_RUN, MAX_STEP, name_problem
 from perfagent_server.database import Database
+from perfagent_server.database.backend import replica_of
 from perfagent_server.store import artifacts
 from perfagent_server.store.attempt_starts import Starts
+from perfagent_server.store.changes import newest_deletion, note_change
+from perfagent_server.store.clickhouse.marks import note_deletion
 from perfagent_server.store.codec.tail import pack_tail, step_range
-from perfagent_server.store.interface import Receipt, Rejected
-from perfagent_server.store.statements import Prepared, compile_all, insert_for
+from perfagent_server.store.interface import Batch, Receipt, Rejected
+from perfagent_server.store.statements import Prepared, compile_all, insert_for, pipelined
 from perfagent_server.store.tables import event, idempotency, ledger, series, source, tail
 from perfagent_server.store.tables import run as run_table
 from perfagent_server.store.write import lifecycle
@@ -73,39 +78,69 @@ class Appender:
         self._of_run: dict[str, Names] = {}  # names that some rank of a run has
         self._shared: dict[Names, Names] = {}  # most runs have the same names: one set for all of them
         self._starts = Starts()
+        self._deletions = 0  # the newest one by another server that the caches know of
         database.on_rollback.append(self._forget)
 
-    def append(
-        self, connection: Connection, frames: Sequence[Frame], now: float, limited: Collection[int] = ()
+    def append(self, take: Callable[[], Batch]) -> Future[list[Receipt]]:
+        """See MetricStore."""
+        rejected: dict[int, list[Rejected]] = {}  # a second try no longer finds what the first has taken out
+
+        def store(connection: Connection) -> list[Receipt]:
+            batch = take()
+            return self.append_in(connection, batch.frames, batch.now, batch.limited, rejected)
+
+        return self.database.submit(store)
+
+    def append_in(
+        self,
+        connection: Connection,
+        frames: Sequence[Frame],
+        now: float,
+        limited: Collection[int] = (),
+        rejected: dict[int, list[Rejected]] | None = None,
     ) -> list[Receipt]:
-        """See MetricStore. What is rejected is taken out of the frames themselves, so that the readers behind the ack
-        see what was stored."""
+        """append() within a transaction of the writer. What is rejected is taken out of the frames themselves, so that the
+        readers behind the ack see what was stored. rejected: by position, of an earlier try with the same frames."""
         self._make_room()
-        sources = lifecycle.load_sources(connection, {frame.source for frame in frames})
-        runs = lifecycle.load_runs(connection, {frame.run for frame in frames})
+        with pipelined(connection):
+            receipts, fresh = self._append(connection, frames, now, limited, {} if rejected is None else rejected)
+        for at in fresh:
+            artifacts.take(connection, frames[at], now)
+        return receipts
+
+    def _append(
+        self,
+        connection: Connection,
+        frames: Sequence[Frame],
+        now: float,
+        limited: Collection[int],
+        rejected: dict[int, list[Rejected]],
+    ) -> tuple[list[Receipt], list[int]]:
+        """The receipts, and the positions of the frames that were not here before."""
+        self._heed_deletions(connection)
+        sources, runs = lifecycle.load(connection, {frame.source for frame in frames}, {frame.run for frame in frames})
         refused = refusals(frames, sources, runs, limited)
         fresh = self._fresh(connection, frames, sources, refused)
-        rejected: dict[int, list[Rejected]] = {}
         new_names: list[tuple[str, int, str]] = []
         seen = []
         for at in fresh:
             frame = frames[at]
-            rejected[at] = _take_out_bad_steps(frame)
+            rejected.setdefault(at, []).extend(_take_out_bad_steps(frame))
             new_names += self._admit_names(connection, frame, rejected[at])
             first, done = _measure(frame, not _STEP_MARKS.isdisjoint(self._names(connection, frame.run, frame.rank)))
             seen.append(lifecycle.Seen(frame, done, first))
         lifecycle.record(connection, seen, sources, runs, self._starts, now)
         if new_names:
             _new_series.rows(connection, new_names)
-        for at in fresh:
-            artifacts.take(connection, frames[at], now)
         ids = self._write_tail(connection, [frames[at] for at in fresh], now)
-        return [
+        stored = set(fresh)
+        receipts = [
             Receipt(frame.samples, 0, rejected[at], ids.get((frame.source, frame.seq)))
-            if at in rejected
+            if at in stored
             else Receipt(0, 0 if at in refused else frame.samples, refused=refused.get(at))
             for at, frame in enumerate(frames)
         ]
+        return receipts, fresh
 
     def _fresh(
         self,
@@ -122,7 +157,7 @@ class Appender:
                 claims.setdefault((frame.source, frame.seq), at)
         if not claims:
             return []
-        won = _claim_frame.each(connection, [{"source": source_id, "seq": seq} for source_id, seq in claims])
+        won = _claim_frame.ask(connection, [{"source": source_id, "seq": seq} for source_id, seq in claims])()
         return sorted(at for at, row in zip(claims.values(), won, strict=True) if row is not None)
 
     def _names(self, connection: Connection, run: str, rank: int) -> Names:
@@ -147,6 +182,15 @@ class Appender:
         if len(self._known) >= _KNOWN_RANKS:
             self._forget_names()
         self._starts.make_room()
+
+    def _heed_deletions(self, connection: Connection) -> None:
+        """Another server may have deleted a run whose rows the caches believe in."""
+        if replica_of(connection) is None:
+            return
+        newest = newest_deletion(connection)
+        if newest > self._deletions:
+            self._deletions = newest
+            self._forget()
 
     def _forget(self) -> None:
         self._forget_names()
@@ -199,12 +243,14 @@ class Appender:
         if wanted[:room]:
             self._of_run[run] = self._grown(of_run, wanted[:room])
         for name in wanted[room:]:
-            refused[name] = f"the run has {self._max_names} names already, which is the limit"
+            refused[name] = (
+                f"the run has {self._max_names} names already, which is the limit (PERFAGENT_MAX_NAMES at the server)"
+            )
         return refused
 
     def _names_of_run(self, connection: Connection, run: str) -> Names:
-        """Names that some rank of a run has, also those that this transaction has admitted. Read once: no other server
-        writes here, and to look through all series of 512 ranks takes 150 ms."""
+        """Names that some rank of a run has, also those that this transaction has admitted. Read once, since to look through all
+        series of 512 ranks takes 150 ms. So each of several servers has a limit of its own."""
         found = self._of_run.get(run)
         if found is None:
             rows = _names_of_run.all(connection, {"run": run})
@@ -232,7 +278,7 @@ class Appender:
             return {}
         ids = {
             (row["source"], row["seq"]): found[0]
-            for row, found in zip(rows, _keep_frame.each(connection, rows), strict=True)
+            for row, found in zip(rows, _keep_frame.ask(connection, rows)(), strict=True)
         }
         happened = [
             {
@@ -249,21 +295,24 @@ class Appender:
             for item in lasting
         ]
         if happened:
-            _keep_event.many(connection, happened)
+            _keep_event.send(connection, happened)
         return ids
 
-    def empty(self, run: str) -> None:
-        """See MetricStore."""
+    def delete(self, run: str) -> None:
+        """See MetricStore. Most of it goes in short transactions, so that the last one is short, too."""
         empty_run(self.database, run)
+        self.database.write(partial(self._delete, run=run), essential=True)
 
-    def delete(self, connection: Connection, run: str) -> None:
-        """See MetricStore. The foreign keys take everything else of the run along."""
+    def _delete(self, connection: Connection, run: str) -> None:
+        """The foreign keys take everything else of the run along."""
         fed = select(source.c.id).where(source.c.run == run, source.c.id.startswith(lifecycle.JSON_SOURCE)).limit(1)
         if connection.execute(fed).first() is not None:
             mark = {"key": deletion_mark(run), "created": time.time(), "reply": b""}
             connection.execute(insert_for(connection.dialect.name)(idempotency).values(mark).on_conflict_do_nothing())
         connection.execute(delete(ledger).where(ledger.c.source.in_(select(source.c.id).where(source.c.run == run))))
+        note_deletion(connection, run)
         connection.execute(delete(run_table).where(run_table.c.id == run))
+        note_change(connection, "deleted", run)
         self._of_run.pop(run, None)
         self._starts.drop(run)
         for key in [key for key in self._known if key[0] == run]:

@@ -255,7 +255,8 @@ def _held(
     connection: Connection, ids: Sequence[int], attempt: int, numbers: Sequence[int]
 ) -> dict[tuple[int, int], Any]:
     """(block, series) -> row of those blocks that exist."""
-    columns = (block.c.series, block.c.block, block.c.payload, block.c.cells, block.c.axis)
+    names = ("series", "block", "payload", "cells", "axis", "first_step", "last_step")
+    columns = [block.c[name] for name in names]
     here = (block.c.series.in_(ids), block.c.attempt == attempt, block.c.block.in_(numbers))
     return {(row.block, row.series): row for row in connection.execute(select(*columns).where(*here))}
 
@@ -367,8 +368,8 @@ def _merge_cells(series_id: int, attempt: int, number: int, row: Any, samples: S
             attempt,
             number,
             count,
-            min(int(cells.step[0]), int(samples.step[0])),
-            max(int(cells.step[-1]) + CELL_STEPS - 1, int(samples.step[-1])),
+            min(row.first_step, int(samples.step[0])),
+            max(row.last_step, int(samples.step[-1])),
             nonfinite,
             None if empty else float(cells.min.min()),
             None if empty else float(cells.max.max()),

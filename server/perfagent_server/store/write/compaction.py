@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -26,13 +25,14 @@ from perfagent_server.database import Database, StorageError
 from perfagent_server.store.codec.blocks import BLOCK_STEPS
 from perfagent_server.store.codec.rollups import rollup_rows
 from perfagent_server.store.codec.tail import last_step
-from perfagent_server.store.codec.wide_blocks import Place, drop_bundles, old_bundles, put_bundles
+from perfagent_server.store.codec.wide_blocks import Place, drop_bundles, put_bundles, whole_bundles
+from perfagent_server.store.shards import AllShards, Shards, shard_of
 from perfagent_server.store.statements import Prepared, compile_all, insert_for
 from perfagent_server.store.tables import axis, block, cursor, last, rollup, series, tail
 from perfagent_server.store.write.block_builder import KnownSeries, TailRow, Work, pack, unbundled
 from perfagent_server.store.write.ledger_trim import LedgerTrim
 
-__all__ = ["CompactionPolicy", "Compactor", "drop_unused_axes", "thin_bundles"]
+__all__ = ["CompactionPolicy", "Compactor", "drop_unused_axes", "put_last", "thin_bundles"]
 
 _log = logging.getLogger(__name__)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
@@ -107,11 +107,11 @@ def _newer_last(dialect: str) -> Any:
 
 
 _LAST_COLUMNS = ("attempt", "step", "time", "value")
-_judged = Prepared(select(cursor.c.tail_id).where(cursor.c.name == "rules"))
+_judged = Prepared(select(cursor.c.name, cursor.c.tail_id).where(cursor.c.name.startswith("rules/")))
 _newest_row = Prepared(select(func.max(tail.c.id)))
 # Summed up in Python: a GROUP BY goes through the index of all rows that wait, new or not.
 _fresh_rows = Prepared(
-    select(tail.c.run, tail.c.rank, tail.c.samples, tail.c.received).where(
+    select(tail.c.id, tail.c.run, tail.c.rank, tail.c.samples, tail.c.received).where(
         tail.c.id > bindparam("after"), tail.c.id <= bindparam("limit")
     )
 )
@@ -143,13 +143,15 @@ _put_last = Prepared(_newer_last, ("series", *_LAST_COLUMNS))
 
 
 class Compactor:
-    """rules_enabled: wait for the cursor "rules"; without an engine everything may be compacted at once."""
+    """rules_enabled: wait for the cursors of the rules; without an engine everything may be compacted at once. shards:
+    those whose runs this server compacts."""
 
     def __init__(
         self,
         database: Database,
         *,
         rules_enabled: bool = True,
+        shards: Shards | None = None,
         policy: CompactionPolicy | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -157,14 +159,24 @@ class Compactor:
         compile_all(database.engine)
         self._database, self._rules_enabled, self._clock = database, rules_enabled, clock
         self.policy = policy or CompactionPolicy()
+        self._shards: Shards = AllShards() if shards is None else shards
         self.counters = {"rows": 0, "samples": 0, "blocks": 0, "merged_blocks": 0, "bundles": 0, "failures": 0}
         self._due: dict[tuple[str, int], _Due] = {}
-        self._looked = 0  # tail rows up to this id are counted in _due
+        self._terms: Mapping[str, int] = {}  # held shard -> its term at the newest look
+        self._looked: dict[str, int] = {}  # held shard -> tail rows up to this id are counted in _due
         self._ledger = LedgerTrim(database, clock=clock)
         self._work = Work()  # what has been gathered
         self._writing: tuple[Work, Future[None]] | None = None  # what the writer has in hand
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        return False  # blocks lie in the database of the tail: whoever can write the one can write the other
+
+    @property
+    def trouble(self) -> str:
+        return ""
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="perfagent-compactor", daemon=True)
@@ -188,7 +200,7 @@ class Compactor:
 
     def run_once(self, *, everything: bool = False) -> int:
         """Compacts what is due, or everything that may be. Answers the number of tail rows that are gone."""
-        limit = self._look()
+        limits = self._look()
         now = self._clock()
         policy = self.policy
         before = self.counters["rows"]
@@ -202,7 +214,7 @@ class Compactor:
                     self._work.ranks.append(rank)
                     # A rank's next rows must find its blocks written, so what it adds goes out before more of it is
                     # read.
-                    while self._gather(rank, limit, whole_blocks=not old):
+                    while self._gather(rank, limits[shard_of(rank[0])], whole_blocks=not old):
                         self._write()
                         self._settle()
                         self._work.ranks.append(rank)
@@ -218,22 +230,35 @@ class Compactor:
         rows = self._work.rows
         return len(rows) >= self.policy.rows_at_once or sum(row.samples for row in rows) >= self.policy.samples_at_once
 
-    def _look(self) -> int:
-        """Counts the tail rows that have become eligible; answers the newest eligible id."""
+    def _look(self) -> dict[str, int]:
+        """Counts the tail rows that have become eligible; answers the newest eligible id of each shard that is held."""
+        held = self._shards.held
+        same = {shard for shard, term in held.items() if self._terms.get(shard) == term}
+        self._terms = held
+        self._looked = {shard: self._looked.get(shard, 0) if shard in same else 0 for shard in sorted(held)}
+        self._due = {rank: due for rank, due in self._due.items() if shard_of(rank[0]) in same}
+        if not held:
+            return {}
         with self._database.read() as connection:
             newest_id = _newest_row.all(connection, {})[0][0] or 0
-            judged = _judged.all(connection, {}) if self._rules_enabled else [(newest_id,)]
-            limit = min(judged[0][0], newest_id) if judged else 0
-            if limit <= self._looked:
-                return limit
-            rows = _fresh_rows.all(connection, {"after": self._looked, "limit": limit})
-        for run, rank, samples, received in rows:
+            limits = dict.fromkeys(held, newest_id)
+            if self._rules_enabled:
+                judged = {name.removeprefix("rules/"): upto for name, upto in _judged.all(connection, {})}
+                limits = {shard: min(judged.get(shard, 0), newest_id) for shard in held}
+            after, limit = min(self._looked.values()), max(limits.values())
+            if all(limits[shard] <= looked for shard, looked in self._looked.items()):
+                return limits
+            rows = _fresh_rows.all(connection, {"after": after, "limit": limit})
+        for id_, run, rank, samples, received in rows:
+            shard = shard_of(run)
+            if shard not in held or not self._looked[shard] < id_ <= limits[shard]:
+                continue
             due = self._due.get((run, rank))
             if due is None:
                 due = self._due[run, rank] = _Due(self.policy.samples, self.policy.frames)
             due.add(samples, received)
-        self._looked = limit
-        return limit
+        self._looked = {shard: max(looked, limits[shard]) for shard, looked in self._looked.items()}
+        return limits
 
     def _gather(self, rank: tuple[str, int], limit: int, *, whole_blocks: bool) -> bool:
         """Adds a rank's rows to the work. whole_blocks: leaves those in the tail that belong to the newest block, as
@@ -290,7 +315,13 @@ class Compactor:
         with self._database.read() as connection:
             rollups = rollup_rows(connection, work)
         self._settle()
-        self._writing = work, self._database.submit(functools.partial(_store, work=work, rollups=rollups))
+        terms = {shard: self._terms.get(shard, -1) for shard in {shard_of(run) for run, _ in work.ranks}}
+
+        def job(connection: Connection) -> None:
+            self._shards.verify(connection, terms)
+            _store(connection, work, rollups)
+
+        self._writing = work, self._database.submit(job)
         self._work = Work()
 
     def _settle(self) -> None:
@@ -357,14 +388,19 @@ def _store(connection: Connection, work: Work, rollups: list[tuple[Any, ...]]) -
     _put_block.rows(connection, work.blocks)
     drop_unused_axes(connection, work.stale - work.axes.keys())
     _put_rollup.rows(connection, rollups)
-    _put_last.rows(connection, [(series_id, *found) for series_id, found in work.last.items()])
+    put_last(connection, [(series_id, *found) for series_id, found in work.last.items()])
 
 
-def thin_bundles(connection: Connection, before: float, blocks_at_once: int) -> int:
-    """Turns bundles without a sample as new as `before` (Unix seconds) into blocks that have cells only. Answers how
-    many blocks these are: `blocks_at_once`, and what the last bundle has beyond that."""
+def put_last(connection: Connection, rows: Sequence[tuple[int, int, int, float, bytes]]) -> None:
+    """Rows of `last`, where they are newer than those there: (series id, attempt, step, time, value)."""
+    _put_last.rows(connection, rows)
+
+
+def thin_bundles(connection: Connection, ids: Sequence[int], blocks_at_once: int) -> int:
+    """Turns these bundles into blocks that have cells only. Answers how many blocks these are: `blocks_at_once`, and what
+    the last bundle has beyond that; bundles beyond them stay."""
     work = Work()
-    for bundle in old_bundles(connection, before, blocks_at_once):
+    for bundle in whole_bundles(connection, ids, blocks_at_once):
         where = {"run": bundle.place.run, "rank": bundle.place.rank, "attempt": bundle.place.attempt}
         newest = {series_id: number for _, series_id, number in _series_of_rank.all(connection, where)}
         unbundled(bundle, newest, work)

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from perfagent.wire import STATES, Event, Frame
-from perfagent.wire.limits import whole
+from perfagent.wire.limits import MAX_COUNT, whole
 from perfagent_server.rules.life.first_failure import Failure, first_of
 from perfagent_server.store.attempt_starts import UNDECIDED, Starts
+from perfagent_server.store.changes import note_change
 from perfagent_server.store.statements import Prepared
 from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import run as runs
@@ -38,8 +39,7 @@ __all__ = [
     "FRESH_S",
     "JSON_SOURCE",
     "Seen",
-    "load_runs",
-    "load_sources",
+    "load",
     "mark_lost",
     "record",
 ]
@@ -130,16 +130,17 @@ _update_run = Prepared(_by_run.values({name: bindparam(name) for name in _RUN_CO
 _touch_run = Prepared(_by_run.values({name: bindparam(name) for name in ("step", "updated")}))
 
 
-def load_sources(connection: Connection, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The rows of these sources as far as they exist."""
-    rows = _load_source.each(connection, [{"_id": source_id} for source_id in ids])
-    return {row[0]: dict(zip(_SOURCE_ROW, row, strict=True)) for row in rows if row is not None}
+def load(
+    connection: Connection, source_ids: Iterable[str], run_ids: Iterable[str]
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The rows of these sources and runs as far as they exist, by id."""
+    of_sources = _load_source.ask(connection, [{"_id": source_id} for source_id in source_ids])
+    of_runs = _load_run.ask(connection, [{"_id": run} for run in run_ids])
+    return _by_id(_SOURCE_ROW, of_sources()), _by_id(_RUN_ROW, of_runs())
 
 
-def load_runs(connection: Connection, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The rows of these runs as far as they exist."""
-    rows = _load_run.each(connection, [{"_id": run} for run in ids])
-    return {row[0]: dict(zip(_RUN_ROW, row, strict=True)) for row in rows if row is not None}
+def _by_id(columns: Sequence[str], rows: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    return {row[0]: dict(zip(columns, row, strict=True)) for row in rows if row is not None}
 
 
 def record(
@@ -151,7 +152,7 @@ def record(
     now: float,
 ) -> None:
     """Creates and updates the rows of the runs, attempts and sources of these fresh frames. known_sources, known_runs:
-    from load_sources() and load_runs()."""
+    from load()."""
     if not seen:
         return
     book = _Book(connection, known_runs, known_sources, starts, now)
@@ -225,13 +226,13 @@ class _Book:
             self._judge(self.runs[run])
         fresh_runs = [self.runs[run] for run in self.changed_runs]
         if fresh_runs:
-            _update_run.many(
+            _update_run.send(
                 self.connection,
                 [{"_id": run["id"], **{name: run[name] for name in _RUN_COLUMNS}} for run in fresh_runs],
             )
         rest = [run for run in self.touched_runs if run not in self.changed_runs]
         if rest:
-            _touch_run.many(
+            _touch_run.send(
                 self.connection,
                 [{"_id": run, "step": self.runs[run]["step"], "updated": self.runs[run]["updated"]} for run in rest],
             )
@@ -257,7 +258,7 @@ class _Book:
                 "group_name": None,
                 "host": None,
             }
-            _new_run.many(self.connection, [{**run, "tags": "[]", "notes": "", "config": "{}", "meta": "{}"}])
+            _new_run.send(self.connection, [{**run, "tags": "[]", "notes": "", "config": "{}", "meta": "{}"}])
             self.runs[frame.run] = run
             self.judge[frame.run] = None
         return run
@@ -319,7 +320,7 @@ class _Book:
             return
         source["started"] = began
         self.changed_sources[source["id"]] = None
-        _begin_attempt.many(self.connection, [{"_run": frame.run, "_attempt": frame.attempt, "started": began}])
+        _begin_attempt.send(self.connection, [{"_run": frame.run, "_attempt": frame.attempt, "started": began}])
         if began < run["started"]:
             run["started"] = began
             self.changed_runs[run["id"]] = None
@@ -333,7 +334,7 @@ class _Book:
         source["heartbeat"] = data.get("heartbeat") is not False
         if isinstance(data.get("host"), str):
             source["host"] = data["host"][:256]
-        if (pid := whole(data.get("pid"))) is not None:
+        if (pid := whole(data.get("pid"), MAX_COUNT)) is not None:
             source["pid"] = pid
         # the agent says more when a later attach() or init() adds to the run
         if state == "starting" or "config" in data:
@@ -358,7 +359,7 @@ class _Book:
             return
         run["project"] = frame.project
         if "world_size" in data:
-            run["world_size"] = max(whole(data["world_size"]) or 1, 1)
+            run["world_size"] = max(whole(data["world_size"], MAX_COUNT) or 1, 1)
         if data.get("group"):
             run["group_name"] = str(data["group"])[:256]
         if data.get("host"):
@@ -380,15 +381,15 @@ class _Book:
     def _write_sources(self) -> None:
         new = {source["id"] for source in self.new_sources}
         if new:
-            _new_source.many(self.connection, self.new_sources)
+            _new_source.send(self.connection, self.new_sources)
         changed = [self.sources[source] for source in self.changed_sources if source not in new]
         if changed:
             rows = [{"_id": source["id"], **{name: source[name] for name in _SOURCE_COLUMNS}} for source in changed]
-            _update_source.many(self.connection, rows)
+            _update_source.send(self.connection, rows)
         rest = [source for source in self.touched_sources if source not in new and source not in self.changed_sources]
         if rest:
             rows = [{"_id": source, **{name: self.sources[source][name] for name in _TOUCHED}} for source in rest]
-            _touch_source.many(self.connection, rows)
+            _touch_source.send(self.connection, rows)
 
     def _judge(self, run: dict[str, Any]) -> None:
         state, reason, ended = _state_of(self.connection, run["id"], run["attempt"])
@@ -412,6 +413,7 @@ def mark_lost(connection: Connection, source_ids: Sequence[str]) -> list[str]:
         state, reason, ended = _state_of(connection, run, before.attempt)
         if state != before.state:
             connection.execute(update(runs).where(runs.c.id == run).values(state=state, reason=reason, ended=ended))
+            note_change(connection, "run", run)
             changed.append(run)
     return changed
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, delete, select, text, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, select, text, tuple_
 
+from perfagent_server.store.retention.policy import Scope
 from perfagent_server.store.tables import (
     MAY_GO_BY_AGE,
     alert,
@@ -29,62 +30,66 @@ __all__ = ["EXPIRIES", "Expiry"]
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """One kind. age: the field of RetentionPolicy that says how many days it is kept; counter: of Retention; find: keys
-    of some that are older than a time (Unix seconds); delete: by these keys."""
+    """One kind. age: the field of RetentionPolicy that says how many days it is kept; counter: of Retention; find: keys of
+    those that are older than a time (Unix seconds); delete: by these keys; at_once: keys in a job; of_project: whether it
+    belongs to runs, and so to projects."""
 
     age: str
     counter: str
-    find: Callable[[float], Select[Any]]
+    find: Callable[[float, Scope], Select[Any]]
     delete: Callable[[Sequence[Any], Connection], None]
+    at_once: int = 500
+    of_project: bool = True
 
-    def some(self, connection: Connection, before: float) -> list[Any]:
-        return list(connection.execute(self.find(before)).all())
+    def some(self, connection: Connection, before: float, scope: Scope) -> list[Any]:
+        return list(connection.execute(self.find(before, scope).limit(self.at_once)).all())
+
+    def count(self, connection: Connection, before: float, scope: Scope) -> int:
+        found = self.find(before, scope).order_by(None).subquery()
+        return int(connection.execute(select(func.count()).select_from(found)).scalar_one())
 
 
-def _began_before(run_of: ColumnElement[str], before: float) -> ColumnElement[bool]:
-    return select(run.c.id).where(run.c.id == run_of, run.c.started < before).exists()
+def _of_old_run(run_of: ColumnElement[str], before: float, scope: Scope) -> ColumnElement[bool]:
+    return select(run.c.id).where(run.c.id == run_of, run.c.started < before, scope.holds()).exists()
 
 
-def _events(before: float) -> Select[Any]:
+def _events(before: float, scope: Scope) -> Select[Any]:
     return (
         select(event.c.id)
-        .where(text(MAY_GO_BY_AGE), event.c.time < before, _began_before(event.c.run, before))
+        .where(text(MAY_GO_BY_AGE), event.c.time < before, _of_old_run(event.c.run, before, scope))
         .order_by(event.c.time)
-        .limit(500)
     )
 
 
-def _parts(before: float) -> Select[Any]:
+def _parts(before: float, scope: Scope) -> Select[Any]:
     """Pieces of old traces, of up to 1 MB each: they go before their profile."""
     return (
         select(profile_part.c.run, profile_part.c.profile, profile_part.c.part)
         .join(profile, (profile.c.run == profile_part.c.run) & (profile.c.id == profile_part.c.profile))
-        .where(profile.c.time < before, _began_before(profile.c.run, before))
-        .limit(16)
+        .where(profile.c.time < before, _of_old_run(profile.c.run, before, scope))
     )
 
 
-def _profiles(before: float) -> Select[Any]:
-    old = select(profile.c.run, profile.c.id).where(profile.c.time < before, _began_before(profile.c.run, before))
-    return old.limit(500)
+def _profiles(before: float, scope: Scope) -> Select[Any]:
+    is_old = _of_old_run(profile.c.run, before, scope)
+    return select(profile.c.run, profile.c.id).where(profile.c.time < before, is_old)
 
 
-def _alerts(before: float) -> Select[Any]:
+def _alerts(before: float, scope: Scope) -> Select[Any]:
     """Alerts that are over, of runs that were not heard of since: no machine of the rules holds them any more."""
-    is_silent = select(run.c.id).where(run.c.id == alert.c.run, run.c.updated < before).exists()
-    return select(alert.c.id).where(alert.c.state == "resolved", alert.c.resolved < before, is_silent).limit(500)
+    is_silent = select(run.c.id).where(run.c.id == alert.c.run, run.c.updated < before, scope.holds()).exists()
+    return select(alert.c.id).where(alert.c.state == "resolved", alert.c.resolved < before, is_silent)
 
 
-def _notices(before: float) -> Select[Any]:
+def _notices(before: float, _scope: Scope) -> Select[Any]:
     """Deliveries that belong to no alert: tests of channels."""
-    old = select(delivery.c.id).where(
+    return select(delivery.c.id).where(
         delivery.c.alert.is_(None), delivery.c.state != "waiting", delivery.c.created < before
     )
-    return old.limit(500)
 
 
-def _audits(before: float) -> Select[Any]:
-    return select(audit.c.id).where(audit.c.time < before).limit(500)
+def _audits(before: float, _scope: Scope) -> Select[Any]:
+    return select(audit.c.id).where(audit.c.time < before)
 
 
 def _by_id(column: Any) -> Callable[[Sequence[Any], Connection], None]:
@@ -109,9 +114,10 @@ EXPIRIES = (
         "profile_parts_deleted",
         _parts,
         _by_key(profile_part.c.run, profile_part.c.profile, profile_part.c.part),
+        at_once=16,
     ),
     Expiry("profiles_days", "profiles_deleted", _profiles, _by_key(profile.c.run, profile.c.id)),
     Expiry("alerts_days", "alerts_deleted", _alerts, _by_id(alert.c.id)),
-    Expiry("alerts_days", "notices_deleted", _notices, _by_id(delivery.c.id)),
-    Expiry("audit_days", "audit_rows_deleted", _audits, _by_id(audit.c.id)),
+    Expiry("alerts_days", "notices_deleted", _notices, _by_id(delivery.c.id), of_project=False),
+    Expiry("audit_days", "audit_rows_deleted", _audits, _by_id(audit.c.id), of_project=False),
 )

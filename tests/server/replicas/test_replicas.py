@@ -1,0 +1,417 @@
+"""Two servers on one PostgreSQL, each behind its own socket: what one takes, both know; each run is judged by one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import postgresql_server
+import pytest
+from api_builders import ADMIN, MSGPACK, Listening, frame, listening
+from builders import Delivery, Receiver, until
+from sqlalchemy import Connection
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from perfagent.errors import ConfigError, ResourceError
+from perfagent.wire import Event, Frame, encode
+from perfagent_server.database import StorageError, open_database
+from perfagent_server.replicas import leases
+from perfagent_server.services import Services, open_services
+from perfagent_server.settings import Settings
+from perfagent_server.store.changes import newest_deletion
+from perfagent_server.store.shards import SHARDS, shard_of
+from perfagent_server.store.statements import pipelined
+
+pytestmark = pytest.mark.postgresql
+
+PEPPER = "a-pepper-that-both-servers-have"
+
+
+@dataclass
+class Server:
+    """One of the two. Requests go to it and to no other."""
+
+    running: Listening
+
+    @property
+    def services(self) -> Services:
+        found: Services = self.running.app.state.services
+        return found
+
+    @property
+    def held(self) -> frozenset[str]:
+        assert self.services.replica is not None
+        return frozenset(self.services.replica.leases.held)
+
+    def judges(self, run: str) -> bool:
+        return shard_of(run) in self.held
+
+    def send(self, sent: Frame) -> httpx.Response:
+        return self.request("POST", "/ingest", content=encode(sent), headers=MSGPACK)
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        headers = {**ADMIN, **options.pop("headers", {})}
+        answer = httpx.request(method, f"{self.running.url}/api/v1{path}", headers=headers, timeout=30, **options)
+        assert answer.status_code < 300, answer.text
+        return answer
+
+    def get(self, path: str, **params: Any) -> Any:
+        return self.request("GET", path, params=params).json()
+
+    @contextlib.contextmanager
+    def page(self, **subscription: Any) -> Iterator[ClientConnection]:
+        with connect(f"ws://127.0.0.1:{self.running.settings.port}/ws/live", max_size=None) as socket:
+            socket.send(json.dumps({"subscribe": {"runs": "*", "names": "*", **subscription}}))
+            assert json.loads(socket.recv(timeout=10)) == {"subscribed": True}
+            yield socket
+
+
+@contextlib.contextmanager
+def replica(folder: Path, database: str, **changes: Any) -> Iterator[Server]:
+    with listening(
+        folder, database=database, replica=True, key_pepper=PEPPER, webhook_allow=("127.0.0.1",), **changes
+    ) as running:
+        yield Server(running)
+
+
+@pytest.fixture(autouse=True)
+def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "EVERY_S", 0.2)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    return postgresql_server.database_of(tmp_path / "shared")
+
+
+@pytest.fixture
+def pair(tmp_path: Path, database: str) -> Iterator[tuple[Server, Server]]:
+    with replica(tmp_path / "a", database) as a, replica(tmp_path / "b", database) as b:
+        until(lambda: len(a.held) == len(b.held) == 8, why="each holds half of the shards")
+        yield a, b
+
+
+def run_of(server: Server, number: int = 0) -> str:
+    """The id of a run that this server judges."""
+    return [name for name in map("run-{}".format, range(200)) if server.judges(name)][number]
+
+
+def receive(socket: ClientConnection, key: str, *, within_s: float = 20.0) -> Any:
+    end = time.monotonic() + within_s
+    while True:
+        message = json.loads(socket.recv(timeout=max(end - time.monotonic(), 0.001)))
+        if key in message:
+            return message[key]
+
+
+def started(**data: Any) -> Event:
+    return Event(kind="state", time=1_700_000_000.0, step=0, data={"state": "running", **data})
+
+
+def test_the_shards_are_divided_and_go_to_the_other_at_the_end(tmp_path: Path, database: str) -> None:
+    with replica(tmp_path / "a", database) as a:
+        assert a.held == frozenset(SHARDS)
+        with replica(tmp_path / "b", database) as b:
+            until(lambda: len(a.held) == len(b.held) == 8, why="each holds half of the shards")
+            assert a.held | b.held == frozenset(SHARDS)
+        until(lambda: a.held == frozenset(SHARDS), why="what the other had is free")
+
+
+def test_ranks_of_one_run_may_send_to_different_servers(pair: tuple[Server, Server]) -> None:
+    a, b = pair
+    run = run_of(a)
+    for step in range(1, 21):
+        a.send(frame({"loss": [float(step)], "step_time_s": [0.1]}, run=run, rank=0, seq=step, first_step=step))
+        b.send(frame({"loss": [float(step)], "step_time_s": [0.2]}, run=run, rank=1, seq=step, first_step=step))
+    again = b.send(frame({"loss": [7.0], "step_time_s": [0.1]}, run=run, rank=0, seq=7, first_step=7)).json()
+    assert (again["stored"], again["duplicate"]) == (0, 2), "a frame that another server has stored"
+    for server in pair:
+        series = server.get(f"/runs/{run}/series", name="loss", points=100)
+        assert series["count"] == [2] * 20
+        assert series["mean"] == [float(step) for step in range(1, 21)]
+    assert a.get(f"/runs/{run}")["step"] == b.get(f"/runs/{run}")["step"] == 20
+
+
+def test_an_alert_fires_once_whichever_server_took_the_sample(pair: tuple[Server, Server], tmp_path: Path) -> None:
+    a, b = pair
+    with Receiver() as receiver:
+        a.request("POST", "/channels", json={"name": "hook", "kind": "webhook", "url": receiver.url})
+        for number in range(4):
+            for judge, taker in ((a, b), (b, a)):
+                run = run_of(judge, number)
+                taker.send(frame({"loss": [1.0, float("nan"), 1.0]}, run=run, events=[started()]))
+        runs = [run_of(judge, number) for judge in pair for number in range(4)]
+        until(lambda: {call.json["data"]["run"] for call in told(receiver)} == set(runs), why="each run's NaN is told")
+        for server in pair:
+            fired = [one for one in server.get("/alerts")["alerts"] if one["rule"] == "nonfinite_loss"]
+            assert sorted(one["run"] for one in fired) == sorted(runs)
+        time.sleep(1.0)
+        assert len(told(receiver)) == len(runs), "each alert is told once"
+
+
+def told(receiver: Receiver) -> list[Delivery]:
+    """What a receiver was told of NaN."""
+    fired = receiver.of_type("alert.firing")
+    return [one for one in fired if one.json["data"]["alert"]["rule"] == "nonfinite_loss"]
+
+
+def test_a_page_sees_what_another_server_took(pair: tuple[Server, Server]) -> None:
+    a, b = pair
+    run = run_of(a)
+    with a.page() as page:
+        b.send(frame({"loss": [1.5, float("nan")]}, run=run, events=[started()]))
+        (sample,) = receive(page, "samples")
+        assert (sample["run"], sample["step"], sample["value"]) == (run, [1, 2], [1.5, "NaN"])
+        assert receive(page, "alert")["run"] == run
+    with b.page() as page:
+        b.send(frame({"loss": [1.5]}, run=run, seq=2, first_step=3))
+        (sample,) = receive(page, "samples")
+        assert sample["step"] == [3], "also what the page's own server took, once"
+
+
+def test_an_alert_of_another_servers_run_is_shown_on_a_page(pair: tuple[Server, Server]) -> None:
+    a, b = pair
+    run = run_of(b)
+    with a.page() as page:
+        a.send(frame({"loss": [1.0, float("nan")]}, run=run, events=[started()]))
+        assert receive(page, "alert")["run"] == run
+
+
+def test_agents_are_told_of_pages_on_the_other_server(pair: tuple[Server, Server]) -> None:
+    a, b = pair
+
+    def watched() -> bool:
+        return b.send(frame({}, seq=int(time.time() * 1000))).headers.get("perfagent-watched") != "0"
+
+    assert not watched()
+    with a.page(runs=["r1"]):
+        until(watched, why="the page on the other server")
+    until(lambda: not watched(), why="it was closed")
+
+
+def test_verdict_and_findings_are_the_same_on_both(pair: tuple[Server, Server]) -> None:
+    a, b = pair
+    run = run_of(b)
+    a.send(frame({"loss": [1.0, float("nan")]}, run=run, events=[started()]))
+    for server in pair:
+        until(lambda server=server: server.get(f"/runs/{run}/findings")["findings"], why="the finding")  # type: ignore[misc]
+        assert server.get(f"/runs/{run}/verdict")["rule"] == "nonfinite_loss"
+
+
+def test_an_alert_is_resolved_through_either(pair: tuple[Server, Server]) -> None:
+    for judge, other in (pair, pair[::-1]):
+        run = run_of(judge, 7)
+        judge.send(frame({"loss": [1.0, float("nan")]}, run=run, events=[started()]))
+        until(lambda run=run, other=other: other.get("/alerts", run=run)["alerts"], why="the alert")  # type: ignore[misc]
+        (alert,) = other.get("/alerts", run=run)["alerts"]
+        other.request("POST", f"/alerts/{alert['id']}/resolve", json={"note": "seen"})
+        assert state_of(judge, alert["id"]) == "resolved"
+        judge.send(frame({"loss": [1.0] * 3}, run=run, seq=2, first_step=3))
+        time.sleep(0.5)
+        assert state_of(judge, alert["id"]) == "resolved", "its machine knows"
+
+
+def state_of(server: Server, alert: str) -> str:
+    return next(str(one["state"]) for one in server.get("/alerts")["alerts"] if one["id"] == alert)
+
+
+def test_a_run_that_one_server_deletes_begins_anew_on_the_other(pair: tuple[Server, Server]) -> None:
+    a, b = pair
+    for number, run in enumerate((run_of(a), run_of(b))):
+        b.send(frame({"loss": [1.0], "lr": [0.1]}, run=run, seq=1))
+        a.request("DELETE", f"/runs/{run}")
+        b.send(frame({"loss": [2.0], "lr": [0.1]}, run=run, seq=2, first_step=5 + number))
+        for server in pair:
+            assert server.get(f"/runs/{run}/series", name="loss")["mean"] == [2.0]
+            assert sorted(server.get(f"/runs/{run}/names")["names"]) == ["loss", "lr"]
+
+
+def test_rules_that_are_changed_on_one_server_count_on_both(pair: tuple[Server, Server]) -> None:
+    a, b = pair
+    a.request("PUT", "/rules/nonfinite_loss", json={"enabled": False})
+    until(lambda: not _rule(b, "nonfinite_loss")["enabled"], why="the other server has heard of it")
+    run = run_of(b)
+    a.send(frame({"loss": [1.0, float("nan")]}, run=run, events=[started()]))
+    time.sleep(1.0)
+    assert not [one for one in a.get("/alerts")["alerts"] if one["rule"] == "nonfinite_loss"]
+
+
+def _rule(server: Server, name: str) -> Any:
+    return next(one for one in server.get("/rules")["rules"] if one["rule"] == name)
+
+
+def test_a_command_reaches_an_agent_of_the_other_server_once(pair: tuple[Server, Server]) -> None:
+    a, b = pair
+    b.send(frame({"loss": [1.0]}, events=[started()]))
+    asked = a.request("POST", "/runs/r1/commands", json={"kind": "stacks"}).json()
+    seq = iter(range(2, 1000))
+
+    def handed() -> list[str]:
+        return [one["id"] for one in b.send(frame({}, seq=next(seq))).json()["commands"]]
+
+    until(lambda: handed() == [asked["id"]], why="the command")
+    assert handed() == []
+    answer = Event(kind="command", time=1.0, step=None, data={"command": asked["id"], "state": "done"})
+    b.send(frame({}, seq=next(seq), events=[answer]))
+    (command,) = a.get("/runs/r1/commands")["commands"]
+    assert command["state"] == "done"
+
+
+def test_a_one_time_address_is_good_on_any_server_once(pair: tuple[Server, Server]) -> None:
+    a, b = pair
+    link = a.request("POST", "/session/links").json()["url"]
+    token = link.partition("token=")[2]
+    first, second = (httpx.get(f"{one.running.url}/login", params={"token": token}, timeout=30) for one in (b, a))
+    assert first.status_code == 303
+    assert second.status_code == 401
+
+
+def test_rows_without_a_step_count_on_whichever_server_takes_them(pair: tuple[Server, Server]) -> None:
+    for number in range(20):
+        server = pair[number % 2]
+        server.request("POST", "/log", json={"run": "curl", "metrics": {"loss": float(number)}})
+    (run,) = pair[0].get("/runs", name="curl")["runs"]
+    series = pair[1].get(f"/runs/{run['run']}/series", name="loss")
+    assert series["step"] == list(range(1, 21))
+    assert series["mean"] == [float(number) for number in range(20)]
+
+
+def test_a_server_that_is_alone_is_refused_beside_replicas_and_the_other_way_round(
+    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perfagent_server.database import postgresql
+
+    monkeypatch.setattr(postgresql, "_ADMITTED_S", 0.5)
+    settings = Settings(data=tmp_path / "c", database=database)
+    with replica(tmp_path / "a", database), pytest.raises(ResourceError, match="--replica"):
+        open_services(settings)
+    alone = open_database(settings, alone=True)
+    with pytest.raises(ResourceError, match="without --replica"):
+        open_database(settings, replica="b")
+    alone.close()
+
+
+def test_replicas_need_the_same_secrets(tmp_path: Path, database: str) -> None:
+    with replica(tmp_path / "a", database), pytest.raises(ResourceError, match="PERFAGENT_KEY_PEPPER"):
+        open_services(Settings(data=tmp_path / "b", database=database, replica=True))
+
+
+def test_replicas_need_postgresql(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="need PostgreSQL"):
+        open_services(Settings(data=tmp_path, replica=True))
+
+
+def test_a_user_logs_in_on_one_server_and_is_put_out_by_the_other(pair: tuple[Server, Server]) -> None:
+    here, there = pair
+    body = {"name": "ada", "password": "correct horse battery", "roles": [{"role": "viewer", "project": "p"}]}
+    here.request("POST", "/users", json=body)
+    form = {"name": "ada", "password": "correct horse battery"}
+    cookie = httpx.post(f"{there.running.url}/login", data=form).headers["set-cookie"].partition(";")[0]
+    assert httpx.get(f"{here.running.url}/api/v1/session", headers={"Cookie": cookie}).json()["name"] == "ada"
+    address = f"ws://127.0.0.1:{there.running.settings.port}/ws/live"
+    with connect(address, additional_headers={"Cookie": cookie}) as page:
+        here.request("PATCH", "/users/ada", json={"disabled": True})
+        with pytest.raises(ConnectionClosed) as closed:
+            page.recv(timeout=8)  # sooner than the page would ask by itself
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+    known = httpx.get(f"{there.running.url}/api/v1/session", headers={"Cookie": cookie}).json()
+    assert known["who"] == "anyone"
+
+
+def test_a_key_that_one_server_revokes_is_refused_by_the_other(pair: tuple[Server, Server]) -> None:
+    here, there = pair
+    made = here.request("POST", "/keys", json={"scope": "read"}).json()
+    bearer = {"Authorization": f"Bearer {made['key']}"}
+    there.request("GET", "/runs", headers=bearer)
+    here.request("DELETE", f"/keys/{made['id']}")
+
+    def is_refused() -> bool:
+        return httpx.get(f"{there.running.url}/api/v1/runs", headers=bearer).status_code == 401
+
+    until(is_refused, within_s=8, why="the key still opens the other server")
+
+
+def test_guesses_at_both_servers_are_counted_together(pair: tuple[Server, Server]) -> None:
+    form = {"name": "ada", "password": "a guess at it"}
+    statuses = [httpx.post(f"{pair[turn % 2].running.url}/login", data=form).status_code for turn in range(6)]
+    assert statuses == [401] * 5 + [429]
+
+
+def test_a_new_key_is_valid_on_the_other_server_at_once(tmp_path: Path, database: str) -> None:
+    with (
+        replica(tmp_path / "a", database, auth="required") as a,
+        replica(tmp_path / "b", database, auth="required") as b,
+    ):
+        b.get("/runs")  # it has read the keys that there were
+        key = a.request("POST", "/keys", json={"scope": "read"}).json()["key"]
+
+        def is_valid() -> bool:
+            headers = {"Authorization": f"Bearer {key}"}
+            return httpx.get(f"{b.running.url}/api/v1/runs", headers=headers, timeout=30).status_code == 200
+
+        until(is_valid, within_s=5.0, why="the other server knows the key")
+
+
+def test_a_lease_that_went_away_and_came_back_does_not_count(tmp_path: Path, database: str) -> None:
+    with replica(tmp_path / "a", database) as a:
+        assert a.services.replica is not None
+        mine, run = a.services.replica.leases, run_of(a)
+        before = {shard_of(run): mine.held[shard_of(run)]}
+        a.services.database.write(lambda connection: mine.verify(connection, before))
+        postgresql_server.ask_in(database, "UPDATE lease SET term = term + 2 WHERE name = %s", shard_of(run))
+        with pytest.raises(leases.LeaseLost):
+            a.services.database.write(lambda connection: mine.verify(connection, before))
+        until(lambda: mine.held.get(shard_of(run)) == before[shard_of(run)] + 2, why="the new term")
+
+
+def test_a_server_that_stops_in_its_turn_loses_it(
+    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also inside a pipeline, where PostgreSQL does not see that a transaction idles."""
+    from perfagent_server.database import postgresql
+
+    monkeypatch.setattr(postgresql, "_TURN_IDLE_S", 2)
+    place = Settings(data=tmp_path, database=database)
+    stopped, other = open_database(place, replica="a"), open_database(place, replica="b")
+    entered, may_end = threading.Event(), threading.Event()
+
+    def stops(connection: Connection) -> None:
+        with pipelined(connection):
+            newest_deletion(connection)
+            entered.set()
+            may_end.wait(60)
+
+    held = stopped.submit(stops)
+    assert entered.wait(10)
+
+    def writes() -> bool:
+        with contextlib.suppress(StorageError):
+            other.write(lambda _connection: None)
+            return True
+        return False
+
+    until(writes, within_s=30.0, why="the other server writes")
+    may_end.set()
+    assert held.exception() is not None
+    stopped.close()
+    other.close()
+
+
+def test_many_programs_that_log_to_one_run_at_once_are_all_answered(pair: tuple[Server, Server]) -> None:
+    def log(number: int) -> int:
+        row = {"run": "shared", "rank": number, "step": 1, "metrics": {"loss": 1.0}}
+        answer = httpx.post(f"{pair[number % 2].running.url}/api/v1/log", json=row, headers=ADMIN, timeout=60)
+        return answer.status_code
+
+    with ThreadPoolExecutor(24) as pool:
+        assert set(pool.map(log, range(48))) == {200}
+    assert len(pair[0].get("/runs", name="shared")["runs"]) == 1
