@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 from builders import until
-from data_folder import data_folder
+from data_folder import place_of
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -27,7 +27,7 @@ MSGPACK = {"Content-Type": "application/x-msgpack"}
 
 
 def settings_for(folder: Path, **changes: Any) -> Settings:
-    return Settings(data=data_folder(folder / "server-data"), admin_token=ADMIN_TOKEN, **changes)
+    return Settings(**{**place_of(folder / "server-data"), "admin_token": ADMIN_TOKEN, **changes})
 
 
 @contextlib.contextmanager

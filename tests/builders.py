@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import forked_servers
 import httpx
-from data_folder import data_folder
+from data_folder import place_of
 
 T = TypeVar("T")
 
@@ -103,7 +103,10 @@ class ServerProcess:
         arguments = ["up", "--port", str(self.port), "--data", str(self.folder / "server-data"), *self.options]
         environment, log = job_environment(self.folder, **self.env), self.folder / "server.log"
         if self.forked:
-            data_folder(self.folder / "server-data")
+            place = place_of(self.folder / "server-data")
+            for name in ("database", "metrics"):
+                if place[name] is not None:
+                    environment.setdefault(f"PERFAGENT_{name.upper()}", place[name])
             self.process = forked_servers.fork(arguments, environment, log)
         else:
             with log.open("ab") as output:

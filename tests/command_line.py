@@ -74,8 +74,10 @@ def python_in_terminal(
     rows: int = 50,
     typed: str = "",
     asks: str = "",
+    when: str = "",
 ) -> Screenful:
-    """A process of its own, on a terminal of that size. typed: the answer to what ends with `asks`."""
+    """A process of its own, on a terminal of that size. typed: the answer to what ends with `asks`, or what is typed once
+    `when` was written."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     # pytest-xdist sets COLUMNS in its workers
@@ -95,7 +97,7 @@ def python_in_terminal(
             if not piece:
                 break
             sent += piece
-            if typed and sent.rstrip().endswith(asks.encode()):
+            if typed and (when.encode() in sent if when else sent.rstrip().endswith(asks.encode())):
                 os.write(master, typed.encode())
                 typed = ""
         until(lambda: process.poll() is not None, why="the command did not end")

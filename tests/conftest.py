@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import clickhouse_server
+import postgresql_server
 import pytest
 from builders import Receiver, ServerProcess, server_process
 
@@ -42,10 +44,26 @@ PREFIXES = ("PERFAGENT_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="the tests marked `long`, too")
+    parser.addoption("--postgresql", action="store_true", help="servers have a PostgreSQL database, not SQLite")
+    parser.addoption("--clickhouse", action="store_true", help="servers have their samples in ClickHouse")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers of xdist get the address of the one server from the process that starts them."""
+    if config.option.postgresql and not hasattr(config, "workerinput"):
+        config.add_cleanup(postgresql_server.start())
+    if config.option.clickhouse and not hasattr(config, "workerinput"):
+        config.add_cleanup(clickhouse_server.start())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is marked `long`, unless --all or -m was given, or the test was named by its id."""
+    """Leaves out what is about the other database, and what is marked `long`, unless --all or -m was given, or the test was
+    named by its id."""
+    others = ["sqlite" if config.option.postgresql else "postgresql"]
+    others.append("blocks" if config.option.clickhouse else "clickhouse")
+    left_out = [item for item in items if any(item.get_closest_marker(other) for other in others)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
     if config.option.all or config.option.markexpr:
         return
     named = [_address(config, word) for word in config.args if "::" in word]
@@ -111,6 +129,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_database_is_left() -> Iterator[None]:
+    yield
+    postgresql_server.drop_all()
+    clickhouse_server.drop_all()
 
 
 @pytest.fixture

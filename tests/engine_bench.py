@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_folder import data_folder
+from data_folder import place_of
 from sqlalchemy import select
 
 from perfagent.wire import Event, Frame, Group
@@ -31,7 +31,7 @@ class Bench:
     """A database with one enabled channel, and frames of one run after another."""
 
     def __init__(self, folder: Path) -> None:
-        self.settings = Settings(data=data_folder(folder))
+        self.settings = Settings(**place_of(folder))
         self.database: Database = open_database(self.settings)
         self.store = SqlStore(self.database)
         self.seq: dict[str, int] = {}
@@ -62,7 +62,7 @@ class Bench:
             events=list(events),
             sent=sent,
         )
-        self.database.write(lambda connection: self.store.append(connection, [made], now))
+        self.database.write(lambda connection: self.store.append_in(connection, [made], now))
 
     def engine(self, **options: object) -> Engine:
         return Engine(self.database, self.store, **options)  # type: ignore[arg-type]

@@ -184,6 +184,7 @@ def start(job: dict[str, Any], number: int) -> int:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(job["environments"][number])
+    faulthandler.enable()  # a crash in native code shows its stack
     faulthandler.register(signal.SIGUSR1)
     sys.argv = job["arguments"]
     sys.path[:1] = [str(Path(sys.argv[0]).parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]

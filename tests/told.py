@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_folder import data_folder
+from data_folder import place_of
 from judging import START, frame, make_evaluator
 from sqlalchemy import insert, select
 
@@ -22,7 +22,7 @@ class Told:
     """A run that is judged, and its alerts as rows and deliveries; time is moved by hand."""
 
     def __init__(self, folder: Path) -> None:
-        self.database = open_database(Settings(data=data_folder(folder)))
+        self.database = open_database(Settings(**place_of(folder)))
         self.evaluator, self.now = make_evaluator(), START
         values = {"id": "r", "project": "p", "name": "gpt", "state": "running", "started": START, "updated": START}
         self.database.write(lambda connection: connection.execute(insert(run).values(**values)) and None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -16,10 +18,14 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 
 from perfagent import __version__
 from perfagent_server.database import StorageError
+from perfagent_server.monitoring import CountRequests, Monitoring
+from perfagent_server.refusal import RefusalError
 from perfagent_server.routes import (
     alerts,
+    audit,
     channels,
     commands,
+    compare,
     export,
     findings,
     health,
@@ -27,26 +33,31 @@ from perfagent_server.routes import (
     keys,
     live,
     log,
+    login,
     openapi,
     prices,
     problems,
     profiles,
     query_check,
+    retention,
     rules,
     runs,
     series,
     server_info,
     session,
     silences,
+    users,
 )
 from perfagent_server.routes.edge import (
     BodyLimits,
     HeadAsGet,
     HostCheck,
     OriginCheck,
+    RequestId,
     SecurityHeaders,
     content_security_policy,
 )
+from perfagent_server.routes.fast_path import COMPRESSED_FROM_BYTES, COMPRESSION_LEVEL, FastPath, Route
 from perfagent_server.routes.page_gate import PageGate
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
@@ -58,6 +69,7 @@ __all__ = ["create_app"]
 logger = logging.getLogger("perfagent.server")
 
 _STATIC = Path(__file__).with_name("static")
+_PREFIX = "/api/v1"
 _API = (
     ingest,
     log,
@@ -68,12 +80,16 @@ _API = (
     alerts,
     silences,
     commands,
+    compare,
     profiles,
     channels,
     rules,
     prices,
+    retention,
     keys,
+    users,
     session,
+    audit,
     server_info,
 )
 
@@ -84,10 +100,13 @@ def create_app(settings: Settings, *, dashboard: bool = True, services: Services
     dashboard: mount it where it is installed. services: parts that are open already; the app's end closes them.
     """
 
+    monitoring = Monitoring()
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = services or open_services(settings)
         app.state.services, app.state.access = running, running.access
+        monitoring.watch(running)
         try:
             await running.start()
             yield
@@ -96,18 +115,22 @@ def create_app(settings: Settings, *, dashboard: bool = True, services: Services
 
     app = FastAPI(
         title="perfagent", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # asked for in each request; /metrics has ours
         description="Training runs: ingest, series, findings, alerts. Non-finite numbers are the texts NaN, Infinity, -Infinity.",
     )  # fmt: skip
+    app.state.monitoring = monitoring
     problems.install(app)
     for module in _API:
         # What agents send a thousand times a second has no query.
         checks = [] if module is ingest else [Depends(query_check.only_known)]
+        if module not in (ingest, log):  # they leave out what cannot be stored, and store the rest
+            checks.append(Depends(query_check.no_nul))
         app.include_router(
-            module.router, prefix="/api/v1", tags=[module.__name__.rpartition(".")[2]], dependencies=checks
+            module.router, prefix=_PREFIX, tags=[module.__name__.rpartition(".")[2]], dependencies=checks
         )
     app.include_router(health.router, tags=["health"])
     app.include_router(live.router)
-    app.include_router(session.pages)
+    app.include_router(login.pages)
     app.include_router(_documentation(), include_in_schema=False)
     # Before the dashboard, which answers every path that is left with a page.
     for path in ("/api", "/api/{rest:path}"):
@@ -117,12 +140,16 @@ def create_app(settings: Settings, *, dashboard: bool = True, services: Services
     own_policy = content_security_policy()
     # The last one added is the first that a request meets.
     app.add_middleware(HeadAsGet)
-    app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)
+    app.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_FROM_BYTES, compresslevel=COMPRESSION_LEVEL)
     app.add_middleware(PageGate, settings=settings, state=app.state)
+    fast: dict[str, Route] = {f"{_PREFIX}/ingest": ingest.ingest, f"{_PREFIX}/log": log.log}
+    app.add_middleware(FastPath, routes=fast, state=app.state)
     app.add_middleware(BodyLimits, settings=settings)
     app.add_middleware(OriginCheck, settings=settings)
     app.add_middleware(HostCheck, settings=settings)
     app.add_middleware(SecurityHeaders, policy=lambda: getattr(app.state, "dashboard_csp", None) or own_policy)
+    app.add_middleware(RequestId)
+    app.add_middleware(CountRequests, counts=monitoring.requests, before_routing=frozenset(fast))
     return app
 
 
@@ -133,7 +160,7 @@ async def _unknown(request: Request) -> Response:
     """404, or 405 where only the method is wrong: this route matches everything, so the router cannot tell them
     apart."""
     path = request.url.path
-    below = path.removeprefix("/api/v1")
+    below = path.removeprefix(_PREFIX)
     allowed: set[str] = set()
     for route in _routes():
         if below != path and route.path_regex.match(below):
@@ -182,29 +209,32 @@ def _mount_dashboard(app: FastAPI, settings: Settings) -> bool:
         mount_on(
             app,
             server_url=settings.url,
-            known_run=lambda run: _known_run(app, run),
-            run_named=lambda name: _run_named(app, name),
+            known_run=partial(_known_run, app),
+            run_named=partial(_run_named, app),
         )
         return True
     return False
 
 
-def _known_run(app: FastAPI, run: str) -> bool:
-    """Whether there is such a run, as far as the database can tell: while it does not answer, the page itself says
-    so."""
+async def _known_run(app: FastAPI, asked: Request, run: str) -> bool:
+    """Whether there is such a run that the viewer may see, as far as the database can tell: while it does not answer, the
+    page itself says so."""
     services: Services = app.state.services
     try:
-        return services.runs.exists(run)
-    except (StorageError, SQLAlchemyError):
+        identity = await services.access.identify(asked)
+        project = await asyncio.to_thread(services.runs.project_of, run)
+    except (StorageError, SQLAlchemyError, RefusalError):
         return True
+    return project is not None and identity.sees(project)
 
 
-def _run_named(app: FastAPI, name: str) -> str | None:
-    """The newest run of a name, as far as the database can tell."""
+async def _run_named(app: FastAPI, asked: Request, name: str) -> str | None:
+    """The newest run of a name that the viewer may see, as far as the database can tell."""
     services: Services = app.state.services
     try:
-        return services.runs.named(name)
-    except (StorageError, SQLAlchemyError):
+        identity = await services.access.identify(asked)
+        return await asyncio.to_thread(services.runs.named, name, identity.seen_projects)
+    except (StorageError, SQLAlchemyError, RefusalError):
         return None
 
 

@@ -9,7 +9,10 @@ from typing import Literal
 
 __all__ = ["RefusalError", "Why"]
 
-Why = Literal["bad_request", "unauthorized", "forbidden", "key_reused", "too_many_failures"]
+Why = Literal[
+    "bad_request", "unauthorized", "forbidden", "key_reused", "too_many_failures", "too_many_requests",
+    "provider_unreachable",
+]  # fmt: skip
 
 
 class RefusalError(Exception):

@@ -3,6 +3,7 @@ needed)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from alembic import command
@@ -13,7 +14,7 @@ from sqlalchemy import Connection, Engine
 
 from perfagent.errors import ResourceError
 
-__all__ = ["config", "current", "head", "upgrade"]
+__all__ = ["config", "current", "head", "missing", "upgrade"]
 
 
 def config(connection: Connection | None = None) -> Config:
@@ -34,19 +35,32 @@ def current(connection: Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
 
 
-def upgrade(engine: Engine, where: str) -> None:
-    """Runs what is missing, all in one transaction. Raises ResourceError for a revision from a newer version."""
+def missing(found: str | None, where: str) -> list[tuple[str, str]]:
+    """The migrations that a database of this revision still needs: revision and what it does, oldest first. Raises
+    ResourceError for a revision from a newer version."""
     scripts = ScriptDirectory.from_config(config())
     newest = scripts.get_current_head()
-    with engine.connect() as connection, connection.begin():
-        found = current(connection)
-    if found == newest:
-        return
     if found is not None and found not in {script.revision for script in scripts.walk_revisions()}:
         raise ResourceError(
             f"the database {where} has schema version {found!r}, which this perfagent does not know (newest here: {newest!r}): "
             "upgrade perfagent, or restore a backup made with this version"
         )
+    if found == newest:
+        return []
+    left = scripts.iterate_revisions("head", found or "base")
+    return [(script.revision, script.doc) for script in left][::-1]
+
+
+def upgrade(engine: Engine, where: str, first: Callable[[Connection], None] | None = None) -> None:
+    """Runs what is missing, all in one transaction, and `first` before it. Raises ResourceError for a revision from a
+    newer version."""
+    with engine.connect() as connection, connection.begin():
+        found = current(connection)
+    if not missing(found, where):
+        return
+    newest = head()
     with engine.connect().execution_options(perfagent_write=True) as connection, connection.begin():
+        if first is not None:
+            first(connection)
         if current(connection) != newest:  # another process may have been faster
             command.upgrade(config(connection), "head")

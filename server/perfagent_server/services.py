@@ -3,42 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from perfagent.errors import ResourceError
+from perfagent.errors import ConfigError, ResourceError
 from perfagent.local_server import ADMIN_TOKEN_FILE
 from perfagent.wire import Finding, Spent
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.alerts.reports import Reports
+from perfagent_server.alerts.tables import one_alert
 from perfagent_server.database import Database, open_database
 from perfagent_server.engine.rule_settings import RULES_FILE, RuleSettings
 from perfagent_server.engine.scheduler import Engine
 from perfagent_server.ingest.group_commit import Ingest
 from perfagent_server.ingest.json_rows import LogRows
+from perfagent_server.ingest.new_runs import NewRuns
+from perfagent_server.ingest.sender_limits import SenderLimits
 from perfagent_server.live.hub import Hub
+from perfagent_server.replicas.leases import OUTBOX, Leases
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.runs.figures import Figures
 from perfagent_server.runs.rule_profiles import RuleProfiles
 from perfagent_server.runs.run_commands import Orders
 from perfagent_server.runs.run_queries import Runs
+from perfagent_server.runs.run_table import RunTable
 from perfagent_server.security.access import Access
 from perfagent_server.security.keys import PEPPER_FILE, Keys, secret_file
+from perfagent_server.security.people import People
 from perfagent_server.security.sessions import Sessions
-from perfagent_server.settings import Settings
+from perfagent_server.security.signed_cookies import SignedCookies
+from perfagent_server.settings import RETENTION_SETTINGS, Settings
 from perfagent_server.spending.finding_cost import with_money
 from perfagent_server.spending.run_cost import Rate, rate_of, spent_of
 from perfagent_server.store.artifacts import Profiles
+from perfagent_server.store.changes import Change, newest_change
 from perfagent_server.store.interface import MetricStore
+from perfagent_server.store.opening import open_store
 from perfagent_server.store.retention import Retention, RetentionPolicy
-from perfagent_server.store.sql import SqlStore
-from perfagent_server.store.write.compaction import Compactor
+from perfagent_server.store.samples import SampleCompactor
+from perfagent_server.store.shards import STORAGE
 from perfagent_server.verdict.healthy import Healthy
+
+if TYPE_CHECKING:
+    from perfagent_server.replicas.replica import Replica
+    from perfagent_server.security.oidc import OpenIdProvider
 
 __all__ = ["Services", "open_services"]
 
@@ -50,7 +65,10 @@ class Services:
     store: MetricStore
     runs: Runs
     figures: Figures
+    run_table: RunTable
     ingest: Ingest
+    sender_limits: SenderLimits
+    new_runs: NewRuns
     log_rows: LogRows
     hub: Hub
     engine: Engine
@@ -59,9 +77,13 @@ class Services:
     orders: Orders
     rule_profiles: RuleProfiles
     profiles: Profiles
-    compactor: Compactor
+    compactor: SampleCompactor
     retention: Retention
+    replica: Replica | None
+    """What connects this server with others on the same database; None where it is alone."""
     access: Access
+    people: People
+    provider: OpenIdProvider | None
     forget: Callable[[str], None]
     """Drops what is in memory of a run that was deleted, whoever deleted it."""
     link: Callable[[str], str]
@@ -73,10 +95,13 @@ class Services:
     def counters(self) -> dict[str, dict[str, float]]:
         """Every counter of every part, by part: what /api/v1/self and /metrics show."""
         parts: dict[str, Any] = {
-            "ingest": self.ingest, "live": self.hub, "rules": self.engine, "outbox": self.outbox, "compactor": self.compactor,
-            "retention": self.retention, "commands": self.orders, "rule_profiles": self.rule_profiles,
+            "ingest": self.ingest, "limits": self.sender_limits, "live": self.hub, "rules": self.engine, "outbox": self.outbox,
+            "compactor": self.compactor, "retention": self.retention, "commands": self.orders,
+            "rule_profiles": self.rule_profiles,
         }  # fmt: skip
         counted = {name: dict(getattr(part, "counters", {})) for name, part in parts.items()}
+        if self.replica is not None:
+            counted["replica"] = self.replica.counters
         counted["ingest"]["waiting"] = self.ingest.waiting
         counted["database"] = {
             "commits": self.database.commits, "jobs": self.database.jobs, "waiting": self.database.waiting,
@@ -93,8 +118,20 @@ class Services:
 
     def spent_of(self, run: str) -> Spent:
         """Hours, energy and money that a run has taken."""
+        timing = self.figures.of(run)  # before: who waits for a second connection keeps others from their first
         with self.database.read() as connection:
-            return spent_of(connection, run, self.figures.of)
+            return spent_of(connection, run, lambda _run: timing)
+
+    def is_watched(self, run: str) -> bool:
+        """Whether any page, of this server or another, shows the samples of a run as they come."""
+        return self.hub.watches(run) or (self.replica is not None and self.replica.is_watched(run))
+
+    def resolve(self, run: str, alert: str, why: str) -> bool:
+        """Closes an alert by hand. False when its run has no such alert open. Where another server judges the run, it is
+        asked."""
+        if self.replica is None or self.engine.judges(run):
+            return self.engine.resolve(run, alert, why)
+        return self.replica.ask_to_resolve(run, alert, why)
 
     def rules_changed(self) -> None:
         """The rules of some runs have other thresholds now: runs are loaded with them when they move."""
@@ -103,8 +140,12 @@ class Services:
 
     async def start(self) -> None:
         await self.hub.start()
-        self.ingest.is_behind = lambda: self.engine.is_behind
-        self.ingest.on_commit += [self.hub.publish, self.orders.note, lambda _stored: self.engine.wake()]
+        self.ingest.is_behind = lambda: self.engine.is_behind or self.compactor.is_behind
+        if self.replica is None:
+            self.ingest.on_commit.append(self.hub.publish)
+        else:  # pages get the frames of all servers from one place
+            await asyncio.to_thread(self.replica.start)
+        self.ingest.on_commit += [self.orders.note, lambda _stored: self.engine.wake()]
         self.compactor.start()
         self.retention.start()
         self.engine.start()
@@ -113,8 +154,9 @@ class Services:
     async def stop(self) -> None:
         """In the order of the data's way, so that what was accepted is also judged as far as time allows."""
         await self.hub.stop()
-        for part in (self.engine, self.outbox, self.retention, self.compactor):
-            await asyncio.to_thread(part.stop)
+        for part in (self.engine, self.outbox, self.retention, self.compactor, self.replica):
+            if part is not None:
+                await asyncio.to_thread(part.stop)
         await asyncio.to_thread(self.database.close)
 
 
@@ -122,18 +164,44 @@ def open_services(settings: Settings) -> Services:
     """Opens the data and wires the parts; nothing runs yet but the database's writer. Raises ConfigError."""
     _private_folder(settings.data)
     admin_token = settings.admin_token or secret_file(settings.data / ADMIN_TOKEN_FILE)
-    pepper = secret_file(settings.data / PEPPER_FILE)
-    database = open_database(settings)
-    store = SqlStore(database)
+    pepper = settings.key_pepper or secret_file(settings.data / PEPPER_FILE)
+    cookies = SignedCookies(pepper)
+    provider = _provider(settings, cookies)
+    database = open_database(
+        settings, alone=not settings.replica, replica=secrets.token_hex(8) if settings.replica else ""
+    )
+    try:
+        return _wired(settings, database, admin_token, pepper, cookies, provider)
+    except BaseException:
+        database.close()
+        raise
+
+
+def _wired(
+    settings: Settings, database: Database, admin_token: str, pepper: str, cookies: SignedCookies,
+    provider: OpenIdProvider | None,
+) -> Services:  # fmt: skip
+    with database.read() as connection:
+        known = newest_change(connection)  # before any cache is filled
     runs = Runs(database)
-    hub = Hub(runs.summaries, runs.rows)
-    ingest = Ingest(database, store)
+    hub = Hub(runs.summaries, runs.rows, runs.projects_of)
+    leases = Leases(database, settings.url, admin_token + pepper, hub.watching) if settings.replica else None
+    if leases is not None:
+        leases.check_secrets()
+    store, compactor, thin = open_store(database, settings.metrics, max_names=settings.max_names, leases=leases)
+    ingest = Ingest(store)
+    sender_limits = SenderLimits(settings.limits)
+    new_runs = NewRuns(runs, sender_limits, max_projects=settings.max_projects)
     orders = Orders(database)
 
     def link(run: str) -> str:
         return f"{settings.url}/run/{quote(run, safe='')}"
 
-    outbox = Outbox(database, settings.webhook_allow)
+    def holds(name: str) -> Callable[[], bool]:
+        return (lambda: True) if leases is None else partial(leases.holds, name)
+
+    keys = Keys(database, pepper)
+    outbox = Outbox(database, settings.webhook_allow, is_mine=holds(OUTBOX))
 
     def publish_runs(changed: list[str]) -> None:
         for summary in runs.summaries(changed):
@@ -145,6 +213,7 @@ def open_services(settings: Settings) -> Services:
         database,
         store,
         hub,
+        shards=leases,
         plan_of=rule_settings.plan_of,
         link=link,
         on_deliveries=outbox.wake,
@@ -164,13 +233,40 @@ def open_services(settings: Settings) -> Services:
         database=database, verdict_of=verdict_of, is_well=lambda: engine.is_alive and not database.full, link=link
     )
     outbox.chores.append(reports.write)
-    log_rows = LogRows(database, runs, ingest)
+    log_rows = LogRows(database, runs, ingest, new_runs)
 
     def forget(run: str) -> None:
         log_rows.forget(run)
+        new_runs.forget(run)
         orders.forget(run)
         engine.drop(run)
         hub.forget(run)
+
+    def rules_changed(change: Change) -> None:
+        if not change.subject:
+            rule_settings.changed()
+        engine.reload(change.subject or None)
+
+    def keys_changed(_change: Change) -> None:
+        keys.changed()
+        hub.check_pages()
+
+    replica = None
+    if leases is not None:
+        from perfagent_server.replicas.replica import Replica, resolve_as_asked  # needs the extra `postgresql`
+
+        handlers: dict[str, Callable[[Change], object]] = {
+            "alert": lambda change: _publish_alert(database, hub, change.subject),
+            "command": lambda change: orders.load(change.subject),
+            "deleted": lambda change: forget(change.subject),
+            "delivery": lambda _change: outbox.wake(),
+            "key": keys_changed,
+            "resolve": lambda change: resolve_as_asked(engine, change),
+            "rules": rules_changed,
+            "run": lambda change: publish_runs([change.subject]),
+            "session": lambda _change: hub.check_pages(),
+        }
+        replica = Replica(database, store, hub, leases, handlers, since=known, on_news=engine.wake)
 
     return Services(
         settings=settings,
@@ -178,7 +274,10 @@ def open_services(settings: Settings) -> Services:
         store=store,
         runs=runs,
         figures=figures,
+        run_table=RunTable(database, store, runs, figures, verdict_of),
         ingest=ingest,
+        sender_limits=sender_limits,
+        new_runs=new_runs,
         log_rows=log_rows,
         hub=hub,
         engine=engine,
@@ -187,9 +286,14 @@ def open_services(settings: Settings) -> Services:
         orders=orders,
         rule_profiles=rule_profiles,
         profiles=Profiles(database),
-        compactor=Compactor(database),
-        retention=Retention(database, store, _policy(settings), on_deleted=forget),
-        access=Access(settings, Keys(database, pepper), Sessions(database), admin_token=admin_token),
+        compactor=compactor,
+        retention=Retention(
+            database, store, _policy(settings), on_deleted=forget, is_mine=holds(STORAGE), thin_elsewhere=thin
+        ),
+        replica=replica,
+        access=Access(settings, keys, Sessions(database), admin_token=admin_token),
+        people=People(database, cookies),
+        provider=provider,
         forget=forget,
         link=link,
         verdict_of=verdict_of,
@@ -197,15 +301,29 @@ def open_services(settings: Settings) -> Services:
     )
 
 
+def _publish_alert(database: Database, hub: Hub, alert_id: str) -> None:
+    with database.read() as connection:
+        found = one_alert(connection, alert_id)
+    if found is not None:
+        hub.publish_alert(found)
+
+
+def _provider(settings: Settings, cookies: SignedCookies) -> OpenIdProvider | None:
+    if not settings.oidc_issuer:
+        return None
+    try:
+        from perfagent_server.security.oidc import OpenIdProvider
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"oidc_issuer is set, and {error.name} is not installed; install perfagent with the extra `oidc`"
+        ) from error
+    return OpenIdProvider(settings, cookies)
+
+
 def _policy(settings: Settings) -> RetentionPolicy:
-    return RetentionPolicy(
-        samples_days=settings.samples_days,
-        runs_days=settings.runs_days,
-        events_days=settings.events_days,
-        profiles_days=settings.profiles_days,
-        alerts_days=settings.alerts_days,
-        audit_days=settings.audit_days,
-    )
+    limits: dict[str, Any] = {name: getattr(settings, name) for name in RETENTION_SETTINGS}
+    kept: dict[str, Any] = {name: None if value == math.inf else value for name, value in limits.items()}
+    return RetentionPolicy(**kept)
 
 
 def _ask_run(orders: Orders, rule_profiles: RuleProfiles, run: str, alert: str, finding: Finding) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
+import time
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from perfagent_server.deadlines import Deadlines
+from perfagent_server.services import Services
 from perfagent_server.settings import Settings
+from perfagent_server.systemd import notify, watchdog_period_s
 
 __all__ = ["SHUTDOWN_S", "make_server"]
 
@@ -21,7 +26,7 @@ SHUTDOWN_S = 5
 
 
 def make_server(app: FastAPI, settings: Settings, *, log_level: str = "warning") -> uvicorn.Server:
-    """A server that is not started. No access log: it would hold the tokens of one-time addresses."""
+    """A server that is not started. Its log lines go where those of all other parts go (logs.py)."""
     _allow_many_connections()
     config = uvicorn.Config(
         app,
@@ -37,12 +42,44 @@ def make_server(app: FastAPI, settings: Settings, *, log_level: str = "warning")
         proxy_headers=bool(settings.forwarded_allow_ips),
         forwarded_allow_ips=list(settings.forwarded_allow_ips),
         server_header=False,
-        access_log=False,
-        log_level=log_level,
+        access_log=settings.access_log,
+        log_config=None,
+        log_level=None if settings.access_log else log_level,
         lifespan="on",
     )
     logging.getLogger("uvicorn.error").addFilter(_is_news)
-    return uvicorn.Server(config)
+    return _Server(config, app)
+
+
+class _Server(uvicorn.Server):
+    """Tells systemd how it is. The loop itself says that it is well, so that a loop that hangs says nothing."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+        self._period = watchdog_period_s()
+        self._next = 0.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            notify("READY=1")
+
+    async def on_tick(self, counter: int) -> bool:
+        now = time.monotonic()
+        if self._period is not None and now >= self._next and self._is_well():
+            self._next = now + self._period
+            notify("WATCHDOG=1")
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        notify("STOPPING=1")
+        await super().shutdown(sockets)
+
+    def _is_well(self) -> bool:
+        """The threads run without which nothing is stored, and nothing judged."""
+        services: Services = self._app.state.services
+        return services.database.is_alive and services.engine.is_alive
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -56,9 +93,9 @@ def _is_news(record: logging.LogRecord) -> bool:
 def _protocol(header_timeout_s: float) -> type[HttpToolsProtocol]:
     """uvicorn closes idle connections but waits for ever for the second half of a request's head; this one does not."""
 
-    class WithHeaderTimeout(HttpToolsProtocol):
-        _head_timer: asyncio.TimerHandle | None = None
+    heads = Deadlines()
 
+    class WithHeaderTimeout(HttpToolsProtocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._start_head_timer()
@@ -76,13 +113,10 @@ def _protocol(header_timeout_s: float) -> type[HttpToolsProtocol]:
             super().connection_lost(exc)
 
         def _start_head_timer(self) -> None:
-            self._stop_head_timer()
-            self._head_timer = self.loop.call_later(header_timeout_s, self._head_too_slow)
+            heads.set(self, self.loop.time() + header_timeout_s, self._head_too_slow)
 
         def _stop_head_timer(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
+            heads.drop(self)
 
         def _head_too_slow(self) -> None:
             if not self.transport.is_closing():

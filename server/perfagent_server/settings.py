@@ -16,34 +16,65 @@ from typing import Any, Literal, get_args
 from perfagent.errors import ConfigError
 from perfagent.local_server import data_folder
 from perfagent.wire import MAX_DECODED_BYTES, MAX_SENT_BYTES
+from perfagent.wire.limits import MAX_NAMES_PER_RUN
+from perfagent_server.limits import LIMITS, Limits
 
-__all__ = ["Auth", "Settings"]
+__all__ = ["RETENTION_SETTINGS", "Auth", "LogFormat", "LogLevel", "Settings"]
 
 Auth = Literal["auto", "required"]
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+RETENTION_SETTINGS = (
+    "samples_days",
+    "rollup16_days",
+    "rollup256_days",
+    "runs_days",
+    "events_days",
+    "profiles_days",
+    "alerts_days",
+    "audit_days",
+    "max_bytes",
+)
+"""The settings of how long, or how much, is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """host, port: where the server listens. data: folder of the database, the admin token and the key pepper (0700).
 
-    database: SQLAlchemy URL, None for SQLite in `data`. metrics: URL of a separate store for samples, None for the
-    database. folder: a folder of offline recordings that is uploaded at start. auth: "auto" asks for keys unless bound
-    to loopback, "required" always. insecure_no_auth: reading and ingest without a key even on a public address.
-    allowed_hosts: names in the Host header besides loopback and `host`; "*" is any. forwarded_allow_ips: proxies whose
-    X-Forwarded-For is believed. public_url: the address that people use, for links in alerts. webhook_allow: receivers
-    (host:port, host, CIDR) that are allowed although they are loopback or private. admin_token: replaces the token
-    file. max_body_bytes, max_decoded_bytes: of one request, as sent and decoded. read_timeout_s: for a request's head
-    and for its body. keep_alive_s: for an idle connection; above twice the agents' flush interval, so that the server
-    never closes one that is about to be used. samples_days: after so many days full resolution is dropped and cells of
-    16 steps stay. runs_days: after so many days without a word a run is deleted. events_days, profiles_days, alerts_days,
-    audit_days: after so many days console lines, stacks and other events, profiles, alerts that are over, and rows of
-    the audit log are deleted. None: kept for ever.
+    database: SQLAlchemy URL, None for SQLite in `data`. replica: whether other servers use the same database, too.
+    metrics: URL of a separate store for samples, None for the database. folder: a folder of offline recordings that is
+    uploaded at start. auth: "auto" asks for keys unless bound to loopback, "required" always. insecure_no_auth: reading
+    and ingest without a key even on a public address. allowed_hosts: names in the Host header besides loopback and
+    `host`; "*" is any. forwarded_allow_ips: proxies whose X-Forwarded-For is believed. public_url: the address that
+    people use, for links in alerts. webhook_allow: receivers (host:port, host, CIDR) that are allowed although they are
+    loopback or private. admin_token: replaces the token file. key_pepper: replaces the file of the secret from which
+    the digests of keys are made; replicas need the same. max_body_bytes, max_decoded_bytes: of one request, as sent and
+    decoded. read_timeout_s: for a request's head and for its body. keep_alive_s: for an idle connection; above twice
+    the agents' flush interval, so that the server never closes one that is about to be used.
+    samples_days: after so many days full resolution is dropped and cells of 16 steps stay. rollup16_days,
+    rollup256_days: so many days after a run's end its cells of 16 steps become cells of 256 steps, and those become
+    cells of 4096. runs_days: after so many days without a word a run is deleted. events_days, profiles_days,
+    alerts_days, audit_days: after so many days console lines, stacks and other events, profiles, alerts that are over,
+    and rows of the audit log are deleted. max_bytes: of the database; when it has more, the oldest runs lose their
+    samples, then their cells, and then go. None: kept for ever, and without a limit.
+    requests_per_s, samples_per_s, bytes_per_s, runs_per_hour: of one sender (limits.py). max_projects: of this server;
+    max_ranks, max_names: of a run.
+    metrics_runs: so many runs are in /metrics, those that were heard of last; 0: none.
+    log_format: "text", or "json" for one object a line. log_level: the least level that is logged. access_log: a line for
+    each request.
+    oidc_issuer: the address of an OpenID provider at which people sign in; oidc_client_id, oidc_client_secret (or a file
+    with it): as registered there; oidc_name: what the button says; oidc_scopes: what is asked for, separated by spaces;
+    oidc_claim: whose values give roles; oidc_roles: VALUE=ROLE or VALUE=ROLE:PROJECT; oidc_domains: only people with a
+    verified mail address in one of these.
     """
 
     host: str = "127.0.0.1"
     port: int = 8420
     data: Path = field(default_factory=data_folder)
     database: str | None = None
+    replica: bool = False
+    metrics: str | None = field(default=None, repr=False)
     folder: Path | None = None
     auth: Auth = "auto"
     insecure_no_auth: bool = False
@@ -52,33 +83,72 @@ class Settings:
     public_url: str | None = None
     webhook_allow: tuple[str, ...] = ()
     admin_token: str | None = field(default=None, repr=False)
+    key_pepper: str | None = field(default=None, repr=False)
     max_body_bytes: int = MAX_SENT_BYTES
     max_decoded_bytes: int = MAX_DECODED_BYTES
     read_timeout_s: float = 10.0
     keep_alive_s: int = 75
     samples_days: float | None = None
+    rollup16_days: float | None = None
+    rollup256_days: float | None = None
     runs_days: float | None = None
     events_days: float | None = None
     profiles_days: float | None = None
     alerts_days: float | None = None
     audit_days: float | None = None
+    max_bytes: float | None = None
+    metrics_runs: int = 100
+    requests_per_s: float = 2_000.0
+    samples_per_s: float = 500_000.0
+    bytes_per_s: float = 64.0 * 2**20
+    runs_per_hour: float = 20_000.0
+    max_projects: int = 1_000
+    max_ranks: int = 65_536
+    max_names: int = MAX_NAMES_PER_RUN
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "warning"
+    access_log: bool = False
+    oidc_issuer: str | None = None
+    oidc_client_id: str | None = None
+    oidc_client_secret: str | None = field(default=None, repr=False)
+    oidc_client_secret_file: Path | None = None
+    oidc_name: str = "single sign-on"
+    oidc_scopes: str = "openid profile email"
+    oidc_claim: str = "groups"
+    oidc_roles: tuple[str, ...] = ()
+    oidc_domains: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.auth not in get_args(Auth):
-            raise ConfigError(f"auth is {self.auth!r}; allowed are {', '.join(get_args(Auth))}")
+        for name, allowed in (("auth", Auth), ("log_format", LogFormat), ("log_level", LogLevel)):
+            if getattr(self, name) not in get_args(allowed):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(get_args(allowed))}")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; allowed are 0 (any free one) to 65535")
-        for name in ("max_body_bytes", "max_decoded_bytes", "read_timeout_s", "keep_alive_s"):
+        above_zero = (
+            "max_body_bytes", "max_decoded_bytes", "read_timeout_s", "keep_alive_s", "max_projects", "max_ranks", "max_names",
+        )  # fmt: skip
+        for name in (*above_zero, *LIMITS):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
-        for name in ("samples_days", "runs_days", "events_days", "profiles_days", "alerts_days", "audit_days"):
-            days = getattr(self, name)
-            if days is not None and not days > 0:
-                raise ConfigError(f"{name} is {days}; it must be above 0 (inf keeps everything)")
+        if self.metrics_runs < 0:
+            raise ConfigError(f"metrics_runs is {self.metrics_runs}; allowed are 0 (no run) and above")
+        for name in RETENTION_SETTINGS:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} is {value}; it must be above 0 (inf keeps everything)")
+        if self.key_pepper is not None and len(self.key_pepper) < 16:
+            raise ConfigError(
+                "the key pepper has fewer than 16 characters; take that of the first server, or a longer one"
+            )
         if self.admin_token is not None and len(self.admin_token) < 16:
             raise ConfigError(
                 "the admin token has fewer than 16 characters; leave PERFAGENT_ADMIN_TOKEN unset to have one made"
             )
+
+    @property
+    def limits(self) -> Limits:
+        """What a sender may send, unless its key has limits of its own."""
+        return Limits(**{name: getattr(self, name) for name in LIMITS})
 
     @property
     def loopback(self) -> bool:

@@ -7,7 +7,6 @@ The oracle is the receiver's own list of requests.
 from __future__ import annotations
 
 import random
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from builders import Delivery, Receiver, ServerProcess, free_port, server_process, until, web
-from data_folder import data_folder
+from data_folder import looking_into, place_of
 from faults.outcome import Outcome
-from sqlalchemy import insert
+from sqlalchemy import func, insert, select
 
 from perfagent.wire import Event, Finding, Frame, Group, encode
 from perfagent_server.alerts import channels, tables
@@ -27,6 +26,7 @@ from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.database import Database, open_database
 from perfagent_server.settings import Settings
+from perfagent_server.store.tables import alert, delivery
 from perfagent_server.store.tables import run as runs
 
 Say = Callable[[str], None]
@@ -289,7 +289,7 @@ def receiver_away(folder: Path, *, alerts: int, hours: float = 72.0) -> Outcome:
     clock, moments = _Clock(BEGIN), random.Random(4)
     fires = sorted(moments.uniform(0.0, hours * 3600.0) for _ in range(alerts))
     port = free_port()
-    database = open_database(Settings(data=data_folder(folder)))
+    database = open_database(Settings(**place_of(folder)))
     try:
         _channel_and_run(database, f"http://127.0.0.1:{port}/hook")
         outbox = _ByHand(database, [f"127.0.0.1:{port}"], clock=clock)
@@ -439,14 +439,10 @@ def _fire(database: Database, name: str, at: float) -> None:
 
 
 def _rows_on_disk(server: ServerProcess, run: str) -> tuple[int, int]:
-    """Alerts of a run and their deliveries, in the database file of a server, dead or alive."""
-    path = next(
-        path for path in (server.folder / "server-data").iterdir() if path.suffix in (".db", ".sqlite", ".sqlite3")
-    )
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-    try:
-        alerts = connection.execute("SELECT count(*) FROM alert WHERE run = ?", (run,)).fetchone()[0]
-        sent = connection.execute("SELECT count(*) FROM delivery WHERE run = ?", (run,)).fetchone()[0]
-        return int(alerts), int(sent)
-    finally:
-        connection.close()
+    """Alerts of a run and their deliveries, in the database of a server, dead or alive."""
+    with looking_into(server.folder / "server-data") as connection:
+        counts = [
+            connection.execute(select(func.count()).select_from(table).where(table.c.run == run)).scalar_one()
+            for table in (alert, delivery)
+        ]
+    return counts[0], counts[1]

@@ -24,7 +24,7 @@ from perfagent_server.alerts import retries
 from perfagent_server.alerts.batches import Batch, put_off, what_is_due
 from perfagent_server.alerts.outcome import Outcome
 from perfagent_server.alerts.senders import Post, send
-from perfagent_server.database import Database, QueueFull, StorageError
+from perfagent_server.database import Database, StorageError
 from perfagent_server.security.outbound import Guard, post
 from perfagent_server.store.tables import alert, delivery
 
@@ -34,6 +34,8 @@ log = logging.getLogger("perfagent.server")
 
 _THREADS = 32
 _IDLE_S = 5.0
+_LOOK_S = 0.5
+_UNWRITTEN_S = 1.0  # between two tries to write down what became of a message
 _CHORES_S = 5.0
 _KEPT_S = 30 * 86400.0  # delivered and failed rows are kept that long
 
@@ -45,7 +47,8 @@ class Outbox:
     """start() and stop() the threads; wake() when deliveries were written; wait() for the outcome of one.
 
     allow: receivers that may be used although they are loopback or private. chores: what to carry out every few
-    seconds. clock: Unix seconds. send: one POST; the guarded one unless a test drives it.
+    seconds. is_mine: whether this server sends; where several share a database, one of them does. clock: Unix seconds.
+    send: one POST; the guarded one unless a test drives it.
     """
 
     def __init__(
@@ -54,9 +57,11 @@ class Outbox:
         allow: Iterable[str] = (),
         *,
         guard: Guard | None = None,
+        is_mine: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.time,
         send: Post = post,
     ) -> None:
+        self._is_mine = is_mine
         self._database, self.guard = database, guard or Guard(allow)
         self.chores: list[Chore] = []
         self._clock, self._post = clock, send
@@ -108,7 +113,7 @@ class Outbox:
         end = time.monotonic() + timeout_s
         with self._done:
             while (row := tried()) is None and (left := end - time.monotonic()) > 0:
-                self._done.wait(left)
+                self._done.wait(min(left, _LOOK_S))  # another server may send it, and wakes nobody here
         return row
 
     # --- the scheduling thread ----------------------------------------------------------------------------------------
@@ -126,6 +131,8 @@ class Outbox:
 
     def _schedule(self) -> float:
         """Hands what is due to the sending threads; seconds until there may be more."""
+        if not self._is_mine():
+            return _IDLE_S
         now = self._clock()
         self._keep_house(now)
         with self._done:
@@ -170,17 +177,9 @@ class Outbox:
         named = batch.rows[0]["id"]
         try:
             outcome = self._try(batch)
-            now = self._clock()
-            self._database.write(
-                lambda connection: retries.write_down(connection, batch.rows, outcome, now, self._count), essential=True
-            )
-            self._count("tries")
-            self._count("delivered" if outcome.delivered else "failed_tries")
-        except StorageError as error:
-            self._count("failures")
-            if not isinstance(error, QueueFull) or not self._stopping:
-                log.warning("the outcome of webhook %s could not be written: %s", named, error)
-            time.sleep(0 if self._stopping else 1)  # the row is still due: not in a hot loop
+            if self._write_down(batch, outcome, self._clock()):
+                self._count("tries")
+                self._count("delivered" if outcome.delivered else "failed_tries")
         except Exception:
             self._count("failures")
             log.exception("the outcome of webhook %s could not be written", named)
@@ -191,6 +190,27 @@ class Outbox:
                     self._flying.pop(row["id"], None)
                 self._done.notify_all()
             self._event.set()
+
+    def _write_down(self, batch: Batch, outcome: Outcome, now: float) -> bool:
+        """Writes the outcome of a sent message. Tries again until it is stored or the server stops: without the stored outcome
+        the message would be sent again. False if the server stopped first."""
+        told = False
+        while True:
+            try:
+                self._database.write(
+                    lambda connection: retries.write_down(connection, batch.rows, outcome, now, self._count),
+                    essential=True,
+                )
+            except StorageError as error:
+                self._count("failures")
+                if self._stopping:
+                    return False
+                if not told:
+                    log.warning("the outcome of webhook %s cannot be written yet: %s", batch.rows[0]["id"], error)
+                told = True
+                time.sleep(_UNWRITTEN_S)
+            else:
+                return True
 
     def _count(self, name: str) -> None:
         self.counters[name] += 1

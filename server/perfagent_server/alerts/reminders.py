@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, delete, select
+from sqlalchemy import Connection, RowMapping, case, delete, select
 from sqlalchemy.sql.expression import func
 
 from perfagent_server.alerts import quiet
@@ -53,7 +53,8 @@ def forget(connection: Connection, alert_id: str) -> None:
 
 def due_again(connection: Connection, now: float) -> list[Again]:
     """What is due again on channels that repeat."""
-    newest, waits = func.max(delivery.c.created).label("newest"), func.max(delivery.c.state == "waiting").label("waits")
+    newest = func.max(delivery.c.created).label("newest")
+    waits = func.max(case((delivery.c.state == "waiting", 1), else_=0)).label("waits")
     query = (
         select(delivery.c.alert, delivery.c.channel, channel.c.repeat_s, newest, waits)
         .join(channel, channel.c.id == delivery.c.channel)

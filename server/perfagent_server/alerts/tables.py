@@ -33,7 +33,7 @@ from perfagent_server.store.tables import alert, channel, delivery
 from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["GATHERED_S", "SETTLED_S", "alert_of", "apply", "as_dict", "is_for", "resolve_by_hand", "wants"]
+__all__ = ["GATHERED_S", "SETTLED_S", "alert_of", "apply", "as_dict", "is_for", "one_alert", "resolve_by_hand", "wants"]
 
 SETTLED_S = 60.0
 """How long an alert that opened again must stay open before it is told again."""
@@ -107,7 +107,7 @@ class _Book:
             self._resolve(run, change)
         row = self.connection.execute(select(alert).where(alert.c.id == change.alert)).mappings().first()
         if row is not None:
-            self.alerts.append(alert_of(row))
+            self.alerts.append(alert_of(row, self.runs[run]["name"], self.runs[run]["project"]))
 
     def _resolve(self, run: str, change: Change) -> None:
         """A snooze that lasts until the alert is resolved ends with it; one for a time goes on."""
@@ -131,8 +131,8 @@ class _Book:
 
     def _insert_new(self, table: Any, values: Mapping[str, Any]) -> bool:
         insert = insert_for(self.connection.dialect.name)
-        statement = insert(table).values(**values).on_conflict_do_nothing(index_elements=["id"])
-        return self.connection.execute(statement).rowcount == 1
+        statement = insert(table).values(**values).on_conflict_do_nothing(index_elements=["id"]).returning(table.c.id)
+        return self.connection.execute(statement).first() is not None
 
     def _update(self, change: Change, **values: Any) -> None:
         self.connection.execute(update(alert).where(alert.c.id == change.alert).values(**values))
@@ -230,10 +230,11 @@ def _seconds(text: str | None, otherwise: float) -> float:
         return otherwise
 
 
-def alert_of(row: RowMapping) -> Alert:
+def alert_of(row: RowMapping, run_name: str = "", project: str = "") -> Alert:
     """An alert as the API shows it, from its row."""
     return Alert(
-        id=row["id"], state=row["state"], run=row["run"], rule=row["rule"], severity=row["severity"], message=row["message"],
+        id=row["id"], state=row["state"], run=row["run"], run_name=run_name, project=project, rule=row["rule"],
+        severity=row["severity"], message=row["message"],
         since=rfc3339(row["since"]), since_step=row["since_step"], last_step=row["last_step"], ranks=json.loads(row["ranks"]),
         evidence=json.loads(row["evidence"]), fix=row["fix"], gain_pct=row["gain_pct"], resolved=rfc3339(row["resolved"]),
         acknowledged=rfc3339(row["acknowledged"]), acknowledged_by=row["acknowledged_by"], note=row["note"],
@@ -241,6 +242,12 @@ def alert_of(row: RowMapping) -> Alert:
         snoozed_until=rfc3339(row["snoozed_until"]),
         title=row["title"], cause=row["cause"], cost=row["cost"],
     )  # fmt: skip
+
+
+def one_alert(connection: Connection, alert_id: str) -> Alert | None:
+    query = select(alert, runs.c.name.label("run_name"), runs.c.project).join(runs, runs.c.id == alert.c.run)
+    row = connection.execute(query.where(alert.c.id == alert_id)).mappings().first()
+    return None if row is None else alert_of(row, row["run_name"], row["project"])
 
 
 def as_dict(row: RowMapping) -> dict[str, Any]:

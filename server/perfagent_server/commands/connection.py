@@ -21,7 +21,8 @@ __all__ = ["AdminApi", "NotThere", "add_options"]
 _TIMEOUT_S = 30.0
 _COMMANDS = {
     "GET /api/v1/keys": "`perfagent keys list`", "GET /api/v1/channels": "`perfagent channels list`",
-    "GET /api/v1/prices": "`perfagent prices list`",
+    "GET /api/v1/prices": "`perfagent prices list`", "GET /api/v1/retention": "`perfagent retention list`",
+    "GET /api/v1/users": "`perfagent users list`",
 }  # fmt: skip
 """A request that the server's words advise -> the command that makes it."""
 

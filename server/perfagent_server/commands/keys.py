@@ -14,7 +14,8 @@ from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.errors import ConfigError, ServerUnreachable
 from perfagent.local_server import LocalServer
 from perfagent_server.commands.connection import AdminApi, add_options
-from perfagent_server.security.keys import KEY_SCOPES, ONLY_INGEST_HAS_A_PROJECT
+from perfagent_server.limits import LIMITS, Limits
+from perfagent_server.security.keys import KEY_SCOPES
 
 __all__ = ["command"]
 
@@ -28,9 +29,17 @@ def command(parser: argparse.ArgumentParser) -> None:
     create = actions.add_parser("create", help="make a key and print it")
     create.add_argument("scope", choices=KEY_SCOPES)
     create.add_argument("--name", default="", help="what the key is for")
-    create.add_argument("--project", help="the only project that an ingest key may send to")
+    create.add_argument("--project", help="the only project that the key sends to, sees and changes")
     create.add_argument(
         "--expires-days", type=number_above(0, 36500), metavar="N", help="refused after N days (default: never)"
+    )
+    create.add_argument(
+        "--limit",
+        dest="limits",
+        metavar="NAME=NUMBER",
+        action="append",
+        default=[],
+        help=f"a limit of its own, instead of the server's: {', '.join(LIMITS)}; inf is no limit",
     )
     create.set_defaults(run=_create)
     show = actions.add_parser("list", help="list keys, without their secrets")
@@ -45,11 +54,11 @@ def command(parser: argparse.ArgumentParser) -> None:
 
 
 def _create(arguments: argparse.Namespace) -> int:
-    if arguments.project is not None and arguments.scope != "ingest":
-        raise ConfigError("--" + ONLY_INGEST_HAS_A_PROJECT.format(scope=arguments.scope))
     body: dict[str, Any] = {"scope": arguments.scope, "name": arguments.name, "project": arguments.project}
     if arguments.expires_days is not None:
         body["expires_in_s"] = arguments.expires_days * 86400
+    if arguments.limits:
+        body["limits"] = _limits(arguments.limits)
     folder = None if arguments.data is None else arguments.data.expanduser()
     if arguments.server is None and folder is not None and LocalServer(folder).address is None:
         made = _create_offline(folder, body)  # no server runs on this folder; one that answers elsewhere is another's
@@ -64,6 +73,19 @@ def _create(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _limits(texts: list[str]) -> dict[str, float]:
+    """Of a key, by name. Raises ConfigError."""
+    limits: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        try:
+            limits[name] = float(number)
+        except ValueError:
+            raise ConfigError(f"--limit is {text!r}; it must be NAME=NUMBER, such as requests_per_s=100") from None
+    Limits().but(limits)
+    return limits
+
+
 def _create_offline(data: Path | None, body: dict[str, Any]) -> dict[str, Any]:
     """The first key for a server that refuses to start without one."""
     from perfagent_server.commands.server_lock import only_server
@@ -75,9 +97,11 @@ def _create_offline(data: Path | None, body: dict[str, Any]) -> dict[str, Any]:
     with only_server(settings):
         database = open_database(settings)
         try:
-            keys = Keys(database, secret_file(settings.data / PEPPER_FILE))
+            keys = Keys(database, settings.key_pepper or secret_file(settings.data / PEPPER_FILE))
             expires = time.time() + body["expires_in_s"] if "expires_in_s" in body else None
-            key, token = keys.create(body["scope"], body["name"], project=body["project"], expires=expires)
+            key, token = keys.create(
+                body["scope"], body["name"], project=body["project"], expires=expires, limits=body.get("limits")
+            )
         finally:
             database.close()
     return {"id": key.id, "scope": key.scope, "name": key.name, "project": key.project, "key": token}

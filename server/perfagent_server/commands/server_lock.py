@@ -21,21 +21,20 @@ LOCK_FILE = "server.lock"
 
 @contextlib.contextmanager
 def only_server(settings: Settings) -> Iterator[None]:
-    """Holds the data folder and the database. Raises ResourceError that says who holds them, and what to do."""
-    from perfagent_server.database import (
-        sqlite_path,  # late: `perfagent up` looks at its port before it loads SQLAlchemy
-    )
+    """Holds the data folder and the SQLite file; PostgreSQL has a lock of its own (database/postgresql.py). Raises
+    ResourceError that says who holds them, and what to do."""
+    # late: `perfagent up` looks at its port before it loads SQLAlchemy
+    from perfagent_server.database import is_sqlite, sqlite_path
 
-    data, database = settings.data, sqlite_path(settings).resolve()
-    with (
-        _held(data / LOCK_FILE, f"the data folder {data}", settings, "choose another folder with --data"),
-        _held(
-            database.with_name(f"{database.name}.lock"),
-            f"the database {database}",
-            settings,
-            "choose another with --database",
-        ),
-    ):
+    data = settings.data
+    with contextlib.ExitStack() as held:
+        held.enter_context(
+            _held(data / LOCK_FILE, f"the data folder {data}", settings, "choose another folder with --data")
+        )
+        if is_sqlite(settings):
+            database = sqlite_path(settings).resolve()
+            file, what = database.with_name(f"{database.name}.lock"), f"the database {database}"
+            held.enter_context(_held(file, what, settings, "choose another with --database"))
         yield
 
 

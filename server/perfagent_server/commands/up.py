@@ -13,7 +13,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from perfagent import __version__
 from perfagent.command_line.option_types import port
@@ -21,12 +21,15 @@ from perfagent.errors import ConfigError, ResourceError
 from perfagent.local_server import ADDRESS_FILE, ADMIN_TOKEN_FILE
 from perfagent.variables import warn_of_misspelt
 from perfagent_server.commands.server_lock import only_server
-from perfagent_server.settings import Settings
+from perfagent_server.logs import configure_logs
+from perfagent_server.settings import LogFormat, LogLevel, Settings
 
 if TYPE_CHECKING:
     from perfagent_server.services import Services
 
 __all__ = ["command"]
+
+log = logging.getLogger("perfagent.server")
 
 
 def command(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +38,20 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=port, help="the port to listen on (default 8420; 0 is any free one)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the data folder (default: $XDG_DATA_HOME/perfagent)")
     parser.add_argument(
-        "--database", metavar="URL", help="an SQLite file as sqlite:////path/perfagent.db (default: in the data folder)"
+        "--database",
+        metavar="URL",
+        help="sqlite:////path/perfagent.db or postgresql://user@host/name (default: SQLite in the data folder)",
+    )
+    parser.add_argument(
+        "--replica",
+        action="store_true",
+        default=None,
+        help="other servers use the same PostgreSQL database, too; all of them need this option",
+    )
+    parser.add_argument(
+        "--metrics",
+        metavar="URL",
+        help="ClickHouse for samples: clickhouse://user:password@host:8123/perfagent (default: the database)",
     )
     parser.add_argument("--folder", type=Path, metavar="DIR", help="offline recordings to take in at the start")
     parser.add_argument(
@@ -58,19 +74,30 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--forwarded-allow-ips", nargs="+", metavar="IP", help="proxies whose X-Forwarded headers are believed"
     )
+    parser.add_argument(
+        "--log-format", choices=get_args(LogFormat), help="json: one object a line (default text: lines for people)"
+    )
+    parser.add_argument(
+        "--log-level", choices=get_args(LogLevel), help="the least level that is logged (default warning)"
+    )
+    parser.add_argument("--access-log", action="store_true", default=None, help="log a line for each request")
     parser.set_defaults(run=up)
 
 
 def up(arguments: argparse.Namespace) -> int:
     settings = Settings.from_env(
-        host=arguments.host, port=arguments.port, data=arguments.data, database=arguments.database,
-        folder=arguments.folder, auth=arguments.auth, insecure_no_auth=arguments.insecure_no_auth,
+        host=arguments.host, port=arguments.port, data=arguments.data, database=arguments.database, replica=arguments.replica,
+        metrics=arguments.metrics, folder=arguments.folder, auth=arguments.auth, insecure_no_auth=arguments.insecure_no_auth,
         allowed_hosts=_names(arguments.allowed_hosts), forwarded_allow_ips=_names(arguments.forwarded_allow_ips),
+        log_format=arguments.log_format, log_level=arguments.log_level, access_log=arguments.access_log,
     )  # fmt: skip
     if settings.folder is not None and not settings.folder.is_dir():
         raise ConfigError(f"--folder {settings.folder} is not a folder; give one that PERFAGENT_RECORD has written")
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    warn_of_misspelt(lambda sentence: print(f"perfagent up: {sentence}", file=sys.stderr))
+    configure_logs(settings.log_format, settings.log_level, access=settings.access_log)
+    if settings.log_format == "json":
+        warn_of_misspelt(log.warning)
+    else:
+        warn_of_misspelt(lambda sentence: print(f"perfagent up: {sentence}", file=sys.stderr))
     with contextlib.closing(_listen(settings)) as listening:
         settings = replace(settings, port=listening.getsockname()[1])
         with only_server(settings):
@@ -111,15 +138,22 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
 
 
 def _refuse_open_door(settings: Settings, services: Services) -> None:
-    if settings.loopback or settings.insecure_no_auth or settings.admin_token or services.access.keys.any_valid():
+    if settings.loopback or settings.insecure_no_auth or settings.admin_token:
+        return
+    if services.access.keys.any_valid() or services.people.accounts.exist() or services.provider is not None:
         return
     raise ResourceError(
-        f"{settings.host} can be reached from other machines and no key exists yet: make one with `perfagent keys create ingest` "
+        f"{settings.host} can be reached from other machines and no key or user exists yet: make a key with `perfagent keys "
+        "create ingest` "
         "(no server needed), or set PERFAGENT_ADMIN_TOKEN, or leave --host out; --insecure-no-auth lets everybody in"
     )
 
 
 def _announce(settings: Settings, services: Services) -> None:
+    if settings.log_format == "json":  # whoever collects the log must not get the one-time address
+        about = {"version": __version__, "dashboard": settings.url, "data": str(settings.data)}
+        log.warning("perfagent starts; `perfagent keys login` prints an address for the administrator", extra=about)
+        return
     link = f"{settings.url}/login?token={services.access.sessions.issue_link()}"
     lines = [
         f"perfagent {__version__}",

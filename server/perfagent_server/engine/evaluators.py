@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
@@ -56,11 +56,21 @@ class Evaluators:
         self.in_memory: OrderedDict[str, Evaluator] = OrderedDict()
         self.moved: dict[str, float] = {}
 
-    def load(self, wanted: Iterable[str], moment: float, now: float, judged: int) -> list[str]:
+    def load(self, wanted: Iterable[str], moment: float, now: float, judged: Callable[[str], int]) -> list[str]:
         """Brings the evaluators of these runs into memory; the names of those that were not there. judged: the tail
-        id up to which frames were judged."""
+        id up to which frames of a run were judged."""
         missing = [run for run in wanted if run not in self.in_memory]
-        loaded = []
+        for run, judge in self._made(missing, now, judged):
+            self.in_memory[run], self.moved[run] = judge, moment
+        return [run for run in missing if run in self.in_memory]
+
+    def made(self, run: str, now: float, judged: Callable[[str], int]) -> Evaluator | None:
+        """The evaluator of a run as its snapshot has it, for reading only; None where there is no such run."""
+        return next((judge for _, judge in self._made([run], now, judged)), None)
+
+    def _made(
+        self, missing: Sequence[str], now: float, judged: Callable[[str], int]
+    ) -> Iterator[tuple[str, Evaluator]]:
         for start in range(0, len(missing), 500):
             piece = missing[start : start + 500]
             with self._database.read() as connection:
@@ -68,12 +78,10 @@ class Evaluators:
                 saved = connection.execute(select(rule_state).where(rule_state.c.run.in_(piece))).all()
             states = {row.run: row.state for row in saved if row.version == STATE_VERSION}
             for run, about in known.items():
-                judge = self._evaluator(run, about, states.get(run), judged)
+                judge = self._evaluator(run, about, states.get(run), judged(run))
                 judge.window.world_size = max(judge.window.world_size, about.world_size)
                 judge.start_clock(now)
-                self.in_memory[run], self.moved[run] = judge, moment
-                loaded.append(run)
-        return loaded
+                yield run, judge
 
     def evict(self, moment: float, dirty: set[str]) -> list[str]:
         """Drops those that lie in their snapshots as they are: idle ones, and the oldest when there are many."""

@@ -19,6 +19,7 @@ from perfagent_server.database import Database
 from perfagent_server.rules.catalogue import Configured, Overrides, all_rules, overridden, rules_for, with_overrides
 from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.rule import Rule
+from perfagent_server.store.changes import note_change
 from perfagent_server.store.statements import put
 from perfagent_server.store.tables import rule_setting
 
@@ -70,10 +71,12 @@ class RuleSettings:
         """Sets a rule for a project, or for all (""), in the caller's transaction; call changed() behind it."""
         self.check(rule, settings)
         put(connection, rule_setting, {"project": project, "rule": rule, "settings": json.dumps(dict(settings))})
+        note_change(connection, "rules")
 
     def drop(self, connection: Connection, project: str, rule: str) -> bool:
         """Takes back what was set by API; whether there was anything. Call changed() behind it."""
         its = (rule_setting.c.project == project) & (rule_setting.c.rule == rule)
+        note_change(connection, "rules")
         return bool(connection.execute(delete(rule_setting).where(its)).rowcount)
 
     def changed(self) -> None:

@@ -9,6 +9,10 @@ Between two rounds, also while it is behind, the thread does what is due by time
 something (a heap of due times), sources that fell silent, and a piece of a checkpoint. The tail keeps what lies beyond
 the cursor, so that a kill costs the judging of some seconds again, and no alert.
 
+Several servers on one database divide the runs by shards (store/shards.py). Each judges those of the shards that it
+holds. It writes nothing for a run whose shard went to another server meanwhile: then it forgets what it has in memory,
+and the other server comes to the same alerts from the same snapshots.
+
 No frame and no rule stops the others. A rule that raises is left out at that step. A frame that cannot be judged, and an
 alert that no table takes, is passed over, counted and logged once.
 """
@@ -21,7 +25,7 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -34,15 +38,18 @@ from perfagent.wire import Alert, Finding, healthy
 from perfagent_server.alerts import tables
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.database import Database, StorageError
-from perfagent_server.engine.checkpoints import Checkpoints, load_cursor, save_snapshots
+from perfagent_server.engine.checkpoints import Checkpoints, load_cursors, save_snapshots
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.engine.evaluators import Evaluators, PlanOf
 from perfagent_server.engine.silence import Silence, Silent
+from perfagent_server.engine.snapshot_evaluators import SnapshotEvaluators
 from perfagent_server.rules.catalogue import all_rules, rules_for
 from perfagent_server.rules.life.lost_contact import LostContact
 from perfagent_server.rules.plan import Plan
 from perfagent_server.runs.earlier_attempts import earlier_attempts
+from perfagent_server.store.changes import deletions_since, newest_deletion, note_change
 from perfagent_server.store.interface import MetricStore
+from perfagent_server.store.shards import AllShards, Shards, shard_of
 from perfagent_server.store.stored import FromTail
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source
@@ -88,9 +95,8 @@ class Engine:
 
     plan_of: the rules of a run. link: the address of a run's page, for webhooks. on_deliveries: called after deliveries
     were written (wakes the outbox); on_states: with the runs that were just called lost; on_fire: with the run, the id
-    and the finding of each alert that fires, or opens again. clock: wall clock, Unix seconds; monotonic: measures
-    silence, so that a jump of the wall clock looks like nothing.
-    """
+    and the finding of each alert that fires, or opens again. shards: those whose runs this server judges. clock: wall
+    clock, Unix seconds; monotonic: measures silence, so that a jump of the wall clock looks like nothing."""
 
     def __init__(
         self,
@@ -100,6 +106,7 @@ class Engine:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        shards: Shards | None = None,
         plan_of: PlanOf = default_plan,
         link: Callable[[str], str] = "http://127.0.0.1:8420/run/{}".format,
         on_deliveries: Callable[[], None] | None = None,
@@ -109,10 +116,13 @@ class Engine:
     ) -> None:
         self._database, self._store, self._hub = database, store, hub
         self._clock, self._monotonic, self._link = clock, monotonic, link
+        self._shards: Shards = AllShards() if shards is None else shards
         self.on_deliveries, self.on_states, self.on_fire = on_deliveries, on_states, on_fire
         self._lock = threading.RLock()  # evaluators: the thread judges, routes read verdicts
         self.evaluators = Evaluators(database, store, plan_of, on_failure=self._pass_over)
-        self.checkpoints = Checkpoints(lambda job: self._database.write(job, essential=True), every_s=checkpoint_s)
+        self.checkpoints = Checkpoints(
+            lambda job: self._database.write(job, essential=True), self._verify, every_s=checkpoint_s
+        )
         self.checkpoints.due = monotonic()
         self.silence = Silence(database, clock, monotonic, after_s=LostContact().after_s)
         self._dirty: set[str] = set()  # runs whose snapshot is older than their evaluator
@@ -120,7 +130,10 @@ class Engine:
         self._due_of: dict[str, float] = {}  # run -> its entry of the heap that counts
         self._next_lag = monotonic()
         self._said: set[tuple[str, str]] = set()  # run and what was passed over in it, logged already
-        self._seen: int | None = None  # tail id judged in memory; None before the first round
+        self._deletion: int | None = None  # the newest by another server that was heeded
+        self._terms: Mapping[str, int] = {}  # held shard -> the term in which what is in memory is valid
+        self._seen: dict[str, int] = {}  # held shard -> tail id up to which it was judged in memory
+        self._of_others = SnapshotEvaluators(database, self.evaluators, clock, monotonic)
         self._event = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -204,14 +217,31 @@ class Engine:
             self._heap.clear()
             self._due_of.clear()
             self.checkpoints.forget()
-            self._seen = None
+            self._terms, self._seen = {}, {}
 
-    def _judged_upto(self) -> int:
-        """The newest tail id that was judged; at first what the table says."""
-        if self._seen is None:
-            with self._database.read() as connection:
-                self._seen = self.checkpoints.saved = load_cursor(connection)
-        return self._seen
+    def _judged_upto(self, run: str | None = None) -> int:
+        """The tail id up to which a run was judged; without a run the lowest of all shards that are held."""
+        if run is None:
+            return min(self._seen.values(), default=0)
+        return self._seen.get(shard_of(run), 0)
+
+    def _follow_shards(self) -> None:
+        """Forgets the runs of shards that went to another server, and begins with those that came, from where the tables say
+        that they were judged. Never in the middle of a round: of a shard that comes then, frames would be missed."""
+        held = self._shards.held
+        if self._terms == held and self._seen.keys() == held.keys():
+            return
+        lost = {shard for shard, term in self._terms.items() if held.get(shard) != term}
+        if lost:
+            self.checkpoints.cancel()
+            for run in [run for run in self.evaluators.in_memory if shard_of(run) in lost]:
+                self._drop(run)
+            self._seen = {shard: seen for shard, seen in self._seen.items() if shard not in lost}
+        self._terms = held
+        with self._database.read() as connection:
+            cursors = load_cursors(connection)
+        for shard in held.keys() - self._seen.keys():
+            self._seen[shard] = self.checkpoints.saved[shard] = cursors[shard]
 
     # --- one round ----------------------------------------------------------------------------------------------------
 
@@ -219,7 +249,13 @@ class Engine:
         """Judges what came since the last round; how many frames that were. Everything it causes is committed on
         return."""
         with self._lock:
-            batch = self._store.since(self._judged_upto(), _BATCH, _BATCH_BYTES)
+            self._follow_shards()
+            after = self._judged_upto()
+            shards = frozenset(self._seen)
+            if not shards:
+                return 0
+            batch = self._store.since(after, _BATCH, _BATCH_BYTES, shards=shards)
+            self._heed_deletions()
             moment, now = self._monotonic(), self._clock()
             loaded = self._load({stored.run for stored in batch})
             changes: list[tuple[str, Change]] = []
@@ -236,15 +272,27 @@ class Engine:
             if changes:
                 self._commit(changes)
             if batch:
-                self._seen = batch[-1].id
+                self._seen = {shard: max(seen, batch[-1].id) for shard, seen in self._seen.items()}
                 self.counters["frames"] += len(batch)
                 self.counters["rounds"] += 1
             return len(batch)
 
+    def _heed_deletions(self) -> None:
+        """Another server may have deleted a run. Asked behind the frames: those of a new run of the same id come after it."""
+        if not self._database.is_shared:
+            return
+        with self._database.read() as connection:
+            if self._deletion is None:
+                self._deletion = newest_deletion(connection)
+            deleted = deletions_since(connection, self._deletion)
+        for change, run in deleted:
+            self._deletion = change
+            self.drop(run)
+
     def _take(self, stored: FromTail, moment: float, *, drained: bool) -> list[tuple[str, Change]]:
         judge = self.evaluators.in_memory.get(stored.run)
-        if judge is None or stored.id <= judge.upto:
-            return []  # the run is deleted, or the snapshot was taken after this frame
+        if judge is None or stored.id <= max(judge.upto, self._judged_upto(stored.run)):
+            return []  # the run is deleted, or the snapshot was taken after this frame, or another shard is behind
         changes = self._judged(stored.run, "a frame", lambda: judge.take(stored, drained=drained))
         judge.upto = stored.id  # also of one that was passed over
         self.counters["dropped_alerts"] += judge.dropped
@@ -305,7 +353,7 @@ class Engine:
 
     def look_for_silence(self) -> None:
         """One look at the sources (the thread does it every two seconds)."""
-        found = self.silence.look()
+        found = self.silence.look(frozenset(self._shards.held))
         if not found:
             return
         newest = self._store.newest_id()  # what is committed but not yet judged may be the sign of life
@@ -333,6 +381,7 @@ class Engine:
         lost: list[str] = []
 
         def mark(connection: Connection) -> None:
+            self._verify(connection, {shard_of(one.run) for one in found})
             lost[:] = lifecycle.mark_lost(connection, [one.source for one in found])
 
         self._commit(changes, mark)
@@ -372,6 +421,7 @@ class Engine:
         """Alerts, deliveries and the snapshots of the runs concerned, in one transaction. Where a table does not take
         one of them, each is written by itself, so that it costs no other."""
         snapshots = self._snapshots(sorted({run for run, _ in changes}))
+        also = self._verified({run for run, _ in changes}, also)
         try:
             try:
                 self._write(changes, snapshots, also)
@@ -383,17 +433,33 @@ class Engine:
             self.forget()  # the evaluators have moved on from what the tables say
             raise
 
+    def _verified(
+        self, runs_concerned: Iterable[str], also: Callable[[Connection], object] | None
+    ) -> Callable[[Connection], object]:
+        """Writes `also` if this server still holds the shards of these runs; raises StorageError if not."""
+        shards = {shard_of(run) for run in runs_concerned}
+
+        def job(connection: Connection) -> None:
+            self._verify(connection, shards)
+            if also is not None:
+                also(connection)
+
+        return job
+
+    def _verify(self, connection: Connection, shards: Collection[str]) -> None:
+        self._shards.verify(connection, {shard: self._terms.get(shard, -1) for shard in shards})
+
     def _write_apart(
         self,
         changes: list[tuple[str, Change]],
         snapshots: dict[str, bytes],
-        also: Callable[[Connection], object] | None,
+        also: Callable[[Connection], object],
     ) -> None:
         """A kill between them has the rest written after the restart: a row that is there already is not written, nor
         sent, again."""
         for run, change in changes:
             try:
-                self._write([(run, change)], {}, None)
+                self._write([(run, change)], {}, self._verified([run], None))
             except Exception as error:
                 if not _is_of_the_rows(error):
                     raise
@@ -404,15 +470,18 @@ class Engine:
         self,
         changes: list[tuple[str, Change]],
         snapshots: dict[str, bytes],
-        also: Callable[[Connection], object] | None,
+        also: Callable[[Connection], object],
     ) -> None:
         now = self._clock()
 
         def job(connection: Connection) -> tuple[list[Alert], int]:
-            if also is not None:
-                also(connection)
+            also(connection)
             written, deliveries = tables.apply(connection, changes, now, self._link)
             save_snapshots(connection, snapshots)
+            for alert in written:
+                note_change(connection, "alert", alert.id)
+            if deliveries:
+                note_change(connection, "delivery")
             return written, deliveries
 
         alerts, deliveries = self._database.write(job, essential=True)
@@ -448,9 +517,9 @@ class Engine:
             begun = self._monotonic()
             points = self.checkpoints
             if not points.is_under_way:
-                if begun < points.due or self._seen is None:
+                if begun < points.due or not self._seen:
                     return
-                if not self._dirty and self._seen <= points.saved:
+                if not self._dirty and self._seen.items() <= points.saved.items():
                     self._evict(begun)
                     points.plan_next(begun)
                     return
@@ -472,7 +541,8 @@ class Engine:
 
     def _load(self, wanted: Iterable[str]) -> list[str]:
         """The runs that were not in memory before."""
-        loaded = self.evaluators.load(wanted, self._monotonic(), self._clock(), self._judged_upto())
+        held = [run for run in wanted if shard_of(run) in self._seen]
+        loaded = self.evaluators.load(held, self._monotonic(), self._clock(), self._judged_upto)
         for run in loaded:
             self._schedule(run, self.evaluators.in_memory[run])
         return loaded
@@ -504,7 +574,7 @@ class Engine:
     def resolve(self, run: str, alert: str, why: str) -> bool:
         """Closes an alert by hand. False when its run has no such alert open."""
         with self._lock:
-            judge = self._judge_of(run)
+            judge = self._judge_of(run) if self.judges(run) else None
             if judge is None:
                 return False
             changes = judge.resolve(alert, self._clock(), why)
@@ -519,9 +589,15 @@ class Engine:
             names = [run] if run is not None else list(self.evaluators.in_memory)
         for name in names:
             with self._lock:  # of each run alone: others wait for it
+                self._of_others.forget(name)
+                self._follow_shards()
+                if shard_of(name) not in self._seen:
+                    continue
                 self._load([name])
                 snapshots = self._snapshots([name])
-                self._database.write(partial(save_snapshots, snapshots=snapshots), essential=True)
+                self._database.write(
+                    self._verified([name], partial(save_snapshots, snapshots=snapshots)), essential=True
+                )
                 self.drop(name)
                 changes = self._without_rules(name)
                 if changes:
@@ -539,11 +615,23 @@ class Engine:
     def drop(self, run: str) -> None:
         """Forgets a run that was deleted."""
         with self._lock:
-            self.evaluators.drop(run)
-            self._dirty.discard(run)
-            self._due_of.pop(run, None)
+            self._drop(run)
+            self._of_others.forget(run)
+
+    def _drop(self, run: str) -> None:
+        self.evaluators.drop(run)
+        self._dirty.discard(run)
+        self._due_of.pop(run, None)
+
+    def judges(self, run: str) -> bool:
+        """Whether this server judges a run; if not, another one does."""
+        return shard_of(run) in self._shards.held
 
     def _judge_of(self, run: str) -> Evaluator | None:
+        """The evaluator of a run; of one that another server judges, as its newest snapshot has it."""
+        self._follow_shards()
+        if shard_of(run) not in self._seen:
+            return self._of_others.of(run)
         self._load([run])
         return self.evaluators.in_memory.get(run)
 

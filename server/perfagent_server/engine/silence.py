@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from perfagent_server.database import Database
+from perfagent_server.store.shards import EVERY, shard_of
 from perfagent_server.store.stored import FromTail
 from perfagent_server.store.tables import source
 
@@ -78,14 +79,15 @@ class Silence:
         was_fresh = known is not None and known.fresh
         self._known[name] = _Contact(stored.received, moment, fresh=fresh or was_fresh, upto=stored.id)
 
-    def look(self) -> list[Silent]:
-        """The sources that have been silent for too long, and are still called alive."""
+    def look(self, shards: frozenset[str] = EVERY) -> list[Silent]:
+        """The sources that have been silent for too long, and are still called alive, of runs in these shards."""
         moment = self._monotonic()
         self.due = moment + _EVERY_S
         with self._database.read() as connection:
             columns = source.c.id, source.c.run, source.c.attempt, source.c.rank, source.c.contact, source.c.heartbeat
             active = source.c.state.in_(("starting", "running", "stuck"))
-            rows = connection.execute(select(*columns).where(active)).all()
+            found = connection.execute(select(*columns).where(active)).all()
+        rows = [row for row in found if shard_of(row.run) in shards]
         silent = []
         for row in rows:
             known = self._known.get(row.id)

@@ -11,24 +11,21 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection
-
 from perfagent.wire import Frame
-from perfagent_server.database import Database, QueueFull, StorageError
-from perfagent_server.store.interface import MetricStore, Receipt
+from perfagent_server.database import QueueFull, StorageError
+from perfagent_server.ingest.fair_queue import FairQueue
+from perfagent_server.store.interface import Batch, MetricStore, Receipt
 from perfagent_server.store.stored import Stored
 
 __all__ = ["Ingest"]
 
 MAX_WAITING_FRAMES = 20_000
 MAX_WAITING_BYTES = 256 * 2**20  # of samples
-MAX_FRAMES = 512  # in one transaction: about 0.1 s of writing
-MAX_BYTES = 32 * 2**20  # the same, of samples
+_SHARE_OF_RUN = 4  # of what may wait, one run may fill a quarter
 _log = logging.getLogger(__name__)
 
 
@@ -45,6 +42,15 @@ class _Delivery:
     """Bytes of samples."""
     outcome: list[Receipt] | Exception = field(default_factory=list)
 
+    @property
+    def run(self) -> str:
+        """Whose turn it is; a request of POST /log may have more than one."""
+        return self.frames[0].run if self.frames else ""
+
+    @property
+    def count(self) -> int:
+        return len(self.frames)
+
     def resolve(self) -> None:
         if self.future.done():  # the request was cancelled meanwhile; its frames are stored all the same
             return
@@ -60,7 +66,6 @@ class Ingest:
 
     def __init__(
         self,
-        database: Database,
         store: MetricStore,
         *,
         clock: Callable[[], float] = time.time,
@@ -77,17 +82,16 @@ class Ingest:
             "refused_frames": 0,
             "commits": 0,
         }
-        self._database, self._store, self._clock = database, store, clock
+        self._store, self._clock = store, clock
         self._max_waiting, self._max_waiting_bytes = max_waiting, max_waiting_bytes
         self.is_behind = is_behind
         self._lock = threading.Lock()
-        self._waiting: deque[_Delivery] = deque()
-        self._frames_waiting = self._bytes_waiting = 0
+        self._waiting: FairQueue[_Delivery] = FairQueue()
 
     @property
     def waiting(self) -> int:
         """Frames that wait for the writer."""
-        return self._frames_waiting
+        return self._waiting.frames
 
     async def accept(self, frames: Sequence[Frame], *, limited: bool = False) -> list[Receipt]:
         """Stores the frames and answers after the commit. Raises QueueFull or StorageFull if that is not possible now.
@@ -112,19 +116,22 @@ class Ingest:
                 self.counters["refused_frames"] += len(delivery.frames)
                 raise QueueFull(refusal)
             first = not self._waiting
-            self._waiting.append(delivery)
-            self._frames_waiting += len(delivery.frames)
-            self._bytes_waiting += delivery.size
+            self._waiting.put(delivery)
         if first:  # whoever finds the place empty calls the writer; the others are taken along
             self._call_writer()
 
     def _refusal(self, delivery: _Delivery) -> str | None:
         """Why these frames cannot wait here; None if they can. One delivery always may, however large."""
-        if self._frames_waiting + len(delivery.frames) > self._max_waiting:
-            return f"{self._frames_waiting} frames wait already, {self._max_waiting} are allowed; send again later"
-        if self._waiting and self._bytes_waiting + delivery.size > self._max_waiting_bytes:
-            waiting, most = self._bytes_waiting // 2**20, self._max_waiting_bytes // 2**20
-            return f"{waiting} MiB of samples wait already, {most} MiB are allowed; send again later"
+        for frames, size, share, whose in (
+            (self._waiting.frames, self._waiting.size, 1, ""),
+            (*self._waiting.held(delivery.run), _SHARE_OF_RUN, f" of run {delivery.run[:80]!r}"),
+        ):
+            most, most_bytes = self._max_waiting // share, self._max_waiting_bytes // share
+            if frames and frames + delivery.count > most:
+                return f"{frames} frames{whose} wait already, {most} are allowed; send again later"
+            if frames and size + delivery.size > most_bytes:
+                waiting, allowed = size // 2**20, most_bytes // 2**20
+                return f"{waiting} MiB of samples{whose} wait already, {allowed} MiB are allowed; send again later"
         if self.is_behind():
             return "the rules are far behind the samples that were sent; send again later"
         return None
@@ -133,58 +140,24 @@ class Ingest:
         """Has a batch stored: these deliveries, or whatever waits when the writer comes to it."""
         batch = _Batch(self, deliveries)
         try:
-            self._database.submit(batch.store).add_done_callback(batch.done)
+            self._store.append(batch.take).add_done_callback(batch.done)
         except QueueFull as error:
-            for delivery in self._take(None) if deliveries is None else deliveries:
+            for delivery in self._take_all() if deliveries is None else deliveries:
                 delivery.outcome = error
                 self._wake([delivery])
 
-    def _take(self, frames: int | None) -> list[_Delivery]:
-        """What waits, up to so many frames (at least one delivery); calls the writer again for the rest."""
-        taken: list[_Delivery] = []
+    def _take(self) -> list[_Delivery]:
+        """What the next transaction stores; calls the writer again for the rest."""
         with self._lock:
-            count = size = 0
-            while self._waiting:
-                delivery = self._waiting[0]
-                is_full = count + len(delivery.frames) > (frames or 0) or size + delivery.size > MAX_BYTES
-                if frames is not None and taken and is_full:
-                    break
-                self._waiting.popleft()
-                count += len(delivery.frames)
-                size += delivery.size
-                taken.append(delivery)
-            self._frames_waiting -= count
-            self._bytes_waiting -= size
+            taken = self._waiting.take_batch()
             more = bool(self._waiting)
         if more:
             self._call_writer()
         return taken
 
-    def _append(self, connection: Connection, deliveries: list[_Delivery]) -> list[Stored]:
-        now = self._clock()
-        frames = [frame for delivery in deliveries for frame in delivery.frames]
-        limits = [delivery.limited for delivery in deliveries for _ in delivery.frames]
-        limited = {at for at, is_limited in enumerate(limits) if is_limited}
-        receipts = self._store.append(connection, frames, now, limited)
-        at = 0
-        for delivery in deliveries:
-            delivery.outcome = receipts[at : at + len(delivery.frames)]
-            at += len(delivery.frames)
-        return [
-            Stored(
-                receipt.tail_id,
-                frame.run,
-                frame.attempt,
-                frame.rank,
-                frame.source,
-                frame.seq,
-                now,
-                frame.groups,
-                frame.events,
-            )
-            for frame, receipt in zip(frames, receipts, strict=True)
-            if receipt.tail_id is not None
-        ]
+    def _take_all(self) -> list[_Delivery]:
+        with self._lock:
+            return self._waiting.take_all()
 
     def _committed(self, deliveries: list[_Delivery], stored: list[Stored]) -> None:
         counters = self.counters
@@ -220,24 +193,28 @@ class Ingest:
 
 
 class _Batch:
-    """One job of the writer: the deliveries it took, and what it stored of them."""
+    """One call of the store: the deliveries that it took, and what was stored of them."""
 
     def __init__(self, ingest: Ingest, deliveries: list[_Delivery] | None) -> None:
         self._ingest = ingest
         self._deliveries = deliveries
+        self._now = 0.0
 
-    def store(self, connection: Connection) -> list[Stored]:
-        if self._deliveries is None:  # the writer may run a job again, after it waited for a lock
-            self._deliveries = self._ingest._take(MAX_FRAMES)
-        return self._ingest._append(connection, self._deliveries)
+    def take(self) -> Batch:
+        if self._deliveries is None:  # the store may ask again, after it waited for a lock
+            self._deliveries = self._ingest._take()
+        self._now = self._ingest._clock()
+        limits = [delivery.limited for delivery in self._deliveries for _ in delivery.frames]
+        limited = {at for at, is_limited in enumerate(limits) if is_limited}
+        return Batch(self._frames(), self._now, limited)
 
-    def done(self, future: Future[list[Stored]]) -> None:
-        """After COMMIT, or after the writer gave up; on the writer thread."""
+    def done(self, future: Future[list[Receipt]]) -> None:
+        """After the commit, or after the store gave up; on the store's thread."""
         error = future.exception()
         if error is None:
-            self._ingest._committed(self._deliveries or [], future.result())
+            self._share_out(future.result())
             return
-        deliveries = self._deliveries if self._deliveries is not None else self._ingest._take(None)
+        deliveries = self._deliveries if self._deliveries is not None else self._ingest._take_all()
         if not isinstance(error, StorageError) and len(deliveries) > 1:
             _log.warning(
                 "a frame could not be stored (%s: %s); storing its neighbors one by one", type(error).__name__, error
@@ -249,6 +226,25 @@ class _Batch:
             delivery.outcome = error if isinstance(error, Exception) else RuntimeError(str(error))
             self._ingest.counters["refused_frames"] += len(delivery.frames)
         self._ingest._wake(deliveries)
+
+    def _frames(self) -> list[Frame]:
+        return [frame for delivery in self._deliveries or () for frame in delivery.frames]
+
+    def _share_out(self, receipts: list[Receipt]) -> None:
+        """Gives each delivery its receipts, and the readers behind the ack what was stored."""
+        at = 0
+        for delivery in self._deliveries or ():
+            delivery.outcome = receipts[at : at + len(delivery.frames)]
+            at += len(delivery.frames)
+        stored = [
+            Stored(
+                receipt.tail_id, frame.run, frame.attempt, frame.rank, frame.source, frame.seq, self._now, frame.groups,
+                frame.events,
+            )
+            for frame, receipt in zip(self._frames(), receipts, strict=True)
+            if receipt.tail_id is not None
+        ]  # fmt: skip
+        self._ingest._committed(self._deliveries or [], stored)
 
 
 def _resolve_all(deliveries: list[_Delivery]) -> None:

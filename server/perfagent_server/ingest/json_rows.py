@@ -3,7 +3,7 @@
 They take the same way as an agent's frames, so everything behind it (exactly-once, rules, live, export) is the same. A
 request with an idempotency key first writes down which (source, seq) its frames get; the retry finds that and sends the
 very same frames, which the ledger then knows. So a retry is safe also when the server was killed between the two.
-Nobody knows how often such a program sends: its silence is judged by its own habit (engine/scheduler.py), and a row may say
+Nobody knows how often such a program sends: its silence is judged by its own habit (engine/silence.py), and a row may say
 how it ended.
 """
 
@@ -16,16 +16,21 @@ import threading
 import time
 import uuid
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import msgspec
 from sqlalchemy import Connection, delete, insert, select
 
 from perfagent.wire import Event, Frame, Group, from_json
 from perfagent.wire.limits import MAX_STEP, name_problem
-from perfagent_server.database import StorageError
+from perfagent_server.database import StorageError, Unsure
+from perfagent_server.ingest.batcher import Batcher
+from perfagent_server.ingest.sender_limits import Sender
 from perfagent_server.refusal import RefusalError
 from perfagent_server.store.interface import Receipt
 from perfagent_server.store.tables import idempotency
@@ -35,31 +40,62 @@ from perfagent_server.store.write.lifecycle import ENDED, JSON_SOURCE
 if TYPE_CHECKING:
     from perfagent_server.database import Database
     from perfagent_server.ingest.group_commit import Ingest
+    from perfagent_server.ingest.new_runs import NewRuns
     from perfagent_server.runs.run_queries import Runs
 
-__all__ = ["STATES", "LogRow", "LogRows", "parse_rows"]
+__all__ = ["STATES", "LogRow", "LogRows", "parse_rows", "plain_rows"]
 
 STATES = ("starting", *ENDED)
 """What a row may say of its run: a new one of that name begins, or how it ended."""
 
 MAX_ROWS = 10_000
 _KEPT_S = 7 * 86400.0  # how long an idempotency key is remembered
+_TURNS = 8  # requests that hold a connection of their own, where servers take turns
 _MAX_SOURCES = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class LogRow:
+class LogRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row as it was sent. step: None is one more than the last; time: Unix seconds, None is now; state: one of
     STATES, None says nothing; reason: why it ended, in the program's words."""
 
-    project: str
+    project: str = "default"
     run: str
-    step: int | None
+    step: int | None = None
     metrics: dict[str, float]
-    rank: int
-    time: float | None
+    rank: int = 0
+    time: float | None = None
     state: str | None = None
     reason: str = ""
+
+
+_decoder = msgspec.json.Decoder(LogRow | list[LogRow])
+
+
+def plain_rows(body: bytes) -> list[LogRow] | None:
+    """The rows of a request as most programs send them, checked in a third of the time; None for anything else: then
+    parse_rows() takes them, or says what is wrong with them."""
+    try:
+        decoded = _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    rows = decoded if isinstance(decoded, list) else [decoded]
+    return rows if len(rows) <= MAX_ROWS and all(map(_is_plain, rows)) else None
+
+
+def _is_plain(row: LogRow) -> bool:
+    return (
+        _is_plain_text(row.run)
+        and (row.project == "default" or _is_plain_text(row.project))
+        and (row.step is None or 0 <= row.step <= MAX_STEP)
+        and 0 <= row.rank < 2**31
+        and row.time is None
+        and row.state is None
+        and not row.reason
+    )
+
+
+def _is_plain_text(text: str) -> bool:
+    return text.isascii() and text.isprintable() and 1 <= len(text) <= 256
 
 
 def parse_rows(value: Any) -> list[LogRow]:
@@ -150,28 +186,56 @@ class _Named:
     stored: bool = True
 
 
+_Request = tuple[Sequence[LogRow], bytes, str | None, Sender]
+"""Rows, the body that they came in, the idempotency key, and whose limit new runs count against."""
+_Placed = tuple[list[Frame], list[dict[str, Any]], set[str]]
+"""Frames, the place of each row, and for a retry which of its runs were deleted since."""
+_Newest = Mapping[tuple[str, str], Mapping[str, Any]]
+"""By (project, name): id and attempt of the run that was begun last."""
+
+
 class LogRows:
     def __init__(
-        self, database: Database, runs: Runs, ingest: Ingest, *, clock: Callable[[], float] = time.time
+        self,
+        database: Database,
+        runs: Runs,
+        ingest: Ingest,
+        new_runs: NewRuns,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._database, self._runs, self._ingest, self._clock = database, runs, ingest, clock
+        self._new_runs = new_runs
         self._lock = threading.Lock()
+        self._of_name: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = asyncio.Semaphore(_TURNS)
+        self._turning = ThreadPoolExecutor(_TURNS, thread_name_prefix="perfagent-turns")
+        self._placing: Batcher[_Request, _Placed] = Batcher(self._place_all)
         self._named: dict[tuple[str, str], _Named] = {}  # by (project, name)
         self._sources: dict[tuple[str, int], _Source] = {}  # by (run id, rank)
 
     async def accept(
-        self, rows: Sequence[LogRow], *, body: bytes = b"", key: str | None = None, limited: bool = False
+        self,
+        rows: Sequence[LogRow],
+        *,
+        sender: Sender,
+        body: bytes = b"",
+        key: str | None = None,
+        limited: bool = False,
     ) -> tuple[list[Receipt], list[dict[str, Any]]]:
         """The receipts, and {"run", "project", "name", "step"} of each run that was touched; step: the greatest of the
-        rows, or where the run is, when nothing was stored. limited: whether the key may send to one project only."""
+        rows, or where the run is, when nothing was stored. sender: whose limit new runs count against; limited: whether
+        the key may send to one project only."""
         if not rows:
             return [], []
-        frames, places, deleted = await asyncio.to_thread(self._frames, rows, body, key)
-        receipts = await self._store(frames, places, deleted, limited=limited, again=key is not None)
+        async with self._alone_with({f"{row.project}\0{row.run}" for row in rows}):
+            frames, places, deleted = await self._placing.ask((rows, body, key, sender))
+            receipts = await self._store(frames, places, deleted, limited=limited, again=key is not None)
         began: dict[str, int] = {}
         reached: dict[str, int] = {}
         for place in places:
-            source, step = place["source"], place["step"]
+            source: str = place["source"]
+            step: int = place["step"]
             # a retry may find places that an older server wrote down
             began.setdefault(source, place.get("before", step))
             reached[source] = max(reached.get(source, 0), step)
@@ -187,6 +251,27 @@ class LogRows:
             row["step"] = max(row["step"], step)
         return receipts, list(touched.values())
 
+    @asynccontextmanager
+    async def _alone_with(self, names: set[str]) -> AsyncIterator[None]:
+        """Where other servers use the database, one at a time takes rows of a run of this name: what a row without a step
+        counts on from, and which run a name stands for, is read from the tables."""
+        if not self._database.is_shared:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as held:
+            for name in sorted(
+                names
+            ):  # inside this server first: then one waits for the other servers, and no thread is held
+                await held.enter_async_context(self._of_name.setdefault(name, asyncio.Lock()))
+            await held.enter_async_context(self._turns)
+            turn = self._database.alone_with(names)
+            await loop.run_in_executor(self._turning, turn.__enter__)
+            try:
+                yield
+            finally:
+                await loop.run_in_executor(self._turning, turn.__exit__, None, None, None)
+
     async def _store(
         self,
         frames: Sequence[Frame],
@@ -200,8 +285,8 @@ class LogRows:
         there = [frame for frame in frames if frame.run not in deleted]
         try:
             stored = iter(await self._ingest.accept(there, limited=limited))
-        except StorageError:
-            if not again:
+        except StorageError as error:
+            if not again and not isinstance(error, Unsure):
                 with self._lock:
                     self._undo(frames, places)
             raise
@@ -242,14 +327,23 @@ class LogRows:
             self._named = {name: named for name, named in self._named.items() if named.id != run}
             self._sources = {place: source for place, source in self._sources.items() if place[0] != run}
 
-    def _frames(
-        self, rows: Sequence[LogRow], body: bytes, key: str | None
-    ) -> tuple[list[Frame], list[dict[str, Any]], set[str]]:
+    def _place_all(self, requests: Sequence[_Request]) -> list[_Placed | Exception]:
+        # asked again for each batch: an agent may have begun a new attempt, or a run, of a name
+        newest = self._runs.newest_named({(row.project, row.run) for rows, *_ in requests for row in rows})
+        placed: list[_Placed | Exception] = []
+        for rows, body, key, sender in requests:
+            try:
+                placed.append(self._frames(rows, body, key, sender, newest))
+            except Exception as error:  # noqa: BLE001 - of this request alone
+                placed.append(error)
+        return placed
+
+    def _frames(self, rows: Sequence[LogRow], body: bytes, key: str | None, sender: Sender, newest: _Newest) -> _Placed:
         """Frames, the place of each row, and for a retry which of its runs were deleted since. The lock is held while
         they are written down, so that a key is used once."""
         with self._lock:
-            digest = hashlib.sha256(body).digest()
             scoped = None if key is None else _scoped(key, rows)
+            digest = b"" if scoped is None else hashlib.sha256(body).digest()
             kept = None if scoped is None else self._kept(scoped)
             if kept is not None:
                 if kept["digest"] != digest:
@@ -260,8 +354,9 @@ class LogRows:
                     )
                 places: list[dict[str, Any]] = kept["places"]
                 return _build(rows, places, kept["time"]), places, self._deleted({place["run"] for place in places})
+            self._new_runs.begin(sender, self._projects_of_new_runs(rows, newest))
             now = self._clock()
-            places = self._places(rows, now)
+            places = self._places(rows, now, newest)
             frames = _build(rows, places, now)
             if scoped is not None:
                 try:
@@ -291,7 +386,7 @@ class LogRows:
 
         self._database.write(job)
 
-    def _places(self, rows: Sequence[LogRow], now: float) -> list[dict[str, Any]]:
+    def _places(self, rows: Sequence[LogRow], now: float, newest: _Newest) -> list[dict[str, Any]]:
         """Where each row goes: run, source, attempt, seq (one frame a source and request), step, and before: the step
         so far."""
         if max(len(self._sources), len(self._named)) >= _MAX_SOURCES:
@@ -299,16 +394,14 @@ class LogRows:
             self._sources.clear()
         places: list[dict[str, Any]] = []
         used: set[str] = set()
-        newest: dict[tuple[str, str], Mapping[str, Any] | None] = {}
         for row in rows:
-            name = (row.project, row.run)
-            # asked again for each request: an agent may have begun a new attempt, or a run, of this name
-            if name not in newest:
-                newest[name] = self._runs.newest_named(*name)
-            source = self._source(self._run(row, newest[name], now), row.rank)
+            source = self._source(self._run(row, newest.get((row.project, row.run)), now), row.rank)
             if source.id not in used:
                 source.seq += 1
                 used.add(source.id)
+                if self._database.is_shared:  # another server may have stored rows meanwhile
+                    stored = self._runs.step_of_rank(source.run, source.attempt, row.rank)
+                    source.step = max(source.step, stored)
             before = source.step
             if _storable(row):
                 source.step = row.step if row.step is not None else min(before + 1, MAX_STEP)
@@ -322,12 +415,35 @@ class LogRows:
             )  # fmt: skip
         return places
 
-    def _run(self, row: LogRow, newest: Mapping[str, Any] | None, now: float) -> _Named:
-        """The run that a row belongs to. newest: the one of its name that was begun last, as far as it is stored."""
-        name = (row.project, row.run)
+    def _projects_of_new_runs(self, rows: Sequence[LogRow], newest: _Newest) -> list[str]:
+        """The project of each run that these rows may begin: at least of those that they will."""
+        projects: list[str] = []
+        new: set[tuple[str, str]] = set()
+        heard: set[tuple[str, str, int]] = set()
+        for row in rows:
+            name, place = (row.project, row.run), (row.project, row.run, row.rank)
+            named = self._run_named(name, newest.get(name))
+            if named is None and name not in new:
+                new.add(name)
+                projects.append(row.project)
+            elif row.state == "starting" and (
+                place in heard or (named is not None and not self._is_missing(row.rank, named))
+            ):
+                projects.append(row.project)
+            heard.add(place)
+        return projects
+
+    def _run_named(self, name: tuple[str, str], newest: Mapping[str, Any] | None) -> _Named | None:
+        """The run of a name, by (project, name). newest: the one that was begun last, as far as it is stored."""
         named = self._named.get(name)
         if named is None or named.stored:
             named = None if newest is None else _Named(str(newest["id"]), newest["attempt"])
+        return named
+
+    def _run(self, row: LogRow, newest: Mapping[str, Any] | None, now: float) -> _Named:
+        """The run that a row belongs to. newest: the one of its name that was begun last, as far as it is stored."""
+        name = (row.project, row.run)
+        named = self._run_named(name, newest)
         if named is None or (row.state == "starting" and not self._is_missing(row.rank, named)):
             after = 0 if newest is None else newest["attempt"] + 1  # whatever the clock of an agent says
             named = _Named(uuid.uuid4().hex[:12], max(int(now * 1000), after), stored=False)

@@ -32,6 +32,7 @@ from perfagent.wire import Alert, RunSummary, to_json
 from perfagent_server.live.bands import Bands
 from perfagent_server.live.fleet import Fleet
 from perfagent_server.live.page import LAGGED, TICK_S, Page
+from perfagent_server.live.run_projects import RunProjects
 from perfagent_server.live.samples import Samples
 from perfagent_server.live.subscription import Subscription
 from perfagent_server.store.stored import Stored
@@ -76,13 +77,15 @@ class Hub:
     """The meeting point of what is committed and who watches.
 
     summaries: reads the current RunSummary of some runs; rows: what the list of runs shows of them. Both are called on
-    the hub's thread, at most once a second and only while somebody watches. None in tests of the hub alone.
+    the hub's thread, at most once a second and only while somebody watches. projects_of: reads the projects of some runs,
+    there too, while somebody watches who sees some projects only. None in tests of the hub alone.
     """
 
     def __init__(
         self,
         summaries: Callable[[Sequence[str]], Iterable[RunSummary]] | None = None,
         rows: Callable[[Sequence[str]], Rows] | None = None,
+        projects_of: Callable[[Sequence[str]], Mapping[str, str]] = lambda _runs: {},
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -102,6 +105,7 @@ class Hub:
         self._all_watched, self._watched = False, frozenset[str]()
 
         # of the hub's thread
+        self._projects = RunProjects(projects_of)
         self._outbox: list[tuple[Subscription, bytes]] = []
         self._dirty: set[str] = set()  # runs whose summary may have changed
         self._urgent = False
@@ -121,6 +125,15 @@ class Hub:
     def watches(self, run: str) -> bool:
         """Whether any page shows the samples of this run as they come; a fleet does not. On the loop's thread."""
         return self._all_watched or run in self._watched
+
+    def watching(self) -> frozenset[str] | None:
+        """The runs whose samples pages show as they come; None for all. From any thread."""
+        return None if self._all_watched else self._watched
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether anybody wants to see what is published. From any thread."""
+        return bool(self._topics)
 
     # --- called from other threads: append and return -----------------------------------------------------------------
 
@@ -147,6 +160,12 @@ class Hub:
         """A run whose state or description changed."""
         if self._topics and (message := self._encoded("run", run.run, run)) is not None:
             self._notify(_Notice(run.run, True, message, run.state not in _MOVING))
+
+    def miss(self) -> None:
+        """Something was not published: pages fetch again what they show."""
+        with self._lock:
+            self._overflows()
+        self._wake.set()
 
     def forget(self, run: str) -> None:
         """The run was deleted."""
@@ -192,10 +211,12 @@ class Hub:
 
     # --- one page, on the loop's thread -------------------------------------------------------------------------------
 
-    async def serve(self, socket: WebSocket, allowed: Callable[[], bool]) -> None:
+    async def serve(
+        self, socket: WebSocket, allowed: Callable[[], bool], projects: frozenset[str] | None = None
+    ) -> None:
         """Serves an accepted WebSocket until it closes. allowed: whether it may go on; asked now and then, on another
-        thread."""
-        page = Page()
+        thread. projects: those that its viewer may see; None: all."""
+        page = Page(projects)
         self._pages.add(page)
         self.counters["pages"] = len(self._pages)
         writer = asyncio.create_task(page.write(socket, self.counters), name="live page")
@@ -209,7 +230,7 @@ class Hub:
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
                 with suppress(WebSocketDisconnect, RuntimeError, OSError):  # it was gone already
-                    await socket.close(_REFUSED, "the key or session that opened this page is no longer valid")
+                    await socket.close(_REFUSED, "what the key or session of this page may see has changed")
         finally:
             self._subscribe(page, None)
             self._pages.discard(page)
@@ -236,7 +257,7 @@ class Hub:
                 return
             raw = message.get("text") or message.get("bytes") or b""
             try:
-                subscription = Subscription.from_message(msgspec.json.decode(raw))
+                subscription = Subscription.from_message(msgspec.json.decode(raw), page.projects)
             except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
                 page.put(to_json({"error": {"code": "bad_request", "message": str(error)}}))
                 continue
@@ -323,16 +344,20 @@ class Hub:
             overflow, self._overflow = self._overflow, False
         if overflow:
             self._lag_all(topics)
+        if any(one.projects is not None for one in topics):
+            self._projects.learn({*(one.run for one in frames), *(one.run for one in list(self._notices))}, now)
         for stored in () if overflow else frames:
             if others:
                 self._dirty.add(stored.run)
                 self._urgent = self._urgent or any(event.kind == "state" for event in stored.events)
             if fleets:
                 self._moved[stored.run] = None
-            for one in others.values():
-                one.add(stored, now)
-            for fleet in fleets.values():
-                fleet.add(stored)
+            for subscription, one in others.items():
+                if self._projects.sees(subscription, stored.run):
+                    one.add(stored, now)
+            for subscription, fleet in fleets.items():
+                if self._projects.sees(subscription, stored.run):
+                    fleet.add(stored)
         self._send_collected(others, now)
         self._send_notices(fleets, others)
         self._hand_over()  # before the database is read, which takes longer
@@ -358,12 +383,12 @@ class Hub:
             if notice.of_run and fleets:
                 self._moved[notice.run] = None  # fleets are told once a second, however many runs change at once
             for subscription in others if notice.of_run else (*others, *fleets):
-                if notice.message is not None and subscription.wants_run(notice.run):
+                if notice.message is not None and self._wants(subscription, notice.run):
                     self._outbox.append((subscription, notice.message))
 
     def _send_runs(self, others: Mapping[Subscription, Samples | Bands], now: float) -> None:
         runs, self._dirty, self._urgent, self._runs_read = sorted(self._dirty), set(), False, now
-        wanted = [run for run in runs if any(subscription.wants_run(run) for subscription in others)]
+        wanted = [run for run in runs if any(self._wants(subscription, run) for subscription in others)]
         if self._summaries is None or not wanted:
             return
         over = set(wanted)  # what is not found was deleted
@@ -371,7 +396,7 @@ class Hub:
             if summary.state in _MOVING:
                 over.discard(summary.run)
             message = to_json({"run": summary})
-            self._outbox += [(one, message) for one in others if one.wants_run(summary.run)]
+            self._outbox += [(one, message) for one in others if self._wants(one, summary.run)]
         for run in over:
             for collected in others.values():
                 collected.end(run)
@@ -384,7 +409,13 @@ class Hub:
         if self._rows is None or not fleets:
             return
         rows = self._rows(runs)
-        self._outbox += [(subscription, fleet.message(runs, rows)) for subscription, fleet in fleets.items()]
+        for subscription, fleet in fleets.items():
+            seen = [run for run in runs if self._projects.sees(subscription, run)]
+            if seen:
+                self._outbox.append((subscription, fleet.message(seen, rows)))
+
+    def _wants(self, subscription: Subscription, run: str) -> bool:
+        return subscription.wants_run(run) and self._projects.sees(subscription, run)
 
     def _lag_all(self, topics: Mapping[Subscription, _Topic]) -> None:
         for subscription, topic in topics.items():

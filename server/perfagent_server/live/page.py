@@ -25,7 +25,9 @@ _ALLOWED_EVERY_S = 10.0  # how long a page goes on whose key expired, or was rev
 
 
 class Page:
-    def __init__(self) -> None:
+    def __init__(self, projects: frozenset[str] | None = None) -> None:
+        """projects: those that the viewer may see; None: all."""
+        self.projects = projects
         self.subscription: Subscription | None = None
         self.queue: deque[bytes] = deque()
         self.bytes = 0

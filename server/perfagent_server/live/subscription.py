@@ -19,15 +19,17 @@ _FORM = (
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """What a page wants. runs, names: empty is all; a name that ends in "*" is a prefix. bands: over ranks instead of
-    samples. fleet: the last values of all runs, of exactly these names."""
+    samples. fleet: the last values of all runs, of exactly these names. projects: those that its viewer may see, whatever
+    it wants; None: all."""
 
     runs: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
     bands: bool = False
     fleet: bool = False
+    projects: frozenset[str] | None = None
 
     @classmethod
-    def from_message(cls, message: object) -> Subscription:
+    def from_message(cls, message: object, projects: frozenset[str] | None = None) -> Subscription:
         """From {"subscribe": {...}}. Raises ValueError with a sentence."""
         wanted = message.get("subscribe") if isinstance(message, dict) else None
         if not isinstance(wanted, dict):
@@ -38,8 +40,9 @@ class Subscription:
                 raise ValueError('"fleet" is for all runs, without bands; leave "runs" and "bands" out')
             if any(name.endswith("*") for name in names):
                 raise ValueError('"names" of a fleet must be whole names, without "*"')
-            return cls(names=names, fleet=True)
-        return cls(_or_all(_texts(wanted, "runs")), _or_all(names), wanted.get("bands") is True)
+            return cls(names=names, fleet=True, projects=projects)
+        runs = _or_all(_texts(wanted, "runs"))
+        return cls(runs, _or_all(names), wanted.get("bands") is True, projects=projects)
 
     def wants_run(self, run: str) -> bool:
         return not self.runs or run in self.runs

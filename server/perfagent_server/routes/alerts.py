@@ -16,15 +16,17 @@ from perfagent.wire import SEVERITIES, Alert
 from perfagent_server.alerts import acts, history, tables
 from perfagent_server.alerts.quiet import UNTIL_UNDONE, Quiet
 from perfagent_server.alerts.tables import alert_of
-from perfagent_server.routes.dependencies import ServicesDep, known_run
+from perfagent_server.routes.dependencies import Operator, Reader, SeenRun, ServicesDep, check_project
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
-from perfagent_server.security.access import Identity, require
+from perfagent_server.security.access import require
 from perfagent_server.security.audit import record
+from perfagent_server.security.rights import Identity
 from perfagent_server.services import Services
 from perfagent_server.spending.finding_cost import with_money
 from perfagent_server.spending.run_cost import rates_of
 from perfagent_server.store.artifacts import StoredProfile
+from perfagent_server.store.changes import note_change
 from perfagent_server.store.tables import alert
 from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
@@ -33,7 +35,6 @@ __all__ = ["router"]
 
 router = APIRouter()
 
-KnownRun = Annotated[str, Depends(known_run)]
 _STATES = ("pending", "firing", "resolved")
 _LONGEST_S = 365 * 86400.0
 Seconds = Annotated[float | None, Field(ge=0, le=_LONGEST_S, allow_inf_nan=False)]
@@ -83,9 +84,10 @@ class AlertList:
     alerts: list[Alert]
 
 
-@router.get("/alerts", dependencies=[Depends(require("read"))], responses={200: {"model": AlertList}})
+@router.get("/alerts", responses={200: {"model": AlertList}})
 def list_alerts(
     services: ServicesDep,
+    identity: Reader,
     state: str | None = None,
     severity: str | None = None,
     run: str | None = None,
@@ -107,19 +109,19 @@ def list_alerts(
         alert.c.rule: rule,
         runs.c.project: project,
     }
-    return reply({"alerts": _alerts(services, its, limit)})
+    return reply({"alerts": _alerts(services, its, limit, identity.seen_projects)})
 
 
 @router.get("/runs/{run}/alerts", dependencies=[Depends(require("read"))], responses={200: {"model": AlertList}})
-def run_alerts(run: KnownRun, services: ServicesDep) -> Response:
+def run_alerts(run: SeenRun, services: ServicesDep) -> Response:
     """All alerts of a run, newest first."""
     return reply({"alerts": _alerts(services, {alert.c.run: run}, 10_000)})
 
 
-@router.get("/alerts/{alert_id}", dependencies=[Depends(require("read"))], responses={200: {"model": AlertWithHistory}})
-def one_alert(alert_id: str, services: ServicesDep) -> Response:
+@router.get("/alerts/{alert_id}", responses={200: {"model": AlertWithHistory}})
+def one_alert(alert_id: str, services: ServicesDep, identity: Reader) -> Response:
     """An alert, and what happened to it. GET /deliveries?alert= has what was sent about it."""
-    found = _known(services, alert_id)
+    found = _known(services, identity, alert_id)
     with services.database.read() as connection:
         happened = history.history_of(connection, alert_id)
     shown = {name: getattr(found, name) for name in Alert.__dataclass_fields__}
@@ -131,8 +133,8 @@ def acknowledge(
     alert_id: str,
     request: Request,
     services: ServicesDep,
+    identity: Operator,
     asked: ActRequest | None = None,
-    identity: Identity = Depends(require("operate")),  # noqa: B008
 ) -> Response:
     """Somebody has seen it and works on it: it is not repeated any more. Its state stays."""
     note = asked.note if asked else ""
@@ -148,8 +150,8 @@ def unacknowledge(
     alert_id: str,
     request: Request,
     services: ServicesDep,
+    identity: Operator,
     asked: ActRequest | None = None,
-    identity: Identity = Depends(require("operate")),  # noqa: B008
 ) -> Response:
     """Takes an acknowledgement back."""
     note = asked.note if asked else ""
@@ -165,9 +167,9 @@ def mute(
     alert_id: str,
     request: Request,
     services: ServicesDep,
+    identity: Operator,
     asked: QuietRequest | None = None,
     for_s: Annotated[Seconds, Query()] = None,
-    identity: Identity = Depends(require("operate")),  # noqa: B008
 ) -> Response:
     """No channel is told that this alert fires, or another of the same rule in the same run, for `for_s` seconds, given
     in the body or in the query; until somebody undoes it, where they are not given. 0 undoes it. What still fires at the
@@ -185,8 +187,8 @@ def unmute(
     alert_id: str,
     request: Request,
     services: ServicesDep,
+    identity: Operator,
     asked: ActRequest | None = None,
-    identity: Identity = Depends(require("operate")),  # noqa: B008
 ) -> Response:
     """Ends a mute: what fires is told now."""
     note = asked.note if asked else ""
@@ -202,9 +204,9 @@ def snooze(
     alert_id: str,
     request: Request,
     services: ServicesDep,
+    identity: Operator,
     asked: QuietRequest | None = None,
     for_s: Annotated[Seconds, Query()] = None,
-    identity: Identity = Depends(require("operate")),  # noqa: B008
 ) -> Response:
     """No channel is told about this alert for `for_s` seconds; if it still fires then, it is told again. Until it is
     resolved, where they are not given. 0 undoes it."""
@@ -222,8 +224,8 @@ def unsnooze(
     alert_id: str,
     request: Request,
     services: ServicesDep,
+    identity: Operator,
     asked: ActRequest | None = None,
-    identity: Identity = Depends(require("operate")),  # noqa: B008
 ) -> Response:
     """Ends a snooze."""
     note = asked.note if asked else ""
@@ -239,21 +241,21 @@ def resolve(
     alert_id: str,
     request: Request,
     services: ServicesDep,
+    identity: Operator,
     asked: ActRequest | None = None,
-    identity: Identity = Depends(require("operate")),  # noqa: B008
 ) -> Response:
     """Closes it by hand. Within its cool-down it opens again if its cause is still there, which is told when it
     lasts."""
-    found = _known(services, alert_id)
+    found = _operated(services, identity, alert_id)
     why = f"resolved by {identity.name}" + (f": {asked.note}" if asked and asked.note else "")
-    if found.state != "resolved" and not services.engine.resolve(found.run, alert_id, why):
+    if found.state != "resolved" and not services.resolve(found.run, alert_id, why):
         # No rule holds it open any more (an older attempt's): the row is all there is.
         def act(connection: Connection, ident: str, now: float) -> None:
             tables.resolve_by_hand(connection, ident, now, services.link, why)
 
         return _do(services, request, identity, "alert.resolve", alert_id, act)
-    services.database.write(record(request, identity, "alert.resolve", alert_id))
-    return reply(_known(services, alert_id))
+    services.database.write(_audit(request, identity, "alert.resolve", found))
+    return reply(_known(services, identity, alert_id))
 
 
 def _asked(asked: QuietRequest | None, for_s: float | None) -> tuple[float | None, str]:
@@ -270,11 +272,15 @@ def _until(now: float, lasts_s: float | None) -> float | None:
     return now + lasts_s if lasts_s else None
 
 
-def _alerts(services: Services, its: dict[Any, str | None], limit: int) -> list[Alert]:
-    """Those whose columns have these values; None is any."""
+def _alerts(
+    services: Services, its: dict[Any, str | None], limit: int, projects: frozenset[str] | None = None
+) -> list[Alert]:
+    """Those whose columns have these values; None is any. projects: of their runs; None: any."""
     query = select(alert).order_by(alert.c.since.desc(), alert.c.id).limit(limit)
-    if its.get(runs.c.project) is not None:
+    if its.get(runs.c.project) is not None or projects is not None:
         query = query.join(runs, runs.c.id == alert.c.run)
+    if projects is not None:
+        query = query.where(runs.c.project.in_(projects))
     for column, wanted in its.items():
         if wanted is not None:
             query = query.where(column == wanted)
@@ -283,36 +289,51 @@ def _alerts(services: Services, its: dict[Any, str | None], limit: int) -> list[
 
 
 def _shown(connection: Connection, rows: Sequence[RowMapping]) -> list[Alert]:
-    """With the silences that keep those quiet that fire, and what each costs."""
+    """With the names of their runs, the silences that keep those quiet that fire, and what each costs."""
     firing = [row["id"] for row in rows if row["state"] == "firing"]
     silenced = Quiet(connection, time.time()).silenced_until(firing) if firing else {}
     rates = rates_of(connection, (row["run"] for row in rows))
-    found = [with_money(alert_of(row), rates.get(row["run"])) for row in rows]
+    named = select(runs.c.id, runs.c.name, runs.c.project).where(runs.c.id.in_({row["run"] for row in rows}))
+    its = {row.id: (row.name, row.project) for row in connection.execute(named)}
+    found = [with_money(alert_of(row, *its.get(row["run"], ("", ""))), rates.get(row["run"])) for row in rows]
     for one in found:
         one.silenced_until = rfc3339(silenced.get(one.id))
     return found
 
 
-def _known(services: Services, alert_id: str) -> Alert:
+def _known(services: Services, identity: Identity, alert_id: str) -> Alert:
+    """An alert of a run that one may see. Raises ApiError for any other."""
     with services.database.read() as connection:
         rows = connection.execute(select(alert).where(alert.c.id == alert_id)).mappings().all()
         found = _shown(connection, rows)
-    if not found:
+    if not found or not identity.sees(found[0].project):
         raise ApiError(404, "not_found", f"there is no alert {alert_id[:80]!r}; GET /api/v1/alerts lists them")
     return found[0]
 
 
+def _operated(services: Services, identity: Identity, alert_id: str) -> Alert:
+    """An alert on which one may act."""
+    found = _known(services, identity, alert_id)
+    check_project(identity, "operate", found.project)
+    return found
+
+
+def _audit(request: Request, identity: Identity, action: str, about: Alert) -> Callable[[Connection], None]:
+    return record(request, identity, action, about.id, f"{about.rule} of run {about.run}", project=about.project)
+
+
 def _do(services: Services, request: Request, identity: Identity, action: str, alert_id: str, act: Act) -> Response:
     """Carries out what somebody does with an alert, with its row in the audit log, and answers with the alert."""
-    _known(services, alert_id)
-    audit = record(request, identity, action, alert_id)
+    audit = _audit(request, identity, action, _operated(services, identity, alert_id))
 
     def job(connection: Connection) -> object:
         audit(connection)
+        note_change(connection, "alert", alert_id)
+        note_change(connection, "delivery")
         return act(connection, alert_id, time.time())
 
     if services.database.write(job):
         services.outbox.wake()
-    changed = _known(services, alert_id)
+    changed = _known(services, identity, alert_id)
     services.hub.publish_alert(changed)
     return reply(changed)

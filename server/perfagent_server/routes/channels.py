@@ -14,14 +14,16 @@ from starlette.responses import Response
 from perfagent.errors import ConfigError
 from perfagent_server.alerts import channels
 from perfagent_server.alerts.tables import as_dict
-from perfagent_server.routes.dependencies import ServicesDep
+from perfagent_server.routes.dependencies import AdministratorOfAll, Reader, ServicesDep
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
-from perfagent_server.security.access import Identity, require
+from perfagent_server.security.access import require_everywhere
 from perfagent_server.security.audit import record
 from perfagent_server.security.outbound import TOTAL_S, AddressNotAllowed
 from perfagent_server.services import Services
+from perfagent_server.store.changes import note_change
 from perfagent_server.store.tables import delivery
+from perfagent_server.store.tables import run as runs
 
 __all__ = ["router"]
 
@@ -130,12 +132,12 @@ class DeliveryList:
 
 @router.post("/channels", status_code=201, responses={201: {"model": ChannelMade}})
 def create_channel(
-    new: ChannelRequest, request: Request, services: ServicesDep, identity: Identity = Depends(require("admin"))  # noqa: B008
-) -> Response:  # fmt: skip
+    new: ChannelRequest, request: Request, services: ServicesDep, identity: AdministratorOfAll
+) -> Response:
     """A new channel. `secret` is shown this once."""
     given = {name: getattr(new, name) for name in _names(ChannelRequest)}
     wanted = _checked(services, **{**given, "name": new.name or channels.shown_url(new.kind, new.url)[:80] or new.kind})
-    audit = record(request, identity, "channel.create", f"{wanted.kind} {wanted.name}")
+    audit = record(request, identity, "channel.create", wanted.name, wanted.kind)
 
     def job(connection: Connection) -> tuple[str, str]:
         made = channels.create(connection, wanted, time.time())
@@ -148,9 +150,8 @@ def create_channel(
 
 @router.patch("/channels/{channel_id}", responses={200: {"model": ChannelShown}})
 def change_channel(
-    channel_id: str, change: ChannelChange, request: Request, services: ServicesDep,
-    identity: Identity = Depends(require("admin")),  # noqa: B008
-) -> Response:  # fmt: skip
+    channel_id: str, change: ChannelChange, request: Request, services: ServicesDep, identity: AdministratorOfAll
+) -> Response:
     """Changes a channel; its secret stays."""
     with services.database.read() as connection:
         known = channels.read(connection, channel_id)
@@ -160,7 +161,7 @@ def change_channel(
     enabled = told.pop("enabled", None)
     before = {name: getattr(known, name) for name in _names(channels.NewChannel)}
     wanted = _checked(services, **{**before, **told})
-    audit = record(request, identity, "channel.change", f"{channel_id} {', '.join(sorted(told))}")
+    audit = record(request, identity, "channel.change", channel_id, ", ".join(sorted(told)))
 
     def job(connection: Connection) -> None:
         channels.change(connection, channel_id, wanted, enabled=enabled)
@@ -172,9 +173,7 @@ def change_channel(
 
 
 @router.post("/channels/{channel_id}/rotate", responses={200: {"model": ChannelMade}})
-def rotate_secret(
-    channel_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("admin"))  # noqa: B008
-) -> Response:  # fmt: skip
+def rotate_secret(channel_id: str, request: Request, services: ServicesDep, identity: AdministratorOfAll) -> Response:
     """A new secret for a webhook, shown this once. For a day the old one signs, too, so that a receiver can be changed
     without losing a message."""
     audit = record(request, identity, "channel.rotate", channel_id)
@@ -191,7 +190,7 @@ def rotate_secret(
     return reply({"id": channel_id, "secret": secret})
 
 
-@router.get("/channels", dependencies=[Depends(require("admin"))], responses={200: {"model": ChannelList}})
+@router.get("/channels", dependencies=[Depends(require_everywhere("admin"))], responses={200: {"model": ChannelList}})
 def list_channels(services: ServicesDep) -> Response:
     """Every channel, without its secret."""
     with services.database.read() as connection:
@@ -199,9 +198,7 @@ def list_channels(services: ServicesDep) -> Response:
 
 
 @router.delete("/channels/{channel_id}", status_code=204, response_class=Response)
-def delete_channel(
-    channel_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("admin"))  # noqa: B008
-) -> Response:  # fmt: skip
+def delete_channel(channel_id: str, request: Request, services: ServicesDep, identity: AdministratorOfAll) -> Response:
     """Removes a channel with its deliveries, sent or not."""
     audit = record(request, identity, "channel.delete", channel_id)
 
@@ -217,9 +214,7 @@ def delete_channel(
 
 
 @router.post("/channels/{channel_id}/test", responses={200: {"model": DeliveryShown}})
-def try_channel(
-    channel_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("admin"))  # noqa: B008
-) -> Response:  # fmt: skip
+def try_channel(channel_id: str, request: Request, services: ServicesDep, identity: AdministratorOfAll) -> Response:
     """Sends channel.test through the outbox and tells what came of it. One that arrives enables a disabled channel
     again."""
     audit = record(request, identity, "channel.test", channel_id)
@@ -228,6 +223,7 @@ def try_channel(
         made = channels.new_test(connection, channel_id, time.time())
         if made is not None:
             audit(connection)
+            note_change(connection, "delivery")
         return made
 
     message_id = services.database.write(job)
@@ -240,21 +236,25 @@ def try_channel(
     return reply(as_dict(row))
 
 
-@router.get("/deliveries", dependencies=[Depends(require("read"))], responses={200: {"model": DeliveryList}})
+@router.get("/deliveries", responses={200: {"model": DeliveryList}})
 def list_deliveries(
     services: ServicesDep,
+    identity: Reader,
     channel: str | None = None,
     alert: str | None = None,
     state: str | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
 ) -> Response:
-    """Deliveries, newest first: what is waiting, what arrived, what was given up."""
+    """Deliveries, newest first: what is waiting, what arrived, what was given up. Who sees some projects only sees what
+    was sent about their runs."""
     if state is not None and state not in _DELIVERY_STATES:
         raise ApiError(422, "invalid", f"state is {state[:80]!r}; allowed are {', '.join(_DELIVERY_STATES)}", "state")
     query = select(delivery).order_by(delivery.c.created.desc(), delivery.c.id).limit(limit)
     for column, wanted in ((delivery.c.channel, channel), (delivery.c.alert, alert), (delivery.c.state, state)):
         if wanted is not None:
             query = query.where(column == wanted)
+    if identity.seen_projects is not None:
+        query = query.join(runs, runs.c.id == delivery.c.run).where(runs.c.project.in_(identity.seen_projects))
     with services.database.read() as connection:
         return reply({"deliveries": [as_dict(row) for row in connection.execute(query).mappings()]})
 

@@ -10,19 +10,17 @@ from fastapi import APIRouter, Body, Depends, Query, Request
 from starlette.responses import Response
 
 from perfagent.errors import WireError
-from perfagent_server.routes.dependencies import ServicesDep, known_run
+from perfagent_server.routes.dependencies import OperatedRun, Operator, SeenRun, ServicesDep
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.runs.run_commands import KINDS, Order, checked
-from perfagent_server.security.access import Identity, require
+from perfagent_server.security.access import require
 from perfagent_server.security.audit import record
 
 __all__ = ["router"]
 
 router = APIRouter()
 
-KnownRun = Annotated[str, Depends(known_run)]
-# Beside the right to send: a profile slows a training down, and a job's ingest key must not do that to another run.
 _READ = [Depends(require("read"))]
 
 
@@ -51,19 +49,23 @@ def _schema() -> dict[str, Any]:
 @router.post(
     "/runs/{run}/commands",
     status_code=201,
-    dependencies=_READ,
     responses={201: {"model": Order}},
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _schema()}}}},
 )
 def ask(
-    run: KnownRun, asked: Annotated[dict[str, Any], Body()], request: Request, services: ServicesDep,
-    identity: Identity = Depends(require("ingest")),  # noqa: B008
-) -> Response:  # fmt: skip
+    at: OperatedRun,
+    asked: Annotated[dict[str, Any], Body()],
+    request: Request,
+    services: ServicesDep,
+    identity: Operator,
+) -> Response:
     """Asks the processes of a run for something. Each gets it with the answer to its next frame, within seconds while
     it runs, and says what became of it: see GET. 409 where none of those asked can answer: they have ended, are lost,
     were not heard for a minute, or log over HTTP without an agent. profile: torch.profiler for `steps` steps. stacks:
     what every thread is doing. sampling: the agent's share of the step time, and how often host and device are sampled.
-    flush: send at once."""
+    flush: send at once. For operators: a profile slows a training down, and a job's ingest key must not do that to
+    another run."""
+    run = at.id
     given = dict(asked)
     kind, ranks = given.pop("kind", None), given.pop("ranks", None)
     if kind is None:
@@ -77,7 +79,7 @@ def ask(
     elif not isinstance(ranks, list) or not ranks or not all(type(rank) is int and 0 <= rank < 2**31 for rank in ranks):
         message = f"ranks is {ranks!r:.80}; a list of whole numbers from 0 on, or nothing, is needed"
         raise ApiError(422, "invalid", message, "ranks")
-    audit = record(request, identity, "run.command", f"{run} {kind}")
+    audit = record(request, identity, "run.command", run, kind, project=at.project)
     try:
         order = services.orders.issue(run, kind, params, ranks=ranks, who=identity.who, also=audit)
     except WireError as error:
@@ -86,7 +88,7 @@ def ask(
 
 
 @router.get("/runs/{run}/commands", dependencies=_READ, responses={200: {"model": OrderList}})
-def list_commands(run: KnownRun, services: ServicesDep, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
+def list_commands(run: SeenRun, services: ServicesDep, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
     """What this run was asked for, newest first, and what each process answered."""
     return reply({"commands": services.orders.of(run, limit)})
 

@@ -7,7 +7,6 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Iterator
-from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends
@@ -15,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from perfagent.wire import LogRow, plain
 from perfagent_server.routes import parquet
-from perfagent_server.routes.dependencies import ServicesDep, known_run
+from perfagent_server.routes.dependencies import SeenRun, ServicesDep
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.security.access import require
 
@@ -43,7 +42,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
         }
     },
 )
-def export(run: Annotated[str, Depends(known_run)], services: ServicesDep, format: str = "jsonl") -> Response:  # noqa: A002 - its name in the query
+def export(run: SeenRun, services: ServicesDep, format: str = "jsonl") -> Response:  # noqa: A002 - its name in the query
     """Rows {"name","rank","step","time","value"}, by name, then rank, then step. Formats: jsonl, csv, parquet (needs
     pyarrow)."""
     if format not in _FORMATS:

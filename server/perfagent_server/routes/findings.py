@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from perfagent.wire import Finding
-from perfagent_server.routes.dependencies import ServicesDep, known_run
+from perfagent_server.routes.dependencies import SeenRun, ServicesDep
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import require
 from perfagent_server.spending.finding_cost import with_money
@@ -18,8 +17,6 @@ __all__ = ["router"]
 
 router = APIRouter()
 
-KnownRun = Annotated[str, Depends(known_run)]
-
 
 @dataclass
 class FindingList:
@@ -27,13 +24,13 @@ class FindingList:
 
 
 @router.get("/runs/{run}/verdict", dependencies=[Depends(require("read"))], responses={200: {"model": Finding}})
-def verdict(run: KnownRun, services: ServicesDep) -> Response:
+def verdict(run: SeenRun, services: ServicesDep) -> Response:
     """Healthy, or the one thing that holds the run back."""
     return reply(services.verdict_of(run))
 
 
 @router.get("/runs/{run}/findings", dependencies=[Depends(require("read"))], responses={200: {"model": FindingList}})
-def findings(run: KnownRun, services: ServicesDep) -> Response:
+def findings(run: SeenRun, services: ServicesDep) -> Response:
     """Everything that is found now, worst first; for a run that ended also what held most of the time it ran."""
     rate = services.rate_of(run)
     return reply({"findings": [with_money(found, rate) for found in services.engine.findings(run)]})

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from starlette.responses import PlainTextResponse, Response
 
+from perfagent_server.database import StorageError
+from perfagent_server.monitoring import Monitoring
 from perfagent_server.routes.dependencies import ServicesDep
 from perfagent_server.routes.problems import problem
 from perfagent_server.routes.reply import reply
-from perfagent_server.security.access import require
+from perfagent_server.security.access import require_everywhere
 
 __all__ = ["router"]
 
@@ -31,8 +31,13 @@ def readyz(services: ServicesDep) -> Response:
     try:
         with services.database.read() as connection:
             connection.execute(text("SELECT 1"))
-    except DBAPIError:
+    except (DBAPIError, StorageError):
         return problem(503, "not_ready", "the database cannot be read; the server's log has the cause")
+    if services.database.out_of_reach:
+        try:
+            services.database.write(lambda _connection: None)  # while we are not ready, nobody else may send a write
+        except StorageError as error:
+            return problem(503, "not_ready", f"nothing can be stored: {error}")
     if services.database.full:
         return problem(
             503, "disk_full", "the disk with the data folder is full; reading works, writing waits for space"
@@ -43,15 +48,17 @@ def readyz(services: ServicesDep) -> Response:
         return problem(
             503, "not_ready", "the thread of the rules has ended: nothing raises an alert; restart the server"
         )
+    if services.compactor.is_behind:
+        return problem(503, "not_ready", f"senders have to wait: {services.compactor.trouble}")
+    if services.compactor.trouble:  # what is sent is taken, and judged: only old samples cannot be read
+        return reply({"status": "degraded", "message": services.compactor.trouble})
     return reply({"status": "ok"})
 
 
-@router.get("/metrics", dependencies=[Depends(require("read"))], response_class=PlainTextResponse)
-def metrics(services: ServicesDep) -> Response:
-    """Every counter of /api/v1/self in Prometheus' text format."""
-    lines = []
-    for part, counters in sorted(services.counters().items()):
-        for name, value in sorted(counters.items()):
-            full = "perfagent_" + re.sub(r"[^a-zA-Z0-9_]", "_", f"{part}_{name}")
-            lines += [f"# TYPE {full} untyped", f"{full} {value}"]
-    return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")
+@router.get("/metrics", dependencies=[Depends(require_everywhere("read"))], response_class=PlainTextResponse)
+def metrics(request: Request) -> Response:
+    """The server and the runs that go on, in Prometheus' text format, or as OpenMetrics where the Accept header asks for
+    it."""
+    monitoring: Monitoring = request.app.state.monitoring
+    content, media_type = monitoring.exposition(request.headers.get("accept", ""))
+    return Response(content, media_type=media_type)

@@ -12,13 +12,15 @@ from starlette.responses import Response
 
 from perfagent.wire import Frame
 from perfagent_server.ingest.decode import decode_body
+from perfagent_server.routes.admission import check_key, check_project, check_rank, sender_of_runs, take
 from perfagent_server.routes.dependencies import ServicesDep
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
-from perfagent_server.security.access import Identity, require
+from perfagent_server.security.access import require
+from perfagent_server.security.rights import Identity
 from perfagent_server.store.interface import Receipt
 
-__all__ = ["checked", "receipt_reply", "router"]
+__all__ = ["LARGE_BYTES", "checked", "receipt_reply", "router"]
 
 router = APIRouter()
 
@@ -27,7 +29,7 @@ UNWATCHED = {"Perfagent-Watched": "0"}
 
 _MEDIA_TYPES = ("application/x-msgpack", "application/msgpack", "application/vnd.msgpack", "application/octet-stream")
 # Decoding more than this takes longer than a loop that serves a thousand agents should be away.
-_LARGE_BYTES = 128 * 1024
+LARGE_BYTES = 128 * 1024
 
 _REPLY_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -107,20 +109,18 @@ async def ingest(request: Request, services: ServicesDep, identity: Identity = D
             "content-type",
         )
     encoding = request.headers.get("content-encoding")
+    check_key(services, identity)
     body = await request.body()
     limit = services.settings.max_decoded_bytes
     frame: Frame
-    if len(body) > _LARGE_BYTES:
+    if len(body) > LARGE_BYTES:
         frame = await asyncio.to_thread(decode_body, body, encoding, max_decoded_bytes=limit)
     else:
         frame = decode_body(body, encoding, max_decoded_bytes=limit)
-    if identity.project is not None and frame.project != identity.project:
-        raise ApiError(
-            403,
-            "forbidden",
-            f"this key may send to project {identity.project!r} only, not to {frame.project[:80]!r}",
-            "project",
-        )
+    check_project(identity, (frame.project,))
+    check_rank(services, frame.rank)
+    take(services, identity, frame.run, samples=frame.samples, size_bytes=len(body))
+    await services.new_runs.admit(sender_of_runs(services, identity), frame.run, frame.project)
     receipts = checked(await services.ingest.accept([frame], limited=identity.project is not None))
-    headers = None if services.hub.watches(frame.run) else UNWATCHED
+    headers = None if services.is_watched(frame.run) else UNWATCHED
     return reply(receipt_reply(receipts, await services.orders.for_frame(frame)), headers=headers)

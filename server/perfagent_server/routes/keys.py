@@ -7,16 +7,18 @@ import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import ConfigDict
 from starlette.responses import Response
 
-from perfagent_server.routes.dependencies import ServicesDep
+from perfagent.errors import ConfigError
+from perfagent_server.routes.dependencies import Administrator, ServicesDep, check_project
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
-from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
-from perfagent_server.security.keys import KEY_SCOPES, ONLY_INGEST_HAS_A_PROJECT, Key, KeyScope
+from perfagent_server.security.keys import KEY_SCOPES, Key, KeyScope
+from perfagent_server.security.rights import Identity
+from perfagent_server.services import Services
 from perfagent_server.timestamps import rfc3339
 
 __all__ = ["router"]
@@ -28,12 +30,15 @@ _MAX_EXPIRES_S = 100 * 365 * 86400.0
 
 @dataclass
 class NewKey:
-    """scope: ingest, read, operate or admin; project: the only one it may send to; expires_in_s: None is never."""
+    """scope: ingest, read, operate or admin; project: the only one that it sends to, sees and changes; expires_in_s: None
+    is never; limits: its own, instead of the server's, by name: requests_per_s, samples_per_s, bytes_per_s,
+    runs_per_hour."""
 
     scope: str
     name: str = ""
     project: str | None = None
     expires_in_s: float | None = None
+    limits: dict[str, float] | None = None
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -48,6 +53,7 @@ class KeyShown:
     expires: str | None
     revoked: str | None
     used: str | None
+    limits: dict[str, float]
 
 
 @dataclass
@@ -61,48 +67,67 @@ class KeyList:
 
 
 @router.post("/keys", status_code=201, responses={201: {"model": KeyMade}})
-def create_key(
-    new: NewKey, request: Request, services: ServicesDep, identity: Identity = Depends(require("admin"))  # noqa: B008
-) -> Response:  # fmt: skip
-    """A new key. `key` is shown this once."""
+def create_key(new: NewKey, request: Request, services: ServicesDep, identity: Administrator) -> Response:
+    """A new key. `key` is shown this once. An administrator of some projects makes keys of these projects."""
     if new.scope not in KEY_SCOPES:
         raise ApiError(422, "invalid", f"scope is {new.scope[:80]!r}; allowed are {', '.join(KEY_SCOPES)}", "scope")
     if len(new.name.encode()) > 256:
         raise ApiError(422, "invalid", "name may have up to 256 bytes", "name")
-    if new.project is not None and new.scope != "ingest":
-        raise ApiError(422, "invalid", ONLY_INGEST_HAS_A_PROJECT.format(scope=new.scope), "project")
     if new.project is not None and not 1 <= len(new.project.encode()) <= 256:
         raise ApiError(422, "invalid", "project must have 1 to 256 bytes", "project")
+    check_project(identity, "admin", new.project or "")
     expires = None
     if new.expires_in_s is not None:
         if not 0 < new.expires_in_s <= _MAX_EXPIRES_S:  # false for NaN too
             raise ApiError(422, "invalid", "expires_in_s must be above 0 and at most a hundred years", "expires_in_s")
         expires = time.time() + new.expires_in_s
-    audit = record(request, identity, "key.create", f"{new.scope} {new.name}")
-    key, token = services.access.keys.create(new.scope, new.name, project=new.project, expires=expires, also=audit)
+    limits = _checked_limits(services, new)
+    audit = record(request, identity, "key.create", new.name, new.scope, project=new.project or "")
+    key, token = services.access.keys.create(
+        new.scope, new.name, project=new.project, expires=expires, limits=limits, also=audit
+    )
     return reply({**_shown(key), "key": token}, 201)
 
 
-@router.get("/keys", dependencies=[Depends(require("admin"))], responses={200: {"model": KeyList}})
-def list_keys(services: ServicesDep) -> Response:
-    """Every key without its secret, also revoked and expired ones, newest first."""
-    return reply({"keys": [_shown(key) for key in services.access.keys.list()]})
+@router.get("/keys", responses={200: {"model": KeyList}})
+def list_keys(services: ServicesDep, identity: Administrator) -> Response:
+    """Every key without its secret, also revoked and expired ones, newest first; to an administrator of some projects
+    those of these projects."""
+    return reply({"keys": [_shown(key) for key in services.access.keys.list() if _administers(identity, key)]})
 
 
 @router.delete("/keys/{key_id}", status_code=204, response_class=Response)
-def revoke_key(
-    key_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("admin"))  # noqa: B008
-) -> Response:  # fmt: skip
+def revoke_key(key_id: str, request: Request, services: ServicesDep, identity: Administrator) -> Response:
     """The key is refused from now on, and so is what it opened: sessions of browsers, and pages that show live
     updates."""
-    if not services.access.keys.revoke(key_id, also=record(request, identity, "key.revoke", key_id)):
+    known = next((key for key in services.access.keys.list() if key.id == key_id), None)
+    audit = record(
+        request, identity, "key.revoke", key_id, known.name if known else "", project=(known and known.project) or ""
+    )
+    if known is None or not _administers(identity, known) or not services.access.keys.revoke(key_id, also=audit):
         raise ApiError(404, "not_found", f"there is no key {key_id[:40]!r}; GET /api/v1/keys lists them", "key_id")
     services.hub.check_pages()
     return Response(status_code=204)
+
+
+def _checked_limits(services: Services, new: NewKey) -> dict[str, float]:
+    limits = new.limits or {}
+    try:
+        services.sender_limits.defaults.but(limits)
+    except ConfigError as error:
+        raise ApiError(422, "invalid", str(error), "limits") from None
+    return limits
+
+
+def _administers(identity: Identity, key: Key) -> bool:
+    if key.project is None:
+        return "admin" in identity.rights.everywhere
+    return identity.rights.may("admin", key.project)
 
 
 def _shown(key: Key) -> dict[str, Any]:
     return {
         "id": key.id, "scope": key.scope, "name": key.name, "project": key.project, "created": rfc3339(key.created),
         "expires": rfc3339(key.expires), "revoked": rfc3339(key.revoked), "used": rfc3339(key.used),
+        "limits": key.limits,
     }  # fmt: skip

@@ -17,10 +17,10 @@ router = APIRouter()
 
 @router.websocket("/ws/live")
 async def live(socket: WebSocket) -> None:
-    """{"subscribe": {...}} in; {"samples"}, {"bands"}, {"fleet"}, {"run"}, {"alert"}, {"lagged"} out. Origin and
-    Host: routes/edge.py."""
+    """{"subscribe": {...}} in; {"samples"}, {"bands"}, {"fleet"}, {"run"}, {"alert"}, {"lagged"} out, of the projects that
+    the caller may see. Origin and Host: routes/edge.py."""
     try:
-        await authorize(socket, "read")
+        identity = await authorize(socket, "read")
     except RefusalError as error:
         response: Response = of_refusal(error).response()
         await socket.send_denial_response(response)
@@ -28,4 +28,5 @@ async def live(socket: WebSocket) -> None:
     await socket.accept()
     hub: Hub = socket.app.state.services.hub
     access: Access = socket.app.state.access
-    await hub.serve(socket, lambda: access.still_allows(socket, "read"))
+    projects = identity.seen_projects
+    await hub.serve(socket, lambda: access.still_sees(socket, projects), projects)

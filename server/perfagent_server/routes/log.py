@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,12 +10,14 @@ import msgspec
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from perfagent_server.ingest.json_rows import STATES, parse_rows
+from perfagent_server.ingest.json_rows import STATES, LogRow, parse_rows, plain_rows
+from perfagent_server.routes.admission import check_key, check_project, check_rank, sender_of_runs, take
 from perfagent_server.routes.dependencies import ServicesDep
-from perfagent_server.routes.ingest import checked, receipt_reply
+from perfagent_server.routes.ingest import LARGE_BYTES, checked, receipt_reply
 from perfagent_server.routes.problems import ApiError, not_json
 from perfagent_server.routes.reply import reply
-from perfagent_server.security.access import Identity, require
+from perfagent_server.security.access import require
+from perfagent_server.security.rights import Identity
 
 __all__ = ["router"]
 
@@ -94,22 +97,31 @@ async def log(request: Request, services: ServicesDep, identity: Identity = Depe
             f"the Idempotency-Key has {len(key)} characters; 1 to 200 are allowed",
             "idempotency-key",
         )
+    check_key(services, identity)
     body = await request.body()
-    rows = parse_rows(parse_json(body))
-    if identity.project is not None:
-        for row in rows:
-            if row.project != identity.project:
-                raise ApiError(
-                    403,
-                    "forbidden",
-                    f"this key may send to project {identity.project!r} only, not to {row.project[:80]!r}",
-                    "project",
-                )
-    receipts, runs = await services.log_rows.accept(rows, body=body, key=key, limited=identity.project is not None)
+    rows = await asyncio.to_thread(_rows, body) if len(body) > LARGE_BYTES else _rows(body)
+    check_project(identity, (row.project for row in rows))
+    for row in rows:
+        check_rank(services, row.rank)
+    if rows:
+        samples = sum(len(row.metrics) for row in rows)
+        take(services, identity, rows[0].run, samples=samples, size_bytes=len(body))
+    receipts, runs = await services.log_rows.accept(
+        rows,
+        sender=sender_of_runs(services, identity),
+        body=body,
+        key=key,
+        limited=identity.project is not None,
+    )
     answer = receipt_reply(checked(receipts))
     if len(runs) == 1:
         answer.update(runs[0])
     return reply({**answer, "runs": runs})
+
+
+def _rows(body: bytes) -> list[LogRow]:
+    rows = plain_rows(body)
+    return parse_rows(parse_json(body)) if rows is None else rows
 
 
 def parse_json(body: bytes) -> Any:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 from starlette.responses import Response
 
-from perfagent_server.routes.dependencies import ServicesDep
+from perfagent_server.routes.dependencies import Administrator, Reader, ServicesDep, check_project
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
-from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
 from perfagent_server.spending.prices import Price, drop_price, prices, set_price
 
@@ -55,21 +54,22 @@ class PriceList:
     prices: list[PriceShown]
 
 
-@router.get("/prices", dependencies=[Depends(require("read"))], responses={200: {"model": PriceList}})
-def list_prices(services: ServicesDep) -> Response:
-    """The prices of all projects that have one."""
+@router.get("/prices", responses={200: {"model": PriceList}})
+def list_prices(services: ServicesDep, identity: Reader) -> Response:
+    """The prices of all projects that have one, and that one may see."""
     with services.database.read() as connection:
         known = prices(connection)
-    return reply({"prices": [_shown(project, one) for project, one in known.items()]})
+    seen = [_shown(project, one) for project, one in known.items() if not project or identity.sees(project)]
+    return reply({"prices": seen})
 
 
 @router.put("/prices", responses={200: {"model": PriceShown}})
 def change_price(
-    asked: NewPrice, request: Request, services: ServicesDep, project: Project = "",
-    identity: Identity = Depends(require("admin")),  # noqa: B008
+    asked: NewPrice, request: Request, services: ServicesDep, identity: Administrator, project: Project = "",
 ) -> Response:  # fmt: skip
     """Sets the price of a project; without one, that of all projects that have none of their own. It counts for all of
     a run's hours, also for those before."""
+    check_project(identity, "admin", project)
     if not 1 <= len(asked.currency) <= 16 or any(one.isspace() for one in asked.currency):
         said = f"currency is {asked.currency[:40]!r}; a word of up to 16 characters, such as EUR, is needed"
         raise ApiError(422, "invalid", said, "currency")
@@ -78,7 +78,7 @@ def change_price(
     one = Price(
         gpu_hour=asked.gpu_hour, cpu_core_hour=asked.cpu_core_hour, kwh=asked.kwh, currency=asked.currency
     )  # fmt: skip
-    audit = record(request, identity, "price.change", f"{project or 'all projects'}: {one}")
+    audit = record(request, identity, "price.change", project, str(one), project=project)
 
     def job(connection: Connection) -> None:
         set_price(connection, project, one)
@@ -90,11 +90,11 @@ def change_price(
 
 @router.delete("/prices", status_code=204, response_class=Response)
 def remove_price(
-    request: Request, services: ServicesDep, project: Project = "",
-    identity: Identity = Depends(require("admin")),  # noqa: B008
+    request: Request, services: ServicesDep, identity: Administrator, project: Project = "",
 ) -> Response:  # fmt: skip
     """Takes the price of a project away; without one, that of all projects."""
-    audit = record(request, identity, "price.remove", project or "all projects")
+    check_project(identity, "admin", project)
+    audit = record(request, identity, "price.remove", project, project=project)
 
     def job(connection: Connection) -> bool:
         audit(connection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
@@ -21,7 +21,7 @@ from perfagent_server.ingest.decode import TooLarge, UnknownEncoding
 from perfagent_server.refusal import RefusalError, Why
 from perfagent_server.routes.reply import reply
 
-__all__ = ["CLOSED", "ApiError", "install", "not_json", "of_refusal", "problem"]
+__all__ = ["CLOSED", "ApiError", "answer", "install", "not_json", "of_refusal", "problem"]
 
 log = logging.getLogger("perfagent.server")
 
@@ -53,6 +53,7 @@ class ApiError(Exception):
 
 _STATUS: dict[Why, int] = {
     "bad_request": 400, "unauthorized": 401, "forbidden": 403, "key_reused": 422, "too_many_failures": 429,
+    "too_many_requests": 429, "provider_unreachable": 503,
 }  # fmt: skip
 
 
@@ -60,7 +61,8 @@ def of_refusal(refusal: RefusalError) -> ApiError:
     """The error of what a part below the routes refused."""
     headers = {"WWW-Authenticate": "Bearer"} if refusal.why == "unauthorized" else {}
     if refusal.retry_after_s is not None:
-        headers["Retry-After"] = str(refusal.retry_after_s)
+        is_of_many = refusal.why == "too_many_requests"
+        headers["Retry-After"] = str(_spread(refusal.retry_after_s) if is_of_many else refusal.retry_after_s)
     return ApiError(_STATUS[refusal.why], refusal.why, refusal.message, refusal.field, headers=headers or None)
 
 
@@ -95,57 +97,82 @@ _CODES = {
 }
 
 
+async def _api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _refused(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusalError)
+    return of_refusal(error).response()
+
+
+async def _wire_error(_request: Request, error: Exception) -> Response:
+    status = 413 if isinstance(error, TooLarge) else 415 if isinstance(error, UnknownEncoding) else 400
+    return problem(status, _CODES[status], str(error))
+
+
+async def _not_unicode(_request: Request, error: Exception) -> Response:
+    # JSON can escape half a surrogate pair, and str holds it; no UTF-8, so neither the database nor an answer, can.
+    return problem(400, "bad_request", f"a text in the request is not valid Unicode: {error}")
+
+
+async def _storage_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, StorageError)
+    full = isinstance(error, StorageFull)
+    headers = {"Retry-After": str(_spread(error.retry_after_s))}
+    return problem(507 if full else 503, "disk_full" if full else "busy", str(error), headers=headers)
+
+
+def _spread(seconds: float) -> int:
+    """When to come back, spread over a whole extra interval: a thousand agents with the same second would come back as
+    one."""
+    return math.ceil(seconds * (1 + random.random()))  # noqa: S311 - nothing is kept secret by it
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _CODES.get(error.status_code, "error" if error.status_code < 500 else "internal")
+    message = str(error.detail)
+    if error.status_code == 404 and message == "Not Found":
+        message = f"there is nothing at {request.url.path[:200]}; /docs lists what there is"
+    return problem(error.status_code, code, message, headers=error.headers)
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return _invalid(request, error.errors()).response()
+
+
+async def _internal(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return problem(500, "internal", "the server failed on this request; its log has the cause")
+
+
+_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    ApiError: _api_error,
+    RefusalError: _refused,
+    WireError: _wire_error,
+    UnicodeEncodeError: _not_unicode,
+    StorageError: _storage_error,
+    HTTPException: _http_error,
+    RequestValidationError: _validation_error,
+}
+"""By the error. Any other is a fault of ours."""
+
+
 def install(app: FastAPI) -> None:
     """Makes every error of the app speak our shape."""
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
+    app.add_exception_handler(Exception, _internal)
 
-    async def api_error(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
-        return error.response()
 
-    async def refused(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, RefusalError)
-        return of_refusal(error).response()
-
-    async def wire_error(_request: Request, error: Exception) -> Response:
-        status = 413 if isinstance(error, TooLarge) else 415 if isinstance(error, UnknownEncoding) else 400
-        return problem(status, _CODES[status], str(error))
-
-    async def not_unicode(_request: Request, error: Exception) -> Response:
-        # JSON can escape half a surrogate pair, and str holds it; no UTF-8, so neither the database nor an answer, can.
-        return problem(400, "bad_request", f"a text in the request is not valid Unicode: {error}")
-
-    async def storage_error(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, StorageError)
-        full = isinstance(error, StorageFull)
-        # Spread over a whole extra interval: a thousand agents with the same second would come back as one.
-        wait = math.ceil(error.retry_after_s * (1 + random.random()))  # noqa: S311 - nothing is kept secret by it
-        headers = {"Retry-After": str(wait)}
-        return problem(507 if full else 503, "disk_full" if full else "busy", str(error), headers=headers)
-
-    async def http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        code = _CODES.get(error.status_code, "error" if error.status_code < 500 else "internal")
-        message = str(error.detail)
-        if error.status_code == 404 and message == "Not Found":
-            message = f"there is nothing at {request.url.path[:200]}; /docs lists what there is"
-        return problem(error.status_code, code, message, headers=error.headers)
-
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return _invalid(request, error.errors()).response()
-
-    async def internal(request: Request, error: Exception) -> Response:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return problem(500, "internal", "the server failed on this request; its log has the cause")
-
-    app.add_exception_handler(ApiError, api_error)
-    app.add_exception_handler(RefusalError, refused)
-    app.add_exception_handler(WireError, wire_error)
-    app.add_exception_handler(UnicodeEncodeError, not_unicode)
-    app.add_exception_handler(StorageError, storage_error)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(Exception, internal)
+async def answer(request: Request, error: Exception) -> Response | None:
+    """The response of an error that was raised before the app; None for a fault of ours, which the app's outermost layer
+    answers."""
+    handler = next((_HANDLERS[kind] for kind in type(error).__mro__ if kind in _HANDLERS), None)
+    return None if handler is None else await handler(request, error)
 
 
 _UNKNOWN_FIELD = "unexpected_keyword_argument"  # pydantic's name for a field that a dataclass does not have

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from starlette.responses import Response, StreamingResponse
 
-from perfagent_server.routes.dependencies import ServicesDep, known_run
+from perfagent_server.routes.dependencies import SeenRun, ServicesDep
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import require
@@ -19,7 +18,6 @@ __all__ = ["router"]
 
 router = APIRouter()
 
-KnownRun = Annotated[str, Depends(known_run)]
 _READ = [Depends(require("read"))]
 
 
@@ -46,13 +44,13 @@ class StackList:
 
 
 @router.get("/runs/{run}/profiles", dependencies=_READ, responses={200: {"model": ProfileList}})
-def list_profiles(run: KnownRun, services: ServicesDep) -> Response:
+def list_profiles(run: SeenRun, services: ServicesDep) -> Response:
     """Profiles of a run, newest first, each with its five largest operators. POST /runs/{run}/commands asks for one."""
     return reply({"profiles": services.profiles.of(run)})
 
 
 @router.get("/runs/{run}/profiles/{profile}/operators", dependencies=_READ, responses={200: {"model": StoredProfile}})
-def operators(run: KnownRun, profile: str, services: ServicesDep) -> Response:
+def operators(run: SeenRun, profile: str, services: ServicesDep) -> Response:
     """One profile with all its operators: calls, and time on the CPU and on the device, their own and with what they
     call."""
     return reply(_known(services, run, profile))
@@ -64,7 +62,7 @@ def operators(run: KnownRun, profile: str, services: ServicesDep) -> Response:
     response_class=StreamingResponse,
     responses={200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}},
 )
-def trace(run: KnownRun, profile: str, services: ServicesDep) -> Response:
+def trace(run: SeenRun, profile: str, services: ServicesDep) -> Response:
     """The trace, gzip-compressed JSON: open it as it is at https://ui.perfetto.dev or in chrome://tracing."""
     found = _known(services, run, profile)
     if found.trace == "none":
@@ -82,7 +80,7 @@ def trace(run: KnownRun, profile: str, services: ServicesDep) -> Response:
 
 
 @router.get("/runs/{run}/stacks", dependencies=_READ, responses={200: {"model": StackList}})
-def stacks(run: KnownRun, services: ServicesDep, command: str | None = None) -> Response:
+def stacks(run: SeenRun, services: ServicesDep, command: str | None = None) -> Response:
     """What every thread of each rank was doing when it was last asked, or when that command asked."""
     found = stacks_of(services.database, run, command=command)
     return reply(StackList(found, _grouped(found)))

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import ConfigDict
 from sqlalchemy import Connection
 from starlette.responses import Response
 
 from perfagent.errors import ConfigError
-from perfagent_server.routes.dependencies import ServicesDep
+from perfagent_server.routes.dependencies import Administrator, Reader, ServicesDep, check_project
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.rules.catalogue import all_rules, describe
-from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
 from perfagent_server.services import Services
 
@@ -67,20 +66,23 @@ class RuleChange:
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
 
-@router.get("/rules", dependencies=[Depends(require("read"))], responses={200: {"model": RuleList}})
-def list_rules(services: ServicesDep, project: Project = "") -> Response:
+@router.get("/rules", responses={200: {"model": RuleList}})
+def list_rules(services: ServicesDep, identity: Reader, project: Project = "") -> Response:
     """Every rule that judges runs, in the order of verdicts. `project`: with the thresholds of this project."""
+    if project:
+        check_project(identity, "read", project)
     rules = services.rule_settings.rules_of(project)
     return reply({"rules": [describe(one) for one in rules]})
 
 
 @router.put("/rules/{rule}", responses={200: {"model": RuleShown}})
 def change_rule(
-    rule: str, change: RuleChange, request: Request, services: ServicesDep, project: Project = "",
-    identity: Identity = Depends(require("admin")),  # noqa: B008
+    rule: str, change: RuleChange, request: Request, services: ServicesDep, identity: Administrator,
+    project: Project = "",
 ) -> Response:  # fmt: skip
     """Sets a rule for a project; for all projects without one. It counts from the next sample on, and wins over
     rules.toml."""
+    check_project(identity, "admin", project)
     _known(rule)
     settings: dict[str, Any] = {**change.thresholds, "enabled": change.enabled}
     if change.profile is not None:
@@ -90,7 +92,7 @@ def change_rule(
     except ConfigError as error:
         field = "profile" if str(error).startswith(f"{rule}.profile ") else "thresholds"
         raise ApiError(422, "invalid", str(error), field) from error
-    audit = record(request, identity, "rule.change", f"{rule} of {project or 'all projects'}: {settings}")
+    audit = record(request, identity, "rule.change", rule, str(settings), project=project)
 
     def job(connection: Connection) -> None:
         services.rule_settings.put(connection, project, rule, settings)
@@ -103,12 +105,13 @@ def change_rule(
 
 @router.delete("/rules/{rule}", responses={200: {"model": RuleShown}})
 def reset_rule(
-    rule: str, request: Request, services: ServicesDep, project: Project = "",
-    identity: Identity = Depends(require("admin")),  # noqa: B008
+    rule: str, request: Request, services: ServicesDep, identity: Administrator,
+    project: Project = "",
 ) -> Response:  # fmt: skip
     """Takes back what PUT set for this project, or for all: the rule is as rules.toml and its own thresholds say."""
+    check_project(identity, "admin", project)
     _known(rule)
-    audit = record(request, identity, "rule.reset", f"{rule} of {project or 'all projects'}")
+    audit = record(request, identity, "rule.reset", rule, project=project)
 
     def job(connection: Connection) -> None:
         services.rule_settings.drop(connection, project, rule)

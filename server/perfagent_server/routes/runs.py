@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import ConfigDict
 from sqlalchemy import Connection
 from starlette.responses import Response
 
-from perfagent.wire import EVENT_KINDS, STATES, Latest, RunSummary, Spent, plain
-from perfagent_server.routes.dependencies import ServicesDep, known_run
+from perfagent.errors import WireError
+from perfagent.wire import EVENT_KINDS, STATES, Latest, RunSummary, Spent, is_evaluation_loss, plain
+from perfagent.wire.loss_names import loss_of
+from perfagent_server.routes.dependencies import (
+    AdministeredRun,
+    Administrator,
+    OperatedRun,
+    Operator,
+    Reader,
+    SeenRun,
+    ServicesDep,
+)
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.runs.run_filters import TableQuery
 from perfagent_server.runs.run_queries import EventRow
-from perfagent_server.security.access import Identity, require
+from perfagent_server.security.access import require
 from perfagent_server.security.audit import record
 from perfagent_server.services import Services
+from perfagent_server.store.changes import note_change
 
 __all__ = ["router"]
 
 router = APIRouter()
 
-# Where a route also wants to know who asks, the scope stands twice: dependencies of the decorator come first, and
-# nobody may learn from a 404 which runs exist. It is one function, so it is asked once.
-KnownRun = Annotated[str, Depends(known_run)]
+Many = Annotated[list[str] | None, Query(max_length=20)]
 
 
 @dataclass
@@ -57,42 +66,73 @@ class RunChange:
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
 
-@router.get("/runs", dependencies=[Depends(require("read"))], responses={200: {"model": RunPage}})
+@router.get("/runs", responses={200: {"model": RunPage}})
 def list_runs(
     services: ServicesDep,
+    identity: Reader,
     project: str | None = None,
     name: str | None = None,
-    state: str | None = None,
+    state: Many = None,
     tag: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: str | None = None,
+    with_: Annotated[str | None, Query(alias="with", max_length=80)] = None,
+    sort: Annotated[str, Query(max_length=300)] = "started",
+    order: Literal["asc", "desc"] | None = None,
+    severity: Many = None,
+    q: Annotated[str, Query(max_length=200)] = "",
+    group: str | None = None,
+    attention: bool = False,
+    columns: Annotated[str, Query(max_length=4000)] = "",
+    offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
 ) -> Response:
     """Runs, newest first. Give `next` back as `cursor` for the following page; it is null on the last one. A page has
-    fewer than `limit` runs where their configurations are large."""
-    if state is not None and state not in STATES:
-        raise ApiError(422, "invalid", f"state is {state[:80]!r}; allowed are {', '.join(STATES)}", "state")
-    runs, following = services.runs.page(project=project, name=name, state=state, tag=tag, limit=limit, cursor=cursor)
-    return reply({"runs": runs, "next": following})
+    fewer than `limit` runs where their configurations are large.
+
+    With `with` (any of verdict, latest, timing, trend) it is a screen of a table: each run has these parts, its `severity`
+    (of its open alerts, or healthy), `alerts` and `needs_attention`; `counts` says how many runs there are by state and
+    severity, and `next` is the `offset` of the following page. `sort`: started, updated, name, project, state, step,
+    severity (worst first), a metric's name or `config:NAME`; `severity` and `state`: one or several; `q`: words that must
+    all be in name, project, tag, host or an open alert, or a regular expression between slashes; `attention`: only
+    runs with an open critical or warning alert that nobody acknowledged; `columns`: more metrics and `config:NAME`,
+    separated by commas."""
+    wrong = [one for one in state or () if one not in STATES]
+    if wrong:
+        raise ApiError(422, "invalid", f"state is {wrong[0][:80]!r}; allowed are {', '.join(STATES)}", "state")
+    if with_ is None:
+        one = state[0] if state else None
+        runs, following = services.runs.page(
+            project=project, name=name, state=one, tag=tag, limit=limit, cursor=cursor, projects=identity.seen_projects
+        )
+        return reply({"runs": runs, "next": following})
+    try:
+        asked = TableQuery(
+            parts=_listed(with_), sort=sort, descending=None if order is None else order == "desc", severities=severity or (),
+            states=state or (), project=project, tag=tag, group=group, text=q, attention=attention,
+            columns=_listed(columns), limit=limit, offset=offset, projects=identity.seen_projects,
+        )  # fmt: skip
+    except WireError as error:
+        raise ApiError(422, "invalid", str(error)) from None
+    return reply(services.run_table.screen(asked))
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 @router.get("/runs/{run}", dependencies=[Depends(require("read"))], responses={200: {"model": RunShown}})
-def get_run(run: KnownRun, services: ServicesDep) -> Response:
+def get_run(run: SeenRun, services: ServicesDep) -> Response:
     """One run."""
     return _shown(services, services.runs.get(run))
 
 
-@router.patch(
-    "/runs/{run}",
-    dependencies=[Depends(require("read")), Depends(require("ingest"))],
-    responses={200: {"model": RunShown}},
-)
+@router.patch("/runs/{run}", responses={200: {"model": RunShown}})
 def change_run(
-    run: KnownRun, change: RunChange, request: Request, services: ServicesDep,
-    identity: Identity = Depends(require("ingest")),  # noqa: B008
-) -> Response:  # fmt: skip
-    """Name, tags, notes and switched-off rules of a run. Needs the rights to read and to send, because it answers with
-    the run: on loopback everybody has them, elsewhere an administrator; a job's ingest key neither reads nor changes
-    other runs."""
+    at: OperatedRun, change: RunChange, request: Request, services: ServicesDep, identity: Operator
+) -> Response:
+    """Name, tags, notes and switched-off rules of a run. For operators of its project; a job's ingest key neither reads
+    nor changes other runs."""
+    run = at.id
     if change.name is not None and not _can_be_a_name(change.name):
         raise ApiError(422, "invalid", "name must be a printable text of 1 to 256 bytes, not only spaces", "name")
     if change.tags is not None and (len(change.tags) > 100 or any(not 1 <= len(tag) <= 256 for tag in change.tags)):
@@ -103,7 +143,7 @@ def change_run(
     if unknown:
         known = ", ".join(rule.id for rule in all_rules())
         raise ApiError(422, "invalid", f"there is no rule {min(unknown)[:80]!r}; there are {known}", "rules_off")
-    audit = record(request, identity, "run.change", run)
+    audit = record(request, identity, "run.change", run, _changed(change), project=at.project)
 
     def job(connection: Connection) -> None:
         services.runs.change(
@@ -115,6 +155,9 @@ def change_run(
             rules_off=change.rules_off,
         )
         audit(connection)
+        note_change(connection, "run", run)
+        if change.rules_off is not None:
+            note_change(connection, "rules", run)
 
     services.database.write(job)
     if change.rules_off is not None:
@@ -125,6 +168,13 @@ def change_run(
     if summary is not None:
         services.hub.publish_run(summary)
     return _shown(services, summary)
+
+
+def _changed(change: RunChange) -> str:
+    """For the audit log: what, and for all but notes to what."""
+    given = {name: getattr(change, name) for name in ("name", "tags", "rules_off") if getattr(change, name) is not None}
+    told = [f"{name}: {value}" for name, value in given.items()]
+    return "; ".join([*told, *(["notes"] if change.notes is not None else [])])
 
 
 def _can_be_a_name(name: str) -> bool:
@@ -138,16 +188,13 @@ def _shown(services: Services, summary: RunSummary | None) -> Response:
     return reply({**plain(summary), "notes": services.runs.notes(summary.run), "spent": services.spent_of(summary.run)})
 
 
-@router.delete("/runs/{run}", dependencies=[Depends(require("admin"))], status_code=204, response_class=Response)
-def delete_run(
-    run: KnownRun, request: Request, services: ServicesDep,
-    identity: Identity = Depends(require("admin")),  # noqa: B008
-) -> Response:  # fmt: skip
+@router.delete("/runs/{run}", status_code=204, response_class=Response)
+def delete_run(at: AdministeredRun, request: Request, services: ServicesDep, identity: Administrator) -> Response:
     """Removes a run with everything that belongs to it."""
+    run = at.id
     # First of all: should the server end on the way, it is known who has emptied the run.
-    services.database.write(record(request, identity, "run.delete", run), essential=True)
-    services.store.empty(run)
-    services.database.write(partial(services.store.delete, run=run), essential=True)
+    services.database.write(record(request, identity, "run.delete", run, project=at.project), essential=True)
+    services.store.delete(run)
     services.forget(run)
     return Response(status_code=204)
 
@@ -155,20 +202,25 @@ def delete_run(
 @router.get(
     "/runs/{run}/latest", dependencies=[Depends(require("read"))], responses={200: {"model": dict[str, Latest]}}
 )
-def latest(run: KnownRun, services: ServicesDep) -> Response:
+def latest(run: SeenRun, services: ServicesDep) -> Response:
     """The newest value of every name, ranks put together as the catalogue says."""
     return reply(services.store.latest(run))
 
 
 @dataclass
 class Names:
+    """loss: the one that is trained on. evaluations: losses of evaluations."""
+
     names: list[str]
+    loss: str | None
+    evaluations: list[str]
 
 
 @router.get("/runs/{run}/names", dependencies=[Depends(require("read"))], responses={200: {"model": Names}})
-def names(run: KnownRun, services: ServicesDep) -> Response:
+def names(run: SeenRun, services: ServicesDep) -> Response:
     """Every name that the run has sent, sorted."""
-    return reply({"names": services.store.names(run)})
+    found = services.store.names(run)
+    return reply(Names(found, loss_of(found), [name for name in found if is_evaluation_loss(name)]))
 
 
 @dataclass
@@ -178,7 +230,7 @@ class Events:
 
 @router.get("/runs/{run}/events", dependencies=[Depends(require("read"))], responses={200: {"model": Events}})
 def events(
-    run: KnownRun,
+    run: SeenRun,
     services: ServicesDep,
     kind: str | None = None,
     rank: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,

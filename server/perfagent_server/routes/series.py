@@ -8,24 +8,24 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
-from perfagent.wire import RankMatrix, Series, Timing
-from perfagent_server.routes.dependencies import ServicesDep, known_run
+from perfagent.wire import FAMILIES, RankMatrix, Series, Timing
+from perfagent_server.routes.dependencies import Reader, SeenRun, ServicesDep
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
+from perfagent_server.runs.layers import LayerMatrix, layer_matrix
 from perfagent_server.security.access import require
 
 __all__ = ["router"]
 
 router = APIRouter()
 
-KnownRun = Annotated[str, Depends(known_run)]
 _NAME = Query(min_length=1, max_length=256)
 MOST_RUNS = 200  # in one address, which has room for 64 kB
 
 
 @router.get("/runs/{run}/series", dependencies=[Depends(require("read"))], responses={200: {"model": Series}})
 def series(
-    run: KnownRun,
+    run: SeenRun,
     services: ServicesDep,
     name: Annotated[str, _NAME],
     rank: Annotated[str, Query(max_length=10, description="all, or the number of one rank")] = "all",
@@ -46,7 +46,7 @@ def series(
 
 @router.get("/runs/{run}/ranks", dependencies=[Depends(require("read"))], responses={200: {"model": RankMatrix}})
 def ranks(
-    run: KnownRun,
+    run: SeenRun,
     services: ServicesDep,
     name: Annotated[str, _NAME],
     from_step: Annotated[int | None, Query(alias="from", ge=-(2**63), le=2**63 - 1)] = None,
@@ -58,9 +58,23 @@ def ranks(
     return reply(services.store.ranks(run, name, from_step=from_step, to_step=to_step, points=points))
 
 
+@router.get("/runs/{run}/layers", dependencies=[Depends(require("read"))], responses={200: {"model": LayerMatrix}})
+def layers(
+    run: SeenRun,
+    services: ServicesDep,
+    family: Annotated[str, Query(max_length=64, description="such as grad_norm")],
+    points: Annotated[int, Query(ge=1, le=2000)] = 200,
+) -> Response:
+    """One row a layer, in the order of the model, one column a bucket."""
+    if f"{family}/" not in FAMILIES:
+        allowed = ", ".join(name.rstrip("/") for name in FAMILIES)
+        raise ApiError(422, "invalid", f"family is {family!r}; allowed are {allowed}", "family")
+    return reply(layer_matrix(services.store, run, family, points))
+
+
 @router.get("/runs/{run}/timing", dependencies=[Depends(require("read"))], responses={200: {"model": Timing}})
 def step_timing(
-    run: KnownRun, services: ServicesDep, steps: Annotated[int | None, Query(ge=1, le=20_000)] = None
+    run: SeenRun, services: ServicesDep, steps: Annotated[int | None, Query(ge=1, le=20_000)] = None
 ) -> Response:
     """Step time, its phases, throughput and shares: of the newest 100 steps, or of the whole run when it has ended.
     These are the figures that page, command line and healthy verdict show. `steps`: of the newest so many instead."""
@@ -73,11 +87,14 @@ class Timings:
     timing: dict[str, Timing]
 
 
-@router.get("/timing", dependencies=[Depends(require("read"))], responses={200: {"model": Timings}})
+@router.get("/timing", responses={200: {"model": Timings}})
 def timing_of_runs(
-    services: ServicesDep, run: Annotated[list[str], Query(min_length=1, max_length=MOST_RUNS)]
+    services: ServicesDep, identity: Reader, run: Annotated[list[str], Query(min_length=1, max_length=MOST_RUNS)]
 ) -> Response:
     """The same of many runs at once, by run: `?run=A&run=B`, at most 200. Runs that do not exist are left out."""
+    if identity.seen_projects is not None:
+        projects = services.runs.projects_of(run)
+        run = [one for one in run if one in projects and identity.sees(projects[one])]
     return reply({"timing": services.figures.of_runs(run)})
 
 

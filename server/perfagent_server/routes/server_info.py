@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from perfagent import __version__
 from perfagent.wire import WIRE_VERSION
-from perfagent_server.routes.dependencies import ServicesDep
+from perfagent_server.routes.dependencies import Reader, ServicesDep
 from perfagent_server.routes.reply import reply
-from perfagent_server.security.access import require
+from perfagent_server.settings import RETENTION_SETTINGS
 from perfagent_server.timestamps import rfc3339
 
 __all__ = ["router"]
@@ -24,17 +25,37 @@ class Self:
     version: str
     wire_version: int
     started: str
+    storage: dict[str, int]
+    samples: str
+    retention_days: dict[str, float | None]
+    max_bytes: float | None
     counters: dict[str, dict[str, float]]
 
 
-@router.get("/self", dependencies=[Depends(require("read"))], responses={200: {"model": Self}})
-def self_(services: ServicesDep) -> Response:
-    """Version and counters: accepted, refused, queued, dropped, judged, delivered."""
+@router.get("/self", responses={200: {"model": Self}})
+def self_(services: ServicesDep, identity: Reader) -> Response:
+    """Version, storage (bytes of the database, and that are free on its disk), samples (where they are, or why they wait
+    in the database), retention (days, and bytes of the database;
+    null is for ever, and no limit; GET /retention has that of projects) and counters: accepted, refused, queued, dropped,
+    judged, delivered. Storage and counters tell of all projects: they are empty for who sees some only."""
+    settings = services.settings
+    sees_all = identity.seen_projects is None
+    policy = services.retention.policies().default
+    kept = {name.removesuffix("_days"): getattr(policy, name) for name in RETENTION_SETTINGS if name.endswith("_days")}
     return reply(
         Self(
             version=__version__,
             wire_version=WIRE_VERSION,
             started=rfc3339(services.started),
-            counters=services.counters(),
+            storage={
+                "database_bytes": services.database.size_bytes,
+                "free_bytes": shutil.disk_usage(settings.data).free,
+            }
+            if sees_all
+            else {},
+            samples=services.compactor.trouble or ("ClickHouse" if settings.metrics else "database"),
+            retention_days=kept,
+            max_bytes=policy.max_bytes,
+            counters=services.counters() if sees_all else {},
         )
     )

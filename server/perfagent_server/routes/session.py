@@ -1,36 +1,70 @@
-"""How a browser comes in: /login with a one-time token or a key, the session it opens, and new one-time addresses."""
+"""Who is logged in: this session, one's other sessions, one's password, and new one-time addresses."""
 
 from __future__ import annotations
 
 import asyncio
-import html
 from dataclasses import dataclass
-from urllib.parse import parse_qs
+from typing import Annotated, ClassVar
 
-from fastapi import APIRouter, Depends, Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import ConfigDict
+from starlette.responses import Response
 
 from perfagent_server.refusal import RefusalError
-from perfagent_server.routes.dependencies import ServicesDep
-from perfagent_server.routes.problems import ApiError, of_refusal
+from perfagent_server.routes.dependencies import AdministratorOfAll, ServicesDep
+from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
-from perfagent_server.security.access import Identity, require
+from perfagent_server.security.accounts import Account
 from perfagent_server.security.audit import record
+from perfagent_server.security.passwords import why_not
+from perfagent_server.security.rights import Identity
 from perfagent_server.services import Services
+from perfagent_server.timestamps import rfc3339
 
-__all__ = ["pages", "router"]
+__all__ = ["router"]
 
 router = APIRouter()
-pages = APIRouter(include_in_schema=False)
 
 
 @dataclass
 class Who:
-    """name: what people do with alerts is noted under it."""
+    """name: what people do with alerts is noted under it. user: whether it is a user, who has a password and sessions.
+    may: in one project or more; or in that of `run`. everywhere: in all projects, and on the server. projects: what it may
+    beyond that in some projects, by project."""
 
     who: str
     name: str
+    user: bool
     may: list[str]
+    everywhere: list[str]
+    projects: dict[str, list[str]]
+
+
+@dataclass
+class SessionShown:
+    """origin: the address that opened it; agent: its browser; current: whether it is the one that asks."""
+
+    id: str
+    created: str
+    expires: str
+    origin: str
+    agent: str
+    current: bool
+
+
+@dataclass
+class SessionList:
+    sessions: list[SessionShown]
+
+
+@dataclass
+class NewPassword:
+    """password: the new one, 10 to 256 characters; old: the present one."""
+
+    old: str
+    password: str
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
 
 @dataclass
@@ -39,110 +73,109 @@ class Link:
 
 
 @router.get("/session", responses={200: {"model": Who}})
-async def who_am_i(request: Request, services: ServicesDep) -> Response:
-    """Who this request is from and what it may do; open to everybody, so that a page can ask before it shows a
-    button."""
+async def who_am_i(
+    request: Request, services: ServicesDep, run: Annotated[str | None, Query(max_length=128)] = None
+) -> Response:
+    """Who this request is from and what it may do; open to everybody, so that a page can ask before it shows a button.
+    `run`: what it may do with that run."""
     identity = await services.access.identify(request)
-    return reply({"who": identity.who, "name": identity.name, "may": sorted(identity.may)})
+    rights = identity.rights
+    may = rights.scopes if run is None or not rights.by_project else await _may_with(services, identity, run)
+    return reply(
+        {
+            "who": identity.who, "name": identity.name, "user": identity.user is not None, "may": sorted(may),
+            "everywhere": sorted(rights.everywhere),
+            "projects": {project: sorted(scopes) for project, scopes in sorted(rights.by_project.items())},
+        }
+    )  # fmt: skip
 
 
 @router.delete("/session", status_code=204, response_class=Response)
-def log_out(request: Request, services: ServicesDep) -> Response:
+async def log_out(request: Request, services: ServicesDep) -> Response:
     """Ends the session of this browser."""
-    services.access.sessions.close(request.cookies)
+    sessions = services.access.sessions
+    identity = await asyncio.to_thread(sessions.find, request.cookies)
+    audit = None if identity is None else record(request, identity, "session.close")
+    await asyncio.to_thread(sessions.close, request.cookies, also=audit)
     services.hub.check_pages()
     response = Response(status_code=204)
-    services.access.sessions.clear_cookie(response)
+    sessions.clear_cookie(response)
     return response
 
 
+async def _the_user(request: Request, services: ServicesDep) -> Account:
+    """The user who is logged in. Raises ApiError where it is none."""
+    identity = await services.access.identify(request)
+    found = await asyncio.to_thread(services.people.accounts.by_id, identity.user) if identity.user else None
+    if found is None:
+        said = "only a user who is logged in has sessions and a password of their own; log in at /login by name"
+        raise ApiError(401, "unauthorized", said, headers={"WWW-Authenticate": "Bearer"})
+    return found
+
+
+User = Annotated[Account, Depends(_the_user)]
+
+
+@router.get("/sessions", responses={200: {"model": SessionList}})
+def own_sessions(request: Request, services: ServicesDep, user: User) -> Response:
+    """The sessions of the user who is logged in, newest first."""
+    found = services.access.sessions.of_user(user.id, request.cookies)
+    shown = [
+        {
+            "id": one.id, "created": rfc3339(one.created), "expires": rfc3339(one.expires), "origin": one.origin,
+            "agent": one.agent, "current": one.current,
+        }
+        for one in found
+    ]  # fmt: skip
+    return reply({"sessions": shown})
+
+
+@router.delete("/sessions/{session_id}", status_code=204, response_class=Response)
+def end_session(session_id: str, request: Request, services: ServicesDep, user: User) -> Response:
+    """Ends one of one's own sessions, such as that of a lost laptop."""
+    audit = record(request, _as_identity(user), "session.end", session_id)
+    if not services.access.sessions.end(user.id, session_id, also=audit):
+        said = f"you have no session {session_id[:40]!r}; GET /api/v1/sessions lists them"
+        raise ApiError(404, "not_found", said, "session_id")
+    services.hub.check_pages()
+    return Response(status_code=204)
+
+
+@router.post("/session/password", status_code=204, response_class=Response)
+async def change_password(new: NewPassword, request: Request, services: ServicesDep, user: User) -> Response:
+    """A new password for the user who is logged in. All other sessions of the user end."""
+    people = services.people
+    if user.issuer is not None:
+        raise ApiError(409, "not_possible", f"you sign in at {user.issuer}; change your password there")
+    if (why := why_not(new.password)) is not None:
+        raise ApiError(422, "invalid", why, "password")
+    try:
+        await people.check(user.name, new.old, request)
+    except RefusalError as refusal:
+        if refusal.why == "unauthorized":
+            raise ApiError(422, "invalid", "this is not your present password", "old") from None
+        raise
+    hashed = await asyncio.to_thread(people.passwords.hash, new.password)
+    audit = record(request, _as_identity(user), "user.password", user.name)
+    kept = services.access.sessions.digest(request.cookies)
+    await asyncio.to_thread(people.accounts.change, user.id, password=hashed, keep_session=kept, also=audit)
+    services.hub.check_pages()
+    return Response(status_code=204)
+
+
 @router.post("/session/links", status_code=201, responses={201: {"model": Link}})
-def new_link(
-    request: Request, services: ServicesDep, identity: Identity = Depends(require("admin"))  # noqa: B008
-) -> Response:  # fmt: skip
+def new_link(request: Request, services: ServicesDep, identity: AdministratorOfAll) -> Response:
     """A new one-time address that makes a browser an administrator's."""
     services.database.write(record(request, identity, "session.link"))
     return reply({"url": f"{services.settings.url}/login?token={services.access.sessions.issue_link()}"}, 201)
 
 
-@pages.get("/login")
-def login_page(
-    request: Request, services: ServicesDep, token: str | None = None, next: str = "/"  # noqa: A002 - the address's word
-) -> Response:  # fmt: skip
-    """next: the page that asked for the login."""
-    if token is None:
-        return _form("", goes_to=next)
-    scope = services.access.sessions.redeem(token)
-    if scope is None:
-        error = of_refusal(services.access.refused(request))
-        text = "This address was used already, or is too old. Run perfagent keys login on the server for a new one, or use a key."
-        return _form(error.message if error.status == 429 else text, error.status, goes_to=next)
-    return _logged_in(request, services, scope, "one-time address", goes_to=next)
+async def _may_with(services: Services, identity: Identity, run: str) -> frozenset[str]:
+    project = await asyncio.to_thread(services.runs.project_of, run)
+    if project is None or not identity.sees(project):
+        return frozenset()
+    return frozenset(scope for scope in identity.may if identity.rights.may(scope, project))
 
 
-@pages.post("/login")
-async def login(request: Request, services: ServicesDep) -> Response:
-    body = await request.body()
-    try:
-        fields = parse_qs(body.decode(), max_num_fields=4)
-    except ValueError:
-        raise ApiError(400, "bad_request", "the form could not be read; send token=KEY", "token") from None
-    token, goes_to = fields.get("token", [""])[0].strip(), fields.get("next", ["/"])[0]
-    try:
-        found = await asyncio.to_thread(services.access.login, token, request)
-    except RefusalError as refusal:
-        return _form(refusal.message, of_refusal(refusal).status, goes_to=goes_to)
-    if found is None:
-        error = of_refusal(services.access.refused(request))
-        said = error.message if error.status == 429 else "This key is not known, revoked or expired."
-        return _form(said, error.status, goes_to=goes_to)
-    scope, key = found
-    if scope == "ingest":
-        said = "An ingest key can only send. Use a read, operate or admin key, or the admin token."
-        return _form(said, 403, goes_to=goes_to)
-    return await asyncio.to_thread(_logged_in, request, services, scope, "key", key, goes_to)
-
-
-def _logged_in(
-    request: Request, services: Services, scope: str, way: str, key: str | None = None, goes_to: str = "/"
-) -> Response:
-    identity = Identity(way, frozenset())
-    session = services.access.sessions.open(scope, key=key, also=record(request, identity, "session.open", scope))
-    response = RedirectResponse(_page_of_ours(goes_to), 303)
-    services.access.sessions.set_cookie(response, session, request)
-    return response
-
-
-def _page_of_ours(address: str) -> str:
-    """The path and query of an address on this server; `/` for any other, to which a link could lead somebody who has
-    just logged in. Browsers read a backslash as a slash, and drop tabs and line breaks."""
-    path = "".join(character for character in address if character > " ")
-    return path if path.startswith("/") and not path.startswith(("//", "/\\")) else "/"
-
-
-def _form(message: str, status: int = 200, *, goes_to: str = "/") -> HTMLResponse:
-    note = f'<p role="alert">{html.escape(message)}</p>' if message else ""
-    page = _PAGE.replace("{note}", note).replace("{next}", html.escape(_page_of_ours(goes_to)))
-    return HTMLResponse(page, status)
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>perfagent: log in</title><link rel="icon" href="data:,">
-<style>
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
-body { max-width: 26rem; margin: 15vh auto; padding: 0 1rem }
-input, button { font: inherit; width: 100%; box-sizing: border-box; padding: .6rem; margin: .4rem 0 }
-[role=alert] { border-left: 4px solid #c62828; padding-left: .8rem }
-</style></head><body>
-<h1>perfagent</h1>
-{note}
-<p>Paste a read, operate or admin key, or the admin token. The one-time address that <code>perfagent up</code> prints, or that
-<code>perfagent keys login</code> makes on the server, needs none.</p>
-<form method="post" action="/login">
-<input type="hidden" name="next" value="{next}">
-<label for="token">Key</label>
-<input id="token" name="token" type="password" autocomplete="current-password" required autofocus>
-<button>Log in</button>
-</form></body></html>
-"""
+def _as_identity(user: Account) -> Identity:
+    return Identity(f"user {user.name}", user.rights, name=user.name, user=user.id)

@@ -9,19 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 from sqlalchemy import Connection, delete, insert, select
 from starlette.responses import Response
 
 from perfagent_server.alerts.quiet import DAY_S, UNTIL_UNDONE, WEEK_S, Silence, release
-from perfagent_server.routes.dependencies import ServicesDep
+from perfagent_server.routes.dependencies import Operator, Reader, ServicesDep, check_project
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.rule import USER_ALERT
-from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
+from perfagent_server.security.rights import Identity
+from perfagent_server.services import Services
 from perfagent_server.store.tables import silence
 from perfagent_server.timestamps import rfc3339, unix_seconds
 
@@ -77,21 +78,23 @@ class SilenceList:
     silences: list[SilenceShown]
 
 
-@router.get("/silences", dependencies=[Depends(require("read"))], responses={200: {"model": SilenceList}})
-def list_silences(services: ServicesDep) -> Response:
-    """Silences that are on, that are to come, and that ended in the last 30 days; newest first."""
+@router.get("/silences", responses={200: {"model": SilenceList}})
+def list_silences(services: ServicesDep, identity: Reader) -> Response:
+    """Silences that are on, that are to come, and that ended in the last 30 days; newest first. Who sees some projects
+    only sees those of these projects."""
     now = time.time()
     query = select(silence).where((silence.c.repeats != "") | (silence.c.ends > now - _KEPT_S))
+    if identity.seen_projects is not None:
+        query = query.where(silence.c.project.in_(identity.seen_projects))
     with services.database.read() as connection:
         rows = connection.execute(query.order_by(silence.c.created.desc(), silence.c.id)).mappings()
         return reply({"silences": [_shown(row, now) for row in rows]})
 
 
 @router.post("/silences", status_code=201, responses={201: {"model": SilenceShown}})
-def create_silence(
-    new: NewSilence, request: Request, services: ServicesDep, identity: Identity = Depends(require("operate"))  # noqa: B008
-) -> Response:  # fmt: skip
-    """A new silence. Alerts that fire go on firing, and are told when it ends."""
+def create_silence(new: NewSilence, request: Request, services: ServicesDep, identity: Operator) -> Response:
+    """A new silence. Alerts that fire go on firing, and are told when it ends. An operator of some projects names one of
+    them, or a run in it."""
     now = time.time()
     starts, ends = _times(new, now)
     if not any(getattr(new, name) for name in _MATCHERS):
@@ -99,11 +102,12 @@ def create_silence(
     known = [*(one.id for one in all_rules()), USER_ALERT]
     if new.rule and new.rule not in known:
         raise ApiError(422, "invalid", f"there is no rule {new.rule[:80]!r}; there are {', '.join(known)}", "rule")
+    project = _project(services, identity, new)
     values: dict[str, Any] = {
-        "id": "si_" + uuid.uuid4().hex[:20], **{name: getattr(new, name) for name in _MATCHERS}, "starts": starts,
-        "ends": ends, "repeats": new.repeats, "note": new.note, "who": identity.name, "created": now,
+        "id": "si_" + uuid.uuid4().hex[:20], **{name: getattr(new, name) for name in _MATCHERS}, "project": project,
+        "starts": starts, "ends": ends, "repeats": new.repeats, "note": new.note, "who": identity.name, "created": now,
     }  # fmt: skip
-    audit = record(request, identity, "silence.create", f"{values['id']} {_matched(values)}")
+    audit = record(request, identity, "silence.create", values["id"], _matched(values), project=project)
 
     def job(connection: Connection) -> bool:
         count = len(connection.execute(select(silence.c.id)).all())
@@ -120,24 +124,35 @@ def create_silence(
 
 
 @router.delete("/silences/{silence_id}", status_code=204, response_class=Response)
-def delete_silence(
-    silence_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("operate"))  # noqa: B008
-) -> Response:  # fmt: skip
+def delete_silence(silence_id: str, request: Request, services: ServicesDep, identity: Operator) -> Response:
     """Ends a silence: what fires is told now."""
-    audit = record(request, identity, "silence.delete", silence_id)
 
-    def job(connection: Connection) -> bool:
-        if connection.execute(delete(silence).where(silence.c.id == silence_id)).rowcount != 1:
-            return False
-        audit(connection)
+    def job(connection: Connection) -> None:
+        query = select(silence.c.project).where(silence.c.id == silence_id)
+        project = connection.execute(query).scalar()
+        if project is None or not identity.sees(project):
+            said = f"there is no silence {silence_id[:80]!r}; GET /api/v1/silences lists them"
+            raise ApiError(404, "not_found", said)
+        check_project(identity, "operate", project)
+        connection.execute(delete(silence).where(silence.c.id == silence_id))
+        record(request, identity, "silence.delete", silence_id, project=project)(connection)
         release(connection, time.time())
-        return True
 
-    if not services.database.write(job):
-        said = f"there is no silence {silence_id[:80]!r}; GET /api/v1/silences lists them"
-        raise ApiError(404, "not_found", said)
+    services.database.write(job)
     services.outbox.wake()
     return Response(status_code=204)
+
+
+def _project(services: Services, identity: Identity, new: NewSilence) -> str:
+    """What the silence is limited to: what it names, else, for an operator of some projects, that of the run that it
+    names."""
+    if new.project or identity.rights.projects("operate") is None:
+        check_project(identity, "operate", new.project)
+        return new.project
+    run = services.runs.find(new.run, identity.seen_projects) if new.run else None
+    project = "" if run is None else services.runs.project_of(run) or ""
+    check_project(identity, "operate", project)
+    return project
 
 
 def _times(new: NewSilence, now: float) -> tuple[float, float]:

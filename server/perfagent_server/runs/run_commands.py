@@ -29,6 +29,7 @@ from perfagent.errors import WireError
 from perfagent.wire import Frame
 from perfagent_server.database import Database, StorageError
 from perfagent_server.store.artifacts import ANSWERS
+from perfagent_server.store.changes import note_change
 from perfagent_server.store.stored import Stored
 from perfagent_server.store.tables import command, command_source
 from perfagent_server.store.tables import run as runs
@@ -198,12 +199,18 @@ class Orders:
         with self._database.read() as connection:
             rows = connection.execute(select(command).where(command.c.expires > now)).all()
             for row in rows:
-                ranks = None if row.ranks is None else frozenset(json.loads(row.ranks))
-                opened = self._open.setdefault(row.run, {})[row.id] = _Open(ranks, row.expires)
-                for one in connection.execute(select(command_source).where(command_source.c.command == row.id)):
-                    opened.handed[one.source] = (one.seq, one.handed)
-                    if one.state in ANSWERS:
-                        opened.answered.add(one.source)
+                self._open.setdefault(row.run, {})[row.id] = _opened(connection, row)
+
+    def load(self, run: str) -> None:
+        """Reads what a run is asked for: another server has asked."""
+        its = command.c.run == run, command.c.expires > self._clock()
+        with self._database.read() as connection:
+            found = {row.id: _opened(connection, row) for row in connection.execute(select(command).where(*its)).all()}
+        with self._lock:
+            if found:
+                self._open[run] = found
+            else:
+                self._open.pop(run, None)
 
     # ---- asking
 
@@ -279,6 +286,7 @@ class Orders:
             )  # fmt: skip
             if also is not None:
                 also(connection)
+            note_change(connection, "command", run)
             # Before the commit: an agent that asks a moment too early finds no row and gets it with its next frame.
             with self._lock:
                 self._open.setdefault(run, {})[identity] = _Open(
@@ -347,6 +355,7 @@ class Orders:
             elif known.state == "handed":
                 connection.execute(update(command_source).where(here).values(seq=frame.seq, handed=now))
             else:
+                self._has_answered(frame.run, row.id, frame.source)  # another server took the answer
                 continue
             with self._lock:
                 one = self._open.get(frame.run, {}).get(row.id)
@@ -355,6 +364,12 @@ class Orders:
             handed.append({"id": row.id, "kind": row.kind, "params": json.loads(row.params)})
         self.counters["handed"] += len(handed)
         return handed
+
+    def _has_answered(self, run: str, identity: str, source: str) -> None:
+        with self._lock:
+            one = self._open.get(run, {}).get(identity)
+            if one is not None:
+                one.answered.add(source)
 
     def note(self, stored: Sequence[Stored]) -> None:
         """After each commit: whoever has answered does not get it again. On the writer thread."""
@@ -396,6 +411,16 @@ class Orders:
             if now < row["expires"]:
                 order.asked = [one.shown for one in _asked(processes, order.ranks, now)]
         return orders
+
+
+def _opened(connection: Connection, row: Any) -> _Open:
+    """A row of the table of commands, with who has got it."""
+    opened = _Open(None if row.ranks is None else frozenset(json.loads(row.ranks)), row.expires)
+    for one in connection.execute(select(command_source).where(command_source.c.command == row.id)):
+        opened.handed[one.source] = (one.seq, one.handed)
+        if one.state in ANSWERS:
+            opened.answered.add(one.source)
+    return opened
 
 
 _FURTHEST = ("refused", "handed", "accepted", "done")

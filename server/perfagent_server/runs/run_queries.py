@@ -6,30 +6,39 @@ import base64
 import binascii
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import JSON, Connection, and_, cast, func, or_, select, update
+from sqlalchemy import JSON, Connection, Text, and_, bindparam, cast, func, or_, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from perfagent.errors import WireError
 from perfagent.wire import RunSummary
 from perfagent_server.database import Database
+from perfagent_server.store.statements import Prepared
 from perfagent_server.store.tables import event, run, source
 from perfagent_server.store.write.descriptions import SET_BY_PEOPLE, set_by_people
 from perfagent_server.store.write.lifecycle import JSON_SOURCE
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["PAGE_CHARACTERS", "EventRow", "Runs"]
+__all__ = ["PAGE_CHARACTERS", "EventRow", "Runs", "has_tag"]
 
 PAGE_CHARACTERS = 8 * 2**20
 """Of the configurations on one page of runs: a thousand of 256 kB would be 256 MB, several times over on the way."""
 
 _SUMMARY = [column for column in run.c if column.name != "notes"]
 _ROW = [column for column in _SUMMARY if column.name not in ("attempt", "config", "meta", "rules_off")]
+_newest_named = Prepared(
+    select(run.c.id, run.c.attempt)
+    .where(run.c.project == bindparam("_project"), run.c.name == bindparam("_name"))
+    .order_by(run.c.attempt.desc(), run.c.started.desc(), run.c.id.desc())
+    .limit(1)
+)
+_by_id = Prepared(select(run.c.id).where(run.c.id == bindparam("_id")))
 _IDS = 500
+_ROWS_AT_ONCE = 50  # that PostgreSQL sends: a configuration may have 256 kB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,23 +60,28 @@ class Runs:
 
     def page(
         self, *, project: str | None = None, name: str | None = None, state: str | None = None, tag: str | None = None,
-        limit: int = 100, cursor: str | None = None,
+        limit: int = 100, cursor: str | None = None, projects: frozenset[str] | None = None,
     ) -> tuple[list[RunSummary], str | None]:  # fmt: skip
         """Runs, newest first, and the cursor of the next page: of `limit` runs, or of fewer where they have a lot to
-        say. Raises WireError for a cursor that is not one of ours."""
+        say. projects: of these only. Raises WireError for a cursor that is not one of ours."""
         query = select(*_SUMMARY).order_by(run.c.started.desc(), run.c.id.desc()).limit(limit + 1)
         for column, wanted in ((run.c.project, project), (run.c.name, name), (run.c.state, state)):
             if wanted is not None:
                 query = query.where(column == wanted)
+        if projects is not None:
+            query = query.where(run.c.project.in_(projects))
         if tag is not None:
-            query = query.where(_has_tag(tag, self._database.engine.dialect.name))
+            query = query.where(has_tag(tag, self._database.engine.dialect.name))
         if cursor is not None:
             started, identifier = _parse_cursor(cursor)
             query = query.where(or_(run.c.started < started, and_(run.c.started == started, run.c.id < identifier)))
         rows: list[Mapping[Any, Any]] = []
         size = 0
-        with self._database.read() as connection:
-            for row in connection.execute(query).mappings():
+        with (
+            self._database.read() as connection,
+            connection.execute(query, execution_options={"yield_per": _ROWS_AT_ONCE}) as found,
+        ):
+            for row in found.mappings():
                 size += sum(len(row[name]) for name in ("config", "meta", "tags", "rules_off"))
                 if len(rows) == limit or (rows and size > PAGE_CHARACTERS):
                     return [_summary(row, brief=True) for row in rows], _cursor(rows[-1])
@@ -84,9 +98,30 @@ class Runs:
         with self._database.read() as connection:
             return str(connection.execute(select(run.c.notes).where(run.c.id == identifier)).scalar() or "")
 
+    def project_of(self, identifier: str) -> str | None:
+        """The project of a run; None where there is no such run."""
+        with self._database.read() as connection:
+            found = connection.execute(select(run.c.project).where(run.c.id == identifier)).scalar()
+        return None if found is None else str(found)
+
+    def projects_of(self, identifiers: Sequence[str]) -> dict[str, str]:
+        """By run, of those that exist."""
+        return {row["id"]: row["project"] for row in self._of_ids([run.c.id, run.c.project], identifiers)}
+
     def exists(self, identifier: str) -> bool:
         with self._database.read() as connection:
             return connection.execute(select(run.c.id).where(run.c.id == identifier)).first() is not None
+
+    def existing(self, identifiers: Iterable[str]) -> set[str]:
+        """Those of these ids that are runs."""
+        with self._database.read() as connection:
+            rows = _by_id.each(connection, [{"_id": identifier} for identifier in identifiers])
+        return {row[0] for row in rows if row is not None}
+
+    def projects(self) -> set[str]:
+        """Every project that has a run."""
+        with self._database.read() as connection:
+            return set(connection.execute(select(run.c.project).distinct()).scalars())
 
     def summaries(self, identifiers: Sequence[str]) -> list[RunSummary]:
         """The runs of these ids that exist."""
@@ -104,22 +139,28 @@ class Runs:
                 some = identifiers[begin : begin + _IDS]
                 yield from connection.execute(select(*columns).where(run.c.id.in_(some))).mappings().all()
 
-    def newest_named(self, project: str, name: str) -> Mapping[str, Any] | None:
-        """id and attempt of the run of a name that was begun last. Not the one with the latest rows: they may hold any
-        time."""
-        query = (
-            select(run.c.id, run.c.attempt)
-            .where(run.c.project == project, run.c.name == name)
-            .order_by(run.c.attempt.desc(), run.c.started.desc(), run.c.id.desc())
-            .limit(1)
-        )
+    def newest_named(self, names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Mapping[str, Any]]:
+        """By (project, name), as far as there is one: id and attempt of the run that was begun last. Not the one with the
+        latest rows: they may hold any time."""
+        wanted = list(names)
         with self._database.read() as connection:
-            row = connection.execute(query).mappings().first()
-        return None if row is None else dict(row)
+            found = _newest_named.each(connection, [{"_project": project, "_name": name} for project, name in wanted])
+        return {
+            name: {"id": row[0], "attempt": row[1]} for name, row in zip(wanted, found, strict=True) if row is not None
+        }
 
-    def named(self, name: str) -> str | None:
-        """id of the run of a name that was begun last, in whatever project."""
+    def find(self, text: str, projects: frozenset[str] | None = None) -> str | None:
+        """The id of the run of this id, else of this name, in one of these projects."""
+        project = self.project_of(text)
+        if project is not None and (projects is None or project in projects):
+            return text
+        return self.named(text, projects)
+
+    def named(self, name: str, projects: frozenset[str] | None = None) -> str | None:
+        """id of the run of a name that was begun last, in one of these projects; None: in any."""
         query = select(run.c.id).where(run.c.name == name).order_by(run.c.started.desc(), run.c.id.desc()).limit(1)
+        if projects is not None:
+            query = query.where(run.c.project.in_(projects))
         with self._database.read() as connection:
             found = connection.execute(query).scalar()
         return None if found is None else str(found)
@@ -221,12 +262,13 @@ def _row(row: Mapping[Any, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _has_tag(tag: str, dialect: str) -> ColumnElement[bool]:
+def has_tag(tag: str, dialect: str) -> ColumnElement[bool]:
     """Tags are a JSON list in text."""
-    if dialect == "postgresql":
-        items = func.json_array_elements_text(cast(run.c.tags, JSON)).table_valued("value")
-    else:
-        items = func.json_each(run.c.tags).table_valued("value")
+    if dialect == "postgresql":  # compared as JSON: PostgreSQL makes no text of a NUL or half a surrogate pair
+        items = func.json_array_elements(cast(run.c.tags, JSON)).table_valued("value")
+        written = [json.dumps(tag), json.dumps(tag, ensure_ascii=False)]
+        return select(items.c.value).where(cast(items.c.value, Text).in_(written)).exists()
+    items = func.json_each(run.c.tags).table_valued("value")
     return select(items.c.value).where(items.c.value == tag).exists()
 
 

@@ -84,7 +84,10 @@ def verdict(
         found = found if grown is None else replace(grown, severity=found.severity)
     if found is None:
         return _healthy(window, findings, shares, happened, jump)
-    open_at_end = [Happened(one, None) for one in findings if _is_trouble(one)] if window.ended else []
+    known = {(one.finding.rule, one.finding.since_step) for one in happened}
+    open_at_end = [
+        Happened(one, None) for one in findings if _is_trouble(one) and (one.rule, one.since_step) not in known
+    ]
     said = _said_of(window, found, [*happened, *open_at_end])
     if still := _stands_still(findings):
         said += [f"{still.title.rstrip('.')}."] if still.rule != found.rule and still.title else []

@@ -578,6 +578,8 @@ def test_apprise_and_urllib3_would_log_secrets_but_for_us(
     from perfagent_server.alerts.chat.plugins import _Heard
 
     caplog.set_level(logging.DEBUG)
+    for name in ("apprise", "urllib3.connectionpool"):
+        caplog.set_level(logging.DEBUG, logger=name)
     monkeypatch.setattr(_Heard, "filter", lambda self, record: True)
     sent(services, "slack")
     assert {record.name for record in caplog.records if "zQ7xW3vL9pK2mN5tR8yU1iO4" in record.getMessage()} == {

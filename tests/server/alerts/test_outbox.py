@@ -16,18 +16,19 @@ from pathlib import Path
 import httpcore
 import pytest
 from builders import Receiver, free_port, until
-from data_folder import data_folder
+from data_folder import place_of
 from engine_bench import NOW, Clock
 from sqlalchemy import insert, select
 from standardwebhooks import Webhook
 
 from perfagent.wire import Finding
-from perfagent_server.alerts import channels, tables
+from perfagent_server.alerts import channels, retries, tables
+from perfagent_server.alerts import outbox as outbox_module
 from perfagent_server.alerts.batches import Batch
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.alerts.retries import DISABLE_AFTER_S, RETRY_AFTER_S, next_try
 from perfagent_server.alerts.state_machine import Change
-from perfagent_server.database import Database, open_database
+from perfagent_server.database import Database, StorageFull, open_database
 from perfagent_server.security.outbound import Guard, Reply
 from perfagent_server.settings import Settings
 from perfagent_server.store.tables import alert, channel, delivery, run
@@ -35,7 +36,7 @@ from perfagent_server.store.tables import alert, channel, delivery, run
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    made = open_database(Settings(data=data_folder(tmp_path)))
+    made = open_database(Settings(**place_of(tmp_path)))
     made.write(
         lambda connection: connection.execute(
             insert(run).values(id="r", project="p", name="gpt", state="running", started=NOW, updated=NOW)
@@ -90,6 +91,27 @@ def test_an_alert_arrives_signed_with_the_body_of_the_interface(database: Databa
     assert got.headers["webhook-id"] == deliveries(database)[0]["id"]
 
 
+def test_what_was_sent_is_not_sent_again_while_its_outcome_cannot_be_written(
+    database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "_UNWRITTEN_S", 0.02)
+    write_down, failures = retries.write_down, [5]
+
+    def fails_at_first(*given: object) -> None:
+        if failures[0]:
+            failures[0] -= 1
+            raise StorageFull("the disk is full")
+        write_down(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(retries, "write_down", fails_at_first)
+    add_channel(database, receiver.url)
+    fire(database, "al_1")
+    with running(database) as outbox:
+        until(lambda: deliveries(database)[0]["state"] == "delivered")
+        assert outbox.counters["failures"] == 5
+    assert len(receiver.deliveries) == 1
+
+
 @pytest.mark.fault
 def test_w01_a_receiver_that_fails_every_third_request_gets_each_alert_under_one_id(
     database: Database, soon: None
@@ -117,7 +139,7 @@ from perfagent_server.alerts.batches import Batch
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.database import open_database
 from perfagent_server.settings import Settings
-outbox = Outbox(open_database(Settings(data=Path(sys.argv[1]))), ["127.0.0.0/8"])
+outbox = Outbox(open_database(Settings(data=Path(sys.argv[1]), database=sys.argv[2] or None)), ["127.0.0.0/8"])
 outbox.start()
 sys.stdin.read()
 """
@@ -127,7 +149,7 @@ sys.stdin.read()
 def test_a_server_killed_again_and_again_loses_no_delivery_and_changes_no_id(
     tmp_path: Path, soon: None, kills: int
 ) -> None:
-    settings = Settings(data=data_folder(tmp_path))
+    settings = Settings(**place_of(tmp_path))
     with Receiver(lambda count: 503 if count % 3 == 0 else 200) as receiver:
         database = open_database(settings)
         database.write(
@@ -141,7 +163,9 @@ def test_a_server_killed_again_and_again_loses_no_delivery_and_changes_no_id(
         database.close()
         for kill in range(1, kills + 1):
             process = subprocess.Popen(
-                [sys.executable, "-c", SENDER, str(tmp_path)], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+                [sys.executable, "-c", SENDER, str(tmp_path), settings.database or ""],
+                stdin=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
             )
             enough = min(40, kill * 6)
             until(lambda enough=enough: len(receiver.deliveries) >= enough, within_s=60)  # type: ignore[misc]

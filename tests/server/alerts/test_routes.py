@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from builders import Receiver, until
-from data_folder import data_folder
+from data_folder import place_of
 from fastapi.testclient import TestClient
 from standardwebhooks import Webhook
 
@@ -26,7 +26,7 @@ ADMIN = {"Authorization": f"Bearer {TOKEN}"}
 
 @pytest.fixture
 def api(tmp_path: Path, receiver: Receiver) -> Iterator[TestClient]:
-    settings = Settings(data=data_folder(tmp_path), admin_token=TOKEN, webhook_allow=(receiver.address,))
+    settings = Settings(**place_of(tmp_path), admin_token=TOKEN, webhook_allow=(receiver.address,))
     with TestClient(create_app(settings, dashboard=False), base_url="http://127.0.0.1:8420") as client:
         yield client
 

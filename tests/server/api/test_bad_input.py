@@ -208,7 +208,7 @@ def test_the_message_names_the_mistake_and_not_the_library(client: TestClient) -
          CHANNEL),
         ("POST", "channels", {"ulr": "https://8.8.8.8/"}, "ulr", CHANNEL),
         ("PATCH", "runs/kept", {"state": "failed"}, "state", "name, tags, notes, rules_off"),
-        ("POST", "keys", {"scope": "read", "expires": 60}, "expires", "scope, name, project, expires_in_s"),
+        ("POST", "keys", {"scope": "read", "expires": 60}, "expires", "scope, name, project, expires_in_s, limits"),
         ("POST", "alerts/none/mute", {"for_ss": 60}, "for_ss", "for_s, note"),
     ],
 )  # fmt: skip

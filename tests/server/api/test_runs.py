@@ -229,7 +229,11 @@ def test_console_lines_are_read_back_newest_last(tmp_path: Path) -> None:
 def test_names_and_latest_tell_what_there_is(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         send(client, frame({"loss": [2.0, 1.0], "acc": [0.5, float("nan")]}))
-        assert client.get("/api/v1/runs/r1/names").json() == {"names": ["acc", "loss"]}
+        assert client.get("/api/v1/runs/r1/names").json() == {
+            "names": ["acc", "loss"],
+            "loss": "loss",
+            "evaluations": [],
+        }
         latest = client.get("/api/v1/runs/r1/latest").json()
         assert latest["loss"] == {"value": 1.0, "step": 2, "time": 1_700_000_002.0, "rank": 0}
         assert latest["acc"]["value"] == "NaN"

@@ -137,6 +137,7 @@ def test_of_two_ranks_the_slower_one_is_waited_for_as_before(bench: Bench, how: 
     assert [row["rule"] for row in bench.rows(alert)] == ["loss_spike"]
 
 
+@pytest.mark.sqlite
 def test_a_database_of_an_older_version_is_upgraded_and_its_firing_alert_goes_on(tmp_path: Path) -> None:
     (tmp_path / "perfagent.db").write_bytes(lzma.decompress(OLD.read_bytes()))
     bench = Bench(tmp_path)

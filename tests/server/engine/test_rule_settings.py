@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from builders import until
-from data_folder import data_folder
+from data_folder import place_of
 from fastapi.testclient import TestClient
 from httpx import Response
 
@@ -93,7 +93,7 @@ ADMIN = {"Authorization": f"Bearer {TOKEN}"}
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[TestClient]:
-    settings = Settings(data=data_folder(tmp_path), admin_token=TOKEN)
+    settings = Settings(**place_of(tmp_path), admin_token=TOKEN)
     with TestClient(create_app(settings, dashboard=False), base_url="http://127.0.0.1:8420") as client:
         yield client
 
@@ -113,11 +113,12 @@ def _verdict(api: TestClient, run: str) -> str:
 
 
 def test_profiles_are_off_until_a_file_or_the_api_switches_them_on_for_a_rule_of_a_project(tmp_path: Path) -> None:
-    data = data_folder(tmp_path)
+    place = place_of(tmp_path)
+    data = place["data"]
     _file(
         data, "[data_bound]\nprofile = true\n\n[projects.calm.data_bound]\nprofile = false\n[hang]\nprofile = false\n"
     )
-    settings = Settings(data=data, admin_token=TOKEN)
+    settings = Settings(**place, admin_token=TOKEN)
     with TestClient(create_app(settings, dashboard=False), base_url="http://127.0.0.1:8420") as api:
 
         def shown(project: str = "") -> dict[str, bool]:

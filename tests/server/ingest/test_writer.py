@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from builders import until
-from data_folder import data_folder
+from data_folder import place_of
 from frames import frame, rows
 
 from perfagent_server.database import Database, QueueFull, StorageFull, open_database
@@ -19,18 +19,18 @@ from perfagent_server.store.stored import Stored
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    opened = open_database(SimpleNamespace(data=data_folder(tmp_path), database=None), reserve_bytes=1 << 12)
+    opened = open_database(SimpleNamespace(**place_of(tmp_path)), reserve_bytes=1 << 12)
     yield opened
     opened.close()
 
 
 @pytest.fixture
 def ingest(database: Database) -> Ingest:
-    return Ingest(database, SqlStore(database))
+    return Ingest(SqlStore(database))
 
 
-def piece(seq: int, rank: int = 0):
-    return frame(seq, rows({"loss": [1.0, 2.0]}, [2 * seq, 2 * seq + 1]), rank=rank)
+def piece(seq: int, rank: int = 0, run: str = "r1"):
+    return frame(seq, rows({"loss": [1.0, 2.0]}, [2 * seq, 2 * seq + 1]), rank=rank, run=run)
 
 
 def test_those_who_send_at_the_same_time_share_a_commit(database: Database, ingest: Ingest) -> None:
@@ -67,13 +67,13 @@ def test_readers_behind_the_ack_get_what_was_stored_and_only_that(ingest: Ingest
 
 
 def test_too_many_waiting_frames_are_refused_at_once(database: Database) -> None:
-    ingest = Ingest(database, SqlStore(database), max_waiting=3)
+    ingest = Ingest(SqlStore(database), max_waiting=3)
     gate = threading.Event()
     blocker = database.submit(lambda connection: gate.wait(10))
     until(lambda: database.waiting == 0)
 
     async def send() -> None:
-        tasks = [asyncio.create_task(ingest.accept([piece(seq)])) for seq in (1, 2, 3)]
+        tasks = [asyncio.create_task(ingest.accept([piece(1, run=f"r{number}")])) for number in (1, 2, 3)]
         await asyncio.sleep(0)
         with pytest.raises(QueueFull, match="3 frames wait already, 3 are allowed"):
             await ingest.accept([piece(4)])
@@ -90,11 +90,11 @@ def test_a_refusal_of_the_database_reaches_every_sender_and_the_next_one_is_serv
     database: Database, ingest: Ingest
 ) -> None:
     database.full = True
-    database._fill_reserve = lambda: False  # type: ignore[method-assign]
+    database.backend.has_room = lambda: False  # type: ignore[method-assign]
     with pytest.raises(StorageFull):
         asyncio.run(ingest.accept([piece(1)]))
     assert ingest.waiting == 0
-    del database._fill_reserve
+    del database.backend.has_room
     assert asyncio.run(ingest.accept([piece(1)]))[0].stored == 2
 
 

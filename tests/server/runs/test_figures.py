@@ -87,6 +87,7 @@ def test_ranks_are_put_together_as_the_catalogue_says(tmp_path: Path) -> None:
     assert told["series"]["phase/comm_s"]["p50"] == 1.0, "a phase is the mean"
 
 
+@pytest.mark.sqlite
 def test_all_phases_are_read_from_the_tail_in_one_pass(tmp_path: Path) -> None:
     """Fourteen series one by one unpacked each row of the tail fifteen times: 11 s with 512 ranks."""
     with api(tmp_path) as client:

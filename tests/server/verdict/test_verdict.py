@@ -10,6 +10,7 @@ import pytest
 from judging import fired, frame, judge_series, state
 
 from perfagent.wire import Finding
+from perfagent_server.verdict.verdict import Happened, verdict
 
 
 @pytest.mark.parametrize("name", ["loss", "train/loss"])
@@ -160,6 +161,17 @@ def test_an_ended_run_says_what_happened_in_it_and_healed() -> None:
     judge.take(frame({}, [], ident=judge.upto + 1, events=[state("finished", step=600)]))
     found = judge.verdict()
     assert f"It also happened: {spike.finding.title} (loss_spike, from step {spike.finding.since_step}" in found.message
+
+
+def test_what_healed_before_the_end_is_told_once() -> None:
+    """A rule that held most of the time is a finding of an ended run, too."""
+    _, judge = judge_series({"loss": [2.0] * 100})
+    judge.take(frame({}, [], ident=judge.upto + 1, events=[state("finished", step=100)]))
+    worst = Finding(rule="nonfinite_loss", severity="critical", message="The loss became NaN.", since_step=100)
+    slow = Finding(rule="throughput_regression", severity="warning", message="Steps take longer.", since_step=90)
+    told = verdict(judge.window, [worst, slow], happened=[Happened(slow, 99)]).message
+    assert told.count("throughput_regression") == 1
+    assert "from step 90; over by step 99" in told
 
 
 @pytest.mark.parametrize(("padding_pct", "rule"), [(89.0, "tokens_wasted"), (31.0, "healthy")])

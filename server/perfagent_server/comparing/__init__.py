@@ -1,0 +1,1 @@
+"""What differs between runs, or between two windows of one run."""

@@ -1,0 +1,231 @@
+"""Which runs stand on a screen of the table of runs, in which order, and how many there are of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import re2
+from sqlalchemy import Connection, case, func, literal, or_, select
+from sqlalchemy.exc import DataError
+from sqlalchemy.sql.elements import ColumnElement
+
+from perfagent.errors import WireError
+from perfagent_server.runs.run_queries import has_tag
+from perfagent_server.store.tables import alert
+from perfagent_server.store.tables import run as runs
+
+__all__ = [
+    "COLUMNS",
+    "LEVELS",
+    "PARTS",
+    "SEVERITIES",
+    "TableQuery",
+    "counted",
+    "matching_runs",
+    "open_alerts",
+    "refuse_pattern",
+]
+
+PARTS = ("verdict", "latest", "timing", "trend")
+SEVERITIES = ("critical", "warning", "info", "healthy")
+COLUMNS = ("started", "updated", "name", "project", "state", "step", "severity")
+"""What the database sorts by; everything else is a metric or a setting."""
+LEVELS = {"critical": 3, "warning": 2, "info": 1}
+_MOST_COLUMNS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableQuery:
+    """parts: of PARTS. sort: of the columns of a run, `severity` (worst first, then newest), a metric's name, or
+    `config:NAME`. severities, states: any of them; empty: all. text: words that must all be in name, project, tag, host or
+    an open alert; `/.../` is a regular expression. attention: only runs that need somebody. columns: more metrics, and
+    `config:NAME`. projects: those that the viewer may see; None: all."""
+
+    parts: Sequence[str] = PARTS
+    sort: str = "started"
+    descending: bool | None = None
+    severities: Sequence[str] = ()
+    states: Sequence[str] = ()
+    project: str | None = None
+    tag: str | None = None
+    group: str | None = None
+    text: str = ""
+    attention: bool = False
+    columns: Sequence[str] = ()
+    limit: int = 100
+    offset: int = 0
+    projects: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises WireError for what there is not."""
+        for given, allowed, what in ((self.parts, PARTS, "with"), (self.severities, SEVERITIES, "severity")):
+            wrong = [one for one in given if one not in allowed]
+            if wrong:
+                raise WireError(f"{what} is {wrong[0][:80]!r}; allowed are {', '.join(allowed)}")
+        if self.is_pattern:
+            options = re2.Options()
+            options.log_errors = False
+            try:
+                re2.compile(self.pattern, options)
+            except re2.error as error:
+                said = error.args[0].decode() if isinstance(error.args[0], bytes) else error
+                raise WireError(f"q is no regular expression: {said}") from None
+        if len(self.columns) > _MOST_COLUMNS:
+            raise WireError(f"columns may name {_MOST_COLUMNS} metrics and settings, not {len(self.columns)}")
+
+    @property
+    def is_pattern(self) -> bool:
+        text = self.text.strip()
+        return len(text) > 2 and text.startswith("/") and text.endswith("/")
+
+    @property
+    def pattern(self) -> str:
+        return f"(?i){self.text.strip()[1:-1]}"
+
+
+def refuse_pattern(connection: Connection, asked: TableQuery) -> None:
+    """PostgreSQL runs the expression itself, and does not know all that RE2 knows. Raises WireError."""
+    if not asked.is_pattern or connection.dialect.name != "postgresql":
+        return
+    try:
+        connection.execute(select(literal("").regexp_match(asked.pattern)))
+    except DataError as error:
+        raise WireError(f"q is no regular expression of PostgreSQL: {str(error.orig).splitlines()[0]}") from None
+
+
+_OPEN = alert.c.state == "firing"
+_level_of = func.coalesce(
+    func.max(case(*((alert.c.severity == name, level) for name, level in LEVELS.items()), else_=0)), 0
+)
+_level = select(_level_of).where(alert.c.run == runs.c.id, _OPEN).scalar_subquery()
+_attention = (
+    select(func.count())
+    .where(
+        alert.c.run == runs.c.id, _OPEN, alert.c.severity.in_(("critical", "warning")), alert.c.acknowledged.is_(None)
+    )
+    .scalar_subquery()
+)
+_changed = (
+    select(func.max(func.coalesce(alert.c.resolved, alert.c.fired, alert.c.since)))
+    .where(alert.c.run == runs.c.id)
+    .scalar_subquery()
+)
+
+
+def _matching(asked: TableQuery, dialect: str) -> list[ColumnElement[bool]]:
+    """The conditions of the counts. State, severity and attention are left out: the counts show what those filters offer."""
+    found: list[ColumnElement[bool]] = []
+    for column, wanted in ((runs.c.project, asked.project), (runs.c.group_name, asked.group)):
+        if wanted is not None:
+            found.append(column == wanted)
+    if asked.projects is not None:
+        found.append(runs.c.project.in_(asked.projects))
+    if asked.tag is not None:
+        found.append(has_tag(asked.tag, dialect))
+    return [*found, *_texts(asked)]
+
+
+def _texts(asked: TableQuery) -> list[ColumnElement[bool]]:
+    searched = (runs.c.name, runs.c.id, runs.c.project, runs.c.tags, runs.c.host)
+    said = (alert.c.title, alert.c.rule)
+
+    def anywhere(matches: Callable[[Any], ColumnElement[bool]]) -> ColumnElement[bool]:
+        told = select(alert.c.id).where(alert.c.run == runs.c.id, _OPEN, or_(*map(matches, said)))
+        return or_(*map(matches, searched), told.exists())
+
+    if asked.is_pattern:
+        return [anywhere(lambda column: column.regexp_match(asked.pattern))]
+    return [anywhere(partial(_contains, word=word)) for word in asked.text.split()]
+
+
+def _contains(column: Any, word: str) -> ColumnElement[bool]:
+    return column.icontains(word, autoescape=True)  # type: ignore[no-any-return]
+
+
+def _filtered(asked: TableQuery, dialect: str) -> list[ColumnElement[bool]]:
+    found = _matching(asked, dialect)
+    if asked.states:
+        found.append(runs.c.state.in_(asked.states))
+    if asked.severities:
+        found.append(_level.in_([LEVELS.get(one, 0) for one in asked.severities]))
+    if asked.attention:
+        found.append(_attention > 0)
+    return found
+
+
+def counted(connection: Connection, asked: TableQuery) -> dict[str, Any]:
+    inner = (
+        select(runs.c.state, _level.label("level"), (_attention > 0).label("attention"))
+        .where(*_matching(asked, connection.dialect.name))
+        .subquery()
+    )
+    grouped = select(inner.c.state, inner.c.level, inner.c.attention, func.count()).group_by(
+        inner.c.state, inner.c.level, inner.c.attention
+    )
+    states: dict[str, int] = {}
+    severities = dict.fromkeys(SEVERITIES, 0)
+    names = {level: name for name, level in LEVELS.items()} | {0: "healthy"}
+    total = attention = 0
+    for state, level, needs, count in connection.execute(grouped):
+        states[state] = states.get(state, 0) + count
+        severities[names[level]] += count
+        total += count
+        attention += count if needs else 0
+    return {"all": total, "attention": attention, "states": states, "severities": severities}
+
+
+def matching_runs(connection: Connection, asked: TableQuery) -> tuple[Sequence[Any], int]:
+    """The runs of the screen, and how many match. Where they are sorted by a metric or a setting, all that match, newest
+    first, for the database does not know these."""
+    conditions = _filtered(asked, connection.dialect.name)
+    total = connection.execute(select(func.count()).select_from(runs).where(*conditions)).scalar() or 0
+    columns = (
+        runs.c.id, runs.c.config, runs.c.updated, runs.c.state, runs.c.attempts, runs.c.ended, _level.label("level"),
+        _attention.label("attention"), _changed.label("changed"),
+    )  # fmt: skip
+    query = select(*columns).where(*conditions).order_by(*_order(asked))
+    if asked.sort in COLUMNS:
+        query = query.limit(asked.limit).offset(asked.offset)
+    return connection.execute(query).all(), total
+
+
+def _order(asked: TableQuery) -> list[Any]:
+    newest = runs.c.started.desc(), runs.c.id.desc()
+    if asked.sort not in COLUMNS:
+        return [*newest]
+    if asked.sort == "severity":
+        return [_level.asc() if asked.descending is False else _level.desc(), *newest]
+    column = runs.c[asked.sort]
+    descending = asked.descending if asked.descending is not None else asked.sort in ("started", "updated", "step")
+    return [column.desc() if descending else column.asc(), *newest]
+
+
+def open_alerts(connection: Connection, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Of these runs' open alerts: how many by severity, and the worst."""
+    columns = (
+        alert.c.id,
+        alert.c.run,
+        alert.c.severity,
+        alert.c.title,
+        alert.c.rule,
+        alert.c.acknowledged,
+        alert.c.since,
+    )
+    rows = connection.execute(select(*columns).where(_OPEN, alert.c.run.in_(ids)).order_by(alert.c.since.desc())).all()
+    found: dict[str, dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: (row.acknowledged is not None, -LEVELS.get(row.severity, 0))):
+        held = found.setdefault(
+            row.run,
+            {
+                "firing": {},
+                "worst": row.id,
+                "title": row.title,
+                "rule": row.rule,
+                "acknowledged": row.acknowledged is not None,
+            },
+        )
+        held["firing"][row.severity] = held["firing"].get(row.severity, 0) + 1
+    return found

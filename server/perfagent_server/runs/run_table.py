@@ -1,0 +1,218 @@
+"""A screen of the table of runs in one answer: filtered, sorted, counted, each run with its verdict and newest figures.
+
+What is costly of a run (verdict, newest values, throughput, trend) is made for the rows of the page only, and kept until
+the run sends more, or an alert of it changes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfagent.wire import LOSS, Finding, Timing
+from perfagent.wire.loss_names import loss_of
+from perfagent_server.database import Database
+from perfagent_server.runs.figures import Figures
+from perfagent_server.runs.run_filters import (
+    COLUMNS,
+    LEVELS,
+    TableQuery,
+    counted,
+    matching_runs,
+    open_alerts,
+    refuse_pattern,
+)
+from perfagent_server.runs.run_queries import Runs
+from perfagent_server.store.interface import MetricStore
+
+__all__ = ["RunTable"]
+
+_ALWAYS = (
+    "tokens_per_s",
+    "samples_per_s",
+    "gpu/utilization_pct",
+    "gpu/memory_used_bytes",
+    "host/cpu_pct",
+    "process/rss_bytes",
+)
+_TREND_POINTS = 40
+_KEPT = 5000
+_FRESH_S = 3.0  # of a run that goes on
+
+
+@dataclass(slots=True)
+class _Kept:
+    """key: what it was made of, its last part when an alert of the run changed; made: when, by the monotonic clock."""
+
+    key: tuple[Any, ...]
+    made: float
+    parts: dict[str, Any] = field(default_factory=dict)
+
+
+class RunTable:
+    """verdict_of: of a run, as people read it."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: MetricStore,
+        runs_of: Runs,
+        figures: Figures,
+        verdict_of: Callable[[str], Finding],
+    ) -> None:
+        self._database, self._store, self._runs = database, store, runs_of
+        self._figures, self._verdict_of = figures, verdict_of
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def screen(self, asked: TableQuery) -> dict[str, Any]:
+        """{"runs": [...], "next": offset or None, "total", "counts"}."""
+        with self._database.read() as connection:
+            refuse_pattern(connection, asked)
+            counts = counted(connection, asked)
+            found, total = matching_runs(connection, asked)
+        if asked.sort not in COLUMNS:
+            found = self._sorted(found, asked)[asked.offset : asked.offset + asked.limit]
+        with self._database.read() as connection:
+            alerts = open_alerts(connection, [row.id for row in found])
+        rows = self._runs.rows([row.id for row in found])
+        shown = [self._row(row, rows[row.id], alerts.get(row.id, {}), asked) for row in found if row.id in rows]
+        following = asked.offset + len(found)
+        return {"runs": shown, "next": following if following < total else None, "total": total, "counts": counts}
+
+    def _row(
+        self, row: Any, summary: Mapping[str, Any], alerts: Mapping[str, Any], asked: TableQuery
+    ) -> dict[str, Any]:
+        parts = self._parts(row, asked.parts, asked.columns)
+        verdict = parts.get("verdict")
+        severity = _severity(row.level, verdict)
+        shown = {
+            "run": row.id,
+            **summary,
+            "severity": severity,
+            "needs_attention": bool(row.attention),
+            "alerts": alerts,
+        }
+        if "latest" in asked.parts:
+            shown["loss"] = loss_of(parts["all"])
+        shown |= {name: parts[name] for name in asked.parts if name in parts}
+        wanted = [name.removeprefix("config:") for name in asked.columns if name.startswith("config:")]
+        if wanted:
+            config = json.loads(row.config)
+            shown["config"] = {name: _setting(config, name) for name in wanted}
+        return shown
+
+    def _sorted(self, rows: Sequence[Any], asked: TableQuery) -> list[Any]:
+        """By a metric's newest value, or by a setting; runs without one come last."""
+        setting = asked.sort.removeprefix("config:") if asked.sort.startswith("config:") else None
+
+        def key(row: Any) -> tuple[int, Any] | None:
+            if setting is not None:
+                return _sortable(_setting(json.loads(row.config), setting))
+            newest = self._parts(row, ("latest",), ())["all"]
+            return _sortable(newest.get((loss_of(newest) or LOSS) if asked.sort == LOSS else asked.sort))
+
+        keyed = [(key(row), row) for row in rows]
+        known = sorted(
+            ((by, row) for by, row in keyed if by is not None), key=lambda one: one[0], reverse=bool(asked.descending)
+        )
+        return [row for _, row in known] + [row for by, row in keyed if by is None]
+
+    def _parts(self, row: Any, wanted: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
+        """The costly parts of a run, made where they are not kept."""
+        made = self._kept_of(row)
+        if "verdict" in wanted and "verdict" not in made:
+            made["verdict"] = _brief(self._verdict_of(row.id))
+        if {"latest", "trend"} & {*wanted} and "all" not in made:
+            made["all"] = {name: one.value for name, one in self._store.latest(row.id).items()}
+        if "timing" in wanted and "timing" not in made:
+            made["timing"] = _timing(self._figures.of(row.id))
+        if "trend" in wanted and "trend" not in made:
+            made["trend"] = self._trend(row.id, loss_of(made["all"]))
+        return made if "latest" not in wanted else {**made, "latest": _wanted(made["all"], columns)}
+
+    def _kept_of(self, row: Any) -> dict[str, Any]:
+        """What is kept of a run: until an alert of it changes; of a run that goes on, for a moment."""
+        key = (row.updated, row.state, row.attempts, row.changed)
+        with self._lock:
+            kept = self._kept.get(row.id)
+            is_old = kept is None or row.ended is not None or time.monotonic() - kept.made > _FRESH_S
+            if kept is None or kept.key[-1] != key[-1] or (kept.key != key and is_old):
+                kept = self._kept[row.id] = _Kept(key, time.monotonic())
+            self._kept.move_to_end(row.id)
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+            return kept.parts
+
+    def _trend(self, run: str, name: str | None) -> list[float | None]:
+        if name is None:
+            return []
+        found = self._store.series(run, name, points=_TREND_POINTS)
+        return [value if math.isfinite(value) else None for value in found.mean]
+
+
+def _severity(level: int, verdict: Mapping[str, Any] | None) -> str:
+    """That of the open alerts; without one, of what the verdict still says of a run that ended."""
+    named = next((name for name, one in LEVELS.items() if one == level), None)
+    if named is not None:
+        return named
+    if verdict is None or verdict["rule"] == "healthy":
+        return "healthy"
+    return str(verdict["severity"])
+
+
+def _brief(found: Finding) -> dict[str, Any]:
+    names = (
+        "rule",
+        "severity",
+        "title",
+        "message",
+        "since_step",
+        "since",
+        "cost",
+        "money_per_hour",
+        "currency",
+        "gain_pct",
+    )
+    judged = found.rule != "healthy" or bool(found.evidence.get("step"))
+    return {**{name: getattr(found, name) for name in names}, "judged": judged}
+
+
+def _wanted(values: Mapping[str, float], columns: Sequence[str]) -> dict[str, float]:
+    loss = loss_of(values)
+    names = [*([loss] if loss else []), *_ALWAYS, *(one for one in columns if not one.startswith("config:"))]
+    return {name: values[name] for name in names if name in values}
+
+
+def _timing(timing: Timing) -> dict[str, Any]:
+    rate = next((name for name in ("tokens_per_s", "samples_per_s") if name in timing.rates), None)
+    took = timing.series.get("step_time_s")
+    return {
+        "step_time_s": None if took is None else took.p50,
+        "throughput": None if rate is None else timing.rates[rate].p50,
+        "throughput_name": rate,
+        "window": timing.window,
+    }
+
+
+def _setting(config: Any, name: str) -> Any:
+    """`optimizer.lr` of {"optimizer": {"lr": ...}}."""
+    for part in name.split("."):
+        if not isinstance(config, Mapping) or part not in config:
+            return None
+        config = config[part]
+    return config if isinstance(config, (str, int, float, bool)) else None
+
+
+def _sortable(value: Any) -> tuple[int, Any] | None:
+    if isinstance(value, bool) or value is None:
+        return None if value is None else (0, float(value))
+    if isinstance(value, (int, float)):
+        return None if math.isnan(value) else (0, float(value))
+    return (1, str(value))

@@ -1,0 +1,85 @@
+"""The server's log: JSON on request, with the request and without keys."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from builders import server_process, until
+
+from perfagent_server.logs import configure_logs, current_request, without_keys
+
+KEY = "pfa_ingest_abcd1234_" + "x" * 43
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """What the root logger wrote; the loggers are put back behind the test."""
+    root = logging.getLogger()
+    before = root.handlers, root.level
+    written = io.StringIO()
+    yield written
+    root.handlers, root.level = before
+
+
+def lines(written: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in written.splitlines()]
+
+
+def test_each_line_is_one_object_with_the_request_the_run_and_the_exception(stream: io.StringIO) -> None:
+    configure_logs("json", "info", access=False, stream=stream)
+    log = logging.getLogger("perfagent.server")
+    token = current_request.set(("abc", "/api/v1/runs/r1/series"))
+    try:
+        raise ValueError("line one\nline two")
+    except ValueError:
+        log.exception("it failed for %s", "a reason")
+    finally:
+        current_request.reset(token)
+    log.info("outside of a request", extra={"run": "r2"})
+    first, second = lines(stream.getvalue())
+    assert {first[name] for name in ("level", "logger", "message", "request_id", "run")} == {
+        "ERROR", "perfagent.server", "it failed for a reason", "abc", "r1",
+    }  # fmt: skip
+    assert "line two" in first["exception"]
+    assert first["time"].startswith("20")
+    assert (second["run"], "request_id" in second) == ("r2", False)
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_keys_and_tokens_are_cut_to_their_prefix(stream: io.StringIO, form: Any) -> None:
+    configure_logs(form, "info", access=True, stream=stream)
+    logging.getLogger("x").error("the key %s and http://h/login?token=secret-of-a-link", KEY)
+    logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', "::1", "GET", f"/login?token={KEY}", "1.1", 200)
+    written = stream.getvalue()
+    assert "x" * 43 not in written
+    assert "secret-of-a-link" not in written
+    assert "pfa_ingest_abcd1234_..." in written
+
+
+def test_a_text_without_keys_stays_as_it_is() -> None:
+    assert (
+        without_keys("pfa_ingest, token of a model, ?page=2&limit=3") == "pfa_ingest, token of a model, ?page=2&limit=3"
+    )
+
+
+def test_a_server_that_is_asked_to_logs_json_only_with_its_requests(tmp_path: Path) -> None:
+    with server_process(tmp_path, "--log-format", "json", "--access-log") as server:
+        address = f"{server.url}/api/v1/runs/nobody?token=abcdefgh"
+        answer = httpx.get(address, headers={"X-Request-ID": "from-the-proxy"}, trust_env=False)
+        assert answer.headers["x-request-id"] == "from-the-proxy"
+        other = httpx.get(f"{server.url}/healthz", headers={"X-Request-ID": "bad id"}, trust_env=False)
+        assert other.headers["x-request-id"] not in ("", "bad id")
+        until(lambda: "from-the-proxy" in server.log)
+    found = lines(server.log)
+    [access] = [line for line in found if line.get("request_id") == "from-the-proxy"]
+    assert (access["method"], access["path"], access["status"]) == ("GET", "/api/v1/runs/nobody", 422)
+    assert access["run"] == "nobody"
+    assert "abcdefgh" not in server.log
+    assert found[0]["dashboard"] == server.url

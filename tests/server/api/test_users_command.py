@@ -1,0 +1,72 @@
+"""`perfagent users`: against a running server, and before its first start."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from builders import ServerProcess, server_process, web
+from commands import Ended, perfagent
+
+PASSWORD = "correct horse battery"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with server_process(tmp_path_factory.mktemp("users")) as running:
+        yield running
+
+
+def users(folder: Path, data: Path, *arguments: str, password: str = PASSWORD) -> Ended:
+    with mock.patch("sys.stdin", io.StringIO(password + "\n")):
+        return perfagent(folder, "users", *arguments, "--data", str(data))
+
+
+def log_in(server: ServerProcess, name: str, password: str = PASSWORD) -> int:
+    return web().post(f"{server.url}/login", data={"name": name, "password": password}).status_code
+
+
+def test_users_are_managed_from_the_command_line(server: ServerProcess, tmp_path: Path) -> None:
+    data = server.folder / "server-data"
+    added = users(
+        tmp_path, data, "add", "ada", "--role", "operator", "--project", "a", "--project", "b", "--password-stdin"
+    )
+    assert (added.returncode, added.stdout) == (0, "ada may log in: operator of a, operator of b\n"), added.stderr
+    assert log_in(server, "ada") == 303
+    assert users(tmp_path, data, "role", "ada", "none", "--project", "a").stdout == "ada: operator of b\n"
+    assert users(tmp_path, data, "role", "ADA", "viewer").stdout == "ada: viewer of all projects, operator of b\n"
+    listed = json.loads(users(tmp_path, data, "list", "--json").stdout)["users"]
+    assert [(one["name"], len(one["roles"]), one["login"]) for one in listed] == [("ada", 2, "password")]
+    assert "viewer of all projects" in users(tmp_path, data, "list").stdout
+    assert users(tmp_path, data, "disable", "ada").returncode == 0
+    assert log_in(server, "ada") == 401
+    assert users(tmp_path, data, "enable", "ada").returncode == 0
+    assert users(tmp_path, data, "password", "ada", "--password-stdin", password="another long one").returncode == 0
+    assert (log_in(server, "ada"), log_in(server, "ada", "another long one")) == (401, 303)
+    again = users(tmp_path, data, "add", "Ada", "--password-stdin")
+    assert again.returncode == 1 and "already" in again.stderr
+    assert users(tmp_path, data, "remove", "ada").returncode == 0
+    gone = users(tmp_path, data, "remove", "ada")
+    assert gone.returncode == 1 and "`perfagent users list` lists them" in gone.stderr
+
+
+def test_a_password_is_asked_for_at_a_terminal_only(server: ServerProcess, tmp_path: Path) -> None:
+    data = server.folder / "server-data"
+    without = users(tmp_path, data, "add", "bob")
+    assert without.returncode == 2 and "--password-stdin" in without.stderr
+    short = users(tmp_path, data, "add", "bob", "--password-stdin", password="short")
+    assert short.returncode == 2 and "10 to 256" in short.stderr
+
+
+@pytest.mark.sqlite
+def test_the_first_user_lets_a_public_server_start(tmp_path: Path) -> None:
+    data = tmp_path / "s" / "server-data"
+    added = users(tmp_path, data, "add", "root", "--role", "admin", "--password-stdin")
+    assert added.returncode == 0, added.stderr
+    with server_process(tmp_path / "s", "--host", "0.0.0.0") as server:
+        assert web().get(f"{server.url}/api/v1/runs").status_code == 401
+        assert log_in(server, "root") == 303

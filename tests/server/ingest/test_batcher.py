@@ -1,0 +1,70 @@
+"""Questions of coroutines that one thread answers, all that wait with one call."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from perfagent_server.ingest.batcher import Batcher
+
+
+def test_all_that_wait_are_answered_with_one_call_in_their_order() -> None:
+    gate, calls = threading.Event(), []
+
+    def answer(questions: Sequence[int]) -> list[int]:
+        calls.append(list(questions))
+        gate.wait(10)
+        return [10 * question for question in questions]
+
+    async def ask() -> list[int]:
+        batcher: Batcher[int, int] = Batcher(answer, most=50)
+        first = asyncio.create_task(batcher.ask(0))
+        while not calls:
+            await asyncio.sleep(0.001)
+        rest = [asyncio.create_task(batcher.ask(number)) for number in range(1, 61)]
+        await asyncio.sleep(0)
+        gate.set()
+        return [await task for task in (first, *rest)]
+
+    assert asyncio.run(ask()) == [10 * number for number in range(61)]
+    assert [len(call) for call in calls] == [1, 50, 10]
+
+
+def test_an_exception_reaches_whom_it_is_for_and_a_failure_everybody() -> None:
+    def answer(questions: Sequence[int]) -> list[int | Exception]:
+        if 99 in questions:
+            raise OSError("no database")
+        return [ValueError("odd") if question % 2 else question for question in questions]
+
+    async def ask() -> None:
+        batcher: Batcher[int, int] = Batcher(answer)
+        two, three = asyncio.create_task(batcher.ask(2)), asyncio.create_task(batcher.ask(3))
+        assert await two == 2
+        with pytest.raises(ValueError, match="odd"):
+            await three
+        with pytest.raises(OSError, match="no database"):
+            await batcher.ask(99)
+        assert await batcher.ask(4) == 4
+
+    asyncio.run(ask())
+
+
+def test_who_leaves_does_not_disturb_the_others() -> None:
+    gate = threading.Event()
+
+    def answer(questions: Sequence[int]) -> list[int]:
+        gate.wait(10)
+        return list(questions)
+
+    async def ask() -> int:
+        batcher: Batcher[int, int] = Batcher(answer)
+        gone, stays = asyncio.create_task(batcher.ask(1)), asyncio.create_task(batcher.ask(2))
+        await asyncio.sleep(0)
+        gone.cancel()
+        gate.set()
+        return await stays
+
+    assert asyncio.run(ask()) == 2
