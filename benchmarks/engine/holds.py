@@ -95,7 +95,7 @@ def frame(run: int, seq: int, steps: range) -> Frame:
 def store_and_judge(database: Database, store: SqlStore, engine: Engine, frames: list[Frame], now: float) -> None:
     for begin in range(0, len(frames), 256):
         part = frames[begin : begin + 256]
-        database.write(lambda connection, part=part: store.append(connection, part, now))  # type: ignore[misc]
+        database.write(lambda connection, part=part: store.append_in(connection, part, now))  # type: ignore[misc]
     while engine.run_once():
         pass
 

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import tables
 
-from perfagent.wire import PHASES, Event, Frame, Group
+from perfagent.bench.ingest.agents import HEALTHY, NAMES
+from perfagent.wire import Event, Frame, Group
 from perfagent_server.database import open_database
 from perfagent_server.engine.scheduler import Engine
 from perfagent_server.settings import Settings
@@ -27,20 +28,6 @@ from perfagent_server.store.sql import SqlStore
 
 LOADS = ("1000x1", "500x2", "125x8", "1x64", "1x512", "1x4096")
 START = 1_700_000_000.0
-_NAMES = (
-    "loss", "lr", "grad/norm", "grad/nonfinite", "step_time_s", "samples_per_s", "tokens_per_s", "process/cpu_pct",
-    "process/rss_bytes", "cuda/allocated_bytes", "cuda/reserved_bytes", "gpu/utilization_pct", "gpu/memory_used_bytes",
-    "gpu/power_w", "gpu/temperature_c", "host/cpu_pct", "host/memory_used_bytes",
-    *(f"phase/{phase}_s" for phase in PHASES), *(f"grad_norm/blocks.{place}.weight" for place in range(37)),
-)  # fmt: skip
-
-
-_HEALTHY = {
-    "grad/nonfinite": 0.0, "step_time_s": 0.1, "gpu/utilization_pct": 95.0, "phase/data_s": 0.0002, "phase/h2d_s": 0.001,
-    "phase/forward_s": 0.03, "phase/backward_s": 0.055, "phase/optimizer_s": 0.01, "phase/comm_s": 0.002,
-    "phase/checkpoint_s": 0.0, "phase/eval_s": 0.0, "phase/rollout_s": 0.0, "phase/other_s": 0.001,
-}  # fmt: skip
-"""Of the others 2."""
 
 
 class Clock:
@@ -53,7 +40,7 @@ class Clock:
 
 def frame(draw: random.Random, run: int, rank: int, ranks: int, step: int, at: float | None = None) -> Frame:
     """One step of a healthy rank. at: when, Unix seconds; without it so many seconds after START."""
-    values = {name: [_HEALTHY.get(name, 2.0) * (1 + 0.005 * draw.random())] for name in _NAMES}
+    values = {name: [HEALTHY.get(name, 2.0) * (1 + 0.005 * draw.random())] for name in NAMES}
     time_ = START + step if at is None else at
     running = Event(kind="state", time=time_, data={"state": "running", "world_size": ranks})
     return Frame(
@@ -76,7 +63,7 @@ def measure(load: str, steps: int) -> float:
                 for begin in range(0, len(made), 256):
                     part = made[begin : begin + 256]
                     clock.at = START + step + begin / len(made)
-                    database.write(lambda connection, part=part: store.append(connection, part, clock.at))  # type: ignore[misc]
+                    database.write(lambda connection, part=part: store.append_in(connection, part, clock.at))  # type: ignore[misc]
                     before = time.thread_time()
                     count = engine.run_once()
                     if step > steps // 4:  # before that, evaluators are made and windows grow

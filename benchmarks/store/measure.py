@@ -32,6 +32,8 @@ TITLES = {
     "rows": "SQLite, a row a point (synchronous=NORMAL)",
     "rows-full": "SQLite, a row a point (synchronous=FULL)",
     "perfagent": "**perfagent** (synchronous=FULL, compaction included)",
+    "perfagent-postgresql": "**perfagent** on PostgreSQL 18 (compaction included; CPU without PostgreSQL's own)",
+    "perfagent-clickhouse": "**perfagent** with ClickHouse (compaction included; CPU without ClickHouse's own)",
     "mlflow": "MLflow 3.17.2 SqlAlchemyStore",
     "trackio": "trackio 0.43.0 SQLiteStorage",
 }
@@ -70,7 +72,7 @@ def main() -> None:
     )
     parser.add_argument("--batches", type=int)
     parser.add_argument("--cases", default=",".join(CASES), help="shapes of a batch; see telemetry.py")
-    parser.add_argument("--engines", default="rows,rows-full,perfagent,mlflow,trackio")
+    parser.add_argument("--engines", default="rows,rows-full,perfagent,perfagent-postgresql,mlflow,trackio")
     parser.add_argument(
         "--folder",
         type=Path,

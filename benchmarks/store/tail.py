@@ -55,14 +55,14 @@ def frame(rank: int, second: int) -> Frame:
 def restart(store: SqlStore, seconds: int) -> None:
     state = Event(kind="state", time=START + seconds, data={"state": "starting", "start_step": COMPACTED_S // 2})
     again = Frame(project="bench", run="run", source="again", attempt=2, rank=0, seq=1, events=[state])
-    store.database.write(lambda connection: store.append(connection, [again], START + seconds))
+    store.database.write(lambda connection: store.append_in(connection, [again], START + seconds))
 
 
 def fill(store: SqlStore, ranks: int, seconds: range) -> None:
     for second in seconds:
         frames = [frame(rank, second) for rank in range(ranks)]
         store.database.write(
-            lambda connection, frames=frames, at=START + second: store.append(connection, frames, at)  # type: ignore[misc]
+            lambda connection, frames=frames, at=START + second: store.append_in(connection, frames, at)  # type: ignore[misc]
         )
 
 
