@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
+from process_groups import alone_in_group
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
@@ -16,13 +16,10 @@ STEPS, MICRO_BATCHES = 4, 2
 
 @pytest.fixture
 def stage():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with alone_in_group():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
         yield PipelineStage(model, 0, 1, torch.device("cpu"))
-    finally:
-        dist.destroy_process_group()
 
 
 def train(stage, schedule) -> list[list[float]]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from builders import until
+from process_groups import alone_in_group
 
 from perfagent.rootcause import collectives, containment
 from perfagent.rootcause.collectives import last_collectives
@@ -18,9 +19,8 @@ from perfagent.step.state import now
 
 @pytest.fixture
 def gloo() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with alone_in_group():
+        yield
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, *dumps: Any) -> None:

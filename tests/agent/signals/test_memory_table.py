@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from process_groups import alone_in_group
 from quantized import InEightBits
 
 from perfagent.hooks.new_progress import new_progress
@@ -149,11 +150,9 @@ def test_the_part_of_this_rank_counts_of_a_sharded_tensor() -> None:
 
 
 def test_the_part_of_this_rank_counts_of_torchs_own_sharded_tensors() -> None:
-    from torch import distributed
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
+    with alone_in_group():
         mesh = init_device_mesh("cpu", (1,))
         layer = torch.nn.Linear(8, 8, bias=False)
         layer.weight = torch.nn.Parameter(distribute_tensor(layer.weight, mesh, [Shard(0)]))
@@ -161,8 +160,6 @@ def test_the_part_of_this_rank_counts_of_torchs_own_sharded_tensors() -> None:
         layer.weight.sum().backward()
         optimizer.step()
         told = table(optimizer, layer)
-    finally:
-        distributed.destroy_process_group()
     assert (told["parameters"], told["gradients"], told["optimizer_state"]) == (256, 256, 256)
 
 

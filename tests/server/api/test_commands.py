@@ -85,7 +85,7 @@ def test_a_taken_port_and_a_taken_folder_are_told_in_one_line(server: ServerProc
         (("--host", "0.0.0.0"), 1, "perfagent keys create"),
         (("--host", "no.such.host.example."), 2, "not an address"),
         (("--folder", "/does/not/exist"), 2, "not a folder"),
-        (("--metrics", "clickhouse://x"), 2, "there is no option --metrics"),
+        (("--metrics", "nonsense"), 2, "must be the address of a ClickHouse server"),
         (("--data", "/proc/nothing"), 1, "--data"),
         (("--data", __file__), 1, "it is a file"),
         (("--database", "nonsense"), 2, "must be an address such as sqlite:////path/perfagent.db"),

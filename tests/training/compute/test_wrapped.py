@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
-from builders import free_port
+from process_groups import alone_in_group
 from torch import nn
 
 import perfagent
@@ -18,9 +17,8 @@ from perfagent.training.compute.activation import checkpoint_activations
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with alone_in_group():
+        yield
 
 
 class Block(nn.Module):

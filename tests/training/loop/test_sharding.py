@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from builders import free_port
+from process_groups import alone_in_group, leave_group
 from torch import nn
 
 import perfagent
@@ -18,10 +19,8 @@ from perfagent.training.fsdp import blocks_of
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    """A process group of one rank."""
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with alone_in_group():
+        yield
 
 
 class Transformer(nn.Module):
@@ -100,7 +99,7 @@ def test_a_hook_is_judged_by_the_backend_of_the_device_that_gradients_are_on(
 
 
 def test_a_group_without_a_named_backend_says_what_it_is(alone: None) -> None:
-    dist.destroy_process_group()
+    leave_group()
     dist.init_process_group(init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
     with pytest.raises(ConfigError, match="the process group is gloo"):
         perfagent.ddp(Transformer(), hook="powersgd")
