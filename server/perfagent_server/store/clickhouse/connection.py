@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Mapping
@@ -92,6 +93,9 @@ class ClickHouse:
             import clickhouse_connect
         except ModuleNotFoundError as error:
             raise ConfigError("ClickHouse needs clickhouse-connect: pip install 'perfagent[clickhouse]'") from error
+        # Both warn of each try that nobody answered; Away says it once.
+        for name in ("clickhouse_connect", "urllib3.connectionpool"):
+            logging.getLogger(name).setLevel(logging.ERROR)
         self.address = address
         self._connect = clickhouse_connect.get_client
         self._lock = threading.Lock()

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, bindparam, func, select
 
 from perfagent_server.store.codec.aggregates import Cells, Floats, Ints, decode_cells, of_samples
 from perfagent_server.store.codec.blocks import (
@@ -23,10 +23,17 @@ from perfagent_server.store.codec.blocks import (
 from perfagent_server.store.codec.rollups import CHUNK_CELLS, LEVELS, rolled_until
 from perfagent_server.store.codec.wide_blocks import Place, bundled_samples, bundles_of_rank, last_of_run
 from perfagent_server.store.samples import Newest, Part, StoredSeries
+from perfagent_server.store.statements import Prepared
 from perfagent_server.store.tables import attempt as attempt_table
 from perfagent_server.store.tables import axis, block, last, rollup, series
 
 __all__ = ["SqlSamples", "last_values", "newest_row"]
+
+_last_values = Prepared(
+    select(series.c.id, series.c.rank, series.c.name, last.c.attempt, last.c.step, last.c.time, last.c.value)
+    .outerjoin(last, last.c.series == series.c.id)
+    .where(series.c.run == bindparam("run"))
+)
 
 
 class SqlSamples:
@@ -125,12 +132,7 @@ def series_ids(connection: Connection, run: str, names: Collection[str], rank: i
 
 def last_values(connection: Connection, run: str) -> Iterator[tuple[int, str, int, Newest | None]]:
     """(series id, name, rank, its row of `last`) of every series."""
-    rows = connection.execute(
-        select(series.c.id, series.c.rank, series.c.name, last.c.attempt, last.c.step, last.c.time, last.c.value)
-        .outerjoin(last, last.c.series == series.c.id)
-        .where(series.c.run == run)
-    )
-    for series_id, rank, name, attempt, step, time, value in rows:
+    for series_id, rank, name, attempt, step, time, value in _last_values.all(connection, {"run": run}):
         found = None if attempt is None else (attempt, step, time, struct.unpack("<d", value)[0])
         yield series_id, name, rank, found
 
