@@ -67,6 +67,14 @@ def test_a_viewer_of_one_project_sees_nothing_of_another_and_has_no_buttons(
     assert answer is not None and answer.status == 404
 
 
+def test_a_viewer_has_only_the_settings_that_viewers_may_see(shared_server: ServerProcess, tab: OpenTab) -> None:
+    page = log_in(tab, shared_server, "ada", "/settings")
+    page.wait("() => document.querySelector('.settings-page [role=tab]')")
+    names = page.page.locator(".settings-page [role=tab]").all_inner_texts()
+    assert names == ["Rules", "Prices", "Storage", "My login"]
+    assert page.page.get_by_role("tab", name="Rules").get_attribute("aria-selected") == "true"
+
+
 def test_an_operator_acts_under_their_own_name(shared_server: ServerProcess, tab: OpenTab) -> None:
     page = log_in(tab, shared_server, "olga", "/alerts")
     page.wait("() => document.querySelector('.alert.card')")
