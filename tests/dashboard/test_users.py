@@ -144,6 +144,15 @@ def test_somebody_signs_in_at_a_provider_with_a_browser(tab: OpenTab, tmp_path: 
             page.hosts &= {"127.0.0.1"}
 
 
+def test_axe_finds_nothing_in_an_administrators_settings(shared_server: ServerProcess, tab: OpenTab) -> None:
+    page = log_in(tab, shared_server, "root", scheme="dark")
+    for name in ("keys", "users", "audit", "account"):
+        page.page.goto(f"{shared_server.url}/settings?tab={name}")
+        page.wait(f"() => document.querySelector('#settings-{name}')")
+        told = [f"{name}: {one['id']}: {one['help']}" for one in Axe().run(page.page).response["violations"]]
+        assert told == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_on_the_login_page(shared_server: ServerProcess, tab: OpenTab, scheme: str) -> None:
     page = tab("/login", server=shared_server, scheme=scheme, width=390, height=844)

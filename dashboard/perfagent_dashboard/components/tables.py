@@ -20,7 +20,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) ->
     """empty: what to say where there is no row. On a phone, Settings shows a row as lines, each with its column's head."""
     if not rows:
         return nothing(empty)
-    head = html.Thead(html.Tr([html.Th(one, scope="col") for one in heads]))
+    head = html.Thead(html.Tr([html.Th(one, scope="col") if one else html.Td() for one in heads]))
     body = html.Tbody(
         [
             html.Tr([html.Td(cell, **hyphenated(data_head=name)) for name, cell in zip(heads, row, strict=True)])
