@@ -62,3 +62,5 @@ def test_a_phone_has_the_pages_at_its_bottom(site: ServerProcess, tab: OpenTab) 
     page.page.locator(".bar nav a", has_text="Alerts").tap()
     page.wait("() => location.pathname === '/alerts' && document.querySelector('.alerts-page')")
     assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
+    cut = "() => [...document.querySelectorAll('.run-row .says')].filter((one) => one.scrollWidth > one.clientWidth).length"
+    assert page.page.evaluate(cut) == 0

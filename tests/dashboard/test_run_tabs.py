@@ -71,6 +71,8 @@ def test_ranks_are_listed_slowest_first(site: ServerProcess, tab: OpenTab, run: 
     page = tab(f"/run/{run}?tab=ranks")
     page.wait("() => document.querySelectorAll('#run-tab tbody tr').length === 3")
     assert page.page.locator("#run-tab tbody tr").first.inner_text().split()[0] in ("2", "rank")
+    page.wait("() => document.querySelector('#run-tab [data-name=ranks]')")
+    assert "No metric has arrived" not in page.page.locator("#run-tab").inner_text()
 
 
 def test_name_tags_and_notes_are_changed_and_the_run_is_deleted(site: ServerProcess, tab: OpenTab, run: str) -> None:

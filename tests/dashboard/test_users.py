@@ -67,6 +67,14 @@ def test_a_viewer_of_one_project_sees_nothing_of_another_and_has_no_buttons(
     assert answer is not None and answer.status == 404
 
 
+def test_a_viewer_has_only_the_settings_that_viewers_may_see(shared_server: ServerProcess, tab: OpenTab) -> None:
+    page = log_in(tab, shared_server, "ada", "/settings")
+    page.wait("() => document.querySelector('.settings-page [role=tab]')")
+    names = page.page.locator(".settings-page [role=tab]").all_inner_texts()
+    assert names == ["Rules", "Prices", "Storage", "My login"]
+    assert page.page.get_by_role("tab", name="Rules").get_attribute("aria-selected") == "true"
+
+
 def test_an_operator_acts_under_their_own_name(shared_server: ServerProcess, tab: OpenTab) -> None:
     page = log_in(tab, shared_server, "olga", "/alerts")
     page.wait("() => document.querySelector('.alert.card')")
@@ -134,6 +142,15 @@ def test_somebody_signs_in_at_a_provider_with_a_browser(tab: OpenTab, tmp_path: 
             page.page.wait_for_url(f"{server.url}/runs")
             page.wait("() => document.querySelector('.account-name')?.textContent === 'ada'")
             page.hosts &= {"127.0.0.1"}
+
+
+def test_axe_finds_nothing_in_an_administrators_settings(shared_server: ServerProcess, tab: OpenTab) -> None:
+    page = log_in(tab, shared_server, "root", scheme="dark")
+    for name in ("keys", "users", "audit", "account"):
+        page.page.goto(f"{shared_server.url}/settings?tab={name}")
+        page.wait(f"() => document.querySelector('#settings-{name}')")
+        told = [f"{name}: {one['id']}: {one['help']}" for one in Axe().run(page.page).response["violations"]]
+        assert told == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dash import html
 
+from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.feedback import nothing
 
 if TYPE_CHECKING:
@@ -16,9 +17,14 @@ __all__ = ["table"]
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> Component:
-    """empty: what to say where there is no row."""
+    """empty: what to say where there is no row. On a phone, Settings shows a row as lines, each with its column's head."""
     if not rows:
         return nothing(empty)
-    head = html.Thead(html.Tr([html.Th(one, scope="col") for one in heads]))
-    body = html.Tbody([html.Tr([html.Td(cell) for cell in row]) for row in rows])
+    head = html.Thead(html.Tr([html.Th(one, scope="col") if one else html.Td() for one in heads]))
+    body = html.Tbody(
+        [
+            html.Tr([html.Td(cell, **hyphenated(data_head=name)) for name, cell in zip(heads, row, strict=True)])
+            for row in rows
+        ]
+    )
     return html.Div(html.Table([head, body], className="plain"), className="card scroll")

@@ -5,6 +5,7 @@ settings_people.py."""
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -12,9 +13,12 @@ from urllib.parse import quote
 import dash_mantine_components as dmc
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
+from perfagent_client.units import size
 from perfagent_dashboard import ids
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.feedback import note, nothing, trouble
+from perfagent_dashboard.components.numbers import number
+from perfagent_dashboard.components.prose import prose
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.components.times import ago, moment
 from perfagent_dashboard.pages.registry import Page
@@ -33,7 +37,7 @@ _SEVERITIES = ("info", "warning", "critical")
 _SCOPES = ("read", "operate", "ingest", "admin")
 _SECTIONS = ("channels", "rules", "keys", "users", "prices", "storage", "audit", "account")
 _AMOUNTS = ("gpu_hour", "cpu_core_hour", "kwh")
-_GIB = 2**30
+_LIMITS = ("requests_per_s", "samples_per_s", "bytes_per_s", "runs_per_hour")
 
 
 def page(server: ServerApi) -> Page:
@@ -49,20 +53,19 @@ class _Settings:
         """tab: of the address."""
         try:
             session = await self._server.get("/session")
-            parts = await asyncio.gather(*(self._section(name, session) for name in _SECTIONS))
+            shown = [name for name in _SECTIONS if _may_see(name, session) or not session["user"]]
+            parts = await asyncio.gather(*(self._section(name, session) for name in shown))
         except Problem as problem:
             return trouble(problem)
-        tabs = [dmc.TabsTab(say(f"settings_{name}"), value=name) for name in _SECTIONS]
+        tabs = [dmc.TabsTab(say(f"settings_{name}"), value=name) for name in shown]
         panels = [
             dmc.TabsPanel(html.Div(part, id=f"settings-{name}", className="stack"), value=name, pt="md")
-            for name, part in zip(_SECTIONS, parts, strict=True)
+            for name, part in zip(shown, parts, strict=True)
         ]
         return html.Div(
             [
                 html.Div([html.H1(say("nav_settings"))], className="page-head"),
-                dmc.Tabs(
-                    [dmc.TabsList(tabs), *panels], value=tab if tab in _SECTIONS else _SECTIONS[0], id="settings-tab"
-                ),
+                dmc.Tabs([dmc.TabsList(tabs), *panels], value=tab if tab in shown else shown[0], id="settings-tab"),
                 dcc.Store(id="settings-secret"),
             ],
             className="page settings-page",
@@ -82,6 +85,7 @@ class _Settings:
             told, Output("settings-keys", "children"),
             Input("key-add", "n_clicks"), Input({"key": ALL}, "n_clicks"),
             State("key-scope", "value"), State("key-name", "value"), State("key-project", "value"),
+            *(State(f"key-{name}", "value") for name in _LIMITS),
             prevent_initial_call=True,
         )(self._keys)  # fmt: skip
         app.callback(
@@ -101,12 +105,9 @@ class _Settings:
         self._people.register(app)
 
     async def _section(self, name: str, session: dict[str, Any]) -> Any:
-        """What is in a tab; a sentence where the viewer may not see it."""
-        needs_all = name in ("channels", "users")
-        if needs_all and not may_in(session, "admin"):
-            return nothing(say("admin_only"))
-        if name in ("keys", "audit") and "admin" not in session["may"]:
-            return nothing(say("admin_only"))
+        """What is in a tab; how to come in, where it is shown to somebody who has not logged in as a user."""
+        if not _may_see(name, session):
+            return html.P(prose(say("admin_only")), className="hint")
         if name == "account":
             return await self._people.account(session)
         shown: dict[str, Callable[..., Awaitable[Any]]] = {
@@ -143,7 +144,7 @@ class _Settings:
         )  # fmt: skip
         heads = [say(f"channel_{name}") for name in ("kind", "name", "url", "severity", "state")]
         return [
-            _secret(say("channel_secret"), secret) if secret else html.Span(),
+            *([_secret(say("channel_secret"), secret)] if secret else []),
             table([*heads, ""], rows, empty=say("channels_none")),
             form,
         ]
@@ -186,7 +187,9 @@ class _Settings:
         known = (await self._server.get("/keys"))["keys"]
         rows = [
             [
-                html.B(one["name"] or one["id"]), one["scope"], one["project"] or "", moment(one["created"]), ago(one["used"]),
+                html.B(one["name"] or one["id"]), one["scope"], one["project"] or say("all_projects"), _own_limits(one["limits"]),
+                moment(one["created"]), ago(one["used"]) if one["used"] else say("never"),
+                moment(one["expires"]) if one["expires"] else say("never"),
                 say("key_revoked") if one["revoked"] else dmc.Button(
                     say("key_revoke"), id={"key": one["id"]}, size="compact-sm", variant="default"
                 ),
@@ -198,23 +201,32 @@ class _Settings:
             [
                 _choice("key-scope", say("key_scope"), scopes, "operate", w=320),
                 dmc.TextInput(id="key-name", label=say("key_name"), size="sm"),
-                dmc.TextInput(id="key-project", label=say("key_project"), size="sm"),
-                dmc.Button(say("key_add"), id="key-add", size="sm"),
+                dmc.TextInput(id="key-project", label=say("key_project"), placeholder=say("all_projects"), size="sm"),
             ],
             className="form-row",
         )  # fmt: skip
-        heads = [say(f"key_{name}") for name in ("name", "scope", "project", "created", "used")]
+        limits = [
+            dmc.TextInput(id=f"key-{name}", label=say(name), placeholder=say("limit_of_server"), size="sm", w=180)
+            for name in _LIMITS
+        ]
+        heads = [say(f"key_{name}") for name in ("name", "scope", "project", "limits", "created", "used", "expires")]
         return [
-            _secret(say("key_secret"), secret) if secret else html.Span(),
+            *([_secret(say("key_secret"), secret)] if secret else []),
             table([*heads, ""], rows, empty=say("keys_none")),
             form,
+            html.Div(limits, className="form-row"),
+            nothing(say("key_limits_how")),
+            html.Div(dmc.Button(say("key_add"), id="key-add", size="sm")),
         ]
 
-    async def _keys(self, add: int | None, revoked: Sequence[int | None], scope: str, name: str, project: str) -> Any:
+    async def _keys(
+        self, add: int | None, revoked: Sequence[int | None], scope: str, name: str, project: str, *limits: str
+    ) -> Any:
         asked, secret = ctx.triggered_id, ""
         try:
             if asked == "key-add" and add:
-                body = {"scope": scope, "name": (name or "").strip()}
+                own = {limit: text.strip() for limit, text in zip(_LIMITS, limits, strict=True) if (text or "").strip()}
+                body: dict[str, Any] = {"scope": scope, "name": (name or "").strip(), "limits": own}
                 body |= {"project": project.strip()} if (project or "").strip() else {}
                 secret = (await self._server.ask("POST", "/keys", body))["key"]
                 said = say("key_added")
@@ -324,7 +336,7 @@ class _Settings:
         storage, kept = about["storage"], about["retention_days"]
         facts = [
             *(
-                (say(f"storage_{name}"), f"{storage[f'{name}_bytes'] / _GIB:.3g} GiB")
+                (say(f"storage_{name}"), size(storage[f"{name}_bytes"]))
                 for name in ("database", "free")
                 if storage  # it tells of all projects, which not everybody may see
             ),
@@ -334,8 +346,14 @@ class _Settings:
         ]  # fmt: skip
         return [
             html.Dl([html.Div([html.Dt(name), html.Dd(value)]) for name, value in facts], className="config card"),
-            nothing(say("storage_how")),
+            html.P(prose(say("storage_how")), className="hint"),
         ]
+
+
+def _may_see(name: str, session: dict[str, Any]) -> bool:
+    if name in ("channels", "users"):
+        return may_in(session, "admin")
+    return name not in ("keys", "audit") or "admin" in session["may"]
 
 
 def _days(days: float | None) -> str:
@@ -343,7 +361,19 @@ def _days(days: float | None) -> str:
 
 
 def _budget(limit: float | None) -> str:
-    return say("no_limit") if limit is None else f"{limit / _GIB:.3g} GiB"
+    return say("no_limit") if limit is None else size(limit)
+
+
+def _own_limits(limits: dict[str, Any]) -> Any:
+    """A line each; what a key has not of its own it has of the server."""
+    lines = [html.Div(f"{say(name)}: {_limit(name, number(limits[name]))}") for name in _LIMITS if name in limits]
+    return html.Div(lines) if lines else say("limit_of_server")
+
+
+def _limit(name: str, value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return say("no_limit")
+    return size(value) if name == "bytes_per_s" else f"{value:,g}"
 
 
 def _choice(ident: str, label: str, data: list[dict[str, str]], value: str, **look: Any) -> Component:

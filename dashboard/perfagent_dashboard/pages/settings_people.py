@@ -58,7 +58,7 @@ class People:
             [
                 html.B(one["name"]), _roles(one["roles"]),
                 html.Span(say("user_disabled"), className="bad") if one["disabled"] else say(f"login_{one['login']}"),
-                ago(one["used"]),
+                ago(one["used"]) if one["used"] else say("never"),
                 html.Div(
                     [_button(one, "enable" if one["disabled"] else "disable"), _button(one, "remove")], className="actions"
                 ),
@@ -132,7 +132,7 @@ class People:
         rows = [
             [
                 moment(one["time"]), html.B(one["who"]), one["origin"], one["action"],
-                html.Span([html.Code(one["thing"]), f" {one['project']}" if one["project"] else ""]) if one["thing"] else "",
+                _thing(one["thing"], one["project"]),
                 one["detail"],
             ]
             for one in page["entries"]
@@ -197,6 +197,13 @@ class People:
 def _roles(roles: Sequence[dict[str, Any]]) -> str:
     told = [say("role_in", role=one["role"], project=one["project"] or say("all_projects").lower()) for one in roles]
     return ", ".join(told) or say("no_role")
+
+
+def _thing(thing: str, project: str) -> Any:
+    """A price's thing is its project: it is named once."""
+    if not thing or not project or project == thing:
+        return html.Code(thing) if thing else project
+    return html.Span([html.Code(thing), " ", say("thing_in", project=project)])
 
 
 def _button(user: dict[str, Any], act: str) -> Component:

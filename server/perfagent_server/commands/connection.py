@@ -15,6 +15,7 @@ from perfagent.addresses import DEFAULT_SERVER
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable
 from perfagent.local_server import LocalServer, data_folder, server_address
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
+from perfagent.wire import plain
 
 __all__ = ["AdminApi", "NotThere", "add_options"]
 
@@ -65,7 +66,7 @@ class AdminApi:
         said."""
         with self._no_trouble():
             answer = httpx.request(
-                method, self._url(path), json=body, headers=self._headers, timeout=_TIMEOUT_S, trust_env=False
+                method, self._url(path), json=plain(body), headers=self._headers, timeout=_TIMEOUT_S, trust_env=False
             )
         self._check(answer)
         return self._json(answer) if answer.content else None

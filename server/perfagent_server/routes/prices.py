@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, ClassVar
 
 from fastapi import APIRouter, Query, Request
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from perfagent_server.routes.dependencies import Administrator, Reader, ServicesDep, check_project
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
-from perfagent_server.security.audit import record
+from perfagent_server.security.audit import listed, record
 from perfagent_server.spending.prices import Price, drop_price, prices, set_price
 
 __all__ = ["router"]
@@ -78,7 +78,7 @@ def change_price(
     one = Price(
         gpu_hour=asked.gpu_hour, cpu_core_hour=asked.cpu_core_hour, kwh=asked.kwh, currency=asked.currency
     )  # fmt: skip
-    audit = record(request, identity, "price.change", project, str(one), project=project)
+    audit = record(request, identity, "price.change", project, listed(asdict(one)), project=project)
 
     def job(connection: Connection) -> None:
         set_price(connection, project, one)

@@ -14,7 +14,7 @@ from perfagent_server.routes.dependencies import Administrator, Reader, Services
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import require_everywhere
-from perfagent_server.security.audit import record
+from perfagent_server.security.audit import listed, record
 from perfagent_server.store.retention import (
     PROJECT_FIELDS,
     Policies,
@@ -143,7 +143,7 @@ def change_policy(
     if not given:
         said = f"one of {', '.join(PROJECT_FIELDS)} is needed; DELETE takes back what was set"
         raise ApiError(422, "invalid", said, "samples_days")
-    audit = record(request, identity, "retention.change", project, str(given), project=project)
+    audit = record(request, identity, "retention.change", project, listed(given), project=project)
 
     def job(connection: Connection) -> None:
         set_policy(connection, project, given)

@@ -15,7 +15,7 @@ from perfagent_server.routes.dependencies import Administrator, Reader, Services
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.rules.catalogue import all_rules, describe
-from perfagent_server.security.audit import record
+from perfagent_server.security.audit import listed, record
 from perfagent_server.services import Services
 
 __all__ = ["router"]
@@ -92,7 +92,7 @@ def change_rule(
     except ConfigError as error:
         field = "profile" if str(error).startswith(f"{rule}.profile ") else "thresholds"
         raise ApiError(422, "invalid", str(error), field) from error
-    audit = record(request, identity, "rule.change", rule, str(settings), project=project)
+    audit = record(request, identity, "rule.change", rule, listed(settings), project=project)
 
     def job(connection: Connection) -> None:
         services.rule_settings.put(connection, project, rule, settings)

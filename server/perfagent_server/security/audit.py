@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from perfagent_server.security.access import address_of
 from perfagent_server.security.rights import Identity
 from perfagent_server.store.tables import audit
 
-__all__ = ["AuditQuery", "read", "record"]
+__all__ = ["AuditQuery", "listed", "read", "record"]
 
 
 def record(
@@ -33,6 +33,17 @@ def record(
         database.execute(insert(audit).values(**values))
 
     return job
+
+
+def listed(values: Mapping[str, Any]) -> str:
+    """What was set, as a detail that people read: `gpu_hour 3.1, currency USD`. What is None was not set."""
+    return ", ".join(f"{name} {_plain(value)}" for name, value in values.items() if value is not None)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

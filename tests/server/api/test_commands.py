@@ -124,6 +124,16 @@ def test_a_public_server_starts_with_a_key_and_lets_only_keys_in(tmp_path: Path)
         assert done.stdout.startswith("https://perfagent.example.invalid/login?token="), done.stderr
 
 
+def test_a_key_without_a_limit_is_made_from_the_command_line(server: ServerProcess, tmp_path: Path) -> None:
+    data = str(server.folder / "server-data")
+    made = perfagent_process(
+        tmp_path, "keys", "create", "ingest", "--limit", "requests_per_s=50", "--limit", "samples_per_s=inf", "--json",
+        "--data", data,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["limits"] == {"requests_per_s": 50, "samples_per_s": "Infinity"}
+
+
 def test_keys_are_managed_from_the_command_line(server: ServerProcess, tmp_path: Path) -> None:
     data = str(server.folder / "server-data")
     made = perfagent_process(

@@ -102,7 +102,8 @@ export class RunBoard {
   say() {
     const hidden = this.board.hiddenNames.length;
     const none = this.board.filter.text && this.board.isFilteredAway() ? words.no_chart_fits : "";
-    const text = this.board.filter.problem || none || (hidden ? say("too_many", { count: hidden }) : !this.board.charts.size ? words.no_charts : "");
+    const empty = !this.board.charts.size && !this.board.ranks;
+    const text = this.board.filter.problem || none || (hidden ? say("too_many", { count: hidden }) : empty ? words.no_charts : "");
     setText(this.note, this.bare ? "" : text);
     this.note.hidden = this.bare || !text;
   }

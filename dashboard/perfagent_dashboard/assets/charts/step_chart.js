@@ -14,7 +14,7 @@ export class StepChart {
     this.board = board;
     this.visible = false;
     this.plot = el("div", { class: "plot", role: "img", "aria-label": words.where });
-    this.empty = el("p", { class: "empty" }, words.where_empty);
+    this.empty = el("p", { class: "empty" }, words.loading);
     this.unit = el("span", { class: "unit" });
     this.total = el("span", { class: "now" });
     this.legend = el("div", { class: "shares" });
