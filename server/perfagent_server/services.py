@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from sqlalchemy import Connection
+
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.local_server import ADMIN_TOKEN_FILE
 from perfagent.wire import Finding, Spent
@@ -133,6 +135,11 @@ class Services:
             return self.engine.resolve(run, alert, why)
         return self.replica.ask_to_resolve(run, alert, why)
 
+    def note_resolved(self, connection: Connection, run: str, alert: str, why: str) -> None:
+        """An alert was closed in the tables, as no server did it when asked: whoever judges the run by now hears of it."""
+        if self.replica is not None:
+            self.replica.note_resolved(connection, run, alert, why)
+
     def rules_changed(self) -> None:
         """The rules of some runs have other thresholds now: runs are loaded with them when they move."""
         self.rule_settings.changed()
@@ -220,6 +227,8 @@ def _wired(
         on_states=publish_runs,
         on_fire=partial(_ask_run, orders, rule_profiles),
     )
+    if leases is not None:
+        leases.can_judge = lambda: engine.can_judge
     figures = Figures(database, store)
 
     def verdict_of(run: str) -> Finding:
@@ -230,7 +239,7 @@ def _wired(
             return with_money(found, rate_of(connection, run))
 
     reports = Reports(
-        database=database, verdict_of=verdict_of, is_well=lambda: engine.is_alive and not database.full, link=link
+        database=database, verdict_of=verdict_of, is_well=lambda: engine.can_judge and not database.full, link=link
     )
     outbox.chores.append(reports.write)
     log_rows = LogRows(database, runs, ingest, new_runs)
@@ -245,7 +254,7 @@ def _wired(
     def rules_changed(change: Change) -> None:
         if not change.subject:
             rule_settings.changed()
-        engine.reload(change.subject or None)
+        engine.reload_soon(change.subject or None)
 
     def keys_changed(_change: Change) -> None:
         keys.changed()

@@ -79,7 +79,7 @@ class _Server(uvicorn.Server):
     def _is_well(self) -> bool:
         """The threads run without which nothing is stored, and nothing judged."""
         services: Services = self._app.state.services
-        return services.database.is_alive and services.engine.is_alive
+        return services.database.is_alive and services.engine.can_judge
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -203,7 +203,8 @@ class Postgresql:
 
 def open_postgresql(url: URL, *, alone: bool = False, replica: str = "", migrate: bool = True) -> Postgresql:
     """Creates or upgrades the tables, unless migrate is False. alone: as the database's one server; replica: as one of
-    several, under this id. Raises ResourceError for a database that cannot be used."""
+    several, under this id; neither: beside servers, whose tables stay as they are. Raises ResourceError for a database that
+    cannot be used."""
     opened = Postgresql(_engine(url), alone=alone, replica=replica)
     try:
         _check(opened.engine, opened.where)
@@ -211,8 +212,10 @@ def open_postgresql(url: URL, *, alone: bool = False, replica: str = "", migrate
             opened.connect_writer()
         if replica:
             _join(opened)
-        elif migrate:
+        elif alone:
             _upgrade(opened)
+        elif migrate:
+            _upgrade_unless_used(opened)
     except Unreachable as error:
         opened.close()
         raise ResourceError(str(error)) from error
@@ -227,16 +230,40 @@ def _upgrade(opened: Postgresql) -> None:
     upgrade(opened.engine, opened.where, cure=cure, first=_wait_for_turn)
 
 
-def _join(opened: Postgresql) -> None:
-    """Becomes one of the replicas. Tables are upgraded only while no other server runs: an older one might not understand
-    them."""
+def _upgrade_if_unused(opened: Postgresql) -> None:
+    """Tables are upgraded only while no server runs: an older one might not understand them."""
     lock = {"kind": _LOCKS, "what": _SERVER}
     with opened.engine.connect() as connection:
         with connection.begin():
             is_first = connection.execute(_TAKE_LOCK, lock).scalar_one()
-        if is_first:
-            _upgrade(opened)
-        connection.invalidate()  # ends the session, and with it the lock
+        try:
+            if is_first:
+                _upgrade(opened)
+        finally:
+            connection.invalidate()  # ends the session, and with it the lock
+
+
+def _upgrade_unless_used(opened: Postgresql) -> None:
+    """For commands, which may run beside servers. Raises ResourceError where servers of another version run."""
+    until = time.monotonic() + _ADMITTED_S  # another command may just upgrade the tables
+    while _revision(opened) != schema.head():
+        _upgrade_if_unused(opened)
+        if time.monotonic() > until:
+            raise ResourceError(
+                f"the database {opened.where} has tables of another version of perfagent, whose servers run: name one of them "
+                "with --server, or stop them all, then run `perfagent db upgrade`"
+            )
+        time.sleep(0.2)
+
+
+def _revision(opened: Postgresql) -> str | None:
+    with opened.engine.connect() as connection, connection.begin():
+        return schema.current(connection)
+
+
+def _join(opened: Postgresql) -> None:
+    """Becomes one of the replicas."""
+    _upgrade_if_unused(opened)
     until = time.monotonic() + _ADMITTED_S
     while True:
         try:
@@ -246,9 +273,7 @@ def _join(opened: Postgresql) -> None:
             if time.monotonic() > until:
                 raise
             time.sleep(0.2)
-    with opened.engine.connect() as connection, connection.begin():
-        found = schema.current(connection)
-    if found != schema.head():
+    if _revision(opened) != schema.head():
         raise ResourceError(
             f"the database {opened.where} has tables of another version of perfagent, whose servers run: stop them all, then "
             "start this one, which upgrades the tables"

@@ -171,6 +171,10 @@ class Evaluator:
         window.lost.update({rank: quiet for (attempt, rank), quiet in lost.items() if attempt == window.attempt})
         return self._judge_event("contact")
 
+    def firing(self) -> set[str]:
+        """The alerts that are open."""
+        return {one.alert for one in self.machines.values() if one.state == "firing" and not one.absorbed}
+
     def resolve(self, alert: str, now: float, why: str) -> list[Change]:
         """Closes one alert by hand; it opens again only after its cool-down, or at the next finding of another kind."""
         changes = []

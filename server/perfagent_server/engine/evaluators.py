@@ -17,7 +17,7 @@ from perfagent_server.engine.evaluator import STATE_VERSION, Evaluator
 from perfagent_server.engine.rebuild import rebuild
 from perfagent_server.rules.plan import Plan
 from perfagent_server.store.interface import MetricStore
-from perfagent_server.store.tables import rule_state
+from perfagent_server.store.tables import alert, rule_state
 from perfagent_server.store.tables import run as runs
 
 __all__ = ["Evaluators", "PlanOf"]
@@ -76,9 +76,12 @@ class Evaluators:
             with self._database.read() as connection:
                 known = _runs(connection, piece)
                 saved = connection.execute(select(rule_state).where(rule_state.c.run.in_(piece))).all()
+                resolved = _resolved(connection, piece)
             states = {row.run: row.state for row in saved if row.version == STATE_VERSION}
             for run, about in known.items():
                 judge = self._evaluator(run, about, states.get(run), judged(run))
+                for one in judge.firing() & resolved:  # by hand, while no server judged the run
+                    judge.resolve(one, now, "")
                 judge.window.world_size = max(judge.window.world_size, about.world_size)
                 judge.start_clock(now)
                 yield run, judge
@@ -113,6 +116,12 @@ class Evaluators:
         judge = Evaluator(run, plan, on_failure=failed)
         rebuild(judge, self._database, self._store, judged)
         return judge
+
+
+def _resolved(connection: Connection, names: Sequence[str]) -> set[str]:
+    """Alerts of these runs that are over, says the table. A rule writes that together with its snapshot."""
+    its = alert.c.run.in_(names), alert.c.state == "resolved"
+    return set(connection.execute(select(alert.c.id).where(*its)).scalars())
 
 
 def _runs(connection: Connection, names: Sequence[str]) -> dict[str, _Run]:

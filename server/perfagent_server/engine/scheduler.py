@@ -25,6 +25,7 @@ import math
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -49,21 +50,24 @@ from perfagent_server.rules.plan import Plan
 from perfagent_server.runs.earlier_attempts import earlier_attempts
 from perfagent_server.store.changes import deletions_since, newest_deletion, note_change
 from perfagent_server.store.interface import MetricStore
-from perfagent_server.store.shards import AllShards, Shards, shard_of
+from perfagent_server.store.shards import AllShards, LeaseLost, Shards, shard_of
 from perfagent_server.store.stored import FromTail
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source
 from perfagent_server.store.write import lifecycle
 from perfagent_server.verdict.healthy import Healthy
 
-__all__ = ["CHECKPOINT_S", "MOST_LAG_FRAMES", "Engine", "Listener", "default_plan"]
+__all__ = ["CHECKPOINT_S", "MOST_LAG_FRAMES", "STUCK_S", "Engine", "Listener", "default_plan"]
 
 log = logging.getLogger("perfagent.server")
 
 CHECKPOINT_S = 2.0
 MOST_LAG_FRAMES = 100_000
 """So many frames the rules may be behind; then agents are told to send again later."""
+STUCK_S = 120.0
+"""A thread that has not moved for so long is taken for one that never will: no wait for the database is as long."""
 _BATCH = 256  # frames judged between two commits
+_RELOADED = 16  # runs that get other rules between two rounds
 _BATCH_BYTES = 8 * 2**20  # as stored
 _IDLE_WAIT_S = 1.0
 _GATHER_S = 0.05
@@ -133,10 +137,12 @@ class Engine:
         self._deletion: int | None = None  # the newest by another server that was heeded
         self._terms: Mapping[str, int] = {}  # held shard -> the term in which what is in memory is valid
         self._seen: dict[str, int] = {}  # held shard -> tail id up to which it was judged in memory
+        self._to_reload: deque[str | None] = deque()  # runs whose rules have changed; None for all
         self._of_others = SnapshotEvaluators(database, self.evaluators, clock, monotonic)
         self._event = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self._moved_at = time.monotonic()  # when the thread last began something
         # passed_over: frames, judgements of a rule, and changes of alerts; dropped_alerts: of users, for which there
         # was no room; lag_frames, lag_s: how far behind the newest frame the rules are
         self.counters: dict[str, float] = {
@@ -147,6 +153,7 @@ class Engine:
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        self._moved_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="perfagent-rules", daemon=True)
         self._thread.start()
 
@@ -168,6 +175,15 @@ class Engine:
         return self._thread is None or self._thread.is_alive()
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether the thread runs and does not move."""
+        return self._thread is not None and time.monotonic() - self._moved_at > STUCK_S
+
+    @property
+    def can_judge(self) -> bool:
+        return self.is_alive and not self.is_stuck
+
+    @property
     def is_behind(self) -> bool:
         """Whether ingest must wait for the rules."""
         return self.counters["lag_frames"] > MOST_LAG_FRAMES
@@ -175,6 +191,7 @@ class Engine:
     def _run(self) -> None:
         pause, judged_at = 0.0, -math.inf
         while not self._stopping:
+            self._moved_at = time.monotonic()
             self._event.wait(_IDLE_WAIT_S if pause == 0 else pause)
             if not self._stopping:
                 time.sleep(max(0.0, judged_at + _GATHER_S - time.monotonic()))
@@ -195,7 +212,8 @@ class Engine:
             if self._monotonic() >= self.silence.due:
                 self.look_for_silence()
             self._checkpoint_piece()
-            if judged == 0:
+            self._reload_some()
+            if judged == 0 and not self._to_reload:
                 break
         while self.checkpoints.is_under_way and not self._stopping and not self._event.is_set():
             self._checkpoint_piece()
@@ -206,7 +224,8 @@ class Engine:
             log.warning("the rules wait %.0f s for the database: %s", pause, error)
         else:
             log.error("judging failed, tried again in %.0f s", pause, exc_info=error)
-        self.forget()
+        if not isinstance(error, LeaseLost):  # of what is lost, the next round forgets the runs
+            self.forget()
 
     def forget(self) -> None:
         """Drops everything that is only in memory: the next round starts from what the tables say."""
@@ -248,6 +267,7 @@ class Engine:
     def run_once(self) -> int:
         """Judges what came since the last round; how many frames that were. Everything it causes is committed on
         return."""
+        self._moved_at = time.monotonic()
         with self._lock:
             self._follow_shards()
             after = self._judged_upto()
@@ -419,7 +439,21 @@ class Engine:
 
     def _commit(self, changes: list[tuple[str, Change]], also: Callable[[Connection], object] | None = None) -> None:
         """Alerts, deliveries and the snapshots of the runs concerned, in one transaction. Where a table does not take
-        one of them, each is written by itself, so that it costs no other."""
+        one of them, each is written by itself, so that it costs no other. Changes of runs whose shard was lost are left to
+        the server that has it."""
+        try:
+            self._commit_whole(changes, also)
+        except LeaseLost:
+            held = self._shards.held
+            lost = {shard for shard, term in self._terms.items() if held.get(shard) != term}
+            rest = [(run, change) for run, change in changes if shard_of(run) not in lost]
+            if also is not None or len(rest) == len(changes):
+                self.forget()
+                raise
+            if rest:
+                self._commit(rest)
+
+    def _commit_whole(self, changes: list[tuple[str, Change]], also: Callable[[Connection], object] | None) -> None:
         snapshots = self._snapshots(sorted({run for run, _ in changes}))
         also = self._verified({run for run, _ in changes}, also)
         try:
@@ -429,6 +463,8 @@ class Engine:
                 if not _is_of_the_rows(error):
                     raise
                 self._write_apart(changes, snapshots, also)
+        except LeaseLost:
+            raise
         except BaseException:
             self.forget()  # the evaluators have moved on from what the tables say
             raise
@@ -513,6 +549,7 @@ class Engine:
 
     def _checkpoint_piece(self) -> None:
         """The next piece of the checkpoint that is under way, or the first of one that is due."""
+        self._moved_at = time.monotonic()
         with self._lock:
             begun = self._monotonic()
             points = self.checkpoints
@@ -602,6 +639,23 @@ class Engine:
                 changes = self._without_rules(name)
                 if changes:
                     self._commit(changes)
+
+    def reload_soon(self, run: str | None = None) -> None:
+        """The same on the thread, between its rounds."""
+        self._to_reload.append(run)
+        self.wake()
+
+    def _reload_some(self) -> None:
+        for _ in range(min(len(self._to_reload), _RELOADED)):
+            run = self._to_reload.popleft()
+            if run is None:
+                self._to_reload.extend(self.evaluators.in_memory)
+                return
+            try:
+                self.reload(run)
+            except StorageError:
+                self._to_reload.append(run)
+                raise
 
     def _without_rules(self, run: str) -> list[tuple[str, Change]]:
         """Resolves the alerts of rules that no longer judge this run."""

@@ -4,6 +4,8 @@ Each shard of runs is judged and compacted by the server that holds its lease; t
 in the outbox and for retention. Shards are divided evenly among the servers that live. A lease that is not renewed
 for TTL_S is anybody's. All times are those of the database, so servers need not agree on the time.
 
+A server whose rules thread has ended or does not move gives its shards up, and counts no longer among the servers.
+
 A server may stop for longer than that in the middle of its work, and go on without knowing. So every transaction that
 writes what follows from a lease first verifies it (`verify`). Writers take turns (database/postgresql.py): until that
 transaction has ended, nobody else can take the lease.
@@ -25,11 +27,11 @@ from perfagent import __version__
 from perfagent.errors import ResourceError
 from perfagent_server.database import Database, StorageError
 from perfagent_server.store.changes import database_clock, drop_old
-from perfagent_server.store.shards import SHARDS, STORAGE
+from perfagent_server.store.shards import SHARDS, STORAGE, LeaseLost
 from perfagent_server.store.statements import put
 from perfagent_server.store.tables import lease, server
 
-__all__ = ["OUTBOX", "TTL_S", "LeaseLost", "Leases"]
+__all__ = ["OUTBOX", "TTL_S", "Leases"]
 
 log = logging.getLogger("perfagent.server")
 
@@ -44,16 +46,10 @@ _FORGOTTEN_S = 3600.0  # after that the row of a server that ended is deleted
 _MOST_WATCHED = 1000  # runs that a server names as watched; with more it names all
 
 
-class LeaseLost(StorageError):  # noqa: N818 - a state, as those of the database
-    """Another server does this by now; what was to be written is left to it."""
-
-    retry_after_s = 1.0
-
-
 class Leases:
     """start() and stop() the thread. secrets: what all servers must have in common; watching: the runs that pages on this
-    server show; None for all. held: the shards that this server holds (store/shards.py has the protocol). watched: the
-    runs that pages on other servers show."""
+    server show; None for all. can_judge: whether the thread of the rules runs. held: the shards that this server holds
+    (store/shards.py has the protocol). watched: the runs that pages on other servers show."""
 
     def __init__(
         self,
@@ -67,6 +63,8 @@ class Leases:
         self._database, self._address, self._watching, self._monotonic = database, address, watching, monotonic
         self._mark = hashlib.sha256(b"perfagent:" + secrets.encode()).hexdigest()[:32]
         self._me = database.backend.replica
+        self.can_judge: Callable[[], bool] = lambda: True
+        self._could_judge = True  # when it was last asked
         self._terms: dict[str, int] = {}  # lease -> term
         self._until = -math.inf  # this server believes in them until then, monotonic
         self._cleaned = -math.inf
@@ -98,7 +96,10 @@ class Leases:
         mine = lease.c.name.in_(terms), lease.c.server == self._me, lease.c.expires > database_clock
         now = {row.name: row.term for row in connection.execute(select(lease.c.name, lease.c.term).where(*mine))}
         if now != dict(terms):
-            self._until = -math.inf
+            # The next look may find them here again, in a new term.
+            self._terms = {
+                name: term for name, term in self._terms.items() if name not in terms or now.get(name) == term
+            }
             self.counters["lost"] += 1
             raise LeaseLost("another server has taken over some of the runs; they are left to it")
 
@@ -150,15 +151,28 @@ class Leases:
     def look(self) -> None:
         """Renews what this server holds, takes what is free, and gives away what is more than its share."""
         begun = self._monotonic()
+        self._note_judge()
         watching = self._watching()
         runs = ["*"] if watching is None or len(watching) > _MOST_WATCHED else sorted(watching)
         self._terms = self._database.write(lambda connection: self._renew(connection, runs), essential=True)
         self._until = begun + TTL_S - _MARGIN_S
         self.counters["leases"] = len(self._terms)
 
+    def _note_judge(self) -> None:
+        could, self._could_judge = self._could_judge, self.can_judge()
+        if could and not self._could_judge:
+            log.error(
+                "the thread of the rules has ended or does not move: the other servers judge the runs of this one; restart it"
+            )
+        elif self._could_judge and not could:
+            log.warning("the thread of the rules moves again: this server takes its share of the runs")
+
     def _renew(self, connection: Connection, watching: list[str]) -> dict[str, int]:
         now = connection.execute(select(database_clock)).scalar_one()
-        self._show(connection, float(now), watching)
+        if self._could_judge:
+            self._show(connection, float(now), watching)
+        else:  # the others divide the shards among themselves
+            connection.execute(delete(server).where(server.c.id == self._me))
         self._clean(connection, float(now))
         others = connection.execute(
             select(server.c.watching).where(server.c.id != self._me, server.c.seen > float(now) - TTL_S)
@@ -168,7 +182,7 @@ class Leases:
         mine = {name for name, row in rows.items() if row.server == self._me and row.expires > float(now)}
         names = (*SHARDS, *_SINGLE)
         free = {name for name in names if name not in mine and (name not in rows or rows[name].expires <= float(now))}
-        kept = _share(mine, free, servers=len(others) + 1)
+        kept = _share(mine, free, servers=len(others) + 1) if self._could_judge else mine & set(_SINGLE)
         terms = {name: rows[name].term + (name not in mine) if name in rows else 1 for name in kept}
         for name in mine - kept:
             connection.execute(update(lease).where(lease.c.name == name).values(server="", expires=0.0))

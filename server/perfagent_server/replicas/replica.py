@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from perfagent_server.database import Database
 from perfagent_server.replicas.follower import Audience, Follower
@@ -65,8 +65,7 @@ class Replica:
 
     def ask_to_resolve(self, run: str, alert_id: str, why: str) -> bool:
         """Asks the server that judges a run to close an alert, and waits until it has. False if it did not within 5 s."""
-        detail = json.dumps({"alert": alert_id, "why": why})
-        self._database.write(lambda connection: note_change(connection, "resolve", run, detail))
+        self._database.write(lambda connection: self.note_resolved(connection, run, alert_id, why))
         until = time.monotonic() + _ANSWERED_S
         while time.monotonic() < until:
             with self._database.read() as connection:
@@ -75,6 +74,10 @@ class Replica:
                 return True
             time.sleep(_LOOK_S)
         return False
+
+    def note_resolved(self, connection: Connection, run: str, alert_id: str, why: str) -> None:
+        """Tells the server that judges a run that somebody closes an alert."""
+        note_change(connection, "resolve", run, json.dumps({"alert": alert_id, "why": why}))
 
 
 def resolve_as_asked(judge: Judge, change: Change) -> None:

@@ -252,8 +252,11 @@ def resolve(
         # No rule holds it open any more (an older attempt's): the row is all there is.
         def act(connection: Connection, ident: str, now: float) -> None:
             tables.resolve_by_hand(connection, ident, now, services.link, why)
+            services.note_resolved(connection, found.run, alert_id, why)
 
-        return _do(services, request, identity, "alert.resolve", alert_id, act)
+        answer = _do(services, request, identity, "alert.resolve", alert_id, act)
+        services.engine.resolve(found.run, alert_id, why)  # where it began to judge the run meanwhile
+        return answer
     services.database.write(_audit(request, identity, "alert.resolve", found))
     return reply(_known(services, identity, alert_id))
 

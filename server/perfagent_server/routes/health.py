@@ -48,6 +48,10 @@ def readyz(services: ServicesDep) -> Response:
         return problem(
             503, "not_ready", "the thread of the rules has ended: nothing raises an alert; restart the server"
         )
+    if services.engine.is_stuck:
+        return problem(
+            503, "not_ready", "the thread of the rules does not move: nothing raises an alert; restart the server"
+        )
     if services.compactor.is_behind:
         return problem(503, "not_ready", f"senders have to wait: {services.compactor.trouble}")
     if services.compactor.trouble:  # what is sent is taken, and judged: only old samples cannot be read

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
@@ -170,6 +171,12 @@ class _Open:
     handed: dict[str, tuple[int, float]] = field(default_factory=dict)  # source -> (seq, when)
     answered: set[str] = field(default_factory=set)
 
+    def take_in(self, known: _Open) -> None:
+        """What this server knows of the same command."""
+        self.answered |= known.answered
+        for source, handed in known.handed.items():
+            self.handed[source] = max(handed, self.handed.get(source, handed), key=itemgetter(1))
+
     def is_for(self, frame: Frame, now: float) -> bool:
         if (
             now >= self.expires
@@ -207,10 +214,14 @@ class Orders:
         with self._database.read() as connection:
             found = {row.id: _opened(connection, row) for row in connection.execute(select(command).where(*its)).all()}
         with self._lock:
-            if found:
-                self._open[run] = found
-            else:
-                self._open.pop(run, None)
+            opened = self._open.get(run, {})
+            for identity, one in found.items():
+                known = opened.get(identity)
+                if known is not None:  # what this server has just handed out or heard may not be committed yet
+                    one.take_in(known)
+            # Those that were not found are being asked for on this server, or have expired.
+            if opened or found:
+                self._open[run] = opened | found
 
     # ---- asking
 

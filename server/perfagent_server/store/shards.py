@@ -12,7 +12,9 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
-__all__ = ["EVERY", "SHARDS", "STORAGE", "AllShards", "Shards", "StoreLeases", "shard_of"]
+from perfagent_server.database import StorageError
+
+__all__ = ["EVERY", "SHARDS", "STORAGE", "AllShards", "LeaseLost", "Shards", "StoreLeases", "shard_of"]
 
 SHARDS = "0123456789abcdef"
 EVERY = frozenset(SHARDS)
@@ -25,6 +27,12 @@ def shard_of(run: str) -> str:
     return hashlib.md5(run.encode("utf-8", "replace"), usedforsecurity=False).hexdigest()[0]
 
 
+class LeaseLost(StorageError):  # noqa: N818 - a state, as those of the database
+    """Another server does this by now; what was to be written is left to it."""
+
+    retry_after_s = 1.0
+
+
 class Shards(Protocol):
     """The shards whose runs this server judges and compacts."""
 
@@ -34,7 +42,7 @@ class Shards(Protocol):
         of its runs is old."""
 
     def verify(self, connection: Connection, terms: Mapping[str, int]) -> None:
-        """Called in the transactions that write what follows from holding shards in these terms. Raises StorageError where one
+        """Called in the transactions that write what follows from holding shards in these terms. Raises LeaseLost where one
         of them belongs to another server by now, or did meanwhile."""
 
 

@@ -17,18 +17,21 @@ import postgresql_server
 import pytest
 from api_builders import ADMIN, MSGPACK, Listening, frame, listening
 from builders import Delivery, Receiver, until
-from sqlalchemy import Connection
+from sqlalchemy import Connection, make_url
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.wire import Event, Frame, encode
-from perfagent_server.database import StorageError, open_database
+from perfagent_server import schema
+from perfagent_server.database import StorageError, open_database, revision_of
+from perfagent_server.engine import scheduler
 from perfagent_server.replicas import leases
+from perfagent_server.runs.run_commands import Request
 from perfagent_server.services import Services, open_services
 from perfagent_server.settings import Settings
 from perfagent_server.store.changes import newest_deletion
-from perfagent_server.store.shards import SHARDS, shard_of
+from perfagent_server.store.shards import SHARDS, LeaseLost, shard_of
 from perfagent_server.store.statements import pipelined
 
 pytestmark = pytest.mark.postgresql
@@ -368,7 +371,7 @@ def test_a_lease_that_went_away_and_came_back_does_not_count(tmp_path: Path, dat
         before = {shard_of(run): mine.held[shard_of(run)]}
         a.services.database.write(lambda connection: mine.verify(connection, before))
         postgresql_server.ask_in(database, "UPDATE lease SET term = term + 2 WHERE name = %s", shard_of(run))
-        with pytest.raises(leases.LeaseLost):
+        with pytest.raises(LeaseLost):
             a.services.database.write(lambda connection: mine.verify(connection, before))
         until(lambda: mine.held.get(shard_of(run)) == before[shard_of(run)] + 2, why="the new term")
 
@@ -415,3 +418,173 @@ def test_many_programs_that_log_to_one_run_at_once_are_all_answered(pair: tuple[
     with ThreadPoolExecutor(24) as pool:
         assert set(pool.map(log, range(48))) == {200}
     assert len(pair[0].get("/runs", name="shared")["runs"]) == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_server_whose_rules_thread_ended_gives_its_runs_up(
+    pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = pair
+    run = run_of(a)
+    a.send(frame({"loss": [1.0]}, run=run, events=[started()]))
+
+    def ends() -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(a.services.engine, "_work", ends)
+    a.services.engine.wake()
+    until(lambda: b.held == frozenset(SHARDS), why="the other server judges all runs")
+    assert not a.held
+    assert "the other servers judge the runs of this one" in caplog.text
+    assert httpx.get(f"{a.running.url}/readyz", timeout=30).status_code == 503
+    a.send(frame({"loss": [float("nan")]}, run=run, seq=2, first_step=2))
+    until(lambda: b.get("/alerts", run=run)["alerts"], why="the alert")
+
+
+def test_a_server_whose_rules_thread_is_stuck_gives_its_runs_up_until_it_moves(
+    pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    may_go_on = threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(scheduler, "STUCK_S", 2.0)
+        patched.setattr(a.services.engine, "_work", lambda: may_go_on.wait(60))
+        until(lambda: b.held == frozenset(SHARDS), why="the other server judges all runs")
+        assert httpx.get(f"{a.running.url}/readyz", timeout=30).status_code == 503
+        may_go_on.set()
+    until(lambda: len(a.held) == len(b.held) == 8, why="each holds half of the shards again")
+
+
+def test_a_command_beside_servers_of_another_version_leaves_the_tables_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from alembic import command
+
+    from perfagent_server.database import postgresql
+
+    monkeypatch.setattr(postgresql, "_ADMITTED_S", 0.5)
+    address = postgresql_server.empty_database("perfagent_older")
+    place = Settings(data=tmp_path, database=address)
+    server = postgresql.Postgresql(postgresql._engine(make_url(address)), alone=False, replica="a")
+    older = schema.missing(None, "")[-2][0]
+    with server.engine.begin() as connection:
+        command.upgrade(schema.config(connection), older)
+    server.connect_writer()
+    with pytest.raises(ResourceError, match="perfagent db upgrade"):
+        open_database(place)
+    assert revision_of(place) == older
+    server.close()
+    open_database(place).close()
+    assert revision_of(place) == schema.head(), "nobody uses it"
+
+
+def test_an_alert_that_was_resolved_while_nobody_judged_its_run_is_told_again(pair: tuple[Server, Server]) -> None:
+    judge, other = pair
+    run = run_of(judge)
+    with Receiver() as receiver:
+        judge.request("POST", "/channels", json={"name": "hook", "kind": "webhook", "url": receiver.url})
+        judge.send(frame({"loss": [1.0, float("nan")]}, run=run, events=[started()]))
+        until(lambda: told(receiver), why="the alert")
+        (alert,) = other.get("/alerts", run=run)["alerts"]
+        judge.services.engine.stop()
+        assert judge.services.replica is not None
+        judge.services.replica.follower.stop()
+        other.request("POST", f"/alerts/{alert['id']}/resolve", json={})
+        judge.services.replica.leases.stop()
+        until(lambda: other.judges(run), why="the other server judges the run")
+        for seq in range(2, 6):
+            other.send(frame({"loss": [float("nan")] * 3}, run=run, seq=seq, first_step=3 * seq))
+        until(lambda: state_of(other, alert["id"]) == "firing", why="it is open again")
+        until(lambda: len(told(receiver)) == 2, within_s=60, why="it is told again")
+
+
+def test_an_alert_that_was_resolved_while_its_run_changed_servers_is_told_again(pair: tuple[Server, Server]) -> None:
+    """The next server has loaded the run already when the alert is closed in the tables."""
+    judge, other = pair
+    run = run_of(judge)
+    judge.send(frame({"loss": [1.0, float("nan")]}, run=run, events=[started()]))
+    until(lambda: other.get("/alerts", run=run)["alerts"], why="the alert")
+    (alert,) = other.get("/alerts", run=run)["alerts"]
+
+    def moves(run: str, alert: str, why: str) -> bool:
+        assert judge.services.replica is not None
+        judge.services.engine.stop()
+        judge.services.replica.leases.stop()
+        until(lambda: other.judges(run), why="the other server judges the run")
+        other.send(frame({"loss": [float("nan")]}, run=run, seq=2, first_step=3))
+        until(lambda: run in other.services.engine.evaluators.in_memory, why="it has loaded the run")
+        return False
+
+    assert other.services.replica is not None
+    other.services.replica.ask_to_resolve = moves  # type: ignore[method-assign]
+    other.request("POST", f"/alerts/{alert['id']}/resolve", json={})
+    assert state_of(other, alert["id"]) == "resolved"
+    other.send(frame({"loss": [float("nan")]}, run=run, seq=3, first_step=4))
+    until(lambda: state_of(other, alert["id"]) == "firing", why="it is open again")
+
+
+def test_a_command_that_is_being_asked_for_survives_one_of_another_server(pair: tuple[Server, Server]) -> None:
+    a, _ = pair
+    a.send(frame({"loss": [1.0]}, events=[started()]))
+    orders = a.services.orders
+    request = Request(run="r1", kind="stacks", params={}, ranks=None, who="somebody")
+
+    def commits_late(connection: Connection) -> str:
+        order = orders.issuing(request)(connection)
+        orders.load("r1")  # as when another server has asked for something
+        return order.id
+
+    asked = a.services.database.write(commits_late)
+    seq = iter(range(2, 1000))
+    until(
+        lambda: asked in [one["id"] for one in a.send(frame({}, seq=next(seq))).json()["commands"]],
+        within_s=5,
+        why="the command",
+    )
+
+
+def test_slow_work_for_changed_rules_delays_no_page(
+    pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    b.send(frame({"loss": [1.0]}, run=run_of(b), events=[started()]))
+    until(lambda: run_of(b) in b.services.engine.evaluators.in_memory, why="the run is in memory")
+    entered, may_end = threading.Event(), threading.Event()
+
+    def is_slow(*_arguments: object) -> None:
+        entered.set()
+        may_end.wait(30)
+
+    monkeypatch.setattr(b.services.engine, "reload", is_slow)
+    with b.page() as page:
+        a.request("PUT", "/rules/nonfinite_loss", json={"enabled": False})
+        assert entered.wait(10)
+        a.send(frame({"loss": [1.5]}, run=run_of(a), events=[started()]))
+        try:
+            assert receive(page, "samples", within_s=8.0)
+        finally:
+            may_end.set()
+
+
+def test_a_lost_lease_costs_only_the_runs_of_its_shard(
+    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with replica(tmp_path / "a", database) as a:
+        engine, runs = (
+            a.services.engine,
+            ["run-0", next(f"run-{n}" for n in range(99) if shard_of(f"run-{n}") != shard_of("run-0"))],
+        )
+        for run in runs:
+            a.send(frame({"loss": [1.0]}, run=run, events=[started()]))
+        until(lambda: set(runs) <= engine.evaluators.in_memory.keys(), why="both runs are in memory")
+        before = {run: engine.evaluators.in_memory[run] for run in runs}
+        assert a.services.replica is not None
+        monkeypatch.setattr(a.services.replica.leases, "_try_look", lambda: None)  # it hears of it as it writes
+        with engine._lock:  # both runs in one round
+            postgresql_server.ask_in(database, "UPDATE lease SET term = term + 2 WHERE name = %s", shard_of(runs[0]))
+            for run in runs:
+                a.send(frame({"loss": [float("nan")]}, run=run, seq=2, first_step=2))
+        until(lambda: a.get("/alerts", run=runs[1])["alerts"], within_s=6, why="the alert of the other run")
+        assert engine.evaluators.in_memory[runs[1]] is before[runs[1]]
+        monkeypatch.undo()
+        until(lambda: a.get("/alerts", run=runs[0])["alerts"], why="the alert, in the new term")
