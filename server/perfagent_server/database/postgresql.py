@@ -247,12 +247,12 @@ def _upgrade_unless_used(opened: Postgresql) -> None:
     """For commands, which may run beside servers. Raises ResourceError where servers of another version run."""
     until = time.monotonic() + _ADMITTED_S  # another command may just upgrade the tables
     while _revision(opened) != schema.head():
-        _upgrade_if_unused(opened)
         if time.monotonic() > until:
             raise ResourceError(
                 f"the database {opened.where} has tables of another version of perfagent, whose servers run: name one of them "
                 "with --server, or stop them all, then run `perfagent db upgrade`"
             )
+        _upgrade_if_unused(opened)
         time.sleep(0.2)
 
 

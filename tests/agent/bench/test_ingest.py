@@ -74,7 +74,7 @@ def test_a_key_that_may_only_send_measures_and_says_that_nothing_was_checked(
     with listening(tmp_path, auth="required") as server:
         key = server.app.state.services.access.keys.create("ingest")[1]
         found = measured(
-            capsys, "--url", server.url, "--key", key, "--agents", "2", "--seconds", "0.5", "--period", "0.1"
+            capsys, "--url", server.url, "--key", key, "--agents", "2", "--seconds", "2", "--period", "0.1"
         )
         assert found["lost"] is None
         assert found["frames"] > 0
