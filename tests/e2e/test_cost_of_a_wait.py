@@ -14,6 +14,7 @@ from e2e.launching import JOBS, python
 PRICE_OF_A_CORE = 0.25
 
 
+@pytest.mark.long
 def test_a_run_with_a_price_is_told_what_its_data_wait_costs_an_hour(receiver: Receiver, tmp_path: Path) -> None:
     with server_process(tmp_path / "server", PERFAGENT_WEBHOOK_ALLOW=receiver.address) as server:
         server.admin("POST", "/channels", {"name": "test", "kind": "webhook", "url": receiver.url})

@@ -18,11 +18,11 @@ from perfagent_server.rules.plan import Plan
 
 EVERY_DAY = {
     # fault: (steps, most steps from its beginning to its alert)
-    "checkpoint-stall": (100, 90),
     "wrong-optimizer": (100, 100),
-    "hidden-work": (60, 60),
 }
 NOW_AND_THEN = {
+    "checkpoint-stall": (100, 90),
+    "hidden-work": (60, 60),
     "frozen": (300, 110),
     "data-repeats": (100, 100),
     "eval-stall": (100, 90),

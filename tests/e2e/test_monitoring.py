@@ -109,7 +109,8 @@ def test_a_recording_is_in_the_project_that_the_script_gave_it(server: ServerPro
     assert [run["run"] for run in server.get("/runs", project="look")["runs"]] == ["looked"]
 
 
-@pytest.mark.parametrize("end", ["finished", pytest.param("killed", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("end", ["finished", "killed"])
 def test_under_perfagent_run_the_run_is_on_the_server_that_the_script_names(
     server: ServerProcess, tmp_path: Path, end: str
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from agent_recorded import Recording
 from builders import job_environment
 from judging import fired, make_evaluator
@@ -15,6 +16,7 @@ from perfagent_server.store.stored import FromTail
 JOB = Path(__file__).parents[1] / "agent" / "hooks" / "compiling_job.py"
 
 
+@pytest.mark.long
 def test_nine_lengths_are_told_with_the_reason_and_what_to_do(tmp_path: Path) -> None:
     environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
     [done] = run([str(JOB), "lengths", "--attach"], tmp_path, [environment])

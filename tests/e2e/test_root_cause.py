@@ -94,6 +94,7 @@ def test_a_nan_names_its_module_and_parameter_in_its_alert(server: ServerProcess
     assert "'1.weight' of module '1' (Linear)" in alert["message"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(170)
 def test_stacks_of_a_hang_show_every_rank_and_which_one_is_elsewhere(server: ServerProcess, tmp_path: Path) -> None:
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOBS / "hanging.py"))

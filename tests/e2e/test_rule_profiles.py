@@ -44,6 +44,7 @@ def perfagent(*words: str, server: ServerProcess, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_data_wait_is_profiled_once_and_its_alert_and_verdict_say_what_the_profile_shows(tmp_path: Path) -> None:
     data = tmp_path / "server" / "server-data"

@@ -34,9 +34,9 @@ def findings(folder: Path, kind: str) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize(
     ("kind", "rule", "expected"),
     [
-        ("workers", "data_repeats", ("warning", "several times in a row")),
+        pytest.param("workers", "data_repeats", ("warning", "several times in a row"), marks=pytest.mark.long),
         ("head_only", "wrong_optimizer", ("warning", "")),
-        ("detached", "unchanged_tensor", ("warning", "no gradient")),
+        pytest.param("detached", "unchanged_tensor", ("warning", "no gradient"), marks=pytest.mark.long),
     ],
 )
 def test_the_illness_is_named(tmp_path: Path, kind: str, rule: str, expected: tuple[str, str]) -> None:

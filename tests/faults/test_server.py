@@ -101,6 +101,7 @@ def stored(server: ServerProcess, run: str) -> int:
 # ---- S08
 
 
+@pytest.mark.long
 @pytest.mark.sqlite
 def test_s08_a_server_that_is_stopped_while_it_migrates_is_upgraded_by_the_next_start(tmp_path: Path) -> None:
     """The migrations are one transaction: a database is of the old version or of the new one."""

@@ -112,15 +112,16 @@ class SenderLimits:
         return buckets
 
     def _make_room(self, now: float) -> None:
-        """Forgets the senders whose buckets are full: they are like new. If none is, those that were here first."""
+        """Forgets the senders whose buckets are full: they are like new. If few are, the tenth that was here first: so not each
+        new sender costs a look at all others."""
         if len(self._of) < _MOST:
             return
         for name, buckets in list(self._of.items()):
             buckets.fill(now)
             if buckets.levels == list(buckets.sizes):
                 del self._of[name]
-        while len(self._of) >= _MOST:
-            del self._of[next(iter(self._of))]
+        for name in list(self._of)[: max(0, len(self._of) - _MOST + _MOST // 10)]:
+            del self._of[name]
 
     def _refusal(self, sender: Sender, buckets: _Buckets, at: int, needed: int = 1) -> RefusalError:
         kind, setting = _KINDS[at], _SETTINGS[at]

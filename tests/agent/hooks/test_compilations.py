@@ -15,6 +15,7 @@ import pytest
 import torch
 from agent_recorded import Recording
 from builders import job_environment
+from case_selection import everyday
 from preloaded import run
 from torch import nn
 
@@ -46,7 +47,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Told]:
     return of
 
 
-@pytest.mark.parametrize("case", ["lengths", "breaks", "plain", pytest.param("other_torch", marks=pytest.mark.long)])
+@pytest.mark.parametrize("case", everyday(1, ["lengths", "breaks", "plain", "other_torch"]))
 def test_losses_and_graphs_are_those_without_the_agent(told, case):
     one = told(case)
     assert one.attached["losses"] == one.without["losses"]
@@ -113,6 +114,7 @@ def test_a_run_does_not_import_what_compiles(tmp_path):
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.long
 def test_a_torch_that_keeps_other_records_is_counted_and_training_goes_on(told):
     one = told("other_torch")
     assert sum(one.attached["failures"].values()) >= 1

@@ -68,7 +68,8 @@ def last_states(server: IngestServer) -> list[str]:
     return sorted(last.values())
 
 
-@pytest.mark.parametrize("how", ["name='job'", pytest.param("run_id='named'", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["name='job'", "run_id='named'"])
 def test_ranks_that_attach_before_they_join_a_group_are_one_run(how: str, tmp_path: Path, server: IngestServer) -> None:
     started(SPAWNED.format(how=how), tmp_path, server, str(free_port()))
     until(lambda: last_states(server) == ["finished"] * 2, within_s=30, why="a rank's end was not told")

@@ -319,7 +319,7 @@ def test_a_script_that_begins_to_train_late_and_ends_soon_leaves_no_folder(
         pytest.param("os.kill(os.getpid(), 11)", "killed", "SIGSEGV", marks=LONG),
         pytest.param("os._exit(7)", "failed", "exit code 7", marks=LONG),
         pytest.param("sys.exit(7)", "failed", "exit code 7", marks=LONG),
-        ("raise ValueError('broken')", "failed", "ValueError: broken"),
+        pytest.param("raise ValueError('broken')", "failed", "ValueError: broken", marks=LONG),
     ],
     ids=["kill", "term", "segv", "_exit", "exit", "raise"],
 )

@@ -4,10 +4,8 @@ twice, pages on the other one stay live, and each alert fires and is delivered o
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import random
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,46 +15,13 @@ import postgresql_server
 import pytest
 from api_builders import ADMIN_TOKEN, MSGPACK, frame
 from builders import Receiver, ServerProcess, until
+from frame_sender import FrameSender, stored_once
 from round_robin import RoundRobin
 from websockets.sync.client import connect
 
 from perfagent.wire import Event, encode
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.timeout(1800)]
-
-
-class Sender(threading.Thread):
-    """Ranks of several runs, whose frames go through the proxy until they are acknowledged. acknowledged: run and rank -> the
-    newest step."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(daemon=True)
-        self._url, self._stop_now = url, threading.Event()
-        self.acknowledged: Counter[tuple[str, int]] = Counter()
-
-    def run(self) -> None:
-        for seq in itertools.count(1):
-            for run, rank in itertools.product(("one", "two", "three"), (0, 1)):
-                events = [Event(kind="state", time=time.time(), step=0, data={"state": "running"})] if seq == 1 else []
-                body = encode(frame({"loss": [float(seq)]}, run=run, rank=rank, seq=seq, first_step=seq, events=events))
-                if not self._sent(body):
-                    return
-                self.acknowledged[run, rank] = seq
-            time.sleep(0.05)
-
-    def _sent(self, body: bytes) -> bool:
-        while not self._stop_now.is_set():
-            with contextlib.suppress(httpx.TransportError):  # cut off, or the server of this connection is gone
-                answer = httpx.post(f"{self._url}/api/v1/ingest", content=body, headers=MSGPACK, timeout=20)
-                if answer.status_code == 200:
-                    return True
-                assert answer.status_code == 503, answer.text
-            time.sleep(0.05)
-        return False
-
-    def stop(self) -> None:
-        self._stop_now.set()
-        self.join(30)
 
 
 def fail(url: str, run: str) -> None:
@@ -98,7 +63,7 @@ def test_one_of_two_servers_is_killed(tmp_path: Path, kills: int) -> None:
         httpx.post(
             f"{proxy.url}/api/v1/channels", json=hook, headers={"Authorization": f"Bearer {ADMIN_TOKEN}"}
         ).raise_for_status()
-        sender = Sender(proxy.url)
+        sender = FrameSender(proxy.url)
         sender.start()
         cleaning.callback(sender.stop)
         for number in range(kills):
@@ -121,6 +86,4 @@ def test_one_of_two_servers_is_killed(tmp_path: Path, kills: int) -> None:
         assert Counter(run for run in ids.values() if run in expected) == dict.fromkeys(expected, 1)
         fired = servers[0].get("/alerts", limit=1000)["alerts"]
         assert Counter(one["run"] for one in fired if one["rule"] == "nonfinite_loss") == dict.fromkeys(expected, 1)
-        for (run, rank), last in sender.acknowledged.items():
-            stored = [row for row in servers[1].export(run) if row["name"] == "loss" and row["rank"] == rank]
-            assert [(row["step"], row["value"]) for row in stored][:last] == [(n, float(n)) for n in range(1, last + 1)]
+        stored_once(sender, servers[1])

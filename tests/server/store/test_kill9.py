@@ -15,7 +15,7 @@ from perfagent_server.store.sql import SqlStore
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [4, pytest.param(300, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
 def test_s01_kill_9_at_any_moment_loses_nothing_acknowledged_and_doubles_nothing(place, kills: int) -> None:
     """Compactor included: it runs all the time while the process is killed."""
     chance = random.Random(11)
