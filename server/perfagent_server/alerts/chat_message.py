@@ -52,4 +52,4 @@ def _line(data: dict[str, Any]) -> str:
 
 
 def _cost(alert: dict[str, Any]) -> str:
-    return f"It costs {alert['cost']}." if alert.get("cost") else ""
+    return f"Cost: {alert['cost']}." if alert.get("cost") else ""

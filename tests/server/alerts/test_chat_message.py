@@ -36,7 +36,7 @@ def body(title: str, severity: Severity, event: str = "alert.firing") -> bytes:
 def test_one_alert_is_told_in_full() -> None:
     told = message_of([body("The step waits for data", "warning")])
     assert told.title == "The step waits for data (gpt, project p)"
-    assert told.text == "The step waits for data: in words.\nIt costs 3 s a step.\nWhat to do: More workers."
+    assert told.text == "The step waits for data: in words.\nCost: 3 s a step.\nWhat to do: More workers."
     assert (told.severity, told.url) == ("warning", "http://here/run/r1")
 
 
