@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from perfagent.wire import Frame
 from perfagent_server.database import Database, open_database
 from perfagent_server.store.interface import Receipt
 from perfagent_server.store.opening import open_store
+from perfagent_server.store.retention.policy import Scope
 from perfagent_server.store.samples import SampleCompactor
 from perfagent_server.store.sql import SqlStore
 
@@ -32,6 +33,8 @@ class Shelf:
     database: Database
     store: SqlStore
     compactor: SampleCompactor
+    thin: Callable[[Scope, float], int] | None
+    """What drops full resolution of samples that are not in the database."""
 
     def append(self, *frames: Frame, now: float = BEGIN) -> list[Receipt]:
         return self.database.write(lambda connection: self.store.append_in(connection, frames, now))
@@ -54,5 +57,4 @@ def database(place: Place) -> Iterator[Database]:
 
 @pytest.fixture
 def shelf(place: Place, database: Database) -> Shelf:
-    store, compactor, _ = open_store(database, place.metrics, rules_enabled=False)
-    return Shelf(database, store, compactor)
+    return Shelf(database, *open_store(database, place.metrics, rules_enabled=False))

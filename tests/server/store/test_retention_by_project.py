@@ -40,7 +40,14 @@ def hello(shelf, now: float) -> None:
 
 
 def retention_at(shelf, now: float, up: float = 1000.0, **policy: float) -> Retention:
-    return Retention(shelf.database, shelf.store, RetentionPolicy(**policy), clock=lambda: now, uptime=lambda: up)
+    return Retention(
+        shelf.database,
+        shelf.store,
+        RetentionPolicy(**policy),
+        clock=lambda: now,
+        uptime=lambda: up,
+        thin_elsewhere=shelf.thin,
+    )
 
 
 def setting(shelf, project: str, settings: Mapping[str, Any]) -> None:
@@ -96,6 +103,7 @@ def test_the_default_of_all_projects_is_over_the_settings_and_below_those_of_a_p
     assert audited(shelf) == ["retention.run"]
 
 
+@pytest.mark.blocks
 @pytest.mark.parametrize(("field", "width"), [("rollup16_days", 256), ("rollup256_days", 4096)])
 def test_cells_of_old_runs_are_put_together_and_wide_charts_stay_as_they_were(shelf, field: str, width: int) -> None:
     finished(shelf, "old")
@@ -135,6 +143,7 @@ def test_a_run_that_goes_on_after_its_cells_were_put_together_counts_every_sampl
 # --- by size ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.blocks
 def test_a_budget_takes_samples_of_the_oldest_run_first_and_no_more_than_it_must(shelf) -> None:
     for number in range(4):
         finished(shelf, f"r{number}", at=BEGIN + number * DAY_S, seed=number)
@@ -173,6 +182,7 @@ def test_a_small_budget_ends_with_runs_and_spares_live_and_kept_ones_and_other_p
     assert audited(shelf).count("retention.budget.run") == 3
 
 
+@pytest.mark.blocks
 def test_a_budget_of_the_database_counts_what_is_in_use(shelf) -> None:
     for number in range(3):
         finished(shelf, f"r{number}", at=BEGIN + number * DAY_S, seed=number)
