@@ -10,6 +10,7 @@ import pytest
 from frames import frame, rows
 
 from perfagent_server.store.codec.aggregates import Cells, of_samples
+from perfagent_server.store.read import view
 from perfagent_server.store.read.ranks import over_ranks
 
 
@@ -63,7 +64,10 @@ def test_putting_ranks_together_takes_no_more_room_for_more_ranks() -> None:
 
 
 @pytest.mark.parametrize("name", ["loss", "grad/norm"])
-def test_a_series_of_many_ranks_is_read_a_few_ranks_at_a_time(shelf, name: str) -> None:
+def test_a_series_of_many_ranks_is_read_a_few_ranks_at_a_time(
+    shelf, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "_CELLS_AT_ONCE", 32 * 256)  # a quarter of what is asked for
     sent = "grad/local_square_sum" if name == "grad/norm" else name
     steps = range(4096)
     for rank in range(128):

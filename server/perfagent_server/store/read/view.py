@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 CUT_NEVER = MAX_STEP
-RANKS_AT_ONCE = 32
-"""Of a question about many ranks. 20,000 points of so many take 36 MB."""
+_CELLS_AT_ONCE = 640_000
+"""Of a question about many ranks: so many take 36 MB."""
 _TAIL_AT_ONCE = 1_000_000
 """Samples of a rank that are taken out of the tail at once: up to 8 MB, unpacked."""
 
@@ -111,11 +111,12 @@ def visible_attempts(connection: Connection, run: str) -> list[tuple[int, int]]:
 
 
 def cells_by_rank(view: View, first: int, last_step: int, width: int) -> Iterator[tuple[int, Cells]]:
-    """Rank and its cells `width` steps wide, over the visible samples of the steps first..last_step. By rank, a few
+    """Rank and its cells `width` steps wide, over the visible samples of the steps first..last_step. By rank, some
     ranks at a time: who asks need not hold the cells of all."""
     ranks = sorted(view.holders)
-    for start in range(0, len(ranks), RANKS_AT_ONCE):
-        yield from _cells_of_ranks(view, set(ranks[start : start + RANKS_AT_ONCE]), first, last_step, width)
+    at_once = max(1, _CELLS_AT_ONCE // (last_step // width - first // width + 1))
+    for start in range(0, len(ranks), at_once):
+        yield from _cells_of_ranks(view, set(ranks[start : start + at_once]), first, last_step, width)
 
 
 def _cells_of_ranks(
