@@ -17,9 +17,10 @@ from perfagent.errors import ConfigError, ResourceError
 from perfagent.wire import Group
 from perfagent_server.database import open_database
 from perfagent_server.settings import Settings
+from perfagent_server.store.clickhouse import rollups
 from perfagent_server.store.clickhouse.compaction import ClickHouseCompactor
 from perfagent_server.store.clickhouse.connection import Away
-from perfagent_server.store.clickhouse.marks import batches_of, keep_batches
+from perfagent_server.store.clickhouse.marks import batches_of, keep_batches, marks_of
 from perfagent_server.store.clickhouse.schema import VERSION
 from perfagent_server.store.opening import open_store
 from perfagent_server.store.retention import DAY_S, Retention, RetentionPolicy
@@ -162,6 +163,37 @@ def test_long_charts_come_from_cells_and_count_what_comes_late(shelf) -> None:
     assert sum(answer.nonfinite) == 1
     assert answer.min[0] == -100.0
     assert answer.min[1:] == [value[at : at + 512].min() for at in range(512, 40_000, 512)]
+
+
+def test_late_samples_are_looked_for_until_they_are_in_cells(shelf, monkeypatch) -> None:
+    def rollup():
+        with shelf.database.read() as connection:
+            return marks_of(connection, "r1").rollups[1]
+
+    def send(seq: int, first: int, end: int) -> None:
+        shelf.append(frame(seq, rows({"loss": np.ones(end - first)}, range(first, end))))
+        shelf.compact()
+
+    send(1, 0, 5000)
+    assert (rollup().step, rollup().is_whole) == (3072, True)
+    send(2, 100, 101)
+    assert not rollup().is_whole
+    assert counted(shelf) == 5001
+    send(3, 5000, 10_000)
+    assert (rollup().step, rollup().is_whole) == (8192, True)
+    assert counted(shelf) == 10_001
+
+    keep = rollups._keep
+
+    def kept_after_another_batch(connection, **wanted) -> None:
+        batches = batches_of(connection)
+        batches.newest += 1
+        keep_batches(connection, batches)
+        keep(connection, **wanted)
+
+    monkeypatch.setattr(rollups, "_keep", kept_after_another_batch)
+    send(4, 10_000, 20_000)
+    assert not rollup().is_whole
 
 
 def test_retention_keeps_charts_exact_and_drops_the_samples(shelf) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sqlalchemy import Connection, bindparam, delete, func, select
+from sqlalchemy import Connection, bindparam, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 
 from perfagent.errors import ResourceError
@@ -32,7 +32,7 @@ from perfagent_server.store.clickhouse.schema import cell, ensure_schema, sample
 from perfagent_server.store.retention.policy import Scope
 from perfagent_server.store.shards import SHARDS, STORAGE, AllShards, StoreLeases
 from perfagent_server.store.statements import Prepared, compile_all, insert_for
-from perfagent_server.store.tables import cursor, sample_deletion, sample_extent, series, tail
+from perfagent_server.store.tables import cursor, sample_deletion, sample_extent, sample_rollup, series, tail
 from perfagent_server.store.write.compaction import put_last
 from perfagent_server.store.write.ledger_trim import LedgerTrim
 
@@ -78,6 +78,15 @@ def _grow(dialect: str) -> object:
     )
 
 
+_note_late = Prepared(
+    update(sample_rollup)
+    .where(
+        sample_rollup.c.run == bindparam("_run"),
+        sample_rollup.c.attempt == bindparam("_attempt"),
+        sample_rollup.c.step > bindparam("first_step"),
+    )
+    .values(late=bindparam("number"))
+)
 _put_extent = Prepared(_grow, [column.name for column in sample_extent.columns])
 
 
@@ -386,6 +395,16 @@ def _store(connection: Connection, rows: Sequence[TailRow], packed: Packed, numb
     if not packed.last.keys() <= ids.keys():
         raise _GoneError
     _put_extent.rows(connection, [(ids[key], attempt, *extent) for (key, attempt), extent in packed.extents.items()])
+    first_steps: dict[tuple[str, int], int] = {}
+    for ((run, _, _), attempt), extent in packed.extents.items():
+        first_steps[run, attempt] = min(first_steps.get((run, attempt), extent.first_step), extent.first_step)
+    _note_late.many(
+        connection,
+        [
+            {"_run": run, "_attempt": attempt, "first_step": first, "number": number}
+            for (run, attempt), first in first_steps.items()
+        ],
+    )
     put_last(connection, [(ids[key], *found) for key, found in packed.last.items()])
     batches = batches_of(connection)
     if batches.pending != number:

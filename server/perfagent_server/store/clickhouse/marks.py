@@ -60,12 +60,19 @@ class Batches:
 @dataclass(frozen=True, slots=True)
 class Rollup:
     """What of an attempt is in cells: the samples of the steps before `step` that came in batches up to `batch`.
-    generations: of the cells that count. thinned: of the steps before that, full resolution is gone."""
+    generations: of the cells that count. thinned: of the steps before that, full resolution is gone. late: the newest batch
+    that brought samples of steps before `step`."""
 
     step: int = 0
     batch: int = 0
     generations: tuple[int, ...] = ()
     thinned: int = 0
+    late: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the cells hold all samples of the steps before `step`."""
+        return self.late <= self.batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +107,7 @@ def marks_of(connection: Connection, run: str) -> Marks:
     batches = batches_of(connection)
     floor = connection.execute(select(func.max(sample_deletion.c.batch)).where(sample_deletion.c.run == run)).scalar()
     rollups = {
-        row.attempt: Rollup(row.step, row.batch, tuple(msgspec.msgpack.decode(row.generations)), row.thinned)
+        row.attempt: Rollup(row.step, row.batch, tuple(msgspec.msgpack.decode(row.generations)), row.thinned, row.late)
         for row in connection.execute(select(sample_rollup).where(sample_rollup.c.run == run))
     }
     dead = tuple(each.number for each in batches.dead if each.number <= batches.newest)

@@ -1,8 +1,8 @@
 """Cells of 16, 256 and 4096 steps in ClickHouse, for charts of long ranges and for what retention has thinned.
 
-They are made out of the samples when an attempt is two spans of 4096 steps further, of all its ranks and names in one
-statement, and never changed: what comes late is found beside them, and goes into cells of its own with the next round. Each
-round has a number of its own, and counts when SQL says so. (A materialized view would count the samples of a batch that
+They are made out of the samples when an attempt is far enough ahead (due_until), of all its ranks and names in one
+statement, and never changed: what comes late is found beside them, and goes into cells of its own with the next round, as
+does the rest of a cell that was made in part. Each round has a number of its own, and counts when SQL says so. (A materialized view would count the samples of a batch that
 was sent twice, or that is not to be seen yet.)
 
 Retention thins an attempt at once, up to a step, when all samples before it are old: first the marks say so, and at least
@@ -32,10 +32,20 @@ from perfagent_server.store.statements import put
 from perfagent_server.store.tables import run as run_table
 from perfagent_server.store.tables import sample_extent, sample_rollup, series
 
-__all__ = ["GRACE_S", "Rollups"]
+__all__ = ["GRACE_S", "Rollups", "due_until"]
 
 SPAN = LEVELS[-1]
+_STRIDE = 1024
 GRACE_S = 600.0
+
+
+def due_until(rolled: int, last_step: int) -> int:
+    """Up to which step cells are due, of an attempt that has them up to `rolled`; `rolled` when none are.
+
+    Charts read the rest sample by sample: it stays short, and a young attempt's shorter, for it has few rounds as yet. A
+    stride is left for ranks that are behind."""
+    until = max(0, (last_step + 1) // _STRIDE - 1) * _STRIDE
+    return until if until - rolled >= min(SPAN, max(_STRIDE, rolled // 8)) else rolled
 
 
 class Rollups:
@@ -58,13 +68,13 @@ class Rollups:
                 with self._database.read() as connection:
                     rolled = marks_of(connection, run).rollups.get(attempt, Rollup()).step
                 self._rolled[run, attempt] = rolled
-            until = (last_step + 1) // SPAN * SPAN - SPAN
-            if until - rolled >= SPAN:
+            until = due_until(rolled, last_step)
+            if until > rolled:
                 self.roll(run, attempt, until)
             del self._grown[run, attempt]
 
     def roll(self, run: str, attempt: int, until: int) -> None:
-        """Makes cells of all steps before `until`, a multiple of SPAN, as far as there are none."""
+        """Makes cells of all steps before `until`, a multiple of a stride, as far as there are none."""
         with self._database.read() as connection:
             marks = marks_of(connection, run)
         before = marks.rollups.get(attempt, Rollup())
@@ -188,6 +198,7 @@ def _next_number(connection: Connection) -> int:
 def _keep(connection: Connection, run: str, attempt: int, rollup: Rollup) -> None:
     if connection.execute(select(run_table.c.id).where(run_table.c.id == run)).first() is None:
         return
+    newest = batches_of(connection).newest
     row = connection.execute(
         select(sample_rollup.c.thinned_at).where(sample_rollup.c.run == run, sample_rollup.c.attempt == attempt)
     ).first()
@@ -195,6 +206,8 @@ def _keep(connection: Connection, run: str, attempt: int, rollup: Rollup) -> Non
         "run": run, "attempt": attempt, "step": rollup.step, "batch": rollup.batch,
         "generations": msgspec.msgpack.encode(rollup.generations), "thinned": rollup.thinned,
         "thinned_at": None if row is None else row.thinned_at,
+        # what another server sent while the cells were made may be late
+        "late": newest if newest > max(rollup.generations) else 0,
     }  # fmt: skip
     put(connection, sample_rollup, values)
 
