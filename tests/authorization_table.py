@@ -91,6 +91,7 @@ TABLE: dict[tuple[str, str], Need] = {
     ("DELETE", "/api/v1/retention"): ADMIN_PROJECT,
     ("GET", "/api/v1/keys"): Need("admin", "seen"),
     ("POST", "/api/v1/keys"): ADMIN_PROJECT,
+    ("PATCH", "/api/v1/keys/{key_id}"): Need("admin", "key"),
     ("DELETE", "/api/v1/keys/{key_id}"): Need("admin", "key"),
     ("GET", "/api/v1/users"): ADMIN_SERVER,
     ("POST", "/api/v1/users"): ADMIN_SERVER,

@@ -51,7 +51,7 @@ GROUPS = {
         "alerts": "list alerts; acknowledge, mute, snooze and resolve them",
         "silences": "keep the alerts of some runs quiet for a time",
         "prices": "set what hours and energy cost: runs and findings then show money",
-        "keys": "create, list and revoke API keys",
+        "keys": "create, list, limit and revoke API keys",
         "db": "upgrade, back up and restore the database",
         "retention": "set and preview how long what is kept",
         "users": "add, list and remove users, and give them roles",

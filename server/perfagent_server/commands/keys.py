@@ -1,4 +1,4 @@
-"""`perfagent keys create|list|revoke|login`: asks the running server; `create` and `list` also work while none runs."""
+"""`perfagent keys create|list|limit|revoke|login`: asks the running server; `create` and `list` also work while none runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from perfagent_server.security.keys import KEY_SCOPES
 
 __all__ = ["command"]
 
+_ID = "the eight characters in the middle of the key, as `keys list` shows them"
+
 
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "API keys. ingest sends, read reads, operate also acknowledges, mutes, snoozes and silences, admin does everything. "
         "A key is shown once, when it is made."
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="create|list|revoke|login")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="create|list|limit|revoke|login")
     create = actions.add_parser("create", help="make a key and print it")
     create.add_argument("scope", choices=KEY_SCOPES)
     create.add_argument("--name", default="", help="what the key is for")
@@ -44,12 +46,21 @@ def command(parser: argparse.ArgumentParser) -> None:
     create.set_defaults(run=_create)
     show = actions.add_parser("list", help="list keys, without their secrets")
     show.set_defaults(run=_list)
+    limit = actions.add_parser("limit", help="change the limits of a key")
+    limit.add_argument("id", help=_ID)
+    limit.add_argument(
+        "limits",
+        metavar="NAME=NUMBER",
+        nargs="*",
+        help=f"instead of the server's: {', '.join(LIMITS)}; inf is no limit; none named: the server's again",
+    )
+    limit.set_defaults(run=_limit)
     revoke = actions.add_parser("revoke", help="refuse a key from now on")
-    revoke.add_argument("id", help="the eight characters in the middle of the key, as `keys list` shows them")
+    revoke.add_argument("id", help=_ID)
     revoke.set_defaults(run=_revoke)
     login = actions.add_parser("login", help="print a new one-time address for a browser")
     login.set_defaults(run=_login)
-    for action in (create, show, revoke, login):
+    for action in (create, show, limit, revoke, login):
         add_options(action)
 
 
@@ -81,7 +92,7 @@ def _limits(texts: list[str]) -> dict[str, float]:
         try:
             limits[name] = float(number)
         except ValueError:
-            raise ConfigError(f"--limit is {text!r}; it must be NAME=NUMBER, such as requests_per_s=100") from None
+            raise ConfigError(f"the limit is {text!r}; it must be NAME=NUMBER, such as requests_per_s=100") from None
     Limits().but(limits)
     return limits
 
@@ -119,12 +130,23 @@ def _list(arguments: argparse.Namespace) -> int:
     rows = [
         (
             key["id"], key["scope"], "revoked" if key["revoked"] else f"expires {key['expires']}" if key["expires"] else "valid",
-            key["used"] or "never", key["project"] or "any", key["name"],
+            key["used"] or "never", key["project"] or "any", _limits_text(key["limits"]), key["name"],
         )
         for key in found["keys"]
     ]  # fmt: skip
-    screen.table(Table(("ID", "SCOPE", "STATE", "LAST USED", "PROJECT", "NAME"), rows, narrow=(4, 5)))
+    screen.table(Table(("ID", "SCOPE", "STATE", "LAST USED", "PROJECT", "LIMITS", "NAME"), rows, narrow=(4, 5, 6)))
     return 0
+
+
+def _limit(arguments: argparse.Namespace) -> int:
+    wanted = {"limits": _limits(arguments.limits)}
+    key = AdminApi.from_arguments(arguments).request("PATCH", f"/keys/{quote(arguments.id, safe='')}", wanted)
+    print(json.dumps(key) if arguments.json else f"limits of {key['id']}: {_limits_text(key['limits'])}")
+    return 0
+
+
+def _limits_text(limits: dict[str, Any]) -> str:
+    return " ".join(f"{name}={float(number):.15g}" for name, number in limits.items()) or "the server's"
 
 
 def _revoke(arguments: argparse.Namespace) -> int:

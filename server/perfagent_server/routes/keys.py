@@ -1,4 +1,4 @@
-"""API keys: made, listed and revoked by an administrator. A key's secret is in the answer that made it and nowhere
+"""API keys: made, listed, limited and revoked by an administrator. A key's secret is in the answer that made it and nowhere
 else."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perfagent.errors import ConfigError
 from perfagent_server.routes.dependencies import Administrator, ServicesDep, check_project
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
-from perfagent_server.security.audit import record
+from perfagent_server.security.audit import listed, record
 from perfagent_server.security.keys import KEY_SCOPES, Key, KeyScope
 from perfagent_server.security.rights import Identity
 from perfagent_server.services import Services
@@ -39,6 +39,15 @@ class NewKey:
     project: str | None = None
     expires_in_s: float | None = None
     limits: dict[str, float] | None = None
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+
+@dataclass
+class KeyLimits:
+    """limits: by name, as in POST /keys; {}: the server's."""
+
+    limits: dict[str, float]
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -81,7 +90,7 @@ def create_key(new: NewKey, request: Request, services: ServicesDep, identity: A
         if not 0 < new.expires_in_s <= _MAX_EXPIRES_S:  # false for NaN too
             raise ApiError(422, "invalid", "expires_in_s must be above 0 and at most a hundred years", "expires_in_s")
         expires = time.time() + new.expires_in_s
-    limits = _checked_limits(services, new)
+    limits = _checked_limits(services, new.limits or {})
     audit = record(request, identity, "key.create", new.name, new.scope, project=new.project or "")
     key, token = services.access.keys.create(
         new.scope, new.name, project=new.project, expires=expires, limits=limits, also=audit
@@ -100,18 +109,33 @@ def list_keys(services: ServicesDep, identity: Administrator) -> Response:
 def revoke_key(key_id: str, request: Request, services: ServicesDep, identity: Administrator) -> Response:
     """The key is refused from now on, and so is what it opened: sessions of browsers, and pages that show live
     updates."""
-    known = next((key for key in services.access.keys.list() if key.id == key_id), None)
-    audit = record(
-        request, identity, "key.revoke", key_id, known.name if known else "", project=(known and known.project) or ""
-    )
-    if known is None or not _administers(identity, known) or not services.access.keys.revoke(key_id, also=audit):
-        raise ApiError(404, "not_found", f"there is no key {key_id[:40]!r}; GET /api/v1/keys lists them", "key_id")
+    known = _known(services, identity, key_id)
+    audit = record(request, identity, "key.revoke", key_id, known.name, project=known.project or "")
+    services.access.keys.revoke(key_id, also=audit)
     services.hub.check_pages()
     return Response(status_code=204)
 
 
-def _checked_limits(services: Services, new: NewKey) -> dict[str, float]:
-    limits = new.limits or {}
+@router.patch("/keys/{key_id}", responses={200: {"model": KeyShown}})
+def limit_key(
+    key_id: str, changes: KeyLimits, request: Request, services: ServicesDep, identity: Administrator
+) -> Response:
+    """Limits of the key's own, in place of those that it had; they hold for what it sends from now on."""
+    known = _known(services, identity, key_id)
+    limits = _checked_limits(services, changes.limits)
+    audit = record(request, identity, "key.limit", key_id, listed(limits), project=known.project or "")
+    return reply(_shown(services.access.keys.set_limits(key_id, limits, also=audit) or known))
+
+
+def _known(services: Services, identity: Identity, key_id: str) -> Key:
+    """The key of this id. Raises ApiError where there is none, or none that this administrator may change."""
+    known = next((key for key in services.access.keys.list() if key.id == key_id), None)
+    if known is None or not _administers(identity, known):
+        raise ApiError(404, "not_found", f"there is no key {key_id[:40]!r}; GET /api/v1/keys lists them", "key_id")
+    return known
+
+
+def _checked_limits(services: Services, limits: dict[str, float]) -> dict[str, float]:
     try:
         services.sender_limits.defaults.but(limits)
     except ConfigError as error:

@@ -152,11 +152,29 @@ class Keys:
             return exists
 
         exists = self._database.write(job)
-        with self._lock:
-            if identifier in self._known:
-                key, digest = self._known[identifier]
-                self._known[identifier] = (replace(key, revoked=now), digest)
+        self._replace(identifier, revoked=now)
         return exists
+
+    def set_limits(
+        self, identifier: str, limits: Mapping[str, float], *, also: Callable[[Connection], object] | None = None
+    ) -> Key | None:
+        """The key with these limits of its own, in place of those that it had; none: the server's. None when there is no
+        such key."""
+        values = {"limits": json.dumps(dict(limits)) if limits else None}
+
+        def job(connection: Connection) -> Key | None:
+            connection.execute(update(api_key).where(api_key.c.id == identifier).values(**values))
+            row = connection.execute(select(api_key).where(api_key.c.id == identifier)).mappings().first()
+            if row is None:
+                return None
+            note_change(connection, "key", identifier)
+            if also:
+                also(connection)
+            return _key(row)
+
+        changed = self._database.write(job)
+        self._replace(identifier, limits=dict(limits))
+        return changed
 
     def changed(self) -> None:
         """Another server has changed a key: the next question reads them again."""
@@ -200,13 +218,18 @@ class Keys:
             self._known = {row["id"]: (_key(row), bytes(row["digest"])) for row in rows}
             return self._known.get(identifier)
 
+    def _replace(self, identifier: str, **changes: Any) -> None:
+        """In the key that is in memory, if it is."""
+        with self._lock:
+            if identifier in self._known:
+                key, digest = self._known[identifier]
+                self._known[identifier] = (replace(key, **changes), digest)
+
     def _note_use(self, key: Key) -> None:
         now = self._clock()
         if key.used is not None and now - key.used < _USED_S:
             return
-        with self._lock:
-            if key.id in self._known:
-                self._known[key.id] = (replace(key, used=now), self._known[key.id][1])
+        self._replace(key.id, used=now)
         identifier = key.id
 
         def job(connection: Connection) -> None:

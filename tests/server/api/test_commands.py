@@ -131,7 +131,13 @@ def test_a_key_without_a_limit_is_made_from_the_command_line(server: ServerProce
         "--data", data,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
-    assert json.loads(made.stdout)["limits"] == {"requests_per_s": 50, "samples_per_s": "Infinity"}
+    key = json.loads(made.stdout)
+    assert key["limits"] == {"requests_per_s": 50, "samples_per_s": "Infinity"}
+    assert "requests_per_s=50 samples_per_s=inf" in perfagent(tmp_path, "keys", "list", "--data", data).stdout
+    changed = perfagent(tmp_path, "keys", "limit", key["id"], "bytes_per_s=1e6", "--data", data)
+    assert changed.stdout.strip() == f"limits of {key['id']}: bytes_per_s=1000000", changed.stderr
+    assert perfagent(tmp_path, "keys", "limit", key["id"], "--data", data).stdout.endswith("the server's\n")
+    assert "must be NAME=NUMBER" in perfagent(tmp_path, "keys", "limit", key["id"], "bytes", "--data", data).stderr
 
 
 def test_keys_are_managed_from_the_command_line(server: ServerProcess, tmp_path: Path) -> None:

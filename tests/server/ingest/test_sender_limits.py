@@ -144,8 +144,27 @@ def test_a_key_may_have_limits_of_its_own(tmp_path: Path) -> None:
             answer = client.post("/api/v1/keys", json={"scope": "ingest", "limits": wrong}, headers=ADMIN)
             assert answer.status_code == 422
             assert said in answer.json()["error"]["message"]
+        wrong_id = client.patch("/api/v1/keys/nothing", json={"limits": {}}, headers=ADMIN)
+        assert wrong_id.status_code == 404
     with api(tmp_path) as client:  # also after a restart
         assert [post(client, frame({"loss": [1.0]}, seq=seq), **limited).status_code for seq in (3, 4)] == [200, 429]
+
+
+def test_limits_of_a_key_can_be_changed(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        key = made_key(client, limits={"requests_per_s": 0.1})
+        address = "/api/v1/keys/" + key["Authorization"].split("_")[2]
+
+        def limit(limits: dict[str, Any]) -> Any:
+            return client.patch(address, json={"limits": limits}, headers=ADMIN)
+
+        assert [post(client, frame({"loss": [1.0]}, seq=seq), **key).status_code for seq in (1, 2)] == [200, 429]
+        assert limit({"samples_per_s": 1000}).json()["limits"] == {"samples_per_s": 1000}
+        assert [post(client, frame({"loss": [1.0]}, seq=seq), **key).status_code for seq in (2, 3)] == [200, 200]
+        assert limit({"samples": 1}).status_code == 422
+        assert limit({}).json()["limits"] == {}
+        entries = client.get("/api/v1/audit?action=key.limit", headers=ADMIN).json()["entries"]
+        assert [entry["detail"] for entry in entries] == ["", "samples_per_s 1000"]
 
 
 @pytest.mark.parametrize("route", ["ingest", "log"])

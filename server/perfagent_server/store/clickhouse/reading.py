@@ -164,7 +164,9 @@ class _Series:
         if low < high:
             queries.append(self._of_cells("level = {level:UInt16} AND step >= {low:Int64} AND step < {high:Int64}"))
             if not rollup.is_whole:  # and what came for these steps after they were summed up
-                queries.append(self._of_samples("step >= {low:Int64} AND step < {high:Int64} AND batch > {rolled:UInt64}"))
+                queries.append(
+                    self._of_samples("step >= {low:Int64} AND step < {high:Int64} AND batch > {rolled:UInt64}")
+                )
         if first < rollup.thinned:
             queries.append(
                 self._of_cells(
