@@ -5,14 +5,14 @@ from __future__ import annotations
 import uuid
 from typing import Any, Literal
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from perfagent_server.alerts.webhooks import delivery_id
 from perfagent_server.store.statements import insert_for
 from perfagent_server.store.tables import alert_history
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["Happening", "history_of", "note"]
+__all__ = ["Happening", "history_of", "note", "openings"]
 
 Happening = Literal[
     "fired", "reopened", "worse", "resolved",
@@ -29,6 +29,12 @@ def note(
     insert = insert_for(connection.dialect.name)(alert_history)
     values = {"id": identifier, "alert": alert, "time": time, "event": event, "who": who[:256], "note": text}
     connection.execute(insert.values(**values).on_conflict_do_nothing(index_elements=["id"]))
+
+
+def openings(connection: Connection, alert: str) -> int:
+    """How many times the alert was open, this time included."""
+    reopened = select(func.count()).where(alert_history.c.alert == alert, alert_history.c.event == "reopened")
+    return 1 + (connection.execute(reopened).scalar() or 0)
 
 
 def history_of(connection: Connection, alert: str) -> list[dict[str, Any]]:

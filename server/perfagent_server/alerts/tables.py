@@ -61,7 +61,7 @@ def resolve_by_hand(connection: Connection, alert_id: str, now: float, link: Cal
         **{name: row[name] for name in names}, since=rfc3339(row["since"]), ranks=json.loads(row["ranks"]),
         evidence=json.loads(row["evidence"]),
     )  # fmt: skip
-    change = Change("resolve", alert_id, found, row["last_step"] or 0, now, why)
+    change = Change("resolve", alert_id, found, row["last_step"] or 0, now, why, history.openings(connection, alert_id))
     apply(connection, [(row["run"], change)], now, link)
 
 

@@ -264,6 +264,18 @@ def test_an_alert_that_no_rule_holds_is_told_as_resolved_when_somebody_closes_it
     assert [row["event"] for row in told.deliveries()] == ["alert.firing", "alert.resolved"]
 
 
+def test_who_closes_an_alert_that_was_open_twice_has_it_told_twice(told: Told) -> None:
+    told.judge([1, 2], loss=[2.0, NAN])
+    arrived(told)
+    heal(told, 3)
+    arrived(told)
+    told.judge([100, 101], loss=[2.0, NAN])
+    told.now += 3600
+    arrived(told)
+    write(told, lambda c: tables.resolve_by_hand(c, told.id(), told.now, "http://here/{}".format, "resolved by ada"))
+    assert [row["event"] for row in told.deliveries()] == ["alert.firing", "alert.resolved"] * 2
+
+
 def test_alerts_of_a_script_can_be_silenced_by_their_rule(client: TestClient) -> None:
     made = client.post("/api/v1/silences", json={"rule": "user_alert", "for_s": 60})
     assert made.status_code == 201, made.text

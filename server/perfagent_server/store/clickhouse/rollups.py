@@ -2,8 +2,8 @@
 
 They are made out of the samples when an attempt is far enough ahead (due_until), of all its ranks and names in one
 statement, and never changed: what comes late is found beside them, and goes into cells of its own with the next round, as
-does the rest of a cell that was made in part. Each round has a number of its own, and counts when SQL says so. (A materialized view would count the samples of a batch that
-was sent twice, or that is not to be seen yet.)
+does the rest of a cell that was made in part. Each round has a number of its own, and counts when SQL says so. (A
+materialized view would count the samples of a batch that was sent twice, or that is not to be seen yet.)
 
 Retention thins an attempt at once, up to a step, when all samples before it are old: first the marks say so, and at least
 GRACE_S later, when no reader sees the old marks, the samples are deleted.
