@@ -45,7 +45,7 @@ def due_until(rolled: int, last_step: int) -> int:
     Charts read the rest sample by sample: it stays short, and a young attempt's shorter, for it has few rounds as yet. A
     stride is left for ranks that are behind."""
     until = max(0, (last_step + 1) // _STRIDE - 1) * _STRIDE
-    return until if until - rolled >= min(SPAN, max(_STRIDE, rolled // 8)) else rolled
+    return until if until - rolled >= min(SPAN, max(_STRIDE, rolled // 64)) else rolled
 
 
 class Rollups:
