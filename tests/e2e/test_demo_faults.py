@@ -16,11 +16,10 @@ from perfagent_server.commands import backtest
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.plan import Plan
 
-EVERY_DAY = {
+pytestmark = pytest.mark.long  # one fault of each kind is in test_demo.py and test_sick_data.py
+FAULTS = {
     # fault: (steps, most steps from its beginning to its alert)
     "wrong-optimizer": (100, 100),
-}
-NOW_AND_THEN = {
     "checkpoint-stall": (100, 90),
     "hidden-work": (60, 60),
     "frozen": (300, 110),
@@ -57,10 +56,7 @@ def record(folder: Path, fault: str, steps: int) -> Judged:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("fault", "case"),
-    [*EVERY_DAY.items(), *(pytest.param(*item, marks=pytest.mark.long) for item in NOW_AND_THEN.items())],
-)
+@pytest.mark.parametrize(("fault", "case"), FAULTS.items())
 def test_a_fault_is_named_in_time_and_nothing_else_is(tmp_path: Path, fault: str, case: tuple[int, int]) -> None:
     steps, within = case
     judged = record(tmp_path, fault, steps)

@@ -73,7 +73,8 @@ def test_two_ranks_of_torchrun_are_one_run(server: ServerProcess, tmp_path: Path
     assert matrix["ranks"] == [0, 1]
 
 
-@pytest.mark.parametrize("end", [pytest.param("finished", marks=pytest.mark.long), "killed"])
+@pytest.mark.long
+@pytest.mark.parametrize("end", ["finished", "killed"])
 def test_under_perfagent_run_the_project_and_name_that_the_script_gives_are_the_runs(
     server: ServerProcess, tmp_path: Path, end: str
 ) -> None:

@@ -11,7 +11,7 @@ from perfagent.bench.claims import claims_of
 from perfagent.bench.command import BENCHMARKS
 from perfagent.cli import main
 
-QUICK = [name for name in BENCHMARKS if name != "compile"]
+SLOW = {"compile", "workers"}
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*torch.jit:DeprecationWarning")
 
 
@@ -28,7 +28,9 @@ def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return dict(json.loads(out))
 
 
-@pytest.mark.parametrize("name", [*QUICK, pytest.param("compile", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in SLOW else []) for name in BENCHMARKS]
+)
 def test_a_benchmark_measures_here_what_each_of_its_claims_says(capsys: pytest.CaptureFixture[str], name: str) -> None:
     found = report(capsys, name, "--quick")
     assert found["device"] == "cpu"

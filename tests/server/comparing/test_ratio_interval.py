@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from case_selection import everyday
 
 from perfagent_server.comparing.ratio_interval import block_length, ratio_of
 
@@ -22,7 +23,7 @@ def dependent(random: np.random.Generator, n: int, correlation: float, *, tail: 
     return times
 
 
-@pytest.mark.parametrize(("correlation", "tail"), [(0.0, 0.0), (0.5, 0.02), (0.8, 0.02), (0.9, 0.0)])
+@pytest.mark.parametrize(("correlation", "tail"), everyday(1, [(0.5, 0.02), (0.0, 0.0), (0.8, 0.02), (0.9, 0.0)]))
 def test_the_interval_holds_the_truth_as_often_as_it_says(correlation: float, tail: float) -> None:
     random = np.random.default_rng(1)
     pairs = [[dependent(random, 1000, correlation, tail=tail) for _ in range(2)] for _ in range(100)]
@@ -33,7 +34,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(correlation: float, ta
 
 
 @pytest.mark.parametrize(
-    ("steps", "correlation"), [(20, 0.0), (50, 0.0), (60, 0.5), (100, 0.5), (100, 0.9), (300, 0.9)]
+    ("steps", "correlation"), everyday(2, [(20, 0.0), (100, 0.5), (50, 0.0), (60, 0.5), (100, 0.9), (300, 0.9)])
 )
 def test_short_runs_are_seldom_told_apart_where_there_is_nothing(steps: int, correlation: float) -> None:
     random = np.random.default_rng(5)
