@@ -251,7 +251,8 @@ sample_rollup = Table(
     Column("generations", LargeBinary, nullable=False),  # MessagePack list: of the cells that count
     Column("thinned", BigInteger, nullable=False, default=0, server_default="0"),  # before: cells only
     Column("thinned_at", Float(53)),  # Unix seconds; None when the samples are gone from ClickHouse, too
-    Column("late", BigInteger, nullable=False),  # the newest batch with steps before `step`; up to `batch`: in cells
+    # the newest batch with steps before `step`; up to `batch` they are in cells. Not known: there may be some
+    Column("late", BigInteger, nullable=False, server_default=str(2**63 - 1)),
     sqlite_with_rowid=False,
 )
 
