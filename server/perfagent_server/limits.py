@@ -39,5 +39,8 @@ class Limits:
                 raise ConfigError(f"{name} is {value!r:.80}; it must be a number above 0 (inf is no limit)")
         return replace(self, **{name: float(value) for name, value in own.items()})
 
+    def halved(self) -> Limits:
+        return Limits(**{name: getattr(self, name) / 2 for name in LIMITS})
+
 
 LIMITS = tuple(field.name for field in fields(Limits))

@@ -3,6 +3,9 @@
 A bucket fills at the limit's rate and holds ten seconds of it. What comes is taken while one is left in the bucket, also
 more than it holds: a frame that is larger than the limit of a second must come through some time, and the next one waits
 for it. Refused is the whole request, with the time after which there is one again.
+
+Runs that send with one key share its buckets. When one is less than half full, a run is let in up to half of the key's rate:
+so a noisy run leaves the others the rest, and has all of it while they send little.
 """
 
 from __future__ import annotations
@@ -69,13 +72,16 @@ class SenderLimits:
         with self._lock:
             self._checked(sender)
 
-    def take(self, sender: Sender, *, samples: int, size_bytes: int) -> None:
-        """Lets a request in. Raises RefusalError when the sender has sent too much."""
+    def take(self, sender: Sender, *, samples: int, size_bytes: int, run: str | None = None) -> None:
+        """Lets a request in. run: of a sender that is a key. Raises RefusalError when the sender, or the run, has sent too
+        much."""
         with self._lock:
-            levels = self._checked(sender).levels
-            levels[0] -= 1
-            levels[1] -= samples
-            levels[2] -= size_bytes
+            concerned = [self._checked(sender)]
+            if run is not None:
+                concerned.append(self._checked_share(sender, run, concerned[0]))
+            for buckets in concerned:
+                for at, amount in enumerate((1, samples, size_bytes)):
+                    buckets.levels[at] -= amount
 
     def begin_runs(self, sender: Sender, count: int = 1) -> None:
         """Lets so many runs begin. Raises RefusalError when the sender has begun too many."""
@@ -96,6 +102,16 @@ class SenderLimits:
         for at in (0, 1, 2):
             if buckets.levels[at] < 1:
                 raise self._refusal(sender, buckets, at)
+        return buckets
+
+    def _checked_share(self, key: Sender, run: str, whole: _Buckets) -> _Buckets:
+        share = Sender(f"run {run[:80]!r} of {key.name}", key.limits.halved())
+        buckets = self._filled(share)
+        for at in (0, 1, 2):
+            if whole.levels[at] < whole.sizes[at] / 2 and buckets.levels[at] < 1:
+                raise self._refusal(
+                    share, buckets, at, of="half of its key's limit, and the other half is for other runs"
+                )
         return buckets
 
     def _filled(self, sender: Sender) -> _Buckets:
@@ -123,13 +139,15 @@ class SenderLimits:
         for name in list(self._of)[: max(0, len(self._of) - _MOST + _MOST // 10)]:
             del self._of[name]
 
-    def _refusal(self, sender: Sender, buckets: _Buckets, at: int, needed: int = 1) -> RefusalError:
+    def _refusal(
+        self, sender: Sender, buckets: _Buckets, at: int, needed: int = 1, of: str = "its limit"
+    ) -> RefusalError:
         kind, setting = _KINDS[at], _SETTINGS[at]
         self.counters[f"refused_by_{kind}"] += 1
         wait_s = max(1, math.ceil((needed - buckets.levels[at]) / buckets.rates[at]))
         return RefusalError(
             "too_many_requests",
-            f"{sender.name} sends more than {getattr(sender.limits, setting):g} {kind} {_PER[at]}, which is its limit; send "
+            f"{sender.name} sends more than {getattr(sender.limits, setting):g} {kind} {_PER[at]}, which is {of}; send "
             f"again in {wait_s} s, or raise it: {_where(setting)}",
             retry_after_s=wait_s,
         )
@@ -140,7 +158,7 @@ _PER = ("a second", "a second", "a second", "an hour")
 
 def _where(setting: str) -> str:
     """Where a limit is raised, in words."""
-    return f"PERFAGENT_{setting.upper()} at the server for all, `perfagent keys create --limit {setting}=NUMBER` for one key"
+    return f"PERFAGENT_{setting.upper()} at the server for all, `perfagent keys limit ID {setting}=NUMBER` for one key"
 
 
 def _a_second(limits: Limits) -> tuple[float, ...]:

@@ -46,8 +46,8 @@ def check_key(services: Services, identity: Identity) -> None:
 
 def take(services: Services, identity: Identity, run: str, *, samples: int, size_bytes: int) -> None:
     """Counts a request against the limits of its sender: its key, or its run where it has none. Raises RefusalError."""
-    name = identity.who if identity.has_key else f"run {run[:80]!r}"
-    services.sender_limits.take(_sender(services, identity, name), samples=samples, size_bytes=size_bytes)
+    name, of_key = (identity.who, run) if identity.has_key else (f"run {run[:80]!r}", None)
+    services.sender_limits.take(_sender(services, identity, name), samples=samples, size_bytes=size_bytes, run=of_key)
 
 
 def sender_of_runs(services: Services, identity: Identity) -> Sender:

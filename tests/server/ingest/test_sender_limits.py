@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,39 @@ def made_key(client: TestClient, **body: Any) -> dict[str, str]:
 
 
 @pytest.mark.fault
+def test_s06_a_noisy_run_leaves_half_of_its_key_to_the_others() -> None:
+    clock = Clock()
+    limits, sender = limits_of(clock, samples_per_s=100.0)
+    taken = {"noisy": 0, "quiet": 0}
+
+    def send(run: str, samples: int) -> None:
+        with contextlib.suppress(RefusalError):
+            limits.take(sender, samples=samples, size_bytes=1, run=run)
+            taken[run] += samples
+
+    for _ in range(600):  # a minute in which only one of them is noisy
+        clock.now += 0.1
+        send("noisy", 50)
+        send("noisy", 50)
+        if clock.now - int(clock.now) < 0.1:
+            send("quiet", 40)
+    assert taken["quiet"] >= 40 * 59, "all that it sends"
+    assert taken["noisy"] >= 50 * 59, "half of the limit"
+
+
+def test_a_run_that_is_alone_with_its_key_has_all_of_its_limit() -> None:
+    clock = Clock()
+    limits, sender = limits_of(clock, samples_per_s=100.0)
+    taken = 0
+    for _ in range(600):
+        clock.now += 0.1
+        with contextlib.suppress(RefusalError):
+            limits.take(sender, samples=20, size_bytes=1, run="alone")
+            taken += 20
+    assert 6000 <= taken <= 7020
+
+
+@pytest.mark.fault
 def test_s06_too_much_is_429_with_a_time_that_the_agent_waits_for(tmp_path: Path) -> None:
     with api(tmp_path, samples_per_s=10.0) as client:
         send(client, frame({"loss": [1.0] * 1000}))
@@ -165,6 +199,16 @@ def test_limits_of_a_key_can_be_changed(tmp_path: Path) -> None:
         assert limit({}).json()["limits"] == {}
         entries = client.get("/api/v1/audit?action=key.limit", headers=ADMIN).json()["entries"]
         assert [entry["detail"] for entry in entries] == ["", "samples_per_s 1000"]
+
+
+@pytest.mark.fault
+def test_s06_runs_of_a_key_have_room_beside_a_noisy_one(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        key = made_key(client, limits={"requests_per_s": 0.5})
+        answers = [post(client, frame({"loss": [1.0]}, run="noisy", seq=seq), **key) for seq in range(1, 9)]
+        assert {answer.status_code for answer in answers} == {200, 429}
+        assert "run 'noisy' of key" in answers[-1].json()["error"]["message"]
+        assert post(client, frame({"loss": [1.0]}, run="quiet"), **key).status_code == 200
 
 
 @pytest.mark.parametrize("route", ["ingest", "log"])
