@@ -44,6 +44,8 @@ SAMPLED = (
 )  # fmt: skip
 FLEETS = (1_000, 10_000, 100_000)
 DAYS = 30
+FULL_DAYS, CELL_DAYS = 14, 90  # of the retention that the page computes with
+CELLS, COARSE = "cells of 16 steps", "256 steps"
 HEADROOM = 0.5  # of a core may be in use
 
 
@@ -138,7 +140,7 @@ def _thinner(server: ServerProcess, left: int) -> dict[str, int]:
     server.admin("PUT", "/retention", {"max_bytes": 1})
     [budget] = server.get("/retention/preview")["budgets"]
     found = {}
-    for action, words in (("samples", "cells of 16 steps"), ("rollup16", "256 steps"), ("rollup256", "4096 steps")):
+    for action, words in (("samples", CELLS), ("rollup16", COARSE), ("rollup256", "4096 steps")):
         left -= sum(step["bytes"] for step in budget["steps"] if step["action"] == action)
         found[words] = left
     return found
@@ -211,7 +213,10 @@ def fleets(found: Measured) -> str:
         cores = rate * found.cpu_us / 1e6
         daily = rate * 86_400 * found.disk_bytes / found.samples
         figures = (gpus, gpus / PERIOD_S, rate, megabits, cores, np.ceil(cores / HEADROOM), daily / 1e9)
-        rows.append([*(f"{value:,.0f}" for value in figures), f"{DAYS * daily / 1e12:,.2f}"])
+        of_cells, of_coarse = (daily * found.thinner_bytes[left] / found.disk_bytes for left in (CELLS, COARSE))
+        kept = FULL_DAYS * daily + (CELL_DAYS - FULL_DAYS) * of_cells
+        terabytes = (DAYS * daily, kept, kept + (365 - CELL_DAYS) * of_coarse)
+        rows.append([*(f"{value:,.0f}" for value in figures), *(f"{value / 1e12:,.2f}" for value in terabytes)])
     head = [
         "GPUs",
         "frames/s",
@@ -221,6 +226,8 @@ def fleets(found: Measured) -> str:
         "cores to have",
         "GB a day",
         f"TB in {DAYS} days",
+        f"TB, {CELL_DAYS} days kept",
+        "TB, a year kept",
     ]
     return tables.table(head, rows)
 

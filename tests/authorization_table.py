@@ -106,6 +106,7 @@ TABLE: dict[tuple[str, str], Need] = {
     ("GET", "/api/v1/audit"): Need("admin", "seen"),
     ("GET", "/api/v1/self"): READ_SEEN,
     ("GET", "/healthz"): OPEN,
+    ("GET", "/livez"): OPEN,
     ("GET", "/readyz"): OPEN,
     ("GET", "/metrics"): Need("read", "server"),
     ("GET", "/openapi.json"): OPEN,

@@ -94,6 +94,11 @@ class Services:
     """A run's verdict as people read it."""
     started: float
 
+    @property
+    def is_well(self) -> bool:
+        """The threads run without which nothing is stored, and nothing judged. If it is false, only a restart helps."""
+        return self.database.is_alive and self.engine.can_judge
+
     def counters(self) -> dict[str, dict[str, float]]:
         """Every counter of every part, by part: what /api/v1/self and /metrics show."""
         parts: dict[str, Any] = {

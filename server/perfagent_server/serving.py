@@ -67,7 +67,7 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         now = time.monotonic()
-        if self._period is not None and now >= self._next and self._is_well():
+        if self._period is not None and now >= self._next and self._services.is_well:
             self._next = now + self._period
             notify("WATCHDOG=1")
         return await super().on_tick(counter)
@@ -76,10 +76,10 @@ class _Server(uvicorn.Server):
         notify("STOPPING=1")
         await super().shutdown(sockets)
 
-    def _is_well(self) -> bool:
-        """The threads run without which nothing is stored, and nothing judged."""
+    @property
+    def _services(self) -> Services:
         services: Services = self._app.state.services
-        return services.database.is_alive and services.engine.can_judge
+        return services
 
 
 def _is_news(record: logging.LogRecord) -> bool:

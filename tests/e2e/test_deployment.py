@@ -48,9 +48,12 @@ def test_kubernetes_manifests_have_the_schema_of_kubernetes_and_restrict_their_c
                 assert container["securityContext"]["capabilities"]["drop"] == ["ALL"], container["name"]
             [server] = pod["containers"]
             assert server["readinessProbe"]["httpGet"]["path"] == "/readyz"
-            assert server["livenessProbe"]["httpGet"]["path"] == "/healthz"
+            assert server["livenessProbe"]["httpGet"]["path"] == "/livez"
+            variables = {one["name"]: one.get("value") for one in server["env"]}
+            assert variables["PERFAGENT_FORWARDED_ALLOW_IPS"], "everybody would have the address of the ingress"
+            assert variables["PERFAGENT_DATA"] == server["args"][server["args"].index("--data") + 1]
             is_known_command(server["args"])
-    assert "Service" in kinds
+    assert {"Service", "Ingress"} <= set(kinds)
 
 
 def test_sqlite_never_has_two_replicas() -> None:

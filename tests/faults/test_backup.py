@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import threading
 from pathlib import Path
@@ -77,6 +78,22 @@ def test_s11_a_backup_without_secrets_says_so_and_holds_none(server: ServerProce
     assert "no key is valid" in done.stdout
     pepper = (server.folder / "server-data" / "key-pepper").read_text("utf-8").strip()
     assert pepper.encode() not in saved.read_bytes()
+
+
+@pytest.mark.sqlite
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_s11_what_root_restores_belongs_to_the_owner_of_the_folder(server: ServerProcess, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.db"
+    assert perfagent(tmp_path, "db", "backup", str(saved), *options(server)).returncode == 0
+    folder = tmp_path / "of-the-service"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 10001, 10001)
+    for replace in ([], ["--replace"]):
+        done = perfagent(tmp_path, "db", "restore", str(saved), "--data", str(folder), *replace)
+        assert done.returncode == 0, done.stderr
+        owners = {path.name: path.stat().st_uid for path in folder.iterdir()}
+        assert {"perfagent.db", "key-pepper", "server.lock"} <= owners.keys()
+        assert set(owners.values()) == {10001}, owners
 
 
 def test_s11_nothing_changes_when_a_backup_cannot_be_restored(server: ServerProcess, tmp_path: Path) -> None:

@@ -34,11 +34,13 @@ def test_every_metric_that_a_rule_asks_for_is_there(tmp_path: Path) -> None:
         client.get("/api/v1/self")
         text = client.get("/metrics", headers=ADMIN).text
     there = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
-    asked = {name for rule in RULES for name in re.findall(r"perfagent_\w+", rule["expr"])}
+    asked = {name for rule in RULES for name in re.findall(r"(?:perfagent|process)_\w+", rule["expr"])}
     assert asked - there == set()
 
 
 def test_the_scrape_job_loads_the_rules_with_a_key(tmp_path: Path) -> None:
     config = yaml.safe_load((FOLDER / "scrape.yml").read_text("utf-8"))
-    assert config["scrape_configs"][0]["authorization"]["credentials_file"]
+    [job] = config["scrape_configs"]
+    assert job["authorization"]["credentials_file"]
+    assert job["scheme"] == "https", "the key must not be readable on the way"
     assert config["rule_files"] == ["perfagent-alerts.yml"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from perfagent.errors import ResourceError
 from perfagent.local_server import ADDRESS_FILE
+from perfagent_server.ownership import give_to_owner_of
 from perfagent_server.settings import Settings
 
 __all__ = ["LOCK_FILE", "only_server"]
@@ -42,7 +43,7 @@ def only_server(settings: Settings) -> Iterator[None]:
 def _held(file: Path, what: str, settings: Settings, otherwise: str) -> Iterator[None]:
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         why = "it is a file" if file.parent.is_file() else error.strerror
         raise ResourceError(f"{what} cannot be written ({why}); {otherwise}") from error
@@ -55,6 +56,7 @@ def _held(file: Path, what: str, settings: Settings, otherwise: str) -> Iterator
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps({"process": os.getpid(), "data": str(settings.data.resolve())}).encode(), 0)
+        give_to_owner_of(file.parent, descriptor)  # a command of root must not lock the service out
         yield
     finally:
         os.close(descriptor)

@@ -1,4 +1,5 @@
-"""The newest values of the runs that go on, for Prometheus: the newest runs only, so that the number of series is bounded."""
+"""The newest values of the runs that go on, for Prometheus: the newest runs only, so that the number of series is bounded.
+Of several servers on one database, one shows them, so that a sum over servers counts each run once."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from perfagent_server.database import StorageError
 from perfagent_server.runs.run_filters import TableQuery
 from perfagent_server.services import Services
 from perfagent_server.store.retention.policy import LIVE_STATES
+from perfagent_server.store.shards import STORAGE
 from perfagent_server.timestamps import unix_seconds
 
 __all__ = ["RunCollector"]
@@ -63,7 +65,8 @@ class RunCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        if self._most == 0:
+        replica = self._services.replica
+        if self._most == 0 or (replica is not None and not replica.leases.holds(STORAGE)):
             return
         asked = TableQuery(
             parts=("latest", "timing"), states=_STATES, sort="updated", descending=True, limit=self._most

@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics: for whatever watches the watcher."""
+"""/healthz, /livez, /readyz and /metrics: for whatever watches the watcher."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ router = APIRouter()
 @router.get("/healthz")
 async def healthz() -> Response:
     """The process answers."""
+    return reply({"status": "ok"})
+
+
+@router.get("/livez")
+async def livez(services: ServicesDep) -> Response:
+    """Whether the server needs no restart. It does not ask the database, whose loss a restart does not mend."""
+    if not services.is_well:
+        return problem(503, "not_well", "a thread has ended or is stuck (/readyz says which); restart the server")
     return reply({"status": "ok"})
 
 

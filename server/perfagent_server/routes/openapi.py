@@ -10,8 +10,8 @@ from fastapi.openapi.utils import get_openapi
 
 __all__ = ["document"]
 
-_OURS = ("/api/v1/", "/healthz", "/readyz", "/metrics")
-_OPEN = ("/healthz", "/readyz")
+_OURS = ("/api/v1/", "/healthz", "/livez", "/readyz", "/metrics")
+_OPEN = ("/healthz", "/livez", "/readyz")
 _NUMBER = {"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]}
 _ERROR = {
     "type": "object",

@@ -17,7 +17,7 @@ from perfagent_server.settings import Settings
 __all__ = ["PageGate"]
 
 # What answers for itself, or shows nothing of anybody's.
-_OPEN = ("/api/", "/ws/live", "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/login")
+_OPEN = ("/api/", "/ws/live", "/healthz", "/livez", "/readyz", "/metrics", "/openapi.json", "/docs", "/login")
 
 
 class PageGate:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from perfagent.errors import ResourceError
 from perfagent_server.database import Database, DatabaseSettings, is_sqlite, open_database, open_to_read, sqlite_path
+from perfagent_server.ownership import give_to_owner_of
 from perfagent_server.store.copying import copy_all
 from perfagent_server.store.tables import metadata
 
@@ -58,7 +59,8 @@ def back_up(settings: DatabaseSettings, target: Path, names: Sequence[str]) -> l
 
 
 def restore(settings: DatabaseSettings, source: Path, *, replace: bool) -> Restored:
-    """Makes a backup the database that the settings name. No server may run on it. replace: also where SQLite has data; that
+    """Makes a backup the database that the settings name. No server may run on it. What root restores belongs to the owner
+    of its folder. replace: also where SQLite has data; that
     is moved aside. PostgreSQL must be empty. Raises ResourceError, and has changed nothing then."""
     _check(source)
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -188,6 +190,7 @@ def _swap(copy: Path, place: Path, stamp: str) -> list[Path]:
         kept.append(aside)
     for ending in ("-wal", "-shm"):
         place.with_name(place.name + ending).unlink(missing_ok=True)
+    give_to_owner_of(place.parent, copy)
     copy.rename(place)
     return kept
 
@@ -209,6 +212,7 @@ def _write_files(folder: Path, files: dict[str, bytes], stamp: str) -> tuple[lis
             place.rename(kept)
             aside.append(kept)
         with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            give_to_owner_of(folder, file.fileno())
             file.write(content)
         written.append(name)
     return written, aside

@@ -1,6 +1,6 @@
 """What a metric store promises to the rest of the server, and the shapes of its answers that are not on the wire.
 
-Several stores can stand behind it (SQL blocks now, ClickHouse later); ingest, routes, rules and exports know only this file.
+Several stores can stand behind it (blocks in the database, or ClickHouse); ingest, routes, rules and exports know only this file.
 Every method is safe from any thread. What a store is made of, and in which transactions it writes, is its own business.
 """
 

@@ -455,6 +455,16 @@ def test_a_server_whose_rules_thread_is_stuck_gives_its_runs_up_until_it_moves(
     until(lambda: len(a.held) == len(b.held) == 8, why="each holds half of the shards again")
 
 
+def test_one_server_shows_the_runs_to_prometheus(pair: tuple[Server, Server]) -> None:
+    pair[0].send(frame({"loss": [1.0]}, run="r1", events=[started()]))
+
+    def shown() -> list[int]:
+        texts = [httpx.get(f"{server.running.url}/metrics", headers=ADMIN, timeout=30).text for server in pair]
+        return [text.count("perfagent_run_step{") for text in texts]
+
+    until(lambda: sorted(shown()) == [0, 1], why="one of the two shows the run")
+
+
 def test_a_command_beside_servers_of_another_version_leaves_the_tables_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -241,7 +241,7 @@ def test_a_decoded_bomb_is_not_held_in_memory(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/", "/api/v1/runs", "/openapi.json"])
+@pytest.mark.parametrize("path", ["/healthz", "/livez", "/readyz", "/", "/api/v1/runs", "/openapi.json"])
 def test_head_is_answered_as_get_without_a_body(tmp_path: Path, path: str) -> None:
     with listening(tmp_path) as server:
         head = httpx.head(f"{server.url}{path}", trust_env=False)
