@@ -34,7 +34,7 @@ class People:
         """The user of this name and password. Raises RefusalError, in the same words and after the same time whether there
         is such a user or not; while guesses are slowed down without a look at the password."""
         known = await asyncio.to_thread(self.accounts.find, name)
-        buckets = [of_address(address_of(connection)), self._by_name(name, known, connection)]
+        buckets = self._buckets(name, known, connection)
         wait = await asyncio.to_thread(self.limits.begin, buckets)
         if wait > 0:
             raise _slowed_down(wait)
@@ -52,11 +52,13 @@ class People:
             secure=connection.url.scheme == "https",
         )  # fmt: skip
 
-    def _by_name(self, name: str, known: Account | None, connection: HTTPConnection) -> Bucket:
+    def _buckets(self, name: str, known: Account | None, connection: HTTPConnection) -> list[Bucket]:
+        """A browser in which this user has logged in counts by itself: neither guesses at the name nor strangers behind the
+        same address keep the user out."""
         device = self._cookies.read("device", connection.cookies.get(_DEVICE), max_age_s=_DEVICE_S)
         if known is not None and isinstance(device, list) and device[0] == known.id:
-            return of_device(str(device[1]))
-        return of_name(folded(name))
+            return [of_device(str(device[1]))]
+        return [of_address(address_of(connection)), of_name(folded(name))]
 
 
 def _slowed_down(wait_s: float) -> RefusalError:
