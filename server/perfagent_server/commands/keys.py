@@ -1,4 +1,4 @@
-"""`perfagent keys create|list|limit|revoke|login`: asks the running server; `create` and `list` also work while none runs."""
+"""`perfagent keys create|list|limit|revoke|login`: asks the running server; `create` also works while none runs."""
 
 from __future__ import annotations
 
