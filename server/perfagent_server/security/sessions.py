@@ -3,6 +3,8 @@
 A session is a random id in an HttpOnly, SameSite=Lax cookie; the server keeps its SHA-256. A one-time address is good
 for one use within a day. A session that a key opened ends with that key. A user's has the roles that the user has now,
 and ends when the user is disabled, is removed, or has a new password.
+
+All writes are essential: people must get in to a server whose disk is full, to free some space.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class Sessions:
             connection.execute(delete(login_link).where(login_link.c.expires < now))
             connection.execute(insert(login_link).values(digest=_digest(token), scope=scope, expires=now + _LINK_S))
 
-        self._database.write(job, essential=True)  # a server whose disk is full must start, too
+        self._database.write(job, essential=True)
         return token
 
     def redeem(self, token: str) -> str | None:
@@ -75,7 +77,11 @@ class Sessions:
             row = connection.execute(select(login_link.c.scope, login_link.c.expires).where(its)).first()
         if row is None or row.expires <= self._clock():
             return None
-        taken = self._database.write(lambda connection: connection.execute(delete(login_link).where(its)).rowcount == 1)
+
+        def job(connection: Connection) -> bool:
+            return connection.execute(delete(login_link).where(its)).rowcount == 1
+
+        taken = self._database.write(job, essential=True)
         return str(row.scope) if taken else None
 
     # --- sessions -----------------------------------------------------------------------------------------------------
@@ -101,7 +107,7 @@ class Sessions:
             if also:
                 also(database)
 
-        self._database.write(job)
+        self._database.write(job, essential=True)
         return token
 
     def close(self, cookies: Mapping[str, str], *, also: Callable[[Connection], object] | None = None) -> None:
@@ -116,7 +122,7 @@ class Sessions:
                     if also:
                         also(connection)
 
-            self._database.write(job)
+            self._database.write(job, essential=True)
 
     def has_cookie(self, cookies: Mapping[str, str]) -> bool:
         """Whether find() would read the database."""
@@ -187,7 +193,7 @@ class Sessions:
             also(connection)
             return True
 
-        return self._database.write(job)
+        return self._database.write(job, essential=True)
 
     @staticmethod
     def digest(cookies: Mapping[str, str]) -> bytes | None:
