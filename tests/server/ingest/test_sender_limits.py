@@ -150,6 +150,26 @@ def test_a_key_may_have_limits_of_its_own(tmp_path: Path) -> None:
         assert [post(client, frame({"loss": [1.0]}, seq=seq), **limited).status_code for seq in (3, 4)] == [200, 429]
 
 
+def test_an_administrator_of_a_project_does_not_lift_the_servers_limits(tmp_path: Path) -> None:
+    with api(tmp_path, requests_per_s=5.0, runs_per_hour=math.inf) as client:
+        admin = made_key(client, scope="admin", project="vision")
+
+        def make(limits: dict[str, float], headers: dict[str, str]) -> Any:
+            body = {"scope": "ingest", "project": "vision", "limits": limits}
+            return client.post("/api/v1/keys", json=body, headers=headers)
+
+        made = make({"requests_per_s": 5, "runs_per_hour": 1e300}, admin)
+        assert made.status_code == 201, made.text
+        address = f"/api/v1/keys/{made.json()['id']}"
+        lifted = {"requests_per_s": 1e300}
+        for answer in (make(lifted, admin), client.patch(address, json={"limits": lifted}, headers=admin)):
+            assert answer.status_code == 403
+            assert "requests_per_s may be at most 5, the server's own" in answer.json()["error"]["message"]
+        assert client.patch(address, json={"limits": {"requests_per_s": 2}}, headers=admin).status_code == 200
+        assert make(lifted, ADMIN).status_code == 201
+        assert client.patch(address, json={"limits": lifted}, headers=ADMIN).status_code == 200
+
+
 def test_limits_of_a_key_can_be_changed(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         key = made_key(client, limits={"requests_per_s": 0.1})
