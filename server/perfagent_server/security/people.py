@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from perfagent_server.database import Database
 from perfagent_server.refusal import RefusalError
-from perfagent_server.security.access import address_of
+from perfagent_server.security.access import address_of, is_over_https
 from perfagent_server.security.accounts import Account, Accounts, folded
 from perfagent_server.security.login_limits import Bucket, LoginLimits, of_address, of_device, of_name
 from perfagent_server.security.passwords import Passwords
@@ -49,7 +49,7 @@ class People:
         value = self._cookies.sign("device", [user.id, secrets.token_hex(8)])
         response.set_cookie(
             _DEVICE, value, max_age=_DEVICE_S, path="/", httponly=True, samesite="lax",
-            secure=connection.url.scheme == "https",
+            secure=is_over_https(connection),
         )  # fmt: skip
 
     def _buckets(self, name: str, known: Account | None, connection: HTTPConnection) -> list[Bucket]:

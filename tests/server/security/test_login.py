@@ -47,6 +47,16 @@ def test_a_session_over_https_has_the_host_cookie(tmp_path: Path) -> None:
         assert client.get("/api/v1/keys").status_code == 200
 
 
+def test_behind_a_proxy_that_is_not_trusted_the_public_address_makes_cookies_secure(tmp_path: Path) -> None:
+    with api(tmp_path, public_url="https://monitor.example.org") as client:
+        user = {"name": "ada", "password": "correct horse battery", "roles": [{"role": "viewer"}]}
+        assert client.post("/api/v1/users", json=user, headers=ADMIN).status_code == 201
+        answer = client.post("/login", data={"name": "ada", "password": user["password"]})
+        cookies = answer.headers.get_list("set-cookie")
+        assert [cookie.split("=")[0] for cookie in cookies] == ["__Host-perfagent", "perfagent_device"]
+        assert all("Secure" in cookie for cookie in cookies)
+
+
 def test_a_session_survives_a_restart_and_ends_with_the_logout(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         client.get(one_time_path(client))
