@@ -257,6 +257,24 @@ def test_projects_and_ranks_are_bounded_with_a_word_of_the_setting(tmp_path: Pat
             assert "PERFAGENT_MAX_RANKS" in answer.json()["error"]["message"]
 
 
+def test_one_key_does_not_use_up_the_projects_of_all_others(tmp_path: Path) -> None:
+    with api(tmp_path, max_projects=100) as client:
+        clock = client.app.state.services.new_runs._clock = Clock()  # type: ignore[attr-defined]
+        keys = [made_key(client), made_key(client)]
+
+        def begin(number: int, key: dict[str, str]) -> Any:
+            return post(client, frame({"loss": [1.0]}, run=f"run {number}", project=f"project {number}"), **key)
+
+        assert [begin(number, keys[0]).status_code for number in range(11)] == [200] * 10 + [429]
+        refused = begin(10, keys[0])
+        assert int(refused.headers["Retry-After"]) >= 3600
+        assert "more than 10 projects within an hour" in refused.json()["error"]["message"]
+        assert begin(5, keys[0]).status_code == 200, "a project that is there may get more"
+        assert begin(10, keys[1]).status_code == 200
+        clock.now += 3600
+        assert begin(11, keys[0]).status_code == 200
+
+
 def test_names_beyond_the_limit_are_counted_and_say_the_setting(tmp_path: Path) -> None:
     with api(tmp_path, max_names=2) as client:
         reply = send(client, frame({"a": [1.0], "b": [1.0], "c": [1.0]}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,6 @@ import pytest
 from api_builders import ADMIN, api
 from fastapi.testclient import TestClient
 
-from perfagent_server.database import sqlite
-
 PASSWORD = "correct horse battery"
 pytestmark = pytest.mark.sqlite
 
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.sqlite
 def fill(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite's own limit of pages stands for the full disk: it fails with the same SQLITE_FULL."""
     database = client.app.state.services.database  # type: ignore[attr-defined]
-    monkeypatch.setattr(sqlite.shutil, "disk_usage", lambda _path: SimpleNamespace(free=0))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=0))
 
     def leave(pages: int) -> None:
         def job(connection: Any) -> None:
