@@ -1,4 +1,4 @@
-"""`perfagent keys create|list|limit|revoke|login`: asks the running server; `create` and `list` also work while none runs."""
+"""`perfagent keys create|list|limit|revoke|login`: asks the running server; `create` also works while none runs."""
 
 from __future__ import annotations
 
@@ -101,6 +101,7 @@ def _create_offline(data: Path | None, body: dict[str, Any]) -> dict[str, Any]:
     """The first key for a server that refuses to start without one."""
     from perfagent_server.commands.server_lock import only_server
     from perfagent_server.database import open_database
+    from perfagent_server.security.audit import record_of_command
     from perfagent_server.security.keys import PEPPER_FILE, Keys, secret_file
     from perfagent_server.settings import Settings
 
@@ -110,8 +111,10 @@ def _create_offline(data: Path | None, body: dict[str, Any]) -> dict[str, Any]:
         try:
             keys = Keys(database, settings.key_pepper or secret_file(settings.data / PEPPER_FILE))
             expires = time.time() + body["expires_in_s"] if "expires_in_s" in body else None
+            project, limits = body["project"], body.get("limits")
+            audit = record_of_command("key.create", body["name"], body["scope"], project=project or "")
             key, token = keys.create(
-                body["scope"], body["name"], project=body["project"], expires=expires, limits=body.get("limits")
+                body["scope"], body["name"], project=project, expires=expires, limits=limits, also=audit
             )
         finally:
             database.close()

@@ -94,6 +94,7 @@ def _add_offline(data: Path | None, body: dict[str, Any]) -> dict[str, Any]:
     from perfagent_server.commands.server_lock import only_server
     from perfagent_server.database import open_database
     from perfagent_server.security.accounts import Accounts, NameTaken, why_no_name
+    from perfagent_server.security.audit import record_of_command
     from perfagent_server.security.passwords import Passwords, why_not
     from perfagent_server.settings import Settings
 
@@ -105,7 +106,8 @@ def _add_offline(data: Path | None, body: dict[str, Any]) -> dict[str, Any]:
         database = open_database(settings)
         try:
             roles = [(one["project"], one["role"]) for one in body["roles"]]
-            Accounts(database).add(body["name"], Passwords().hash(body["password"]), roles)
+            audit = record_of_command("user.add", body["name"].strip(), _roles(body))
+            Accounts(database).add(body["name"], Passwords().hash(body["password"]), roles, also=audit)
         except NameTaken:
             raise ConfigError(f"there is a user {body['name']!r} already") from None
         finally:

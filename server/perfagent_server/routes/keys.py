@@ -32,7 +32,7 @@ _MAX_EXPIRES_S = 100 * 365 * 86400.0
 class NewKey:
     """scope: ingest, read, operate or admin; project: the only one that it sends to, sees and changes; expires_in_s: None
     is never; limits: its own, instead of the server's, by name: requests_per_s, samples_per_s, bytes_per_s,
-    runs_per_hour."""
+    runs_per_hour; above the server's only an administrator of all projects sets one."""
 
     scope: str
     name: str = ""
@@ -90,7 +90,7 @@ def create_key(new: NewKey, request: Request, services: ServicesDep, identity: A
         if not 0 < new.expires_in_s <= _MAX_EXPIRES_S:  # false for NaN too
             raise ApiError(422, "invalid", "expires_in_s must be above 0 and at most a hundred years", "expires_in_s")
         expires = time.time() + new.expires_in_s
-    limits = _checked_limits(services, new.limits or {})
+    limits = _checked_limits(services, identity, new.limits or {})
     audit = record(request, identity, "key.create", new.name, new.scope, project=new.project or "")
     key, token = services.access.keys.create(
         new.scope, new.name, project=new.project, expires=expires, limits=limits, also=audit
@@ -122,7 +122,7 @@ def limit_key(
 ) -> Response:
     """Limits of the key's own, in place of those that it had; they hold for what it sends from now on."""
     known = _known(services, identity, key_id)
-    limits = _checked_limits(services, changes.limits)
+    limits = _checked_limits(services, identity, changes.limits)
     audit = record(request, identity, "key.limit", key_id, listed(limits), project=known.project or "")
     return reply(_shown(services.access.keys.set_limits(key_id, limits, also=audit) or known))
 
@@ -135,11 +135,19 @@ def _known(services: Services, identity: Identity, key_id: str) -> Key:
     return known
 
 
-def _checked_limits(services: Services, limits: dict[str, float]) -> dict[str, float]:
+def _checked_limits(services: Services, identity: Identity, limits: dict[str, float]) -> dict[str, float]:
+    """Limits keep one sender from slowing down the others, so an administrator of some projects does not lift the
+    server's."""
+    defaults = services.sender_limits.defaults
     try:
-        services.sender_limits.defaults.but(limits)
+        defaults.but(limits)
     except ConfigError as error:
         raise ApiError(422, "invalid", str(error), "limits") from None
+    for name, value in limits.items():
+        allowed = getattr(defaults, name)
+        if value > allowed and "admin" not in identity.rights.everywhere:
+            said = f"{name} may be at most {allowed:.15g}, the server's own; only an administrator of all projects raises it"
+            raise ApiError(403, "forbidden", said, "limits")
     return limits
 
 

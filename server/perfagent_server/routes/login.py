@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import html
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from urllib.parse import parse_qs, quote
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from perfagent_server.database import StorageFull
 from perfagent_server.refusal import RefusalError
 from perfagent_server.routes.dependencies import ServicesDep
 from perfagent_server.routes.problems import ApiError, of_refusal
@@ -63,7 +65,7 @@ async def login(request: Request, services: ServicesDep) -> Response:
             return await _by_password(request, services, name, password, goes_to)
         return await asyncio.to_thread(_by_token, request, services, token, goes_to)
     except RefusalError as refusal:
-        return _refused(services, of_refusal(refusal), goes_to)
+        return await asyncio.to_thread(_refused, services, of_refusal(refusal), goes_to)
 
 
 async def _by_password(request: Request, services: Services, name: str, password: str, goes_to: str) -> Response:
@@ -84,7 +86,8 @@ def _note_failure(request: Request, services: Services, name: str, why: str) -> 
     if why == "unauthorized":
         known = services.people.accounts.find(name)
         audit = record(request, _NOBODY, "session.refused", known.name if known else "", "wrong password")
-        services.database.write(audit)
+        with contextlib.suppress(StorageFull):  # no stranger uses up the room that is reserved
+            services.database.write(audit)
 
 
 def _by_token(request: Request, services: Services, token: str, goes_to: str) -> Response:
@@ -113,7 +116,7 @@ async def to_provider(request: Request, services: ServicesDep, next: str = "/") 
     try:
         return await _provider(services).begin(request, _page_of_ours(next))
     except RefusalError as refusal:
-        return _refused(services, of_refusal(refusal), next)
+        return await asyncio.to_thread(_refused, services, of_refusal(refusal), next)
 
 
 @pages.get("/login/oidc/callback")
@@ -202,7 +205,7 @@ def _refused(services: Services, error: ApiError, goes_to: str) -> Response:
 
 
 def _form(services: Services, message: str, status: int = 200, *, goes_to: str = "/") -> HTMLResponse:
-    """Name and password first where there are users; else what an administrator needs."""
+    """Name and password first where there are users; else what an administrator needs. Reads the database."""
     page_of_ours = _page_of_ours(goes_to)
     going = f'<input type="hidden" name="next" value="{html.escape(page_of_ours)}">'
     provider, by_name = services.provider, services.people.accounts.exist()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from perfagent_server.security.keys import Keys
     from perfagent_server.security.sessions import Sessions
 
-__all__ = ["Access", "address_of", "authorize", "bearer_token", "require", "require_everywhere"]
+__all__ = ["Access", "address_of", "authorize", "bearer_token", "is_over_https", "require", "require_everywhere"]
 
 _ANYONE = Identity("anyone", Rights(frozenset({"read", "ingest", "operate"})), name="local")
 _NOBODY = Identity("anyone")
@@ -40,6 +40,7 @@ class Access:
     def __init__(self, settings: Settings, keys: Keys, sessions: Sessions, *, admin_token: str) -> None:
         self.keys, self.sessions = keys, sessions
         self._is_open = settings.open_access
+        self.is_published_over_https = settings.url.lower().startswith("https:")
         self._admin_token = admin_token.encode()
         self.failures = Failures()
         self.guesses = Failures()  # of the admin token, which a person may have made up
@@ -130,6 +131,13 @@ class Access:
     @property
     def _is_admin_token_shaped_like_key(self) -> bool:
         return is_shaped_like_key(self._admin_token.decode())
+
+
+def is_over_https(connection: HTTPConnection) -> bool:
+    """Whether the browser speaks TLS, so that cookies are Secure. A proxy that is not trusted cannot tell; the public address
+    can."""
+    access: Access = connection.app.state.access
+    return connection.url.scheme in ("https", "wss") or access.is_published_over_https
 
 
 def address_of(connection: HTTPConnection) -> str:

@@ -62,7 +62,7 @@ def why_no_name(name: str) -> str | None:
 
 class Accounts:
     """The users of this server. Each change ends or changes the sessions of the user in the same transaction. also: runs in
-    it, too (the audit log)."""
+    it, too (the audit log). Changes are essential writes: a user can be shut out while the disk is full."""
 
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
         self._database, self._clock = database, clock
@@ -155,7 +155,7 @@ class Accounts:
                 also(connection)
             return True
 
-        return self._database.write(job)
+        return self._database.write(job, essential=True)
 
     def remove(self, ident: str, *, also: Also | None = None) -> bool:
         """False where there is no such user. What people did stays under their name."""
@@ -169,7 +169,7 @@ class Accounts:
                 also(connection)
             return gone
 
-        return self._database.write(job)
+        return self._database.write(job, essential=True)
 
 
 def role_rows(connection: Connection, ident: str) -> list[RoleIn]:

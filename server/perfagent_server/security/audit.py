@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from perfagent_server.security.access import address_of
 from perfagent_server.security.rights import Identity
 from perfagent_server.store.tables import audit
 
-__all__ = ["AuditQuery", "listed", "read", "record"]
+__all__ = ["AuditQuery", "listed", "read", "record", "record_of_command"]
 
 
 def record(
@@ -24,9 +26,24 @@ def record(
 ) -> Callable[[Connection], None]:
     """A job that writes one row; give it to the transaction that makes the change, so that neither exists without the
     other. thing: the id or name of what it was done to; project: whose that is, empty for what is the server's."""
+    return _row(identity.who, address_of(connection), action, thing, detail, project)
+
+
+def record_of_command(
+    action: str, thing: str = "", detail: str = "", *, project: str = ""
+) -> Callable[[Connection], None]:
+    """As record(), for a command that opens the database while no server runs."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # containers run under ids without a name
+        user = str(os.getuid())
+    return _row(f"command line (OS user {user})", "", action, thing, detail, project)
+
+
+def _row(who: str, origin: str, action: str, thing: str, detail: str, project: str) -> Callable[[Connection], None]:
     values = {
-        "time": time.time(), "who": identity.who[:128], "origin": address_of(connection)[:128], "action": action,
-        "thing": thing[:256], "project": project[:256], "detail": detail[:2000],
+        "time": time.time(), "who": who[:128], "origin": origin[:128], "action": action, "thing": thing[:256],
+        "project": project[:256], "detail": detail[:2000],
     }  # fmt: skip
 
     def job(database: Connection) -> None:

@@ -151,7 +151,7 @@ class Keys:
                     also(connection)
             return exists
 
-        exists = self._database.write(job)
+        exists = self._database.write(job, essential=True)  # a leaked key must be stopped also while the disk is full
         self._replace(identifier, revoked=now)
         return exists
 
@@ -172,7 +172,7 @@ class Keys:
                 also(connection)
             return _key(row)
 
-        changed = self._database.write(job)
+        changed = self._database.write(job, essential=True)
         self._replace(identifier, limits=dict(limits))
         return changed
 

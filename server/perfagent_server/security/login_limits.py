@@ -2,8 +2,8 @@
 
 A login is counted before its password is compared, and the count is taken back when it was right. Each wrong one beyond
 the first few doubles the wait, up to a minute: nobody is locked out for good. While a wait lasts nothing is compared, and
-nothing is counted. Who has logged in from a browser before has a count of its own there (people.py), so that a
-stranger who guesses at a name does not keep its owner out.
+nothing is counted. Who has logged in from a browser before has a count of its own there, and that one only (people.py), so
+that a stranger who guesses at the name, or behind the same address, does not keep its owner out.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LoginLimits:
                 _write(connection, bucket, failures, now)
             return 0.0
 
-        return self._database.write(job)
+        return self._database.write(job, essential=True)  # a full disk keeps nobody out
 
     def succeeded(self, buckets: Sequence[Bucket]) -> None:
         """It was right: it is not counted. Writes the database."""
@@ -96,7 +96,7 @@ class LoginLimits:
                 else:
                     _write(connection, bucket, known[bucket.key].failures - 1, known[bucket.key].last, waits=False)
 
-        self._database.write(job)
+        self._database.write(job, essential=True)
 
     @staticmethod
     def _rows(connection: Connection, buckets: Sequence[Bucket]) -> Sequence[Any]:

@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 from perfagent.errors import ConfigError
 from perfagent_server.refusal import RefusalError
+from perfagent_server.security.access import is_over_https
 from perfagent_server.security.accounts import RoleIn, why_no_name
 from perfagent_server.security.role_mapping import parse_mapping, roles_given, values_of_claim
 from perfagent_server.security.signed_cookies import SignedCookies
@@ -82,7 +83,7 @@ class OpenIdProvider:
         value = self._cookies.sign(_PURPOSE, {"session": request.session, "next": goes_to})
         answer.set_cookie(
             _COOKIE, value, max_age=_SIGN_IN_S, path="/login", httponly=True, samesite="lax",
-            secure=request.url.scheme == "https",
+            secure=is_over_https(request),
         )  # fmt: skip
         answer.headers["cache-control"] = "no-store"
         return answer

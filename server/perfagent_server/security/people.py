@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from perfagent_server.database import Database
 from perfagent_server.refusal import RefusalError
-from perfagent_server.security.access import address_of
+from perfagent_server.security.access import address_of, is_over_https
 from perfagent_server.security.accounts import Account, Accounts, folded
 from perfagent_server.security.login_limits import Bucket, LoginLimits, of_address, of_device, of_name
 from perfagent_server.security.passwords import Passwords
@@ -34,7 +34,7 @@ class People:
         """The user of this name and password. Raises RefusalError, in the same words and after the same time whether there
         is such a user or not; while guesses are slowed down without a look at the password."""
         known = await asyncio.to_thread(self.accounts.find, name)
-        buckets = [of_address(address_of(connection)), self._by_name(name, known, connection)]
+        buckets = self._buckets(name, known, connection)
         wait = await asyncio.to_thread(self.limits.begin, buckets)
         if wait > 0:
             raise _slowed_down(wait)
@@ -49,14 +49,16 @@ class People:
         value = self._cookies.sign("device", [user.id, secrets.token_hex(8)])
         response.set_cookie(
             _DEVICE, value, max_age=_DEVICE_S, path="/", httponly=True, samesite="lax",
-            secure=connection.url.scheme == "https",
+            secure=is_over_https(connection),
         )  # fmt: skip
 
-    def _by_name(self, name: str, known: Account | None, connection: HTTPConnection) -> Bucket:
+    def _buckets(self, name: str, known: Account | None, connection: HTTPConnection) -> list[Bucket]:
+        """A browser in which this user has logged in counts by itself: neither guesses at the name nor strangers behind the
+        same address keep the user out."""
         device = self._cookies.read("device", connection.cookies.get(_DEVICE), max_age_s=_DEVICE_S)
         if known is not None and isinstance(device, list) and device[0] == known.id:
-            return of_device(str(device[1]))
-        return of_name(folded(name))
+            return [of_device(str(device[1]))]
+        return [of_address(address_of(connection)), of_name(folded(name))]
 
 
 def _slowed_down(wait_s: float) -> RefusalError:

@@ -3,6 +3,8 @@
 A session is a random id in an HttpOnly, SameSite=Lax cookie; the server keeps its SHA-256. A one-time address is good
 for one use within a day. A session that a key opened ends with that key. A user's has the roles that the user has now,
 and ends when the user is disabled, is removed, or has a new password.
+
+All writes are essential: people must get in to a server whose disk is full, to free some space.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from sqlalchemy.engine import Connection
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from perfagent_server.security.access import ADMIN_TOKEN, address_of
+from perfagent_server.security.access import ADMIN_TOKEN, address_of, is_over_https
 from perfagent_server.security.accounts import Account, role_rows
 from perfagent_server.security.rights import Identity, rights_of_roles, rights_of_scope
 from perfagent_server.store.changes import note_change
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Session", "Sessions"]
 
 _SESSION_S = 30 * 86400.0
+_PROVIDER_SESSION_S = 12 * 3600.0
+"""Of who signed in at an identity provider. It does not tell us when somebody leaves; they are out after a working day."""
 _LINK_S = 86400.0
 # Browsers refuse a `__Host-` cookie unless it is Secure, for the whole host and set over https: no other site can plant
 # one.
@@ -65,7 +69,7 @@ class Sessions:
             connection.execute(delete(login_link).where(login_link.c.expires < now))
             connection.execute(insert(login_link).values(digest=_digest(token), scope=scope, expires=now + _LINK_S))
 
-        self._database.write(job, essential=True)  # a server whose disk is full must start, too
+        self._database.write(job, essential=True)
         return token
 
     def redeem(self, token: str) -> str | None:
@@ -75,7 +79,11 @@ class Sessions:
             row = connection.execute(select(login_link.c.scope, login_link.c.expires).where(its)).first()
         if row is None or row.expires <= self._clock():
             return None
-        taken = self._database.write(lambda connection: connection.execute(delete(login_link).where(its)).rowcount == 1)
+
+        def job(connection: Connection) -> bool:
+            return connection.execute(delete(login_link).where(its)).rowcount == 1
+
+        taken = self._database.write(job, essential=True)
         return str(row.scope) if taken else None
 
     # --- sessions -----------------------------------------------------------------------------------------------------
@@ -87,8 +95,9 @@ class Sessions:
         """The id of a new session, for the cookie: of the scope of a key (whose id is `key`) or of the admin token, or of a
         user, as it was when the password was compared."""
         token, now = secrets.token_urlsafe(32), self._clock()
+        lasts_s = _PROVIDER_SESSION_S if user is not None and user.issuer is not None else _SESSION_S
         values = {
-            "digest": _digest(token), "scope": scope, "created": now, "expires": now + _SESSION_S, "key": key,
+            "digest": _digest(token), "scope": scope, "created": now, "expires": now + lasts_s, "key": key,
             "account": user and user.id, "epoch": user.epoch if user else 0, "origin": address_of(connection)[:128],
             "agent": connection.headers.get("user-agent", "")[:256],
         }  # fmt: skip
@@ -101,7 +110,7 @@ class Sessions:
             if also:
                 also(database)
 
-        self._database.write(job)
+        self._database.write(job, essential=True)
         return token
 
     def close(self, cookies: Mapping[str, str], *, also: Callable[[Connection], object] | None = None) -> None:
@@ -116,7 +125,7 @@ class Sessions:
                     if also:
                         also(connection)
 
-            self._database.write(job)
+            self._database.write(job, essential=True)
 
     def has_cookie(self, cookies: Mapping[str, str]) -> bool:
         """Whether find() would read the database."""
@@ -187,7 +196,7 @@ class Sessions:
             also(connection)
             return True
 
-        return self._database.write(job)
+        return self._database.write(job, essential=True)
 
     @staticmethod
     def digest(cookies: Mapping[str, str]) -> bytes | None:
@@ -196,7 +205,7 @@ class Sessions:
         return _digest(token) if token else None
 
     def set_cookie(self, response: Response, token: str, connection: HTTPConnection) -> None:
-        secure = connection.url.scheme in ("https", "wss")
+        secure = is_over_https(connection)
         response.set_cookie(
             _SECURE_COOKIE if secure else _PLAIN_COOKIE, token, max_age=int(_SESSION_S), path="/", secure=secure, httponly=True,
             samesite="lax",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -11,6 +13,8 @@ from unittest import mock
 import pytest
 from builders import ServerProcess, server_process, web
 from commands import Ended, perfagent
+
+from perfagent.local_server import ADMIN_TOKEN_FILE
 
 PASSWORD = "correct horse battery"
 
@@ -67,6 +71,15 @@ def test_the_first_user_lets_a_public_server_start(tmp_path: Path) -> None:
     data = tmp_path / "s" / "server-data"
     added = users(tmp_path, data, "add", "root", "--role", "admin", "--password-stdin")
     assert added.returncode == 0, added.stderr
+    made = perfagent(tmp_path, "keys", "create", "read", "--name", "screen", "--project", "vision", "--data", str(data))
+    assert made.returncode == 0, made.stderr
     with server_process(tmp_path / "s", "--host", "0.0.0.0") as server:
         assert web().get(f"{server.url}/api/v1/runs").status_code == 401
         assert log_in(server, "root") == 303
+        token = (data / ADMIN_TOKEN_FILE).read_text().strip()
+        answer = web().get(f"{server.url}/api/v1/audit", headers={"Authorization": f"Bearer {token}"})
+    who = f"command line (OS user {pwd.getpwuid(os.getuid()).pw_name})"
+    rows = [[one[name] for name in ("who", "action", "thing", "project", "detail")] for one in answer.json()["entries"]]
+    assert rows[1:] == [
+        [who, "key.create", "screen", "vision", "read"], [who, "user.add", "root", "", "admin of all projects"],
+    ]  # fmt: skip

@@ -184,6 +184,26 @@ def test_a_key_may_have_limits_of_its_own(tmp_path: Path) -> None:
         assert [post(client, frame({"loss": [1.0]}, seq=seq), **limited).status_code for seq in (3, 4)] == [200, 429]
 
 
+def test_an_administrator_of_a_project_does_not_lift_the_servers_limits(tmp_path: Path) -> None:
+    with api(tmp_path, requests_per_s=5.0, runs_per_hour=math.inf) as client:
+        admin = made_key(client, scope="admin", project="vision")
+
+        def make(limits: dict[str, float], headers: dict[str, str]) -> Any:
+            body = {"scope": "ingest", "project": "vision", "limits": limits}
+            return client.post("/api/v1/keys", json=body, headers=headers)
+
+        made = make({"requests_per_s": 5, "runs_per_hour": 1e300}, admin)
+        assert made.status_code == 201, made.text
+        address = f"/api/v1/keys/{made.json()['id']}"
+        lifted = {"requests_per_s": 1e300}
+        for answer in (make(lifted, admin), client.patch(address, json={"limits": lifted}, headers=admin)):
+            assert answer.status_code == 403
+            assert "requests_per_s may be at most 5, the server's own" in answer.json()["error"]["message"]
+        assert client.patch(address, json={"limits": {"requests_per_s": 2}}, headers=admin).status_code == 200
+        assert make(lifted, ADMIN).status_code == 201
+        assert client.patch(address, json={"limits": lifted}, headers=ADMIN).status_code == 200
+
+
 def test_limits_of_a_key_can_be_changed(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         key = made_key(client, limits={"requests_per_s": 0.1})
@@ -279,6 +299,24 @@ def test_projects_and_ranks_are_bounded_with_a_word_of_the_setting(tmp_path: Pat
             assert answer.status_code == 422
             assert "ranks 0 to 7" in answer.json()["error"]["message"]
             assert "PERFAGENT_MAX_RANKS" in answer.json()["error"]["message"]
+
+
+def test_one_key_does_not_use_up_the_projects_of_all_others(tmp_path: Path) -> None:
+    with api(tmp_path, max_projects=100) as client:
+        clock = client.app.state.services.new_runs._clock = Clock()  # type: ignore[attr-defined]
+        keys = [made_key(client), made_key(client)]
+
+        def begin(number: int, key: dict[str, str]) -> Any:
+            return post(client, frame({"loss": [1.0]}, run=f"run {number}", project=f"project {number}"), **key)
+
+        assert [begin(number, keys[0]).status_code for number in range(11)] == [200] * 10 + [429]
+        refused = begin(10, keys[0])
+        assert int(refused.headers["Retry-After"]) >= 3600
+        assert "more than 10 projects within an hour" in refused.json()["error"]["message"]
+        assert begin(5, keys[0]).status_code == 200, "a project that is there may get more"
+        assert begin(10, keys[1]).status_code == 200
+        clock.now += 3600
+        assert begin(11, keys[0]).status_code == 200
 
 
 def test_names_beyond_the_limit_are_counted_and_say_the_setting(tmp_path: Path) -> None:

@@ -47,6 +47,16 @@ def test_a_session_over_https_has_the_host_cookie(tmp_path: Path) -> None:
         assert client.get("/api/v1/keys").status_code == 200
 
 
+def test_behind_a_proxy_that_is_not_trusted_the_public_address_makes_cookies_secure(tmp_path: Path) -> None:
+    with api(tmp_path, public_url="https://monitor.example.org") as client:
+        user = {"name": "ada", "password": "correct horse battery", "roles": [{"role": "viewer"}]}
+        assert client.post("/api/v1/users", json=user, headers=ADMIN).status_code == 201
+        answer = client.post("/login", data={"name": "ada", "password": user["password"]})
+        cookies = answer.headers.get_list("set-cookie")
+        assert [cookie.split("=")[0] for cookie in cookies] == ["__Host-perfagent", "perfagent_device"]
+        assert all("Secure" in cookie for cookie in cookies)
+
+
 def test_a_session_survives_a_restart_and_ends_with_the_logout(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         client.get(one_time_path(client))
@@ -188,7 +198,9 @@ def test_who_asks_is_looked_up_off_the_event_loop(tmp_path: Path) -> None:
         assert client.post("/login", data={"token": key}).status_code == 303
         for path in ("/api/v1/session", "/api/v1/runs", "/"):
             assert client.get(path).status_code in (200, 404)
-        assert len(reads) >= 6
+        client.cookies.clear()
+        assert client.post("/login", data={"name": "nobody", "password": "a wrong one"}).status_code == 401
+        assert len(reads) >= 9
         assert not any(reads)
 
 

@@ -57,6 +57,24 @@ def test_who_has_logged_in_here_before_is_not_kept_out_by_a_stranger(tmp_path: P
         assert log_in(client, PASSWORD) == 303
 
 
+def test_a_stranger_behind_the_same_address_does_not_keep_out_who_has_logged_in_here_before(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        limits_of(client)._clock = Clock()
+        body = {"name": "ada", "password": PASSWORD, "roles": [{"role": "viewer"}]}
+        assert client.post("/api/v1/users", json=body, headers=ADMIN).status_code == 201
+        assert log_in(client, PASSWORD) == 303
+        known = {"perfagent_device": client.cookies["perfagent_device"]}
+        client.cookies.clear()
+        assert [log_in(client, "a guess", f"name {number}") for number in range(11)] == [401] * 10 + [429]
+        assert log_in(client, PASSWORD) == 429, "a browser that is not known waits with its address"
+        client.cookies.update(known)
+        assert log_in(client, "a guess", "name 0") == 429, "a browser is known for its own user only"
+        assert log_in(client, PASSWORD) == 303
+        client.cookies.clear()
+        client.cookies.update(known)
+        assert [log_in(client, "a wrong one") for _ in range(6)] == [401] * 5 + [429], "its own guesses count there"
+
+
 def test_waits_double_up_to_a_minute_and_are_forgotten(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         limits = limits_of(client)

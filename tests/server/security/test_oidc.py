@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hashlib
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,23 @@ def test_a_user_appears_at_the_first_sign_in_with_the_roles_of_the_groups(tmp_pa
         assert users(client) == {
             "ada": [(None, "admin")], "bob@example.org": [("project-a", "operator"), ("project-b", "viewer")],
         }  # fmt: skip
+
+
+def test_a_session_that_the_provider_opened_ends_after_twelve_hours(tmp_path: Path, provider: Provider) -> None:
+    with signing_in(tmp_path, provider) as client:
+        signed_in = time.time()
+        assert sign_in(client, provider, "ada").status_code == 303
+        sessions = client.app.state.services.access.sessions  # type: ignore[attr-defined]
+        sessions._clock = lambda: signed_in + 11.9 * 3600
+        assert client.get("/api/v1/runs").status_code == 200
+        sessions._clock = lambda: signed_in + 12.1 * 3600
+        assert client.get("/api/v1/runs").status_code == 401
+
+
+def test_the_cookie_of_a_sign_in_is_secure_where_the_public_address_is(tmp_path: Path, provider: Provider) -> None:
+    with signing_in(tmp_path, provider, public_url="https://monitor.example.org") as client:
+        answer = client.get("/login/oidc")
+        assert answer.status_code == 302 and "Secure" in answer.headers["set-cookie"]
 
 
 def test_the_code_is_bound_to_the_browser_by_pkce_state_and_nonce(tmp_path: Path, provider: Provider) -> None:
