@@ -87,6 +87,7 @@ def test_runs_over_age_are_deleted_whole(shelf, ended: bool) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.sqlite
 def test_the_file_gives_room_back_to_the_disk(shelf, place) -> None:
     noise = np.random.default_rng(1).standard_normal(120_000)
     for seq in range(1, 15):
