@@ -88,6 +88,7 @@ TABLE: dict[tuple[str, str], Need] = {
     ("GET", "/api/v1/retention"): READ_SEEN,
     ("GET", "/api/v1/retention/preview"): Need("read", "server"),
     ("PUT", "/api/v1/retention"): ADMIN_PROJECT,
+    ("PATCH", "/api/v1/retention"): ADMIN_PROJECT,
     ("DELETE", "/api/v1/retention"): ADMIN_PROJECT,
     ("GET", "/api/v1/keys"): Need("admin", "seen"),
     ("POST", "/api/v1/keys"): ADMIN_PROJECT,

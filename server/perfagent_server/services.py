@@ -50,7 +50,6 @@ from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.opening import open_store
 from perfagent_server.store.retention import Retention, RetentionPolicy
 from perfagent_server.store.samples import SampleCompactor
-from perfagent_server.store.shards import STORAGE
 from perfagent_server.verdict.healthy import Healthy
 
 if TYPE_CHECKING:
@@ -301,9 +300,7 @@ def _wired(
         rule_profiles=rule_profiles,
         profiles=Profiles(database),
         compactor=compactor,
-        retention=Retention(
-            database, store, _policy(settings), on_deleted=forget, is_mine=holds(STORAGE), thin_elsewhere=thin
-        ),
+        retention=Retention(database, store, _policy(settings), on_deleted=forget, leases=leases, thin_elsewhere=thin),
         replica=replica,
         access=Access(settings, keys, Sessions(database), admin_token=admin_token),
         people=People(database, cookies),

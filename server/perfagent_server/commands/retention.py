@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 from perfagent.command_line.option_types import number_above
 from perfagent.command_line.terminal_output import Screen, Table
@@ -33,12 +34,16 @@ def command(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|set|remove|preview")
     show = actions.add_parser("list", help="list what is in force")
     show.set_defaults(run=_list)
-    change = actions.add_parser("set", help="set it for a project, or for all that have nothing of their own")
+    change = actions.add_parser(
+        "set", help="set what is named, for a project, or for all that have nothing of their own"
+    )
     for name, words in _LIMITS.items():
         metavar = "BYTES" if name == "max_bytes" else "DAYS"
         change.add_argument(f"--{name.replace('_', '-')}", type=_limit, metavar=metavar, help=f"keep {words}")
     change.set_defaults(run=_set)
-    remove = actions.add_parser("remove", help="take back what was set")
+    remove = actions.add_parser("remove", help="take back what was set: what is named, or all of it")
+    for name in _LIMITS:
+        remove.add_argument(f"--{name.replace('_', '-')}", action="store_true", help="take back this one")
     remove.set_defaults(run=_remove)
     preview = actions.add_parser("preview", help="print what would go now; changes nothing")
     preview.set_defaults(run=_preview)
@@ -54,8 +59,8 @@ def _limit(text: str) -> float | str:
 
 def _set(arguments: argparse.Namespace) -> int:
     body = {name: value for name in _LIMITS if (value := getattr(arguments, name)) is not None}
-    made = AdminApi.from_arguments(arguments).request("PUT", _path(arguments.project), body)
-    print(json.dumps(made) if arguments.json else f"{_named(made['project'])}: {_words(made['in_force'])}")
+    made = AdminApi.from_arguments(arguments).request("PATCH", _path(arguments.project), body)
+    print(json.dumps(made) if arguments.json else f"{_named(made['project'])}: {_words(made)}")
     return 0
 
 
@@ -73,8 +78,12 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    AdminApi.from_arguments(arguments).request("DELETE", _path(arguments.project))
-    print(json.dumps({"removed": arguments.project}) if arguments.json else f"{_named(arguments.project)}: taken back")
+    fields = [name for name in _LIMITS if getattr(arguments, name)]
+    AdminApi.from_arguments(arguments).request("DELETE", _path(arguments.project, fields))
+    if arguments.json:
+        print(json.dumps({"removed": arguments.project, "fields": fields}))
+    else:
+        print(f"{_named(arguments.project)}: {', '.join(fields) or 'all'} taken back")
     return 0
 
 
@@ -102,8 +111,10 @@ def _preview(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _path(project: str) -> str:
-    return f"/retention?project={quote(project, safe='')}" if project else "/retention"
+def _path(project: str, fields: Sequence[str] = ()) -> str:
+    asked = [("project", project)] if project else []
+    asked += [("field", field) for field in fields]
+    return f"/retention?{urlencode(asked)}" if asked else "/retention"
 
 
 def _named(project: str) -> str:
@@ -114,6 +125,11 @@ def _number(value: float | None) -> str:
     return FOREVER if value is None else f"{value:g}" if value < 1e6 else f"{value:,.0f}"
 
 
-def _words(in_force: dict[str, Any]) -> str:
-    said = [f"{name} {_number(value)}" for name, value in in_force.items() if value is not None]
+def _words(shown: dict[str, Any]) -> str:
+    """All that is limited, and what is kept for ever because somebody said so."""
+    said = [
+        f"{name} {_number(value)}"
+        for name, value in shown["in_force"].items()
+        if value is not None or name in shown["set"]
+    ]
     return ", ".join(said) or "everything is kept for ever"

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
+from pydantic import AfterValidator
 
+from perfagent.wire.frame import MAX_NAME_BYTES
 from perfagent_server.refusal import RefusalError
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.security.access import lacking, require, require_everywhere
@@ -15,8 +17,8 @@ from perfagent_server.security.rights import Identity, Scope
 from perfagent_server.services import Services
 
 __all__ = [
-    "AdministeredRun", "Administrator", "AdministratorOfAll", "OperatedRun", "Operator", "Reader", "RunAt", "SeenRun",
-    "ServicesDep", "check_project",
+    "AdministeredRun", "Administrator", "AdministratorOfAll", "OperatedRun", "Operator", "ProjectAsked", "Reader", "RunAt",
+    "SeenRun", "ServicesDep", "check_project",
 ]  # fmt: skip
 
 
@@ -32,6 +34,16 @@ Operator = Annotated[Identity, Depends(require("operate"))]
 Administrator = Annotated[Identity, Depends(require("admin"))]
 """Of one project or more: the route checks of which."""
 AdministratorOfAll = Annotated[Identity, Depends(require_everywhere("admin"))]
+
+
+def _short(project: str) -> str:
+    if len(project.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"a project has up to {MAX_NAME_BYTES} bytes")
+    return project
+
+
+ProjectAsked = Annotated[str, Query(), AfterValidator(_short)]
+"""`?project=` of routes that also take none, which is all projects. As long as a frame's may be."""
 
 
 @dataclass(frozen=True, slots=True)

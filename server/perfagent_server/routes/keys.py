@@ -12,6 +12,7 @@ from pydantic import ConfigDict
 from starlette.responses import Response
 
 from perfagent.errors import ConfigError
+from perfagent.wire.frame import MAX_NAME_BYTES
 from perfagent_server.routes.dependencies import Administrator, ServicesDep, check_project
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
@@ -80,10 +81,10 @@ def create_key(new: NewKey, request: Request, services: ServicesDep, identity: A
     """A new key. `key` is shown this once. An administrator of some projects makes keys of these projects."""
     if new.scope not in KEY_SCOPES:
         raise ApiError(422, "invalid", f"scope is {new.scope[:80]!r}; allowed are {', '.join(KEY_SCOPES)}", "scope")
-    if len(new.name.encode()) > 256:
-        raise ApiError(422, "invalid", "name may have up to 256 bytes", "name")
-    if new.project is not None and not 1 <= len(new.project.encode()) <= 256:
-        raise ApiError(422, "invalid", "project must have 1 to 256 bytes", "project")
+    if len(new.name.encode()) > MAX_NAME_BYTES:
+        raise ApiError(422, "invalid", f"name may have up to {MAX_NAME_BYTES} bytes", "name")
+    if new.project is not None and not 1 <= len(new.project.encode()) <= MAX_NAME_BYTES:
+        raise ApiError(422, "invalid", f"project must have 1 to {MAX_NAME_BYTES} bytes", "project")
     check_project(identity, "admin", new.project or "")
     expires = None
     if new.expires_in_s is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Annotated, ClassVar
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 from starlette.responses import Response
 
-from perfagent_server.routes.dependencies import Administrator, Reader, ServicesDep, check_project
+from perfagent_server.routes.dependencies import Administrator, ProjectAsked, Reader, ServicesDep, check_project
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.audit import listed, record
@@ -20,7 +20,6 @@ __all__ = ["router"]
 
 router = APIRouter()
 
-Project = Annotated[str, Query(max_length=128)]
 Amount = Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Currency = Annotated[str, Field(max_length=100)]
 
@@ -65,7 +64,7 @@ def list_prices(services: ServicesDep, identity: Reader) -> Response:
 
 @router.put("/prices", responses={200: {"model": PriceShown}})
 def change_price(
-    asked: NewPrice, request: Request, services: ServicesDep, identity: Administrator, project: Project = "",
+    asked: NewPrice, request: Request, services: ServicesDep, identity: Administrator, project: ProjectAsked = "",
 ) -> Response:  # fmt: skip
     """Sets the price of a project; without one, that of all projects that have none of their own. It counts for all of
     a run's hours, also for those before."""
@@ -90,7 +89,7 @@ def change_price(
 
 @router.delete("/prices", status_code=204, response_class=Response)
 def remove_price(
-    request: Request, services: ServicesDep, identity: Administrator, project: Project = "",
+    request: Request, services: ServicesDep, identity: Administrator, project: ProjectAsked = "",
 ) -> Response:  # fmt: skip
     """Takes the price of a project away; without one, that of all projects."""
     check_project(identity, "admin", project)

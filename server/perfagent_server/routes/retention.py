@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,7 +11,7 @@ from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 from starlette.responses import Response
 
-from perfagent_server.routes.dependencies import Administrator, Reader, ServicesDep, check_project
+from perfagent_server.routes.dependencies import Administrator, ProjectAsked, Reader, ServicesDep, check_project
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import require_everywhere
@@ -29,7 +30,7 @@ __all__ = ["router"]
 
 router = APIRouter()
 
-Project = Annotated[str, Query(max_length=128)]
+FieldsAsked = Annotated[Sequence[str], Query()]
 Limit = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] | Literal["forever"] | None
 _SHOWN_STEPS = 1000
 
@@ -37,7 +38,7 @@ _SHOWN_STEPS = 1000
 @dataclass
 class NewPolicy:
     """Days, and bytes; "forever" keeps everything; what is left out is that of all projects, or of the server's settings.
-    Replaces what was set for the project as a whole."""
+    PUT replaces what was set for the project as a whole; PATCH keeps what is left out."""
 
     samples_days: Limit = None
     rollup16_days: Limit = None
@@ -135,9 +136,54 @@ def show_what_would_go(services: ServicesDep) -> Response:
 
 @router.put("/retention", responses={200: {"model": PolicyShown}})
 def change_policy(
-    asked: NewPolicy, request: Request, services: ServicesDep, identity: Administrator, project: Project = "",
+    asked: NewPolicy, request: Request, services: ServicesDep, identity: Administrator, project: ProjectAsked = "",
 ) -> Response:  # fmt: skip
-    """Sets how long the data of a project is kept; without one, that of all projects that have nothing of their own."""
+    """Sets how long the data of a project is kept; without one, that of all projects that have nothing of their own. What
+    is left out is taken back: PATCH keeps it."""
+    return _changed(asked, request, services, identity, project, keep_others=False)
+
+
+@router.patch("/retention", responses={200: {"model": PolicyShown}})
+def change_part_of_policy(
+    asked: NewPolicy, request: Request, services: ServicesDep, identity: Administrator, project: ProjectAsked = "",
+) -> Response:  # fmt: skip
+    """Sets some of it; what is left out stays as it was set before."""
+    return _changed(asked, request, services, identity, project, keep_others=True)
+
+
+@router.delete("/retention", status_code=204, response_class=Response)
+def remove_policy(
+    request: Request, services: ServicesDep, identity: Administrator, project: ProjectAsked = "", field: FieldsAsked = (),
+) -> Response:  # fmt: skip
+    """Takes back what was set for a project; without one, for all projects. field: only these, such as max_bytes."""
+    check_project(identity, "admin", project)
+    fields = set(field)
+    if unknown := sorted(fields - set(PROJECT_FIELDS)):
+        said = f"{unknown[0][:80]!r} is none of {', '.join(PROJECT_FIELDS)}"
+        raise ApiError(422, "invalid", said, "field")
+    audit = record(request, identity, "retention.remove", project, ", ".join(sorted(fields)), project=project)
+
+    def job(connection: Connection) -> bool:
+        before = stored_policies(connection).get(project, {})
+        left = {name: value for name, value in before.items() if fields and name not in fields}
+        if len(left) == len(before):
+            return False
+        if left:
+            set_policy(connection, project, left)
+        else:
+            drop_policy(connection, project)
+        audit(connection)
+        return True
+
+    if not services.database.write(job, essential=True):
+        what = " and ".join(filter(None, [project[:80] or "all projects", ", ".join(sorted(fields))]))
+        raise ApiError(404, "not_found", f"nothing is set for {what}; GET /api/v1/retention lists what is", "project")
+    return Response(status_code=204)
+
+
+def _changed(
+    asked: NewPolicy, request: Request, services: ServicesDep, identity: Administrator, project: str, *, keep_others: bool
+) -> Response:  # fmt: skip
     check_project(identity, "admin", project)
     given = {name: value for name, value in asdict(asked).items() if value is not None}
     if not given:
@@ -145,36 +191,15 @@ def change_policy(
         raise ApiError(422, "invalid", said, "samples_days")
     audit = record(request, identity, "retention.change", project, listed(given), project=project)
 
-    def job(connection: Connection) -> None:
-        set_policy(connection, project, given)
+    def job(connection: Connection) -> dict[str, dict[str, Any]]:
+        before = stored_policies(connection)
+        kept = before.get(project, {}) if keep_others else {}
+        set_policy(connection, project, {**kept, **given})
         audit(connection)
+        return {**before, project: {**kept, **given}}
 
-    services.database.write(job, essential=True)
-    stored = {**_stored(services), project: given}
+    stored = services.database.write(job, essential=True)
     return reply(_shown(Policies(services.retention.policy, stored), stored, project))
-
-
-@router.delete("/retention", status_code=204, response_class=Response)
-def remove_policy(
-    request: Request, services: ServicesDep, identity: Administrator, project: Project = "",
-) -> Response:  # fmt: skip
-    """Takes back what was set for a project; without one, for all projects."""
-    check_project(identity, "admin", project)
-    audit = record(request, identity, "retention.remove", project, project=project)
-
-    def job(connection: Connection) -> bool:
-        audit(connection)
-        return drop_policy(connection, project)
-
-    if not services.database.write(job, essential=True):
-        what = project[:80] or "all projects"
-        raise ApiError(404, "not_found", f"nothing is set for {what}; GET /api/v1/retention lists what is", "project")
-    return Response(status_code=204)
-
-
-def _stored(services: ServicesDep) -> dict[str, dict[str, Any]]:
-    with services.database.read() as connection:
-        return stored_policies(connection)
 
 
 def _shown(policies: Policies, stored: dict[str, dict[str, Any]], project: str) -> PolicyShown:

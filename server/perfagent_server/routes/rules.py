@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from pydantic import ConfigDict
 from sqlalchemy import Connection
 from starlette.responses import Response
 
 from perfagent.errors import ConfigError
-from perfagent_server.routes.dependencies import Administrator, Reader, ServicesDep, check_project
+from perfagent_server.routes.dependencies import Administrator, ProjectAsked, Reader, ServicesDep, check_project
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.rules.catalogue import all_rules, describe
@@ -21,8 +21,6 @@ from perfagent_server.services import Services
 __all__ = ["router"]
 
 router = APIRouter()
-
-Project = Annotated[str, Query(max_length=128)]
 
 
 @dataclass
@@ -67,7 +65,7 @@ class RuleChange:
 
 
 @router.get("/rules", responses={200: {"model": RuleList}})
-def list_rules(services: ServicesDep, identity: Reader, project: Project = "") -> Response:
+def list_rules(services: ServicesDep, identity: Reader, project: ProjectAsked = "") -> Response:
     """Every rule that judges runs, in the order of verdicts. `project`: with the thresholds of this project."""
     if project:
         check_project(identity, "read", project)
@@ -78,7 +76,7 @@ def list_rules(services: ServicesDep, identity: Reader, project: Project = "") -
 @router.put("/rules/{rule}", responses={200: {"model": RuleShown}})
 def change_rule(
     rule: str, change: RuleChange, request: Request, services: ServicesDep, identity: Administrator,
-    project: Project = "",
+    project: ProjectAsked = "",
 ) -> Response:  # fmt: skip
     """Sets a rule for a project; for all projects without one. It counts from the next sample on, and wins over
     rules.toml."""
@@ -106,7 +104,7 @@ def change_rule(
 @router.delete("/rules/{rule}", responses={200: {"model": RuleShown}})
 def reset_rule(
     rule: str, request: Request, services: ServicesDep, identity: Administrator,
-    project: Project = "",
+    project: ProjectAsked = "",
 ) -> Response:  # fmt: skip
     """Takes back what PUT set for this project, or for all: the rule is as rules.toml and its own thresholds say."""
     check_project(identity, "admin", project)

@@ -9,13 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from perfagent.wire import Frame, Latest, LogRow, RankMatrix, Series
 from perfagent_server.store.shards import EVERY
 from perfagent_server.store.stored import FromTail
 
-__all__ = ["Batch", "MetricStore", "Receipt", "Refused", "Rejected"]
+__all__ = ["Batch", "Check", "MetricStore", "Receipt", "Refused", "Rejected", "no_check"]
+
+Check = Callable[[Any], None]
+"""Called first in a transaction, with the store's connection; what it raises leaves everything as it was."""
+
+
+def no_check(_connection: object) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +126,7 @@ class MetricStore(Protocol):
     def samples(self, run: str) -> Iterator[LogRow]:
         """Every visible sample exactly once: by name, then rank, then step."""
 
-    def delete(self, run: str) -> None:
+    def delete(self, run: str, check: Check = no_check) -> None:
         """Removes a run with all that belongs to it. Others write meanwhile; until it is gone, the run is there with less and
-        less in it. Also on a full disk."""
+        less in it. Also on a full disk. check: called first in each transaction; what it raises ends the deletion, and the
+        run stays with what is left of it."""

@@ -17,6 +17,7 @@ from perfagent_server.store.clickhouse.connection import Address, Away, ClickHou
 from perfagent_server.store.clickhouse.marks import batches_of
 from perfagent_server.store.clickhouse.reading import ClickHouseSamples
 from perfagent_server.store.clickhouse.schema import ensure_schema
+from perfagent_server.store.interface import Check
 from perfagent_server.store.retention.policy import Scope
 from perfagent_server.store.samples import SampleCompactor
 from perfagent_server.store.shards import StoreLeases
@@ -28,7 +29,7 @@ __all__ = ["open_clickhouse", "open_store"]
 
 _log = logging.getLogger(__name__)
 
-Thin = Callable[[Scope, float], int]
+Thin = Callable[[Scope, float, Check], int]
 
 
 def open_store(

@@ -31,7 +31,8 @@ from perfagent_server.runs.run_commands import Request
 from perfagent_server.services import Services, open_services
 from perfagent_server.settings import Settings
 from perfagent_server.store.changes import newest_deletion
-from perfagent_server.store.shards import SHARDS, LeaseLost, shard_of
+from perfagent_server.store.retention import DAY_S, Retention, RetentionPolicy
+from perfagent_server.store.shards import SHARDS, STORAGE, LeaseLost, shard_of
 from perfagent_server.store.statements import pipelined
 
 pytestmark = pytest.mark.postgresql
@@ -374,6 +375,28 @@ def test_a_lease_that_went_away_and_came_back_does_not_count(tmp_path: Path, dat
         with pytest.raises(LeaseLost):
             a.services.database.write(lambda connection: mine.verify(connection, before))
         until(lambda: mine.held.get(shard_of(run)) == before[shard_of(run)] + 2, why="the new term")
+
+
+def test_retention_deletes_nothing_more_when_its_lease_is_gone(tmp_path: Path, database: str) -> None:
+    with replica(tmp_path / "a", database) as a:
+        assert a.services.replica is not None
+        for run in ("first", "second"):
+            a.send(
+                frame(
+                    {"loss": [1.0]}, events=[Event(kind="state", time=time.time(), data={"state": "finished"})], run=run
+                )
+            )
+
+        def lost(_run: str) -> None:
+            postgresql_server.ask_in(database, "UPDATE lease SET term = term + 2 WHERE name = %s", STORAGE)
+
+        retention = Retention(
+            a.services.database, a.services.store, RetentionPolicy(runs_days=0.5), clock=lambda: time.time() + DAY_S,
+            on_deleted=lost, leases=a.services.replica.leases,
+        )  # fmt: skip
+        with pytest.raises(LeaseLost):
+            retention.run_once()
+        assert len(a.get("/runs")["runs"]) == 1
 
 
 def test_a_server_that_stops_in_its_turn_loses_it(

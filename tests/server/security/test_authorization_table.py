@@ -40,6 +40,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("PUT", "/api/v1/rules/{rule}"): {},
     ("PUT", "/api/v1/prices"): {"currency": CANARY, "kwh": 0.3},
     ("PUT", "/api/v1/retention"): {"samples_days": 30},
+    ("PATCH", "/api/v1/retention"): {"samples_days": 30},
     ("POST", "/api/v1/keys"): {"scope": "read", "project": OURS},
     ("PATCH", "/api/v1/keys/{key_id}"): {"limits": {"requests_per_s": 50}},
     ("POST", "/api/v1/channels"): {"kind": "webhook", "url": "https://example.com/"},

@@ -10,7 +10,7 @@ from frames import BEGIN
 
 from perfagent.wire import Frame
 from perfagent_server.database import Database, open_database
-from perfagent_server.store.interface import Receipt
+from perfagent_server.store.interface import Check, Receipt
 from perfagent_server.store.opening import open_store
 from perfagent_server.store.retention.policy import Scope
 from perfagent_server.store.samples import SampleCompactor
@@ -33,7 +33,7 @@ class Shelf:
     database: Database
     store: SqlStore
     compactor: SampleCompactor
-    thin: Callable[[Scope, float], int] | None
+    thin: Callable[[Scope, float, Check], int] | None
     """What drops full resolution of samples that are not in the database."""
 
     def append(self, *frames: Frame, now: float = BEGIN) -> list[Receipt]:

@@ -192,9 +192,11 @@ def test_old_bundles_become_blocks_with_cells_and_charts_stay_exact(shelf) -> No
     newest = shelf.store.latest("r1")
     policy = RetentionPolicy(samples_days=30)
     shelf.append(frame(1, run="alive"), now=BEGIN + 39 * DAY_S)  # the clock is believed
-    Retention(shelf.database, shelf.store, policy, clock=lambda: BEGIN + 20 * DAY_S).run_once()
+    now = BEGIN + 20 * DAY_S
+    retention = Retention(shelf.database, shelf.store, policy, clock=lambda: now, uptime=lambda: now)
+    retention.run_once()
     assert count(shelf, tables.bundle) > 0
-    retention = Retention(shelf.database, shelf.store, policy, clock=lambda: BEGIN + 40 * DAY_S)
+    now += 20 * DAY_S
     retention.run_once()
     assert (count(shelf, tables.bundle), count(shelf, tables.axis)) == (0, 0)
     assert count(shelf, tables.block) == retention.counters["blocks_thinned"] == 3 * 70

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from frames import BEGIN, frame, rows, state
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlite_calls import sqlite_calls
 
 from perfagent_server.store import tables
@@ -87,6 +87,7 @@ def test_runs_over_age_are_deleted_whole(shelf, ended: bool) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.sqlite
 def test_the_file_gives_room_back_to_the_disk(shelf, place) -> None:
     noise = np.random.default_rng(1).standard_normal(120_000)
     for seq in range(1, 15):
@@ -140,6 +141,34 @@ def test_a_server_that_starts_with_a_clock_far_ahead_of_all_runs_deletes_nothing
     retention = retention_at(shelf, Clocks(now=BEGIN + 366 * DAY_S), runs_days=30, samples_days=1)
     retention.run_once()
     assert (runs_left(shelf), retention.counters["refused"]) == (["yesterday"], 1)
+
+
+def test_a_server_that_starts_with_a_clock_far_ahead_waits_a_day_though_runs_are_heard_of_by_it(shelf) -> None:
+    clocks = Clocks(now=BEGIN + DAY_S)
+    shelf.append(frame(1, state("finished", time=BEGIN), rows({"loss": [1.0]}, [1]), run="yesterday"))
+    shelf.compact()
+    policy = {"runs_days": 30, "samples_days": 30, "events_days": 30}
+    retention_at(shelf, clocks, **policy).run_once()
+    clocks = Clocks(now=BEGIN + 400 * DAY_S, up=10.0)
+    say_hello(shelf, clocks.now)
+    started = retention_at(shelf, clocks, **policy)
+    for hours in (1, 22):
+        clocks.pass_by(hours * 3600)
+        started.run_once()
+    assert (runs_left(shelf), started.counters["refused"]) == (["alive", "yesterday"], 2)
+    assert len(list(shelf.store.samples("yesterday"))) == 1
+    assert "400 days ahead" in started.preview().refused
+    right = Clocks(now=BEGIN + 2 * DAY_S, up=10.0)
+    mended = retention_at(shelf, right, **policy)  # a person has set the clock right, and started it again
+    mended.run_once()
+    assert mended.counters["refused"] == 0
+    clocks.pass_by(3 * 3600)
+    say_hello(shelf, clocks.now)
+    started.run_once()  # nobody did: that is the right time
+    assert runs_left(shelf) == ["alive"]
+    clocks.pass_by(3600)
+    started.run_once()
+    assert started.counters["refused"] == 2
 
 
 def test_most_runs_go_at_once_only_after_a_day_in_which_somebody_can_see_it(shelf) -> None:
@@ -198,6 +227,18 @@ def test_blocks_are_thinned_in_short_jobs_of_the_writer_and_none_when_nothing_is
             jobs.append(0)
     updates = [count for count in jobs if count]
     assert (sum(updates), max(updates)) == (450, BLOCKS_AT_ONCE)
+
+
+@pytest.mark.blocks
+def test_a_run_that_was_tagged_meanwhile_keeps_its_samples(shelf) -> None:
+    shelf.append(frame(1, rows({"loss": [1.0] * 1500}, range(1500))))
+    shelf.compact()
+    with shelf.database.read() as connection:
+        old = [row[:4] for row in connection.execute(old_blocks(Scope(None), BEGIN + DAY_S, 0.0)).all()]
+    change = update(tables.run).values(tags='["keep"]')
+    shelf.database.write(lambda connection: connection.execute(change))
+    thinned = shelf.database.write(lambda connection: _thin_blocks(connection, old, BEGIN + DAY_S, Scope(None)))
+    assert (thinned, len(list(shelf.store.samples("r1")))) == (0, 1500)
 
 
 @pytest.mark.blocks

@@ -82,12 +82,17 @@ def test_a_project_keeps_its_samples_longer_than_the_others_and_a_kept_run_for_e
     tag(shelf, "kept", "baseline", KEEP_TAG)
     setting(shelf, "q", {"samples_days": 200})
     setting(shelf, "r", {"samples_days": FOREVER})
-    hello(shelf, LATER)
-    retention_at(shelf, LATER, samples_days=30).run_once()
+    now = LATER
+    hello(shelf, now)
+    kept = RetentionPolicy(samples_days=30)
+    retention = Retention(
+        shelf.database, shelf.store, kept, clock=lambda: now, uptime=lambda: now, thin_elsewhere=shelf.thin
+    )
+    retention.run_once()
     assert [samples(shelf, run) for run in ("usual", "long", "always", "kept")] == [0, 3000, 3000, 3000]
-    later = BEGIN + 201 * DAY_S
-    hello(shelf, later)
-    retention_at(shelf, later, samples_days=30).run_once()
+    now = BEGIN + 201 * DAY_S
+    hello(shelf, now)
+    retention.run_once()
     assert [samples(shelf, run) for run in ("usual", "long", "always", "kept")] == [0, 0, 3000, 3000]
     assert audited(shelf) == ["retention.samples", "retention.samples"]
 
@@ -101,6 +106,9 @@ def test_the_default_of_all_projects_is_over_the_settings_and_below_those_of_a_p
     retention_at(shelf, LATER, runs_days=1000).run_once()
     assert runs_left(shelf) == ["alive", "b"]
     assert audited(shelf) == ["retention.run"]
+    with shelf.database.read() as connection:
+        told = connection.execute(select(tables.audit.c.project, tables.audit.c.thing)).all()
+    assert told == [("p", "a")], "whoever looks for the run, or may see the project, finds it"
 
 
 @pytest.mark.blocks
@@ -138,6 +146,28 @@ def test_a_run_that_goes_on_after_its_cells_were_put_together_counts_every_sampl
     assert (sum(found.count), max(found.max)) == (3002, 60.0)
     shown = shelf.store.series("old", "loss", from_step=0, to_step=511, points=2)
     assert max(shown.max) == 50.0
+
+
+@pytest.mark.parametrize("how", ["it goes on", "it is tagged", "the policy changes"])
+def test_a_run_that_must_stay_by_now_is_not_deleted_by_a_round_that_found_it_before(shelf, how: str) -> None:
+    for number, run in enumerate(("first", "second")):
+        finished(shelf, run, at=BEGIN + number, steps=10)
+    hello(shelf, LATER)
+
+    def happens(_deleted: str) -> None:
+        if how == "it goes on":
+            shelf.append(frame(3, rows({"loss": [2.0]}, [10], [LATER]), run="second"), now=LATER)
+        elif how == "it is tagged":
+            tag(shelf, "second", KEEP_TAG)
+        else:
+            setting(shelf, "p", {"runs_days": FOREVER})
+
+    policy = RetentionPolicy(runs_days=30)
+    retention = Retention(shelf.database, shelf.store, policy, clock=lambda: LATER, on_deleted=happens)
+    retention.run_once()
+    assert runs_left(shelf) == ["alive", "second"]
+    assert samples(shelf, "second") == 10 + (how == "it goes on")
+    assert (audited(shelf), retention.counters["runs_deleted"]) == (["retention.run"], 1)
 
 
 # --- by size ----------------------------------------------------------------------------------------------------------
@@ -180,6 +210,35 @@ def test_a_small_budget_ends_with_runs_and_spares_live_and_kept_ones_and_other_p
     assert retention.counters["over_budget_bytes"] > 0
     assert retention.counters["refused"] == 1, "what is left is told once"
     assert audited(shelf).count("retention.budget.run") == 3
+
+
+@pytest.mark.blocks
+def test_a_run_that_failed_within_a_day_may_restart_and_loses_nothing_for_a_budget(shelf) -> None:
+    finished(shelf, "failed", steps=3000)
+    setting(shelf, "p", {"max_bytes": 10})
+    retention_at(shelf, BEGIN + 3600).run_once()
+    assert samples(shelf, "failed") == 3000
+    retention_at(shelf, BEGIN + 25 * 3600).run_once()
+    assert runs_left(shelf) == []
+
+
+@pytest.mark.parametrize("how", ["it goes on", "it is tagged"])
+def test_a_budget_spares_a_run_that_must_stay_by_now(shelf, how: str) -> None:
+    for number in range(2):
+        finished(shelf, f"r{number}", at=BEGIN + number, seed=number, steps=3000)
+    setting(shelf, "p", {"max_bytes": 10})
+    now = BEGIN + 5 * DAY_S
+
+    def happens(deleted: str) -> None:
+        if deleted != "r0":
+            return
+        if how == "it goes on":
+            shelf.append(of("p", frame(3, rows({"loss": [2.0]}, [3000], [now]), run="r1")), now=now)
+        else:
+            tag(shelf, "r1", KEEP_TAG)
+
+    Retention(shelf.database, shelf.store, clock=lambda: now, on_deleted=happens).run_once()
+    assert runs_left(shelf) == ["r1"]
 
 
 @pytest.mark.blocks

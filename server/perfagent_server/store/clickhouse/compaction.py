@@ -29,6 +29,7 @@ from perfagent_server.store.clickhouse.marks import Batches, batches_of, keep_ba
 from perfagent_server.store.clickhouse.rollups import Rollups
 from perfagent_server.store.clickhouse.rows import INPUT, Packed, TailRow, pack
 from perfagent_server.store.clickhouse.schema import cell, ensure_schema, sample
+from perfagent_server.store.interface import Check
 from perfagent_server.store.retention.policy import Scope
 from perfagent_server.store.shards import SHARDS, STORAGE, AllShards, StoreLeases
 from perfagent_server.store.statements import Prepared, compile_all, insert_for
@@ -158,15 +159,15 @@ class ClickHouseCompactor:
             else ""
         )
 
-    def thin(self, scope: Scope, before: float) -> int:
+    def thin(self, scope: Scope, before: float, check: Check) -> int:
         """Drops full resolution of what is older than `before` (Unix seconds) in the runs of a scope: see Rollups.thin().
-        What ClickHouse does not do now waits for the next call."""
+        What ClickHouse does not do now waits for the next call. check: called first in each transaction that drops."""
         with self._once:
             if not self._is_mine():
                 return 0
             try:
                 self._prepare()
-                return self.rollups.thin(scope, before, self._clock(), self._stop.is_set)
+                return self.rollups.thin(scope, before, self._clock(), check, self._stop.is_set)
             except StorageError:
                 return 0
 

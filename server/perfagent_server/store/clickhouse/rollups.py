@@ -27,6 +27,7 @@ from perfagent_server.store.clickhouse.marks import Rollup, batches_of, keep_bat
 from perfagent_server.store.clickhouse.reading import AGGREGATES, COUNTS, LEVELS
 from perfagent_server.store.clickhouse.rows import Packed
 from perfagent_server.store.clickhouse.schema import cell, sample
+from perfagent_server.store.interface import Check
 from perfagent_server.store.retention.policy import Scope
 from perfagent_server.store.statements import put
 from perfagent_server.store.tables import run as run_table
@@ -110,7 +111,9 @@ class Rollups:
         self._database.write(functools.partial(_keep, run=run, attempt=attempt, rollup=after))
         self._rolled[run, attempt] = until
 
-    def thin(self, scope: Scope, before: float, now: float, should_stop: Callable[[], bool] = lambda: False) -> int:
+    def thin(
+        self, scope: Scope, before: float, now: float, check: Check, should_stop: Callable[[], bool] = lambda: False
+    ) -> int:
         """Drops full resolution of what is older than `before` (Unix seconds). Answers how many attempts it has marked."""
         with self._database.read() as connection:
             marked = connection.execute(
@@ -133,10 +136,12 @@ class Rollups:
         for run, attempt, last_step in attempts:
             if should_stop():
                 break
-            found += self._mark_thin(run, attempt, last_step, before, now)
+            found += self._mark_thin(scope, run, attempt, last_step, before, now, check)
         return found
 
-    def _mark_thin(self, run: str, attempt: int, last_step: int, before: float, now: float) -> int:
+    def _mark_thin(
+        self, scope: Scope, run: str, attempt: int, last_step: int, before: float, now: float, check: Check
+    ) -> int:
         with self._database.read() as connection:
             marks = marks_of(connection, run)
         rollup = marks.rollups.get(attempt, Rollup())
@@ -151,8 +156,15 @@ class Rollups:
         if until <= rollup.thinned:
             return 0
         self.roll(run, attempt, until)
-        self._database.write(functools.partial(_mark, run=run, attempt=attempt, until=until, now=now), essential=True)
-        return 1
+
+        def job(connection: Connection) -> int:
+            check(connection)
+            if connection.execute(select(run_table.c.id).where(run_table.c.id == run, scope.holds())).first() is None:
+                return 0  # it was tagged, or deleted, while the cells were made
+            _mark(connection, run, attempt, until, now)
+            return 1
+
+        return self._database.write(job, essential=True)
 
     def _delete(self, run: str, attempt: int, thinned: int) -> None:
         """What came later than the cells were made stays until they are made again."""

@@ -1,5 +1,5 @@
 """What goes when there is more than a size budget allows: the oldest first at full resolution, then cells of old runs, then
-old runs. Never a run that goes on, and never one with the tag `keep`."""
+old runs. Never a run that goes on or was heard of within a day, and never one with the tag `keep`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import Connection, func, or_, select
+from sqlalchemy import Connection, func, select
 
 from perfagent_server.store.retention.policy import LIVE_STATES, is_not_kept
 from perfagent_server.store.tables import run, run_storage
@@ -15,8 +15,9 @@ from perfagent_server.store.tables import run, run_storage
 __all__ = ["Action", "Candidate", "Step", "candidates", "plan"]
 
 Action = Literal["samples", "rollup16", "rollup256", "run"]
-_LOST_FOR_S = 86_400.0
-"""A run that is lost may be heard of again: its agent keeps what it could not send."""
+_SILENT_FOR_S = 86_400.0
+"""Before that a run may go on: a lost one's agent keeps what it could not send, and a failed one restarts from its
+checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,22 +45,20 @@ class Step:
     bytes: int
 
 
-def candidates(connection: Connection, project: str | None, now: float) -> list[Candidate]:
-    """Of a project, or of all; the oldest first."""
+def candidates(connection: Connection, project: str | None, now: float, *, only: str | None = None) -> list[Candidate]:
+    """Of a project, or of all; the oldest first. only: looks at this run and at no other."""
     over = func.coalesce(run.c.ended, run.c.updated)
     sizes = (run_storage.c[f"{name}_bytes"] for name in ("samples", "cells", "rollups", "other"))
     query = (
         select(run.c.id.label("run"), run.c.name, run.c.project, over.label("over"), run_storage.c.finest_steps, *sizes)
         .join(run_storage, run_storage.c.run == run.c.id)
-        .where(
-            run.c.state.not_in(LIVE_STATES),
-            or_(run.c.state != "lost", run.c.updated < now - _LOST_FOR_S),
-            is_not_kept(),
-        )
+        .where(run.c.state.not_in(LIVE_STATES), run.c.updated < now - _SILENT_FOR_S, is_not_kept())
         .order_by(over, run.c.id)
     )
     if project is not None:
         query = query.where(run.c.project == project)
+    if only is not None:
+        query = query.where(run.c.id == only)
     return [Candidate(**row) for row in connection.execute(query).mappings()]
 
 

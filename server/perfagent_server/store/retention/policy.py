@@ -104,6 +104,7 @@ class Policies:
     """base: of the settings. overrides: what was set over it, by project, ALL_PROJECTS being the default of all."""
 
     def __init__(self, base: RetentionPolicy, overrides: Mapping[str, Mapping[str, Any]]) -> None:
+        self.stored = dict(overrides)
         self.default = _over(base, overrides.get(ALL_PROJECTS, {}))
         self._overrides = {project: one for project, one in overrides.items() if project != ALL_PROJECTS}
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, Select, bindparam, null, select, tuple_, update
 
-from perfagent_server.database import Database
 from perfagent_server.store.codec.aggregates import decode_cells, encode_rows, reduced_rows
 from perfagent_server.store.codec.blocks import BLOCK_STEPS, CELL_STEPS
 from perfagent_server.store.codec.rollups import CHUNK_CELLS, LEVELS
+from perfagent_server.store.retention.checks import CheckedDatabase, held_runs, held_series
 from perfagent_server.store.retention.policy import Scope
 from perfagent_server.store.statements import Prepared, put
 from perfagent_server.store.tables import block, bundle, rollup, run, run_storage, series
@@ -86,7 +86,7 @@ def old_bundles(scope: Scope, before: float) -> Select[Any]:
     return select(bundle.c.id).where(bundle.c.last_time < before, of)
 
 
-def thin_old(database: Database, scope: Scope, before: float, stop: Any) -> int:
+def thin_old(database: CheckedDatabase, scope: Scope, before: float, stop: Any) -> int:
     """Drops the samples of what is older than `before`, Unix seconds. Answers the number of blocks."""
     thinned, after = 0, float("-inf")
     while not stop.is_set():
@@ -94,8 +94,8 @@ def thin_old(database: Database, scope: Scope, before: float, stop: Any) -> int:
             old = connection.execute(old_blocks(scope, before, after).limit(BLOCKS_AT_ONCE)).all()
         if not old:
             break
-        job = functools.partial(_thin_blocks, blocks=[row[:4] for row in old], before=before)
-        changed = database.write(job, essential=True)
+        job = functools.partial(_thin_blocks, blocks=[row[:4] for row in old], before=before, scope=scope)
+        changed = database.write(job)
         thinned += changed
         # Blocks of kept runs stay where they are: the next look begins behind them.
         after = old[-1].last_time if changed else float(np.nextafter(old[-1].last_time, np.inf))
@@ -104,14 +104,12 @@ def thin_old(database: Database, scope: Scope, before: float, stop: Any) -> int:
             ids = list(connection.execute(old_bundles(scope, before).limit(_BUNDLES_AT_ONCE)).scalars())
         if not ids:
             return thinned
-        thinned += database.write(
-            functools.partial(thin_bundles, ids=ids, blocks_at_once=BLOCKS_AT_ONCE), essential=True
-        )
+        thinned += database.write(functools.partial(_thin_bundles, ids=ids, scope=scope))
     return thinned
 
 
-def thin_run(database: Database, run_id: str, now: float) -> int:
-    """Drops all samples of a run. Answers the number of blocks."""
+def thin_run(database: CheckedDatabase, run_id: str, now: float) -> int:
+    """Drops all samples of a run. The check of `database` says whether it still may. Answers the number of blocks."""
     with database.read() as connection:
         keys = connection.execute(
             select(block.c.series, block.c.attempt, block.c.block, block.c.axis)
@@ -122,12 +120,10 @@ def thin_run(database: Database, run_id: str, now: float) -> int:
     thinned = 0
     for some in _parts(keys, BLOCKS_AT_ONCE):
         job = functools.partial(_thin_blocks, blocks=some, before=float("inf"))
-        thinned += database.write(job, essential=True)
+        thinned += database.write(job)
     while ids:
         some = ids[:_BUNDLES_AT_ONCE]
-        thinned += database.write(
-            functools.partial(thin_bundles, ids=some, blocks_at_once=BLOCKS_AT_ONCE), essential=True
-        )
+        thinned += database.write(functools.partial(thin_bundles, ids=some, blocks_at_once=BLOCKS_AT_ONCE))
         with database.read() as connection:  # a job leaves those that are too many for it
             left = list(connection.execute(select(bundle.c.id).where(bundle.c.id.in_(some))).scalars())
         ids = left + ids[_BUNDLES_AT_ONCE:]
@@ -135,8 +131,14 @@ def thin_run(database: Database, run_id: str, now: float) -> int:
     return thinned
 
 
-def _thin_blocks(connection: Connection, blocks: Sequence[Sequence[Any]], before: float) -> int:
-    """Takes the samples out of these blocks, but for those that new ones have reached meanwhile."""
+def _thin_blocks(
+    connection: Connection, blocks: Sequence[Sequence[Any]], before: float, scope: Scope | None = None
+) -> int:
+    """Takes the samples out of these blocks, but for those that new ones have reached meanwhile. scope: and only where
+    the run still is in it."""
+    if scope is not None:
+        held = held_series(connection, scope, {row[0] for row in blocks})
+        blocks = [row for row in blocks if row[0] in held]
     names = ("_series", "_attempt", "_block", "_axis")
     rows = [dict(zip(names, row, strict=True), _before=before) for row in blocks]
     thinned = _thin_block.many(connection, rows)
@@ -144,10 +146,19 @@ def _thin_blocks(connection: Connection, blocks: Sequence[Sequence[Any]], before
     return thinned
 
 
+def _thin_bundles(connection: Connection, ids: Sequence[int], scope: Scope) -> int:
+    """Those whose run still is in the scope."""
+    runs = {
+        row.id: row.run for row in connection.execute(select(bundle.c.id, bundle.c.run).where(bundle.c.id.in_(ids)))
+    }
+    held = held_runs(connection, scope, set(runs.values()))
+    return thin_bundles(connection, [one for one in ids if runs.get(one) in held], BLOCKS_AT_ONCE)
+
+
 # --- cells ------------------------------------------------------------------------------------------------------------
 
 
-def roll_up_run(database: Database, run_id: str, width: int, now: float) -> None:
+def roll_up_run(database: CheckedDatabase, run_id: str, width: int, now: float) -> None:
     """Puts the cells of a run together until each has `width` steps, 256 or 4096; its samples are dropped. (A block, of 1024
     steps, keeps one cell at least.)"""
     thin_run(database, run_id, now)
@@ -166,17 +177,17 @@ def roll_up_run(database: Database, run_id: str, width: int, now: float) -> None
         rows = _rows_of(database, (block.c.series, block.c.attempt, block.c.block), block.c.cells, some)
         origins = [row.block * BLOCK_STEPS for row in rows]
         changed = _put_together(rows, origins, CELL_STEPS, min(width, BLOCK_STEPS), ("_series", "_attempt", "_block"))
-        database.write(functools.partial(_change, _roll_up_block, changed), essential=True)
+        database.write(functools.partial(_change, _roll_up_block, changed))
     for some in _parts(chunks if width > LEVELS[0] else [], BLOCKS_AT_ONCE):
         key = (rollup.c.series, rollup.c.attempt, rollup.c.level, rollup.c.chunk)
         rows = _rows_of(database, key, rollup.c.cells, some)
         origins = [row.chunk * row.level * CHUNK_CELLS for row in rows]
         changed = _put_together(rows, origins, LEVELS[0], width, ("_series", "_attempt", "_level", "_chunk"))
-        database.write(functools.partial(_change, _roll_up_rollup, changed), essential=True)
+        database.write(functools.partial(_change, _roll_up_rollup, changed))
     _note(database, run_id, width, now)
 
 
-def _rows_of(database: Database, key: Sequence[Any], cells: Any, keys: Sequence[Any]) -> Sequence[Any]:
+def _rows_of(database: CheckedDatabase, key: Sequence[Any], cells: Any, keys: Sequence[Any]) -> Sequence[Any]:
     with database.read() as connection:
         return connection.execute(select(*key, cells).where(tuple_(*key).in_([tuple(one) for one in keys]))).all()
 
@@ -207,11 +218,11 @@ def _parts(rows: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
         yield rows[start : start + size]
 
 
-def _note(database: Database, run_id: str, finest_steps: int, now: float) -> None:
+def _note(database: CheckedDatabase, run_id: str, finest_steps: int, now: float) -> None:
     """now: when, by the server's clock. What is heard of the run later has full resolution again."""
 
     def job(connection: Connection) -> None:
         if connection.execute(select(run.c.id).where(run.c.id == run_id)).first() is not None:
             put(connection, run_storage, {"run": run_id, "finest_steps": finest_steps, "thinned": now, "measured": 0.0})
 
-    database.write(job, essential=True)
+    database.write(job)

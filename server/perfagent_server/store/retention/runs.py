@@ -35,20 +35,25 @@ def _over_before(scope: Scope, before: float) -> tuple[Any, ...]:
     return func.coalesce(run.c.ended, run.c.updated) < before, run.c.updated < before, ~by_its_clock, scope.holds()
 
 
-def old_runs(connection: Connection, scope: Scope, before: float) -> list[OldRun]:
-    found = connection.execute(select(*_COLUMNS).where(*_over_before(scope, before)).order_by(run.c.updated))
+def old_runs(connection: Connection, scope: Scope, before: float, *, only: str | None = None) -> list[OldRun]:
+    """only: looks at this run and at no other."""
+    its = () if only is None else (run.c.id == only,)
+    found = connection.execute(select(*_COLUMNS).where(*_over_before(scope, before), *its).order_by(run.c.updated))
     return [OldRun(*row) for row in found]
 
 
-def too_fine_runs(connection: Connection, scope: Scope, before: float, width: int) -> list[OldRun]:
+def too_fine_runs(
+    connection: Connection, scope: Scope, before: float, width: int, *, only: str | None = None
+) -> list[OldRun]:
     """Runs that are over for so long, and still have cells of fewer steps than `width`."""
+    its = () if only is None else (run.c.id == only,)
     has_finer = or_(
         run_storage.c.run.is_(None), run_storage.c.finest_steps < width, run_storage.c.thinned < run.c.updated
     )
     found = connection.execute(
         select(*_COLUMNS)
         .outerjoin(run_storage, run_storage.c.run == run.c.id)
-        .where(*_over_before(scope, before), run.c.state.not_in(LIVE_STATES), has_finer)
+        .where(*_over_before(scope, before), run.c.state.not_in(LIVE_STATES), has_finer, *its)
         .order_by(run.c.updated)
     )
     return [OldRun(*row) for row in found]

@@ -26,7 +26,7 @@ from perfagent_server.store.attempt_starts import Starts
 from perfagent_server.store.changes import newest_deletion, note_change
 from perfagent_server.store.clickhouse.marks import note_deletion
 from perfagent_server.store.codec.tail import pack_tail, step_range
-from perfagent_server.store.interface import Batch, Receipt, Rejected
+from perfagent_server.store.interface import Batch, Check, Receipt, Rejected, no_check
 from perfagent_server.store.statements import Prepared, compile_all, insert_for, pipelined
 from perfagent_server.store.tables import event, idempotency, ledger, series, source, tail
 from perfagent_server.store.tables import run as run_table
@@ -298,13 +298,14 @@ class Appender:
             _keep_event.send(connection, happened)
         return ids
 
-    def delete(self, run: str) -> None:
+    def delete(self, run: str, check: Check = no_check) -> None:
         """See MetricStore. Most of it goes in short transactions, so that the last one is short, too."""
-        empty_run(self.database, run)
-        self.database.write(partial(self._delete, run=run), essential=True)
+        empty_run(self.database, run, check)
+        self.database.write(partial(self._delete, run=run, check=check), essential=True)
 
-    def _delete(self, connection: Connection, run: str) -> None:
+    def _delete(self, connection: Connection, run: str, check: Check) -> None:
         """The foreign keys take everything else of the run along."""
+        check(connection)
         fed = select(source.c.id).where(source.c.run == run, source.c.id.startswith(lifecycle.JSON_SOURCE)).limit(1)
         if connection.execute(fed).first() is not None:
             mark = {"key": deletion_mark(run), "created": time.time(), "reply": b""}

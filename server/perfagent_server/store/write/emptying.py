@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Table, bindparam, delete, select
 
 from perfagent_server.database import Database
+from perfagent_server.store.interface import Check, no_check
 from perfagent_server.store.statements import Prepared
 from perfagent_server.store.tables import block, bundle, event, last, profile_part, rollup, series, tail
 
@@ -53,16 +54,17 @@ _TABLES = (
 )
 
 
-def empty_run(database: Database, run: str) -> None:
-    """Never called on the writer thread."""
+def empty_run(database: Database, run: str, check: Check = no_check) -> None:
+    """Never called on the writer thread. check: called first in each transaction."""
     for table in _TABLES:
         while True:
             with database.read() as connection:
                 found = table.find.all(connection, {"of": run})
             if len(found) < table.at_once:
                 break
-            database.write(functools.partial(_drop, table=table, found=found), essential=True)
+            database.write(functools.partial(_drop, table=table, found=found, check=check), essential=True)
 
 
-def _drop(connection: Connection, table: _Pieces, found: Sequence[Sequence[Any]]) -> None:
+def _drop(connection: Connection, table: _Pieces, found: Sequence[Sequence[Any]], check: Check) -> None:
+    check(connection)
     table.drop.many(connection, [dict(zip(table.keys, row, strict=True)) for row in found])
