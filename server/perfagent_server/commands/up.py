@@ -31,10 +31,6 @@ __all__ = ["command"]
 
 log = logging.getLogger("perfagent.server")
 
-_SWITCH_S = 0.001
-"""How long one thread may compute while another waits. A request passes through the event loop, the writer and the event
-loop again: with Python's 5 ms it waits that long each time that rules or compaction compute."""
-
 
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = "Starts the server and its dashboard. Every option can be given as PERFAGENT_<OPTION> too."
@@ -128,7 +124,6 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
     address.write_text(replace(settings, public_url=None).url + "\n")
     _announce(settings, services)
     helper = _take_in(settings)
-    sys.setswitchinterval(_SWITCH_S)
     with contextlib.suppress(KeyboardInterrupt):
         # uvicorn raises the signal that stopped it once more when it is done. By default SIGTERM would then kill us
         # here, with the address file left behind and the helper running on.
