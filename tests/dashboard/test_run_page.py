@@ -282,7 +282,8 @@ def test_unknown_run_is_a_clear_page(tab: OpenTab) -> None:
     page.wait("() => location.pathname === '/runs'")
 
 
-def test_names_and_messages_of_others_are_text(site: ServerProcess, tab: OpenTab, run: str) -> None:
+@pytest.mark.fault
+def test_x06_names_and_messages_of_others_are_text(site: ServerProcess, tab: OpenTab, run: str) -> None:
     evil = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
     events = [
         Event(kind="log", time=time.time(), step=1, data={"lines": [evil], "stream": "stdout"}),

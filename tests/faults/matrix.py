@@ -57,10 +57,25 @@ FAULTS = {
     "S01": "the server is killed with SIGKILL",
     "S02": "the server's disk is full",
     "S03": "the database is damaged, read-only or of another version",
+    "S04": "the database is locked, or its connections are cut",
+    "S05": "more agents than the server can take",
+    "S06": "one noisy run",
+    "S07": "pages that read slowly, or vanish",
     "S08": "the server is stopped while it takes frames or migrates",
     "S09": "agents, servers and databases of different versions",
     "S10": "the server's clock jumps",
     "S11": "a backup while the server writes, and its restore",
+    "X01": "requests of every kind to every route",
+    "X02": "bombs, bodies without an end, broken HTTP",
+    "X03": "names that are paths",
+    "X04": "data that would run code",
+    "X05": "receivers at inner addresses",
+    "X06": "texts of others in pages and exports",
+    "X07": "pages of other sites, and names that lead here",
+    "X08": "guesses at keys and passwords, and keys in logs",
+    "X09": "every route, with every key and role",
+    "X10": "secrets of a careless job",
+    "X11": "who may read the spool",
     "W01": "the receiver of webhooks fails",
     "W02": "the server dies with an alert on the way",
     "W03": "NaN on the way to the receiver",
@@ -77,16 +92,24 @@ TESTED = (
     "tests/e2e/test_monitoring.py",
     "tests/server/alerts",
     "tests/server/store/test_kill9.py",
+    "tests/training/checkpoint/test_damage.py",
 )
 SERVER_TESTED = (
+    "tests/agent/bench/test_ingest.py",
+    "tests/dashboard/test_run_page.py",
     "tests/faults/test_backup.py",
     "tests/faults/test_server.py",
-    "tests/server/api/test_commands.py",
+    "tests/promises/test_repository.py",
+    "tests/server/alerts/test_outbound.py",
+    "tests/server/api",
     "tests/server/engine/test_scheduler.py",
+    "tests/server/ingest",
+    "tests/server/live",
+    "tests/server/security",
     "tests/server/store/test_database.py",
     "tests/server/store/test_retention_by_project.py",
 )
-"""Tests of the rows about running a server, a loop of their own: `scripts/faults server`."""
+"""Tests of the rows about running a server and about who may do what, a loop of their own: `scripts/faults server`."""
 
 Loop = Callable[[Path, bool], list[Outcome]]
 

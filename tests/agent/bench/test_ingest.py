@@ -83,7 +83,8 @@ def test_a_key_that_may_only_send_measures_and_says_that_nothing_was_checked(
         assert "give a valid --key" in err
 
 
-def test_refusals_are_followed_counted_and_the_frame_comes_again(
+@pytest.mark.fault
+def test_s05_refusals_are_followed_counted_and_the_frame_comes_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with listening(tmp_path, requests_per_s=0.5) as server:  # five at once, then one in two seconds

@@ -28,8 +28,9 @@ INSIDE = [
 PUBLIC = ["93.184.216.34", "8.8.8.8", "2606:2800:220:1::1", "64:ff9b::808:808", "2002:808:808::1", "::ffff:8.8.8.8"]
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("host", INSIDE)
-def test_no_form_of_an_inner_address_is_sent_to(host: str) -> None:
+def test_x05_no_form_of_an_inner_address_is_sent_to(host: str) -> None:
     guard = Guard()
     with pytest.raises((AddressNotAllowed, OSError)):
         post(guard, f"http://{host}:8420/x", b"{}", {}, total_s=3.0)
@@ -39,7 +40,8 @@ def test_the_corpus_is_large_enough() -> None:
     assert len(INSIDE) >= 40
 
 
-def test_the_message_says_address_not_allowed_and_what_to_set() -> None:
+@pytest.mark.fault
+def test_x05_the_message_says_address_not_allowed_and_what_to_set() -> None:
     with pytest.raises(AddressNotAllowed, match=r"address not allowed: .*PERFAGENT_WEBHOOK_ALLOW=127\.1:9000"):
         Guard().check_url("http://127.1:9000/x")
 
@@ -50,6 +52,7 @@ def test_public_addresses_pass(text: str) -> None:
     assert Guard(resolver=lambda host, port: [text]).addresses("example.org", 443) == [text]
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     "url",
     [
@@ -58,17 +61,19 @@ def test_public_addresses_pass(text: str) -> None:
         "http://example.org/a b", "http://example.org/\r\nHost: inner", "http:\\\\127.0.0.1\\x", "javascript:alert(1)", "",
     ],
 )  # fmt: skip
-def test_only_plain_http_and_https_urls_are_receivers(url: str) -> None:
+def test_x05_only_plain_http_and_https_urls_are_receivers(url: str) -> None:
     with pytest.raises(ConfigError):
         Guard(resolver=lambda host, port: ["8.8.8.8"]).check_url(url)
 
 
-def test_one_inner_address_among_public_ones_is_refused() -> None:
+@pytest.mark.fault
+def test_x05_one_inner_address_among_public_ones_is_refused() -> None:
     with pytest.raises(AddressNotAllowed):
         Guard(resolver=lambda host, port: ["8.8.8.8", "127.0.0.1"]).addresses("mixed.example", 80)
 
 
-def test_rebinding_between_check_and_request_reaches_nothing(receiver: Receiver) -> None:
+@pytest.mark.fault
+def test_x05_rebinding_between_check_and_request_reaches_nothing(receiver: Receiver) -> None:
     """The name is public when it is checked and inner when it is connected to: the second answer is checked as well."""
     answers: Iterator[list[str]] = iter([["8.8.8.8"], ["127.0.0.1"], ["127.0.0.1"]])
     guard = Guard(resolver=lambda host, port: next(answers))
@@ -128,7 +133,8 @@ def test_what_is_no_host_name_is_refused_with_a_sentence(host: str) -> None:
         Guard().check_url(f"http://{host}/x")
 
 
-def test_redirects_are_not_followed_and_the_environments_proxy_is_not_used(
+@pytest.mark.fault
+def test_x05_redirects_are_not_followed_and_the_environments_proxy_is_not_used(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
@@ -138,7 +144,8 @@ def test_redirects_are_not_followed_and_the_environments_proxy_is_not_used(
     assert receiver.deliveries == []
 
 
-def test_a_unix_socket_is_never_opened() -> None:
+@pytest.mark.fault
+def test_x05_a_unix_socket_is_never_opened() -> None:
     backend = _Backend(Guard(["0.0.0.0/0"]), "x", time.monotonic() + 1)
     with pytest.raises(AddressNotAllowed):
         backend.connect_unix_socket("/var/run/docker.sock")
@@ -160,7 +167,8 @@ def test_the_allow_list_takes_hosts_ports_and_cidrs(receiver: Receiver, entry: s
             post(guard, receiver.url, b"{}", {})
 
 
-def test_an_allowed_address_does_not_allow_its_neighbors() -> None:
+@pytest.mark.fault
+def test_x05_an_allowed_address_does_not_allow_its_neighbors() -> None:
     guard = Guard(["127.0.0.1:9000"], resolver=lambda host, port: ["127.0.0.1", "10.0.0.1"])
     assert guard.addresses("x", 9000) == ["127.0.0.1"]
     with pytest.raises(AddressNotAllowed):

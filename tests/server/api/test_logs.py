@@ -52,8 +52,9 @@ def test_each_line_is_one_object_with_the_request_the_run_and_the_exception(stre
     assert (second["run"], "request_id" in second) == ("r2", False)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_keys_and_tokens_are_cut_to_their_prefix(stream: io.StringIO, form: Any) -> None:
+def test_x08_keys_and_tokens_are_cut_to_their_prefix(stream: io.StringIO, form: Any) -> None:
     configure_logs(form, "info", access=True, stream=stream)
     logging.getLogger("x").error("the key %s and http://h/login?token=secret-of-a-link", KEY)
     logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', "::1", "GET", f"/login?token={KEY}", "1.1", 200)

@@ -401,8 +401,9 @@ ODD: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("odd", ODD)
-def test_odd_pieces_cost_the_frame_nothing(client: TestClient, odd: dict[str, Any]) -> None:
+def test_x03_odd_pieces_cost_the_frame_nothing(client: TestClient, odd: dict[str, Any]) -> None:
     start(client)
     next_frame(client, 2, 0, Event(kind="profile", time=float("nan"), data=odd))
     assert client.get("/api/v1/runs/r1").json()["step"] == 2

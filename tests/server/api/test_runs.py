@@ -143,8 +143,9 @@ def bits(value: float) -> bytes:
     return struct.pack("<d", value)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
-def test_export_gives_every_sample_back_to_the_bit(tmp_path: Path, kind: str) -> None:
+def test_x06_export_gives_every_sample_back_to_the_bit(tmp_path: Path, kind: str) -> None:
     with api(tmp_path) as client:
         send(client, frame({"x": EXACT, "=cmd()": [1.0] * len(EXACT)}))
         answer = client.get("/api/v1/runs/r1/export", params={"format": kind})

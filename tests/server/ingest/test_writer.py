@@ -66,7 +66,8 @@ def test_readers_behind_the_ack_get_what_was_stored_and_only_that(ingest: Ingest
     assert ingest.counters["rejected_samples"] == 1
 
 
-def test_too_many_waiting_frames_are_refused_at_once(database: Database) -> None:
+@pytest.mark.fault
+def test_s05_too_many_waiting_frames_are_refused_at_once(database: Database) -> None:
     ingest = Ingest(SqlStore(database), max_waiting=3)
     gate = threading.Event()
     blocker = database.submit(lambda connection: gate.wait(10))
@@ -86,7 +87,8 @@ def test_too_many_waiting_frames_are_refused_at_once(database: Database) -> None
     assert ingest.waiting == 0
 
 
-def test_a_refusal_of_the_database_reaches_every_sender_and_the_next_one_is_served(
+@pytest.mark.fault
+def test_s05_a_refusal_of_the_database_reaches_every_sender_and_the_next_one_is_served(
     database: Database, ingest: Ingest
 ) -> None:
     database.full = True

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 from builders import until
 
 from perfagent.wire import Event, Group, RunSummary
@@ -252,7 +253,8 @@ def test_bands_are_dropped_when_the_row_of_a_run_says_that_it_has_ended() -> Non
     assert set(topic.collected._of_runs) == {"goes-on"}
 
 
-def test_a_fleet_page_that_does_not_read_is_told_that_it_lags_and_then_everything_again() -> None:
+@pytest.mark.fault
+def test_s07_a_fleet_page_that_does_not_read_is_told_that_it_lags_and_then_everything_again() -> None:
     world = Pages(FLEET)
     (page,) = world.pages
     for step in range(1, 70):
@@ -267,7 +269,8 @@ def test_a_fleet_page_that_does_not_read_is_told_that_it_lags_and_then_everythin
     assert "name" not in after[1]["fleet"]["r1"]
 
 
-def test_an_inbox_that_is_full_of_bytes_makes_pages_fetch_anew() -> None:
+@pytest.mark.fault
+def test_s07_an_inbox_that_is_full_of_bytes_makes_pages_fetch_anew() -> None:
     world = Pages(FLEET, Subscription())
     large = stored({f"metric/{number}": [1.0] * 40_000 for number in range(100)})  # 32 MB
     for _ in range(4):

@@ -222,8 +222,9 @@ def test_a_page_gets_at_most_ten_messages_of_samples_a_second(tmp_path: Path) ->
         assert messages <= 10 * took + 2
 
 
+@pytest.mark.fault
 @pytest.mark.long
-def test_a_page_that_does_not_read_is_told_that_it_lags_and_ingest_goes_on(tmp_path: Path) -> None:
+def test_s07_a_page_that_does_not_read_is_told_that_it_lags_and_ingest_goes_on(tmp_path: Path) -> None:
     address = "ws://127.0.0.1:{}/ws/live"
     with (
         listening(tmp_path) as server,
@@ -251,7 +252,8 @@ def test_a_page_that_does_not_read_is_told_that_it_lags_and_ingest_goes_on(tmp_p
             seen = json.loads(sleeper.recv(timeout=20)) == {"lagged": True}
 
 
-def test_publishing_without_pages_keeps_nothing(tmp_path: Path) -> None:
+@pytest.mark.fault
+def test_s07_publishing_without_pages_keeps_nothing(tmp_path: Path) -> None:
     with listening(tmp_path) as server:
         hub = server.app.state.services.hub
         post(server, frame({"loss": [1.0]}))
@@ -280,10 +282,11 @@ def test_publishing_never_raises(tmp_path: Path) -> None:
         assert hub.counters["errors"] == 2
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     "origin", ["http://evil.example", "http://localhost:1", "null", "https://127.0.0.1.evil.example"]
 )
-def test_another_sites_page_gets_no_socket(tmp_path: Path, origin: str) -> None:
+def test_x07_another_sites_page_gets_no_socket(tmp_path: Path, origin: str) -> None:
     with listening(tmp_path) as server:
         with (
             pytest.raises(InvalidStatus) as refused,
@@ -321,7 +324,8 @@ def test_a_page_ends_with_its_key_and_others_go_on(tmp_path: Path) -> None:
         assert server.app.state.services.access.failures.total == 0
 
 
-def test_a_stop_with_open_pages_takes_less_than_ten_seconds(tmp_path: Path) -> None:
+@pytest.mark.fault
+def test_s07_a_stop_with_open_pages_takes_less_than_ten_seconds(tmp_path: Path) -> None:
     with listening(tmp_path) as server, contextlib.ExitStack() as stack:
         pages = [stack.enter_context(open_page(server)) for _ in range(5)]
         began = time.monotonic()

@@ -126,7 +126,8 @@ def _headers(client: TestClient, caller: Caller) -> dict[str, str]:
     return {"Cookie": f"perfagent_session={session}"}
 
 
-def test_every_route_has_an_entry(tmp_path: Path) -> None:
+@pytest.mark.fault
+def test_x09_every_route_has_an_entry(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         app = client.app
         assert isinstance(app, FastAPI)
@@ -150,8 +151,9 @@ def _asks_for(scopes: set[str], need: Need) -> bool:
     return scopes - {"read"} == {wanted} - {"read"} and (wanted != "read" or scopes == {"read"})
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("caller", CALLERS, ids=lambda caller: caller.name)
-def test_the_table_holds(callers: Callers, caller: Caller) -> None:
+def test_x09_the_table_holds(callers: Callers, caller: Caller) -> None:
     client = callers.client
     open_access = client.app.state.services.settings.open_access  # type: ignore[attr-defined]
     wrong = []
@@ -208,8 +210,9 @@ def _sees(caller: Caller, *, open_access: bool) -> bool:
     return caller.rights.may("read", OURS) or (open_access and caller.kind == "nobody")
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("caller", CALLERS, ids=lambda caller: caller.name)
-def test_what_one_may_read_is_there(callers: Callers, caller: Caller) -> None:
+def test_x09_what_one_may_read_is_there(callers: Callers, caller: Caller) -> None:
     """The other half of the leak check: the canary is in the answers of those who may see it."""
     client = callers.client
     open_access = client.app.state.services.settings.open_access  # type: ignore[attr-defined]
@@ -222,8 +225,9 @@ def test_what_one_may_read_is_there(callers: Callers, caller: Caller) -> None:
         assert CANARY in client.get(f"/api/v1{path}", headers=callers.headers[caller.name]).text, path
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("caller", CALLERS, ids=lambda caller: caller.name)
-def test_the_live_socket_asks_too(callers: Callers, caller: Caller) -> None:
+def test_x09_the_live_socket_asks_too(callers: Callers, caller: Caller) -> None:
     client, headers = callers.client, callers.headers[caller.name]
     open_access = client.app.state.services.settings.open_access  # type: ignore[attr-defined]
     client.app.state.access.failures.__init__()  # type: ignore[attr-defined]
@@ -240,7 +244,8 @@ def test_the_live_socket_asks_too(callers: Callers, caller: Caller) -> None:
         assert denied.value.status_code in (401, 403)
 
 
-def test_a_key_of_one_project_cannot_touch_another(tmp_path: Path) -> None:
+@pytest.mark.fault
+def test_x09_a_key_of_one_project_cannot_touch_another(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         send(client, frame({"loss": [1.0]}, project="theirs"))
         made = client.post("/api/v1/keys", json={"scope": "ingest", "project": "ours"}, headers=ADMIN).json()

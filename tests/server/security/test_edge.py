@@ -43,6 +43,7 @@ def test_own_hosts_are_served(tmp_path: Path, host: str) -> None:
         assert client.get("/healthz", headers={"Host": host}).status_code == 200
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     "host",
     [
@@ -56,7 +57,7 @@ def test_own_hosts_are_served(tmp_path: Path, host: str) -> None:
         "lan.example",
     ],
 )
-def test_foreign_hosts_are_refused_with_the_cause(tmp_path: Path, host: str) -> None:
+def test_x07_foreign_hosts_are_refused_with_the_cause(tmp_path: Path, host: str) -> None:
     with api(tmp_path, allowed_hosts=(".lan.example",)) as client:
         answer = client.get("/api/v1/runs", headers={"Host": host})
         assert answer.status_code == 403
@@ -64,7 +65,8 @@ def test_foreign_hosts_are_refused_with_the_cause(tmp_path: Path, host: str) -> 
         assert "--allowed-hosts" in answer.json()["error"]["message"]
 
 
-def test_a_public_address_is_served_by_its_number_but_not_by_any_name(tmp_path: Path) -> None:
+@pytest.mark.fault
+def test_x07_a_public_address_is_served_by_its_number_but_not_by_any_name(tmp_path: Path) -> None:
     settings = Settings(data=tmp_path, host="0.0.0.0", auth="required")
     check = HostCheck(lambda *_: None, settings)  # type: ignore[arg-type, return-value]
     assert check.allows("192.168.1.5:8420")
@@ -72,6 +74,7 @@ def test_a_public_address_is_served_by_its_number_but_not_by_any_name(tmp_path: 
     assert not check.allows("evil.example")
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     "headers",
     [
@@ -83,7 +86,7 @@ def test_a_public_address_is_served_by_its_number_but_not_by_any_name(tmp_path: 
         {"Sec-Fetch-Site": "same-site"},
     ],
 )
-def test_a_change_from_another_sites_page_is_refused(tmp_path: Path, headers: dict[str, str]) -> None:
+def test_x07_a_change_from_another_sites_page_is_refused(tmp_path: Path, headers: dict[str, str]) -> None:
     with api(tmp_path) as client:
         for method, path in (
             ("POST", "/api/v1/log"),
@@ -111,7 +114,8 @@ def test_our_own_page_and_programs_may_change(tmp_path: Path, headers: dict[str,
         assert client.post("/api/v1/log", json={"run": "a", "metrics": {"x": 1}}, headers=headers).status_code == 200
 
 
-def test_pages_say_what_they_may_load_and_the_api_is_not_kept(tmp_path: Path) -> None:
+@pytest.mark.fault
+def test_x06_pages_say_what_they_may_load_and_the_api_is_not_kept(tmp_path: Path) -> None:
     with api(tmp_path, dashboard=True) as client:
         for path, status in {"/": 200, "/docs": 200, "/login": 200, "/run/nothing": 404}.items():
             answer = client.get(path)
@@ -128,15 +132,17 @@ def test_pages_say_what_they_may_load_and_the_api_is_not_kept(tmp_path: Path) ->
         assert "access-control-allow-origin" not in answer.headers
 
 
-def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
+@pytest.mark.fault
+def test_x06_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         for path in ("/docs", "/docs/docs.js", "/docs/docs.css", "/login"):
             text = client.get(path).text
             assert "http://" not in text and "https://" not in text
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("path", ["/api/v1/ingest", "/api/v1/log", "/api/v1/keys"])
-def test_a_body_over_the_limit_is_413_in_our_shape(tmp_path: Path, path: str) -> None:
+def test_x02_a_body_over_the_limit_is_413_in_our_shape(tmp_path: Path, path: str) -> None:
     with api(tmp_path, max_body_bytes=1000) as client:
         media = {"Content-Type": "application/x-msgpack" if path.endswith("ingest") else "application/json"}
         for body in (b" " * 1001, iter([b" " * 600, b" " * 600])):  # with a length, and in chunks without one
@@ -161,6 +167,7 @@ def talk(server: Listening, *pieces: bytes) -> bytes:
         return read_all(connection)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     "start",
     [
@@ -172,7 +179,7 @@ def talk(server: Listening, *pieces: bytes) -> bytes:
     ],
     ids=["nothing", "line", "head", "body", "chunk"],
 )
-def test_a_request_that_never_ends_is_cut_off(tmp_path: Path, start: bytes) -> None:
+def test_x02_a_request_that_never_ends_is_cut_off(tmp_path: Path, start: bytes) -> None:
     with listening(tmp_path, read_timeout_s=0.5) as server:
         began = time.monotonic()
         answer = talk(server, start)
@@ -199,6 +206,7 @@ def test_an_idle_connection_between_requests_is_kept(tmp_path: Path) -> None:
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     "request_bytes",
     [
@@ -213,13 +221,14 @@ def test_an_idle_connection_between_requests_is_kept(tmp_path: Path) -> None:
     ],
     ids=range(8),
 )
-def test_broken_http_is_the_senders_fault(tmp_path: Path, request_bytes: bytes) -> None:
+def test_x02_broken_http_is_the_senders_fault(tmp_path: Path, request_bytes: bytes) -> None:
     with listening(tmp_path, read_timeout_s=0.5) as server:
         answer = talk(server, request_bytes)
         assert answer.startswith(b"HTTP/1.1 4"), answer[:200]
 
 
-def test_a_decoded_bomb_is_not_held_in_memory(tmp_path: Path) -> None:
+@pytest.mark.fault
+def test_x02_a_decoded_bomb_is_not_held_in_memory(tmp_path: Path) -> None:
     import resource
     import zlib
 

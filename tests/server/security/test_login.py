@@ -137,7 +137,8 @@ def test_a_session_lives_no_longer_than_the_key_that_opened_it(tmp_path: Path) -
         assert sessions.find(client.cookies) is None
 
 
-def test_ten_wrong_keys_a_minute_are_enough(tmp_path: Path) -> None:
+@pytest.mark.fault
+def test_x08_ten_wrong_keys_a_minute_are_enough(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         statuses = [
             client.get("/api/v1/runs", headers={"Authorization": f"Bearer wrong-{n}"}).status_code for n in range(13)
@@ -148,7 +149,10 @@ def test_ten_wrong_keys_a_minute_are_enough(tmp_path: Path) -> None:
         assert client.post("/login", data={"token": "wrong"}).status_code == 429
 
 
-def test_after_too_many_guesses_the_right_admin_token_is_refused_too_until_the_minute_is_over(tmp_path: Path) -> None:
+@pytest.mark.fault
+def test_x08_after_too_many_guesses_the_right_admin_token_is_refused_too_until_the_minute_is_over(
+    tmp_path: Path,
+) -> None:
     """Else the limit limits nothing: who guesses learns from the one answer that differs."""
     with api(tmp_path) as client:
         key = client.post("/api/v1/keys", json={"scope": "admin"}, headers=ADMIN).json()["key"]
@@ -204,7 +208,8 @@ def test_who_asks_is_looked_up_off_the_event_loop(tmp_path: Path) -> None:
         assert not any(reads)
 
 
-def test_failures_are_counted_by_address_and_minute() -> None:
+@pytest.mark.fault
+def test_x08_failures_are_counted_by_address_and_minute() -> None:
     now = [0.0]
     failures = Failures(2, clock=lambda: now[0], addresses=3)
     assert [failures.count("a") for _ in range(3)] == [0.0, 0.0, 60.0]

@@ -31,7 +31,8 @@ def reader(client: TestClient) -> Headers:
     return {"Authorization": f"Bearer {made['key']}"}
 
 
-def test_lists_counts_and_searches_are_of_ones_own_projects(client: TestClient, reader: Headers) -> None:
+@pytest.mark.fault
+def test_x09_lists_counts_and_searches_are_of_ones_own_projects(client: TestClient, reader: Headers) -> None:
     def ask(**query: Any) -> Any:
         return client.get("/api/v1/runs", params=query, headers=reader).json()
 
@@ -82,10 +83,11 @@ def test_an_operator_of_one_project_silences_in_it_only(client: TestClient) -> N
     assert client.delete(f"/api/v1/silences/{everywhere['id']}", headers=operator).status_code == 404
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     "wanted", [{"runs": [], "names": []}, {"runs": [], "names": [], "bands": True}, {"fleet": True, "names": ["loss"]}]
 )
-def test_live_updates_are_of_ones_own_projects(client: TestClient, reader: Headers, wanted: dict[str, Any]) -> None:
+def test_x09_live_updates_are_of_ones_own_projects(client: TestClient, reader: Headers, wanted: dict[str, Any]) -> None:
     with client.websocket_connect(URL, headers=reader) as socket:
         socket.send_json({"subscribe": wanted})
         assert socket.receive_json() == {"subscribed": True}

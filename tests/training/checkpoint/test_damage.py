@@ -144,7 +144,8 @@ def test_a_manifest_of_another_format_is_refused() -> None:
         Manifest.decode(hashlib.sha256(other).hexdigest().encode() + b"\n" + other + b"\n")
 
 
-def test_a_checkpoint_that_would_run_code_is_refused_although_its_sums_are_right(tmp_path: Path) -> None:
+@pytest.mark.fault
+def test_x04_a_checkpoint_that_would_run_code_is_refused_although_its_sums_are_right(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return (exec, (f"open({str(tmp_path / 'ran')!r}, 'w')",))
