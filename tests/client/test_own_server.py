@@ -143,6 +143,6 @@ def test_the_doors_are_marked_for_argcompletes_global_completion() -> None:
 def test_keys_and_channels_are_listed_in_columns(data: str, capsys: pytest.CaptureFixture[str]) -> None:
     key = json.loads(command(capsys, "keys", "create", "ingest", "--name", "cluster a", "--json", "--data", data).out)
     listed = command(capsys, "keys", "list", "--data", data).out.splitlines()
-    assert listed[0].split() == ["ID", "SCOPE", "STATE", "LAST", "USED", "PROJECT", "NAME"]
+    assert listed[0].split() == ["ID", "SCOPE", "STATE", "LAST", "USED", "PROJECT", "LIMITS", "NAME"]
     [row] = [line for line in listed if line.startswith(key["id"])]
-    assert row.split() == [key["id"], "ingest", "valid", "never", "any", "cluster", "a"]
+    assert row.split() == [key["id"], "ingest", "valid", "never", "any", "the", "server's", "cluster", "a"]
