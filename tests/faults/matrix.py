@@ -188,7 +188,8 @@ def tests(folder: Path, tested: Sequence[str]) -> list[Outcome]:
         if failed:
             words.setdefault(row, []).append(f"failed: {case.get('name')}")
     return [
-        Outcome(row, "tests of this row", passed[row], ran[row], "; ".join(words.get(row, []))) for row in sorted(ran)
+        Outcome(row, "tests of this row", passed[row], ran[row], "; ".join(dict.fromkeys(words.get(row, []))))
+        for row in sorted(ran)
     ]
 
 
