@@ -95,7 +95,7 @@ class Services:
 
     @property
     def is_well(self) -> bool:
-        """The threads run without which nothing is stored, and nothing judged. If it is false, only a restart helps."""
+        """Whether the threads that store samples and judge runs are alive. If not, only a restart helps."""
         return self.database.is_alive and self.engine.can_judge
 
     def counters(self) -> dict[str, dict[str, float]]:

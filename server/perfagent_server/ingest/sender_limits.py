@@ -4,8 +4,8 @@ A bucket fills at the limit's rate and holds ten seconds of it. What comes is ta
 more than it holds: a frame that is larger than the limit of a second must come through some time, and the next one waits
 for it. Refused is the whole request, with the time after which there is one again.
 
-Runs that send with one key share its buckets. When one is less than half full, a run is let in up to half of the key's rate:
-so a noisy run leaves the others the rest, and has all of it while they send little.
+Runs that send with one key share its buckets. While such a bucket is less than half full, one run gets at most half of the
+key's rate. So the other runs keep the other half. A run that is alone gets the whole rate.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class People:
         )  # fmt: skip
 
     def _buckets(self, name: str, known: Account | None, connection: HTTPConnection) -> list[Bucket]:
-        """A browser in which this user has logged in counts by itself: neither guesses at the name nor strangers behind the
-        same address keep the user out."""
+        """The counts that a wrong password goes to. A browser in which this user has logged in has its own count. So nobody
+        else can lock the user out there, neither by guesses at the name nor from the same address."""
         device = self._cookies.read("device", connection.cookies.get(_DEVICE), max_age_s=_DEVICE_S)
         if known is not None and isinstance(device, list) and device[0] == known.id:
             return [of_device(str(device[1]))]

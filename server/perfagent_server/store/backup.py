@@ -59,9 +59,9 @@ def back_up(settings: DatabaseSettings, target: Path, names: Sequence[str]) -> l
 
 
 def restore(settings: DatabaseSettings, source: Path, *, replace: bool) -> Restored:
-    """Makes a backup the database that the settings name. No server may run on it. What root restores belongs to the owner
-    of its folder. replace: also where SQLite has data; that
-    is moved aside. PostgreSQL must be empty. Raises ResourceError, and has changed nothing then."""
+    """Restores a backup into the database that the settings name. No server may run on that database. If root restores, the
+    files get the owner of the folder. replace: a SQLite database that is there is moved aside. A PostgreSQL database must be
+    empty. Raises ResourceError; then nothing was changed."""
     _check(source)
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     stamp = time.strftime("%Y%m%d-%H%M%S")

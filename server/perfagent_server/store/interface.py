@@ -18,7 +18,8 @@ from perfagent_server.store.stored import FromTail
 __all__ = ["Batch", "Check", "MetricStore", "Receipt", "Refused", "Rejected", "no_check"]
 
 Check = Callable[[Any], None]
-"""Called first in a transaction, with the store's connection; what it raises leaves everything as it was."""
+"""A function that the store calls at the start of a transaction, with its connection. If it raises, the transaction changes
+nothing."""
 
 
 def no_check(_connection: object) -> None:

@@ -251,7 +251,8 @@ sample_rollup = Table(
     Column("generations", LargeBinary, nullable=False),  # MessagePack list: of the cells that count
     Column("thinned", BigInteger, nullable=False, default=0, server_default="0"),  # before: cells only
     Column("thinned_at", Float(53)),  # Unix seconds; None when the samples are gone from ClickHouse, too
-    # the newest batch with steps before `step`; up to `batch` they are in cells. Not known: there may be some
+    # the newest batch that brought samples of steps before `step`. Above `batch`, these are not in cells. The default is
+    # for rows of an older version, which may have such samples.
     Column("late", BigInteger, nullable=False, server_default=str(2**63 - 1)),
     sqlite_with_rowid=False,
 )

@@ -49,16 +49,16 @@ def typical(said: dict[str, Any], kind: str) -> dict[str, float]:
 def test_the_rank_that_waits_for_the_other_says_so(ranks, kind):
     values = typical(ranks[0], kind)
     assert values["phase/comm_s"] >= LATE_S - SLACK_S
-    assert values["phase/backward_s"] < LATE_S / 2, "what was waited for is no backward time"
-    assert values["phase/forward_s"] < LATE_S / 2
+    assert values["phase/backward_s"] < SLACK_S, "what was waited for is no backward time"
+    assert values["phase/forward_s"] < SLACK_S
 
 
 @pytest.mark.parametrize("kind", EXCHANGES)
 def test_the_rank_that_is_late_computes_and_does_not_wait(ranks, kind):
     values = typical(ranks[1], kind)
     rows = ranks[1][kind]["with"]["rows"]
-    # Where others use the cores too, the exchange itself takes longer: a wait would be LATE_S, and in all steps.
-    assert min(row["phase/comm_s"] for step, row in rows if step > 1) < LATE_S / 2
+    # Where others use the cores too, the exchange itself takes longer, in some steps: a wait would be in all of them.
+    assert min(row["phase/comm_s"] for step, row in rows if step > 1) < SLACK_S
     assert values["phase/backward_s"] >= LATE_S - SLACK_S
 
 

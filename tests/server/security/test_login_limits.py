@@ -44,14 +44,20 @@ def test_the_right_password_is_refused_during_the_wait_and_taken_after_it(tmp_pa
         assert log_in(client, "a wrong one") == 401, "a right password clears the count of its name"
 
 
+def known_browser(client: TestClient) -> dict[str, str]:
+    """The cookie of a browser in which ada has logged in. The client has no cookies."""
+    limits_of(client)._clock = Clock()
+    body = {"name": "ada", "password": PASSWORD, "roles": [{"role": "viewer"}]}
+    assert client.post("/api/v1/users", json=body, headers=ADMIN).status_code == 201
+    assert log_in(client, PASSWORD) == 303
+    cookie = {"perfagent_device": client.cookies["perfagent_device"]}
+    client.cookies.clear()
+    return cookie
+
+
 def test_who_has_logged_in_here_before_is_not_kept_out_by_a_stranger(tmp_path: Path) -> None:
     with api(tmp_path) as client:
-        limits_of(client)._clock = Clock()
-        body = {"name": "ada", "password": PASSWORD, "roles": [{"role": "viewer"}]}
-        assert client.post("/api/v1/users", json=body, headers=ADMIN).status_code == 201
-        assert log_in(client, PASSWORD) == 303
-        known = {"perfagent_device": client.cookies["perfagent_device"]}
-        client.cookies.clear()
+        known = known_browser(client)
         statuses = [log_in(client, "a guess of a stranger") for _ in range(6)]
         assert statuses[-1] == 429
         client.cookies.update(known)
@@ -60,12 +66,7 @@ def test_who_has_logged_in_here_before_is_not_kept_out_by_a_stranger(tmp_path: P
 
 def test_a_stranger_behind_the_same_address_does_not_keep_out_who_has_logged_in_here_before(tmp_path: Path) -> None:
     with api(tmp_path) as client:
-        limits_of(client)._clock = Clock()
-        body = {"name": "ada", "password": PASSWORD, "roles": [{"role": "viewer"}]}
-        assert client.post("/api/v1/users", json=body, headers=ADMIN).status_code == 201
-        assert log_in(client, PASSWORD) == 303
-        known = {"perfagent_device": client.cookies["perfagent_device"]}
-        client.cookies.clear()
+        known = known_browser(client)
         assert [log_in(client, "a guess", f"name {number}") for number in range(11)] == [401] * 10 + [429]
         assert log_in(client, PASSWORD) == 429, "a browser that is not known waits with its address"
         client.cookies.update(known)
