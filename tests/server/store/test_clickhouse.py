@@ -174,14 +174,14 @@ def test_late_samples_are_looked_for_until_they_are_in_cells(shelf, monkeypatch)
         shelf.append(frame(seq, rows({"loss": np.ones(end - first)}, range(first, end))))
         shelf.compact()
 
-    send(1, 0, 5000)
-    assert (rollup().step, rollup().is_whole) == (3072, True)
+    send(1, 0, 10_000)
+    assert (rollup().step, rollup().is_whole) == (4096, True)
     send(2, 100, 101)
     assert not rollup().is_whole
-    assert counted(shelf) == 5001
-    send(3, 5000, 10_000)
-    assert (rollup().step, rollup().is_whole) == (8192, True)
     assert counted(shelf) == 10_001
+    send(3, 10_000, 20_000)
+    assert (rollup().step, rollup().is_whole) == (12_288, True)
+    assert counted(shelf) == 20_001
 
     keep = rollups._keep
 
@@ -192,7 +192,7 @@ def test_late_samples_are_looked_for_until_they_are_in_cells(shelf, monkeypatch)
         keep(connection, **wanted)
 
     monkeypatch.setattr(rollups, "_keep", kept_after_another_batch)
-    send(4, 10_000, 20_000)
+    send(4, 20_000, 30_000)
     assert not rollup().is_whole
 
 

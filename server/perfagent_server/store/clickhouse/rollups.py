@@ -1,9 +1,9 @@
 """Cells of 16, 256 and 4096 steps in ClickHouse, for charts of long ranges and for what retention has thinned.
 
-They are made out of the samples when an attempt is far enough ahead (_due_until), of all its ranks and names in one
-statement, and never changed: what comes late is found beside them, and goes into cells of its own with the next round, as
-does the rest of a cell that was made in part. Each round has a number of its own, and counts when SQL says so. (A
-materialized view would count the samples of a batch that was sent twice, or that is not to be seen yet.)
+They are made out of the samples when an attempt is two spans of 4096 steps further, of all its ranks and names in one
+statement, and never changed: what comes late is found beside them, and goes into cells of its own with the next round. Each
+round has a number of its own, and counts when SQL says so. (A materialized view would count the samples of a batch that
+was sent twice, or that is not to be seen yet.)
 
 Retention thins an attempt at once, up to a step, when all samples before it are old: first the marks say so, and at least
 GRACE_S later, when no reader sees the old marks, the samples are deleted.
@@ -36,17 +36,7 @@ from perfagent_server.store.tables import sample_extent, sample_rollup, series
 __all__ = ["GRACE_S", "Rollups"]
 
 SPAN = LEVELS[-1]
-_STRIDE = 1024
 GRACE_S = 600.0
-
-
-def _due_until(rolled: int, last_step: int) -> int:
-    """The step up to which an attempt needs cells now. rolled: it has them up to here; answered if it needs no more yet.
-
-    Charts read the steps behind it sample by sample, so few are left; a young attempt leaves fewest. The newest stride has
-    no cells, because ranks that are behind still send samples of it."""
-    until = max(0, (last_step + 1) // _STRIDE - 1) * _STRIDE
-    return until if until - rolled >= min(SPAN, max(_STRIDE, rolled // 64)) else rolled
 
 
 class Rollups:
@@ -69,13 +59,13 @@ class Rollups:
                 with self._database.read() as connection:
                     rolled = marks_of(connection, run).rollups.get(attempt, Rollup()).step
                 self._rolled[run, attempt] = rolled
-            until = _due_until(rolled, last_step)
-            if until > rolled:
+            until = (last_step + 1) // SPAN * SPAN - SPAN
+            if until - rolled >= SPAN:
                 self.roll(run, attempt, until)
             del self._grown[run, attempt]
 
     def roll(self, run: str, attempt: int, until: int) -> None:
-        """Makes the cells that are missing before the step `until`, a multiple of _STRIDE."""
+        """Makes the cells that are missing before the step `until`, a multiple of SPAN."""
         with self._database.read() as connection:
             marks = marks_of(connection, run)
         before = marks.rollups.get(attempt, Rollup())
