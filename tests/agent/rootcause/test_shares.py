@@ -63,7 +63,7 @@ def test_a_slow_loader_takes_the_time_that_it_sleeps(workers: int) -> None:
     assert found["says"][0].startswith("Of "), found["says"]
 
 
-LATE_S = 0.03
+LATE_S = 0.1
 
 
 def join(store: Path, rank: int) -> torch.Tensor:
@@ -90,12 +90,13 @@ def test_waiting_for_a_late_rank_is_communication_alone_and_what_runs_meanwhile_
     tensor = join(tmp_path / "store", 0)
 
     def wait() -> None:
-        comes.release()
-        torch.distributed.all_reduce(tensor)
+        work = torch.distributed.all_reduce(tensor, async_op=True)
+        comes.release()  # only now: a pause of this process before its collective would make the other less late
+        work.wait()
 
     def compute() -> None:
-        comes.release()
         work = torch.distributed.all_reduce(tensor, async_op=True)
+        comes.release()
         matrix = torch.randn(300, 300)
         while not work.is_completed():
             torch.mm(matrix, matrix)
