@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import cheap_passwords
 import clickhouse_server
 import postgresql_server
 import pytest
@@ -50,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Workers of xdist get the address of the one server from the process that starts them."""
+    cheap_passwords.use()
     if config.option.postgresql and not hasattr(config, "workerinput"):
         config.add_cleanup(postgresql_server.start())
     if config.option.clickhouse and not hasattr(config, "workerinput"):

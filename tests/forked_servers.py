@@ -1,4 +1,4 @@
-"""`perfagent up`, forked from a process that has imported the server once: three seconds of CPU of each start.
+"""`perfagent up`, forked from a process that has imported the server once: five seconds of CPU of each start.
 
 For tests of what a server does. tests/server/api/test_commands.py has one that starts as people start it.
 
@@ -18,6 +18,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -113,15 +114,31 @@ def _become(wanted: dict[str, Any]) -> None:
     cli.main(wanted["arguments"])
 
 
-def main() -> None:
-    import perfagent_server.app
+def _load() -> None:
+    """All that a server imports and makes once in a process, up to its first answer."""
+    import cheap_passwords
+    from fastapi.testclient import TestClient
+
+    import perfagent_dashboard.app
     import perfagent_server.commands.up
-    import perfagent_server.serving  # noqa: F401 - what `perfagent up` imports
+    import perfagent_server.serving  # noqa: F401 - what `perfagent up` imports, as the two before
     from perfagent_dashboard.figures import patterns
     from perfagent_dashboard.theme import THEMES
+    from perfagent_server import schema
+    from perfagent_server.app import create_app
+    from perfagent_server.settings import Settings
 
+    cheap_passwords.use()
     for theme in THEMES.values():
-        patterns(theme)  # plotly imports its parts at their first use
+        patterns(theme)
+    schema.head()
+    with tempfile.TemporaryDirectory() as folder:
+        app = create_app(Settings(data=Path(folder)), dashboard=False)
+        TestClient(app, base_url="http://127.0.0.1:8420", raise_server_exceptions=False).get("/api/v1/nothing")
+
+
+def main() -> None:
+    _load()
     gc.freeze()
     children: dict[int, tuple[int, Path]] = {}  # the descriptor of a process -> its id and the file for its exit code
     given = b""

@@ -4,6 +4,7 @@ needed)."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -27,7 +28,13 @@ def config(connection: Connection | None = None) -> Config:
 
 def head() -> str | None:
     """The newest revision that this version knows."""
-    return ScriptDirectory.from_config(config()).get_current_head()
+    return _migrations().get_current_head()
+
+
+@cache
+def _migrations() -> ScriptDirectory:
+    """Those in the package, read once: each is a file to import."""
+    return ScriptDirectory.from_config(config())
 
 
 def current(connection: Connection) -> str | None:
@@ -38,7 +45,7 @@ def current(connection: Connection) -> str | None:
 def missing(found: str | None, where: str) -> list[tuple[str, str]]:
     """The migrations that a database of this revision still needs: revision and what it does, oldest first. Raises
     ResourceError for a revision from a newer version."""
-    scripts = ScriptDirectory.from_config(config())
+    scripts = _migrations()
     newest = scripts.get_current_head()
     if found is not None and found not in {script.revision for script in scripts.walk_revisions()}:
         raise ResourceError(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import cheap_passwords
 import pytest
 from api_builders import ADMIN, api, frame, send
 from fastapi.testclient import TestClient
+from pwdlib import PasswordHash
 
 from perfagent_server.security.passwords import _OF_NOBODY, Passwords
 
@@ -64,7 +66,8 @@ def test_an_unknown_name_is_refused_as_a_wrong_password_is(tmp_path: Path) -> No
         assert len(checked) == 2 and checked[1] is None, "both cost one comparison"
 
 
-def test_the_hash_of_nobody_costs_as_much_as_that_of_a_user() -> None:
+def test_the_hash_of_nobody_costs_as_much_as_that_of_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PasswordHash, "recommended", cheap_passwords.full_cost)
     passwords = Passwords()
     parameters = [text.rsplit("$", 2)[0] for text in (_OF_NOBODY, passwords.hash(PASSWORD))]
     assert parameters[0] == parameters[1]
