@@ -119,9 +119,9 @@ def _load() -> None:
     import cheap_passwords
     from fastapi.testclient import TestClient
 
-    import perfagent_dashboard.app
+    import perfagent_dashboard.app  # noqa: F401 - what `perfagent up` imports
     import perfagent_server.commands.up
-    import perfagent_server.serving  # noqa: F401 - what `perfagent up` imports, as the two before
+    import perfagent_server.serving  # noqa: F401
     from perfagent_dashboard.figures import patterns
     from perfagent_dashboard.theme import THEMES
     from perfagent_server import schema
