@@ -49,6 +49,10 @@ def torch_build(found: Mapping[str, Any], driver: bool) -> Check:
             return problem("torch", f"{version}, built for CPU, and this machine has an NVIDIA driver", _INSTALL)
         return ok("torch", f"{version}, built for CPU")
     if not found.get("available"):
+        if not driver:
+            return ok(
+                "torch", f"{version}, built for CUDA {cuda}; trains on the CPU, as this machine has no NVIDIA driver"
+            )
         step = "look at the driver with nvidia-smi; it must be as new as this build's CUDA, and CUDA_VISIBLE_DEVICES not empty"
         return problem("torch", f"{version}, built for CUDA {cuda}, and it sees no GPU", step)
     return ok("torch", f"{version}, built for CUDA {cuda}; sees {', '.join(found['devices'])}")

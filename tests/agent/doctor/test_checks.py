@@ -41,6 +41,7 @@ def test_torch_build() -> None:
     graded(machine.torch_build(cpu, True), "problem", "this machine has an NVIDIA driver", "pip install torch")
     cuda = {"version": "2.13.0", "cuda": "13.0", "available": True, "devices": ["H100"]}
     graded(machine.torch_build(cuda, True), "ok", "CUDA 13.0", "H100")
+    graded(machine.torch_build(cuda | {"available": False}, False), "ok", "trains on the CPU", "no NVIDIA driver")
     graded(machine.torch_build(cuda | {"available": False}, True), "problem", "sees no GPU", "nvidia-smi")
 
 

@@ -68,7 +68,14 @@ class Device:
 
 
 @pytest.fixture
-def device(monkeypatch):
+def without_driver(monkeypatch):
+    """What a CUDA build of torch would ask the driver, where there is none."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentStream", raising=False)
+
+
+@pytest.fixture
+def device(monkeypatch, without_driver):
     device = Device()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=device.stream))
     return device
@@ -363,7 +370,7 @@ def test_a_process_without_cuda_is_left_alone(record):
 # ---- a device that is not the current one
 
 
-def test_marks_are_made_on_the_stream_of_the_device_that_computes(monkeypatch) -> None:
+def test_marks_are_made_on_the_stream_of_the_device_that_computes(monkeypatch, without_driver) -> None:
     recorded = []
 
     class Recorded:
@@ -375,7 +382,6 @@ def test_marks_are_made_on_the_stream_of_the_device_that_computes(monkeypatch) -
 
     monkeypatch.setattr(torch.cuda, "Event", Recorded)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: ("stream of", device))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     second = torch.device("cuda", 1)
     DeviceClock(second).mark()
     assert recorded == [("stream of", second)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import logging
 import socket
 import time
@@ -193,17 +195,23 @@ def test_x02_a_request_that_never_ends_is_cut_off(tmp_path: Path, start: bytes) 
 def test_an_idle_connection_between_requests_is_kept(tmp_path: Path) -> None:
     with (
         listening(tmp_path, read_timeout_s=0.3) as server,
-        socket.create_connection(server.address, timeout=20) as connection,
+        contextlib.closing(http.client.HTTPConnection(*server.address, timeout=20)) as client,
     ):
-        request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        connection.sendall(request)
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+        def answer() -> int:
+            client.request("GET", "/healthz", headers={"Host": "localhost"})
+            response = client.getresponse()
+            assert response.read()
+            return response.status
+
+        assert answer() == 200
+        connection = client.sock
         connection.settimeout(1.0)
         with pytest.raises(TimeoutError):  # well past the read timeout: the connection is idle, not slow
             connection.recv(1)
         connection.settimeout(20)
-        connection.sendall(request)
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        assert answer() == 200
+        assert client.sock is connection
 
 
 @pytest.mark.fault
