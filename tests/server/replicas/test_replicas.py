@@ -394,9 +394,15 @@ def test_retention_deletes_nothing_more_when_its_lease_is_gone(tmp_path: Path, d
             a.services.database, a.services.store, RetentionPolicy(runs_days=0.5), clock=lambda: time.time() + DAY_S,
             on_deleted=lost, leases=a.services.replica.leases,
         )  # fmt: skip
-        until(lambda: a.services.replica.leases.holds(STORAGE), why="it does retention")
-        with pytest.raises(LeaseLost):
-            retention.run_once()
+
+        def stops() -> bool:
+            """A round in which this server is not sure of its lease, as on a busy machine, does nothing."""
+            with contextlib.suppress(LeaseLost):
+                retention.run_once()
+                return False
+            return True
+
+        until(stops, why="it goes on deleting without its lease")
         assert len(a.get("/runs")["runs"]) == 1
 
 
