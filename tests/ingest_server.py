@@ -160,5 +160,13 @@ class IngestServer:
         frames = sorted(self.stored.values(), key=lambda frame: (frame.source, frame.seq))
         return [event.data for frame in frames for event in frame.events if event.kind == kind]
 
+    def sources_that(self, state: str) -> set[str]:
+        """Those that told this state, once or more: a source that learns its rank at the end tells its last one again."""
+        return {
+            frame.source
+            for frame in list(self.stored.values())
+            if any(event.kind == "state" and event.data["state"] == state for event in frame.events)
+        }
+
     def states(self) -> list[str]:
         return [data["state"] for data in self.events("state")]

@@ -649,7 +649,7 @@ def test_all_ranks_of_a_torchrun_job_are_one_run(tmp_path: Path, server: IngestS
     env = environment(tmp_path, server, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr[-2000:]
-    until(lambda: server.states().count("finished") == 2, within_s=30)
+    until(lambda: len(server.sources_that("finished")) == 2, within_s=30)
     assert len({(frame.run, frame.attempt) for frame in server.frames}) == 1
     assert {frame.rank for frame in server.frames} == {0, 1}
     for source in {frame.source for frame in server.frames}:
@@ -701,7 +701,7 @@ def test_all_ranks_that_name_another_server_are_one_run_there(tmp_path: Path, se
             command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170
         )
         assert done.returncode == 0, done.stderr[-2000:]
-        until(lambda: other.states().count("finished") == 2, within_s=30)
+        until(lambda: len(other.sources_that("finished")) == 2, within_s=30)
         assert len({(frame.run, frame.attempt) for frame in other.frames}) == 1
         assert {frame.run for frame in other.frames} == {frame.run for frame in server.frames}
         assert {(frame.rank, frame.project, frame.name) for frame in other.frames} == {
@@ -758,7 +758,7 @@ def test_ranks_that_a_script_spawns_are_ranks_of_its_run(
         command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    until(lambda: server.states().count("finished") == 3, within_s=30)
+    until(lambda: len(server.sources_that("finished")) == 3, within_s=30)
     assert len({frame.run for frame in server.frames}) == 1
     trained = [source for source in {frame.source for frame in server.frames} if server.values("loss", source=source)]
     frames = [frame for frame in server.frames if frame.source in trained]
@@ -791,7 +791,7 @@ if __name__ == "__main__":
         command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    until(lambda: server.states().count("finished") == 2, within_s=30)
+    until(lambda: len(server.sources_that("finished")) == 2, within_s=30)
     runs = {
         name: {f.run for f in server.frames if any(name in group.values for group in f.groups)} for name in ("x", "y")
     }
@@ -807,5 +807,5 @@ def test_a_spawned_rank_that_has_a_run_of_its_own_keeps_it(tmp_path: Path, serve
         command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    until(lambda: server.states().count("finished") == 3, within_s=30)
+    until(lambda: len(server.sources_that("finished")) == 3, within_s=30)
     assert {frame.run for frame in server.frames if any("loss" in group.values for group in frame.groups)} == {"theirs"}
