@@ -389,7 +389,7 @@ rule_state = Table(
 rule_setting = Table(
     "rule_setting",
     metadata,
-    Column("project", String(128), primary_key=True),  # "" is all projects
+    Column("project", String(256), primary_key=True),  # "" is all projects
     Column("rule", String(64), primary_key=True),
     Column("settings", Text, nullable=False),  # JSON: thresholds by name, and `enabled`
 )

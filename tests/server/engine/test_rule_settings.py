@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from httpx import Response
 
 from perfagent.errors import ConfigError
+from perfagent.wire import MAX_NAME_BYTES
 from perfagent_server.app import create_app
 from perfagent_server.engine.rule_settings import read_rules_file
 from perfagent_server.rules.catalogue import all_rules, rules_for
@@ -184,6 +185,13 @@ def test_a_threshold_of_a_project_is_shown_and_counts(api: TestClient) -> None:
         return int(next(rule["thresholds"]["excused_steps"] for rule in rules if rule["rule"] == "nonfinite_loss"))
 
     assert (shown("a"), shown("b"), shown("")) == (5, 2, 2)
+
+
+def test_a_project_with_the_longest_name_may_have_its_own_threshold(api: TestClient) -> None:
+    """On PostgreSQL a longer one than its column is an error; SQLite takes any."""
+    change = {"thresholds": {"excused_steps": 5}}
+    asked = {"project": "p" * MAX_NAME_BYTES}
+    assert api.put("/api/v1/rules/nonfinite_loss", params=asked, json=change, headers=ADMIN).status_code == 200
 
 
 @pytest.mark.parametrize(

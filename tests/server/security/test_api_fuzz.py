@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def answers(server: ServerProcess) -> Counter[int]:
 
 @pytest.mark.long
 @pytest.mark.fault
+@pytest.mark.skipif(find_spec("schemathesis") is None, reason="needs `scripts/install --all`")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("who", ["admin", "nobody"])
 def test_x01_no_generated_request_makes_the_server_fail(tmp_path: Path, who: str) -> None:

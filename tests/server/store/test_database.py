@@ -15,6 +15,7 @@ from frames import BEGIN, frame, rows
 from sqlalchemy import insert, select, text
 
 from perfagent.errors import ConfigError
+from perfagent.wire import MAX_NAME_BYTES
 from perfagent_server import schema
 from perfagent_server.database import Database, QueueFull, StorageFull, open_database, sqlite, writer
 from perfagent_server.database.sqlite import sqlite_engine
@@ -346,6 +347,14 @@ def test_the_migrations_make_exactly_the_tables_of_the_metadata(tmp_path: Path) 
     assert migrated.keys() == declared.keys()
     for name in declared:
         assert migrated[name] == declared[name]
+
+
+def test_every_column_of_a_project_takes_the_longest_name() -> None:
+    columns = [table.c.project for table in tables.metadata.tables.values() if "project" in table.c]
+    assert columns
+    assert {column.table.name: column.type.length for column in columns} == dict.fromkeys(
+        (column.table.name for column in columns), MAX_NAME_BYTES
+    )
 
 
 def test_migrations_need_no_file_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

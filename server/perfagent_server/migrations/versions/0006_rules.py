@@ -16,7 +16,7 @@ def upgrade() -> None:
     op.add_column("run", sa.Column("rules_off", sa.Text(), nullable=False, server_default="[]"))
     op.create_table(
         "rule_setting",
-        sa.Column("project", sa.String(length=128), nullable=False),
+        sa.Column("project", sa.String(length=256), nullable=False),
         sa.Column("rule", sa.String(length=64), nullable=False),
         sa.Column("settings", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("project", "rule", name=op.f("pk_rule_setting")),
