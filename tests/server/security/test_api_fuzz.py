@@ -37,7 +37,7 @@ def test_x01_no_generated_request_makes_the_server_fail(tmp_path: Path, who: str
     with server_process(tmp_path / "server") as server:
         command = [
             str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json", "--seed", "1",
-            "--checks", "not_a_server_error", "--max-examples", "130", "--no-shrink", "--no-color", "--warnings", "off",
+            "--checks", "not_a_server_error", "--max-examples", "150", "--no-shrink", "--no-color", "--warnings", "off",
             "--exclude-path", "/api/v1/ingest",  # MessagePack: tests/server/ingest sends it broken frames
             "--generation-database", "none", "--report-json-path", str(report),
         ]  # fmt: skip
