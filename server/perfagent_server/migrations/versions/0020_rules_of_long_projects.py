@@ -1,4 +1,4 @@
-"""Thresholds of projects with a name of up to 256 characters, as in all other tables: 0006 made a column of 128. PostgreSQL
+"""Thresholds of projects with a name of up to 256 characters, as in all other tables: 0006 made 128 of them at first. PostgreSQL
 alone looks at the length."""
 
 import sqlalchemy as sa
