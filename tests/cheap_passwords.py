@@ -1,4 +1,4 @@
-"""argon2id at its least cost for the users of tests: a hash or a check takes 0.3 s of a core at the cost of servers."""
+"""The cheapest argon2id, for users in tests. At the cost that servers use, each hash and each check takes 0.3 s of a core."""
 
 from __future__ import annotations
 

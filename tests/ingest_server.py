@@ -161,7 +161,7 @@ class IngestServer:
         return [event.data for frame in frames for event in frame.events if event.kind == kind]
 
     def sources_that(self, state: str) -> set[str]:
-        """Those that told this state, once or more: a source that learns its rank at the end tells its last one again."""
+        """The sources that told this state. One may tell it twice: if it learns its rank late, it repeats its last state."""
         return {
             frame.source
             for frame in list(self.stored.values())

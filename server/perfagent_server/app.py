@@ -148,8 +148,8 @@ def create_app(settings: Settings, *, dashboard: bool = True, services: Services
 
 @cache
 def _api() -> APIRouter:
-    """What is below /api/v1, for every app of a process: FastAPI makes the models of all routes anew, in 0.4 s, for each
-    router that includes them."""
+    """The routes below /api/v1. All apps of a process share them: include_router() on each app would build the models of
+    every route again, which takes 0.4 s."""
     api = APIRouter()
     for module in _API:
         # What agents send a thousand times a second has no query.

@@ -33,7 +33,7 @@ def head() -> str | None:
 
 @cache
 def _migrations() -> ScriptDirectory:
-    """Those in the package, read once: each is a file to import."""
+    """The migrations of the package. Cached, because alembic imports a file for each."""
     return ScriptDirectory.from_config(config())
 
 

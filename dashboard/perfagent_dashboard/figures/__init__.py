@@ -26,7 +26,7 @@ __all__ = [
 
 @cache
 def patterns(theme: Theme) -> dict[str, Any]:
-    """The empty figures that the page fills with data, ready for JSON. Made once: plotly takes 70 ms for those of a theme."""
+    """The empty figures that the page fills with data, ready for JSON. Cached: plotly takes 70 ms per theme."""
     figures = {
         "series": series_figure(None, theme),
         "step": step_figure((), {}, theme),

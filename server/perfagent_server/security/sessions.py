@@ -34,8 +34,8 @@ __all__ = ["Session", "Sessions"]
 
 _SESSION_S = 30 * 86400.0
 _PROVIDER_SESSION_S = 12 * 3600.0
-"""A session that an identity provider opened ends after a working day, because the provider does not tell us when somebody
-leaves."""
+"""Lifetime of a session that was opened through an identity provider: a working day. The provider does not tell us when
+somebody leaves."""
 _LINK_S = 86400.0
 # Browsers refuse a `__Host-` cookie unless it is Secure, for the whole host and set over https: no other site can plant
 # one.

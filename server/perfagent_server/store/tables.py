@@ -251,8 +251,8 @@ sample_rollup = Table(
     Column("generations", LargeBinary, nullable=False),  # MessagePack list: of the cells that count
     Column("thinned", BigInteger, nullable=False, default=0, server_default="0"),  # before: cells only
     Column("thinned_at", Float(53)),  # Unix seconds; None when the samples are gone from ClickHouse, too
-    # the newest batch that brought samples of steps before `step`. Above `batch`, these are not in cells. The default is
-    # for rows of an older version, which may have such samples.
+    # The newest batch with samples of steps before `step`. If it is above `batch`, these samples are not in cells yet. Rows
+    # of an older version get the default, because they may have such samples.
     Column("late", BigInteger, nullable=False, server_default=str(2**63 - 1)),
     sqlite_with_rowid=False,
 )

@@ -188,7 +188,7 @@ def test_a_threshold_of_a_project_is_shown_and_counts(api: TestClient) -> None:
 
 
 def test_a_project_with_the_longest_name_may_have_its_own_threshold(api: TestClient) -> None:
-    """On PostgreSQL a longer one than its column is an error; SQLite takes any."""
+    """PostgreSQL refuses a text that is longer than its column; SQLite accepts it."""
     change = {"thresholds": {"excused_steps": 5}}
     asked = {"project": "p" * MAX_NAME_BYTES}
     assert api.put("/api/v1/rules/nonfinite_loss", params=asked, json=change, headers=ADMIN).status_code == 200

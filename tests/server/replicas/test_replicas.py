@@ -396,7 +396,7 @@ def test_retention_deletes_nothing_more_when_its_lease_is_gone(tmp_path: Path, d
         )  # fmt: skip
 
         def stops() -> bool:
-            """A round in which this server is not sure of its lease, as on a busy machine, does nothing."""
+            """On a busy machine the lease may be renewed too late. A round then does nothing."""
             with contextlib.suppress(LeaseLost):
                 retention.run_once()
                 return False

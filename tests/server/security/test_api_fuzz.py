@@ -1,4 +1,4 @@
-"""Thousands of requests that schemathesis makes of the OpenAPI document: whatever is sent, it is not the server that fails."""
+"""schemathesis generates thousands of requests from the OpenAPI document. None may cause a 5xx."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Thresholds of projects with a name of up to 256 characters, as in all other tables: 0006 made 128 of them at first. PostgreSQL
-alone looks at the length."""
+"""Widens rule_setting.project from 128 to 256 characters, the longest name of a project. Only PostgreSQL enforces the
+length, and 0006 makes 256 now."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -160,9 +160,9 @@ class ClickHouseCompactor:
         )
 
     def thin(self, scope: Scope, before: float, check: Check) -> int:
-        """Drops full resolution of samples older than `before` (Unix seconds) in the runs of a scope: see Rollups.thin(). If
-        ClickHouse fails, the next call tries again. check: called first in each SQL transaction that marks samples for
-        deletion."""
+        """Deletes the samples older than `before` (Unix seconds) in the runs of a scope; cells stay: see Rollups.thin().
+        After a failure of ClickHouse the next call tries again. check: runs first in each SQL transaction that marks samples
+        for deletion."""
         with self._once:
             if not self._is_mine():
                 return 0
