@@ -141,6 +141,10 @@ def test_somebody_signs_in_at_a_provider_with_a_browser(tab: OpenTab, tmp_path: 
             page.page.get_by_role("button", name="ada").first.click()
             page.page.wait_for_url(f"{server.url}/runs")
             page.wait("() => document.querySelector('.account-name')?.textContent === 'ada'")
+            page.page.goto(f"{server.url}/settings?tab=account")
+            page.wait("() => document.querySelectorAll('#settings-account tbody tr').length === 1")
+            assert "change your password there" in page.page.locator("#settings-account").inner_text()
+            assert page.page.locator("#settings-account input[type=password]").count() == 0
             page.hosts &= {"127.0.0.1"}
 
 

@@ -150,7 +150,7 @@ class People:
     async def account(self, session: dict[str, Any]) -> list[Component]:
         if not session["user"]:
             return [nothing(say("account_nobody" if session["who"] == "anyone" else "account_key"))]
-        sessions = (await self._server.get("/sessions"))["sessions"]
+        own = await self._server.get("/sessions")
         rows = [
             [
                 moment(one["created"]), one["origin"], one["agent"],
@@ -158,22 +158,12 @@ class People:
                     say("session_end"), id={"session": one["id"]}, size="compact-sm", variant="default"
                 ),
             ]
-            for one in sessions
+            for one in own["sessions"]
         ]  # fmt: skip
-        form = html.Div(
-            [
-                *(
-                    dmc.PasswordInput(id=f"password-{name}", label=say(f"password_{name}"), size="sm", w=220)
-                    for name in ("old", "new")
-                ),
-                dmc.Button(say("password_set"), id="password-set", size="sm"),
-            ],
-            className="form-row",
-        )
         heads = [say(f"session_{name}") for name in ("opened", "origin", "agent")]
         return [
             html.P(say("account_who", name=session["name"])),
-            form,
+            _password_form() if own["login"] == "password" else html.P(say("password_at_provider")),
             html.H2(say("own_sessions")),
             table([*heads, ""], rows, empty=""),
         ]
@@ -192,6 +182,15 @@ class People:
             return note(said), await self.account(await self._server.get("/session"))
         except Problem as problem:
             return note(problem.message, failed=True), no_update
+
+
+def _password_form() -> Component:
+    fields = [
+        dmc.PasswordInput(id=f"password-{name}", label=say(f"password_{name}"), size="sm", w=220)
+        for name in ("old", "new")
+    ]
+    button = dmc.Button(say("password_set"), id="password-set", size="sm")
+    return html.Div([*fields, button], className="form-row")
 
 
 def _roles(roles: Sequence[dict[str, Any]]) -> str:

@@ -597,6 +597,7 @@ CHINESE: dict[str, str] = {
     "account_who": "当前登录：{name}。",
     "account_key": "你用密钥或管理员令牌登录：只有用户才有密码和会话可在此显示。",
     "account_nobody": "没有人登录：此服务器允许本机所有人查看。",
+    "password_at_provider": "你通过身份提供方登录：请在那里修改密码。",
     "password_old": "当前密码",
     "password_new": "新密码",
     "password_set": "修改密码",

@@ -598,6 +598,7 @@ ENGLISH: dict[str, str] = {
     "account_who": "You are logged in as {name}.",
     "account_key": "You are logged in with a key or the admin token: only a user has a password and sessions to show here.",
     "account_nobody": "Nobody is logged in: this server lets everybody on this machine read.",
+    "password_at_provider": "You sign in at an identity provider: change your password there.",
     "password_old": "Current password",
     "password_new": "New password",
     "password_set": "Change the password",

@@ -54,6 +54,9 @@ class SessionShown:
 
 @dataclass
 class SessionList:
+    """login: by what the user signs in: password, or provider (an identity provider)."""
+
+    login: str
     sessions: list[SessionShown]
 
 
@@ -127,7 +130,7 @@ def own_sessions(request: Request, services: ServicesDep, user: User) -> Respons
         }
         for one in found
     ]  # fmt: skip
-    return reply({"sessions": shown})
+    return reply({"login": user.login, "sessions": shown})
 
 
 @router.delete("/sessions/{session_id}", status_code=204, response_class=Response)

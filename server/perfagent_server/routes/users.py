@@ -170,8 +170,7 @@ def _hashed(services: Services, password: str | None) -> str | None:
 
 
 def _shown(one: Account) -> dict[str, Any]:
-    login = "provider" if one.issuer is not None else "none" if one.password is None else "password"
     return {
-        "name": one.name, "roles": [{"role": role, "project": project} for project, role in one.roles], "login": login,
-        "created": rfc3339(one.created), "disabled": rfc3339(one.disabled), "used": rfc3339(one.used),
+        "name": one.name, "roles": [{"role": role, "project": project} for project, role in one.roles],
+        "login": one.login, "created": rfc3339(one.created), "disabled": rfc3339(one.disabled), "used": rfc3339(one.used),
     }  # fmt: skip

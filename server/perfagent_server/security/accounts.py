@@ -44,6 +44,11 @@ class Account:
     roles: tuple[RoleIn, ...]
 
     @property
+    def login(self) -> str:
+        """By what the user signs in: password, provider (an identity provider) or none."""
+        return "provider" if self.issuer is not None else "none" if self.password is None else "password"
+
+    @property
     def rights(self) -> Rights:
         return rights_of_roles(self.roles)
 
