@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import signal
@@ -53,10 +54,30 @@ def web() -> httpx.Client:
     return httpx.Client(trust_env=False, timeout=30.0, limits=httpx.Limits(max_keepalive_connections=0))
 
 
+PORTS_OF_A_WORKER = 4000
+
+
+@functools.cache
+def _ports() -> Iterator[int]:
+    """Those of this worker, below the ones that the kernel gives to whoever binds none: nobody else takes one between
+    the question for it and its use."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 5
+    first = 12_000 + worker * PORTS_OF_A_WORKER
+    return itertools.cycle(first + (os.getpid() + at) % PORTS_OF_A_WORKER for at in range(PORTS_OF_A_WORKER))
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for port in _ports():
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("the ports never end")
+
+
+def sync(environment: Mapping[str, str]) -> None:
+    """`perfagent sync`: what a job could not send in the second and a half of its end is on the server then."""
+    command = [sys.executable, "-m", "perfagent", "sync"]
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
 
 
 def job_environment(folder: Path, **more: str) -> dict[str, str]:

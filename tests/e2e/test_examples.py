@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 import standardwebhooks
-from builders import ServerProcess, free_port, job_environment, server_process, until, web
+from builders import ServerProcess, free_port, job_environment, server_process, sync, until, web
 from e2e.launching import python
 from preloaded import run
 
@@ -59,6 +59,7 @@ def test_an_example_trains_and_its_run_is_finished(
     environment = job_environment(tmp_path, PERFAGENT_SERVER=server.url, HF_HUB_OFFLINE="1")
     [ended] = run([str(EXAMPLES / script), "--steps", str(steps), *more], tmp_path, [environment])
     assert ended.returncode == 0, ended
+    sync(environment)
     one_new_run(server, known, name, steps)
 
 
@@ -67,6 +68,7 @@ def test_the_example_that_breaks_is_explained_down_to_the_input_of_the_model(
 ) -> None:
     known = known_runs(server)
     python(str(EXAMPLES / "nan.py"), folder=tmp_path, PERFAGENT_SERVER=server.url)
+    sync(job_environment(tmp_path, PERFAGENT_SERVER=server.url))
     one_new_run(server, known, "nan", 300)
     (run,) = {run["run"] for run in server.get("/runs")["runs"]} - known
 
@@ -87,6 +89,7 @@ def test_an_example_of_several_ranks_trains_and_is_one_run(server: ServerProcess
     ranks = [job_environment(tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **job) for rank in range(2)]
     ended = run([str(EXAMPLES / f"{name}.py"), "--steps", "30"], tmp_path, ranks)
     assert [one.returncode for one in ended] == [0, 0], ended
+    sync(ranks[0])
     one_new_run(server, known, name, 30)
 
 

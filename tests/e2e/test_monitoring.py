@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import standardwebhooks
-from builders import Receiver, ServerProcess, free_port, job_environment, server_process, until
+from builders import Receiver, ServerProcess, free_port, job_environment, server_process, sync, until
 from e2e.launching import JOBS, python, values
 
 NAN_JOB = Path(__file__).parents[2] / "benchmarks" / "nan_job.py"
@@ -20,6 +20,7 @@ def test_a_loader_that_sleeps_is_data_wait_and_the_verdict_with_its_fix(server: 
     output = python(
         str(JOBS / "slow_loader.py"), "60", folder=tmp_path, PERFAGENT_SERVER=server.url, PERFAGENT_RUN_ID="slow"
     )
+    sync(job_environment(tmp_path, PERFAGENT_SERVER=server.url))
     server.wait_for_state("slow", "finished")
     own = [float(wait) for wait in re.search(r"^WAITS (.+)", output, re.MULTILINE)[1].split()]
     waits = values(server, "slow", "phase/data_s")
