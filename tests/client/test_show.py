@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +47,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
         environment = job_environment(folder, PERFAGENT_SERVER=running.url)
         subprocess.run([sys.executable, "-c", TRAINING], env=environment, check=True, timeout=150, cwd=folder)
         with Client(running.url) as client:
-            run = client.find("nan job").run
+            [ended] = until(lambda: list(client.runs(name="nan job", state="finished")), why="the run did not end")
+            run = ended.run
             until(
                 lambda: client.findings(run) and client.findings(run)[0].evidence.get("causes"),
                 why="no cause was found",
@@ -205,8 +205,8 @@ def replace_run(run: RunDetails) -> RunDetails:
 # ------------------------------------------------------------------------------------------------------------------- --
 
 
-def story(server: Listening, run: str) -> threading.Thread:
-    """A run that trains 5 steps, one each time somebody has seen the one before, and then ends."""
+def story(server: Listening, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that trains 6 steps, one each time somebody has seen the one before, and then ends."""
 
     def send(step: int, events: tuple[Event, ...] = ()) -> None:
         with Client(server.url) as client:
@@ -215,24 +215,25 @@ def story(server: Listening, run: str) -> threading.Thread:
             headers = {"Content-Type": "application/x-msgpack"}
             client.http.post(f"{server.url}/api/v1/ingest", content=body, headers=headers).raise_for_status()
 
-    def train() -> None:
-        for step in range(2, 6):
-            threading.Event().wait(1.1)  # the pace of a page that is drawn each second
-            send(step)
-        send(6, (Event(kind="state", step=6, time=1.8e9, data={"state": "finished"}),))
+    runs = server.app.state.services.runs
+    end = Event(kind="state", step=6, time=1.8e9, data={"state": "finished"})
+    steps, get = iter(range(2, 7)), runs.get
+
+    def seen(identifier: str) -> object:
+        shown = get(identifier)
+        if identifier == run and (step := next(steps, None)):
+            send(step, (end,) if step == 6 else ())
+        return shown
 
     send(1)
-    thread = threading.Thread(target=train)
-    thread.start()
-    return thread
+    monkeypatch.setattr(runs, "get", seen)
 
 
 def test_follow_prints_a_line_for_what_is_new_and_ends_with_the_run(
-    server: Listening, capsys: pytest.CaptureFixture[str]
+    server: Listening, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    training = story(server, "followed")
+    story(server, "followed", monkeypatch)
     shown = command(capsys, "show", "followed", "--follow")
-    training.join(30)
     assert shown.code == 0
     updates = [line for line in shown.out.splitlines() if "  step " in line and "a step (median of " in line]
     assert len(updates) >= 2
@@ -243,10 +244,9 @@ def test_follow_prints_a_line_for_what_is_new_and_ends_with_the_run(
     assert "finished, step 6" in shown.out, "the page at the end"
 
 
-def test_follow_redraws_the_page_on_a_terminal(server: Listening) -> None:
-    training = story(server, "drawn")
+def test_follow_redraws_the_page_on_a_terminal(server: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    story(server, "drawn", monkeypatch)
     shown = in_terminal(["show", "drawn", "--follow"], {**os.environ, "PERFAGENT_SERVER": server.url}, rows=24)
-    training.join(30)
     assert shown.code == 0, shown.text
     assert shown.text.count("drawn  (p, drawn)") >= 3, "drawn again and again"
     assert "\x1b[2K" in shown.sent or "\x1b[1A" in shown.sent, "over what was there"

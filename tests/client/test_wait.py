@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -17,6 +16,7 @@ from perfagent_client import Client
 from perfagent_client.polling import Patience
 
 NAN = float("nan")
+Happens = Callable[[Callable[[], None]], None]
 
 
 @pytest.fixture(scope="module")
@@ -41,27 +41,41 @@ def send(
         client.http.post(f"{server.url}/api/v1/ingest", content=body, headers=headers).raise_for_status()
 
 
-def later(act: Callable[[], None]) -> threading.Thread:
-    thread = threading.Timer(1.0, act)
-    thread.start()
-    return thread
+@pytest.fixture
+def after_one_answer(monkeypatch: pytest.MonkeyPatch) -> Happens:
+    """Lets something happen once the waiting command has got its first answer."""
+
+    def do(act: Callable[[], None]) -> None:
+        ask, acts = Patience.ask, iter([act])
+
+        def asked(patience: Patience, question: Callable[[], object]) -> object:
+            answer = ask(patience, question)
+            for still_to_do in acts:
+                still_to_do()
+            return answer
+
+        monkeypatch.setattr(Patience, "ask", asked)
+
+    return do
 
 
-def test_a_step_that_comes_is_code_0(server: Listening, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_comes_is_code_0(
+    server: Listening, after_one_answer: Happens, capsys: pytest.CaptureFixture[str]
+) -> None:
     send(server, "steps", [1.0] * 3)
-    coming = later(lambda: send(server, "steps", [1.0] * 7, first_step=4))
+    after_one_answer(lambda: send(server, "steps", [1.0] * 7, first_step=4))
     ended = command(capsys, "wait", "steps", "--until", "finding,step=10,end")
-    coming.join()
     assert ended.code == 0
     assert ended.out.splitlines()[0] == "steps (steps) is running, at step 3"
     assert ended.out.splitlines()[-1] == "steps has done step 10, and is at step 10"
 
 
-def test_a_finding_that_comes_is_code_3(server: Listening, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finding_that_comes_is_code_3(
+    server: Listening, after_one_answer: Happens, capsys: pytest.CaptureFixture[str]
+) -> None:
     send(server, "sick", [1.0] * 20)
-    coming = later(lambda: send(server, "sick", [NAN] * 3, first_step=21))
+    after_one_answer(lambda: send(server, "sick", [NAN] * 3, first_step=21))
     ended = command(capsys, "wait", "sick", "--until", "finding,step=1000,end", "--json")
-    coming.join()
     assert ended.code == 3
     said = json.loads(ended.out)
     assert (said["what"], said["exit_code"], said["state"]) == ("finding", 3, "running")
@@ -69,12 +83,13 @@ def test_a_finding_that_comes_is_code_3(server: Listening, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("until", ["end", "finding,end"])
-def test_a_good_end_is_code_0(server: Listening, capsys: pytest.CaptureFixture[str], until: str) -> None:
+def test_a_good_end_is_code_0(
+    server: Listening, after_one_answer: Happens, capsys: pytest.CaptureFixture[str], until: str
+) -> None:
     run = f"good-{until}"
     send(server, run, [1.0])
-    coming = later(lambda: send(server, run, [0.9], first_step=2, state="finished"))
+    after_one_answer(lambda: send(server, run, [0.9], first_step=2, state="finished"))
     ended = command(capsys, "wait", run, "--until", until)
-    coming.join()
     assert ended.code == 0
     assert ended.out.splitlines()[-1] == f"{run} ended (finished) at step 2"
 
@@ -125,10 +140,12 @@ def test_a_server_that_is_away_for_a_while_is_asked_again_but_not_for_ever(capsy
     def away() -> int:
         raise ServerUnreachable("gone")
 
-    patience = Patience(away_s=0.2, retry_s=0.01)
+    patience = Patience(away_s=3600, retry_s=0)
     assert (patience.ask(question), patience.ask(question)) == (1, 2)
-    assert capsys.readouterr().err == "perfagent: gone; asking again for 0 s\n", "said once"
+    assert capsys.readouterr().err == "perfagent: gone; asking again for 3600 s\n", "said once"
+    hasty = Patience(away_s=0, retry_s=0)
+    hasty.ask(lambda: 3)
     with pytest.raises(ServerUnreachable):
-        patience.ask(away)
+        hasty.ask(away)
     with pytest.raises(ServerUnreachable):
         Patience(away_s=60).ask(away)  # the first question is answered at once, or there is no server
