@@ -61,8 +61,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
                 values["loss"][2_345] = 60.0
             send(running, "long", values, steps, seq=seq)  # type: ignore[arg-type] # only its address is asked for
         with Client(running.url) as client:
-            run = client.find("ill job").run
+            [ended] = until(lambda: list(client.runs(name="ill job", state="failed")), why="the run did not fail")
+            run = ended.run
             until(lambda: len({alert.rule for alert in client.alerts(run)}) >= 2, why="NaN and crash raised no alerts")
+            until(lambda: client.events(run, kind="log"), why="what the job printed did not come")
             nan = next(alert for alert in client.alerts(run) if alert.rule == "nonfinite_loss")
             path = f"{running.url}/api/v1/alerts/{nan.id}/ack"
             client.http.post(path, json={"note": "I <looked>"}, headers=ADMIN).raise_for_status()
