@@ -6,6 +6,7 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from perfagent.rootcause.shares import sentences, shares
 SLEEPS_S = 0.02
 
 
-def slowly(items: list[torch.Tensor]) -> torch.Tensor:
+def slowly(asked: Semaphore, items: list[torch.Tensor]) -> torch.Tensor:
+    asked.acquire()
     time.sleep(SLEEPS_S)
     return torch.stack(items)
 
@@ -52,11 +54,21 @@ def adds_up(found: dict[str, float]) -> bool:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_slow_loader_takes_the_time_that_it_sleeps(workers: int) -> None:
     model = nn.Linear(4, 4)
-    batches = iter(DataLoader(torch.randn(64, 4), batch_size=4, collate_fn=slowly, num_workers=workers))
-    next(batches)
-    found = summary_of(lambda: model(next(batches)).sum().backward())
+    asked = multiprocessing.Semaphore(0)
+    data = DataLoader(torch.randn(64, 4), batch_size=4, collate_fn=partial(slowly, asked), num_workers=workers)
+    batches = iter(data)
+
+    def batch() -> torch.Tensor:
+        asked.release()  # only now: a worker that is ahead has its batch while this process works
+        found: torch.Tensor = next(batches)
+        return found
+
+    batch()
+    found = summary_of(lambda: model(batch()).sum().backward())
+    for _ in range(2):  # that a worker has begun meanwhile: it ends after them
+        asked.release()
     taken = found["shares"]
-    asleep = 3 if not workers else 1  # a worker is ahead by as many batches as it may prefetch
+    asleep = 3 if not workers else 1  # a worker sleeps through a pause of this process before next()
     assert taken["loader_s"] >= asleep * SLEEPS_S / 2
     assert adds_up(taken)
     assert "in the data loader, " in found["says"][0]
