@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import random
 import time
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from perfagent.errors import ConfigError
+from perfagent.training.search import workers as subject
 from perfagent.training.search.workers import WorkersTrial, _enough, find_num_workers, search_num_workers
 
 
@@ -34,10 +37,36 @@ def loader_of(data: Dataset[int], **options: Any) -> Any:
     return lambda workers: DataLoader(data, batch_size=8, num_workers=workers, **options)
 
 
-def test_data_that_waits_gets_workers_and_nothing_is_left_of_them() -> None:
-    before = torch.get_rng_state(), random.getstate()
-    found, trials = search_num_workers(loader_of(Slow(0.01), shuffle=True), [0, 1, 4], batches=8, most_s=3.0)
+class Timed:
+    """A loader whose workers take 80 ms for each batch, on a clock that nothing else moves."""
+
+    prefetch_factor = 2
+    clock_s = 0.0
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(1 + self.prefetch_factor * self._workers)  # these are there when the first one is
+        while True:
+            Timed.clock_s += 0.08 / max(1, self._workers)
+            yield 0
+
+
+def test_data_that_waits_gets_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "time", SimpleNamespace(perf_counter=lambda: Timed.clock_s))
+    found, trials = search_num_workers(Timed, [0, 1, 4], batches=8, most_s=3.0)
     assert found == 4
+    assert [(trial.workers, trial.seconds) for trial in trials] == [
+        (0, pytest.approx(0.08)),
+        (1, pytest.approx(0.08)),
+        (4, pytest.approx(0.02)),
+    ]
+
+
+def test_workers_are_tried_and_nothing_is_left_of_them() -> None:
+    before = torch.get_rng_state(), random.getstate()
+    _, trials = search_num_workers(loader_of(Slow(0.01), shuffle=True), [0, 1, 4], batches=8, most_s=3.0)
     assert [trial.workers for trial in trials] == [0, 1, 4]
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
@@ -49,7 +78,7 @@ def test_data_that_is_there_already_needs_none() -> None:
 
 
 def test_the_fewest_workers_that_keep_up_with_the_step_are_chosen() -> None:
-    found, trials = search_num_workers(loader_of(Slow(0.01)), [0, 1, 4, 8], batches=6, most_s=3.0, step_s=0.5)
+    found, trials = search_num_workers(loader_of(Slow(0.01)), [0, 1, 4, 8], batches=6, most_s=3.0, step_s=60.0)
     assert found == 0
     assert len(trials) == 1  # that was enough
 
