@@ -266,22 +266,22 @@ def loop(record, model, step, steps, **more):
 
 
 @torch.no_grad()
-def evaluate(*models, calls=20):
+def evaluate(*models, calls=20, sleep=time.sleep):
     for _ in range(calls):
         for model in models:
-            time.sleep(0.002)
+            sleep(0.002)
             model(torch.ones(2, 4))
 
 
 @pytest.mark.parametrize("both", [True, False], ids=["student and teacher", "teacher alone"])
-def test_an_evaluation_with_the_teacher_is_one_and_no_forward_pass(record, both):
+def test_an_evaluation_with_the_teacher_is_one_and_no_forward_pass(clock, record, both):
     model, teacher = student(), nn.Linear(4, 4)
 
     def before(number):
         assert is_watched(teacher) == (number > 3)
         if number in (6, 11):
             model.eval()
-            evaluate(*([teacher, model] if both else [teacher]))
+            evaluate(*([teacher, model] if both else [teacher]), sleep=clock.sleep)
             model.train()
 
     recorded = loop(record, model, distill(model, teacher), 12, before=before)

@@ -239,7 +239,7 @@ def test_what_is_done_in_a_closure_is_no_time_of_the_optimizers(record):
     assert statistics.median(value for step, value in recorded.of("phase/optimizer_s") if step > 1) < NAP_S
 
 
-def test_nor_where_the_closure_calls_no_module(record):
+def test_nor_where_the_closure_calls_no_module(clock, record):
     """A network of plain tensors that solves a differential equation; the first step with a model that is yet to be
     found."""
     weight = torch.ones(4, 1, requires_grad=True)
@@ -248,7 +248,7 @@ def test_nor_where_the_closure_calls_no_module(record):
 
     def closure():
         optimizer.zero_grad()
-        time.sleep(NAP_S)
+        clock.sleep(NAP_S)
         loss = (torch.ones(2, 4) @ weight).square().mean()
         loss.backward()
         return loss
