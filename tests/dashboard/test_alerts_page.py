@@ -38,35 +38,39 @@ def view(page: Tab, name: str, count: int) -> None:
     )
 
 
-def act(page: Tab, label: str) -> None:
+def act(page: Tab, server: ServerProcess, label: str) -> None:
     """Again where news that was on its way has closed the menu."""
     item = page.page.get_by_role("menuitem", name=label, exact=True)
+    before = server.get("/alerts")
     for _ in range(5):
-        page.page.get_by_role("button", name="Quiet").first.click()
+        if not item.is_visible():
+            page.page.get_by_role("button", name="Quiet").first.click()
         with contextlib.suppress(playwright_errors.TimeoutError):
-            item.click(timeout=2000)
+            item.click(timeout=10_000)
+            return
+        if server.get("/alerts") != before:
             return
     pytest.fail(f"the menu never held still for {label!r}")
 
 
-def test_each_act_moves_an_alert_and_its_undo_brings_it_back(sick: ServerProcess, tab: OpenTab) -> None:
-    page = tab("/alerts", server=sick)
+def test_each_act_moves_an_alert_and_its_undo_brings_it_back(server: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/alerts", server=server)
     page.wait("() => document.querySelector('#alerts-list')?.textContent === 'Nothing needs you now.'")
     page.live()
-    nan(sick, "one")
+    nan(server, "one")
     page.wait("() => document.querySelector('.alert.card')")
-    act(page, "Snooze 1 hour")
+    act(page, server, "Snooze 1 hour")
     page.wait("() => !document.querySelector('.alert.card')")
     view(page, "Quiet", 1)
     assert "snoozed until" in page.page.locator(".alert .taken").inner_text()
     page.wait("() => location.search.includes('view=quiet')")
-    act(page, "End the snooze")
+    act(page, server, "End the snooze")
     page.wait("() => !document.querySelector('.alert.card')")
     view(page, "Open", 1)
-    act(page, "Mute this rule in this run")
+    act(page, server, "Mute this rule in this run")
     view(page, "Quiet", 1)
     assert "muted until somebody undoes it" in page.page.locator(".alert .taken").inner_text()
-    act(page, "End the mute")
+    act(page, server, "End the mute")
     view(page, "Open", 1)
     page.page.get_by_role("button", name="Acknowledge").click()
     page.page.get_by_role("dialog").get_by_role("button", name="Acknowledge").click()
@@ -74,7 +78,7 @@ def test_each_act_moves_an_alert_and_its_undo_brings_it_back(sick: ServerProcess
     assert "local has it" in page.page.locator(".alert .taken").inner_text()
     page.page.get_by_role("button", name="Take back").click()
     view(page, "Open", 1)
-    act(page, "Resolve")
+    act(page, server, "Resolve")
     view(page, "Resolved", 1)
 
 
@@ -93,13 +97,13 @@ def test_many_alerts_come_in_parts_with_their_runs_names(tab: OpenTab, tmp_path:
         assert page.page.locator(".alert a.run").inner_text() == "run-59"
 
 
-def test_a_silence_is_made_and_ended_in_the_page(sick: ServerProcess, tab: OpenTab) -> None:
-    page = tab("/alerts", server=sick)
+def test_a_silence_is_made_and_ended_in_the_page(server: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/alerts", server=server)
     page.page.get_by_role("button", name="Silences").click()
     page.page.locator("#silence-value").fill("two")
     page.page.get_by_role("button", name="Silence", exact=True).click()
     page.wait("() => document.querySelector('.silence-row')?.textContent.includes('run two')")
-    nan(sick, "two")
+    nan(server, "two")
     view(page, "Quiet", 1)
     page.page.locator(".silence-row button").click()
     page.wait(

@@ -157,8 +157,9 @@ async def test_without_a_websocket_it_polls(opened: Open, site: ServerProcess, m
     monkeypatch.setattr(LiveScreen, "LIVE_PATH", "/ws/nothing-here")
     async with opened() as seen:
         await seen.shows("polling (no WebSocket)", "ill run")
-        log(site, "going", 8888, train__loss=1.25)
+        log(site, "polled", 8888, train__loss=1.25)
         await seen.shows("8,888")
+    site.admin("DELETE", f"/runs/{alert_run(site, 'polled')}")
 
 
 @in_a_loop
