@@ -182,7 +182,7 @@ def test_everything_else_does(row):
 
 
 KILLED = """
-    import os, sys, time, torch, perfagent
+    import os, sys, threading, time, torch, perfagent
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -195,7 +195,9 @@ KILLED = """
         run.log({"mine": loss.item()})
         print(loss.item(), flush=True)
         time.sleep(0.002)
-    time.sleep(0.45)  # two ticks, and less than it takes until a frame is cut
+    written, collector = threading.Event(), run._sender._dispatch()._collector
+    run._sender.add_source(lambda: collector.waits or written.set())  # what an earlier tick took, it wrote
+    written.wait(60)
     os.kill(os.getpid(), 9)
 """
 

@@ -252,6 +252,15 @@ def test_isolated_python_is_refused_with_the_way_out(tmp_path: Path) -> None:
     assert "perfagent.attach()" in done.stderr
 
 
+WRITTEN = """
+import threading
+from perfagent import session
+sender, written = session.current()._sender, threading.Event()
+collector = sender._dispatch()._collector
+sender.add_source(lambda: sender.events or collector.waits or written.set())  # what an earlier tick took, it wrote
+written.wait(60)
+"""
+KILL = f"{WRITTEN}\nos.kill(os.getpid(), 9)\n"
 TRAIN = """
 import os, sys, time, torch
 model = torch.nn.Linear(4, 1)
@@ -326,7 +335,7 @@ def test_a_script_that_begins_to_train_late_and_ends_soon_leaves_no_folder(
 def test_a13_however_a_training_ends_the_server_learns_the_truth_and_gets_the_rest(
     tmp_path: Path, server: IngestServer, end: str, state: str, reason: str
 ) -> None:
-    (tmp_path / "train.py").write_text(TRAIN.format(end=f"time.sleep(0.4)\n{end}"))
+    (tmp_path / "train.py").write_text(TRAIN.format(end=WRITTEN + end))
     env = environment(tmp_path, server)
     subprocess.run([*PERFAGENT, "train.py"], cwd=tmp_path, env=env, capture_output=True, timeout=120)
     assert ended(server) == state
@@ -339,15 +348,16 @@ def test_a13_however_a_training_ends_the_server_learns_the_truth_and_gets_the_re
 def test_an_end_has_its_own_time_however_long_the_watcher_takes_to_load(tmp_path: Path, server: IngestServer) -> None:
     """By it the server tells which of several ranks was the first: the others fail some milliseconds later."""
     (tmp_path / "site").mkdir()
-    slow = "import sys, time\nif 'perfagent.launch.watcher' in sys.orig_argv: time.sleep(3)\n"
-    (tmp_path / "site" / "sitecustomize.py").write_text(slow)
+    says = f"print(time.time(), file=open({str(tmp_path / 'loads')!r}, 'w'))"
+    loads = f"import sys, time\nif 'perfagent.launch.watcher' in sys.orig_argv: {says}\n"
+    (tmp_path / "site" / "sitecustomize.py").write_text(loads)
     (tmp_path / "train.py").write_text("import os, time\nprint(time.time(), flush=True)\nos._exit(7)\n")
     env = environment(tmp_path, server)
     env["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "site"), env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     done = subprocess.run([*PERFAGENT, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert ended(server) == "failed"
     (told,) = [event for f in server.stored.values() for event in f.events if event.data.get("state") == "failed"]
-    assert 0 <= told.time - float(done.stdout.split()[-1]) < 2
+    assert float(done.stdout.split()[-1]) <= told.time <= float((tmp_path / "loads").read_text())
 
 
 @pytest.mark.parametrize("leaves", [False, pytest.param(True, marks=LONG)], ids=["while it runs", "until it leaves"])
@@ -431,13 +441,13 @@ def test_runs_one_after_the_other_in_one_script_are_runs_of_their_own(tmp_path: 
     env = environment(tmp_path, server)
     done = subprocess.run([*PERFAGENT, "sweep.py"], cwd=tmp_path, env=env, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert len({frame.run for frame in server.frames}) == 3
+    until(lambda: len({frame.run for frame in server.frames}) == 3)
 
 
 def test_of_runs_one_after_the_other_only_the_last_ends_with_its_process(tmp_path: Path, server: IngestServer) -> None:
     (tmp_path / "sweep.py").write_text(
         "import os, time, perfagent\nfor lr in range(4):\n    with perfagent.init(name=f'lr {lr}') as run:\n"
-        "        run.log({'lr': lr})\nperfagent.init(name='last')\ntime.sleep(1.0)\nos.kill(os.getpid(), 9)\n"
+        "        run.log({'lr': lr})\nperfagent.init(name='last')\n" + KILL
     )
     subprocess.run(
         [*PERFAGENT, "sweep.py"], cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, timeout=120
@@ -449,7 +459,6 @@ def test_of_runs_one_after_the_other_only_the_last_ends_with_its_process(tmp_pat
     until(lambda: not list(spool.iterdir()), why="the watcher left a folder behind")
 
 
-KILL = "time.sleep(1.0)\nos.kill(os.getpid(), 9)\n"
 LOOK = """
 import os, time, perfagent
 run = perfagent.attach(project="look", name="mine")
