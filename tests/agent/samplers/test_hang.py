@@ -53,6 +53,7 @@ def test_a22_a_driver_that_hangs_costs_two_seconds_of_gpu_figures_and_nothing_el
             gpu.hanging = True
         assert gpu.entered.wait(20)
         until(lambda: sender.counters["couriers_lost"] == 1, why="the hanging thread was never replaced")
+        assert sender.flush(20), "figures from before are on their way"
         figures = len(server.samples("gpu/utilization_pct"))
         seen = len(server.samples("process/rss_bytes"))
         until(lambda: len(server.samples("process/rss_bytes")) > seen + 5, why="the other samples stopped")
