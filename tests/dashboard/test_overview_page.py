@@ -13,8 +13,11 @@ from recorded import log, record_run
 
 if TYPE_CHECKING:
     from conftest import OpenTab
+    from playwright.sync_api import Route
 
 pytestmark = pytest.mark.browser
+
+NEWS = "**/_dash-update-component*"
 
 
 def test_what_needs_somebody_is_first_and_is_acknowledged_in_place(tmp_path: Path, tab: OpenTab) -> None:
@@ -31,8 +34,14 @@ def test_what_needs_somebody_is_first_and_is_acknowledged_in_place(tmp_path: Pat
         page.wait("() => document.querySelector('.alert.card h2')?.textContent === 'The loss became NaN in step 2'")
         assert page.page.locator("h1").first.inner_text().startswith("1 of 2 runs need attention")
         page.wait("() => document.getElementById('count-alerts').textContent === '1'")
+        news: list[Route] = []
+        page.page.route(NEWS, lambda asked: news.append(asked), times=1)  # held until somebody writes
+        with page.page.expect_request(NEWS):
+            log(server, "new", 1, loss=1.0)
         page.page.get_by_role("button", name="Acknowledge").click()
         page.page.get_by_label("Note").fill("I look into it")
+        news[0].continue_()
+        page.wait("() => [...document.querySelectorAll('.run-row b')].some((name) => name.textContent === 'new')")
         page.page.get_by_role("dialog").get_by_role("button", name="Acknowledge").click()
         page.wait("() => document.querySelector('.all-well')")
         [alert] = server.get("/alerts?state=firing")["alerts"]

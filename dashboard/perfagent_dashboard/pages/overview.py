@@ -6,10 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from dash import Dash, Input, Output, dcc, html
+from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from perfagent_dashboard.components.alert_card import alert_card
 from perfagent_dashboard.components.attributes import hyphenated
+from perfagent_dashboard.components.digest import digest
 from perfagent_dashboard.components.feedback import trouble
 from perfagent_dashboard.components.marks import severity_mark, state_badge
 from perfagent_dashboard.components.times import ago
@@ -40,24 +41,40 @@ class _Overview:
         self._server, self._address = server, address
 
     async def layout(self, **_: Any) -> Component:
+        head, cards, running = await self._content()
         return html.Div(
             [
-                html.Div(await self._content(), id="overview-content", className="stack"),
+                html.Div(
+                    [
+                        html.Div(head, id="overview-head"),
+                        html.Div(cards, id="overview-alerts", className="stack"),
+                        html.Div(running, id="overview-running", className="stack"),
+                    ],
+                    className="stack",
+                ),
                 dcc.Store(id="alerts-tick", data=0),
+                dcc.Store(id="overview-shown", data=digest(cards)),
             ],
             className="page overview-page",
             **hyphenated(data_page="live", data_tick="alerts-tick", data_runs="1", data_title=say("nav_overview")),
         )
 
     def register(self, app: Dash) -> None:
-        app.callback(Output("overview-content", "children"), Input("alerts-tick", "data"), prevent_initial_call=True)(
-            self._again
-        )
+        app.callback(
+            Output("overview-head", "children"), Output("overview-alerts", "children"),
+            Output("overview-running", "children"), Output("overview-shown", "data"),
+            Input("alerts-tick", "data"), State("overview-shown", "data"),
+            prevent_initial_call=True,
+        )(self._again)  # fmt: skip
 
-    async def _again(self, _tick: int) -> Any:
-        return await self._content()
+    async def _again(self, _tick: int, shown: str) -> Any:
+        """Alerts that are as they were stay: drawn anew they would take away the note that somebody is writing."""
+        head, cards, running = await self._content()
+        fresh = digest(cards)
+        return head, no_update if fresh == shown else cards, running, fresh
 
-    async def _content(self) -> list[Component]:
+    async def _content(self) -> tuple[list[Component], list[Component], list[Component]]:
+        """The heading, the alerts, and what is running."""
         table = {"with": "verdict,latest", "limit": _MOST_RUNNING}
         try:
             firing, sick, running, session = await asyncio.gather(
@@ -67,10 +84,10 @@ class _Overview:
                 self._server.get("/session"),
             )
         except Problem as problem:
-            return [trouble(problem)]
+            return [trouble(problem)], [], []
         counts = sick["counts"]
         if not counts["all"]:
-            return [welcome(self._address)]
+            return [welcome(self._address)], [], []
         needing = {row["run"]: place for place, row in enumerate(sick["runs"])}
         alerts = [
             one
@@ -79,7 +96,7 @@ class _Overview:
         ]
         alerts.sort(key=lambda one: needing[one["run"]])
         cards = [alert_card(one, may_act=may_in(session, "operate", one["project"])) for one in alerts[:_MOST_ALERTS]]
-        return [*_head(counts), *cards, *_running(running)]
+        return _head(counts), cards, _running(running)
 
 
 def _head(counts: dict[str, Any]) -> list[Component]:
