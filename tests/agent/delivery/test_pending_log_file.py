@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agent_recorded import Recording
-from builders import RecordingSender, job_environment
+from builders import RecordingSender, job_environment, until
 from case_selection import everyday
 
 from perfagent.delivery import segments
@@ -301,6 +302,8 @@ def test_rows_behind_one_that_waits_for_its_step_are_taken(tmp_path: Path) -> No
 
 SCRIPT = """
 import os, time, {imports} perfagent
+from perfagent.step import pending_logs
+pending_logs._EARLY_S = 600.0  # what such a log may wait for its step
 run = perfagent.init()
 {body}
 print("ready", flush=True)
@@ -333,6 +336,14 @@ def test_a11_kill_9_before_the_first_step_loses_no_log_older_than_200_ms(case: s
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        time.sleep(1.0)  # several ticks, and less than what such a log may wait for its step
-        os.kill(process.pid, signal.SIGKILL)
-    assert Recording(tmp_path / "record").series("x") == expected
+        try:
+            until(lambda: recorded(tmp_path / "record") == expected, why="they are not written down")
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+    assert recorded(tmp_path / "record") == expected
+
+
+def recorded(folder: Path) -> list[tuple[int, float]]:
+    with contextlib.suppress(OSError):  # it is being written
+        return Recording(folder).series("x")
+    return []
