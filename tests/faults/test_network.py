@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from builders import free_port, until
-from faults.accounts import Accounts, row
+from faults.accounts import Accounts, ends_in_time, row
 
 from perfagent.delivery import courier, transport
 from perfagent.delivery.send_loop import MOST_LEFT_BEHIND
@@ -29,24 +29,23 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_a24_slow_names_keep_only_the_courier_waiting(fault: Accounts, names: Callable[..., None]) -> None:
-    release, asked = threading.Event(), []
+    release, asked, answered = threading.Event(), [], []
 
     def slow(*_: Any, **__: Any) -> Any:
         asked.append(threading.current_thread().name)
         release.wait(30)
+        answered.append(True)
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     names(slow)
-    began = time.monotonic()
     sender = fault.sender("http://monitor.example:8420")
-    assert time.monotonic() - began <= 0.25
     until(lambda: asked, why="no name was looked up")
     sender.rows.append(row(1))
     until(lambda: sender.spool.on_disk > 0 and sender.counters["rows"] == 1, why="the spool waits for a name")
     assert set(asked) == {"perfagent-courier"}
-    began = time.monotonic()
-    sender.close("finished")
-    assert time.monotonic() - began <= 2.0
+    with ends_in_time(sender):
+        sender.close("finished")
+    assert not answered, "the start or the end has waited for a name"
     release.set()
 
 
@@ -82,7 +81,7 @@ def test_a24_the_look_up_of_a_name_takes_no_time_from_the_request_behind_it(
     names(look_up)
     sender = fault.sender("http://monitor.example:8420")
     sender.rows.append(row(1))
-    until(lambda: sorted(server.values("loss")) == [1], within_s=10)
+    until(lambda: sorted(server.values("loss")) == [1], within_s=60)  # by the same clock
     assert sender.counters["failed"] == 0
 
 

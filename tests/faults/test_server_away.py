@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from builders import free_port, until
 from faults import loops
-from faults.accounts import Accounts, left_in, row
+from faults.accounts import Accounts, ends_in_time, left_in, pauses, row
 from faults.proxy import Proxy
 from ingest_server import IngestServer, Scripted
+from stepped_clock import SteppedClock
 
 import perfagent
 
@@ -68,9 +69,15 @@ def test_a01_without_a_server_the_start_is_quick_and_says_so_once(
 ) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with caplog.at_level(logging.WARNING, "perfagent"):
-        began = time.monotonic()
-        sender = fault.sender(url)
-        assert time.monotonic() - began <= 0.25
+        took = []
+        for _ in range(3):  # the quickest of three: what runs beside this test takes its time, too
+            began = time.monotonic()
+            sender = fault.sender(url)
+            took.append(time.monotonic() - began)
+            if took[-1] <= 0.25:
+                break
+            sender.close("")
+        assert min(took) <= 0.25
         for step in range(10):
             sender.rows.append(row(step))
         until(lambda: sender.counters["failed"] >= 2, why="it does not try again")
@@ -97,9 +104,8 @@ def test_a01_attach_returns_within_a_quarter_of_a_second_whatever_the_server(fau
             run = perfagent.init(server=url)
             took.append(time.monotonic() - began)
             run.log({"loss": 1.0})
-            began = time.monotonic()
-            run.finish()
-            assert time.monotonic() - began <= 2.0, url
+            with ends_in_time(run._sender):
+                run.finish()
             if took[-1] <= 0.25:
                 break
         assert min(took) <= 0.25, url
@@ -152,9 +158,8 @@ def test_a02_a_stopped_server_delays_neither_append_nor_exit_and_gets_all_when_i
         assert server.steps() == list(range(350))
         server.process.send_signal(signal.SIGSTOP)
         sender.rows.append(row(350))
-        began = time.monotonic()
-        sender.close("finished")
-        assert time.monotonic() - began <= 2.0
+        with ends_in_time(sender):
+            sender.close("finished")
     finally:
         server.end()
 
@@ -176,31 +181,17 @@ def test_a03_a_slow_server_gets_every_sample_once(fault: Accounts) -> None:
 def test_a03_a_request_is_given_up_after_ten_seconds_in_all(
     fault: Accounts, monkeypatch: pytest.MonkeyPatch, answer: Scripted
 ) -> None:
-    """Against a hand-driven clock for the deadline: the socket is polled in slices of at most a quarter second."""
-    from perfagent.delivery import transport
+    """Each look at the clock takes a second: the socket is polled in slices of at most a quarter of one."""
+    from perfagent.delivery import fork_safe_sockets, transport
 
-    asked: list[float] = []
-
-    class Clock:
-        """Runs forty times as fast as the wall."""
-
-        def __init__(self) -> None:
-            self.begin = time.monotonic()
-
-        def monotonic(self) -> float:
-            now = self.begin + 40 * (time.monotonic() - self.begin)
-            asked.append(now)
-            return now
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(time, name)
-
+    clock = SteppedClock(1.0)
     server = fault.server(answer)
     client = transport.HttpTransport(server.url)
-    monkeypatch.setattr(transport, "time", Clock())
+    for module in (transport, fork_safe_sockets):
+        monkeypatch.setattr(module, "time", clock)
     with pytest.raises(transport.ServerUnreachable):
         client.post(loops.frame_bytes(seq=1))
-    assert 10.0 <= asked[-1] - asked[0] <= 10.0 + 40 * 0.5
+    assert 10.0 <= clock.now - 1.0 <= 13.0
 
 
 # ---- A04
@@ -224,12 +215,13 @@ def test_a04_cuts_in_every_place_lose_and_double_nothing(fault: Accounts, cuts: 
 
 def test_a05_the_thousandth_failure_is_like_the_tenth(fault: Accounts) -> None:
     sender = fault.sender(f"http://127.0.0.1:{free_port()}")
+    paused = pauses(sender)
     sender.rows.append(row(1))
-    until(lambda: sender.counters["failed"] >= 1)
-    dispatcher = sender._dispatch()
+    until(lambda: paused)
+    dispatcher, before = sender._dispatch(), len(paused)
     dispatcher._failures, dispatcher._retry_at = 5000, 0.0  # two days at 30 s
-    until(lambda: dispatcher._failures > 5000)
-    assert 0.5 <= dispatcher._retry_at - time.monotonic() <= 30.0
+    until(lambda: dispatcher._failures > 5000 and len(paused) > before)
+    assert all(0.99 <= pause <= 30.01 for pause in paused), paused
     assert sender.counters["errors"] == 0
 
 
