@@ -19,8 +19,10 @@ def test_a14_children_never_hang_and_leave_the_parents_agent_alone(
     fault: Accounts, tmp_path: Path, method: str, count: int
 ) -> None:
     server = fault.server()
-    good, said = loops.forks(method, count, job_environment(tmp_path, PERFAGENT_SERVER=server.url))
+    variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url)
+    good, said = loops.forks(method, count, variables)
     assert good == count, said
+    loops.sync(variables)
     assert not any("child" in group.values for frame in server.frames for group in frame.groups)
     assert "from a child" not in [alert.get("title") for alert in server.events("alert")]
     assert len({frame.source for frame in server.frames}) == 1
@@ -50,14 +52,11 @@ def test_a14_workers_of_a_loader_leave_the_agent_alone(fault: Accounts, tmp_path
     script = tmp_path / "train.py"
     script.write_text(WORKERS)
     server = fault.server()
-    done = subprocess.run(
-        [sys.executable, str(script), method],
-        env=job_environment(tmp_path, PERFAGENT_SERVER=server.url, OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url, OMP_NUM_THREADS="1")
+    command = [sys.executable, str(script), method]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == ("2016.0\n", 0), done.stderr
+    loops.sync(variables)
     assert len({frame.source for frame in server.frames}) == 1
     assert len(server.values("seen")) == 8
     assert server.states()[-1] == "finished"
@@ -87,9 +86,7 @@ def test_a14_spawned_ranks_have_agents_of_their_own(fault: Accounts, tmp_path: P
     variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url, OMP_NUM_THREADS="1")
     done = subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    subprocess.run(
-        [sys.executable, "-m", "perfagent", "sync"], env=variables, capture_output=True, check=True, timeout=60
-    )
+    loops.sync(variables)
     assert {frame.run for frame in server.frames} == {"launcher", "rank-0", "rank-1"}
     assert len(server.samples("loss")) == 40
     assert server.samples("after") == [1.0]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from builders import ServerProcess, job_environment, server_process
+from faults import loops
 from faults.accounts import Accounts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -30,14 +31,11 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
 
 def run_script(script: str, folder: Path, server: ServerProcess) -> str:
     (folder / "script.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, str(folder / "script.py")],
-        env=job_environment(folder, PERFAGENT_SERVER=server.url),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    variables = job_environment(folder, PERFAGENT_SERVER=server.url)
+    command = [sys.executable, str(folder / "script.py")]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    loops.sync(variables)
     return done.stdout
 
 
