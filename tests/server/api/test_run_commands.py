@@ -196,7 +196,9 @@ def test_an_agent_that_is_silent_is_asked_for_nothing_before_it_is_called_lost(c
     change_source(client, contact=time.time() - 45)
     assert ask(client, kind="flush")["asked"][0]["problem"] == "", "nine signs of life may be late"
     client.app.state.services.orders.forget("r1")  # type: ignore[attr-defined]
-    change_source(client, contact=time.time() - 61)
+    now = time.time()
+    client.app.state.services.orders._clock = lambda: now  # type: ignore[attr-defined]
+    change_source(client, contact=now - 61)
     answer = client.post("/api/v1/runs/r1/commands", json={"kind": "stacks"})
     assert (answer.status_code, len(orders(client))) == (409, 1)
     assert "rank 0 is silent (last heard 61 s ago)" in answer.json()["error"]["message"]
