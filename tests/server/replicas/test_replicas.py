@@ -28,6 +28,7 @@ from perfagent_server.database import StorageError, open_database, revision_of
 from perfagent_server.engine import scheduler
 from perfagent_server.replicas import leases
 from perfagent_server.runs.run_commands import Request
+from perfagent_server.security import keys
 from perfagent_server.services import Services, open_services
 from perfagent_server.settings import Settings
 from perfagent_server.store.changes import newest_deletion
@@ -331,17 +332,20 @@ def test_a_user_logs_in_on_one_server_and_is_put_out_by_the_other(pair: tuple[Se
     assert known["who"] == "anyone"
 
 
-def test_a_key_that_one_server_revokes_is_refused_by_the_other(pair: tuple[Server, Server]) -> None:
+def test_a_key_that_one_server_revokes_is_refused_by_the_other(
+    pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, there = pair
     made = here.request("POST", "/keys", json={"scope": "read"}).json()
     bearer = {"Authorization": f"Bearer {made['key']}"}
     there.request("GET", "/runs", headers=bearer)
+    monkeypatch.setattr(keys, "_RELOAD_S", 3600.0)  # the other server must be told
     here.request("DELETE", f"/keys/{made['id']}")
 
     def is_refused() -> bool:
         return httpx.get(f"{there.running.url}/api/v1/runs", headers=bearer).status_code == 401
 
-    until(is_refused, within_s=8, why="the key still opens the other server")
+    until(is_refused, why="the key still opens the other server")
 
 
 def test_guesses_at_both_servers_are_counted_together(pair: tuple[Server, Server]) -> None:
@@ -350,19 +354,22 @@ def test_guesses_at_both_servers_are_counted_together(pair: tuple[Server, Server
     assert statuses == [401] * 5 + [429]
 
 
-def test_a_new_key_is_valid_on_the_other_server_at_once(tmp_path: Path, database: str) -> None:
+def test_a_new_key_is_valid_on_the_other_server_at_once(
+    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with (
         replica(tmp_path / "a", database, auth="required") as a,
         replica(tmp_path / "b", database, auth="required") as b,
     ):
         b.get("/runs")  # it has read the keys that there were
+        monkeypatch.setattr(keys, "_RELOAD_S", 3600.0)  # it must be told
         key = a.request("POST", "/keys", json={"scope": "read"}).json()["key"]
 
         def is_valid() -> bool:
             headers = {"Authorization": f"Bearer {key}"}
             return httpx.get(f"{b.running.url}/api/v1/runs", headers=headers, timeout=30).status_code == 200
 
-        until(is_valid, within_s=5.0, why="the other server knows the key")
+        until(is_valid, why="the other server knows the key")
 
 
 def test_a_lease_that_went_away_and_came_back_does_not_count(tmp_path: Path, database: str) -> None:
@@ -578,9 +585,7 @@ def test_a_command_that_is_being_asked_for_survives_one_of_another_server(pair: 
     asked = a.services.database.write(commits_late)
     seq = iter(range(2, 1000))
     until(
-        lambda: asked in [one["id"] for one in a.send(frame({}, seq=next(seq))).json()["commands"]],
-        within_s=5,
-        why="the command",
+        lambda: asked in [one["id"] for one in a.send(frame({}, seq=next(seq))).json()["commands"]], why="the command"
     )
 
 
@@ -610,6 +615,7 @@ def test_slow_work_for_changed_rules_delays_no_page(
 def test_a_lost_lease_costs_only_the_runs_of_its_shard(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(leases, "TTL_S", 3600.0)  # the other leases hold, though none is renewed below
     with replica(tmp_path / "a", database) as a:
         engine, runs = (
             a.services.engine,
@@ -625,7 +631,7 @@ def test_a_lost_lease_costs_only_the_runs_of_its_shard(
             postgresql_server.ask_in(database, "UPDATE lease SET term = term + 2 WHERE name = %s", shard_of(runs[0]))
             for run in runs:
                 a.send(frame({"loss": [float("nan")]}, run=run, seq=2, first_step=2))
-        until(lambda: a.get("/alerts", run=runs[1])["alerts"], within_s=6, why="the alert of the other run")
+        until(lambda: a.get("/alerts", run=runs[1])["alerts"], why="the alert of the other run")
         assert engine.evaluators.in_memory[runs[1]] is before[runs[1]]
         monkeypatch.undo()
         until(lambda: a.get("/alerts", run=runs[0])["alerts"], why="the alert, in the new term")
