@@ -190,12 +190,12 @@ def killed_at_four_points(folder: Path, *, kills: int, say: Say = print) -> Outc
 
 def _killed_at(point: str, server: ServerProcess, port: int, run: str) -> list[Delivery]:
     """The requests about the run's alert, before and after the kill."""
-    killed = threading.Event()
+    once, killed = threading.Lock(), threading.Event()
 
     def kill(_number: int) -> None:
-        if not killed.is_set():
-            killed.set()
+        if once.acquire(blocking=False):
             server.kill()
+            killed.set()
 
     if point in ("acknowledged", "written"):  # nobody listens: nothing can be sent
         post(server, nan_frame(run))
