@@ -135,6 +135,14 @@ def test_a_group_that_hangs_takes_its_trainings_with_it(checks, monkeypatch, tmp
     hangs = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     monkeypatch.setattr(check, "_myself", lambda *_: [sys.executable, "-c", hangs])
     monkeypatch.setitem(check.GROUPS, "memory", ("hangs", 2))
+    wait = subprocess.Popen.wait
+
+    def wait_once_it_trains(process, timeout=None):
+        if timeout is not None:
+            until(lambda: (tmp_path / "memory.log").read_text("utf-8"), why="the group has not begun to train")
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_once_it_trains)
     (result,) = check._in_its_own_process("memory", stage)
     assert (result.status, result.measured) == ("FAIL", "none in 2 s")
     training = int((tmp_path / "memory.log").read_text("utf-8"))
