@@ -195,6 +195,7 @@ def sent_at(sender: Sender, seconds: int, logged: Iterator[tuple[Any, ...]]) -> 
             found.append(tick / 10)
             until(lambda: dispatcher._courier.answers)
             dispatcher._advance(now)
+    dispatcher._finish(now)
     return found
 
 
@@ -340,9 +341,12 @@ def test_the_users_random_state_is_left_alone(tmp_path: Path) -> None:
 def test_at_most_two_threads_are_running(sender: Sender) -> None:
     sender.rows.append(row(1))
     assert sender.flush(10)
-    ours = [thread for thread in threading.enumerate() if thread.name.startswith("perfagent")]
-    assert len(ours) == 2
-    assert all(thread.daemon for thread in ours)
+
+    def ours() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name.startswith("perfagent")]
+
+    until(lambda: len(ours()) == 2, why="there are more, or one of an earlier test has not ended")
+    assert all(thread.daemon for thread in ours())
 
 
 def test_a_closed_sender_can_be_collected(tmp_path: Path, transport: RecordingTransport) -> None:
