@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from builders import ServerProcess, server_process
+from builders import ServerProcess, server_process, until
 from recorded import CPU_NAMES, log, record_run, send
 
 from perfagent.wire import Event
@@ -17,7 +17,7 @@ from perfagent.wire import Event
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import OpenTab
+    from conftest import OpenTab, Tab
 
 pytestmark = pytest.mark.browser
 
@@ -36,6 +36,12 @@ DRAWN_HEIGHT = """name => {
 }"""
 
 
+def loaded(page: Tab, *names: str) -> None:
+    """Waits until these charts have lines."""
+    points = 'document.querySelector(`#run-charts [data-name="${name}"] .plot`)?.dataset.points'
+    page.wait(f"names => names.every((name) => {points} >= 2)", argument=list(names))
+
+
 @pytest.fixture
 def run() -> str:
     return f"run-{uuid.uuid4().hex[:8]}"
@@ -47,6 +53,7 @@ def test_cpu_run_shows_at_least_twelve_charts_with_titles_units_and_values(
     record_run(site, run)
     page = tab(f"/run/{run}")
     page.drawn(12)
+    loaded(page, "step_time_s", "process/rss_bytes")
     assert page.page.locator(".chart").count() >= len(CPU_NAMES)
     caption = page.page.locator('#run-charts [data-name="step_time_s"] figcaption')
     assert caption.locator("h2").inner_text() == "Step time"
@@ -174,21 +181,22 @@ def test_nan_is_written_out_and_marked(site: ServerProcess, tab: OpenTab, run: s
     page = tab(f"/run/{run}")
     page.drawn(12)
     log(site, run, 101, loss=math.nan)
-    page.wait("() => document.querySelector('[data-figure=\"loss\"] .value').textContent === 'NaN'")
+    page.wait("() => document.querySelector('[data-figure=\"loss\"] .value')?.textContent === 'NaN'")
     page.wait("() => document.querySelector('#run-charts [data-name=\"loss\"] .plot').data[5].x.length === 1")
     page.wait("() => document.querySelector('.verdict.critical')")
 
 
 def test_drag_zooms_all_charts_refetches_and_is_in_the_address(site: ServerProcess, tab: OpenTab, run: str) -> None:
     record_run(site, run, steps=20_000)
+    until(lambda: "ms a step" in site.get(f"/runs/{run}/verdict")["message"], why="the verdict is not there")
     page = tab(f"/run/{run}")
     page.drawn(12)
-    box = page.page.locator('#run-charts [data-name="loss"] .nsewdrag').first.bounding_box()
-    assert box is not None
-    before = len(page.requests)
-    page.page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
+    page.live()
+    chart = page.page.locator('#run-charts [data-name="loss"] .nsewdrag').first
+    width = chart.bounding_box()["width"]  # type: ignore[index]
+    chart.hover(position={"x": width * 0.25, "y": 40})
     page.page.mouse.down()
-    page.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 44, steps=6)
+    chart.hover(position={"x": width * 0.5, "y": 44}, force=True)  # Plotly has laid a cover over it
     page.page.mouse.up()
     page.wait("() => /x=\\d+-\\d+/.test(location.search)")
     first, last = (int(part) for part in page.page.evaluate("new URLSearchParams(location.search).get('x')").split("-"))
@@ -199,7 +207,7 @@ def test_drag_zooms_all_charts_refetches_and_is_in_the_address(site: ServerProce
         ".every(p => p.data[3].x[0] >= a && p.data[3].x.at(-1) <= b)",
         argument=[first, last],
     )
-    asked = [request for request in page.requests[before:] if "/series" in request]
+    asked = [request for request in page.requests if "/series" in request and "from=" in request]
     assert len(asked) >= 12
     assert all(f"from={first}&to={last}" in request for request in asked)
 
@@ -395,7 +403,7 @@ def test_absent_metric_is_not_a_zero(site: ServerProcess, tab: OpenTab, run: str
     send(site, run, {"loss": 1.0 / x}, x)
     page = tab(f"/run/{run}")
     page.drawn(1)
-    page.wait("() => document.querySelector('[data-figure=\"loss\"] .value').textContent !== 'n/a'")
+    page.wait("() => document.querySelector('[data-figure=\"loss\"] .value')?.textContent !== 'n/a'")
     assert page.page.locator("[data-figure]").count() == 1, "what is not known has no tile"
 
 
@@ -412,7 +420,7 @@ def test_ranks_are_a_band_and_a_map(site: ServerProcess, tab: OpenTab, run: str)
             events=[event],
         )
     page = tab(f"/run/{run}")
-    page.drawn(2)
+    loaded(page, "loss")
     low, high = page.page.evaluate(EXTREMES, "loss")
     assert high - low < 0.35
     page.wait("() => document.querySelector('#run-charts [data-name=\"ranks\"] .plot')?.data?.[0].z.length === 4")
@@ -426,13 +434,7 @@ def test_page_stays_when_the_server_goes_and_fills_the_gap_when_it_is_back(tmp_p
     with server_process(tmp_path / "own") as server:
         record_run(server, "r", steps=100)
         page = tab("/run/r", server=server)
-        page.expected += [
-            "ERR_CONNECTION_REFUSED",
-            "WebSocket connection",
-            "503",
-            "ERR_SOCKET_NOT_CONNECTED",
-            "ERR_CONNECTION_RESET",
-        ]
+        page.expected += ["net::ERR_", "Failed to fetch", "WebSocket connection", "503"]
         page.drawn(12)
         page.live()
         server.kill()
