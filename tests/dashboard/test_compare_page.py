@@ -102,7 +102,7 @@ def test_charts_lie_over_each_other_with_a_legend_and_values_at_the_cursor(pair:
     page = tab("/compare?runs=before,after,third", server=pair)
     loss = '.board [data-name="loss"]'
     page.page.locator(loss).scroll_into_view_if_needed()
-    page.wait(f"() => document.querySelector('{loss} .plot').data?.filter((line) => line.x?.length > 200).length >= 3")
+    page.wait(f"() => document.querySelector('{loss} .plot')?.data?.filter((line) => line.x?.length > 200).length >= 3")
     legend = page.page.locator(f"{loss} .share").all_inner_texts()
     assert legend == ["before", "after", "third"]
     page.page.locator(f"{loss} .plot").hover()
