@@ -104,14 +104,15 @@ def test_a13_a_process_ends_as_it_would_without_us_and_the_server_hears_how(
         done.append(
             subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, text=True, timeout=60)
         )
-    # a child gives its last frame a second and a half; what it could not send by then lies in its spool
+    # a child gives its last frame a second and a half; what it could not send by then lies in its spool, as it says
     sync = [sys.executable, "-m", "perfagent", "sync"]
     subprocess.run(sync, env=variables, capture_output=True, check=True, timeout=60)
     plain, with_us = done
     assert with_us.returncode == plain.returncode
     assert _without_addresses(with_us.stdout) == _without_addresses(plain.stdout)
     crash = [f"perfagent: the job crashed. ValueError: no. See {server.url}/run/r"] if "raise ValueError" in end else []
-    assert _without_addresses(with_us.stderr) == _without_addresses(plain.stderr) + crash
+    said = [line for line in _without_addresses(with_us.stderr) if "not all of this run has reached" not in line]
+    assert said == _without_addresses(plain.stderr) + crash
     states = [said for said in server.states() if said != "starting"]
     assert states[-1:] == ([state] if state else [])
 
