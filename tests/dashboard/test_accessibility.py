@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from itertools import product
 from typing import TYPE_CHECKING
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from recorded import record_run
+
+from perfagent.wire import Event
 
 if TYPE_CHECKING:
     from builders import ServerProcess
@@ -27,6 +30,19 @@ PAGES = {
     "channels": "/settings",
     "rules": "/settings?tab=rules",
 }
+CHARTS = "[...document.querySelectorAll('.board .plot')].filter((plot) => plot.dataset.points >= 2).length >= 12"
+ENDS_WITH = {
+    "overview": "document.querySelector('#overview-running')",
+    "runs": "document.querySelector('.ag-row .name')",
+    "run": f"document.querySelector('.verdict') && {CHARTS}",
+    "config": "document.querySelector('#config-sections .config')",
+    "console": "document.querySelector('#console-lines')",
+    "compare": f"document.querySelector('#compare-settings') && {CHARTS}",
+    "alerts": "document.querySelector('#alerts-list *')",
+    "channels": "document.querySelector('#settings-channels *')",
+    "rules": "document.querySelector('#settings-rules .form-row')",
+}
+"""What is there once a page has all that it shows."""
 ALWAYS = {("light", "runs"), ("dark", "run"), ("dark", "channels")}
 LONG = [
     pytest.param(*one, marks=[] if one in ALWAYS else pytest.mark.long) for one in product(("light", "dark"), PAGES)
@@ -37,10 +53,11 @@ LONG = [
 def test_axe_finds_nothing(site: ServerProcess, tab: OpenTab, scheme: str, page: str) -> None:
     run = f"axe-{uuid.uuid4().hex[:6]}"
     if "{run}" in PAGES[page]:
-        record_run(site, run, steps=60)
+        start = Event(kind="state", time=time.time(), step=0, data={"state": "starting", "config": {"lr": 0.1}})
+        record_run(site, run, steps=60, events=[start])
     opened = tab(PAGES[page].format(run=run), scheme=scheme)
-    opened.wait("() => document.querySelector('h1')")
-    opened.page.wait_for_timeout(1200)
+    opened.wait(f"() => document.querySelector('h1') && {ENDS_WITH[page]}")
+    opened.page.wait_for_timeout(1200)  # what was there may still be drawn anew
     found = Axe().run(opened.page)
     told = [
         f"{one['id']} ({one['impact']}): {one['help']}: {[node['html'][:160] for node in one['nodes'][:3]]}"
