@@ -76,7 +76,8 @@ def test_ranks_are_listed_slowest_first(site: ServerProcess, tab: OpenTab, run: 
 
 
 def test_name_tags_and_notes_are_changed_and_the_run_is_deleted(site: ServerProcess, tab: OpenTab, run: str) -> None:
-    record_run(site, run, steps=20)
+    for one in (run, f"{run}-stays"):
+        record_run(site, one, steps=20)
     link = site.admin("POST", "/session/links")["url"].removeprefix(site.url)
     page = tab(link, locale="en-US")  # apart: other tests are no administrators
     page.page.goto(f"{site.url}/run/{run}")
@@ -97,6 +98,20 @@ def test_name_tags_and_notes_are_changed_and_the_run_is_deleted(site: ServerProc
     page.page.get_by_role("dialog").get_by_role("button", name="Delete this run").click()
     page.wait("() => location.pathname === '/runs'")
     assert site.find(f"/runs/{run}") is None
+    page.wait("() => document.querySelector('.ag-row a.name')")
+
+
+def test_the_table_is_there_on_the_way_back_to_it_from_a_run_that_was_loaded_anew(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
+    record_run(site, run, steps=20)
+    page = tab(f"/runs?q={run}")
+    page.page.locator(f".ag-row a.name[href='/run/{run}']").click()
+    page.wait("() => document.querySelector('#run-head h1')")
+    page.page.reload()
+    page.wait("() => document.querySelector('#run-head h1')")
+    page.page.go_back()
+    page.wait("() => document.querySelector('.ag-row a.name')")
 
 
 @pytest.mark.long

@@ -38,17 +38,27 @@ async function insist() {
 }
 
 /** Goes to an address without loading everything again. Dash's Location listens to popstate. */
-export async function go(path) {
+export function go(path) {
   if (path === location.pathname + location.search) {
     if (!arrived()) insist();
     return;
   }
-  const there = config.pages.find((page) => page.path === path.split("?")[0]);
-  if (there?.grid) await need("grid");
   history.pushState(null, "", path);
   window.dispatchEvent(new PopStateEvent("popstate"));
   window.scrollTo(0, 0);
 }
+
+/** Dash draws a component only if its script has run. So Dash learns of a page with a table once that script is there. */
+async function hold(event) {
+  const there = config.pages.find((page) => page.path === location.pathname);
+  if (!there?.grid || window.dash_ag_grid) return;
+  event.stopImmediatePropagation();
+  await need("grid");
+  window.dispatchEvent(new PopStateEvent("popstate"));
+}
+
+// A link or the browser's Back; a callback of Dash.
+for (const kind of ["popstate", "_dashprivate_pushstate"]) window.addEventListener(kind, hold, { capture: true });
 
 window.addEventListener("popstate", () => {
   clearTimeout(arriving);
