@@ -59,8 +59,8 @@ PORTS_OF_A_WORKER = 4000
 
 @functools.cache
 def _ports() -> Iterator[int]:
-    """Those of this worker, below the ones that the kernel gives to whoever binds none: nobody else takes one between
-    the question for it and its use."""
+    """A range for each pytest worker, below the kernel's ephemeral ports. So no other process takes a port between
+    `free_port()` and its use."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 5
     first = 12_000 + worker * PORTS_OF_A_WORKER
     return itertools.cycle(first + (os.getpid() + at) % PORTS_OF_A_WORKER for at in range(PORTS_OF_A_WORKER))
@@ -75,7 +75,7 @@ def free_port() -> int:
 
 
 def sync(environment: Mapping[str, str]) -> None:
-    """`perfagent sync`: what a job could not send in the second and a half of its end is on the server then."""
+    """`perfagent sync`, as a user would run it. A job has 1.5 s at its end to send its last frames; this sends the rest."""
     command = [sys.executable, "-m", "perfagent", "sync"]
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
 

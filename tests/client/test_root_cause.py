@@ -25,7 +25,7 @@ from perfagent_server.store.tables import source
 from perfagent_server.store.write.lifecycle import mark_lost
 
 FOR_EVER = ("--wait", "600")
-"""Longer than a test may take: one that ends has not waited for those who cannot answer."""
+"""Longer than the time limit of a test: a test that passes did not wait for a rank that cannot answer."""
 
 
 @dataclass

@@ -129,7 +129,7 @@ def test_a_rank_that_does_not_join_is_named_with_its_line_and_the_collective(tmp
 
     with server_process(tmp_path / "server") as server, job(server, tmp_path, *launch):
         until(lambda: steps(server, 11), within_s=120)
-        found = until(named, within_s=90, every_s=0.5, why="nobody was named")
+        found = until(named, within_s=40, every_s=0.5, why="nobody was named")
         assert (found["rule"], found["ranks"], found["cause"]) == ("hang", [1], "a rank stands apart")
         assert re.search(
             r"Rank 1 stands at absent_rank\.py:\d+ in wait_for_a_lock: time\.sleep\(0\.2\); "

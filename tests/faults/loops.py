@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from builders import until
+from builders import sync, until
 from faults.accounts import Accounts, left_in, row
 from faults.proxy import Proxy
 from ingest_server import IngestServer
@@ -139,12 +139,6 @@ def kill(number: int, seeded: random.Random, variables: Mapping[str, str]) -> Ki
     said += child.communicate()[0]
     whole = [line.split() for line in said.splitlines(keepends=True) if line.endswith(b"\n")]
     return Killed(run, {int(step): float(moment) for step, moment in whole}, at)
-
-
-def sync(variables: Mapping[str, str]) -> None:
-    """Sends what ended processes could not send in the short time that their end may take."""
-    command = [sys.executable, "-m", "perfagent", "sync"]
-    subprocess.run(command, env=dict(variables), capture_output=True, check=True, timeout=60)
 
 
 # ---- A14

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from builders import ServerProcess, job_environment, server_process, until
+from builders import ServerProcess, job_environment, server_process, sync, until
 from faults.outcome import Outcome
 
 HERE = Path(__file__).resolve().parent
@@ -59,10 +59,7 @@ def server_killed_under_load(folder: Path, *, kills: int, agents: int = 4, say: 
     finally:
         for process in processes:
             process.kill()
-    # What an agent could not send before its end lies in its spool: `perfagent sync` uploads it, as a user would.
-    subprocess.run(
-        [sys.executable, "-m", "perfagent", "sync"], env=variables, check=True, capture_output=True, timeout=120
-    )
+    sync(variables)
     logged = stored_once = missing = repeated = changed = 0
     for number, record in enumerate(records):
         lines = record.read_text("ascii").splitlines()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import job_environment
+from builders import job_environment, sync
 from faults import loops
 from faults.accounts import Accounts
 
@@ -22,7 +22,7 @@ def test_a14_children_never_hang_and_leave_the_parents_agent_alone(
     variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url)
     good, said = loops.forks(method, count, variables)
     assert good == count, said
-    loops.sync(variables)
+    sync(variables)
     assert not any("child" in group.values for frame in server.frames for group in frame.groups)
     assert "from a child" not in [alert.get("title") for alert in server.events("alert")]
     assert len({frame.source for frame in server.frames}) == 1
@@ -56,7 +56,7 @@ def test_a14_workers_of_a_loader_leave_the_agent_alone(fault: Accounts, tmp_path
     command = [sys.executable, str(script), method]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == ("2016.0\n", 0), done.stderr
-    loops.sync(variables)
+    sync(variables)
     assert len({frame.source for frame in server.frames}) == 1
     assert len(server.values("seen")) == 8
     assert server.states()[-1] == "finished"
@@ -86,7 +86,7 @@ def test_a14_spawned_ranks_have_agents_of_their_own(fault: Accounts, tmp_path: P
     variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url, OMP_NUM_THREADS="1")
     done = subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    loops.sync(variables)
+    sync(variables)
     assert {frame.run for frame in server.frames} == {"launcher", "rank-0", "rank-1"}
     assert len(server.samples("loss")) == 40
     assert server.samples("after") == [1.0]

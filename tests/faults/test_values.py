@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import ServerProcess, job_environment, server_process
-from faults import loops
+from builders import ServerProcess, job_environment, server_process, sync
 from faults.accounts import Accounts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -35,7 +34,7 @@ def run_script(script: str, folder: Path, server: ServerProcess) -> str:
     command = [sys.executable, str(folder / "script.py")]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    loops.sync(variables)
+    sync(variables)
     return done.stdout
 
 

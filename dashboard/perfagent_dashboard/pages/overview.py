@@ -68,7 +68,7 @@ class _Overview:
         )(self._again)  # fmt: skip
 
     async def _again(self, _tick: int, shown: str) -> Any:
-        """Alerts that are as they were stay: drawn anew they would take away the note that somebody is writing."""
+        """Redraws the alerts only if they have changed: a redraw loses the note that somebody is writing."""
         head, cards, running = await self._content()
         fresh = digest(cards)
         return head, no_update if fresh == shown else cards, running, fresh

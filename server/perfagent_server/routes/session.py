@@ -54,7 +54,7 @@ class SessionShown:
 
 @dataclass
 class SessionList:
-    """login: by what the user signs in: password, or provider (an identity provider)."""
+    """login: how the user signs in: "password" or "provider" (an identity provider)."""
 
     login: str
     sessions: list[SessionShown]

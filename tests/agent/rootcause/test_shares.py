@@ -59,7 +59,7 @@ def test_a_slow_loader_takes_the_time_that_it_sleeps(workers: int) -> None:
     batches = iter(data)
 
     def batch() -> torch.Tensor:
-        asked.release()  # only now: a worker that is ahead has its batch while this process works
+        asked.release()  # not earlier: else a worker would prepare the batch while this process trains
         found: torch.Tensor = next(batches)
         return found
 

@@ -73,6 +73,13 @@ def test_workers_are_tried_and_nothing_is_left_of_them() -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.long
+def test_data_that_waits_gets_workers_on_this_machine() -> None:
+    """As measured: it needs a machine on which nothing else runs."""
+    found, _ = search_num_workers(loader_of(Slow(0.01), shuffle=True), [0, 1, 4], batches=8, most_s=3.0)
+    assert found == 4
+
+
 def test_data_that_is_there_already_needs_none() -> None:
     assert find_num_workers(loader_of(Slow(0.0)), [0, 2], batches=8, most_s=1.0) == 0
 

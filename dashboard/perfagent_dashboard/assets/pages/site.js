@@ -53,8 +53,13 @@ async function hold(event) {
   const there = config.pages.find((page) => page.path === location.pathname);
   if (!there?.grid || window.dash_ag_grid) return;
   event.stopImmediatePropagation();
-  await need("grid");
+  try {
+    await need("grid");
+  } catch {
+    return insist(); // the server is away
+  }
   window.dispatchEvent(new PopStateEvent("popstate"));
+  return undefined;
 }
 
 // A link or the browser's Back; a callback of Dash.
