@@ -75,6 +75,25 @@ def test_a_fault_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path
 
 
 @pytest.mark.long
+def test_a_server_that_stalls_at_the_end_of_the_job_gets_the_rest(server: ServerProcess, tmp_path: Path) -> None:
+    environment = job_environment(tmp_path, PERFAGENT_SERVER=server.url)
+    assert server.process is not None
+    stalled = psutil.Process(server.process.pid)
+    with subprocess.Popen(
+        [*DEMO, "--steps", "200", "--fault", "nan", "--exit"], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert any(line.startswith("step ") for line in process.stdout)
+        [job] = psutil.Process(process.pid).children()
+        stalled.suspend()
+        job.wait(60)
+        stalled.resume()
+        said = process.stdout.read()
+    assert process.returncode == 0, said
+    assert "state:   finished at step 200" in said
+
+
+@pytest.mark.long
 @pytest.mark.timeout(480)
 @pytest.mark.parametrize(
     ("fault", "state", "rule", "words"),

@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -29,6 +30,8 @@ ENDED = ("finished", "failed", "oom", "killed", "preempted", "lost")
 STACKS_S = (
     6.0  # so long after the verdict a hanging job is stopped: its stacks, which the alert asks for, have come then
 )
+LEFT_S = 3.0
+"""If the server has not seen the end so long after it, the job has left its last frames for `perfagent sync`."""
 _PROGRESS = re.compile(r"step (\d+)/(\d+) loss (\S+)")
 
 
@@ -221,15 +224,20 @@ class _Screen:
 def _report(server: DemoServer, run: str, steps: int, fault: faults.Fault, code: int) -> bool:
     """Waits until the server has seen the end and judged it, prints both, and says whether they are what they should
     be."""
-    end = time.monotonic() + fault.settle_s
+    began = time.monotonic()
+    synced = False
     if fault.settle_s > 30:
         print(f"waiting up to {fault.settle_s:.0f} s for the server to notice")
     while True:
         summary, finding = server.get(f"/runs/{run}"), server.get(f"/runs/{run}/verdict")
         ended = summary is not None and summary["state"] in ENDED
         judged = finding is not None and finding["rule"] in fault.expects
-        if (ended and judged) or time.monotonic() > end or server.stopped():
+        waited_s = time.monotonic() - began
+        if (ended and judged) or waited_s > fault.settle_s or server.stopped():
             break
+        if not (ended or synced) and waited_s > LEFT_S:
+            synced = True
+            _sync(server)
         time.sleep(0.25)
     if summary is None or finding is None:
         print(f"the server does not know the run {run}; the training process ended with {code}")
@@ -252,6 +260,11 @@ def _report(server: DemoServer, run: str, steps: int, fault: faults.Fault, code:
     for sentence in wrong:
         print(f"not as it should be: {sentence}")
     return not wrong
+
+
+def _sync(server: DemoServer) -> None:
+    environment = os.environ | {"PERFAGENT_SERVER": server.url}
+    subprocess.run([sys.executable, "-m", "perfagent", "sync"], env=environment, capture_output=True, check=False)
 
 
 def _judged(finding: dict[str, Any]) -> bool:
