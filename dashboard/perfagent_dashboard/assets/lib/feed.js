@@ -76,7 +76,6 @@ export class Feed {
       this.delay = FIRST_DELAY_MS;
       socket.send(JSON.stringify({ subscribe: this.subscription() }));
       this.lastSeen = Date.now() / 1000;
-      this.onState("live");
     });
     socket.addEventListener("message", (event) => {
       this.lastSeen = Date.now() / 1000;
@@ -90,6 +89,7 @@ export class Feed {
       if (message.subscribed && !this.listening) {
         this.listening = true;
         clearTimeout(this.patience);
+        this.onState("live");
         this.fetch();
       }
     });

@@ -39,14 +39,12 @@ export class LivePage {
     writeTimes(root);
     this.controls = (root.dataset.address ?? "").split(",").filter(Boolean).map((entry) => entry.split(":"));
     this.address = setInterval(() => this.#writeAddress(), 300);
-    let first = true;
     this.feed = new Feed({
       subscription: () => (root.dataset.run ? { runs: [root.dataset.run], names: [], bands: true } : { fleet: true, names: [] }),
       fetch: () => {
         connection.isListening = true;
         for (const board of boards.values()) board.refresh();
-        if (!first || root.dataset.run) this.next.within(TOGETHER_MS); // else what was shown came with the page
-        first = false;
+        this.next.within(TOGETHER_MS); // what happened since the page was made
       },
       onMessage: (message) => {
         if (message.alert || message.lagged || this.#hasTurned(message.run)) this.next.within(TOGETHER_MS);
