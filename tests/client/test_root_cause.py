@@ -16,6 +16,7 @@ from api_builders import Listening, frame, listening
 from builders import until, web
 from frames import state
 from sqlalchemy import update
+from stepped_clock import SteppedClock
 
 from perfagent.errors import PerfagentError
 from perfagent.wire import Event, encode
@@ -167,9 +168,18 @@ def test_when_all_have_answered_the_exit_code_is_zero(job: Job, capsys: Any) -> 
     assert "rank 1\n    train.py:1 in rank_1" in told.out
 
 
-def test_a_rank_that_never_came_is_named_when_the_time_is_over(job: Job, capsys: Any) -> None:
+def test_a_rank_that_never_came_is_named_when_the_time_is_over(
+    job: Job, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SteppedClock(0.0)
+    monkeypatch.setattr(root_cause, "time", clock)
     job.start(0, world_size=3)
-    answering = meanwhile(lambda: job.answer(0))
+
+    def answer() -> None:
+        job.answer(0)
+        clock.step_s = 1.0
+
+    answering = meanwhile(answer)
     code = run(root_cause.stacks, job, "--wait", "2")
     answering.join()
     assert code == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from api_builders import Listening, frame, listening
-from builders import job_environment, until
+from builders import job_environment, sync, until
 from command_line import command, in_terminal
 
 from perfagent.command_line.terminal_output import Screen, Table
@@ -46,6 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
     with listening(folder) as running:
         environment = job_environment(folder, PERFAGENT_SERVER=running.url)
         subprocess.run([sys.executable, "-c", TRAINING], env=environment, check=True, timeout=150, cwd=folder)
+        sync(environment)
         with Client(running.url) as client:
             [ended] = until(lambda: list(client.runs(name="nan job", state="finished")), why="the run did not end")
             run = ended.run

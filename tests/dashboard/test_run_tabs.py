@@ -106,10 +106,12 @@ def test_the_table_is_there_on_the_way_back_to_it_from_a_run_that_was_loaded_ane
 ) -> None:
     record_run(site, run, steps=20)
     page = tab(f"/runs?q={run}")
+    page.live()
     page.page.locator(f".ag-row a.name[href='/run/{run}']").click()
     page.wait("() => document.querySelector('#run-head h1')")
     page.page.reload()
     page.wait("() => document.querySelector('#run-head h1')")
+    page.live()
     page.page.go_back()
     page.wait("() => document.querySelector('.ag-row a.name')")
 

@@ -140,12 +140,12 @@ def test_several_runs_are_tagged_and_that_is_undone(site: ServerProcess, tab: Op
     page.page.locator(".picked input").fill("keep")
     page.page.get_by_role("button", name="Add tag").click()
     page.wait(shows(f"pick-{group}-0", "name", "keep"))
-    assert site.get(f"/runs/pick-{group}-1")["tags"] == ["keep"]
+    until(lambda: site.get(f"/runs/pick-{group}-1")["tags"] == ["keep"])
     page.page.get_by_role("button", name="Undo").click()
     page.wait(
         f"() => document.querySelector('{cell(f'pick-{group}-0', 'name')}')?.textContent.includes('keep') === false"
     )
-    assert site.get(f"/runs/pick-{group}-1")["tags"] == []
+    until(lambda: site.get(f"/runs/pick-{group}-1")["tags"] == [])
 
 
 @pytest.mark.long

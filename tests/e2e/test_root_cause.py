@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import ServerProcess, job_environment, server_process, until, web
+from builders import ServerProcess, job_environment, server_process, sync, until, web
 from e2e.launching import JOBS
 
 
@@ -34,6 +34,7 @@ def job(server: ServerProcess, folder: Path, *words: str) -> Iterator[subprocess
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    sync(environment)
 
 
 def steps(server: ServerProcess, least: int) -> bool:

@@ -415,7 +415,6 @@ def test_a_service_that_drips_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> N
             took.append(time.monotonic() - began)
             assert outcome.status is None
             assert re.match(rf"{re.escape(HOSTS['slack'])} {OVER}", outcome.error)
-            assert slow.left.wait(60), "nobody hung up"
     assert min(took) < 2
 
 

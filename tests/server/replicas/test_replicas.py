@@ -361,15 +361,16 @@ def test_a_new_key_is_valid_on_the_other_server_at_once(
         replica(tmp_path / "a", database, auth="required") as a,
         replica(tmp_path / "b", database, auth="required") as b,
     ):
-        b.get("/runs")  # it has read the keys that there were
-        monkeypatch.setattr(keys, "_RELOAD_S", 3600.0)  # it must be told
-        key = a.request("POST", "/keys", json={"scope": "read"}).json()["key"]
 
-        def is_valid() -> bool:
+        def is_valid(key: str) -> bool:
             headers = {"Authorization": f"Bearer {key}"}
             return httpx.get(f"{b.running.url}/api/v1/runs", headers=headers, timeout=30).status_code == 200
 
-        until(is_valid, why="the other server knows the key")
+        earlier = a.request("POST", "/keys", json={"scope": "read"}).json()["key"]
+        until(lambda: is_valid(earlier), why="the other server has read the keys that there were")
+        monkeypatch.setattr(keys, "_RELOAD_S", 3600.0)  # it must be told
+        key = a.request("POST", "/keys", json={"scope": "read"}).json()["key"]
+        until(lambda: is_valid(key), why="the other server knows the key")
 
 
 def test_a_lease_that_went_away_and_came_back_does_not_count(tmp_path: Path, database: str) -> None:
