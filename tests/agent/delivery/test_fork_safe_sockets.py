@@ -77,6 +77,7 @@ def test_a_socket_that_is_being_made_while_another_thread_forks(
     dialer = Dialer()
     forgetting(dialer.forked)
     monkeypatch.setattr(fork_safe_sockets, "socket", _With(slow))
+    monkeypatch.setattr(fork_safe_sockets, "_WAIT_S", 20.0)  # the thread that makes it may be late
     opened: list[socket.socket] = []
     thread = threading.Thread(target=lambda: opened.append(dialer.connect(listener.getsockname(), 5.0)))
     thread.start()
@@ -105,7 +106,7 @@ def test_a_tls_handshake_that_is_under_way(listener: socket.socket) -> None:
 
     def post() -> None:
         with pytest.raises(ServerUnreachable):
-            transport.post(b"", deadline_s=2.0)
+            transport.post(b"", deadline_s=30.0)  # the other side ends it
 
     thread = threading.Thread(target=post)
     thread.start()
