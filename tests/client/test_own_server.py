@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from builders import ServerProcess, server_process
+from builders import ServerProcess, server_process, until
 from command_line import command, in_terminal
 
 from perfagent.local_server import LocalServer
@@ -126,9 +126,9 @@ def test_a_shell_completes_commands_options_and_runs(server: ServerProcess, data
     assert completions("perfagent runs --st") == ["--state"]
     assert "stuck" in completions("perfagent runs --state ")
     assert completions("python -m perfagent channels a", module=True) == ["add"]
-    names = completions("perfagent show ", PERFAGENT_DATA=data)
+    names = until(lambda: completions("perfagent show ", PERFAGENT_DATA=data))  # none where it takes over a second
     assert run in names and "my\\ run" in names and "--all" not in names
-    assert completions(f"perfagent wait {run[:4]}", PERFAGENT_DATA=data) == [run]
+    assert until(lambda: completions(f"perfagent wait {run[:4]}", PERFAGENT_DATA=data)) == [run]
     assert completions("perfagent show ", PERFAGENT_SERVER="http://127.0.0.1:9") == [], "no server, no names, no noise"
 
 
