@@ -224,6 +224,7 @@ def test_limits_of_a_key_can_be_changed(tmp_path: Path) -> None:
 @pytest.mark.fault
 def test_s06_runs_of_a_key_have_room_beside_a_noisy_one(tmp_path: Path) -> None:
     with api(tmp_path) as client:
+        client.app.state.services.sender_limits._clock = Clock()  # type: ignore[attr-defined] # it stands still
         key = made_key(client, limits={"requests_per_s": 0.5})
         answers = [post(client, frame({"loss": [1.0]}, run="noisy", seq=seq), **key) for seq in range(1, 9)]
         assert {answer.status_code for answer in answers} == {200, 429}
