@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from api_builders import Listening, frame, listening
-from builders import free_port
+from builders import free_port, until
 from command_line import command
 
 from perfagent.errors import ServerUnreachable
@@ -108,6 +108,8 @@ def test_what_a_run_died_of_is_a_finding_even_after_its_end(
     server: Listening, capsys: pytest.CaptureFixture[str]
 ) -> None:
     send(server, "died", [1.0] * 20 + [NAN] * 5, state="failed")
+    with Client(server.url) as client:
+        until(lambda: "nonfinite_loss" in [finding.rule for finding in client.findings("died")])
     assert command(capsys, "wait", "died", "--until", "finding,end").code == 3
     assert command(capsys, "wait", "died").code == 4, "nobody asked for findings"
     assert command(capsys, "wait", "died", "--until", "step=20").code == 0, "it got there"
