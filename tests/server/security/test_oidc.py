@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from api_builders import ADMIN, api
+from builders import free_port
 from fastapi.testclient import TestClient
 from openid_provider import Provider, openid_provider
 
@@ -30,19 +30,13 @@ ROLES = ("ml-admins=admin", "team-a=operator:project-a", "team-a=viewer:project-
 
 @contextlib.contextmanager
 def signing_in(folder: Path, provider: Provider | None, **changes: Any) -> Iterator[TestClient]:
-    issuer = provider.issuer if provider else f"http://127.0.0.1:{_free_port()}"
+    issuer = provider.issuer if provider else f"http://127.0.0.1:{free_port()}"
     settings = {
         "oidc_issuer": issuer, "oidc_client_id": "perfagent", "oidc_client_secret": "of-the-tests", "oidc_roles": ROLES,
         "oidc_name": "Example SSO", "auth": "required",
     }  # fmt: skip
     with api(folder, **{**settings, **changes}) as client:
         yield client
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port: int = bound.getsockname()[1]
-        return port
 
 
 @pytest.fixture
