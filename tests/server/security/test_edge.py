@@ -6,7 +6,9 @@ import contextlib
 import http.client
 import logging
 import socket
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -161,11 +163,24 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+@contextlib.contextmanager
+def held(server: Listening) -> Iterator[None]:
+    """Holds the server's event loop. So it sees a connection and what is sent on it at the same moment."""
+    goes_on = threading.Event()
+    server.server.servers[0].get_loop().call_soon_threadsafe(goes_on.wait)
+    try:
+        yield
+    finally:
+        goes_on.set()
+
+
 def talk(server: Listening, *pieces: bytes) -> bytes:
     """What comes back, until the server closes the connection."""
-    with socket.create_connection(server.address, timeout=20) as connection:
-        for piece in pieces:
-            connection.sendall(piece)
+    with contextlib.ExitStack() as stack:
+        with held(server):
+            connection = stack.enter_context(socket.create_connection(server.address, timeout=20))
+            for piece in pieces:
+                connection.sendall(piece)
         return read_all(connection)
 
 
@@ -199,7 +214,8 @@ def test_an_idle_connection_between_requests_is_kept(tmp_path: Path) -> None:
     ):
 
         def answer() -> int:
-            client.request("GET", "/healthz", headers={"Host": "localhost"})
+            with held(server):
+                client.request("GET", "/healthz", headers={"Host": "localhost"})
             response = client.getresponse()
             assert response.read()
             return response.status
