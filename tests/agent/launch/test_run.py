@@ -357,7 +357,9 @@ def test_an_end_has_its_own_time_however_long_the_watcher_takes_to_load(tmp_path
     done = subprocess.run([*PERFAGENT, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert ended(server) == "failed"
     (told,) = [event for f in server.stored.values() for event in f.events if event.data.get("state") == "failed"]
-    assert float(done.stdout.split()[-1]) <= told.time <= float((tmp_path / "loads").read_text())
+    end, loaded = float(done.stdout.split()[-1]), float((tmp_path / "loads").read_text())
+    assert end <= told.time
+    assert told.time <= loaded or loaded < end, "after 5 s without a session it loads before the end"
 
 
 @pytest.mark.parametrize("leaves", [False, pytest.param(True, marks=LONG)], ids=["while it runs", "until it leaves"])
@@ -370,8 +372,8 @@ def test_the_watcher_holds_neither_pipe_nor_terminal_and_leaves_without_a_server
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         watcher = until(lambda: waiter_of(process.pid), why="there is no watcher")
-        links = {str(path.readlink()) for path in Path(f"/proc/{watcher}/fd").iterdir()}
-        assert links == {"/dev/null", "anon_inode:[pidfd]"}
+        # an interpreter that is starting has files open for a moment
+        until(lambda: open_files(watcher) == {"/dev/null", "anon_inode:[pidfd]"}, why="it holds more than it needs")
         rollup = Path(f"/proc/{watcher}/smaps_rollup").read_text().splitlines()
         assert int(next(line for line in rollup if line.startswith("Pss:")).split()[1]) <= 6 * 1024
         process.stdin.close()
@@ -383,6 +385,14 @@ def test_the_watcher_holds_neither_pipe_nor_terminal_and_leaves_without_a_server
     until(lambda: not Path(f"/proc/{watcher}").exists(), within_s=25, why="the watcher never gave up")
     assert time.monotonic() - began <= 22
     assert list((tmp_path / "state" / "perfagent" / "spool").iterdir())
+
+
+def open_files(pid: int) -> set[str] | None:
+    """None where one was closed meanwhile."""
+    try:
+        return {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    except OSError:
+        return None
 
 
 def waiter_of(pid: int) -> int | None:
@@ -523,7 +533,10 @@ def test_the_scripts_project_and_name_are_those_of_a_recording(
 def test_a_project_that_cannot_be_one_is_refused_as_without_perfagent_run(tmp_path: Path, server: IngestServer) -> None:
     (tmp_path / "script.py").write_text(
         """
-import perfagent
+import importlib, perfagent
+
+# What is not acknowledged when a run ends is told without `perfagent run` only: 1.5 s may be too short.
+importlib.import_module("perfagent.run").EXIT_S = 60
 for project in ("", "a\\nb", 3):
     try:
         perfagent.attach(project=project)
@@ -611,8 +624,8 @@ def test_the_next_run_of_a_script_that_went_elsewhere_is_a_run_of_its_own(tmp_pa
             [*PERFAGENT, "sweep.py"], cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, timeout=120
         )
         assert done.returncode == 0, done.stderr
+        until(lambda: len({frame.run for frame in other.frames}) == 3)
         runs = {frame.run for frame in other.frames}
-        assert len(runs) == 3
         assert {frame.run for frame in server.frames} < runs
 
 
