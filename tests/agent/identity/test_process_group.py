@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders import free_port, job_environment, until
+from builders import free_port, job_environment, sync, until
 from ingest_server import IngestServer
 
 from perfagent.identity.process_group import in_group
@@ -72,8 +72,9 @@ def last_states(server: IngestServer) -> list[str]:
 @pytest.mark.parametrize("how", ["name='job'", "run_id='named'"])
 def test_ranks_that_attach_before_they_join_a_group_are_one_run(how: str, tmp_path: Path, server: IngestServer) -> None:
     started(SPAWNED.format(how=how), tmp_path, server, str(free_port()))
+    sync(job_environment(tmp_path, PERFAGENT_SERVER=server.url))
     until(lambda: last_states(server) == ["finished"] * 2, within_s=30, why="a rank's end was not told")
-    frames = server.frames
+    frames = [*server.stored.values()]
     assert len({(frame.run, frame.attempt) for frame in frames}) == 1
     assert {frame.rank for frame in frames} == {0, 1}
     assert len({(frame.rank, frame.source) for frame in frames}) == 2
@@ -111,6 +112,7 @@ def test_variables_that_were_left_in_a_shell_make_no_job(
 ) -> None:
     """It trains in no group, and nobody else is there."""
     started(ALONE, tmp_path, server, RANK="1", WORLD_SIZE="4", **left)
+    sync(job_environment(tmp_path, PERFAGENT_SERVER=server.url))
     until(lambda: server.states()[-1:] == ["finished"], within_s=30, why="the run's end was not told")
     (frame, *rest) = server.frames
     assert frame.run
@@ -185,6 +187,7 @@ if __name__ == "__main__":
 def test_trials_of_a_search_in_a_pool_are_runs_of_their_own(tmp_path: Path, server: IngestServer) -> None:
     """One of them ends before it has begun to train."""
     runs = json.loads(started(TRIALS, tmp_path, server))
+    sync(job_environment(tmp_path, PERFAGENT_SERVER=server.url))
     until(lambda: last_states(server) == ["finished"] * 3, within_s=30, why="a trial's end was not told")
     assert {frame.run for frame in server.frames} == set(runs)
     steps = {frame.run: sorted(server.values("loss", source=frame.source)) for frame in server.frames}
