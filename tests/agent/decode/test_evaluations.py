@@ -29,16 +29,16 @@ NAP_S = 0.03
 DATASET = torch.arange(16.0).reshape(8, 2)
 
 
-def batches(name: str = "") -> DataLoader:
+def batches(sleep=time.sleep) -> DataLoader:
     def collate(items):
-        time.sleep(0.004)
+        sleep(0.004)
         return torch.stack(items)
 
     return DataLoader(DATASET, batch_size=2, collate_fn=collate)
 
 
-def train(model, optimizer):
-    for x in batches():
+def train(model, optimizer, sleep=time.sleep):
+    for x in batches(sleep):
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -94,11 +94,11 @@ def test_it_is_one_besides_that_of_the_model_itself(record):
     assert told > 8 * NAP_S
 
 
-def test_batches_that_are_only_collected_are_data(record):
+def test_batches_that_are_only_collected_are_data(clock, record):
     recorded, model, optimizer = start(record)
-    train(model, optimizer)
-    kept = list(batches())
-    train(model, optimizer)
+    train(model, optimizer, clock.sleep)
+    kept = list(batches(clock.sleep))
+    train(model, optimizer, clock.sleep)
     assert len(kept) == 4
     assert recorded.of("phase/eval_s") == []
     assert dict(recorded.steps())[5]["phase/data_s"] >= 5 * 0.004

@@ -339,14 +339,14 @@ def test_a_rollout_in_every_step_is_no_evaluation(record):
     assert min(list(told(recorded, "phase/forward_s").values())[2:]) > 0.0
 
 
-def test_one_that_is_evaluated_with_gradients_in_the_other_mode_is_evaluated(record):
+def test_one_that_is_evaluated_with_gradients_in_the_other_mode_is_evaluated(clock, record):
     model, judge = student(), nn.Linear(4, 4)
 
     def before(number):
         if number == 6:
             judge.eval()
             for _ in range(10):
-                time.sleep(0.002)
+                clock.sleep(0.002)
                 judge(torch.ones(2, 4))
             judge.train()
 
