@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import until
+from builders import free_port, until
 from ingest_server import IngestServer
 
 from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.governor import Governor
 from perfagent.identity import Identity
-from perfagent.step.state import now
+from perfagent.rootcause import investigator
 
 
 def answers(job: Any) -> list[tuple[str, str, str]]:
@@ -67,16 +67,17 @@ def test_an_odd_command_does_no_harm(train, odd):
     assert len(job.losses) == 2
 
 
-def test_while_no_step_ends_their_age_is_told_and_else_it_is_not(train):
+def test_while_no_step_ends_their_age_is_told_and_else_it_is_not(train, monkeypatch):
     job = train()
     job.steps(3)
     p = job.run._progress
-    p.step_end = now() - 30_000_000_000
-    for _ in range(3):
+    age_s = [0.0]
+    monkeypatch.setattr(investigator, "now", lambda: p.step_end + round(1e9 * age_s[0]))
+    for age_s[0] in (30.0, 30.0, 30.9, 31.0):
         job.run._investigator.poll()
     ages = [(row[0], row[4][0]) for row in job.sender.rows if row[3] == ("step_age_s",)]
-    assert [step for step, _ in ages] == [3], "once a second, however often it is looked at"
-    assert 30 <= ages[0][1] < 60
+    assert ages == [(3, 30.0), (3, 31.0)], "once a second, however often it is looked at"
+    age_s[0] = 0.0
     job.sender.rows.clear()
     job.steps(2)
     assert not [values for _, values in job.recorded.rows if "step_age_s" in values]
@@ -89,12 +90,12 @@ def sender_for(server: IngestServer, folder: Path) -> Sender:
 
 def test_commands_in_the_answer_to_a_dead_process_spool_are_not_ours(tmp_path: Path) -> None:
     """Its samples are sent by whoever finds them; what the server asks it for is not for us."""
-    with IngestServer() as nobody:
+    with IngestServer(port=free_port()) as nobody:
         nobody.close()
         dead = sender_for(nobody, tmp_path)
         dead.start()
         dead.rows.append((1, 1.0, 1.0, ("loss",), (2.0,)))
-        dead.close("killed", timeout_s=1.0)
+        dead.close("killed", timeout_s=20.0)
         assert dead.closed.wait(20), "it still holds its spool"
     heard: list[dict[str, Any]] = []
     with IngestServer(port=nobody.port) as server:
