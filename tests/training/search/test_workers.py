@@ -38,23 +38,30 @@ def loader_of(data: Dataset[int], **options: Any) -> Any:
 
 
 class Timed:
-    """A loader whose workers take 80 ms for each batch, on a clock that nothing else moves."""
+    """A loader whose workers take 80 ms for each batch, on a clock that nothing else moves. batch_s: from one batch to
+    the next instead."""
 
     prefetch_factor = 2
     clock_s = 0.0
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, batch_s: float | None = None) -> None:
         self._workers = workers
+        self._batch_s = 0.08 / max(1, workers) if batch_s is None else batch_s
 
     def __iter__(self) -> Iterator[int]:
         yield from range(1 + self.prefetch_factor * self._workers)  # these are there when the first one is
         while True:
-            Timed.clock_s += 0.08 / max(1, self._workers)
+            Timed.clock_s += self._batch_s
             yield 0
 
 
-def test_data_that_waits_gets_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "time", SimpleNamespace(perf_counter=lambda: Timed.clock_s))
+
+
+@pytest.mark.usefixtures("timed")
+def test_data_that_waits_gets_workers() -> None:
     found, trials = search_num_workers(Timed, [0, 1, 4], batches=8, most_s=3.0)
     assert found == 4
     assert [(trial.workers, trial.seconds) for trial in trials] == [
@@ -80,8 +87,10 @@ def test_data_that_waits_gets_workers_on_this_machine() -> None:
     assert found == 4
 
 
-def test_data_that_is_there_already_needs_none() -> None:
-    assert find_num_workers(loader_of(Slow(0.0)), [0, 2], batches=8, most_s=1.0) == 0
+def test_data_that_is_there_already_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the CPU time of this process, which other programs do not take: a worker's batch costs ten times as much."""
+    monkeypatch.setattr(subject, "time", SimpleNamespace(perf_counter=time.process_time))
+    assert find_num_workers(loader_of(Slow(0.0)), [0, 2], batches=40, most_s=1.0) == 0
 
 
 def test_the_fewest_workers_that_keep_up_with_the_step_are_chosen() -> None:
@@ -113,18 +122,11 @@ def test_more_that_brings_nothing_ends_the_search() -> None:
     assert not _enough(took(1.0, 0.9, 0.5, 0.2), None)
 
 
-class BusyAtFirst(Slow):
-    """As if something else had had the machine during the first trial."""
-
-    begun = 0
-
-    def __getitem__(self, index: int) -> int:
-        self.begun += torch.utils.data.get_worker_info() is None
-        return super().__getitem__(index) if self.begun > 64 else (time.sleep(0.005), index)[1]
-
-
+@pytest.mark.usefixtures("timed")
 def test_a_machine_that_was_busy_during_the_first_trial_costs_no_processes() -> None:
-    assert find_num_workers(loader_of(BusyAtFirst(0.0)), [0, 2], batches=7, most_s=3.0) == 0
+    trials = iter([0.04, 0.01, 0.01])  # something else has the machine during the first
+    assert find_num_workers(lambda workers: Timed(workers, next(trials)), [0, 2], batches=7, most_s=3.0) == 0
+    assert not [*trials]
 
 
 class Starved(Dataset[int]):
