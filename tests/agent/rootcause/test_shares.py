@@ -71,7 +71,7 @@ def test_a_slow_loader_takes_the_time_that_it_sleeps(workers: int) -> None:
     asleep = 3 if not workers else 1  # a worker sleeps through a pause of this process before next()
     assert taken["loader_s"] >= asleep * SLEEPS_S / 2
     assert adds_up(taken)
-    assert "in the data loader, " in found["says"][0]
+    assert "in the data loader" in found["says"][0]
     assert found["says"][0].startswith("Of "), found["says"]
 
 
