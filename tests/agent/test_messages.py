@@ -12,6 +12,7 @@ import pytest
 from agent_recorded import Recording
 from builders import free_port, job_environment
 from preloaded import Ended
+from whole_end import IN_A_SCRIPT
 
 import perfagent
 from perfagent import variables
@@ -63,7 +64,7 @@ third = perfagent.init(name="third")
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
     folder = tmp_path_factory.mktemp("wrong")
-    return run(folder, WRONG, PERFAGENT_PROT="1", PERFAGENT_XYZZY="1", PERFAGENT_TEST_FOLDER="."), folder
+    return run(folder, IN_A_SCRIPT + WRONG, PERFAGENT_PROT="1", PERFAGENT_XYZZY="1", PERFAGENT_TEST_FOLDER="."), folder
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,8 @@ def test_config_and_run_are_those_of_the_current_run(tmp_path: Path) -> None:
             assert "has no 'width'; it has lr, depth, keys" in str(error)
         import copy, pickle
         assert copy.deepcopy(wandb.config) == pickle.loads(pickle.dumps(wandb.config)) == dict(wandb.config)
-        import perfagent.run
+        import perfagent.run, sys
+        sys.modules["perfagent.run"].EXIT_S = 60.0  # its end waits until all is written
         from perfagent.run import Run
         assert type(wandb.run) is Run
         run.finish()
@@ -225,7 +227,7 @@ NAN = r"the loss is NaN(?: or infinite)? in step 11\. The batch of step 11 itsel
 def test_a_nan_a_full_memory_and_a_crash_are_one_line_each_with_cause_and_place(
     tmp_path: Path, words: list[str], expected: list[str]
 ) -> None:
-    done = run(tmp_path, TRAINING, *words)
+    done = run(tmp_path, IN_A_SCRIPT + TRAINING, *words)
     said = ours(done)
     assert len(said) == len(expected), done.stderr
     for line, pattern in zip(said, expected, strict=True):
@@ -237,7 +239,7 @@ def test_a_nan_a_full_memory_and_a_crash_are_one_line_each_with_cause_and_place(
 
 def test_with_a_server_the_line_has_the_address_of_the_run_and_what_is_undelivered_is_named(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    done = run(tmp_path, TRAINING, "nan", PERFAGENT_RECORD="", PERFAGENT_SERVER=url)
+    done = run(tmp_path, IN_A_SCRIPT + TRAINING, "nan", PERFAGENT_RECORD="", PERFAGENT_SERVER=url)
     away, nan, left = sorted(ours(done), key=lambda line: (line.startswith("not all"), line.startswith("the loss")))
     assert "unreachable" in away
     assert nan.endswith(f"See {url}/run/job")

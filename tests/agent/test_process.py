@@ -14,6 +14,7 @@ import pytest
 from agent.frameworks.recordings import recorded
 from agent_recorded import Recording
 from builders import job_environment, until
+from whole_end import IN_A_SCRIPT
 
 from perfagent.boundary import guard
 
@@ -27,9 +28,12 @@ for _ in range(20):
 """
 
 
-def run(folder: Path, body: str, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, body: str, *command: str, begin: str = IN_A_SCRIPT, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """begin: comes before the body, but not under `perfagent run`, whose watcher writes what the end has left."""
     script = folder / "script.py"
-    script.write_text(textwrap.dedent(body), encoding="utf-8")
+    script.write_text(("" if command else begin) + textwrap.dedent(body), encoding="utf-8")
     environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"), OMP_NUM_THREADS="1", **more)
     words = [sys.executable, *command, str(script)]
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -287,6 +291,7 @@ def test_the_end_of_a_worker_process_is_told(tmp_path: Path, start: str) -> None
 
         def train(number):
             import perfagent
+            {IN_A_SCRIPT.strip()}
             run = perfagent.init(run_id=f"worker-{{number}}")
             for step in range(50):
                 run.log({{"x": step}}, step=step)
@@ -304,7 +309,7 @@ def test_the_end_of_a_worker_process_is_told(tmp_path: Path, start: str) -> None
                 worker.join()
             assert [worker.exitcode for worker in workers] == [0, 1, 3]
     """
-    done = run(tmp_path, body)
+    done = run(tmp_path, body, begin="")  # each worker imports perfagent itself
     assert done.returncode == 0, done.stderr
     assert sorted(ends(tmp_path)) == [
         ("failed", "ValueError: no such file"),
@@ -506,7 +511,7 @@ def test_an_exit_that_was_caught_and_kept_is_not_the_end_where_training_goes_on(
 
 
 def test_an_error_at_the_prompt_that_was_mended_is_not_the_end(tmp_path: Path) -> None:
-    lines = "import perfagent\nrun = perfagent.init()\nrun.log({'x': 1})\n1 / 0\nrun.log({'x': 2})\n"
+    lines = f"{IN_A_SCRIPT}import perfagent\nrun = perfagent.init()\nrun.log({{'x': 1}})\n1 / 0\nrun.log({{'x': 2}})\n"
     environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
     done = subprocess.run(
         [sys.executable, "-i"], input=lines, env=environment, capture_output=True, text=True, timeout=60
@@ -596,7 +601,7 @@ def test_nothing_is_imported_once_a_run_has_started(tmp_path: Path) -> None:
             time.sleep(0.01)
         print([name for name in set(sys.modules) - there if not name.startswith('torch.')])  # torch's profiler has one of its own
     """
-    assert run(tmp_path, body).stdout.strip() == "[]"
+    assert run(tmp_path, body, begin="").stdout.strip() == "[]"
 
 
 def test_nor_does_the_look_up_of_a_servers_name_import_anything(tmp_path: Path) -> None:

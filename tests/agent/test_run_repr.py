@@ -10,6 +10,7 @@ import pytest
 import torch
 from builders import free_port
 from torch import nn
+from whole_end import whole_end
 
 import perfagent
 from perfagent.run_repr import Shown
@@ -45,7 +46,8 @@ def test_a_notebook_gets_a_link_and_no_markup_of_the_users() -> None:
     assert "<script>" not in shown.html()
 
 
-def test_a_training_shows_where_it_is(tmp_path: Path) -> None:
+def test_a_training_shows_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole_end(monkeypatch)
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -65,7 +67,10 @@ def test_a_training_shows_where_it_is(tmp_path: Path) -> None:
     assert "<a " not in run._repr_html_()
 
 
-def test_the_loss_that_is_shown_is_of_the_last_step_whatever_else_was_told_of_others(tmp_path: Path) -> None:
+def test_the_loss_that_is_shown_is_of_the_last_step_whatever_else_was_told_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_end(monkeypatch)
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -19,6 +19,7 @@ from agent_recorded import Recording
 from builders import free_port, job_environment, until
 from faults.accounts import ends_in_time
 from torch import nn
+from whole_end import IN_A_SCRIPT, whole_end
 
 import perfagent
 from perfagent import session
@@ -39,7 +40,8 @@ def test_attach_refuses_what_is_no_model_at_once(model):
     assert session.current() is None
 
 
-def test_the_calls_of_other_trackers_are_taken(tmp_path):
+def test_the_calls_of_other_trackers_are_taken(tmp_path, monkeypatch):
+    whole_end(monkeypatch)
     run = perfagent.init("mine", name="first", config={"lr": 0.1}, record=tmp_path / "record")
     assert run.settings.project == "mine"
     for step in range(3):
@@ -143,6 +145,7 @@ def test_what_a_second_attach_refuses_leaves_the_run_as_it_was(tmp_path, wrong):
 
 
 def test_a_script_may_give_the_run_of_its_launcher_another_project(tmp_path, monkeypatch):
+    whole_end(monkeypatch)
     monkeypatch.setattr(session, "_launched", None)
     run = session.start_from_launcher(record=tmp_path, project="vision", name="first")
     with pytest.raises(ConfigError, match="project cannot be used"):
@@ -291,9 +294,10 @@ def test_a_hook_that_fails_is_counted_told_once_and_off(record, caplog):
 # ---- whole processes
 
 
-def run_script(folder: Path, body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_script(folder: Path, body: str, *arguments: str, begin: str = "") -> subprocess.CompletedProcess[str]:
+    """begin: comes before the body."""
     script = folder / "script.py"
-    script.write_text(textwrap.dedent(body), encoding="utf-8")
+    script.write_text(begin + textwrap.dedent(body), encoding="utf-8")
     environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"))
     return subprocess.run(
         [sys.executable, str(script), *arguments],
@@ -330,7 +334,8 @@ def recorded_states(folder: Path) -> list[dict]:
     ],
 )
 def test_the_end_of_a_process_is_told_and_its_exit_code_unchanged(tmp_path, end, code, state, word):
-    done = run_script(tmp_path, f"import sys, perfagent\nperfagent.init()\nperfagent.log({{'x': 1}})\n{end}\n")
+    body = f"import sys, perfagent\nperfagent.init()\nperfagent.log({{'x': 1}})\n{end}\n"
+    done = run_script(tmp_path, body, begin=IN_A_SCRIPT)
     assert done.returncode == code, done.stderr
     last = recorded_states(tmp_path)[-1]
     assert last["state"] == state
@@ -389,6 +394,7 @@ def test_a_forked_child_is_silent_and_its_parent_goes_on(tmp_path):
         step()
         assert run._progress.completed == 2
         """,
+        begin=IN_A_SCRIPT,
     )
     assert done.returncode == 0, done.stderr
     assert [state["state"] for state in recorded_states(tmp_path)] == ["starting", "running", "finished"]
@@ -519,7 +525,7 @@ def test_threads_that_gevent_made_green_are_told(tmp_path):
 )
 def test_a_run_in_a_notebook_has_the_notebooks_name(tmp_path, session, name):
     script = tmp_path / "ipykernel_launcher.py"  # the program of every Jupyter kernel
-    script.write_text("import perfagent\nrun = perfagent.init()\nprint(run.id)\n", encoding="utf-8")
+    script.write_text(IN_A_SCRIPT + "import perfagent\nrun = perfagent.init()\nprint(run.id)\n", encoding="utf-8")
     record = tmp_path / "record"
     environment = job_environment(tmp_path, PERFAGENT_RECORD=str(record), JPY_SESSION_NAME=session)
     done = subprocess.run(
@@ -570,7 +576,8 @@ def test_attaching_in_a_child_that_stays_silent_is_answered_by_a_word_once(tmp_p
         os.waitpid(child, 0)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], env=job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record")),
+        [sys.executable, "-c", IN_A_SCRIPT + textwrap.dedent(script)],
+        env=job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record")),
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stderr.count("attach() records nothing in a child that was forked") == 1

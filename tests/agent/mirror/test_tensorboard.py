@@ -12,6 +12,7 @@ import pytest
 from agent_recorded import Recording
 from builders import job_environment
 from preloaded import run
+from whole_end import IN_A_SCRIPT
 
 import perfagent
 from perfagent import session
@@ -48,7 +49,7 @@ CLOSE = """while epoch == 0 and run._sender.mirror._file is None:
 
 
 def trained(folder: Path, script: str = LOOP) -> tuple[Recording, str]:
-    (folder / "script.py").write_text(textwrap.dedent(script))
+    (folder / "script.py").write_text(IN_A_SCRIPT + textwrap.dedent(script))
     environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"))
     [done] = run([str(folder / "script.py")], folder, [environment])
     assert done.returncode == 0, done.stderr

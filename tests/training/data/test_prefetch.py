@@ -17,6 +17,7 @@ from agent_recorded import Recording
 from resumable import batches, small_loop, train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from whole_end import whole_end
 
 import perfagent
 from perfagent.errors import ConfigError
@@ -91,6 +92,7 @@ class Slow(IterableDataset[Tensor]):
 
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> tuple[list[float], Recording]:
     """How long each wait for a batch was, seen from outside, and what the agent recorded of the training."""
+    whole_end(monkeypatch)
     monkeypatch.setenv("PERFAGENT_RECORD", str(tmp_path / "record"))
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

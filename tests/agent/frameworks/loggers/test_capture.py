@@ -16,6 +16,7 @@ import pytest
 import torch
 from builders import ServerProcess, until
 from torch.utils.tensorboard import SummaryWriter
+from whole_end import whole_end
 
 import perfagent
 from perfagent import device, patching
@@ -134,8 +135,9 @@ def test_a_call_that_names_no_step_is_of_the_step_in_progress_and_moves_none(rec
 
 
 def test_a_step_named_before_the_training_begins_does_not_move_the_runs_step(
-    server: ServerProcess, writer: SummaryWriter
+    server: ServerProcess, writer: SummaryWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    whole_end(monkeypatch)
     run = perfagent.attach(server=server.url, name="resumed")
     writer.add_scalar("resumed", 1.0, 10_000)
     until(lambda: server.get("/runs")["runs"], why="the server has no run")
