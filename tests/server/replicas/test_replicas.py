@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import postgresql_server
 import pytest
-from api_builders import ADMIN, MSGPACK, Listening, frame, listening
+from api_builders import ADMIN, MSGPACK, Listening, frame, listening, until_free
 from builders import Delivery, Receiver, until
 from sqlalchemy import Connection, make_url
 from websockets.exceptions import ConnectionClosed
@@ -299,6 +299,7 @@ def test_a_server_that_is_alone_is_refused_beside_replicas_and_the_other_way_rou
     settings = Settings(data=tmp_path / "c", database=database)
     with replica(tmp_path / "a", database), pytest.raises(ResourceError, match="--replica"):
         open_services(settings)
+    until_free(database)
     alone = open_database(settings, alone=True)
     with pytest.raises(ResourceError, match="without --replica"):
         open_database(settings, replica="b")
@@ -510,7 +511,6 @@ def test_a_command_beside_servers_of_another_version_leaves_the_tables_alone(
 
     from perfagent_server.database import postgresql
 
-    monkeypatch.setattr(postgresql, "_ADMITTED_S", 0.5)
     address = postgresql_server.empty_database("perfagent_older")
     place = Settings(data=tmp_path, database=address)
     server = postgresql.Postgresql(postgresql._engine(make_url(address)), alone=False, replica="a")
@@ -518,7 +518,8 @@ def test_a_command_beside_servers_of_another_version_leaves_the_tables_alone(
     with server.engine.begin() as connection:
         command.upgrade(schema.config(connection), older)
     server.connect_writer()
-    with pytest.raises(ResourceError, match="perfagent db upgrade"):
+    with monkeypatch.context() as patched, pytest.raises(ResourceError, match="perfagent db upgrade"):
+        patched.setattr(postgresql, "_ADMITTED_S", 0.5)
         open_database(place)
     assert revision_of(place) == older
     server.close()

@@ -13,7 +13,7 @@ import postgresql_server
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from api_builders import ADMIN, api, send
+from api_builders import ADMIN, api, send, until_free
 from commands import perfagent
 from data_folder import data_folder
 from frames import BEGIN, frame, rows, state
@@ -89,6 +89,7 @@ def test_a_second_server_does_not_start(database: Database, place: Place) -> Non
 
 def test_the_database_is_free_once_its_server_has_ended(place: Place) -> None:
     open_database(place, alone=True).close()
+    until_free(place.database)
     open_database(place, alone=True).close()
 
 
@@ -139,12 +140,14 @@ def test_a_server_that_lost_the_database_to_another_one_writes_no_more(
     database.write(mark("first"))
     with postgresql_server.paused(str(place.database)):  # nobody connects
         cut(place)
+    until_free(place.database)
     successor = open_database(place, alone=True)
     with pytest.raises(Unreachable, match="another server uses the database"):
         database.write(mark("stray"))
     successor.write(mark("second"))
     assert marks(successor) == {"first", "second"}
     successor.close()
+    until_free(place.database)
     database.write(mark("third"))
     assert marks(database) == {"first", "second", "third"}
 
