@@ -46,6 +46,7 @@ _MIGRATION, _SERVER, _WRITE = 1, 2, 3
 _TURN_IDLE_S = 10  # a replica that stops in the middle of its turn, such as a paused one, loses it after that
 _NAME_IDLE_S = 20  # the same of alone_with(), in which a commit may be waited for
 _ADMITTED_S = 10.0  # how long a replica that starts waits for one that upgrades the tables
+_FREED_S = 3.0  # the same of a server on its own, for the lock of one that has just ended: PostgreSQL may not know that yet
 _SETTINGS = {
     "statement_timeout": "60s",
     "lock_timeout": f"{_PATIENCE_S}s",
@@ -209,7 +210,7 @@ def open_postgresql(url: URL, *, alone: bool = False, replica: str = "", migrate
     try:
         _check(opened.engine, opened.where)
         if alone:
-            opened.connect_writer()
+            _connect_writer(opened, patience_s=_FREED_S)
         if replica:
             _join(opened)
         elif alone:
@@ -264,20 +265,24 @@ def _revision(opened: Postgresql) -> str | None:
 def _join(opened: Postgresql) -> None:
     """Becomes one of the replicas."""
     _upgrade_if_unused(opened)
-    until = time.monotonic() + _ADMITTED_S
-    while True:
-        try:
-            opened.connect_writer()
-            break
-        except Unreachable:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.2)
+    _connect_writer(opened, patience_s=_ADMITTED_S)
     if _revision(opened) != schema.head():
         raise ResourceError(
             f"the database {opened.where} has tables of another version of perfagent, whose servers run: stop them all, then "
             "start this one, which upgrades the tables"
         )
+
+
+def _connect_writer(opened: Postgresql, *, patience_s: float) -> None:
+    """Raises Unreachable where another server still holds the lock then."""
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            return opened.connect_writer()
+        except Unreachable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
 
 
 _ALONE_IS_REFUSED = "another server uses the database; stop one of the two, or start both with --replica"

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import postgresql_server
 import pytest
-from api_builders import ADMIN, MSGPACK, Listening, frame, listening, until_free
+from api_builders import ADMIN, MSGPACK, Listening, frame, listening
 from builders import Delivery, Receiver, until
 from sqlalchemy import Connection, make_url
 from websockets.exceptions import ConnectionClosed
@@ -299,7 +299,6 @@ def test_a_server_that_is_alone_is_refused_beside_replicas_and_the_other_way_rou
     settings = Settings(data=tmp_path / "c", database=database)
     with replica(tmp_path / "a", database), pytest.raises(ResourceError, match="--replica"):
         open_services(settings)
-    until_free(database)
     alone = open_database(settings, alone=True)
     with pytest.raises(ResourceError, match="without --replica"):
         open_database(settings, replica="b")

@@ -20,7 +20,7 @@ from frames import BEGIN, frame, rows, state
 from sqlalchemy import Connection, insert, select, text
 
 from perfagent.errors import ConfigError, ResourceError
-from perfagent_server.database import Database, QueueFull, StorageError, Unreachable, open_database, writer
+from perfagent_server.database import Database, QueueFull, StorageError, Unreachable, open_database, postgresql, writer
 from perfagent_server.store.copying import copy_all
 from perfagent_server.store.interface import Batch
 from perfagent_server.store.sql import SqlStore
@@ -81,16 +81,18 @@ def test_a_reading_cannot_write(database: Database) -> None:
         connection.execute(insert(cursor).values(name="x", tail_id=1))
 
 
-def test_a_second_server_does_not_start(database: Database, place: Place) -> None:
+def test_a_second_server_does_not_start(database: Database, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgresql, "_FREED_S", 0.0)
     with pytest.raises(ResourceError, match="another server uses the database"):
         open_database(place, alone=True)
     open_database(place).close()  # a command, such as `perfagent keys create`, may
 
 
-def test_the_database_is_free_once_its_server_has_ended(place: Place) -> None:
+def test_a_start_waits_for_a_server_that_is_about_to_end(database: Database, place: Place) -> None:
+    ending = threading.Timer(0.5, database.close)
+    ending.start()
     open_database(place, alone=True).close()
-    until_free(place.database)
-    open_database(place, alone=True).close()
+    ending.join()
 
 
 def test_s04_connections_that_were_cut_are_made_anew(database: Database, place: Place) -> None:
