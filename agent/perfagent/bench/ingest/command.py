@@ -9,8 +9,8 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -27,7 +27,6 @@ from perfagent.errors import ConfigError, ResourceError, ServerUnreachable
 __all__ = ["add_options", "measure"]
 
 _WARM_S = 5.0  # runs begin, and the server's caches fill
-_STARTS_S = 1.0  # until all processes of agents are there
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -91,15 +90,15 @@ def measure(
     ) as http:
         _greet(http, url)
         tag = secrets.token_hex(3)
-        began = time.monotonic() + _STARTS_S
-        begin = began + min(_WARM_S, seconds)
-        loads = [
-            Load(
-                url=url, key=key, tag=tag, first=first, agents=count, period_s=period_s, begin=begin, end=begin + seconds,
-            )
-            for first, count in _shares(agents, processes)
-        ]  # fmt: skip
-        seen, cpu_s = _played(loads, server)
+        with _started(processes) as pool:
+            begin = time.monotonic() + min(_WARM_S, seconds)
+            loads = [
+                Load(
+                    url=url, key=key, tag=tag, first=first, agents=count, period_s=period_s, begin=begin, end=begin + seconds,
+                )
+                for first, count in _shares(agents, processes)
+            ]  # fmt: skip
+            seen, cpu_s = _played(pool, loads, server)
         lost = _lost(http, seen)
     took = {name: _milliseconds(values) for name, values in (("ack_ms", seen.acks), ("late_ms", seen.late))}
     frames = len(seen.acks)
@@ -145,18 +144,28 @@ def _shares(agents: int, processes: int) -> list[tuple[int, int]]:
     return [(low, high - low) for low, high in itertools.pairwise(bounds)]
 
 
-def _played(loads: Sequence[Load], server: OwnServer | None) -> tuple[Seen, float | None]:
+@contextlib.contextmanager
+def _started(processes: int) -> Iterator[Executor]:
+    """Processes that have started and imported the agents, so that this takes no time of the measurement."""
+    context = get_context("spawn")
+    all_there = context.Barrier(processes)
+    with ProcessPoolExecutor(processes, context, initializer=all_there.wait) as pool:
+        for imported in [pool.submit(Seen) for _ in range(processes)]:
+            imported.result()
+        yield pool
+
+
+def _played(pool: Executor, loads: Sequence[Load], server: OwnServer | None) -> tuple[Seen, float | None]:
     """What all agents saw, and the CPU seconds of the server from the begin to the end of the measurement."""
     seen, cpu_s = Seen(), None
-    with ProcessPoolExecutor(len(loads), get_context("spawn")) as pool:
-        playing = [pool.submit(play, load) for load in loads]
-        if server is not None:
-            time.sleep(max(0.0, loads[0].begin - time.monotonic()))
-            before = server.cpu_s()
-            time.sleep(max(0.0, loads[0].end - time.monotonic()))
-            cpu_s = server.cpu_s() - before
-        for one in playing:
-            seen.add(one.result())
+    playing = [pool.submit(play, load) for load in loads]
+    if server is not None:
+        time.sleep(max(0.0, loads[0].begin - time.monotonic()))
+        before = server.cpu_s()
+        time.sleep(max(0.0, loads[0].end - time.monotonic()))
+        cpu_s = server.cpu_s() - before
+    for one in playing:
+        seen.add(one.result())
     return seen, cpu_s
 
 
