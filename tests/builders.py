@@ -197,7 +197,7 @@ class ServerProcess:
 
     def signal(self, number: int) -> None:
         assert self.process is not None
-        os.kill(self.process.pid, number)
+        self.process.send_signal(number)
 
     def kill(self) -> None:
         """SIGKILL, and waits until it is gone."""

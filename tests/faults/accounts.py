@@ -70,7 +70,8 @@ class Accounts:
             with ends_in_time(sender):
                 sender.close("")
             if sender._thread is not None:
-                sender._thread.join(5.0)
+                sender._thread.join(30.0)
+                assert not sender._thread.is_alive()
         for server in self.servers:
             server.close()
         for sender in self.senders:

@@ -169,7 +169,7 @@ def test_a13_a_process_ends_within_two_seconds_with_its_own_code(
         variables = job_environment(tmp_path, PERFAGENT_SERVER=f"http://127.0.0.1:{port}")
         command = [sys.executable, "-c", ENDS.format(how=code)]
         took = []
-        for _ in range(3):  # the quickest of three: what runs beside this test takes its time, too
+        for _ in range(5):  # the quickest of five: what runs beside this test takes its time, too
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
             assert done.returncode == expected
             main_ended, all_ended = map(float, done.stdout.split())

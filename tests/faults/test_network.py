@@ -101,7 +101,7 @@ def test_a24_a_look_up_that_never_ends_is_told_and_costs_a_few_threads(
         sender = fault.sender("http://monitor.example:8420", spool_tick_s=0.02)
         sender._dispatch()._random.uniform = lambda a, b: 0.02  # type: ignore[method-assign]
         sender.rows.append(row(1))
-        until(lambda: sender.counters["couriers_lost"] == MOST_LEFT_BEHIND, why="nobody notices that the request hangs")
+        until(lambda: sender.counters["failed"] == MOST_LEFT_BEHIND, why="nobody notices that the request hangs")
         until(lambda: sender._dispatch()._courier is not None)
         handed = sender._dispatch()._courier
         for step in range(2, 30):

