@@ -76,6 +76,7 @@ TRAIN = """
     step()
     step()
     told["after"], told["environment kept"] = faults(), childs_environment() == environment
+    sys.modules["perfagent.run"].EXIT_S = 60.0  # its end waits until all is written
     print(json.dumps(told))
 """
 OFF = "left alone: switched off"
