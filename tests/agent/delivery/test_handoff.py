@@ -38,7 +38,8 @@ from perfagent.wire import Frame, Group
 
 NAMES = ("loss", "lr")
 WHOLE_S = 20.0
-"""For an end that leaves nothing: `close` returns as soon as all is done."""
+"""For an end that leaves nothing, nor a thread whose words another test would hear: `close` returns as soon as all is
+done."""
 
 
 def config(folder: Path, **more: Any) -> AgentConfig:
@@ -64,7 +65,7 @@ def sender(tmp_path: Path, transport: RecordingTransport) -> Iterator[Sender]:
     made = make(tmp_path, transport)
     made.start()
     yield made
-    made.close("finished")
+    made.close("finished", timeout_s=WHOLE_S)
 
 
 def steps(frames: list[Frame], name: str = "loss") -> list[int]:
@@ -171,7 +172,7 @@ def test_a_nonfinite_loss_is_sent_at_once(
     sender.rows.append(row(3, math.nan))
     until(lambda: len(transport.frames) == 2, why="NaN must not wait for the flush")
     assert steps(transport.frames) == [1, 2, 3]
-    sender.close("finished")
+    sender.close("finished", timeout_s=WHOLE_S)
 
 
 @pytest.mark.parametrize("kind", ["alert", "finding", "state"])
@@ -321,7 +322,7 @@ def test_samples_wait_until_the_run_is_known(tmp_path: Path, transport: Recordin
     identity.attempt, identity.run = 5, "learned"
     assert sender.flush(10)
     assert {(f.run, f.attempt, f.rank) for f in transport.frames} == {("learned", 5, 1)}
-    sender.close("finished")
+    sender.close("finished", timeout_s=WHOLE_S)
 
 
 def test_the_users_random_state_is_left_alone(tmp_path: Path) -> None:
@@ -339,7 +340,7 @@ def test_the_users_random_state_is_left_alone(tmp_path: Path) -> None:
     sender.start()
     sender.rows.append(row(1))
     until(lambda: sender.counters["failed"] >= 1)
-    sender.close("finished")
+    sender.close("finished", timeout_s=WHOLE_S)
     assert random.getstate() == before
 
 
@@ -359,7 +360,7 @@ def test_a_closed_sender_can_be_collected(tmp_path: Path, transport: RecordingTr
     sender.start()
     sender.rows.append(row(1))
     assert sender.flush(10)
-    sender.close("finished")
+    sender.close("finished", timeout_s=WHOLE_S)
     thread, carrier = sender._thread, sender._dispatch()._courier
     assert thread is not None
     assert carrier is not None
@@ -381,7 +382,7 @@ def test_a_value_that_is_no_number_is_told_by_its_name(
         assert sender.flush(10)
     (said,) = [record.message for record in caplog.records if "no numbers" in record.message]
     assert said.endswith("the first of them was 'note' (a value of type str)")
-    sender.close("finished")
+    sender.close("finished", timeout_s=WHOLE_S)
 
 
 def test_two_thousand_and_one_series_give_one_warning(
@@ -395,7 +396,7 @@ def test_two_thousand_and_one_series_give_one_warning(
         assert sender.flush(10)
     assert sender.counters["refused_series"] == 500
     assert len([r for r in caplog.records if "series" in r.message]) == 1
-    sender.close("finished")
+    sender.close("finished", timeout_s=WHOLE_S)
 
 
 def test_of_what_the_server_leaves_out_the_first_reason_is_told(
@@ -411,7 +412,7 @@ def test_of_what_the_server_leaves_out_the_first_reason_is_told(
     (told,) = [record.message for record in caplog.records if "left out" in record.message]
     assert "samples of a b (too long)" in told
     assert sender.counters["rejected"] == 14
-    sender.close("finished")
+    sender.close("finished", timeout_s=WHOLE_S)
 
 
 @pytest.mark.parametrize(
@@ -427,7 +428,7 @@ def test_what_cannot_be_stored_for_its_step_or_name_is_told_once(
             sender.rows.append((step, time.time(), time.monotonic(), values))
         sender.rows.append(row(1))
         assert sender.flush(10)
-        sender.close("finished")
+        sender.close("finished", timeout_s=WHOLE_S)
     assert len([record for record in caplog.records if word in record.message]) == 1
 
 
@@ -509,7 +510,7 @@ def test_alerts_that_never_stop_coming_keep_nothing_from_being_written(
         until(lambda: steps(transport.frames) == [1], within_s=10, why="what is handed in is taken without end")
     finally:
         sender.flush(10)
-        sender.close("finished")
+        sender.close("finished", timeout_s=WHOLE_S)
 
 
 @pytest.mark.fault
@@ -522,7 +523,7 @@ def test_a08_alerts_that_the_server_refused_are_counted_with_what_was_dropped(tm
     assert (sender.counters["quarantined_frames"], sender.counters["rejected"]) == (1, 0)
     told = until(lambda: [g.column(DROPPED) for f in transport.frames for g in f.groups if DROPPED in g.values])
     assert [*told[-1]] == [1.0]
-    sender.close("finished")
+    sender.close("finished", timeout_s=WHOLE_S)
 
 
 @pytest.mark.fault
@@ -598,7 +599,7 @@ def test_a21_an_error_anywhere_in_the_loop_is_survived_once_and_loses_nothing_sp
     # what was drained into a failing draft never was on the disk
     assert stored == ([2] if method == "draft" else [1, 2])
     assert sender.counters["lost_samples"] == (2 if method == "draft" else 0)
-    sender.close("finished")
+    sender.close("finished", timeout_s=WHOLE_S)
 
 
 @pytest.mark.fault
@@ -658,7 +659,7 @@ def test_a22_a_source_that_hangs_is_left_behind_and_delivery_goes_on(
         assert sender.flush(10)
         assert sorted(server.values("loss")) == [1, 2]
         release.set()
-        sender.close("finished")
+        sender.close("finished", timeout_s=WHOLE_S)
 
 
 @pytest.mark.fault
@@ -687,7 +688,7 @@ def test_a22_a_source_that_comes_back_is_polled_again_by_the_thread_that_took_ov
         assert polls[0] is first._thread
         assert {*polls[1:]} == {second._thread}
         until(lambda: not first.runs, why="the thread that was left behind goes on")
-        sender.close("finished")
+        sender.close("finished", timeout_s=WHOLE_S)
 
 
 class ToTheDead(RecordingTransport):
@@ -718,7 +719,7 @@ def test_what_the_server_tells_a_dead_process_is_not_obeyed_by_the_one_that_send
     dispatcher = sender._dispatch()
     assert ("dead", 1) in transport.stored
     assert (obeyed, dispatcher._watched) == ([], True)
-    sender.close("finished")
+    sender.close("finished", timeout_s=WHOLE_S)
 
 
 @pytest.mark.fault
@@ -777,7 +778,7 @@ def test_a15_an_orphan_on_a_disk_that_hangs_is_left_and_delivery_goes_on(
         assert sender.counters["couriers_lost"] == 1
         assert "unreachable" not in sender.told, "the server has nothing to do with it"
         release.set()
-        sender.close("finished")
+        sender.close("finished", timeout_s=WHOLE_S)
 
 
 class NeverAnswers(RecordingTransport):
@@ -991,7 +992,7 @@ def test_a_slow_source_with_nothing_to_tell_is_not_asked_again(tmp_path: Path, t
     until(lambda: others[0] > 5, why="the other source was not asked at its own pace")
     assert asked == [1]
     assert not [note for note in sender.told if note.startswith("source")], "that is no failure"
-    sender.close("finished")
+    sender.close("finished", timeout_s=WHOLE_S)
 
 
 def test_a_disabled_sender_does_nothing(tmp_path: Path, transport: RecordingTransport) -> None:
