@@ -88,6 +88,13 @@ def test_each_act_moves_an_alert_and_its_undo_brings_it_back(server: ServerProce
     view(page, "Resolved", 1)
 
 
+def test_an_alert_that_fires_while_the_page_is_being_opened_is_shown(server: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/alerts", server=server, late_ms=1500)
+    page.wait("() => document.querySelector('#alerts-list')?.textContent === 'Nothing needs you now.'")
+    judged(server, "one")
+    page.wait("() => document.querySelector('.alert.card')")
+
+
 def test_many_alerts_come_in_parts_with_their_runs_names(tab: OpenTab, tmp_path: Path) -> None:
     with server_process(tmp_path / "many") as server:
         for number in range(60):
