@@ -46,7 +46,7 @@ _MIGRATION, _SERVER, _WRITE = 1, 2, 3
 _TURN_IDLE_S = 10  # a replica that stops in the middle of its turn, such as a paused one, loses it after that
 _NAME_IDLE_S = 20  # the same of alone_with(), in which a commit may be waited for
 _ADMITTED_S = 10.0  # how long a replica that starts waits for one that upgrades the tables
-_FREED_S = 3.0  # the same of a server on its own, for the lock of one that has just ended: PostgreSQL may not know that yet
+_FREED_S = 3.0  # how long a server on its own waits for the lock of one that has just ended
 _SETTINGS = {
     "statement_timeout": "60s",
     "lock_timeout": f"{_PATIENCE_S}s",
