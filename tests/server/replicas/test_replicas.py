@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import postgresql_server
+import psycopg
 import pytest
 from api_builders import ADMIN, MSGPACK, Listening, frame, listening
 from builders import Delivery, Receiver, until
@@ -24,7 +25,7 @@ from websockets.sync.client import ClientConnection, connect
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.wire import Event, Frame, encode
 from perfagent_server import schema
-from perfagent_server.database import StorageError, open_database, revision_of
+from perfagent_server.database import StorageError, open_database, postgresql, revision_of
 from perfagent_server.engine import scheduler
 from perfagent_server.replicas import leases
 from perfagent_server.runs.run_commands import Request
@@ -293,8 +294,6 @@ def test_rows_without_a_step_count_on_whichever_server_takes_them(pair: tuple[Se
 def test_a_server_that_is_alone_is_refused_beside_replicas_and_the_other_way_round(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perfagent_server.database import postgresql
-
     monkeypatch.setattr(postgresql, "_ADMITTED_S", 0.5)
     settings = Settings(data=tmp_path / "c", database=database)
     with replica(tmp_path / "a", database), pytest.raises(ResourceError, match="--replica"):
@@ -373,13 +372,21 @@ def test_a_new_key_is_valid_on_the_other_server_at_once(
         until(lambda: is_valid(key), why="the other server knows the key")
 
 
+def take_and_give_back(database: str, name: str) -> None:
+    """As if another server had held the lease meanwhile. Takes its turn, as every writer does: a renewal that has read the
+    old term would write it over the new one."""
+    with psycopg.connect(database) as connection:
+        connection.execute(f"SELECT pg_advisory_xact_lock({postgresql._LOCKS}, {postgresql._WRITE})")
+        connection.execute("UPDATE lease SET term = term + 2 WHERE name = %s", [name])
+
+
 def test_a_lease_that_went_away_and_came_back_does_not_count(tmp_path: Path, database: str) -> None:
     with replica(tmp_path / "a", database) as a:
         assert a.services.replica is not None
         mine, run = a.services.replica.leases, run_of(a)
         before = {shard_of(run): mine.held[shard_of(run)]}
         a.services.database.write(lambda connection: mine.verify(connection, before))
-        postgresql_server.ask_in(database, "UPDATE lease SET term = term + 2 WHERE name = %s", shard_of(run))
+        take_and_give_back(database, shard_of(run))
         with pytest.raises(LeaseLost):
             a.services.database.write(lambda connection: mine.verify(connection, before))
         until(lambda: mine.held.get(shard_of(run)) == before[shard_of(run)] + 2, why="the new term")
@@ -396,7 +403,7 @@ def test_retention_deletes_nothing_more_when_its_lease_is_gone(tmp_path: Path, d
             )
 
         def lost(_run: str) -> None:
-            postgresql_server.ask_in(database, "UPDATE lease SET term = term + 2 WHERE name = %s", STORAGE)
+            take_and_give_back(database, STORAGE)
 
         retention = Retention(
             a.services.database, a.services.store, RetentionPolicy(runs_days=0.5), clock=lambda: time.time() + DAY_S,
@@ -418,8 +425,6 @@ def test_a_server_that_stops_in_its_turn_loses_it(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also inside a pipeline, where PostgreSQL does not see that a transaction idles."""
-    from perfagent_server.database import postgresql
-
     monkeypatch.setattr(postgresql, "_TURN_IDLE_S", 2)
     place = Settings(data=tmp_path, database=database)
     stopped, other = open_database(place, replica="a"), open_database(place, replica="b")
@@ -507,8 +512,6 @@ def test_a_command_beside_servers_of_another_version_leaves_the_tables_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from alembic import command
-
-    from perfagent_server.database import postgresql
 
     address = postgresql_server.empty_database("perfagent_older")
     place = Settings(data=tmp_path, database=address)
