@@ -200,7 +200,11 @@ class Prepared:
             cursor.execute(sql, bind(values))
             yield from cursor  # type: ignore[misc]
         finally:
-            cursor.close()
+            try:
+                cursor.close()
+            except Exception:  # the connection was cut: psycopg knows that now, and closes without asking the server
+                cursor.close()
+                raise
 
 
 def _many_values(statement: Any, columns: Sequence[str] | None, rows: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Iterator
@@ -101,6 +102,20 @@ def test_s04_connections_that_were_cut_are_made_anew(database: Database, place: 
     assert marks(database) == {"before"}
     database.write(mark("after"))
     assert marks(database) == {"before", "after"}
+
+
+def test_lines_that_end_on_a_cut_connection_close_their_cursor(database: Database, place: Place) -> None:
+    """Else psycopg warns of it once it is collected."""
+    names = Prepared(select(cursor.c.name))
+    for name in ("a", "b"):
+        database.write(mark(name))
+    with pytest.raises(Unreachable), database.read() as connection:
+        lines = names.stream(connection, {})
+        assert (next(lines), next(lines)) == (("a",), ("b",))
+        cut(place)
+        next(lines)
+    del lines
+    gc.collect()
 
 
 def test_a_connection_cut_within_a_job_runs_it_again(database: Database, place: Place) -> None:
