@@ -10,13 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import postgresql_server
 import uvicorn
 from builders import until
 from data_folder import place_of
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sqlalchemy import make_url
 
 from perfagent.wire import Event, Frame, Group, encode
 from perfagent_server.app import create_app
@@ -41,15 +39,6 @@ def api(
     app = create_app(settings, dashboard=dashboard)
     with TestClient(app, base_url=base_url, follow_redirects=False) as client:
         yield client
-    if settings.database is not None and not settings.replica:
-        until_free(settings.database)  # a test may start the next server on it
-
-
-def until_free(database: str) -> None:
-    """Waits until no server has the database: PostgreSQL frees the lock of one that has ended a moment later."""
-    locks = "FROM pg_locks JOIN pg_database ON pg_database.oid = database WHERE locktype = 'advisory' AND datname = %s"
-    name = make_url(database).database
-    until(lambda: not postgresql_server.ask(f"SELECT 1 {locks}", name), why="a server still has the database")
 
 
 @dataclass

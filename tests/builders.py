@@ -75,7 +75,7 @@ def free_port() -> int:
 
 
 def sync(environment: Mapping[str, str]) -> None:
-    """`perfagent sync`, as a user would run it. A job has 1.5 s at its end to send its last frames; this sends the rest."""
+    """Runs `perfagent sync`, which sends the frames that a job has left. At its end a job sends for 1.5 s only."""
     command = [sys.executable, "-m", "perfagent", "sync"]
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
 

@@ -263,6 +263,7 @@ def _report(server: DemoServer, run: str, steps: int, fault: faults.Fault, code:
 
 
 def _sync(server: DemoServer) -> None:
+    """Sends the frames that the job has left."""
     environment = os.environ | {"PERFAGENT_SERVER": server.url}
     subprocess.run([sys.executable, "-m", "perfagent", "sync"], env=environment, capture_output=True, check=False)
 

@@ -45,7 +45,7 @@ class Account:
 
     @property
     def login(self) -> str:
-        """How the user signs in: "password", "provider" (an identity provider) or "none"."""
+        """The user's kind of login: "password", "provider" (an identity provider) or "none"."""
         return "provider" if self.issuer is not None else "none" if self.password is None else "password"
 
     @property

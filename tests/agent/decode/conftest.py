@@ -1,4 +1,4 @@
-"""The clock that only a test's own naps move, as the hooks' tests have it."""
+"""Shares the virtual clock of the hooks' tests."""
 
 from agent.hooks.conftest import clock
 

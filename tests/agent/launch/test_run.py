@@ -14,6 +14,7 @@ import pytest
 from agent_recorded import Recording
 from builders import free_port, job_environment, until
 from ingest_server import IngestServer, Scripted
+from whole_end import IN_A_SCRIPT
 
 from perfagent import launch_options
 from perfagent.launch.run import start
@@ -532,11 +533,10 @@ def test_the_scripts_project_and_name_are_those_of_a_recording(
 
 def test_a_project_that_cannot_be_one_is_refused_as_without_perfagent_run(tmp_path: Path, server: IngestServer) -> None:
     (tmp_path / "script.py").write_text(
-        """
-import importlib, perfagent
-
-# What is not acknowledged when a run ends is told without `perfagent run` only: 1.5 s may be too short.
-importlib.import_module("perfagent.run").EXIT_S = 60
+        # Only without `perfagent run` does a job warn of frames that the server has not acknowledged in time.
+        IN_A_SCRIPT
+        + """
+import perfagent
 for project in ("", "a\\nb", 3):
     try:
         perfagent.attach(project=project)

@@ -14,11 +14,12 @@ import postgresql_server
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from api_builders import ADMIN, api, send, until_free
+from api_builders import ADMIN, api, send
+from builders import until
 from commands import perfagent
 from data_folder import data_folder
 from frames import BEGIN, frame, rows, state
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import Connection, insert, make_url, select, text
 
 from perfagent.errors import ConfigError, ResourceError
 from perfagent_server.database import Database, QueueFull, StorageError, Unreachable, open_database, postgresql, writer
@@ -150,6 +151,13 @@ def test_a_connection_cut_before_the_commit_tells_the_caller_and_runs_nothing_ag
     assert marks(database) == {"next"}
 
 
+def until_free(database: str) -> None:
+    """Waits until PostgreSQL has freed the lock of a server that has ended."""
+    locks = "FROM pg_locks JOIN pg_database ON pg_database.oid = database WHERE locktype = 'advisory' AND datname = %s"
+    name = make_url(database).database
+    until(lambda: not postgresql_server.ask(f"SELECT 1 {locks}", name), why="a server still has the database")
+
+
 def test_a_server_that_lost_the_database_to_another_one_writes_no_more(
     database: Database, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +165,6 @@ def test_a_server_that_lost_the_database_to_another_one_writes_no_more(
     database.write(mark("first"))
     with postgresql_server.paused(str(place.database)):  # nobody connects
         cut(place)
-    until_free(place.database)
     successor = open_database(place, alone=True)
     with pytest.raises(Unreachable, match="another server uses the database"):
         database.write(mark("stray"))

@@ -38,8 +38,8 @@ def loader_of(data: Dataset[int], **options: Any) -> Any:
 
 
 class Timed:
-    """A loader whose workers take 80 ms for each batch, on a clock that nothing else moves. batch_s: from one batch to
-    the next instead."""
+    """A loader with a clock of its own. A worker needs 80 ms for a batch. batch_s: the time between two batches, if it
+    is given."""
 
     prefetch_factor = 2
     clock_s = 0.0
