@@ -35,8 +35,7 @@ def api(
     folder: Path, *, base_url: str = "http://127.0.0.1:8420", dashboard: bool = False, **changes: Any
 ) -> Iterator[TestClient]:
     """The app in this process, started, with a database of its own. Services: `client.app.state.services`."""
-    settings = settings_for(folder, **changes)
-    app = create_app(settings, dashboard=dashboard)
+    app = create_app(settings_for(folder, **changes), dashboard=dashboard)
     with TestClient(app, base_url=base_url, follow_redirects=False) as client:
         yield client
 
