@@ -28,7 +28,7 @@ def runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="only of this name")
     state = parser.add_argument(
         "--state", metavar="STATE",
-        help=f"only in this state: {', '.join(STATES)} (stuck: no step ends any more; lost: not heard of any more)",
+        help=f"only in this state: {', '.join(STATES)} (lost: no contact)",
     )  # fmt: skip
     state.completer = lambda **_: STATES  # type: ignore[attr-defined] # no `choices`: a newer server may know more
     parser.add_argument("--tag", help="only with this tag")
@@ -142,7 +142,7 @@ def _delete(arguments: argparse.Namespace) -> int:
 
 
 def _agreed(run: RunDetails) -> bool:
-    alive = f" It is {run.state}: what it still sends is lost." if run.state in ("starting", "running", "stuck") else ""
+    alive = f" It is {run.state}: what it still sends is lost." if run.state in ("starting", "running") else ""
     what = f"run {run.name} ({run.run}), {run.step:,} steps, started {_moment(run.started)} UTC"
     sys.stderr.write(f"delete {what}? There is no way back.{alive} [y/N] ")
     sys.stderr.flush()

@@ -124,7 +124,7 @@ def test_a_shell_completes_commands_options_and_runs(server: ServerProcess, data
     assert completions("perfagent sh") == ["show"]
     assert {"up", "run", "wait", "bench"} <= set(completions("perfagent "))
     assert completions("perfagent runs --st") == ["--state"]
-    assert "stuck" in completions("perfagent runs --state ")
+    assert "preempted" in completions("perfagent runs --state ")
     assert completions("python -m perfagent channels a", module=True) == ["add"]
     names = until(lambda: completions("perfagent show ", PERFAGENT_DATA=data))  # none where it takes over a second
     assert run in names and "my\\ run" in names and "--all" not in names

@@ -10,6 +10,7 @@ import re
 
 import perfagent.wire
 from perfagent.agent_config import AgentConfig
+from perfagent.wire.query import STATES
 from perfagent_server.rules.handbook import handbook
 from perfagent_server.settings import Settings
 
@@ -38,6 +39,11 @@ def test_every_command_is_in_the_readme_or_quickstart() -> None:
         assert f"perfagent {entry.name}" in text, (
             f"`perfagent {entry.name}` is in neither README.md nor docs/quickstart.md"
         )
+
+
+def test_the_quickstart_lists_the_states_of_a_run_and_no_other() -> None:
+    table = (DOCS / "quickstart.md").read_text().partition("| state | meaning |")[2].partition("\n\n")[0]
+    assert tuple(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == STATES
 
 
 def test_the_document_of_the_rules_is_what_they_say_of_themselves() -> None:

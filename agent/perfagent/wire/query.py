@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 Severity = Literal["info", "warning", "critical"]
-State = Literal["starting", "running", "stuck", "lost", "finished", "failed", "oom", "killed", "preempted"]
+State = Literal["starting", "running", "lost", "finished", "failed", "oom", "killed", "preempted"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 STATES: tuple[State, ...] = get_args(State)
 

@@ -40,7 +40,7 @@ _FINDINGS, _HISTORY = 10, 10
 _CONTROL = {code: sign for code, sign in CONTROL.items() if code != ord("\n")}
 _MARKS = {"critical": "✕", "warning": "▲", "info": "●", "healthy": "✓"}
 _STATES = {
-    "starting": "◌", "running": "●", "stuck": "◆", "lost": "?", "finished": "✓", "failed": "✕", "oom": "✕", "killed": "■",
+    "starting": "◌", "running": "●", "lost": "?", "finished": "✓", "failed": "✕", "oom": "✕", "killed": "■",
     "preempted": "‖",
 }  # fmt: skip
 

@@ -62,7 +62,7 @@ class FleetRow:
         alert = self.worst
         if alert is not None and alert.severity != "info":
             return (2 if alert.acknowledged or alert.muted_until else 0), -SEVERITIES.index(alert.severity)
-        if self.run.state in ("stuck", "lost"):
+        if self.run.state == "lost":
             return 1, 0
         return (4 if self.has_ended else 3), 0
 

@@ -13,7 +13,7 @@ __all__ = ["MARKS", "SEVERITY_STYLES", "STATE_MARKS", "age", "clean", "cut", "ne
 MARKS = {"critical": "✕", "warning": "▲", "info": "●", "healthy": "✓"}
 SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan", "healthy": "green"}
 STATE_MARKS = {
-    "starting": "◌", "running": "●", "stuck": "◆", "lost": "?", "finished": "✓", "failed": "✕", "oom": "✕", "killed": "■",
+    "starting": "◌", "running": "●", "lost": "?", "finished": "✓", "failed": "✕", "oom": "✕", "killed": "■",
     "preempted": "‖",
 }  # fmt: skip
 _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))

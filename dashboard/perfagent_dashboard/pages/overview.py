@@ -80,7 +80,7 @@ class _Overview:
             firing, sick, running, session = await asyncio.gather(
                 self._server.get("/alerts", state="firing"),
                 self._server.get("/runs", **table, attention=True, sort="severity"),
-                self._server.get("/runs", **table, state=["running", "starting", "stuck"], sort="severity"),
+                self._server.get("/runs", **table, state=["running", "starting"], sort="severity"),
                 self._server.get("/session"),
             )
         except Problem as problem:

@@ -23,7 +23,6 @@ COOKIE = "perfagent-language"
 STATE_SHAPES = {
     "starting": "◌",
     "running": "●",
-    "stuck": "◆",
     "lost": "?",
     "finished": "✓",
     "failed": "✕",

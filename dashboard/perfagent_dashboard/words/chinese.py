@@ -54,7 +54,6 @@ CHINESE: dict[str, str] = {
     # 状态
     "state_starting": "启动中",
     "state_running": "运行中",
-    "state_stuck": "卡住",
     "state_lost": "失联",
     "state_finished": "已完成",
     "state_failed": "失败",

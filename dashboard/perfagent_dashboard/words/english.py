@@ -54,7 +54,6 @@ ENGLISH: dict[str, str] = {
     # states
     "state_starting": "starting",
     "state_running": "running",
-    "state_stuck": "stuck",
     "state_lost": "lost",
     "state_finished": "finished",
     "state_failed": "failed",

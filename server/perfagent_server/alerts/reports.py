@@ -36,7 +36,7 @@ __all__ = ["Reports"]
 _SETTLES_S = 20.0  # after a run ended: it may be started again, and its verdict comes last
 _LATE_S = 900.0  # a server that was away for longer tells nothing of what ended meanwhile
 _MOST_NAMED = 10
-_GO_ON = ("starting", "running", "stuck")
+_GO_ON = ("starting", "running")
 
 
 @dataclass(slots=True, kw_only=True)

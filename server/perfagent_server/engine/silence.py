@@ -85,7 +85,7 @@ class Silence:
         self.due = moment + _EVERY_S
         with self._database.read() as connection:
             columns = source.c.id, source.c.run, source.c.attempt, source.c.rank, source.c.contact, source.c.heartbeat
-            active = source.c.state.in_(("starting", "running", "stuck"))
+            active = source.c.state.in_(("starting", "running"))
             found = connection.execute(select(*columns).where(active)).all()
         rows = [row for row in found if shard_of(row.run) in shards]
         silent = []

@@ -48,7 +48,7 @@ _RUN_EVERY_S = 1.0
 _FLEET_EVERY_S = 1.0
 _FLEET_RUNS = 1000  # in a message; where more move, they take turns
 _STOP_S = 5.0  # the database may hold up the thread
-_MOVING = ("starting", "running", "stuck")
+_MOVING = ("starting", "running")
 _REFUSED = 1008  # a WebSocket's code for "against the policy"
 
 Rows = Mapping[str, Mapping[str, Any]]

@@ -180,7 +180,7 @@ class Runs:
             state = connection.execute(select(run.c.state).where(run.c.id == identifier)).scalar()
             heard = connection.execute(sources).all()
         others = all(row.id.startswith(JSON_SOURCE) and row.rank != rank for row in heard)
-        return others and state in ("starting", "running", "stuck")
+        return others and state in ("starting", "running")
 
     def events(
         self,

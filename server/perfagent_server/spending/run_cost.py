@@ -19,7 +19,7 @@ from perfagent_server.store.tables import source
 __all__ = ["Rate", "present_rate_of", "rate_of", "rates_of", "spent_of"]
 
 _HOUR_S, _KWH_J = 3600.0, 3.6e6
-_GOES_ON = ("starting", "running", "stuck")
+_GOES_ON = ("starting", "running")
 _COLUMNS = (
     source.c.attempt, source.c.host, source.c.state, source.c.started, source.c.worked_until, source.c.gpus,
     source.c.cpu_cores, source.c.gpu_energy_j, source.c.gpu_energy_per_step_j,

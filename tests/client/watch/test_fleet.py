@@ -32,7 +32,7 @@ def test_what_needs_somebody_comes_first() -> None:
     runs = [
         run("over", 9, state="finished"), run("fine", 1), run("newer", 2), run("taken", 8), run("warned", 3),
         run("broken", 0, state="failed"),
-        run("noted", 7), run("stands", 0, state="stuck"), run("quiet", 6),
+        run("noted", 7), run("stands", 0, state="lost"), run("quiet", 6),
     ]  # fmt: skip
     alerts = [
         alert("taken", acknowledged="2026", acknowledged_by="ann"), alert("warned", "warning"), alert("broken"),

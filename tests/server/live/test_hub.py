@@ -102,7 +102,7 @@ def test_a_fleet_is_told_only_what_has_changed() -> None:
     told(fleet, r1=ROW)
     fleet.add(stored({"loss": [1.0]}, first_step=2))
     assert told(fleet, r1={**ROW, "step": 2}) == {"r1": {"step": 2, "values": {"loss": 1.0}}}
-    assert told(fleet, r1={**ROW, "step": 2, "state": "stuck"}) == {"r1": {"state": "stuck"}}
+    assert told(fleet, r1={**ROW, "step": 2, "state": "lost"}) == {"r1": {"state": "lost"}}
 
 
 def test_a_fleet_puts_ranks_together_as_the_catalogue_says() -> None:

@@ -35,7 +35,7 @@ KEEP_TAG = "keep"
 """A run with this tag stays whole, however old it is and however little room there is."""
 
 
-LIVE_STATES = ("starting", "running", "stuck")
+LIVE_STATES = ("starting", "running")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -400,7 +400,7 @@ class _Book:
 def mark_lost(connection: Connection, source_ids: Sequence[str]) -> list[str]:
     """Marks active sources as lost, and with them runs that have no other rank in contact. Answers the runs that
     changed. Their `updated` stays: it says when the run was last heard."""
-    active = sources.c.state.in_(("starting", "running", "stuck"))
+    active = sources.c.state.in_(("starting", "running"))
     rows = connection.execute(
         select(sources.c.id, sources.c.run).where(sources.c.id.in_(list(source_ids)), active)
     ).all()
@@ -434,7 +434,7 @@ def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str,
     if finished and not active:
         return "finished", "", max(row.ended_by_our_clock() for row in rows if row.state == "finished")
     states = {row.state for row in active}
-    for state in ("stuck", "running", "starting"):
+    for state in ("running", "starting"):
         if state in states:
             return state, "", None
     return ("lost", "no contact", None) if states else ("starting", "", None)
