@@ -591,3 +591,22 @@ def test_a_level_that_no_alert_has_is_told_once(tmp_path, caplog):
     assert [message for message in caplog.messages if "alert()" in message] == [
         "perfagent: alert() takes the level info, warning or critical, not 'bad'; it is a warning now"
     ]
+
+
+def test_many_names_of_a_user_do_not_hide_a_nan(tmp_path, monkeypatch):
+    whole_end(monkeypatch)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = perfagent.init("mine", record=tmp_path / "record")
+    run.log({f"task/{n}": n for n in range(2100)}, step=0)
+    for scale in (1.0, math.nan):
+        (scale * model(torch.ones(4, 2)).square().mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    perfagent.finish()
+    recorded = Recording(tmp_path / "record")
+    assert [math.isnan(loss) for _, loss in recorded.series("loss")] == [False, True]
+    assert {"step_time_s", "phase/forward_s", "grad/norm"} <= recorded.names()
+    assert recorded.series("agent/dropped")[-1][1] == 100
+    (left_out,) = recorded.events("left_out")
+    assert left_out == {"limit": 2000, "names": [f"task/{n}" for n in range(2000, 2010)]}

@@ -16,6 +16,7 @@ from struct import Struct
 from typing import Any
 
 from perfagent.wire import MAX_NAME_BYTES, Group, loss_kind
+from perfagent.wire.limits import MAX_NAMES_PER_RUN, room_of
 
 __all__ = [
     "DROPPED", "NUMBERS", "AnyRow", "Columns", "Row", "UserRow", "clean_name", "is_urgent", "merge", "must_be_finite",
@@ -31,7 +32,8 @@ AnyRow = Row | UserRow
 _INT64 = 2**63
 _FLOAT, _DOUBLE = Struct("f"), Struct("<d")
 DROPPED = "agent/dropped"
-"""What tells of samples that were left out is not left out itself."""
+_MOST_NAMED = 10
+"""Of the names that are left out; thousands may be."""
 NUMBERS = frozenset((float, int, bool))
 _BIG_ENDIAN = sys.byteorder == "big"
 
@@ -39,19 +41,21 @@ _BIG_ENDIAN = sys.byteorder == "big"
 class Columns:
     """Turns rows into groups and remembers which series the run has.
 
-    max_series: how many names one run may have; samples of further names are counted in `refused["series"]` and left
-    out. refused: samples that could not be stored, by reason: "kind" (no number), "name" (empty), "series" (too many),
-    "step". no_number: name and type of the first one of "kind". renamed: a sentence of each kind of name that is stored
-    under another.
+    max_series: how many names one run may have in each room but the catalogue's (wire/limits.py); samples of further
+    names are counted in `refused["series"]` and left out. left_out: the first of those names. refused: samples that
+    could not be stored, by reason: "kind" (no number), "name" (empty), "series" (too many), "step". no_number: name and
+    type of the first one of "kind". renamed: a sentence of each kind of name that is stored under another.
     """
 
-    def __init__(self, max_series: int = 2000) -> None:
+    def __init__(self, max_series: int = MAX_NAMES_PER_RUN) -> None:
         self.max_series = max_series
+        self.left_out: list[str] = []
         self.refused: Counter[str] = Counter()
         self.no_number = ""
         self.renamed: dict[str, str] = {}
         self._names: dict[Any, str | None] = {}
         self._series: set[str] = set()
+        self._taken: Counter[str] = Counter()
         self._shapes: dict[tuple[str, ...], bool] = {}
 
     def groups(self, rows: Iterable[tuple[Any, ...]]) -> list[Group]:
@@ -172,10 +176,15 @@ class Columns:
 
     def _admits(self, name: str) -> bool:
         """Whether the run has this series, or has room for it and has it from here on."""
-        if name not in self._series:
-            if len(self._series) >= self.max_series and name != DROPPED:
-                return False
-            self._series.add(name)
+        if name in self._series:
+            return True
+        room = room_of(name)
+        if room != "catalogue" and self._taken[room] >= self.max_series:
+            if len(self.left_out) < _MOST_NAMED and name not in self.left_out:
+                self.left_out.append(name)
+            return False
+        self._taken[room] += 1
+        self._series.add(name)
         return True
 
 

@@ -57,8 +57,13 @@ class Notices:
         refused: Counter[str] = columns.refused
         for reason, count in refused.items():
             self._sender.counters[f"refused_{reason}"] += count
-        if refused["series"]:
-            self._warn("series", f"a run may have {columns.max_series} series; samples of further names are left out")
+        if refused["series"] and "series" not in self._sender.told:
+            self._warn(
+                "series",
+                f"log() has given more than the {columns.max_series:,} names that a run may have; samples of further names "
+                f"are left out, the first of {columns.left_out[0]!r:.80}. Log fewer names; what the agent measures is kept",
+            )
+            self._sender.event("left_out", {"limit": columns.max_series, "names": columns.left_out})
         if refused["kind"]:
             self._warn(
                 "kind",

@@ -52,6 +52,7 @@ EVENT_KINDS = (
     "sync",
     "lines",
     "compile",
+    "left_out",
 )
 
 Column = bytes | Sequence[float] | Sequence[int]

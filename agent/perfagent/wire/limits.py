@@ -8,9 +8,13 @@ A frame of too many events or groups is sent again in halves.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from perfagent.errors import WireError
 from perfagent.naming import identity_problem
 from perfagent.wire.frame import MAX_NAME_BYTES, Frame
+from perfagent.wire.loss_names import is_evaluation_loss, loss_kind
+from perfagent.wire.metrics import CATALOGUE, FAMILIES
 
 __all__ = [
     "MAX_COUNT",
@@ -20,6 +24,7 @@ __all__ = [
     "MAX_STEP",
     "check_frame",
     "name_problem",
+    "room_of",
     "size_problem",
     "whole",
 ]
@@ -30,6 +35,7 @@ MAX_GROUPS = 10_000
 """Of a frame. An agent puts rows of the same names into one group, so it sends a few dozen."""
 
 MAX_NAMES_PER_RUN = 2000
+"""In each room (`room_of`) but the catalogue's, which has no limit."""
 MAX_COUNT = 2**31 - 1
 """Of processes, and of their ids: the largest that a 32-bit column holds."""
 MAX_STEP = 2**53  # JSON numbers, and so the page, hold no larger integer exactly
@@ -64,6 +70,20 @@ def whole(value: object, most: int = MAX_STEP) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value <= most else None
+
+
+def room_of(name: str) -> Literal["catalogue", "rules", "user"]:
+    """In which room of a run's names this one takes a place, so that no name of one room pushes out a name of another.
+
+    catalogue: there is always a place. rules: families of the catalogue, phases and losses, which rules read. user: all
+    other names.
+    """
+    if name in CATALOGUE:
+        return "catalogue"
+    group = name.partition("/")[0] + "/"
+    if group in FAMILIES or group == "phase/" or group.startswith("node_gpu"):
+        return "rules"
+    return "rules" if loss_kind(name) == "whole" or is_evaluation_loss(name) else "user"
 
 
 def name_problem(name: str) -> str | None:

@@ -234,13 +234,36 @@ def test_merging_widens_a_column_where_one_part_is_wide() -> None:
     assert len(found.values["x"]) == 24
 
 
-def test_what_tells_of_left_out_samples_is_never_left_out() -> None:
+READ_BY_RULES = (
+    "loss",
+    "agent/dropped",
+    "phase/mine_s",
+    "grad_norm/0.weight",
+    "node_gpu1/power_w",
+    "train/loss",
+    "val/loss",
+)
+
+
+def test_names_of_the_user_leave_room_for_what_rules_read() -> None:
+    columns = Columns(max_series=5)
+    user = [f"task/{n}" for n in range(7)]
+    assert [columns.name(name) for name in (*user, *READ_BY_RULES)] == [*user[:5], None, None, *READ_BY_RULES]
+    assert columns.refused["series"] == 2
+    assert columns.left_out == user[5:]
+
+
+def test_layers_leave_room_for_the_catalogue_and_for_the_user() -> None:
     columns = Columns(max_series=2)
-    assert columns.name("a") == "a"
-    assert columns.name("b") == "b"
-    assert columns.name("c") is None
-    assert columns.name("agent/dropped") == "agent/dropped"
-    assert columns.refused["series"] == 1
+    names = ("grad_norm/a", "grad_norm/b", "grad_norm/c", "grad/norm", "step_time_s", "mine")
+    assert [columns.name(name) for name in names] == [
+        "grad_norm/a",
+        "grad_norm/b",
+        None,
+        "grad/norm",
+        "step_time_s",
+        "mine",
+    ]
 
 
 def test_names_that_cannot_be_stored_are_counted_once_and_none_is_a_name() -> None:
