@@ -17,7 +17,9 @@ from perfagent.errors import ConfigError
 from perfagent_server import rules as package
 from perfagent_server.rules.rule import Every, Rule, Series, unit_of
 
-__all__ = ["Configured", "Overrides", "all_rules", "describe", "inputs", "overridden", "rules_for", "with_overrides"]
+__all__ = [
+    "Configured", "Overrides", "all_rules", "bounds_of", "describe", "inputs", "overridden", "rules_for", "with_overrides",
+]  # fmt: skip
 
 Overrides = Mapping[str, Mapping[str, Any]]
 
@@ -76,12 +78,37 @@ def overridden(rule: Rule, settings: Mapping[str, Any]) -> Rule:
             raise ConfigError(
                 f"{rule.id} has no threshold {name!r}; it has {', '.join(known)}, `enabled` and `profile`"
             )
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(f"{rule.id}.{name} must be a number, not {value!r:.80}")
-        if isinstance(known[name], int) and value != int(value):
-            raise ConfigError(f"{rule.id}.{name} must be a whole number, not {value!r}")
+        _check(rule, name, value, known[name])
         changed[name] = type(known[name])(value)
     return replace(rule, **changed) if changed else rule  # type: ignore[type-var]
+
+
+def _check(rule: Rule, name: str, value: Any, present: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{rule.id}.{name} must be a number, not {value!r:.80}")
+    least, most = bounds_of(rule, name)
+    if not (least <= value <= most and (value > 0 or _may_be_zero(name))):  # NaN is within no bounds
+        lowest = f"from {least:,g}" if least > 0 or _may_be_zero(name) else "above 0 and up"
+        raise ConfigError(f"{rule.id}.{name} must be {lowest} to {most:,g}, not {value!r:.80}")
+    if isinstance(present, int) and value != int(value):
+        raise ConfigError(f"{rule.id}.{name} must be a whole number, not {value!r}")
+
+
+def bounds_of(rule: Rule, name: str) -> tuple[float, float]:
+    """The least and the most that a threshold may be: its own bounds; else a share of a whole has at most 100 %, and
+    anything else is at most a thousand times its default."""
+    threshold = next(field for field in fields(rule) if field.name == name)  # type: ignore[arg-type]  # as above
+    if "bounds" in threshold.metadata:
+        least, most = threshold.metadata["bounds"]
+        return least, most
+    default: Any = threshold.default
+    least = 1 if isinstance(default, int) and not _may_be_zero(name) else 0
+    return least, 100 if unit_of(name) == "%" else 1000 * default
+
+
+def _may_be_zero(name: str) -> bool:
+    """Whether 0 says something: nothing is left out at the start, or waited for."""
+    return name.startswith(("skip_", "warmup_", "excused_", "settle_", "wait_steps", "answers_"))
 
 
 def describe(configured: Configured) -> dict[str, Any]:

@@ -77,6 +77,10 @@ rise_pct = 8.0
 enabled = false
 ```
 
+A threshold outside its bounds is refused with a sentence that names them: NaN, an infinite or a negative number, a
+share above 100 %, more steps or seconds than the rule keeps, or more than a thousand times the default. 0 is allowed
+where it means that nothing is left out (`skip_steps`).
+
 `PUT /api/v1/rules/{rule}?project=NAME` with `{"enabled": true, "thresholds": {"rise_pct": 8.0}}` does the same while
 the server runs, and wins over the file; without `project` it counts for all projects. `DELETE` takes it back. `PATCH
 /api/v1/runs/{run}` with `{"rules_off": ["loss_spike"]}` switches rules off for a single run.

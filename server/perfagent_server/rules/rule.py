@@ -10,7 +10,7 @@ charts, `GET /rules` and docs/rules.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EVALUATION_LOSS", "USER_ALERT", "Events", "Every", "Input", "Life", "Place", "Question", "Rule", "Series", "Words",
-    "unit_of",
+    "unit_of", "within",
 ]  # fmt: skip
 
 USER_ALERT = "user_alert"
@@ -133,6 +133,12 @@ class Words:
     meaning: str
     fires: str
     remedies: Mapping[str, str]
+
+
+def within(default: float, *, least: float = 0, most: float) -> Any:
+    """A threshold with bounds of its own: one that counts in a window may be no more than the window keeps, or the rule
+    would never fire. What other thresholds may be, `bounds_of` of the catalogue says."""
+    return field(default=default, metadata={"bounds": (least, most)})
 
 
 class Rule:

@@ -45,6 +45,11 @@ def test_a_file_sets_thresholds_for_all_projects_and_for_one(tmp_path: Path) -> 
         ("[loss_spike]\nrise = 8", "loss_spike has no threshold 'rise'; it has short, long, "),
         ("[loss_spike]\nshort = 8.5", "loss_spike.short must be a whole number, not 8.5"),
         ('[loss_spike]\nrise_pct = "8"', "loss_spike.rise_pct must be a number, not '8'"),
+        ("[init_slow]\nfor_s = nan", "init_slow.for_s must be above 0 and up to 1.2e+06, not nan"),
+        ("[loss_spike]\nshort = nan", "loss_spike.short must be from 1 to 100, not nan"),
+        ("[data_bound]\nsteps = 65", "data_bound.steps must be from 2 to 64, not 65"),
+        ("[data_bound]\nskip_steps = -1", "data_bound.skip_steps must be from 0 to 5,000, not -1"),
+        ("[data_bound]\nwarning_pct = 101", "data_bound.warning_pct must be above 0 and up to 100, not 101"),
         ("[data_bound]\nprofile = 1", "data_bound.profile must be true or false, not 1"),
         ("[oom_observed]\nprofile = true", "oom_observed.profile cannot be true"),
         ("[projects.a.hang]\nprofile = true", "it does for straggler, stage_imbalance, data_bound, "),
@@ -192,6 +197,22 @@ def test_a_project_with_the_longest_name_may_have_its_own_threshold(api: TestCli
     change = {"thresholds": {"excused_steps": 5}}
     asked = {"project": "p" * MAX_NAME_BYTES}
     assert api.put("/api/v1/rules/nonfinite_loss", params=asked, json=change, headers=ADMIN).status_code == 200
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", -1, 1e300])
+def test_a_threshold_without_sense_is_refused_for_every_rule(api: TestClient, value: object) -> None:
+    for rule in api.get("/api/v1/rules").json()["rules"]:
+        for name in rule["thresholds"]:
+            answer = api.put(f"/api/v1/rules/{rule['rule']}", json={"thresholds": {name: value}}, headers=ADMIN)
+            assert answer.status_code == 422
+            assert f"{rule['rule']}.{name} must be " in answer.json()["error"]["message"]
+
+
+def test_what_a_rule_has_by_itself_may_be_set(api: TestClient) -> None:
+    for rule in api.get("/api/v1/rules").json()["rules"]:
+        same = {"thresholds": rule["defaults"]}
+        answer = api.put(f"/api/v1/rules/{rule['rule']}", json=same, headers=ADMIN)
+        assert (answer.status_code, answer.json()["thresholds"]) == (200, rule["defaults"])
 
 
 @pytest.mark.parametrize(

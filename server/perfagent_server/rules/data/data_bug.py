@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.data.batch_readings import reading_of, readings
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["DataBug"]
@@ -29,11 +29,11 @@ class DataBug(Rule):
     ignored_pct: float = 99.9
     constant_pct: float = 95.0
     one_class_pct: float = 95.0
-    readings: int = 2
+    readings: int = within(2, least=1, most=_KEPT)
     least_steps: int = 20
     far_spreads: float = 3.0
     far_units: float = 10.0
-    far_readings: int = 5
+    far_readings: int = within(5, least=1, most=_KEPT)
     normal_steps: int = 500
 
     id: ClassVar[str] = "data_bug"

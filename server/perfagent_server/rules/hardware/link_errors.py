@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import named_ranks
 from perfagent_server.rules.hardware.counters import follow_gains, shortly_of
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["LinkErrors"]
@@ -42,7 +42,7 @@ class LinkErrors(Rule):
 
     nvlink_errors: float = 1.0
     replays_per_min: float = 8.0
-    readings: int = 3
+    readings: int = within(3, least=2, most=_READINGS)
     busy_pct: float = 30.0
 
     id: ClassVar[str] = "link_errors"

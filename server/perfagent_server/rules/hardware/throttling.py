@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import named_ranks
 from perfagent_server.rules.hardware.counters import newest_of, shortly_of
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["Throttling"]
@@ -46,7 +46,7 @@ class Throttling(Rule):
 
     held_pct: float = 10.0
     hot_c: float = 85.0
-    least_s: int = 30
+    least_s: int = within(30, least=1, most=_OVER_S)
     clear_at: float = 0.8
 
     id: ClassVar[str] = "throttling"

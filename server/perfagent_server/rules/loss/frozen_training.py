@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss import zero_rate
 from perfagent_server.rules.loss.loss_series import named
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
@@ -37,7 +37,7 @@ class FrozenTraining(Rule):
     """
 
     update_steps: int = 50
-    observations: int = 4
+    observations: int = within(4, least=1, most=16)
     lr_steps: int = 100
     equal_steps: int = 100
     constant_steps: int = 500

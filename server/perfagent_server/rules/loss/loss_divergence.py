@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss.loss_series import has_fallen, named, worth_telling
 from perfagent_server.rules.loss.smoothed_loss import SmoothedLoss, samples_in
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
@@ -52,18 +52,18 @@ class LossDivergence(Rule):
     missed ramps begin before step 400 or in the warm-up of the rate: there the loss falls by more than half of the ramp.
     """
 
-    warning_pct: float = 6.0
-    critical_pct: float = 8.0
+    warning_pct: float = within(6.0, most=10_000)
+    critical_pct: float = within(8.0, most=10_000)
     lowest_of_steps: int = 1000
     held_steps: int = 25
     clear_at: float = 0.8  # of what it takes to fire
     warmup_steps: int = 200
-    warmup_pct: float = 50.0
-    raised_pct: float = 25.0
-    unproven_pct: float = 200.0
+    warmup_pct: float = within(50.0, most=10_000)
+    raised_pct: float = within(25.0, most=10_000)
+    unproven_pct: float = within(200.0, most=10_000)
     spreads: float = 1.4
     usual_times: float = 4.0
-    unsteady_pct: float = 8.0
+    unsteady_pct: float = within(8.0, most=10_000)
     unsteady_times: float = 6.0
     unsteady_record: float = 2.0
     unsteady_spreads: float = 2.5

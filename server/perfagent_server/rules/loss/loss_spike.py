@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss.loss_series import finite, first_value, has_fallen, named, worth_telling
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
@@ -49,16 +49,16 @@ class LossSpike(Rule):
     trainings (GANs, PPO, DQN, VAEs, fine-tuning, restarts ...) one in 143,500.
     """
 
-    short: int = 9
-    long: int = 128
+    short: int = within(9, least=1, most=100)
+    long: int = within(128, least=32, most=1000)
     z_at_least: float = 2.5
-    rise_pct: float = 4.0
-    floor_pct: float = 0.2
+    rise_pct: float = within(4.0, most=10_000)
+    floor_pct: float = within(0.2, most=10_000)
     warmup_steps: int = 200
     longest_lr_warmup_steps: int = 5000
     abrupt: float = 0.6
     usual_times: float = 5.0
-    unsteady_pct: float = 8.0
+    unsteady_pct: float = within(8.0, most=10_000)
     unsteady_times: float = 10.0
     unsteady_record: float = 3.0
     early_unlearned_z: float = 8.0

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss import zero_rate
 from perfagent_server.rules.loss.loss_series import named
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["LrAnomaly"]
@@ -37,7 +37,7 @@ class LrAnomaly(Rule):
     jump_times: float = 2.0
     skip_steps: int = 20
     worse_steps: int = 200
-    loss_pct: float = 5.0
+    loss_pct: float = within(5.0, most=10_000)
     loss_spreads: float = 2.0
     high_rate: float = 1e-3
     grown_times: float = 2.0

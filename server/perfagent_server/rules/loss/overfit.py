@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss.loss_series import named
-from perfagent_server.rules.rule import EVALUATION_LOSS, UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import (
+    EVALUATION_LOSS, UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within,
+)  # fmt: skip
 from perfagent_server.rules.window import Window
 
 __all__ = ["Overfit"]
@@ -30,9 +32,9 @@ class Overfit(Rule):
     positive is measured by how far it had come down.
     """
 
-    evaluations: int = 3
-    risen_pct: float = 3.0
-    gap_pct: float = 10.0
+    evaluations: int = within(3, least=1, most=_KEPT - 1)
+    risen_pct: float = within(3.0, most=10_000)
+    gap_pct: float = within(10.0, most=10_000)
     noise_times: float = 3.0
     clear_at: float = 0.8  # of what it takes to fire
 

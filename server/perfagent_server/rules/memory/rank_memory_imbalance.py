@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_bytes
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["RankMemoryImbalance"]
@@ -28,9 +28,9 @@ class RankMemoryImbalance(Rule):
     Not yet seen on a card: tested on made-up series.
     """
 
-    info_more_pct: float = 20.0
+    info_more_pct: float = within(20.0, most=10_000)
     info_pressure_pct: float = 30.0
-    warning_more_pct: float = 30.0
+    warning_more_pct: float = within(30.0, most=10_000)
     warning_pressure_pct: float = 50.0
     most_share: float = 1 / 8
     alike_pct: float = 10.0

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.model.layer_rows import LayerRow, layer_rows, named_layers, short
 from perfagent_server.rules.model.learning import is_flat, loss_left
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["DeadUnits"]
@@ -32,12 +32,12 @@ class DeadUnits(Rule):
     dead_pct: float = 50.0
     certain_pct: float = 90.0
     all_pct: float = 99.9
-    observations: int = 2
+    observations: int = within(2, least=1, most=4)
     skip_steps: int = 5
     least_steps: int = 100
     settled_steps: int = 500
     learned_share: float = 0.5
-    rise_pct: float = 10.0
+    rise_pct: float = within(10.0, most=10_000)
     still_share: float = 0.95
     clear_at: float = 0.8  # of the percentages
 

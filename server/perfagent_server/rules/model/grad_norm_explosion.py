@@ -11,7 +11,7 @@ import numpy as np
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.evidence import surroundings
 from perfagent_server.rules.model.learning import is_restless
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
@@ -54,10 +54,10 @@ class GradNormExplosion(Rule):
     near_times: float = 1.5
     record_times: float = 1.5
     by_chance: float = 3e-6  # how often high norms may come together by chance
-    history: int = 128
-    least_history: int = 64
+    history: int = within(128, least=16, most=_KEEP)
+    least_history: int = within(64, least=16, most=128)
     early_steps: int = 200
-    early_history: int = 32
+    early_history: int = within(32, least=16, most=128)
     early_factor: float = 4.0
     rising_factor: float = 2.0
     faded_share: float = 1e-3

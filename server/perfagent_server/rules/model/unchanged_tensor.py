@@ -8,7 +8,7 @@ from typing import ClassVar
 from perfagent.wire import Finding
 from perfagent.wire.limits import whole
 from perfagent_server.rules.model.parameter_events import PARAMETERS, named, names_in, newest
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.window import Noted, Window
 
 __all__ = ["UnchangedTensor"]
@@ -29,7 +29,7 @@ class UnchangedTensor(Rule):
 
     share_pct: float = 1.0
     warning_pct: float = 10.0
-    observations: int = 2
+    observations: int = within(2, least=1, most=4)
     clear_at: float = 0.8  # of the threshold
 
     id: ClassVar[str] = "unchanged_tensor"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.model.layer_rows import LayerRow, layer_rows, named_layers, short
 from perfagent_server.rules.model.learning import is_flat, loss_left
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
@@ -37,7 +37,7 @@ class UpdateRatio(Rule):
     high_ratio: float = 0.05
     sick_ratio: float = 0.3
     risen_share: float = 1.05
-    observations: int = 2
+    observations: int = within(2, least=1, most=_KEEP)
     skip_steps: int = 100
     first_steps: int = 5
     learned_share: float = 0.7

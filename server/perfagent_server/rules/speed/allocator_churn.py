@@ -10,7 +10,7 @@ from perfagent.wire import Finding
 from perfagent_server.rules import steady_steps as steady
 from perfagent_server.rules.data.batch_readings import reading_of, readings
 from perfagent_server.rules.evidence import spell_bytes, spell_s
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Words
+from perfagent_server.rules.rule import Life, Place, Question, Rule, Words, within
 from perfagent_server.rules.speed.step_shares import UTILIZATION, busy_pct
 from perfagent_server.rules.window import Window
 
@@ -36,8 +36,8 @@ class AllocatorChurn(Rule):
     fault_us: float = 0.7
     most_fault_us: float = 2.0
     least_faults: float = 50.0
-    steps: int = 50
-    readings: int = 3
+    steps: int = within(50, least=2, most=50)
+    readings: int = within(3, least=1, most=_KEPT)
     busy_pct: float = 80.0
     clear_at: float = 0.8  # of the threshold
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_bytes
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.speed import bounds
 from perfagent_server.rules.speed.bounds import what_bounds
 from perfagent_server.rules.speed.cpu_load import BUSY
@@ -32,7 +32,7 @@ class BatchTooSmall(Rule):
 
     below_pct: float = 70.0
     most_wait_pct: float = 30.0
-    for_s: float = 300.0
+    for_s: float = within(300.0, least=1, most=600)
     clear_at: float = 1.1  # times the threshold
 
     id: ClassVar[str] = "batch_too_small"

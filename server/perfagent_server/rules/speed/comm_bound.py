@@ -9,7 +9,7 @@ import numpy as np
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90, spell_s
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.speed.rank_medians import rank_medians
 from perfagent_server.rules.window import Window
 
@@ -25,7 +25,7 @@ class CommBound(Rule):
     """
 
     warning_pct: float = 30.0
-    steps: int = 20
+    steps: int = within(20, least=2, most=64)
     skip_steps: int = 5
     clear_at: float = 0.8  # of the threshold
 

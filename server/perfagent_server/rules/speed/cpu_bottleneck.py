@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from perfagent.wire import Finding
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.speed import bounds, cpu_load
 from perfagent_server.rules.speed.bounds import what_bounds
 from perfagent_server.rules.speed.cpu_load import BUSY, CpuLoad, ranks_of_nodes
@@ -32,7 +32,7 @@ class CpuBottleneck(Rule):
     cpu_above_pct: float = 90.0
     gpu_below_pct: float = 30.0
     samples_pct: float = 50.0
-    for_s: float = 120.0
+    for_s: float = within(120.0, least=1, most=150)
     clear_at: float = 0.8  # of the share of samples
 
     id: ClassVar[str] = "cpu_bottleneck"

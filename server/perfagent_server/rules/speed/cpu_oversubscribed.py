@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from perfagent.wire import Finding
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.speed import bounds, cpu_load
 from perfagent_server.rules.speed.bounds import what_bounds
 from perfagent_server.rules.speed.cpu_load import PRESSURE, THROTTLED, CpuLoad, ranks_of_nodes
@@ -45,7 +45,7 @@ class CpuOversubscribed(Rule):
     warning_pressure_pct: float = 70.0
     warning_throttled_pct: float = 25.0
     busy_pct: float = 90.0
-    for_s: float = 60.0
+    for_s: float = within(60.0, least=1, most=180)
     clear_at: float = 0.8  # of the threshold
 
     id: ClassVar[str] = "cpu_oversubscribed"

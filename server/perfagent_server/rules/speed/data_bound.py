@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90, spell_s
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words, within
 from perfagent_server.rules.speed import loader_cores, step_shares
 from perfagent_server.rules.speed.step_shares import ON_DEVICE, UTILIZATION, busy_pct, means_over, seconds_in
 from perfagent_server.rules.step_series import StepSeries
@@ -34,7 +34,7 @@ class DataBound(Rule):
 
     warning_pct: float = 10.0
     critical_pct: float = 20.0
-    steps: int = 20
+    steps: int = within(20, least=2, most=64)
     skip_steps: int = 5
     least_wait_s: float = 0.001
     busy_pct: float = 90.0

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_s
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Words
+from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Words, within
 from perfagent_server.rules.speed import bounds, loader_cores
 from perfagent_server.rules.speed.bounds import Bound, what_bounds
 from perfagent_server.rules.speed.loader_cores import LoaderCores
@@ -27,7 +27,7 @@ class DataloaderWorkers(Rule):
     number is advised for which there is no core.
     """
 
-    many_pct: float = 200.0
+    many_pct: float = within(200.0, most=10_000)
     wait_pct: float = 10.0
     least_wait_s: float = 0.001
     least_steps: int = 30

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90, spell_s
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.steady_steps import steady_steps
 from perfagent_server.rules.window import Window
 
@@ -22,7 +22,7 @@ class H2dBound(Rule):
     """
 
     warning_pct: float = 10.0
-    steps: int = 20
+    steps: int = within(20, least=2, most=64)
     least_s: float = 0.001
     clear_at: float = 0.8  # of the threshold
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_s
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.speed import bounds
 from perfagent_server.rules.speed.bounds import what_bounds
 from perfagent_server.rules.speed.while_stepping import Typical, while_stepping
@@ -34,7 +34,7 @@ class HostBound(Rule):
     warning_below_pct: float = 30.0
     sm_below_pct: float = 25.0
     most_wait_pct: float = 20.0
-    for_s: float = 60.0
+    for_s: float = within(60.0, least=1, most=120)
     clear_at: float = 1.1  # times the threshold
 
     id: ClassVar[str] = "host_bound"

@@ -11,7 +11,7 @@ import numpy as np
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90, spell_s
 from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words, within
 from perfagent_server.rules.speed import own_work
 from perfagent_server.rules.speed.cpu_load import PRESSURE
 from perfagent_server.rules.speed.own_work import lower_median
@@ -39,8 +39,8 @@ class LoadImbalance(Rule):
     warning_pct: float = 25.0
     fixed_share: float = 0.5
     most_pressure_pct: float = 20.0
-    steps: int = 64
-    least_steps: int = 32
+    steps: int = within(64, least=2, most=64)
+    least_steps: int = within(32, least=2, most=64)
     clear_at: float = 0.8  # of the threshold
 
     id: ClassVar[str] = "load_imbalance"

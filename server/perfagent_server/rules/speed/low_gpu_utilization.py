@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.step_shares import PAUSES, means_over, seconds_by_step
 from perfagent_server.rules.speed.while_stepping import while_stepping
@@ -24,7 +24,7 @@ class LowGpuUtilization(Rule):
 
     warning_below_pct: float = 30.0
     info_below_pct: float = 70.0
-    for_s: float = 300.0
+    for_s: float = within(300.0, least=1, most=600)
     clear_at: float = 1.1  # times the threshold
 
     id: ClassVar[str] = "low_gpu_utilization"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.speed import bounds
 from perfagent_server.rules.speed.bounds import Bound, what_bounds
 from perfagent_server.rules.speed.level_shift import LevelShift, Shift, middle
@@ -34,7 +34,7 @@ class LowMfu(Rule):
 
     drop_pct: float = 5.0
     info_below_pct: float = 20.0
-    steps: int = 64
+    steps: int = within(64, least=2, most=64)
     clear_at: float = 1.1  # times the level
 
     id: ClassVar[str] = "low_mfu"

@@ -10,7 +10,7 @@ import numpy as np
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90, spell_s
 from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words, within
 from perfagent_server.rules.speed.own_work import PHASES, READS, own_work
 from perfagent_server.rules.speed.rank_medians import slowest_phase
 from perfagent_server.rules.speed.stages import Stages, stages_of
@@ -30,9 +30,9 @@ class StageImbalance(Rule):
     """
 
     slow_times: float = 1.15
-    cost_pct: float = 5.0
-    steps: int = 32
-    least_steps: int = 16
+    cost_pct: float = within(5.0, most=10_000)
+    steps: int = within(32, least=2, most=64)
+    least_steps: int = within(16, least=2, most=64)
     clear_at: float = 0.8  # of what is above 1
 
     id: ClassVar[str] = "stage_imbalance"

@@ -10,7 +10,7 @@ import numpy as np
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import named_ranks, p90, spell_s
 from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words, within
 from perfagent_server.rules.speed.own_work import PHASES, READS, lower_median, own_work
 from perfagent_server.rules.speed.rank_medians import slowest_phase
 from perfagent_server.rules.speed.stages import stages_of
@@ -31,12 +31,12 @@ class Straggler(Rule):
     """
 
     slow_times: float = 1 / 0.75
-    cost_pct: float = 10.0
-    critical_cost_pct: float = 30.0
+    cost_pct: float = within(10.0, most=10_000)
+    critical_cost_pct: float = within(30.0, most=10_000)
     most_share: float = 1 / 16
     often: float = 0.75  # of the steps in which it is slow
-    steps: int = 32
-    least_steps: int = 16
+    steps: int = within(32, least=2, most=64)
+    least_steps: int = within(16, least=2, most=64)
     clear_at: float = 0.8  # of what is above 1
 
     id: ClassVar[str] = "straggler"

@@ -9,7 +9,9 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90, spell_s
-from perfagent_server.rules.rule import UNKNOWN, Events, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import (
+    UNKNOWN, Events, Every, Life, Place, Question, Rule, Series, Unknown, Words, within,
+)  # fmt: skip
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.source_lines import told_lines
 from perfagent_server.rules.speed.step_shares import UTILIZATION, share_elsewhere
@@ -35,7 +37,7 @@ class SyncBound(Rule):
     warning_pct: float = 10.0
     many_calls: int = 5
     least_s: float = 0.001
-    for_s: float = 30.0
+    for_s: float = within(30.0, least=1, most=60)
     clear_at: float = 0.8  # of the threshold
 
     id: ClassVar[str] = "sync_bound"

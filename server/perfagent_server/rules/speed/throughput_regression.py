@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from perfagent.wire import TIMED_PHASES, Finding, Severity
 from perfagent_server.rules.evidence import p90, spell_s
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.speed import cpu_load, drift, step_shares
 from perfagent_server.rules.speed.cpu_load import CpuLoad, ranks_of_nodes
 from perfagent_server.rules.speed.level_shift import LevelShift, Shift, middle, newest_above
@@ -69,7 +69,7 @@ class ThroughputRegression(Rule):
     critical_steps: int = 50
     steps: int = 20
     before_steps: int = 200
-    least_before_steps: int = 100
+    least_before_steps: int = within(100, least=60, most=10_000)
     least_s: float = 1.0
     others_for_s: float = 60.0
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.data.batch_readings import reading_of, readings
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["TokensWasted"]
@@ -22,7 +22,7 @@ class TokensWasted(Rule):
 
     padding_pct: float = 30.0
     least_steps: int = 100
-    least_readings: int = 2
+    least_readings: int = within(2, least=1, most=_KEPT)
     clear_at: float = 0.8  # of the threshold
 
     id: ClassVar[str] = "tokens_wasted"

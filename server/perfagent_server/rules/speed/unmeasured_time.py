@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import spell_s
-from perfagent_server.rules.rule import UNKNOWN, Events, Every, Life, Place, Question, Rule, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Events, Every, Life, Place, Question, Rule, Unknown, Words, within
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.source_lines import told_lines
 from perfagent_server.rules.speed.step_shares import UTILIZATION, busy_pct
@@ -26,7 +26,7 @@ class UnmeasuredTime(Rule):
     """
 
     share_pct: float = 30.0
-    steps: int = 20
+    steps: int = within(20, least=2, most=64)
     least_s: float = 0.001
     busy_pct: float = 90.0
     clear_at: float = 0.8  # of the threshold
