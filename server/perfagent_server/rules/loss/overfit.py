@@ -10,7 +10,16 @@ from typing import Any, ClassVar
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss.loss_series import named
 from perfagent_server.rules.rule import (
-    EVALUATION_LOSS, UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within,
+    EVALUATION_LOSS,
+    UNKNOWN,
+    Life,
+    Place,
+    Question,
+    Rule,
+    Series,
+    Unknown,
+    Words,
+    within,
 )  # fmt: skip
 from perfagent_server.rules.window import Window
 

@@ -10,7 +10,17 @@ from typing import ClassVar
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90, spell_s
 from perfagent_server.rules.rule import (
-    UNKNOWN, Events, Every, Life, Place, Question, Rule, Series, Unknown, Words, within,
+    UNKNOWN,
+    Events,
+    Every,
+    Life,
+    Place,
+    Question,
+    Rule,
+    Series,
+    Unknown,
+    Words,
+    within,
 )  # fmt: skip
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.source_lines import told_lines
