@@ -67,7 +67,7 @@ class Summary:
 
 
 def summaries(results: Results) -> dict[str, Summary]:
-    """By rule, in the order of the catalogue; of rules with labelled data."""
+    """By rule, in the order of the catalogue; of rules with labeled data."""
     found: dict[str, Summary] = {}
     for rule in all_rules():
         summary = Summary(rule)
@@ -194,7 +194,7 @@ def _rules(results: Results, docs: Path) -> str:
             measured_on = ", ".join(dict.fromkeys(one.on)) + named
             rows.append((f"`{rule.id}`", *figures, _steps(one.latencies), measured_on))
         else:
-            words = "not yet seen on a card" if rule.needs_card else "no labelled data: tested on synthetic series"
+            words = "not yet seen on a card" if rule.needs_card else "no labeled data: tested on synthetic series"
             words = f"named in a job on {rule.seen_on}" if rule.seen_on else words
             rows.append((f"`{rule.id}`", "", "", "", str(on_healthy[rule.id] or ""), "", "", "", words + named))
     head = (
@@ -408,7 +408,7 @@ def targets(results: Results) -> list[tuple[str, str, str]]:
 
 
 def _false_alarms(results: Results) -> tuple[str, str, str]:
-    """Of each rule, on the healthy runs that log what it needs; of one without labelled data, on all."""
+    """Of each rule, on the healthy runs that log what it needs; of one without labeled data, on all."""
     runs = [run for run in results["healthy"] if run["kind"] != "scaled"]
     steps, found = sum(run["steps"] for run in runs), summaries(results)
     rates: dict[str, float] = {}

@@ -102,7 +102,7 @@ def killed_between_ack_and_judgement(folder: Path, *, trials: int, say: Say = pr
             server.stop()
     figures = f"{gaps} of {trials} kills hit before the alert was on disk"
     return Outcome(
-        "W02", "server killed between the ack and the judgement of a NaN: the alert fires, once", good, trials, figures
+        "W02", "server killed between the ack and the judgment of a NaN: the alert fires, once", good, trials, figures
     )
 
 

@@ -11,7 +11,7 @@ import re
 import perfagent.wire
 from perfagent.agent_config import AgentConfig
 from perfagent.wire.query import STATES
-from perfagent_server.rules.handbook import handbook
+from perfagent_server.rules.handbook import handbook, tally
 from perfagent_server.settings import Settings
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -49,6 +49,10 @@ def test_the_quickstart_lists_the_states_of_a_run_and_no_other() -> None:
 def test_the_document_of_the_rules_is_what_they_say_of_themselves() -> None:
     again = "write it anew: python -m perfagent_server.rules.handbook > docs/rules.md"
     assert (DOCS / "rules.md").read_text() == handbook(), again
+
+
+def test_the_readme_says_how_many_rules_were_tested_and_how() -> None:
+    assert tally() in " ".join((ROOT / "README.md").read_text().split())
 
 
 def test_every_event_kind_is_documented() -> None:

@@ -8,6 +8,7 @@ import io
 import pathlib
 import re
 import sys
+import tomllib
 from email import message_from_string
 from email.message import Message
 
@@ -108,3 +109,18 @@ def test_the_image_of_the_server_is_built_with_what_the_build_reads() -> None:
     copied = " ".join(re.findall(r"^COPY (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)).split()
     assert [name for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE") if name not in copied] == []
     assert all(pathlib.Path(ROOT, name).exists() for name in copied if not name.startswith((".", "/", "--")))
+
+
+def test_the_image_has_every_extra_that_a_server_can_use() -> None:
+    installed = re.search(r"'\.\[([a-z,]+)\]'", (ROOT / "Dockerfile").read_text())
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    of_a_job_or_reader = {"torch", "data", "tensorboard", "client", "watch", "all"}
+    assert installed is not None
+    assert set(installed[1].split(",")) == set(extras) - of_a_job_or_reader
+
+
+def test_nothing_tells_to_install_perfagent_from_an_index() -> None:
+    places = [ROOT / name for name in ("README.md", "Dockerfile", "docker-compose.yml")]
+    places += [*(ROOT / "docs").glob("*.md"), *(path for path in (ROOT / "deploy").rglob("*") if path.is_file())]
+    from_index = re.compile(r"pip install [^\n`]*['\" ]perfagent\b")
+    assert [path.name for path in places if from_index.search(path.read_text())] == []

@@ -1,8 +1,8 @@
 """Every sentence that the pages say, in the language of whoever asks. The scripts get the same table and hold no text of
 their own; `{name}` in a text is filled in by `say()`, here and in assets/lib/config.js.
 
-Titles and units of metrics are those of the catalogue in perfagent.wire; messages, evidence and fixes of findings are the
-server's. Both stay English.
+Titles and units of metrics come from the catalog in perfagent.wire; messages, evidence and fixes of findings come from
+the server. Both are English. The rules' names, meanings and remedies in Settings have Chinese of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["ENGLISH", "LANGUAGES", "STATE_SHAPES", "language", "say"]
 LANGUAGES = {"en": ENGLISH, "zh": CHINESE}
 COOKIE = "perfagent-language"
 
-# A shape for every state, so that a badge can be read without its colour.
+# A shape for every state, so that a badge can be read without its color.
 STATE_SHAPES = {
     "starting": "◌",
     "running": "●",

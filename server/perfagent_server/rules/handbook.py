@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from perfagent.plural import some
 from perfagent_server.rules.catalogue import all_rules, inputs
 from perfagent_server.rules.rule import Question, Rule
 
-__all__ = ["MEASURED", "handbook", "measured", "seen_in_demo"]
+__all__ = ["MEASURED", "handbook", "measured", "seen_in_demo", "tally"]
 
 MEASURED = Path(__file__).with_name("measured.json")
 """Rule -> what scripts/detection measured of it, and the fault of the demo that it named."""
@@ -37,6 +38,8 @@ finding, with the evidence and a fix. The most important finding is the run's ve
 verdict `healthy`. The rules below stand in the order in which a verdict asks: sick comes before slow, and a cause
 before what follows from it. `GET /api/v1/rules` shows every threshold that your server uses, with names, meanings and
 remedies in English and Chinese.
+
+{tally}
 
 """
 
@@ -122,7 +125,7 @@ server asks agents to send again later.
 
 def handbook() -> str:
     """The document."""
-    parts = [_HEAD]
+    parts = [_HEAD.replace("{tally}", textwrap.fill(tally(), 119))]
     question: Question | None = None
     for rule in all_rules():
         if rule.place.question is not question:
@@ -147,10 +150,30 @@ def _section(rule: Rule) -> str:
     return "\n".join(lines) + "\n"
 
 
+def tally() -> str:
+    """How many rules were tested in which way. README.md says the same."""
+    rules = all_rules()
+    figures = _figures()
+    rated = [rule for rule in rules if "total" in figures.get(rule.id, {})]
+    seen = [rule for rule in rules if rule.seen_on and rule not in rated]
+    unseen = [rule for rule in rules if rule.needs_card and not rule.seen_on and rule not in rated]
+    rest = [rule for rule in rules if rule not in (*rated, *seen, *unseen)]
+    demo = sum("demo" in figures.get(rule.id, {}) for rule in rest)
+    return (
+        f"Of the {len(rules)} rules, {len(rated)} have a measured precision and recall. {len(seen)} others named a fault "
+        f"in a job on {' or '.join({rule.seen_on for rule in seen if rule.seen_on})}. {len(unseen)} need a GPU, and none "
+        f"of these has been seen on one. {len(rest)} have no labeled data: they were tested on synthetic series, and "
+        f"{demo} of them also named their fault in a training of the demo."
+    )
+
+
+def _figures() -> dict[str, dict[str, Any]]:
+    return json.loads(MEASURED.read_text("utf-8")) if MEASURED.exists() else {}  # type: ignore[no-any-return]
+
+
 def measured(rule: Rule) -> str:
     """What scripts/detection and the demo showed of a rule, in a sentence."""
-    figures: dict[str, dict[str, Any]] = json.loads(MEASURED.read_text("utf-8")) if MEASURED.exists() else {}
-    found = figures.get(rule.id, {})
+    found = _figures().get(rule.id, {})
     demo = f"{seen_in_demo(found['demo'])}; " if "demo" in found else ""
     if "total" in found:
         return f"{demo}{_shares(found)} ([detection.md](detection.md))."
@@ -159,7 +182,7 @@ def measured(rule: Rule) -> str:
         return f"{demo}{seen}; else tested on made-up series, without a claim of precision."
     if rule.needs_card:
         return f"{demo}not yet seen on a card: tested on recorded and made-up series, without a claim of precision."
-    return f"{demo}no labelled data: tested on synthetic series."
+    return f"{demo}no labeled data: tested on synthetic series."
 
 
 def seen_in_demo(named: dict[str, Any]) -> str:

@@ -169,7 +169,7 @@ def test_every_rule_of_the_catalogue_has_a_row_whether_there_is_data_or_not(tmp_
     rows = {line.split("|")[1].strip(" `"): line for line in text.splitlines() if line.startswith("| `")}
     assert set(rows) == {rule.id for rule in all_rules()}
     assert "0.750 (3/4)" in rows["loss_spike"]
-    assert "no labelled data: tested on synthetic series" in rows["host_memory_leak"]
+    assert "no labeled data: tested on synthetic series" in rows["host_memory_leak"]
     assert "not yet seen on a card" in rows["xid"]
 
 
@@ -241,7 +241,7 @@ def test_the_handbook_tells_what_was_measured_of_a_rule(monkeypatch: pytest.Monk
         "precision 0.750 (3 of 4 alerts), recall 0.750 (3 of 4 faults, within 9 steps; median 4); 1 false alert; 1,000 "
         "healthy steps: thresholds were chosen with a look at them ([detection.md](detection.md))."
     )
-    assert handbook.measured(Straggler()) == "no labelled data: tested on synthetic series."
+    assert handbook.measured(Straggler()) == "no labeled data: tested on synthetic series."
     assert handbook.measured(Xid()).startswith("not yet seen on a card")
 
 
@@ -260,7 +260,7 @@ def test_the_handbook_tells_which_fault_of_the_demo_a_rule_named(
     monkeypatch.setattr(handbook, "MEASURED", tmp_path / "measured.json")
     handbook.MEASURED.write_text(json.dumps(detection_report.plain({}, tmp_path)))
     named = "named in the demo (`straggler`: after 72 steps, 16.2 s)"
-    assert handbook.measured(Straggler()) == f"{named}; no labelled data: tested on synthetic series."
+    assert handbook.measured(Straggler()) == f"{named}; no labeled data: tested on synthetic series."
     assert handbook.measured(Xid()).startswith("not yet seen on a card")
     assert named in detection_report.sections(RESULTS, tmp_path)["rules"]
 
