@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -52,17 +52,32 @@ class Clip:
     at, size: length of the trace and number of gradients at the call.
     round: how many times its gradients have been clipped in this step, with a backward pass between the times.
     whole: the norm covers the gradients of all ranks, wherever they are sharded.
+    scaled: the gradients still carried the loss scale of a GradScaler, as far as is known.
     """
 
-    __slots__ = ("at", "norm", "round", "size", "whole")
+    __slots__ = ("at", "norm", "round", "scaled", "size", "whole")
 
     def __init__(self, at: int, size: int) -> None:
         self.at, self.size = at, size
+        self.scaled = False
         self.norm: Value | None = None
         self.round = 1
         self.whole = False
 
 
+class _ClippedScaled:
+    """Says of a step that its gradients were clipped before `GradScaler.unscale_`."""
+
+    @staticmethod
+    def ready() -> bool:
+        return True
+
+    @staticmethod
+    def add(values: dict[str, float], rows: list[dict[str, float]], *, skipped: bool) -> None:  # noqa: ARG004
+        values["grad/clipped_scaled"] = 1.0
+
+
+_CLIPPED_SCALED = _ClippedScaled()
 _NONE = id(None)
 _ABSENT = Clip(0, 0)
 """Stands for the gradients that parameters do not have. It saves checking each of them, which took half of the time."""
@@ -162,6 +177,15 @@ class Clips:
         told = [clip.norm for clip in held if clip is not None and clip.norm is not None and (clip.whole or not pieces)]
         return told if len(told) == len(held) else []
 
+    @staticmethod
+    def scaled(held: Iterable[Clip | None], p: Progress) -> bool:
+        """Whether the gradients still carried the loss scale when they were clipped. An optimizer that steps without
+        the scaler uses them as they are."""
+        if p.amp.scale is None or not any(clip is not None and clip.scaled for clip in held):
+            return False
+        p.extras.append(_CLIPPED_SCALED)
+        return True
+
     def settle(self, p: Progress, optimizer: Any) -> bool:
         """Called before the step of the optimizer that counts. Records the norm if all its gradients were clipped;
         returns whether any were.
@@ -175,6 +199,11 @@ class Clips:
             if clips:
                 p.clip_norm = self.norms(found, optimizer)
                 p.unusual = p.unusual or bool(p.clip_norm)
+                if self.scaled(clips, p):
+                    p.amp.grad_scale = take(p.amp.scale)
+                    if p.amp.grad_scale is None:  # no norm is better than one of scaled gradients
+                        p.clip_norm = []
+                        self._forget_pass(p)
             if self.unnamed is not None and (found != {self.unnamed} or _takes_pieces(optimizer)):
                 self._forget_pass(p)
             p.clip_rounds = max((clip.round for clip in clips), default=0)
@@ -242,13 +271,15 @@ def watch_grouping(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @guarded
 def _add(p: Progress, tensors: Any) -> Clip | None:
-    if not isinstance(tensors, (list, tuple)) or not tensors or (p.amp.scaling and not p.amp.unscaled):
+    if not isinstance(tensors, (list, tuple)) or not tensors:
         return None
     if p.clips is None:
         p.clips = Clips()
     p.clipped += 1
     p.clipped_gradients += len(tensors)
     clip: Clip | None = p.clips.add(tensors, p.trace)
+    if clip is not None:
+        clip.scaled = p.amp.scaling and not p.amp.unscaled
     return clip
 
 
@@ -259,7 +290,8 @@ def _tell(p: Progress, clip: Clip, tensors: Any, norm_type: float, total: Any) -
         clip.norm = take(total)
         if clip.norm is None:
             return
-        sound = not isinstance(clip.norm, float) or clip.norm - clip.norm == 0.0
+        # of scaled gradients an overflow is usual, and no reason to look
+        sound = not isinstance(clip.norm, float) or clip.norm - clip.norm == 0.0 or clip.scaled
     if not sound or _is_due(p, clip):
         _measure(p, clip, tensors)
 

@@ -48,7 +48,7 @@ def watch_scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
             done = True
             return result
         finally:
-            stepped, p.scaler_depth = p.scaler_depth == 2, 0
+            stepped, p.scaler_depth, p.amp.scale = p.scaler_depth == 2, 0, None
             if done:
                 _end_scaled(p, optimizer, stepped)
 
@@ -61,7 +61,7 @@ def _begin_scaled(p: Progress, scaler: Any, optimizer: Any) -> None:
         appoint(p, optimizer)
     p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
     if scaler._scale is not None:
-        p.amp.scaler_scale = take(scaler._scale)
+        p.amp.scale, p.amp.scaler_scale = scaler._scale, take(scaler._scale)
         p.unusual = True
 
 

@@ -13,7 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
-from perfagent.device import take_if_any
+from perfagent.device import take, take_if_any
 from perfagent.step.row import Taken
 from perfagent.step.trace import backward_since
 
@@ -149,7 +149,7 @@ class Together:
             return Taken(None, (), None, 1.0)
         held: set[Clip | None] = clips.holding(optimizer) if clips is not None else {None}
         known = clips.norms(held, optimizer) if clips is not None else []
-        scale = None
+        scale = take(p.amp.scale) if clips is not None and clips.scaled(held, p) else None
         if when != step:
             norms = None
             if due and held == {None} and len(self._members) <= _MOST:

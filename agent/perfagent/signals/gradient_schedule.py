@@ -18,7 +18,7 @@ import operator
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Value, value_of
@@ -279,7 +279,8 @@ class Health:
         """
         taken = [one for one in all_taken if not value_of(one.skipped) > 0]
         partly = len(taken) < len(all_taken)
-        report, clipped = _report_of(taken), _clipped_norm(taken)  # always: this returns buffers to their pool
+        scales = [1.0 if one.scale is None else value_of(one.scale) for one in taken]
+        report, clipped = _report_of(taken, scales), _clipped_norm(taken, scales)  # always: buffers go to their pool
         if skipped:
             return
         norm, nonfinite = None, None
@@ -364,25 +365,23 @@ class Health:
             self.on_nonfinite(when[0], [plan.names[place] for place in found.nonfinite])
 
 
-def _report_of(all_taken: Sequence[Taken]) -> Report | None:
+def _report_of(all_taken: Sequence[Taken], scales: Sequence[float]) -> Report | None:
     """Combines the measurements of a step's gradients. Called once, when ready."""
-    measured = [
-        (one.norms, 1.0 if one.scale is None else value_of(one.scale)) for one in all_taken if one.norms is not None
-    ]
+    measured = [(one.norms, scale) for one, scale in zip(all_taken, scales, strict=True) if one.norms is not None]
     if len(measured) < 2:
         return measured[0][0].report(measured[0][1]) if measured else None
     return joint_report(measured)
 
 
-def _clipped_norm(all_taken: Iterable[Taken]) -> float | None:
+def _clipped_norm(all_taken: Sequence[Taken], scales: Sequence[float]) -> float | None:
     """Returns the norm of all gradients of a step as clipping computed it; None if clipping did not cover
     all of them."""
-    norms: dict[int, Value] = {}  # by id, since one call may have held the gradients of several optimizers
-    for one in all_taken:
+    norms: dict[int, tuple[Value, float]] = {}  # by id: one call may have held the gradients of several optimizers
+    for one, scale in zip(all_taken, scales, strict=True):
         if not one.clips:
             return None
-        norms.update({id(norm): norm for norm in one.clips})
-    values = [value_of(norm) for norm in norms.values()]
+        norms.update({id(norm): (norm, scale) for norm in one.clips})
+    values = [value_of(norm) / scale if scale else math.inf for norm, scale in norms.values()]
     return values[0] if len(values) == 1 else math.sqrt(math.fsum(value * value for value in values))
 
 

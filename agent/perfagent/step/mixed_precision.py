@@ -19,13 +19,14 @@ class MixedPrecision:
     scaling: a loss was scaled in this step.
     scaled: id of a scaled loss -> the loss before scaling.
     unscaled: the gradients are unscaled again.
+    scale: the scaler's factor as a tensor, during the scaler's step.
     scaler_scale: the scaler's factor, in the step that it ends.
-    grad_scale: the factor that the gradients still carry when a fused optimizer uses them.
+    grad_scale: the factor that the gradients still carried when they were measured or clipped.
     found_inf: the flag by which a fused optimizer skips, set from inside its step until the end of the scaler's step.
     skipped: the number of steps that the scaler has skipped so far.
     """
 
-    __slots__ = ("found_inf", "grad_scale", "scaled", "scaler_scale", "scaling", "skipped", "unscaled")
+    __slots__ = ("found_inf", "grad_scale", "scale", "scaled", "scaler_scale", "scaling", "skipped", "unscaled")
 
     def __init__(self) -> None:
         self.scaling = self.unscaled = False
@@ -33,4 +34,5 @@ class MixedPrecision:
         self.scaler_scale: Value | None = None
         self.grad_scale: Value | None = None
         self.found_inf: Any = None
+        self.scale: Any = None
         self.skipped = 0

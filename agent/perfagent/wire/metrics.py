@@ -236,6 +236,14 @@ _ROWS: tuple[Metric, ...] = (
         "neither",
         "sum",
     ),
+    Metric(
+        "grad/clipped_scaled",
+        "Clipped before unscaling",
+        "",
+        "1 in a step whose gradients were clipped while they still carried the loss scale",
+        "lower",
+        "max",
+    ),
     Metric("grad/zero_share", "Zero gradients", "", "share of the parameters whose gradient is all zero", "lower"),
     Metric(
         "grad/vanishing_share",

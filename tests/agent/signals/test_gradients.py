@@ -9,6 +9,7 @@ import pytest
 import torch
 from builders import until
 from torch import nn
+from truth import norm_of
 
 from perfagent.boundary import guard
 from perfagent.signals.gradients import Plan, gradients_of, norms
@@ -85,16 +86,59 @@ def test_clipping_by_another_norm_still_reports_the_two_norm_before_it(record):
     assert recorded.of("grad/norm") == [(1, pytest.approx(before, rel=1e-6))]
 
 
-def test_a_norm_of_scaled_gradients_is_not_taken_from_clipping(record):
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("measured", [True, False])
+def test_gradients_clipped_before_unscaling_have_the_norm_before_both(record, measured, fused):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    recorded = record(model, overhead_budget_pct=1e9 if measured else 1e-9)
+    true = []
+    for _ in range(4):
+        scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+        true.append(norm_of(model.parameters()) / 65536)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a mistake users make: without unscale_
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert [norm for _, norm in recorded.of("grad/norm")] == pytest.approx(true, rel=1e-5)
+    assert recorded.of("grad/clipped_scaled") == [(step, 1.0) for step in (1, 2, 3, 4)]
+    if measured:
+        layers = [values for _, values in recorded.rows if "grad_norm/0.weight" in values]
+        squares = [sum(value**2 for name, value in row.items() if name.startswith("grad_norm/")) for row in layers]
+        assert [square**0.5 for square in squares] == pytest.approx(true[1:], rel=1e-5), (
+            "no optimizer is known at first"
+        )
+
+
+def test_gradients_clipped_after_unscaling_raise_no_doubt(record):
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     recorded = record(model)
     scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
-    true = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters())) / 1024
-    nn.utils.clip_grad_norm_(model.parameters(), 1e9)  # a mistake users make: without unscale_
+    true = norm_of(model.parameters()) / 1024
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     scaler.step(optimizer)
     scaler.update()
+    assert recorded.of("grad/norm") == [(1, pytest.approx(true, rel=1e-5))]
+    assert recorded.of("grad/clipped_scaled") == []
+
+
+def test_gradients_that_step_as_they_were_clipped_have_that_norm(record):
+    """Scaled by a scaler, unscaled by hand."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    recorded = record(model)
+    scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+    for parameter in model.parameters():
+        parameter.grad.div_(1024.0)
+    true = norm_of(model.parameters())
+    nn.utils.clip_grad_norm_(model.parameters(), true / 4)
+    optimizer.step()
     assert recorded.of("grad/norm") == [(1, pytest.approx(true, rel=1e-5))]
 
 
