@@ -4,7 +4,7 @@
 
 Exits with 1 when an estimate is more than 10 % off, or when 8 workers are not what is found for data of which each
 sample waits 10 ms. (How much faster an epoch over such data gets with 8 workers than with 2 is measured, and held to 4
-times, by `scripts/bench claims`; between two batches 4 is the most there is.) --write puts the tables into
+times, by `scripts/bench techniques`; between two batches 4 is the most there is.) --write puts the tables into
 docs/finders.md.
 """
 

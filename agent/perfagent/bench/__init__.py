@@ -1,4 +1,4 @@
-"""`perfagent bench NAME`: measures what a technique gains on this machine, next to what its sources claim.
+"""`perfagent bench NAME`: measures what a technique gains on this machine.
 
 One module for each technique. Nothing here is loaded by `import perfagent` or by a training job.
 """

@@ -74,15 +74,15 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
             "speed": Figure(
                 speed,
                 f"{half} trains {times(speed)} as fast as fp32",
-                f"Holds where matrix products in half precision have hardware and make up the step ({multiplies}); small "
+                f"Helps where matrix products in half precision have hardware and make up the step ({multiplies}); small "
                 f"layers, normalization, the optimizer and waiting for data gain nothing. {slowest}".rstrip(),
             ),
             "memory": Figure(
                 saved,
                 f"{half} takes {percent(saved)} less memory",
                 "Activations halve; weights, gradients and the moments of AdamW stay in fp32 (16 bytes a parameter) and autocast "
-                "adds a copy of the weights. It comes near 50 % only where activations are nearly all, with large batches and "
-                "long sequences.",
+                "adds a copy of the weights. The memory is halved only where activations are nearly all of it, with large "
+                "batches and long sequences.",
             ),
         },
         head=["precision", "ms a step", "to fp32", "peak MiB"],

@@ -54,7 +54,7 @@ def measure(device: torch.device, *, quick: bool = False, mib: int = 0, folder: 
                 f"an asynchronous checkpoint blocks the training {times(ratio)} less",
                 "What stays is the copy of the state to host memory; what goes is the disk. The ratio is therefore that of "
                 "memory (or of the bus, from a GPU) to the disk: large where the disk is slow, small where it is fast. It "
-                "holds until checkpoints come faster than they are written: then each waits for the one before.",
+                "helps until checkpoints come faster than they are written: then each waits for the one before.",
             ),
         },
         head=["way", "ms (median)", "from", "to"],

@@ -30,7 +30,7 @@ KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-CLAIMED_LENGTH, SHORT = 2048, 512
+SHORT = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,8 @@ def _figures(found: dict[int, dict[str, _Measured]]) -> dict[str, Figure]:
             "the flash kernel does not run on these shapes",
             "Needs fp16 or bf16, and heads that are not too wide.",
         )
-        return dict.fromkeys(("speed", "memory", "short", "training"), none)
-    longest = max(gains) if CLAIMED_LENGTH not in gains else CLAIMED_LENGTH
+        return dict.fromkeys(("speed", "memory", "short"), none)
+    longest = max(gains)
     at = found[longest]
     saved = 100 * (1 - at["flash"].peak / at["math"].peak)
     short = {length: value for length, value in gains.items() if length < SHORT}
@@ -153,13 +153,13 @@ def _figures(found: dict[int, dict[str, _Measured]]) -> dict[str, Figure]:
     shortest = max(short.values()) if short else None
     return {
         "speed": Figure(
-            gains[longest] if longest == CLAIMED_LENGTH else None,
+            gains[longest],
             f"flash is {times(gains[longest])} as fast as math at {longest} tokens",
-            "Grows with the length, since the matrix of scores is what is not written; the figure of the claim is of an A100 "
-            "and of attention alone.",
+            "Grows with the length, since the matrix of scores is what is not written. A step that spends a share s in "
+            "attention gets 1 / (1 - s + s / gain) times as fast; `perfagent profile RUN` shows s.",
         ),
         "memory": Figure(
-            saved if longest == CLAIMED_LENGTH else None, f"flash takes {percent(saved)} less memory at {longest} tokens",
+            saved, f"flash takes {percent(saved)} less memory at {longest} tokens",
             "Grows with the length: linear instead of square. Short sequences save little.",
         ),
         "short": Figure(
@@ -169,11 +169,5 @@ def _figures(found: dict[int, dict[str, _Measured]]) -> dict[str, Figure]:
             else f"below {SHORT} tokens flash is up to {times(shortest)} as fast",
             f"Where the two cross depends on processor, heads and type: {crossing}. Measure, and do not switch at a fixed "
             "length.",
-        ),
-        "training": Figure(
-            None,
-            "depends on the share of attention in your model's step",
-            "A step that spends a share s in attention gets 1 / (1 - s + s / gain) times as fast: 10 to 20 % for s from 12 to "
-            "23 % at the claimed 3.72 times. `perfagent profile RUN` shows s.",
         ),
     }  # fmt: skip

@@ -50,11 +50,11 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
                 saved["all"],
                 f"with every block computed again the peak is {percent(saved['all'])} lower",
                 f"Only activations shrink; weights and moments stay (here {percent(state)} of the peak without it). "
-                "It holds for deep models with long sequences or large batches, and not where weights fill the memory.",
+                "It helps deep models with long sequences or large batches, and not where weights fill the memory.",
             ),
-            "every-second": Figure(
+            "memory, every second block": Figure(
                 saved["every:2"],
-                f"with every second block computed again it is {percent(saved['every:2'])} lower",
+                f"with every second block computed again the peak is {percent(saved['every:2'])} lower",
                 "At most half of what all blocks save, plus the block that is being computed again.",
             ),
             "time": Figure(

@@ -1,5 +1,4 @@
-"""`perfagent bench NAME`: what the sources claim of a technique, what it gains here, and when; and how many agents a
-server serves."""
+"""`perfagent bench NAME`: what a technique gains here, and when; and how many agents a server serves."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ BENCHMARKS = {
 
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Measure what a technique gains on this machine, beside what the sources claim and when it holds. "
-        "`ingest` measures a server instead."
+        "Measure what a technique gains on this machine, and when it helps. `ingest` measures a server instead."
     )
     names = parser.add_subparsers(dest="name", metavar="NAME", required=True)
     for name, (_, what) in BENCHMARKS.items():

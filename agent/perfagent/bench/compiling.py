@@ -52,7 +52,7 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
             "speed": Figure(
                 speed,
                 f"compiled it trains {times(speed)} as fast; {_back('default', first, took)}",
-                "Holds where many small operations can be fused, and shapes stay the same: each new shape compiles again. Large "
+                "Helps where many small operations can be fused, and shapes stay the same: each new shape compiles again. Large "
                 "matrix "
                 "products gain little; a short run does not win the time back.",
             ),

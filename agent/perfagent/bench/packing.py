@@ -62,7 +62,7 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
             "fill": Figure(
                 full,
                 f"{full:.2f} % of the packed rows is tokens, packed in {took:.3f} s",
-                "Holds while most sequences are shorter than a row and many are there to choose from; documents of one row must "
+                "Helps while most sequences are shorter than a row and many are there to choose from; documents of one row must "
                 "not "
                 "see each other (packed_attention), and positions begin anew in each.",
             ),

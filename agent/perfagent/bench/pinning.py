@@ -18,7 +18,7 @@ from perfagent.bench.report import Figure, Report, percent, times
 __all__ = ["measure"]
 
 _CONDITION = (
-    "Holds for large batches of plain tensors and a device that waits for them; pinned memory is taken from the host for good, "
+    "Helps with large batches of plain tensors and a device that waits for them; pinned memory is taken from the host for good, "
     "and copies overlap with computing only with non_blocking=True."
 )
 

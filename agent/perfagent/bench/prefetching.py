@@ -24,11 +24,9 @@ __all__ = ["Loading", "measure"]
 STEP_S = 0.040
 SHARES = (0.1, 0.25, 0.5)
 _CONDITION = (
-    "The gain is the share of the step that loading and copying take, and no more: 10 to 20 % where they take 10 to 17 % of it. "
-    "It holds "
-    "while batches come from pinned memory (other memory is not copied during computing), a second batch fits on the device, and "
-    "loading is "
-    "faster than computing."
+    "The gain is the share of the step that loading and copying take, and no more. It helps while batches come from pinned "
+    "memory (other memory is not copied during computing), a second batch fits on the device, and loading is faster than "
+    "computing."
 )
 
 

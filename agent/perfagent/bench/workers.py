@@ -1,8 +1,8 @@
 """Loader workers: batches whose samples wait for storage, loaded by 0 to 8 workers and from a cache.
 
 The storage is a wait of fixed length for each sample, as a disk or a network would make it; the device is a wait as
-well, since the host does nothing while a GPU computes. Both are the guide's own setting and let workers beyond the
-cores count; what workers gain when samples cost processor time is in the last rows.
+well, since the host does nothing while a GPU computes. So workers beyond the cores count, too; what workers gain when
+samples cost processor time is in the last rows.
 
 What 8 workers gain over 2 is measured over whole epochs of a training that runs already, nothing left out: the plain
 loader with 2 workers beside one with 8 and the rest of `loader_defaults`, whose workers stay from epoch to epoch.
@@ -169,8 +169,8 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
                 speed,
                 f"an epoch of a running training is loaded {times(speed)} as fast by {MANY} workers that stay as by the plain "
                 f"loader's {FEW}; between two batches it is {times(between)}",
-                f"Holds while samples wait for storage or network. Between two batches {MANY // FEW} times as many workers can "
-                f"be at most {MANY // FEW} times as fast, which the claim says is reached. An epoch gains more where "
+                f"Helps while samples wait for storage or network. Between two batches {MANY // FEW} times as many workers can "
+                f"be at most {MANY // FEW} times as fast. An epoch gains more where "
                 "persistent_workers=True saves the start of the workers, and less where its number of batches is not a multiple "
                 f"of {MANY}. The first epoch, which starts them, is {times(few.first_s / many.first_s)} as fast. Samples that "
                 "cost processor time gain "
@@ -180,8 +180,8 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
             "utilization": Figure(
                 busy_many,
                 f"the device is busy {percent(busy_many)} of the time with {MANY} workers, {percent(busy_few)} with {FEW}",
-                "Holds when the workers together load a batch faster than the device needs for one; beyond that more of them "
-                "only take memory.",
+                "Helps until the workers together load a batch faster than the device needs for one; more of them only take "
+                "memory.",
             ),
             "cached": Figure(
                 from_cache,

@@ -1,4 +1,4 @@
-"""Sums over epochs, under the names that tuning guides give them (`perf/epoch_forward_time` and the like).
+"""Sums over epochs (`perf/epoch_forward_time` and the like).
 
 An epoch ends where the loader that feeds the training does. A loop without a loader has none: what it did is one epoch,
 written at the run's end. In the TensorBoard mirror only: the series of a run are of single steps, from which a page

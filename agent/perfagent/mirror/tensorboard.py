@@ -2,8 +2,8 @@
 
 For people who have TensorBoard open anyway, or a notebook or a platform that reads its files. The run itself goes where
 it always goes: a mirror holds what frames hold, so that a kill loses its last seconds and nothing of the run. Rank 0 of
-a job writes, on the sender's thread. Tags are the names of the series, and in addition the names of tuning guides
-(`ALIASES`, and sums over epochs: epochs.py).
+a job writes, on the sender's thread. Tags are the names of the series; some have a second tag (`ALIASES`), and there are sums
+over epochs (epochs.py).
 
 The format is a file of records with checksums (TFRecord), each an `Event` message. TensorBoard's own record writer and
 messages are used, without its `SummaryWriter`: that has a thread and a queue, and a fork while their lock is held would
@@ -33,7 +33,7 @@ ALIASES = {
     "cuda/reserved_bytes": ("System/GPU_Cached_GB", 1e-9),
     "samples_per_s": ("System/Samples_Per_Second", 1.0),
 }
-"""Name of a series -> tag that tuning guides use for it, and by what its values are multiplied."""
+"""Name of a series -> a second tag for it, and by what its values are multiplied."""
 _numbers = itertools.count()
 
 

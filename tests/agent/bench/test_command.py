@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from perfagent.bench.claims import claims_of
 from perfagent.bench.command import BENCHMARKS
 from perfagent.cli import main
 
@@ -31,14 +30,14 @@ def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long if name in SLOW else []) for name in BENCHMARKS]
 )
-def test_a_benchmark_measures_here_what_each_of_its_claims_says(capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_a_benchmark_measures_here_and_says_when_it_helps(capsys: pytest.CaptureFixture[str], name: str) -> None:
     found = report(capsys, name, "--quick")
     assert found["device"] == "cpu"
-    assert [claim["id"] for claim in found["claims"]] == [claim.id for claim in claims_of(name)]
-    for claim in found["claims"]:
-        assert claim["here"]
-        assert claim["condition"]
-        assert claim["value"] is None or math.isfinite(claim["value"])
+    assert found["figures"]
+    for figure in found["figures"].values():
+        assert figure["here"]
+        assert figure["condition"]
+        assert figure["value"] is None or math.isfinite(figure["value"])
     assert found["rows"]
     assert all(len(row) == len(found["head"]) for row in found["rows"])
 
@@ -86,8 +85,8 @@ def test_a_folder_for_checkpoints_that_is_not_there_is_refused(capsys: pytest.Ca
     assert "--folder is '/nowhere/at/all', and there is no such folder" in err
 
 
-def test_without_a_gpu_pinning_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_pinning_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("is about machines without a GPU")
     found = report(capsys, "pinning", "--quick")
-    assert [claim["compared"] for claim in found["claims"]] == ["not measured", "not measured"]
+    assert [figure["value"] for figure in found["figures"].values()] == [None, None]

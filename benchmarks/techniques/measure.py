@@ -1,7 +1,7 @@
-"""Runs every `perfagent bench NAME` in a process of its own and writes docs/claims.md from what was measured.
+"""Runs every `perfagent bench NAME` in a process of its own and writes docs/techniques.md from what was measured.
 
-    PYTHONPATH=benchmarks python benchmarks/claims/measure.py [--quick] [--device cpu|cuda] [--only NAME ...] [--write]
-    PYTHONPATH=benchmarks python benchmarks/claims/measure.py --render          only the page, from figures measured before
+    PYTHONPATH=benchmarks python benchmarks/techniques/measure.py [--quick] [--device cpu|cuda] [--only NAME ...] [--write]
+    PYTHONPATH=benchmarks python benchmarks/techniques/measure.py --render      only the page, from figures measured before
 
 The figures of the last run on each kind of device are kept beside this file (cpu.json, cuda.json), so that a run on a
 GPU fills its column and leaves the other. Quick runs are not written. Fails when what perfagent promises is missed.
@@ -18,16 +18,16 @@ from typing import Any
 
 import tables
 
-from perfagent.bench.claims import CLAIMS, ELSEWHERE, SOURCES, claims_of
 from perfagent.bench.command import BENCHMARKS
-from perfagent.bench.report import in_words
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parents[1] / "docs" / "claims.md"
+PAGE = HERE.parents[1] / "docs" / "techniques.md"
 LEAST = {"packing.fill": 99.0, "workers.speed": 4.0, "async-checkpoint.blocked": 3.0}
-"""What perfagent itself promises, whatever the sources claim; the script fails below it."""
+"""What perfagent promises: the script fails below it."""
 MOST_PACK_S = 1.0
 KINDS = {"cpu": "CPU", "cuda": "GPU"}
+SHOWN = ("machine", "setup", "figures")
+NONE: dict[str, Any] = {"figures": {}}
 
 
 def run(name: str, device: str | None, *, quick: bool) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def run(name: str, device: str | None, *, quick: bool) -> dict[str, Any]:
 
 def broken(report: dict[str, Any]) -> list[str]:
     """Promises that this report does not hold, in words."""
-    values = {claim["id"]: claim["value"] for claim in report["claims"]}
+    values = {f"{report['name']}.{name}": figure["value"] for name, figure in report["figures"].items()}
     found = [
         f"{identity} is {values[identity]:.2f}, below {least:g}"
         for identity, least in LEAST.items()
@@ -64,7 +64,8 @@ def kept(kind: str) -> dict[str, dict[str, Any]]:
 
 
 def keep(kind: str, reports: dict[str, dict[str, Any]]) -> None:
-    (HERE / f"{kind}.json").write_text(json.dumps(reports, indent=1, sort_keys=True) + "\n", "utf-8")
+    shown = {name: {key: report[key] for key in SHOWN} for name, report in reports.items()}
+    (HERE / f"{kind}.json").write_text(json.dumps(shown, indent=1) + "\n", "utf-8")
 
 
 def page(found: dict[str, dict[str, dict[str, Any]]]) -> str:
@@ -72,19 +73,13 @@ def page(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     parts = [_machines(found)]
     for name, (_, what) in BENCHMARKS.items():
         setups = [f"{KINDS[kind]}: {reports[name]['setup']}." for kind, reports in found.items() if name in reports]
+        names = dict.fromkeys(each for reports in found.values() for each in reports.get(name, NONE)["figures"])
         rows = [
-            [
-                f"{claim.says} ({', '.join(claim.sources)})",
-                *(_cell(found[kind].get(name), claim.id) for kind in KINDS),
-                _condition(found, name, claim.id),
-            ]
-            for claim in claims_of(name)
+            [each, *(_cell(found[kind].get(name), each) for kind in KINDS), _condition(found, name, each)]
+            for each in names
         ]
         parts += [f"## `perfagent bench {name}`", f"{what[0].upper()}{what[1:]}. {' '.join(setups)}".rstrip()]
-        parts += [tables.table(["claim", "CPU", "GPU", "when it holds"], rows)]
-    rows = [[f"{one.says} ({', '.join(one.sources)})", one.why] for one in ELSEWHERE]
-    parts += ["## Claims that no benchmark here measures", tables.table(["claim", "why not, or where instead"], rows)]
-    parts += ["## Sources", tables.table(["", "what it is"], [[short, text] for short, text in SOURCES.items()])]
+        parts += [tables.table(["gain", "CPU", "GPU", "when it helps"], rows)]
     return "\n\n".join(parts)
 
 
@@ -96,22 +91,15 @@ def _machines(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def _claim(report: dict[str, Any] | None, identity: str) -> dict[str, Any] | None:
-    return next((dict(claim) for claim in report["claims"] if claim["id"] == identity), None) if report else None
+def _cell(report: dict[str, Any] | None, figure: str) -> str:
+    found = (report or NONE)["figures"].get(figure)
+    return "not run" if found is None else f"{found['here']}{' (not measured)' if found['value'] is None else ''}"
 
 
-def _cell(report: dict[str, Any] | None, identity: str) -> str:
-    claim = _claim(report, identity)
-    if claim is None:
-        return "not run"
-    compared = next(one for one in CLAIMS if one.id == identity).compared(claim["value"])
-    return f"{claim['here']}: **{in_words(compared)}**"
-
-
-def _condition(found: dict[str, dict[str, dict[str, Any]]], name: str, identity: str) -> str:
+def _condition(found: dict[str, dict[str, dict[str, Any]]], name: str, figure: str) -> str:
     """As it was last seen on a GPU, else on a CPU."""
-    told = [claim["condition"] for kind in ("cuda", "cpu") if (claim := _claim(found[kind].get(name), identity))]
-    return str(told[0]) if told else "not run"
+    figures = {**found["cpu"].get(name, NONE)["figures"], **found["cuda"].get(name, NONE)["figures"]}
+    return str(figures[figure]["condition"])
 
 
 def main() -> int:
@@ -126,16 +114,12 @@ def main() -> int:
     for name in () if options.render else options.only or BENCHMARKS:
         print(f"  {name}", file=sys.stderr, flush=True)
         report = run(name, options.device, quick=options.quick)
-        print(
-            json.dumps(
-                [{key: claim[key] for key in ("id", "here", "compared")} for claim in report["claims"]], indent=1
-            )
-        )
+        print(json.dumps({each: figure["here"] for each, figure in report["figures"].items()}, indent=1))
         missed += [] if options.quick else broken(report)
         if options.write and not options.quick:
             keep(report["device"], kept(report["device"]) | {name: report})
     if options.render or (options.write and not options.quick):
-        tables.replace("claims", page({kind: kept(kind) for kind in KINDS}), PAGE)
+        tables.replace("techniques", page({kind: kept(kind) for kind in KINDS}), PAGE)
     for sentence in missed:
         print(f"missed: {sentence}", file=sys.stderr)
     return 1 if missed else 0
