@@ -65,3 +65,8 @@ def test_relative_links_in_documents_lead_somewhere() -> None:
     for path in [ROOT / "README.md", *DOCS.glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", path.read_text()):
             assert (path.parent / target).exists(), f"{path.name} links to {target}, which does not exist"
+
+
+def test_every_picture_is_shown_in_a_document() -> None:
+    texts = " ".join(path.read_text() for path in [ROOT / "README.md", *DOCS.glob("*.md")])
+    assert [path.name for path in (DOCS / "images").iterdir() if f"images/{path.name}" not in texts] == []
