@@ -76,7 +76,7 @@ def test_one_run_and_an_unknown_run_are_told(server: Listening, capsys: pytest.C
         ),
         (
             Change("too_short"),
-            "b: too few steps to say how fast it is: 50 are the least, more where slow steps come together.",
+            "b: too few steps to say how fast it is. At least 50 are needed, more if slow steps come in groups.",
         ),
         (Change("unknown"), "b: nothing says how fast it is."),
     ],

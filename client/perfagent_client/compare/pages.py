@@ -44,7 +44,9 @@ def comparison_page(found: Mapping[str, Any], *, everything: bool = False) -> It
 
 def headline(name: str, first: str, change: Change) -> str:
     if change.word == "too_short":
-        return f"{name}: too few steps to say how fast it is: 50 are the least, more where slow steps come together."
+        return (
+            f"{name}: too few steps to say how fast it is. At least 50 are needed, more if slow steps come in groups."
+        )
     if change.word == "unknown":
         return f"{name}: nothing says how fast it is."
     if change.word == "same":

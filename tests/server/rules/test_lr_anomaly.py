@@ -1,4 +1,4 @@
-"""A learning rate that no schedule means is told; what schedules do with reason is not."""
+"""An invalid, stuck or jumping learning rate is reported; what schedules do with reason is not."""
 
 from __future__ import annotations
 

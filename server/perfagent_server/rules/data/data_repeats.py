@@ -42,9 +42,9 @@ class DataRepeats(Rule):
         name="Repeated batches",
         meaning="The same batch comes more than once within an epoch.",
         fires=(
-            "When at least {repeats} batches were the same as the one before, or as another one of the same epoch "
-            "(known by fingerprints), until {quiet_steps} steps have passed without another. A training on one batch "
-            "alone is a remark (info) where no loader gives it. Samples that are drawn one by one may come twice."
+            "When {repeats} batches repeat an earlier batch of their epoch, or the batch before (known by fingerprints). "
+            "It is resolved after {quiet_steps} steps without a repeat. A training on a single batch that comes from no "
+            "loader is an info. Single samples may repeat."
         ),
         remedies={
             "": (

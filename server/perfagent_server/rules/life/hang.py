@@ -46,14 +46,14 @@ class Hang(Rule):
     state_version = 2
     english = Words(
         name="Hang",
-        meaning="The processes of the run are heard, but no step ends any more.",
+        meaning="The processes of the run are in contact, but no step ends any more.",
         fires=(
             "When no rank has reported a step for {for_s:g} s, and for {pause_times:g} times the longest pause "
             "between two steps so far. Evaluations and saves count as pauses, so the rule learns how long they take. "
             "It judges from step {least_steps} on. The server asks every rank for the stacks of its threads when the "
-            "alert fires, and groups the ranks by where they stand: a rank in a collective or in the backward pass "
-            "waits for others, and the one that stands elsewhere is the one that they wait for. It is named with its "
-            "line. Ranks that have not answered {answers_s:g} s after the first are not waited for."
+            "alert fires, and groups the ranks by their stacks: a rank in a collective or in the backward pass "
+            "waits for others. The rank whose stack differs is the one that they wait for, and the alert shows its source "
+            "line. The rule does not wait for ranks that have not answered {answers_s:g} s after the first."
         ),
         remedies={
             "": (

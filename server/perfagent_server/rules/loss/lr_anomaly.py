@@ -1,4 +1,4 @@
-"""lr_anomaly: the learning rate is something that no schedule means."""
+"""lr_anomaly: the learning rate is invalid, stays at zero, or jumped."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class LrAnomaly(Rule):
     joins = ("frozen_training", "loss_divergence", "nonfinite_loss")
     english = Words(
         name="Odd learning rate",
-        meaning="The learning rate is something that no schedule means.",
+        meaning="The learning rate is invalid, stays at zero, or jumped.",
         fires=(
-            "At once (critical) when it is NaN, infinite or negative. When it was zero, or {zero_share:g} of its peak, for "
-            "{zero_steps} steps after it was more (for 5 % of the run at the end of a decay), and no weight is known to "
-            "have moved. When it jumps to more than {jump_times:g} times its highest value so far and the loss gets worse "
-            "by it, by {loss_pct:g} % and {loss_spreads:g} times its spread within {worse_steps} steps (without that: a "
-            "remark, if it had been lowered before). A rate of {high_rate:g} or more at which the loss grew until it was "
+            "At once (critical) when it is NaN, infinite or negative. When it stays at zero, or at {zero_share:g} of its "
+            "peak, for {zero_steps} steps after it was higher (at the end of a decay: for 5 % of the run), and no weight "
+            "is known to have moved. When it jumps to more than {jump_times:g} times its highest value so far and the loss "
+            "gets worse by it, by {loss_pct:g} % and {loss_spreads:g} times its spread within {worse_steps} steps (without that: "
+            "a remark, if it had been lowered before). A rate of {high_rate:g} or more at which the loss grew until it was "
             "NaN is a remark. Warm-ups, warm restarts and milestones are silent."
         ),
         remedies={
