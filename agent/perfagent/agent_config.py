@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from perfagent.addresses import DEFAULT_SERVER
 from perfagent.errors import ConfigError, ResourceError
+from perfagent.local_server import server_address
 from perfagent.naming import identity_problem
 
 __all__ = ["AgentConfig"]
@@ -53,6 +54,8 @@ class AgentConfig:
 
     server: str = DEFAULT_SERVER
     """Base address of the server, without a trailing slash. PERFAGENT_SERVER."""
+    is_server_given: bool = True
+    """False: nobody named a server, so it is the one of this user that runs on this machine, wherever that listens."""
     api_key: str | None = field(default=None, repr=False)
     """Key with the ingest scope; None where the server asks for none (loopback). PERFAGENT_API_KEY."""
     project: str = "default"
@@ -149,6 +152,8 @@ class AgentConfig:
             except RuntimeError:  # "~" of somebody who has no home
                 values["state_dir"] = _homeless_state_dir()
         values.update((name, value) for name, value in overrides.items() if value is not None)
+        if values.get("server") is None:
+            values |= {"server": server_address(), "is_server_given": False}
         # a secret from a file ends with a line break
         values.update((name, values[name].strip()) for name in _STRIPPED if isinstance(values.get(name), str))
         for name in ("record", "state_dir", "tensorboard"):

@@ -1,22 +1,28 @@
-"""The server of this machine, as its data folder describes it: where it listens, and the token that makes a command its
-administrator's. `perfagent up` writes both. For every command that speaks to a server; reads files only."""
+"""The server of this user on this machine, as its data folder describes it: where it listens, and the secret that makes
+a command its administrator's. `perfagent up` writes both. For the agent and every command; reads files only."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import platform
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from perfagent.addresses import DEFAULT_SERVER, is_loopback
+from perfagent.addresses import DEFAULT_SERVER
+from perfagent.admin_proof import AdminProof
 from perfagent.errors import ConfigError, ServerUnreachable
+from perfagent.pids import owner_line
 
 __all__ = [
-    "ADDRESS_FILE", "ADMIN_TOKEN_FILE", "LocalServer", "data_folder", "is_own_address", "server_address",
+    "ADDRESS_FILE", "ADMIN_TOKEN_FILE", "LocalServer", "announcement", "credentials", "data_folder", "found_server",
+    "server_address",
 ]  # fmt: skip
 
-ADDRESS_FILE = "address"  # where the running server of this data folder listens
+ADDRESS_FILE = "address"
+"""Where the running server of this data folder listens, and below it which process that is."""
 ADMIN_TOKEN_FILE = "admin-token"  # noqa: S105 - a file's name
 
 
@@ -30,12 +36,20 @@ def data_folder(environ: Mapping[str, str] | None = None) -> Path:
     return Path(base).expanduser() / "perfagent"
 
 
-def is_own_address(server: str) -> bool:
-    """Whether it is an address of this machine's, and not only begins like one."""
-    address = urlsplit(server)
-    if address.scheme != "http" or "@" in address.netloc:
-        return False
-    return is_loopback(address.hostname)
+def announcement(address: str, pid: int | None = None) -> str:
+    """What a server writes into its address file. By the second line it is known whether that very process still lives
+    here: while it does, nobody else can listen at its address. A file of another machine (a shared home folder), of
+    another container or from before a crash is none of a server that runs here."""
+    return f"{address.rstrip('/')}\n{owner_line(os.getpid() if pid is None else pid)} {_place()}"
+
+
+def _place() -> str:
+    """Where process ids and loopback addresses mean the same as here."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino} {os.stat('/proc/self/ns/net').st_ino}"  # noqa: PTH116
+    except OSError:
+        return platform.node()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +58,24 @@ class LocalServer:
 
     @property
     def address(self) -> str | None:
-        """Where it listens; None while it does not run."""
-        return self._read(ADDRESS_FILE)
+        """Where it listens; None while it does not run on this machine."""
+        announced = self._announced
+        return announced and announced.partition("\n")[0]
 
-    def token_for(self, server: str) -> str | None:
-        """The admin token, where `server` is this machine's: it must not be sent to whatever address an option
-        names."""
-        return self._read(ADMIN_TOKEN_FILE) if is_own_address(server) or server == self._written() else None
+    def proof_for(self, server: str) -> AdminProof | None:
+        """What makes a request an administrator's at the address of this folder's running server; None for every other
+        address, whatever it looks like: a stranger may listen there, or a tunnel to a colleague's server begin."""
+        announced = self._announced
+        token = os.environ.get("PERFAGENT_ADMIN_TOKEN") or self._read(ADMIN_TOKEN_FILE)
+        at_home = announced is not None and server.rstrip("/") == announced.partition("\n")[0]
+        return AdminProof(token, announced) if announced and at_home and token else None
 
-    def is_at(self, server: str) -> bool:
-        """Whether the server of this folder said that it listens there."""
-        return server == self._written()
+    def announce(self, address: str) -> None:
+        """Writes, as the server that listens there, where it does. Whole or not at all: jobs read it at any time."""
+        descriptor, name = tempfile.mkstemp(dir=self.data)  # 0600
+        with os.fdopen(descriptor, "w") as file:
+            file.write(announcement(address) + "\n")
+        Path(name).replace(self.data / ADDRESS_FILE)
 
     def required_address(self) -> str:
         """Where it listens, for a command whose --data named this folder."""
@@ -68,9 +89,13 @@ class LocalServer:
             raise ServerUnreachable(f"no server runs on the data folder {self.data}; {start}")
         return address
 
-    def _written(self) -> str | None:
-        address = self.address
-        return address and address.rstrip("/")
+    @property
+    def _announced(self) -> str | None:
+        """The text of the address file, if its process lives."""
+        text = self._read(ADDRESS_FILE) or ""
+        address, _, process = text.partition("\n")
+        pid = process.partition(" ")[0]
+        return text if pid.isdecimal() and text == announcement(address, int(pid)) else None
 
     def _read(self, name: str) -> str | None:
         try:
@@ -79,11 +104,28 @@ class LocalServer:
             return None
 
 
-def server_address(server: str | None, data: Path | None) -> str:
-    """The server that a command means: --server, else that of --data, else PERFAGENT_SERVER, else the one that runs on
-    the data folder of this user, else the default address."""
+def found_server() -> str | None:
+    """The address of this user's server, if one runs on this machine."""
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        return LocalServer().address
+    return None
+
+
+def server_address(server: str | None = None, data: Path | None = None) -> str:
+    """The server that a job or a command means: --server, else that of --data, else PERFAGENT_SERVER, else the one that
+    runs on the data folder of this user, else the default address."""
     if server:
         return server
     if data is not None:
         return LocalServer(data.expanduser()).required_address()
-    return os.environ.get("PERFAGENT_SERVER") or LocalServer().address or DEFAULT_SERVER
+    return os.environ.get("PERFAGENT_SERVER", "").strip() or found_server() or DEFAULT_SERVER
+
+
+def credentials(server: str, data: Path | None = None) -> str | AdminProof | None:
+    """What an administrator's command shows to a server. What the user gave wins: PERFAGENT_ADMIN_TOKEN, then
+    PERFAGENT_API_KEY. The secret of the data folder is for that folder's own server alone."""
+    local = LocalServer() if data is None else LocalServer(data.expanduser())
+    given = os.environ.get("PERFAGENT_ADMIN_TOKEN")
+    if not given and (key := os.environ.get("PERFAGENT_API_KEY")):
+        return key
+    return local.proof_for(server) or given or None

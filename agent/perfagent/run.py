@@ -159,7 +159,7 @@ class Run:
     def url(self) -> str | None:
         """The run's page on the server; None where it sends nothing there."""
         sends = self.settings.record is None and not self.settings.disabled
-        return f"{self.settings.server}/run/{self.id}" if self.id and sends else None
+        return f"{self._sender.config.server}/run/{self.id}" if self.id and sends else None
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
         """Records numbers under names. Without a step they belong to the step in progress.
@@ -254,7 +254,7 @@ class Run:
         answer within 2 s, does not know the run yet, or the key may not read."""
         if self._sender.disabled or self.settings.record is not None or not self.id:
             return None
-        return verdict.ask(self.id, self.settings, self._sender.tell)
+        return verdict.ask(self.id, self._sender.config, self._sender.tell)
 
     def finish(self, status: str | int | None = None, *, exit_code: int | None = None) -> None:
         """Ends the run and delivers what is left, in at most 1.5 s. status: finished (default), failed, ..., or an exit

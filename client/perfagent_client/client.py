@@ -1,6 +1,6 @@
 """Client and AsyncClient: one method for each thing that the API answers, typed with the shapes of perfagent.wire.
 
-client = Client()                        # PERFAGENT_SERVER and PERFAGENT_API_KEY, else http://127.0.0.1:8420
+client = Client()                        # PERFAGENT_SERVER and PERFAGENT_API_KEY, else your server on this machine
 for run in client.runs(state="running"):
     print(run.name, client.verdict(run.run).message)
 """
@@ -16,8 +16,10 @@ from urllib.parse import quote
 
 import httpx
 
-from perfagent.addresses import DEFAULT_SERVER, is_on_this_machine
+from perfagent.addresses import is_on_this_machine
+from perfagent.admin_proof import AdminProof
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable, WireError
+from perfagent.local_server import server_address
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.wire import Alert, Finding, Latest, LogRow, RankMatrix, RunSummary, Series, Timing
 from perfagent_client.models import RunDetails, parse
@@ -43,14 +45,19 @@ class ApiError(PerfagentError):
 class _Options:
     """What both clients are made of: where the server is and who asks."""
 
-    def __init__(self, server: str | None, api_key: str | None) -> None:
-        self.server = (server or os.environ.get("PERFAGENT_SERVER") or DEFAULT_SERVER).rstrip("/")
+    def __init__(self, server: str | None, api_key: str | AdminProof | None) -> None:
+        self.server = server_address(server).rstrip("/")
         if not self.server.startswith(("http://", "https://")):
             raise ConfigError(f"the server's address is {self.server!r}; it must begin with http:// or https://")
         self.api_key = api_key or os.environ.get("PERFAGENT_API_KEY") or None
-        self.headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        self.auth = self.api_key.sign if isinstance(self.api_key, AdminProof) else None
+        self.headers = {"Authorization": f"Bearer {self.api_key}"} if isinstance(self.api_key, str) else {}
         # A proxy of the environment is for the outside world; it could not reach this machine's own address.
         self.trust_env = not is_on_this_machine(self.server)
+
+    @property
+    def of_http(self) -> dict[str, Any]:
+        return {"headers": self.headers, "auth": self.auth, "trust_env": self.trust_env}
 
     def url(self, path: str) -> str:
         return f"{self.server}/api/v1{path}"
@@ -121,12 +128,14 @@ class Client:
     """
 
     def __init__(
-        self, server: str | None = None, api_key: str | None = None, *, transport: httpx.BaseTransport | None = None
+        self,
+        server: str | None = None,
+        api_key: str | AdminProof | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._options = _Options(server, api_key)
-        self.http = httpx.Client(
-            headers=self._options.headers, timeout=_TIMEOUT, trust_env=self._options.trust_env, transport=transport
-        )
+        self.http = httpx.Client(**self._options.of_http, timeout=_TIMEOUT, transport=transport)
 
     @property
     def server(self) -> str:
@@ -134,8 +143,8 @@ class Client:
         return self._options.server
 
     @property
-    def api_key(self) -> str | None:
-        """The key that it shows to the server."""
+    def api_key(self) -> str | AdminProof | None:
+        """What it shows to the server: a key, or a proof that it knows the admin token."""
         return self._options.api_key
 
     def request(self, method: str, path: str, *, params: dict[str, Any] | None = None, body: Any = None) -> Any:
@@ -370,23 +379,26 @@ class AsyncClient:
     def __init__(
         self,
         server: str | None = None,
-        api_key: str | None = None,
+        api_key: str | AdminProof | None = None,
         *,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._options = _Options(server, api_key)
-        self.http = httpx.AsyncClient(
-            headers=self._options.headers, timeout=_TIMEOUT, trust_env=self._options.trust_env, transport=transport
-        )
+        self.http = httpx.AsyncClient(**self._options.of_http, timeout=_TIMEOUT, transport=transport)
 
     @property
     def server(self) -> str:
         return self._options.server
 
     @property
-    def api_key(self) -> str | None:
-        """The key that it shows to the server."""
+    def api_key(self) -> str | AdminProof | None:
+        """What it shows to the server: a key, or a proof that it knows the admin token."""
         return self._options.api_key
+
+    def authorization(self, target: str) -> dict[str, str]:
+        """The header with the credentials of a GET of this path, for a WebSocket."""
+        key = self.api_key
+        return {"Authorization": key.header("GET", target)} if isinstance(key, AdminProof) else self._options.headers
 
     @property
     def trust_env(self) -> bool:

@@ -4,13 +4,13 @@ share."""
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from perfagent.admin_proof import AdminProof
 from perfagent.errors import PerfagentError
-from perfagent.local_server import LocalServer, is_own_address, server_address
+from perfagent.local_server import credentials, server_address
 from perfagent.wire import to_json
 from perfagent_client.client import ApiError, Client
 from perfagent_client.models import RunDetails
@@ -55,33 +55,29 @@ def print_json(value: Any) -> None:
 
 
 def reader(arguments: argparse.Namespace, *, asks: bool = False) -> Client:
-    """A client that may read: where the key of the environment may not, with the admin token of the server on this
-    machine. asks: also to ask a training for something, for which a key that reads is not enough."""
+    """A client that may read: with the key of the environment, else without one, and where that may not, as the
+    administrator of this user's own server. asks: also to ask a training for something, which needs more."""
     client = Client(server_address(arguments.server, arguments.data))
-    # Whoever else listens at such an address is not sent the token of this user's server.
-    recorded = is_own_address(client.server) and _local(arguments).is_at(client.server)
-    token = _admin_token(arguments, client.server) if recorded else None
-    if token is None:
+    proof = None if client.api_key else credentials(client.server, arguments.data)
+    if not isinstance(proof, AdminProof):
         return client
     if asks:
         client.close()
-        return Client(client.server, token)
+        return Client(client.server, proof)
     try:
         client.request("GET", "/runs", params={"limit": 1})
     except ApiError as error:
         if error.status not in (401, 403):
             raise
         client.close()
-        return Client(client.server, token)
+        return Client(client.server, proof)
     return client
 
 
 def administrator(arguments: argparse.Namespace) -> Client:
-    """A client with an administrator's rights, where this user has them: PERFAGENT_ADMIN_TOKEN, else the token in the
-    data folder, else PERFAGENT_API_KEY."""
+    """A client with an administrator's rights, where this user has them (`credentials`)."""
     server = server_address(arguments.server, arguments.data)
-    with Client(server) as asked:
-        return Client(server, _admin_token(arguments, asked.server))
+    return Client(server, credentials(server, arguments.data))
 
 
 def found(client: Client, name_or_id: str, *, only: bool = False) -> RunDetails:
@@ -97,14 +93,6 @@ def found(client: Client, name_or_id: str, *, only: bool = False) -> RunDetails:
             raise PerfagentError(f"{many}: give the id of one, which is {', '.join(named[:-1])} or {named[-1]}")
         sys.stderr.write(f"perfagent: {many}; this is the newest, {run.run}\n")
     return run
-
-
-def _local(arguments: argparse.Namespace) -> LocalServer:
-    return LocalServer() if arguments.data is None else LocalServer(arguments.data.expanduser())
-
-
-def _admin_token(arguments: argparse.Namespace, server: str) -> str | None:
-    return os.environ.get("PERFAGENT_ADMIN_TOKEN") or _local(arguments).token_for(server)
 
 
 def _completions(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> dict[str, str]:

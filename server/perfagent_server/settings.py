@@ -168,8 +168,11 @@ class Settings:
     @property
     def url(self) -> str:
         """The address to show and to put into links, without a slash at the end."""
-        if self.public_url:
-            return self.public_url.rstrip("/")
+        return self.public_url.rstrip("/") if self.public_url else self.local_url
+
+    @property
+    def local_url(self) -> str:
+        """The address for jobs and commands on this machine, where the public one may lead nowhere."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104 - nothing is bound here
         if ":" in host and not host.startswith("["):
             host = f"[{host}]"

@@ -13,7 +13,6 @@ from builders import free_port, until, web
 from preloaded import Ended
 from pyarrow import parquet
 
-from perfagent.local_server import is_own_address
 from perfagent.wire import Event, encode
 
 VALUES = [1 / 3, 0.1, 1e-300]
@@ -110,18 +109,6 @@ def test_failures_end_with_one_and_wrong_use_with_two(server: Listening, tmp_pat
     assert perfagent(server, tmp_path, "runs", "--limit", "0").returncode == 2
     nobody = perfagent(server, tmp_path, "runs", "--server", f"http://127.0.0.1:{free_port()}")
     assert nobody.returncode == 1 and "perfagent up" in nobody.stderr
-
-
-@pytest.mark.parametrize(
-    ("address", "own"),
-    [
-        ("http://127.0.0.1:8420", True), ("http://127.8.8.8", True), ("http://localhost:1", True), ("http://[::1]:8420", True),
-        ("http://127.evil.example:80", False), ("http://127.0.0.1.evil.example", False), ("http://localhost.evil.example", False),
-        ("http://127.0.0.1:1@evil.example", False), ("https://127.0.0.1:8420", False), ("http://10.0.0.1", False),
-    ],
-)  # fmt: skip
-def test_an_address_that_begins_like_this_machines_is_not_this_machine(address: str, own: bool) -> None:
-    assert is_own_address(address) is own
 
 
 def test_show_prints_the_end_of_a_traceback(server: Listening, tmp_path: Path) -> None:

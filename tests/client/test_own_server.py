@@ -14,8 +14,6 @@ import pytest
 from builders import ServerProcess, server_process, until
 from command_line import command, in_terminal
 
-from perfagent.local_server import LocalServer
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
@@ -66,13 +64,6 @@ def test_a_folder_on_which_no_server_runs_is_said(tmp_path: Path, capsys: pytest
             f"no server runs on the data folder {tmp_path}; start it with `perfagent up --data {tmp_path}`"
             in ended.error
         )
-
-
-def test_the_token_of_this_machine_goes_to_no_other(server: ServerProcess, data: str) -> None:
-    local = LocalServer(Path(data))
-    assert local.token_for(server.url) == local.token_for("http://localhost:1") == server.admin_token
-    for other in ("http://127.evil.example", "http://10.0.0.1", "https://127.0.0.1", "http://127.0.0.1:1@evil.example"):
-        assert local.token_for(other) is None
 
 
 def test_delete_without_a_terminal_and_without_yes_deletes_nothing(

@@ -54,7 +54,6 @@ class Courier:
         """Its thread could not be started, or died."""
         self.why = ""
         self.cpu_s = 0.0
-        self.loopback = bool(getattr(transport, "loopback", True))
         self.source: Source | None = None
         self._job: Job | None = None
         self._errand: Callable[[], None] | None = None
@@ -68,6 +67,10 @@ class Courier:
             self._thread.start()
         except RuntimeError as error:  # at interpreter shutdown, or at the limit of the user's processes
             self.gone, self.why = True, str(error)
+
+    @property
+    def loopback(self) -> bool:
+        return bool(getattr(self._transport, "loopback", True))
 
     def carry(self, job: Job) -> None:
         self._since = time.monotonic()

@@ -90,6 +90,8 @@ class Header(msgspec.Struct, kw_only=True):
     project: str
     rank: int
     server: str | None
+    is_found: bool = False
+    """Whether `server` is this user's own on this machine, which nobody named."""
     run: str | None = None
     attempt: int = 0
     name: str | None = None

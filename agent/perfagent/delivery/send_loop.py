@@ -6,6 +6,7 @@ transport below it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import random
@@ -26,7 +27,7 @@ from perfagent.delivery.user_messages import Notices
 from perfagent.delivery.wakeup import give_way
 from perfagent.device import listen_here
 from perfagent.errors import WireError
-from perfagent.identity.pids import process_start
+from perfagent.pids import process_start
 from perfagent.redaction import redacted, redacted_text
 from perfagent.wire import Event, Group, encode
 
@@ -81,6 +82,7 @@ class Dispatcher:
                 project=project,
                 rank=identity.rank,
                 server=None if config.record is not None else config.server,
+                is_found=not config.is_server_given,
                 run=identity.run if identity.known else None,
                 attempt=identity.attempt,
                 name=name,
@@ -397,7 +399,8 @@ class Dispatcher:
         courier = self._courier
         if courier is None:
             if self._transport is None:
-                self._transport = HttpTransport(self.sender.config.server, self.sender.config.api_key)
+                config = self.sender.config
+                self._transport = HttpTransport(config.server, config.api_key, follows=not config.is_server_given)
             courier = self._courier = Courier(self._transport, self.sender.slow_sources, self.sender.wake)
         return courier
 
@@ -449,6 +452,7 @@ class Dispatcher:
                 self._notices.rejected(item, ours=ours)
             if job.spool is not None:
                 job.spool.ack(job.outgoing.seq)
+            self._note_server()
             if ours:
                 self._watched = answer.watched
                 for command in answer.commands:
@@ -466,6 +470,18 @@ class Dispatcher:
         self._retry_at = now + (answer.pause_s if answer.pause_s is not None else self._pause_s())
         self.spool.hold(now=now)
         self._notices.undelivered(answer, now)
+
+    def _note_server(self) -> None:
+        """The transport may have followed this user's server to another port."""
+        server = getattr(self._transport, "server", None)
+        if server in (None, self.sender.config.server):
+            return
+        self.sender.config = dataclasses.replace(self.sender.config, server=server)
+        header = self.spool.header
+        header.server = server
+        self.spool.identify(run=header.run or "", attempt=header.attempt, name=header.name, project=header.project)
+        self.orphans.close()
+        self.orphans = Orphans(self.sender.config.state_dir / "spool", self.sender.folder, server)
 
     def _quarantine(self, outgoing: Outgoing, spool: Spool | None, reason: str) -> None:
         if spool in (None, self.spool):  # of what a dead process left nothing is missing in this run

@@ -26,9 +26,11 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from perfagent.addresses import is_loopback
+from perfagent.addresses import DEFAULT_SERVER, is_loopback
+from perfagent.admin_proof import AdminProof
 from perfagent.delivery.fork_safe_sockets import Dialer
 from perfagent.errors import ServerUnreachable
+from perfagent.local_server import found_server
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.wire import Frame, decode
 
@@ -162,17 +164,22 @@ def packed(body: bytes, *, loopback: bool) -> tuple[bytes, str | None]:
 class HttpTransport:
     """POSTs to `{server}/api/v1/ingest` over one kept connection.
 
-    idle: called about four times a second while it waits for an answer (the NVML sampler shares this thread).
+    follows: before each new connection it looks where this user's server on this machine listens now. idle: called
+    about four times a second while it waits for an answer (the NVML sampler shares this thread).
     """
 
-    def __init__(self, server: str, api_key: str | None = None, *, idle: Callable[[], None] | None = None) -> None:
-        address = urlsplit(server)
-        self._https = address.scheme == "https"
-        self._host = address.hostname or "127.0.0.1"
-        self._port = address.port or (443 if self._https else 80)
-        self._path = address.path.rstrip("/") + "/api/v1/ingest"
-        self._host_header = address.netloc.rpartition("@")[2]
-        self._key = api_key.strip() if api_key else None
+    def __init__(
+        self,
+        server: str,
+        api_key: str | AdminProof | None = None,
+        *,
+        follows: bool = False,
+        idle: Callable[[], None] | None = None,
+    ) -> None:
+        self._aim(server)
+        self._follows = follows
+        self._proof = api_key if isinstance(api_key, AdminProof) else None
+        self._key = api_key.strip() if isinstance(api_key, str) else None
         self.idle = idle
         self._connection: http.client.HTTPConnection | None = None
         self._answered = False
@@ -181,12 +188,28 @@ class HttpTransport:
         """The proxy that is asked, as host:port."""
         self._dialer = Dialer()
         self._context: ssl.SSLContext | None = None
+
+    def _aim(self, server: str) -> None:
+        self.server = server
+        address = urlsplit(server)
+        self._https = address.scheme == "https"
+        self._host = address.hostname or "127.0.0.1"
+        self._port = address.port or (443 if self._https else 80)
+        self._path = address.path.rstrip("/") + "/api/v1/ingest"
+        self._host_header = address.netloc.rpartition("@")[2]
         self.loopback = is_loopback(self._host)
+
+    def _follow(self) -> None:
+        """Raises OSError where the server that was found does not run: its port may be a stranger's by now."""
+        found = found_server()
+        if found is not None:
+            self._aim(found)
+        elif self.server != DEFAULT_SERVER:
+            raise ConnectionRefusedError("it does not run at the moment")
 
     def post(self, body: bytes, *, encoding: str | None = None, deadline_s: float = DEADLINE_S) -> Reply:
         deadline = time.monotonic() + deadline_s
         headers = {
-            "Host": self._host_header,
             "Content-Type": "application/x-msgpack",
             "Accept": "application/json",
             "User-Agent": "perfagent",
@@ -197,6 +220,8 @@ class HttpTransport:
             headers["Authorization"] = f"Bearer {self._key}"
         try:
             for fresh in (self._connection is None, True):
+                if self._proof is not None:  # one for each try: the server may have had the first
+                    headers["Authorization"] = self._proof.header("POST", self._path)
                 try:
                     return self._exchange(body, headers, deadline)
                 except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
@@ -233,7 +258,8 @@ class HttpTransport:
             deadline += self._dialer.looked_up_s
         sock = connection.sock
         sock.settimeout(max(0.001, deadline - time.monotonic()))
-        connection.request("POST", self._target, body=body, headers={**headers, **self._proxy_headers})
+        headers = {"Host": self._host_header, **headers, **self._proxy_headers}
+        connection.request("POST", self._target, body=body, headers=headers)
         response = self._response(sock, deadline, "POST")
         try:
             response.begin()
@@ -256,6 +282,8 @@ class HttpTransport:
         return http.client.HTTPResponse(readable, method=method)  # type: ignore[arg-type]
 
     def _connect(self, deadline: float) -> http.client.HTTPConnection:
+        if self._follows:
+            self._follow()
         timeout = max(0.001, min(CONNECT_S, deadline - time.monotonic()))
         proxy = self._proxy()
         host, port = (proxy[0], proxy[1]) if proxy else (self._host, self._port)

@@ -18,6 +18,7 @@ import httpx
 
 from perfagent.demo.ranks import free_port
 from perfagent.errors import PerfagentError, ResourceError
+from perfagent.local_server import LocalServer, found_server
 
 __all__ = ["DemoServer"]
 
@@ -40,7 +41,7 @@ class DemoServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.moved_from: int | None = None
         url = _named() if data is None and port is None else None
-        url = url or _running_on(data or _default_data())
+        url = url or (found_server() if data is None else LocalServer(data.expanduser()).address)
         if url is None and data is None and port is None and _is_ours(_local(DEFAULT_PORT)):
             url = _local(DEFAULT_PORT)
         self.found = url is not None
@@ -143,21 +144,6 @@ def _named() -> str | None:
             f"no perfagent server answers at {url}, which PERFAGENT_SERVER names; unset it to start one here"
         )
     return url
-
-
-def _default_data() -> Path:
-    """Where `perfagent up` keeps its data by default."""
-    own = os.environ.get("PERFAGENT_DATA")
-    return Path(own or Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "perfagent").expanduser()
-
-
-def _running_on(data: Path) -> str | None:
-    """The address of the server that runs on a data folder: it writes it there. None where none answers."""
-    try:
-        url = (data / "address").read_text("utf-8").strip()
-    except OSError:
-        return None
-    return url if url and _is_ours(url) else None
 
 
 def _is_ours(url: str) -> bool:

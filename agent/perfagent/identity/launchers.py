@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from perfagent.identity import slurm
-from perfagent.identity.pids import process_start
 from perfagent.identity.process_group import in_group
 from perfagent.identity.rendezvous_cleanup import sweep
 from perfagent.naming import identity_problem
+from perfagent.pids import process_start
 
 __all__ = ["job_key", "named_by_launcher", "place", "this_node", "whole_number"]
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfagent.agent_config import AgentConfig
-from perfagent.identity.pids import owner_line, process_start
+from perfagent.pids import owner_line, process_start
 from perfagent.redaction import redacted, redacted_arguments, redacted_text
 from perfagent.samplers import cgroup
 
@@ -226,6 +226,7 @@ class _Watch:
                 project=self._config.project,
                 rank=self._told["rank"],
                 server=None if self._config.record is not None else self._config.server,
+                is_found=not self._config.is_server_given,
                 run=self._told["run"],
                 attempt=self._told["attempt"],
                 name=self._told["name"] and redacted_text(self._told["name"]),
@@ -323,7 +324,7 @@ class _Watch:
         # a script may have sent its run elsewhere than the options say
         server = spool.header.server or self._config.server
         if server not in self._transports:
-            self._transports[server] = HttpTransport(server, self._config.api_key)
+            self._transports[server] = HttpTransport(server, self._config.api_key, follows=spool.header.is_found)
         return upload(spool, self._transports[server], until=until).complete
 
 

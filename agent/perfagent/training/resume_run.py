@@ -36,7 +36,7 @@ def continue_run(run_id: str | None, step: int) -> None:
         config=run.config,
         tags=run.tags,
         group=run.group,
-        server=run.settings.server,
+        server=run.settings.server if run.settings.is_server_given else None,
         record=run.settings.record,
         run_id=run_id,
         start_step=step + 1,

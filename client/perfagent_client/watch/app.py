@@ -10,6 +10,7 @@ from textual import on
 from textual.app import App
 from textual.binding import Binding, BindingType
 
+from perfagent.admin_proof import AdminProof
 from perfagent_client.client import AsyncClient
 from perfagent_client.watch.fleet_screen import FleetScreen
 from perfagent_client.watch.run_screen import RunScreen
@@ -30,7 +31,12 @@ class WatchApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "quit", show=False, priority=True)]
 
     def __init__(
-        self, server: str, api_key: str | None = None, *, run: str | None = None, clock: Callable[[], float] = time.time
+        self,
+        server: str,
+        api_key: str | AdminProof | None = None,
+        *,
+        run: str | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
         self.theme = "ansi-dark"  # the terminal's own colours, on its own background

@@ -71,10 +71,9 @@ class Feed:
     async def _listen(self) -> None:
         """Returns when the connection has ended."""
         address = "ws" + self._client.server.removeprefix("http") + self._path
-        key = self._client.api_key
         async with connect(
             address,
-            additional_headers={"Authorization": f"Bearer {key}"} if key else {},
+            additional_headers=self._client.authorization(self._path),
             proxy=True if self._client.trust_env else None,
             ping_interval=_DEAD_AFTER_S,
             ping_timeout=_DEAD_AFTER_S,

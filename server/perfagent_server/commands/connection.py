@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 import httpx
 
 from perfagent.addresses import DEFAULT_SERVER
+from perfagent.admin_proof import AdminProof
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable
-from perfagent.local_server import LocalServer, data_folder, server_address
+from perfagent.local_server import credentials, data_folder, server_address
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.wire import plain
 
@@ -47,15 +47,15 @@ class NotThere(PerfagentError):  # noqa: N818 - it reads as what the server says
 
 
 class AdminApi:
-    """Requests with an admin's rights: PERFAGENT_ADMIN_TOKEN, else the token in the data folder, else
-    PERFAGENT_API_KEY."""
+    """Requests with an administrator's rights, as far as this user has them (`credentials`)."""
 
     def __init__(self, server: str | None = None, data: Path | None = None) -> None:
         self.data = data.expanduser() if data else data_folder()
         # A folder that was named is that server's, whatever the environment says for training jobs.
         self.server = _address(server_address(server, data))
-        token = os.environ.get("PERFAGENT_ADMIN_TOKEN") or LocalServer(self.data).token_for(self.server)
-        self._token = token or os.environ.get("PERFAGENT_API_KEY")
+        key = credentials(self.server, self.data)
+        self._auth = key.sign if isinstance(key, AdminProof) else None
+        self._headers = {"Authorization": f"Bearer {key}"} if isinstance(key, str) else {}
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> AdminApi:
@@ -66,8 +66,9 @@ class AdminApi:
         said."""
         with self._no_trouble():
             answer = httpx.request(
-                method, self._url(path), json=plain(body), headers=self._headers, timeout=_TIMEOUT_S, trust_env=False
-            )
+                method, self._url(path), json=plain(body), headers=self._headers, auth=self._auth, timeout=_TIMEOUT_S,
+                trust_env=False,
+            )  # fmt: skip
         self._check(answer)
         return self._json(answer) if answer.content else None
 
@@ -75,16 +76,14 @@ class AdminApi:
         """The lines of an answer, as they come. Raises as request does."""
         with (
             self._no_trouble(),
-            httpx.stream("GET", self._url(path), headers=self._headers, timeout=_TIMEOUT_S, trust_env=False) as answer,
+            httpx.stream(
+                "GET", self._url(path), headers=self._headers, auth=self._auth, timeout=_TIMEOUT_S, trust_env=False
+            ) as answer,
         ):
             if not answer.is_success:
                 answer.read()
             self._check(answer)
             yield from answer.iter_lines()
-
-    @property
-    def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
     def _url(self, path: str) -> str:
         return f"{self.server}/api/v1{path}"

@@ -70,5 +70,5 @@ def _holder(descriptor: int) -> str:
     except (ValueError, KeyError, TypeError):  # an older version's, or not written yet
         return ""
     address = data / ADDRESS_FILE
-    where = f", {address.read_text().strip()}" if address.exists() else ""
+    where = f", {address.read_text().splitlines()[0]}" if address.exists() else ""
     return f" (process {process}, data folder {data}{where})"

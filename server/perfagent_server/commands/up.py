@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from perfagent import __version__
+from perfagent.addresses import DEFAULT_SERVER
 from perfagent.command_line.option_types import port
 from perfagent.errors import ConfigError, ResourceError
-from perfagent.local_server import ADDRESS_FILE, ADMIN_TOKEN_FILE
+from perfagent.local_server import ADDRESS_FILE, LocalServer, data_folder
 from perfagent.variables import warn_of_misspelt
 from perfagent_server.commands.server_lock import only_server
 from perfagent_server.logs import configure_logs
@@ -99,7 +100,9 @@ def up(arguments: argparse.Namespace) -> int:
     else:
         warn_of_misspelt(lambda sentence: print(f"perfagent up: {sentence}", file=sys.stderr))
     with contextlib.closing(_listen(settings)) as listening:
-        settings = replace(settings, port=listening.getsockname()[1])
+        host, port = listening.getsockname()[:2]
+        # the name may mean ::1 to whoever asks, where anybody may listen
+        settings = replace(settings, port=port, host=host if settings.host == "localhost" else settings.host)
         with only_server(settings):
             _serve(settings, listening)
     return 0
@@ -118,10 +121,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
     except BaseException:
         services.database.close()
         raise
-    address = settings.data / ADDRESS_FILE
-    address.touch(mode=0o600)
-    # for commands here, where the public one may lead nowhere
-    address.write_text(replace(settings, public_url=None).url + "\n")
+    LocalServer(settings.data).announce(settings.local_url)
     _announce(settings, services)
     helper = _take_in(settings)
     with contextlib.suppress(KeyboardInterrupt):
@@ -129,7 +129,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         # here, with the address file left behind and the helper running on.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         server.run(sockets=[listening])
-    address.unlink(missing_ok=True)
+    (settings.data / ADDRESS_FILE).unlink(missing_ok=True)
     if helper is not None:
         helper.terminate()
         helper.wait()
@@ -162,6 +162,10 @@ def _announce(settings: Settings, services: Services) -> None:
         "             (works once and makes a browser the administrator's; `perfagent keys login` prints another)",
         f"  data       {settings.data}",
     ]
+    if settings.data.resolve() != data_folder().resolve() and settings.local_url != DEFAULT_SERVER:
+        lines.append(
+            f"  jobs       need PERFAGENT_SERVER={settings.url}: they find a server by the data folder {data_folder()}"
+        )
     if settings.insecure_no_auth and not settings.loopback:
         lines.append("  WARNING    everybody who reaches this address can read and send (--insecure-no-auth)")
     elif not settings.open_access:
@@ -173,8 +177,8 @@ def _take_in(settings: Settings) -> subprocess.Popen[bytes] | None:
     """Sends the recordings of --folder through the front door, by a process of its own: `perfagent sync`."""
     if settings.folder is None:
         return None
-    token = settings.admin_token or (settings.data / ADMIN_TOKEN_FILE).read_text().strip()
-    environment = os.environ | {"PERFAGENT_SERVER": settings.url, "PERFAGENT_API_KEY": token}
+    environment = {name: value for name, value in os.environ.items() if name != "PERFAGENT_API_KEY"}
+    environment |= {"PERFAGENT_SERVER": settings.local_url, "PERFAGENT_DATA": str(settings.data)}
     return subprocess.Popen([sys.executable, "-m", "perfagent", "sync", str(settings.folder)], env=environment)
 
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
+from perfagent.admin_proof import ProofCheck
+from perfagent.local_server import announcement
 from perfagent_server.refusal import RefusalError
 from perfagent_server.security.failures import Failures
 from perfagent_server.security.keys import is_shaped_like_key
@@ -34,10 +36,14 @@ _NOBODY = Identity("anyone")
 ADMIN_TOKEN = Identity("admin token", rights_of_scope("admin", None), name="admin")
 
 
+_ADMITTED = "perfagent.admitted"
+
+
 class Access:
     """Tells who a request is from."""
 
     def __init__(self, settings: Settings, keys: Keys, sessions: Sessions, *, admin_token: str) -> None:
+        self._proofs = ProofCheck(admin_token, announcement(settings.local_url))
         self.keys, self.sessions = keys, sessions
         self._is_open = settings.open_access
         self.is_published_over_https = settings.url.lower().startswith("https:")
@@ -56,14 +62,14 @@ class Access:
         """Whether a connection that was let in to read these projects would be let in now, to the same ones. Its end is
         no failed attempt, and is not counted as one."""
         token = bearer_token(connection)
-        if token is not None and self._is_admin_token(token):
+        if token is not None and (self._is_admin_token(token) or self._proofs.is_right(token, *_asked(connection))):
             return True
         identity = self._by_session(connection) if token is None else self._by_key(token)
         return identity is not None and "read" in identity.may and identity.seen_projects == projects
 
     def _identify(self, connection: HTTPConnection) -> Identity:
         token = bearer_token(connection)
-        identity = self._by_session(connection) if token is None else self._by_token(token, address_of(connection))
+        identity = self._by_session(connection) if token is None else self._by_token(token, connection)
         if identity is None:
             raise self.refused(connection)
         return identity
@@ -93,11 +99,11 @@ class Access:
         key = self.keys.find(token)
         if key is not None:
             return key.scope, key.id
-        return ("admin", None) if self._is_admitted_admin_token(token, address_of(connection)) else None
+        return ("admin", None) if self._is_admitted_admin_token(token, connection) else None
 
-    def _by_token(self, token: str, address: str) -> Identity | None:
+    def _by_token(self, token: str, connection: HTTPConnection) -> Identity | None:
         found = self._by_key(token)
-        if found is None and self._is_admitted_admin_token(token, address):
+        if found is None and self._is_admitted_admin_token(token, connection):
             return ADMIN_TOKEN
         return found
 
@@ -110,19 +116,23 @@ class Access:
             has_key=True, limits=key.limits,
         )  # fmt: skip
 
-    def _is_admitted_admin_token(self, token: str, address: str) -> bool:
-        """Counts before it compares: after too many wrong ones from an address, the right one is refused there too
-        until the minute is over, else the limit would limit nothing. What looks like a key is no guess:
-        a job whose key was revoked must not shut out the administrator of its machine."""
+    def _is_admitted_admin_token(self, token: str, connection: HTTPConnection) -> bool:
+        """Whether it is the token, or a proof of it. Counts before it compares: after too many wrong ones from an
+        address, the right one is refused there too until the minute is over, else the limit would limit nothing. What
+        looks like a key is no guess: a job whose key was revoked must not shut out the administrator of its machine."""
+        if connection.scope.get(_ADMITTED) == token:  # a proof is used up when its request is asked for the second time
+            return True
         if is_shaped_like_key(token) and not self._is_admin_token_shaped_like_key:
             return False
+        address = address_of(connection)
         wait = self.guesses.count(address)
         if wait > 0:
             self.failures.count(address)
             raise _too_many(wait)
-        if not self._is_admin_token(token):
+        if not self._is_admin_token(token) and not self._proofs.admits(token, *_asked(connection)):
             return False
         self.guesses.take_back(address)
+        connection.scope[_ADMITTED] = token
         return True
 
     def _is_admin_token(self, token: str) -> bool:
@@ -138,6 +148,14 @@ def is_over_https(connection: HTTPConnection) -> bool:
     can."""
     access: Access = connection.app.state.access
     return connection.url.scheme in ("https", "wss") or access.is_published_over_https
+
+
+def _asked(connection: HTTPConnection) -> tuple[str, str]:
+    """Method and target of a request, as they were sent."""
+    scope = connection.scope
+    query = scope["query_string"]
+    target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
+    return scope.get("method", "GET"), target.decode("latin-1")  # a WebSocket begins as a GET
 
 
 def address_of(connection: HTTPConnection) -> str:

@@ -13,7 +13,7 @@ from builders import free_port, job_environment
 
 from perfagent.agent_config import AgentConfig
 from perfagent.identity import Identity
-from perfagent.identity.pids import process_start
+from perfagent.pids import process_start
 
 ELASTIC = {
     "WORLD_SIZE": "2",

@@ -19,7 +19,7 @@ from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.delivery.transport import RecordingTransport
 from perfagent.identity import Identity
-from perfagent.identity.pids import process_start
+from perfagent.pids import process_start
 from perfagent.samplers.cgroup import ControlGroup
 from perfagent.samplers.counters import of_system
 from perfagent.samplers.host import HostReader

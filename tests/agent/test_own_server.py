@@ -1,0 +1,134 @@
+"""A job to which nobody named a server sends to this user's own on this machine, wherever that listens, and to no
+stranger who has taken its port."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders import ServerProcess, server_process, until
+from commands import perfagent, perfagent_process
+from ingest_server import IngestServer, Scripted
+
+from perfagent.agent_config import AgentConfig
+from perfagent.delivery.handoff import Sender
+from perfagent.delivery.spool import owner
+from perfagent.identity import Identity
+from perfagent.local_server import LocalServer, data_folder
+
+DEFAULT = "http://127.0.0.1:8420"
+
+
+@pytest.fixture
+def local() -> LocalServer:
+    """The data folder of this test's user; this process is the server that announces itself there."""
+    data_folder().mkdir(parents=True)
+    return LocalServer()
+
+
+def gone(local: LocalServer) -> None:
+    (local.data / "address").unlink()
+
+
+def test_the_server_that_runs_is_found_on_any_port(local: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert AgentConfig.from_env().server == DEFAULT
+    local.announce("http://127.0.0.1:8720")
+    assert AgentConfig.from_env().server == "http://127.0.0.1:8720"
+    assert AgentConfig.from_env(server="http://gpu:1").server == "http://gpu:1"
+    monkeypatch.setenv("PERFAGENT_SERVER", "http://monitor:8420")
+    assert AgentConfig.from_env().server == "http://monitor:8420"
+    monkeypatch.delenv("PERFAGENT_SERVER")
+    monkeypatch.setenv("PERFAGENT_DATA", str(local.data.parent / "other"))
+    assert AgentConfig.from_env().server == DEFAULT, "another folder is another server's"
+
+
+@pytest.mark.parametrize(
+    ("what", "instead"),
+    [("process", "999999"), ("start", "1"), ("boot", "6e5c2ab2-0000-4000-8000-000000000000"), ("namespace", "1")],
+)
+def test_a_server_that_is_gone_or_on_another_machine_is_not_found(local: LocalServer, what: str, instead: str) -> None:
+    local.announce("http://127.0.0.1:8720")
+    address, process = (local.data / "address").read_text().splitlines()
+    words = process.split()
+    words[["process", "start", "boot", "namespace"].index(what)] = instead
+    (local.data / "address").write_text(f"{address}\n{' '.join(words)}\n")
+    assert local.address is None
+    assert AgentConfig.from_env().server == DEFAULT
+
+
+def test_where_a_server_listens_is_for_its_user_alone(local: LocalServer) -> None:
+    local.announce("http://127.0.0.1:8720")
+    assert (local.data / "address").stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in local.data.iterdir()] == ["address"]
+
+
+@pytest.fixture
+def sender(local: LocalServer, tmp_path: Path) -> Iterator[Sender]:
+    """Of a job that began while no server ran."""
+    made = Sender(AgentConfig.from_env(), Identity(project="p", run="r", attempt=1))
+    yield made
+    made.close("finished", timeout_s=20.0)
+
+
+def log(sender: Sender, step: int) -> None:
+    sender.rows.append((step, time.time(), time.monotonic(), {"loss": 0.5}))
+
+
+def test_a_job_follows_its_server_to_another_port_and_no_stranger_gets_a_sample(
+    sender: Sender, local: LocalServer
+) -> None:
+    dead: list[bool] = []
+    with IngestServer(rule=lambda _: Scripted(cut=True) if dead else None) as first:
+        local.announce(first.url)
+        sender.start()
+        log(sender, 1)
+        until(lambda: sender.config.server == first.url)
+        gone(local)
+        dead.append(True)
+        port = first.port
+    with IngestServer(port=port) as stranger:
+        log(sender, 2)
+        until(lambda: sender.counters["failed"])
+        with IngestServer() as second:
+            local.announce(second.url)
+            until(lambda: sender.config.server == second.url, within_s=60.0)
+            assert second.values("loss")
+            header = owner(sender.folder)
+            assert header is not None and header.server == second.url, "what is left is for the second one"
+        assert stranger.connections == 0
+
+
+def test_a_job_that_began_before_its_server_finds_it(sender: Sender, local: LocalServer) -> None:
+    assert sender.config.server == DEFAULT
+    with IngestServer() as server:
+        sender.start()
+        local.announce(server.url)
+        log(sender, 1)
+        until(lambda: sender.config.server == server.url, within_s=60.0)
+        assert server.values("loss")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with server_process(tmp_path_factory.mktemp("own")) as running:
+        yield running
+
+
+def test_job_sync_doctor_and_commands_mean_the_same_server(server: ServerProcess, tmp_path: Path) -> None:
+    own = {"PERFAGENT_DATA": str(server.folder / "server-data")}
+    script = "import perfagent\nrun = perfagent.init(name='job')\nrun.log({'loss': 1.0})\nprint(run.url)\n"
+    (tmp_path / "job.py").write_text(script)
+    trained = perfagent_process(tmp_path, "run", str(tmp_path / "job.py"), **own)
+    assert f"{server.url}/run/" in trained.stdout, trained.stderr
+    until(lambda: server.get("/runs", name="job")["runs"])
+    assert "job" in perfagent(tmp_path, "runs", **own).stdout
+    assert f"{server.url} answers" in perfagent(tmp_path, "doctor", **own).stdout
+    recorded = tmp_path / "recorded"
+    offline = perfagent_process(
+        tmp_path, "run", "--name", "offline", "--record", str(recorded), str(tmp_path / "job.py")
+    )
+    assert offline.returncode == 0, offline.stderr
+    assert perfagent(tmp_path, "sync", str(recorded), **own).returncode == 0
+    until(lambda: len(server.get("/runs", name="job")["runs"]) == 2)

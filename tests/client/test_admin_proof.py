@@ -1,0 +1,157 @@
+"""The admin token of this machine's server: no command sends it anywhere, and a proof of it goes to that server
+alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import commands
+import pytest
+from builders import ServerProcess, free_port, server_process, web
+from websockets.sync.client import connect
+
+from perfagent.admin_proof import AdminProof, ProofCheck
+from perfagent.local_server import LocalServer
+from perfagent_client.client import AsyncClient, Client
+
+TOKEN = "the-admin-token-of-my-own-server"
+
+ASKING = [
+    ("delete", "nan", "--yes"), ("runs",), ("show", "nan"), ("export", "nan"), ("stacks", "nan", "--wait", "1"),
+    ("profile", "nan", "--wait", "1"), ("wait", "nan", "--until", "step=1"), ("compare", "a", "b"),
+    ("report", "nan", "-o", "/dev/null"), ("keys", "list"), ("keys", "create", "ingest"), ("keys", "revoke", "k"),
+    ("keys", "login"), ("users", "list"), ("users", "remove", "u"), ("channels", "list"), ("channels", "test", "c"),
+    ("channels", "add", "webhook", "http://127.0.0.1:1/"), ("alerts", "list"), ("alerts", "ack", "a"),
+    ("silences", "list"), ("prices", "list"), ("retention", "list"), ("retention", "preview"), ("backtest", "nan"),
+    ("sync",),
+]  # fmt: skip
+"""A command of each kind that asks a server."""
+
+
+@pytest.fixture
+def stranger() -> Iterator[tuple[str, list[str]]]:
+    """The address of a program of somebody else on this machine, which refuses everything, and what it was shown."""
+    shown: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def refuse(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            shown.append(self.headers.get("Authorization", ""))
+            self.send_response(401)
+            self.end_headers()
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = refuse  # noqa: N815 - as http.server calls them
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}", shown
+        http.shutdown()
+        thread.join()
+
+
+def own_data(folder: Path) -> LocalServer:
+    """The data folder of a server, with its token."""
+    data = folder / "data" / "perfagent"
+    data.mkdir(parents=True)
+    (data / "admin-token").write_text(TOKEN)
+    return LocalServer(data)
+
+
+@pytest.mark.parametrize("words", ASKING, ids=" ".join)
+def test_a_stranger_on_this_machine_gets_the_given_key_or_nothing(
+    stranger: tuple[str, list[str]], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    address, shown = stranger
+    own_data(tmp_path).announce(f"http://127.0.0.1:{free_port()}")
+    assert commands.perfagent(tmp_path, *words, PERFAGENT_SERVER=address).returncode != 0 or words == ("sync",)
+    assert set(shown) <= {""}
+    commands.perfagent(tmp_path, *words, PERFAGENT_SERVER=address, PERFAGENT_API_KEY="pfa_read_mine")
+    assert set(shown) <= {"", "Bearer pfa_read_mine"} and (words == ("sync",) or shown[-1])
+
+
+def test_who_has_taken_the_port_of_a_server_that_was_killed_is_asked_by_no_command(
+    stranger: tuple[str, list[str]], tmp_path: Path
+) -> None:
+    address, shown = stranger
+    own_data(tmp_path).announce(address)
+    said = tmp_path / "data" / "perfagent" / "address"
+    said.write_text(said.read_text().replace("\n", "\n999999", 1))  # the process is gone
+    for words in (("runs",), ("keys", "list"), ("delete", "nan", "--yes")):
+        assert commands.perfagent(tmp_path, *words, PERFAGENT_API_KEY="pfa_admin_mine").returncode == 1
+    assert shown == []
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with server_process(tmp_path_factory.mktemp("own"), "--auth", "required") as running:
+        yield running
+
+
+def test_a_command_is_the_administrators_at_its_own_server_without_sending_the_token(server: ServerProcess) -> None:
+    local = LocalServer(server.folder / "server-data")
+    proof = local.proof_for(server.url)
+    assert proof is not None
+    sent = []
+    with Client(server.url, proof) as client:
+        client.http.event_hooks["request"].append(lambda request: sent.append(request.headers["authorization"]))
+        assert client.request("GET", "/session", params={"run": "ü/?x"})["who"] == "admin token"
+        assert client.request("GET", "/keys") == {"keys": []}
+    assert len(set(sent)) == 2 and server.admin_token not in "".join(sent)
+
+
+def test_a_proof_that_somebody_got_hold_of_is_worth_nothing(server: ServerProcess) -> None:
+    local = LocalServer(server.folder / "server-data")
+    proof = local.proof_for(server.url)
+    assert proof is not None
+    used = proof.header("GET", "/api/v1/keys")
+
+    def status(header: str, path: str = "/keys", method: str = "GET") -> int:
+        return web().request(method, f"{server.url}/api/v1{path}", headers={"Authorization": header}).status_code
+
+    assert status(used) == 200
+    assert status(used) == 401, "a second time"
+    assert status(proof.header("GET", "/api/v1/keys"), "/users") == 401, "for something else"
+    assert status(proof.header("GET", "/api/v1/keys"), "/keys/k", "DELETE") == 401
+    elsewhere = AdminProof(
+        server.admin_token, (server.folder / "server-data" / "address").read_text() + "another start"
+    )
+    assert status(elsewhere.header("GET", "/api/v1/keys")) == 401, "made for another server, or before it was restarted"
+    assert status(proof.header("GET", "/api/v1/keys")) == 200
+
+
+def test_a_proof_is_good_for_half_a_minute() -> None:
+    now = [0.0]
+    check = ProofCheck(TOKEN, "here", clock=lambda: now[0])
+    made = AdminProof(TOKEN, "here").header("GET", "/x").removeprefix("Bearer ")
+    at = int(made.partition(".")[0]) / 1000
+    for late in (-31.0, 31.0):
+        now[0] = at + late
+        assert not check.admits(made, "GET", "/x")
+    fresh = ProofCheck(TOKEN, "here", clock=lambda: at + 29.0)
+    assert fresh.admits(made, "GET", "/x") and not fresh.admits(made, "GET", "/x")
+
+
+def test_no_other_address_than_the_servers_own_gets_a_proof(server: ServerProcess) -> None:
+    local = LocalServer(server.folder / "server-data")
+    port = server.port
+    others = (
+        f"http://localhost:{port}",
+        "http://127.0.0.1:1",
+        f"http://127.0.0.1:{port}@evil.example",
+        "http://10.0.0.1",
+    )
+    assert [local.proof_for(other) for other in others] == [None] * len(others)
+
+
+def test_what_is_watched_live_is_asked_for_with_a_proof_too(server: ServerProcess) -> None:
+    proof = LocalServer(server.folder / "server-data").proof_for(server.url)
+    header = AsyncClient(server.url, proof).authorization("/ws/live")
+    with connect(f"ws://127.0.0.1:{server.port}/ws/live", additional_headers=header, proxy=None) as live:
+        live.send('{"subscribe": {"fleet": true, "names": []}}')
+        live.ping().wait(10)
