@@ -126,7 +126,8 @@ def _verdict(facts: Facts, wrap: Wrap, *, everything: bool) -> Section:
 def _sentence(finding: Finding, wrap: Wrap) -> list[Line]:
     since = f" (since step {finding.since_step:,})" if finding.since_step is not None else ""
     ranks = f" (ranks {', '.join(map(str, finding.ranks[:8]))})" if len(finding.ranks) > 1 else ""
-    style = "green" if finding.rule == "healthy" else severity_style(finding.severity)
+    is_well = finding.rule == "healthy" and finding.evidence.get("step")
+    style = "green" if is_well else severity_style(finding.severity)
     text = f"[{finding.severity}] {finding.rule}: {finding.message}{since}{ranks}"
     return [Line(folded, style) for folded in wrap(text, 0, 4)]
 

@@ -26,6 +26,7 @@ from perfagent.wire.metrics import CATALOGUE, FAMILIES, PHASES, TIMED_PHASES, Me
 
 if TYPE_CHECKING:
     from perfagent.wire.query import (
+        OUTCOMES,
         SEVERITIES,
         STATES,
         Alert,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         Timing,
         from_json,
         healthy,
+        outcome_of,
         plain,
         to_json,
     )
@@ -56,6 +58,7 @@ __all__ = [
     "MAX_DECODED_BYTES",
     "MAX_NAME_BYTES",
     "MAX_SENT_BYTES",
+    "OUTCOMES",
     "PHASES",
     "SEVERITIES",
     "STATES",
@@ -85,6 +88,7 @@ __all__ = [
     "is_evaluation_loss",
     "loss_kind",
     "metric",
+    "outcome_of",
     "parts_of",
     "plain",
     "to_json",

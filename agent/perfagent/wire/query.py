@@ -18,6 +18,7 @@ import msgspec
 from perfagent.errors import WireError
 
 __all__ = [
+    "OUTCOMES",
     "SEVERITIES",
     "STATES",
     "Alert",
@@ -35,6 +36,7 @@ __all__ = [
     "Timing",
     "from_json",
     "healthy",
+    "outcome_of",
     "plain",
     "to_json",
 ]
@@ -43,6 +45,9 @@ Severity = Literal["info", "warning", "critical"]
 State = Literal["starting", "running", "lost", "finished", "failed", "oom", "killed", "preempted"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 STATES: tuple[State, ...] = get_args(State)
+OUTCOMES = ("healthy", "unknown", *SEVERITIES)
+"""What a run is called by its verdict, from the best to the worst; `unknown`: no rule has judged it."""
+_BAD_STATES = ("lost", "failed", "oom", "killed", "preempted")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,7 +132,7 @@ class Alert:
 @dataclass(slots=True, kw_only=True)
 class RunSummary:
     """One run as in GET /api/v1/runs. step: the last completed one; started, updated, ended: RFC 3339 UTC; rules_off:
-    rules that do not judge it."""
+    rules that do not judge it; severity: of OUTCOMES, "" where an older server does not say it."""
 
     run: str
     project: str
@@ -146,6 +151,7 @@ class RunSummary:
     config: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     rules_off: list[str] = field(default_factory=list)
+    severity: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -276,6 +282,15 @@ class LogRow:
 def healthy(message: str = "Nothing holds this run back.") -> Finding:
     """The verdict of a run in which no rule found anything."""
     return Finding(rule="healthy", severity="info", message=message)
+
+
+def outcome_of(verdict: Finding, state: str) -> str:
+    """What a run in this state is called by its verdict: one of OUTCOMES. A run that ended badly is never healthy."""
+    if verdict.rule != "healthy":
+        return verdict.severity
+    if state in _BAD_STATES:
+        return "info"
+    return "healthy" if verdict.evidence.get("step") else "unknown"
 
 
 def plain(value: Any) -> Any:

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from perfagent import __version__
 from perfagent.command_line.terminal_output import CONTROL
 from perfagent.plural import some
-from perfagent.wire import Alert, Finding
+from perfagent.wire import Alert, Finding, outcome_of
 from perfagent.wire.configuration import flattened
 from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.report.charts import charts_of
@@ -38,7 +38,7 @@ _TRACEBACK_CHARACTERS = 20_000
 _TABLE_ROWS, _CELL_CHARACTERS = 250, 160
 _FINDINGS, _HISTORY = 10, 10
 _CONTROL = {code: sign for code, sign in CONTROL.items() if code != ord("\n")}
-_MARKS = {"critical": "✕", "warning": "▲", "info": "●", "healthy": "✓"}
+_MARKS = {"critical": "✕", "warning": "▲", "info": "●", "healthy": "✓", "unknown": "○"}
 _STATES = {
     "starting": "◌", "running": "●", "lost": "?", "finished": "✓", "failed": "✕", "oom": "✕", "killed": "■",
     "preempted": "‖",
@@ -63,7 +63,7 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class _ShownFinding:
-    """severity: `healthy` where nothing is wrong; message: "" where the title says it."""
+    """severity: of OUTCOMES; message: "" where the title says it."""
 
     finding: Finding
     severity: str
@@ -86,14 +86,14 @@ class _ShownAlert:
 
 
 def report_html(facts: ReportFacts) -> str:
-    verdict = _finding(facts.verdict, _OF_THE_VERDICT)
+    verdict = _finding(facts.verdict, _OF_THE_VERDICT, facts.run.state)
     others = [finding for finding in facts.findings if finding.rule != facts.verdict.rule]
     style = _style()
     return _template().render(
         facts=facts, run=facts.run, title=facts.run.name, policy=_policy(style), version=__version__,
         style=Markup(style),  # noqa: S704 - our own file
         state_mark=_STATES.get(facts.run.state, "●"), head=_head(facts), marks=_MARKS, verdict=verdict,
-        others=[_finding(finding, _OF_OTHERS) for finding in others[:_FINDINGS]],
+        others=[_finding(finding, _OF_OTHERS, facts.run.state) for finding in others[:_FINDINGS]],
         alerts=[_alert(number, told.alert, told.history) for number, told in enumerate(facts.alerts, 1)],
         charts=charts_of(facts.series, facts.latest, [told.alert for told in facts.alerts]), width=WIDTH, height=HEIGHT,
         bar=step_bar(facts.timing), timing_head=timing_head(facts.timing), timing=timing_rows(facts.timing, facts.latest),
@@ -169,7 +169,7 @@ def _seconds_between(first: str, last: str) -> float:
         return 0.0
 
 
-def _finding(finding: Finding, most: _Most) -> _ShownFinding:
+def _finding(finding: Finding, most: _Most, state: str) -> _ShownFinding:
     title = finding.title or finding.message
     since = [f"since step {finding.since_step:,}"] if finding.since_step is not None else []
     since += [_moment(finding.since)] if finding.since else []
@@ -178,7 +178,7 @@ def _finding(finding: Finding, most: _Most) -> _ShownFinding:
         since.append(f"rank {', '.join(map(str, finding.ranks[:8]))}{more}")
     return _ShownFinding(
         finding=finding,
-        severity="healthy" if finding.rule == "healthy" else finding.severity,
+        severity=outcome_of(finding, state),
         title=_cut(title, most.message),
         message="" if finding.message == title else _cut(finding.message, most.message),
         cause=finding.cause.replace("_", " "),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from perfagent.errors import WireError
-from perfagent.wire import SEVERITIES, Alert, RunSummary, from_json
+from perfagent.wire import OUTCOMES, SEVERITIES, Alert, RunSummary, from_json
 from perfagent_client.models import parse
 
 __all__ = ["LOSSES", "RATES", "Fleet", "FleetRow", "worst"]
@@ -21,13 +21,14 @@ _FIELDS = {item.name for item in fields(RunSummary)} - {"run"}
 @dataclass(slots=True)
 class FleetRow:
     """run: as listed, without its configuration; alerts: those that fire, by id; values: newest by name; curve: of the
-    whole run's loss; rate: (name, value) of the throughput over the server's window."""
+    whole run's loss; rate: (name, value) of the throughput over the server's window; verdict: of a run that ended."""
 
     run: RunSummary
     alerts: dict[str, Alert] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     curve: list[float] = field(default_factory=list)
     rate: tuple[str, float] | None = None
+    verdict: str = ""
 
     @property
     def worst(self) -> Alert | None:
@@ -36,14 +37,19 @@ class FleetRow:
 
     @property
     def severity(self) -> str:
-        alert = self.worst
-        return "healthy" if alert is None else alert.severity
+        """The worst of its alerts that fire, and of its verdict once it has ended."""
+        said: list[str] = [alert.severity for alert in self.alerts.values()]
+        if self.has_ended or self.run.state == "lost":
+            said.append(self.run.severity or "unknown")
+        elif not said:
+            said.append("healthy" if self.run.step else "unknown")
+        return max(said, key=lambda one: OUTCOMES.index(one) if one in OUTCOMES else 0)
 
     @property
     def title(self) -> str:
         alert = self.worst
         if alert is None:
-            return self.run.reason
+            return self.verdict or self.run.reason
         taken = [f"seen by {alert.acknowledged_by or 'somebody'}"] if alert.acknowledged else []
         taken += ["muted"] if alert.muted_until else []
         return f"{', '.join(taken)}: " * bool(taken) + (alert.title or alert.message)
@@ -64,7 +70,7 @@ class FleetRow:
             return (2 if alert.acknowledged or alert.muted_until else 0), -SEVERITIES.index(alert.severity)
         if self.run.state == "lost":
             return 1, 0
-        return (4 if self.has_ended else 3), 0
+        return (4 if self.has_ended else 3), -SEVERITIES.index(self.severity) if self.severity in SEVERITIES else 0
 
     def matches(self, words: Iterable[str]) -> bool:
         run = self.run

@@ -23,8 +23,8 @@ _CURVE_EVERY_S = 15.0
 class FleetReader:
     def __init__(self, client: AsyncClient, fleet: Fleet) -> None:
         self._client, self._fleet = client, fleet
-        self._curves: dict[str, tuple[float, int, str]] = {}
-        """When that of a run was read, at which step, and in which state."""
+        self._curves: dict[str, tuple[float, int, str, str]] = {}
+        """When that of a run was read, at which step, in which state and with which severity."""
 
     async def read_list(self) -> None:
         """The newest runs, and every older one of which an alert fires."""
@@ -50,8 +50,8 @@ class FleetReader:
             await asyncio.gather(self._read_rates(rows), *(curve(row) for row in rows if self._is_due(row)))
 
     def _is_due(self, row: FleetRow) -> bool:
-        at, step, state = self._curves.get(row.run.run, (0.0, -1, ""))
-        moved = (step, state) != (row.run.step, row.run.state)
+        at, *before = self._curves.get(row.run.run, (0.0, -1, "", ""))
+        moved = before != [row.run.step, row.run.state, row.severity]
         return moved and (time.monotonic() - at > _CURVE_EVERY_S or row.has_ended or not row.curve)
 
     async def _read_rates(self, rows: Sequence[FleetRow]) -> None:
@@ -65,8 +65,11 @@ class FleetReader:
 
     async def _read_curve(self, row: FleetRow) -> None:
         run = row.run.run
-        self._curves[run] = (time.monotonic(), row.run.step, row.run.state)
+        self._curves[run] = (time.monotonic(), row.run.step, row.run.state, row.severity)
         try:
+            if row.has_ended and row.severity != "healthy":
+                verdict = await self._client.verdict(run)
+                row.verdict = verdict.title or verdict.message
             latest = await self._client.latest(run)
             loss = next((name for name in LOSSES if name in latest), None)
             if loss is not None:

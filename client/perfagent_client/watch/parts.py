@@ -126,5 +126,8 @@ class Help(_Dialog):
         with Vertical():
             yield Static(text)
             yield Static(
-                Text("✕ critical  ▲ warning  ● note  ✓ healthy. What needs somebody is at the top.", style="dim")
+                Text(
+                    "✕ critical  ▲ warning  ● note  ✓ healthy  ○ unknown. What needs somebody is at the top.",
+                    style="dim",
+                )
             )

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from rich.text import Text
 
-from perfagent.wire import PHASES, metric
+from perfagent.wire import PHASES, metric, outcome_of
 from perfagent_client.sparkline import sparkline
 from perfagent_client.units import duration, figure
 from perfagent_client.watch.fleet import RATES
@@ -52,10 +52,10 @@ def verdict_lines(view: RunView, width: int) -> list[Text]:
     verdict = view.verdict
     if verdict is None:
         return []
-    severity = "healthy" if verdict.rule == "healthy" else verdict.severity
+    severity = outcome_of(verdict, view.run.state)
     style = SEVERITY_STYLES.get(severity, "")
     title = verdict.title or verdict.message
-    rule = "" if severity == "healthy" else f"{verdict.rule}: "
+    rule = "" if verdict.rule == "healthy" else f"{verdict.rule}: "
     lines = [Text(line, style=style) for line in _wrap(f"{MARKS.get(severity, '●')} {severity}  {rule}{title}", width)]
     if verdict.message != title:
         lines += [Text(line) for line in _wrap(verdict.message, width, indent=2)]

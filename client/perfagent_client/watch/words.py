@@ -10,8 +10,8 @@ from perfagent_client.units import figure
 
 __all__ = ["MARKS", "SEVERITY_STYLES", "STATE_MARKS", "age", "clean", "cut", "newest", "seconds_of"]
 
-MARKS = {"critical": "✕", "warning": "▲", "info": "●", "healthy": "✓"}
-SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan", "healthy": "green"}
+MARKS = {"critical": "✕", "warning": "▲", "info": "●", "healthy": "✓", "unknown": "○"}
+SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan", "healthy": "green", "unknown": "dim"}
 STATE_MARKS = {
     "starting": "◌", "running": "●", "lost": "?", "finished": "✓", "failed": "✕", "oom": "✕", "killed": "■",
     "preempted": "‖",

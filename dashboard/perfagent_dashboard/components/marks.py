@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["severity_mark", "state_badge"]
 
-_SHAPES = {"critical": "▲", "warning": "▲", "info": "●", "healthy": "✓"}
+_SHAPES = {"critical": "▲", "warning": "▲", "info": "●", "healthy": "✓", "unknown": "○"}
 
 
 def state_badge(state: str) -> Component:

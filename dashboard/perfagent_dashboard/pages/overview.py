@@ -101,7 +101,10 @@ class _Overview:
 
 def _head(counts: dict[str, Any]) -> list[Component]:
     if not counts["attention"]:
-        return [html.H1([severity_mark("healthy"), " ", say("all_well", all=counts["all"])], className="all-well")]
+        head = html.H1([severity_mark("healthy"), " ", say("all_well", all=counts["all"])], className="all-well")
+        ill = counts["severities"]["critical"] + counts["severities"]["warning"]
+        link = "/runs?severity=critical&severity=warning"
+        return [head, html.A(say("ended_ill", count=ill), href=link, **hyphenated(data_nav=link))] if ill else [head]
     link = "/runs?attention=1"
     return [
         html.H1(
@@ -129,10 +132,9 @@ def _running(found: dict[str, Any]) -> list[Component]:
 def _row(row: dict[str, Any]) -> Component:
     link = f"/run/{quote(row['run'], safe='')}"
     verdict = row["verdict"]
-    tone = row["severity"] if verdict["judged"] else "info"
     return html.A(
         [
-            severity_mark(tone),
+            severity_mark(row["severity"]),
             html.B(row["name"] or row["run"]),
             html.Span(verdict["title"] or verdict["message"], className="says"),
             html.Span(f"{say('step')} {row['step']:,}", className="quiet"),

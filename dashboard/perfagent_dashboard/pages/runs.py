@@ -31,7 +31,7 @@ __all__ = ["page"]
 _BLOCK = 100
 """Rows that the grid asks for at once."""
 _WITH = "verdict,latest,timing,trend"
-_SEVERITIES = ("critical", "warning", "info", "healthy")
+_SEVERITIES = ("critical", "warning", "info", "healthy", "unknown")
 _SORTED_BY = {
     "verdict": "severity",
     "name": "name",

@@ -116,6 +116,7 @@ CHINESE: dict[str, str] = {
     "severity_warning": "警告",
     "severity_critical": "严重",
     "severity_healthy": "健康",
+    "severity_unknown": "未评判",
     # 任务页：数字
     "kpi_throughput": "吞吐量",
     "kpi_step_time": "步时间",
@@ -353,6 +354,7 @@ CHINESE: dict[str, str] = {
     "deleted": "已删除 {count} 个任务。",
     # 概览
     "all_well": "没有需要你处理的事。{all:,} 个任务都正常或已结束。",
+    "ended_ill": "{count:,} 个任务的结论为严重或警告",
     "attention_head": "{all:,} 个任务中有 {count:,} 个需要处理",
     "to_table": "在表中显示",
     "running_now": "正在运行：{count:,}",

@@ -115,6 +115,7 @@ ENGLISH: dict[str, str] = {
     "severity_warning": "warning",
     "severity_critical": "critical",
     "severity_healthy": "healthy",
+    "severity_unknown": "not judged",
     # run: figures
     "kpi_throughput": "Throughput",
     "kpi_step_time": "Step time",
@@ -353,6 +354,7 @@ ENGLISH: dict[str, str] = {
     "deleted": "{count} runs are deleted.",
     # overview
     "all_well": "Nothing needs you. {all:,} runs are well, or have ended.",
+    "ended_ill": "{count:,} runs have a critical or warning verdict",
     "attention_head": "{count:,} of {all:,} runs need attention",
     "to_table": "Show in the table",
     "running_now": "Running now: {count:,}",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from perfagent.wire import PHASES, Finding, RunSummary, Series
+from perfagent.wire import PHASES, Finding, RunSummary, Series, outcome_of
 from perfagent.wire.loss_names import loss_of
 from perfagent_server.comparing.differences import Differences, differences_of
 from perfagent_server.comparing.ratio_interval import Statistic, is_enough, ratio_of, resampled
@@ -190,7 +190,7 @@ def _side(store: MetricStore, asked: Asked, read: _Read, common: int | None, oth
     timed = max([read.step_time, *read.rates.values()], key=len)
     return Side(
         run=run, name=_named(asked), project=asked.summary.project, state=asked.summary.state,
-        severity="healthy" if verdict.rule == "healthy" else verdict.severity, title=verdict.title or verdict.message,
+        severity=outcome_of(verdict, asked.summary.state), title=verdict.title or verdict.message,
         rule=verdict.rule, begin=read.begin, end=read.end, warm_up=read.warm_up, steps=len(timed), too_short=not is_enough(timed),
         loss=read.loss, loss_at=at, loss_best=best, loss_best_step=best_step, peaks=peaks,
         only=sorted(asked.rules.difference(*others)),

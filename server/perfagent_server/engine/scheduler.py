@@ -35,7 +35,7 @@ from typing import Protocol
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
-from perfagent.wire import Alert, Finding, healthy
+from perfagent.wire import Alert, Finding, healthy, outcome_of
 from perfagent_server.alerts import tables
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.database import Database, StorageError
@@ -47,6 +47,7 @@ from perfagent_server.engine.snapshot_evaluators import SnapshotEvaluators
 from perfagent_server.rules.catalogue import all_rules, rules_for
 from perfagent_server.rules.life.lost_contact import LostContact
 from perfagent_server.rules.plan import Plan
+from perfagent_server.runs import outcomes
 from perfagent_server.runs.earlier_attempts import earlier_attempts
 from perfagent_server.store.changes import deletions_since, newest_deletion, note_change
 from perfagent_server.store.interface import MetricStore
@@ -138,6 +139,7 @@ class Engine:
         self._terms: Mapping[str, int] = {}  # held shard -> the term in which what is in memory is valid
         self._seen: dict[str, int] = {}  # held shard -> tail id up to which it was judged in memory
         self._to_reload: deque[str | None] = deque()  # runs whose rules have changed; None for all
+        self._judged_again: set[str] = set()  # runs of which something was judged after their end
         self._of_others = SnapshotEvaluators(database, self.evaluators, clock, monotonic)
         self._event = threading.Event()
         self._stopping = False
@@ -213,7 +215,7 @@ class Engine:
                 self.look_for_silence()
             self._checkpoint_piece()
             self._reload_some()
-            if judged == 0 and not self._to_reload:
+            if judged == 0 and not self._to_reload and not self.settle_outcomes():
                 break
         while self.checkpoints.is_under_way and not self._stopping and not self._event.is_set():
             self._checkpoint_piece()
@@ -317,6 +319,8 @@ class Engine:
         judge.upto = stored.id  # also of one that was passed over
         self.counters["dropped_alerts"] += judge.dropped
         judge.dropped = 0
+        if judge.window.ended:
+            self._judged_again.add(stored.run)
         self.evaluators.in_memory.move_to_end(stored.run)
         self.evaluators.moved[stored.run] = moment
         self._dirty.add(stored.run)
@@ -342,6 +346,35 @@ class Engine:
         behind = max(0, self._store.newest_id() - batch[-1].id) if batch else 0
         self.counters["lag_frames"] = behind
         self.counters["lag_s"] = round(max(0.0, now - batch[-1].received), 3) if behind else 0.0
+
+    def settle_outcomes(self) -> int:
+        """Writes what some runs that ended are called by their verdicts, if all that they sent was judged: how many runs
+        that were."""
+        with self._lock:
+            again = list(self._judged_again)[: outcomes.AT_ONCE]
+            with self._database.read() as connection:
+                found = outcomes.unsettled(connection, again)
+            if found and self.run_once():
+                return len(found)
+            words = {run: self._outcome(run, state) for run, state in found.items() if shard_of(run) in self._seen}
+            changed = self._database.write(partial(outcomes.settle, found=words), essential=True) if words else []
+            self._judged_again.difference_update(again)
+        if changed and self.on_states is not None:
+            self.on_states(changed)
+        return len(words)
+
+    def _outcome(self, run: str, state: str) -> str:
+        was_in_memory = run in self.evaluators.in_memory
+        try:
+            return outcome_of(self.verdict(run), state)
+        except StorageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one run's verdict must not hold up those of others
+            self._pass_over(run, "the verdict", error)
+            return "unknown"
+        finally:
+            if not was_in_memory:
+                self._drop(run)  # runs that go on keep their places there
 
     # --- what time alone changes --------------------------------------------------------------------------------------
 
@@ -615,6 +648,7 @@ class Engine:
             if judge is None:
                 return False
             changes = judge.resolve(alert, self._clock(), why)
+            self._judged_again.add(run)
             if changes:
                 self._commit([(run, change) for change in changes])
             return bool(changes)
@@ -639,6 +673,8 @@ class Engine:
                 changes = self._without_rules(name)
                 if changes:
                     self._commit(changes)
+                self._judged_again.add(name)
+        self.wake()
 
     def reload_soon(self, run: str | None = None) -> None:
         """The same on the thread, between its rounds."""

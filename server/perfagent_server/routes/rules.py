@@ -15,6 +15,7 @@ from perfagent_server.routes.dependencies import Administrator, ProjectAsked, Re
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.rules.catalogue import all_rules, describe
+from perfagent_server.runs.outcomes import unsettle
 from perfagent_server.security.audit import listed, record
 from perfagent_server.services import Services
 
@@ -94,6 +95,7 @@ def change_rule(
 
     def job(connection: Connection) -> None:
         services.rule_settings.put(connection, project, rule, settings)
+        unsettle(connection, project)
         audit(connection)
 
     services.database.write(job, essential=True)
@@ -113,6 +115,7 @@ def reset_rule(
 
     def job(connection: Connection) -> None:
         services.rule_settings.drop(connection, project, rule)
+        unsettle(connection, project)
         audit(connection)
 
     services.database.write(job, essential=True)

@@ -8,18 +8,19 @@ from functools import partial
 from typing import Any
 
 import re2
-from sqlalchemy import Connection, case, func, literal, or_, select
+from sqlalchemy import Connection, func, literal, or_, select
 from sqlalchemy.exc import DataError
 from sqlalchemy.sql.elements import ColumnElement
 
 from perfagent.errors import WireError
+from perfagent.wire import OUTCOMES
+from perfagent_server.runs.outcomes import ATTENTION, LEVEL, with_outcome
 from perfagent_server.runs.run_queries import has_tag
 from perfagent_server.store.tables import alert
 from perfagent_server.store.tables import run as runs
 
 __all__ = [
     "COLUMNS",
-    "LEVELS",
     "PARTS",
     "SEVERITIES",
     "TableQuery",
@@ -30,10 +31,9 @@ __all__ = [
 ]
 
 PARTS = ("verdict", "latest", "timing", "trend")
-SEVERITIES = ("critical", "warning", "info", "healthy")
+SEVERITIES = ("critical", "warning", "info", "healthy", "unknown")
 COLUMNS = ("started", "updated", "name", "project", "state", "step", "severity")
 """What the database sorts by; everything else is a metric or a setting."""
-LEVELS = {"critical": 3, "warning": 2, "info": 1}
 _MOST_COLUMNS = 40
 
 
@@ -97,17 +97,6 @@ def refuse_pattern(connection: Connection, asked: TableQuery) -> None:
 
 
 _OPEN = alert.c.state == "firing"
-_level_of = func.coalesce(
-    func.max(case(*((alert.c.severity == name, level) for name, level in LEVELS.items()), else_=0)), 0
-)
-_level = select(_level_of).where(alert.c.run == runs.c.id, _OPEN).scalar_subquery()
-_attention = (
-    select(func.count())
-    .where(
-        alert.c.run == runs.c.id, _OPEN, alert.c.severity.in_(("critical", "warning")), alert.c.acknowledged.is_(None)
-    )
-    .scalar_subquery()
-)
 _changed = (
     select(func.max(func.coalesce(alert.c.resolved, alert.c.fired, alert.c.since)))
     .where(alert.c.run == runs.c.id)
@@ -150,28 +139,22 @@ def _filtered(asked: TableQuery, dialect: str) -> list[ColumnElement[bool]]:
     if asked.states:
         found.append(runs.c.state.in_(asked.states))
     if asked.severities:
-        found.append(_level.in_([LEVELS.get(one, 0) for one in asked.severities]))
+        found.append(LEVEL.in_([OUTCOMES.index(one) for one in asked.severities]))
     if asked.attention:
-        found.append(_attention > 0)
+        found.append(ATTENTION)
     return found
 
 
 def counted(connection: Connection, asked: TableQuery) -> dict[str, Any]:
-    inner = (
-        select(runs.c.state, _level.label("level"), (_attention > 0).label("attention"))
-        .where(*_matching(asked, connection.dialect.name))
-        .subquery()
-    )
-    grouped = select(inner.c.state, inner.c.level, inner.c.attention, func.count()).group_by(
-        inner.c.state, inner.c.level, inner.c.attention
-    )
+    columns = runs.c.state, LEVEL.label("level"), ATTENTION.label("attention")
+    inner = with_outcome(select(*columns)).where(*_matching(asked, connection.dialect.name)).subquery()
+    grouped = select(inner.c.state, inner.c.level, inner.c.attention, func.count()).group_by(*inner.c)
     states: dict[str, int] = {}
     severities = dict.fromkeys(SEVERITIES, 0)
-    names = {level: name for name, level in LEVELS.items()} | {0: "healthy"}
     total = attention = 0
     for state, level, needs, count in connection.execute(grouped):
         states[state] = states.get(state, 0) + count
-        severities[names[level]] += count
+        severities[OUTCOMES[level]] += count
         total += count
         attention += count if needs else 0
     return {"all": total, "attention": attention, "states": states, "severities": severities}
@@ -181,12 +164,12 @@ def matching_runs(connection: Connection, asked: TableQuery) -> tuple[Sequence[A
     """The runs of the screen, and how many match. Where they are sorted by a metric or a setting, all that match, newest
     first, for the database does not know these."""
     conditions = _filtered(asked, connection.dialect.name)
-    total = connection.execute(select(func.count()).select_from(runs).where(*conditions)).scalar() or 0
+    total = connection.execute(with_outcome(select(func.count())).where(*conditions)).scalar() or 0
     columns = (
-        runs.c.id, runs.c.config, runs.c.updated, runs.c.state, runs.c.attempts, runs.c.ended, _level.label("level"),
-        _attention.label("attention"), _changed.label("changed"),
+        runs.c.id, runs.c.config, runs.c.updated, runs.c.state, runs.c.attempts, runs.c.ended, LEVEL.label("level"),
+        ATTENTION.label("attention"), _changed.label("changed"),
     )  # fmt: skip
-    query = select(*columns).where(*conditions).order_by(*_order(asked))
+    query = with_outcome(select(*columns)).where(*conditions).order_by(*_order(asked))
     if asked.sort in COLUMNS:
         query = query.limit(asked.limit).offset(asked.offset)
     return connection.execute(query).all(), total
@@ -197,7 +180,7 @@ def _order(asked: TableQuery) -> list[Any]:
     if asked.sort not in COLUMNS:
         return [*newest]
     if asked.sort == "severity":
-        return [_level.asc() if asked.descending is False else _level.desc(), *newest]
+        return [LEVEL.asc() if asked.descending is False else LEVEL.desc(), *newest]
     column = runs.c[asked.sort]
     descending = asked.descending if asked.descending is not None else asked.sort in ("started", "updated", "step")
     return [column.desc() if descending else column.asc(), *newest]
@@ -216,7 +199,7 @@ def open_alerts(connection: Connection, ids: Sequence[str]) -> dict[str, dict[st
     )
     rows = connection.execute(select(*columns).where(_OPEN, alert.c.run.in_(ids)).order_by(alert.c.since.desc())).all()
     found: dict[str, dict[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: (row.acknowledged is not None, -LEVELS.get(row.severity, 0))):
+    for row in sorted(rows, key=lambda row: (row.acknowledged is not None, -OUTCOMES.index(row.severity))):
         held = found.setdefault(
             row.run,
             {

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import JSON, Connection, Text, and_, bindparam, cast, func, or_, select, update
+from sqlalchemy import JSON, Connection, Select, Text, and_, bindparam, cast, func, or_, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from perfagent.errors import WireError
-from perfagent.wire import RunSummary
+from perfagent.wire import OUTCOMES, RunSummary
 from perfagent_server.database import Database
+from perfagent_server.runs.outcomes import LEVEL, with_outcome
 from perfagent_server.store.statements import Prepared
 from perfagent_server.store.tables import event, run, source
 from perfagent_server.store.write.descriptions import SET_BY_PEOPLE, set_by_people
@@ -28,7 +29,8 @@ __all__ = ["PAGE_CHARACTERS", "EventRow", "Runs", "has_tag"]
 PAGE_CHARACTERS = 8 * 2**20
 """Of the configurations on one page of runs: a thousand of 256 kB would be 256 MB, several times over on the way."""
 
-_SUMMARY = [column for column in run.c if column.name != "notes"]
+_LEVEL = LEVEL.label("level")
+_SUMMARY = [*(column for column in run.c if column.name != "notes"), _LEVEL]
 _ROW = [column for column in _SUMMARY if column.name not in ("attempt", "config", "meta", "rules_off")]
 _newest_named = Prepared(
     select(run.c.id, run.c.attempt)
@@ -64,7 +66,7 @@ class Runs:
     ) -> tuple[list[RunSummary], str | None]:  # fmt: skip
         """Runs, newest first, and the cursor of the next page: of `limit` runs, or of fewer where they have a lot to
         say. projects: of these only. Raises WireError for a cursor that is not one of ours."""
-        query = select(*_SUMMARY).order_by(run.c.started.desc(), run.c.id.desc()).limit(limit + 1)
+        query = with_outcome(select(*_SUMMARY)).order_by(run.c.started.desc(), run.c.id.desc()).limit(limit + 1)
         for column, wanted in ((run.c.project, project), (run.c.name, name), (run.c.state, state)):
             if wanted is not None:
                 query = query.where(column == wanted)
@@ -90,7 +92,8 @@ class Runs:
 
     def get(self, identifier: str) -> RunSummary | None:
         with self._database.read() as connection:
-            row = connection.execute(select(run).where(run.c.id == identifier)).mappings().first()
+            query = with_outcome(select(*_SUMMARY)).where(run.c.id == identifier)
+            row = connection.execute(query).mappings().first()
         return None if row is None else _summary(row)
 
     def notes(self, identifier: str) -> str:
@@ -106,7 +109,7 @@ class Runs:
 
     def projects_of(self, identifiers: Sequence[str]) -> dict[str, str]:
         """By run, of those that exist."""
-        return {row["id"]: row["project"] for row in self._of_ids([run.c.id, run.c.project], identifiers)}
+        return {row["id"]: row["project"] for row in self._of_ids(select(run.c.id, run.c.project), identifiers)}
 
     def exists(self, identifier: str) -> bool:
         with self._database.read() as connection:
@@ -125,19 +128,19 @@ class Runs:
 
     def summaries(self, identifiers: Sequence[str]) -> list[RunSummary]:
         """The runs of these ids that exist."""
-        return [_summary(row, brief=True) for row in self._of_ids(_SUMMARY, identifiers)]
+        return [_summary(row, brief=True) for row in self._of_ids(with_outcome(select(*_SUMMARY)), identifiers)]
 
     def rows(self, identifiers: Sequence[str]) -> dict[str, dict[str, Any]]:
         """What a list of runs shows of these, by id: RunSummary without `run` and without what may be long
         (configuration, meta, rules). A third of the time of summaries()."""
-        return {row["id"]: _row(row) for row in self._of_ids(_ROW, identifiers)}
+        return {row["id"]: _row(row) for row in self._of_ids(with_outcome(select(*_ROW)), identifiers)}
 
-    def _of_ids(self, columns: Sequence[ColumnElement[Any]], identifiers: Sequence[str]) -> Iterator[Mapping[Any, Any]]:
+    def _of_ids(self, query: Select[Any], identifiers: Sequence[str]) -> Iterator[Mapping[Any, Any]]:
         """The rows of the runs of these ids that exist; so many at a time as a statement may name."""
         with self._database.read() as connection:
             for begin in range(0, len(identifiers), _IDS):
                 some = identifiers[begin : begin + _IDS]
-                yield from connection.execute(select(*columns).where(run.c.id.in_(some))).mappings().all()
+                yield from connection.execute(query.where(run.c.id.in_(some))).mappings().all()
 
     def newest_named(self, names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Mapping[str, Any]]:
         """By (project, name), as far as there is one: id and attempt of the run that was begun last. Not the one with the
@@ -250,6 +253,7 @@ def _summary(row: Mapping[Any, Any], *, brief: bool = False) -> RunSummary:
         started=rfc3339(row["started"]), updated=rfc3339(row["updated"]), ended=rfc3339(row["ended"]), reason=row["reason"],
         world_size=row["world_size"], attempts=row["attempts"], tags=json.loads(row["tags"]), group=row["group_name"],
         host=row["host"], config=json.loads(row["config"]), meta=meta, rules_off=json.loads(row["rules_off"]),
+        severity=OUTCOMES[row["level"]],
     )  # fmt: skip
 
 
@@ -259,6 +263,7 @@ def _row(row: Mapping[Any, Any]) -> dict[str, Any]:
         "started": rfc3339(row["started"]), "updated": rfc3339(row["updated"]), "ended": rfc3339(row["ended"]),
         "reason": row["reason"], "world_size": row["world_size"], "attempts": row["attempts"],
         "tags": json.loads(row["tags"]), "group": row["group_name"], "host": row["host"],
+        "severity": OUTCOMES[row["level"]],
     }  # fmt: skip
 
 

@@ -15,13 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfagent.wire import LOSS, Finding, Timing
+from perfagent.wire import LOSS, OUTCOMES, Finding, Timing
 from perfagent.wire.loss_names import loss_of
 from perfagent_server.database import Database
 from perfagent_server.runs.figures import Figures
 from perfagent_server.runs.run_filters import (
     COLUMNS,
-    LEVELS,
     TableQuery,
     counted,
     matching_runs,
@@ -90,12 +89,10 @@ class RunTable:
         self, row: Any, summary: Mapping[str, Any], alerts: Mapping[str, Any], asked: TableQuery
     ) -> dict[str, Any]:
         parts = self._parts(row, asked.parts, asked.columns)
-        verdict = parts.get("verdict")
-        severity = _severity(row.level, verdict)
         shown = {
             "run": row.id,
             **summary,
-            "severity": severity,
+            "severity": OUTCOMES[row.level],
             "needs_attention": bool(row.attention),
             "alerts": alerts,
         }
@@ -155,16 +152,6 @@ class RunTable:
             return []
         found = self._store.series(run, name, points=_TREND_POINTS)
         return [value if math.isfinite(value) else None for value in found.mean]
-
-
-def _severity(level: int, verdict: Mapping[str, Any] | None) -> str:
-    """That of the open alerts; without one, of what the verdict still says of a run that ended."""
-    named = next((name for name, one in LEVELS.items() if one == level), None)
-    if named is not None:
-        return named
-    if verdict is None or verdict["rule"] == "healthy":
-        return "healthy"
-    return str(verdict["severity"])
 
 
 def _brief(found: Finding) -> dict[str, Any]:

@@ -70,9 +70,11 @@ run = Table(
     Column("config", Text, nullable=False, default="{}"),  # JSON object: the user's hyperparameters
     Column("meta", Text, nullable=False, default="{}"),  # JSON object: what the agent found out about the run
     Column("rules_off", Text, nullable=False, server_default="[]"),  # JSON: rules that do not judge it
+    Column("outcome", String(16)),  # of perfagent.wire.OUTCOMES, once it ended and was judged to its end
     Index(None, "project", "started"),
     Index(None, "name"),
     Index(None, "started"),
+    Index("ix_run_unsettled", "ended", **_where("ended IS NOT NULL AND outcome IS NULL")),
 )
 
 attempt = Table(

@@ -68,7 +68,8 @@ def test_messages_change_the_rows() -> None:
     }
     assert fleet.take({"alert": fires}) is False and row.severity == "warning"
     fleet.take({"alert": {**fires, "state": "resolved"}})
-    assert row.severity == "healthy"
+    assert row.severity == "unknown", "its alert is over, and its verdict not settled"
+    assert fleet.take({"fleet": {"a": {"severity": "critical"}}}) is False and row.severity == "critical"
     assert fleet.take({"subscribed": True}) is False
 
 

@@ -69,7 +69,7 @@ def test_by_severity_the_worst_come_first_then_the_newest(client: TestClient) ->
     fire(client, "meek", "warning")
     found = screen(client, sort="severity")
     assert names(found)[:2] == ["bad", "meek"]
-    assert found["counts"]["severities"] == {"critical": 1, "warning": 1, "info": 0, "healthy": 2}
+    assert found["counts"]["severities"] == {"critical": 1, "warning": 1, "info": 0, "healthy": 2, "unknown": 0}
     assert names(screen(client, sort="severity", order="asc"))[-1] == "bad"
 
 
@@ -138,7 +138,7 @@ def test_words_must_all_be_there_and_slashes_make_an_expression(
     [
         ({"q": "/(/"}, "q is no regular expression"),
         ({"with": "everything"}, "with is 'everything'; allowed are verdict, latest, timing, trend"),
-        ({"severity": "bad"}, "severity is 'bad'; allowed are critical, warning, info, healthy"),
+        ({"severity": "bad"}, "severity is 'bad'; allowed are critical, warning, info, healthy, unknown"),
         ({"state": "asleep"}, "state is 'asleep'; allowed are "),
     ],
 )

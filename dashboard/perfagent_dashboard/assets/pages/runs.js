@@ -48,12 +48,12 @@ window.dashAgGridFunctions = Object.assign(window.dashAgGridFunctions ?? {}, {
 
 // --- cells ---------------------------------------------------------------------------------------------------------------
 
-const SHAPES = { critical: "▲", warning: "▲", info: "●", healthy: "✓" };
+const SHAPES = { critical: "▲", warning: "▲", info: "●", healthy: "✓", unknown: "○" };
 const facts = (data) => [data.project, data.world_size > 1 ? say("ranks", { count: data.world_size }) : null, data.host, ...(data.tags ?? []).slice(0, 3)].filter(Boolean).join(" · ");
 
 function verdictOf(data) {
   const verdict = data.verdict ?? {};
-  const tone = verdict.rule === "healthy" && !verdict.judged ? "info" : data.severity;
+  const tone = SHAPES[data.severity] ? data.severity : "unknown";
   const more = Object.values(data.alerts?.firing ?? {}).reduce((sum, count) => sum + count, 0) - 1;
   return e("span", { className: "cell-verdict", title: verdict.message },
     e("span", { className: `severity ${tone}`, title: words[`severity_${tone}`] }, SHAPES[tone]), " ", verdict.title || verdict.message || "",

@@ -118,9 +118,10 @@ class _RunPage:
         figures = tiles(facts, await read_trends(self._server, facts))
         over = window_of(facts.timing)
         verdict = facts.verdict
+        tone = tone_of(verdict, facts.run["state"])
         return {
             "head": head(facts),
-            "announced": f"{say(f'severity_{tone_of(verdict)}')}: {verdict['title'] or verdict['message']}",
+            "announced": f"{say(f'severity_{tone}')}: {verdict['title'] or verdict['message']}",
             "verdict": verdict_band(facts),
             "figures": [
                 html.P(say("figures_over", over=over), className="quiet window") if over else None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dash import dcc, html
 
-from perfagent.wire import Finding
+from perfagent.wire import Finding, outcome_of
 from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.models import parse
 from perfagent_dashboard.components.alert_card import alert_actions, taken
@@ -37,16 +37,14 @@ _ELSEWHERE = {"proof", "also"}
 _COMMAND = re.compile(r"`(perfagent [^`]+)`")
 
 
-def tone_of(finding: Mapping[str, Any]) -> str:
+def tone_of(finding: Mapping[str, Any], state: str = "") -> str:
     """Healthy is what was judged: before anything came there is nothing to be glad of."""
-    if finding["rule"] == "healthy":
-        return "healthy" if finding["evidence"].get("step") else "info"
-    return str(finding["severity"])
+    return outcome_of(parse(Finding, finding), state)
 
 
 def verdict_band(facts: RunFacts) -> Component:
     verdict = facts.verdict
-    tone = tone_of(verdict)
+    tone = tone_of(verdict, facts.run["state"])
     title = verdict["title"] or verdict["message"] or say("judging")
     alert = facts.alert_of(verdict["rule"])
     says = [

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, null, select, update
 
 from perfagent.wire import STATES, Event, Frame
 from perfagent.wire.limits import MAX_COUNT, whole
@@ -126,7 +126,8 @@ _by_source = update(sources).where(sources.c.id == bindparam("_id"))
 _by_run = update(runs).where(runs.c.id == bindparam("_id"))
 _update_source = Prepared(_by_source.values({name: bindparam(name) for name in _SOURCE_COLUMNS}))
 _touch_source = Prepared(_by_source.values({name: bindparam(name) for name in _TOUCHED}))
-_update_run = Prepared(_by_run.values({name: bindparam(name) for name in _RUN_COLUMNS}))
+# How it ended may be another matter now: the engine settles its outcome anew.
+_update_run = Prepared(_by_run.values({name: bindparam(name) for name in _RUN_COLUMNS} | {"outcome": null()}))
 _touch_run = Prepared(_by_run.values({name: bindparam(name) for name in ("step", "updated")}))
 
 
