@@ -169,7 +169,7 @@ def _announce(settings: Settings, services: Services) -> None:
     if settings.insecure_no_auth and not settings.loopback:
         lines.append("  WARNING    everybody who reaches this address can read and send (--insecure-no-auth)")
     elif not settings.open_access:
-        lines.append("  keys       needed for everything: `perfagent keys create ingest|read|admin`")
+        lines.append("  keys       needed for everything: `perfagent keys create ingest|read|operate|admin`")
     print("\n".join(lines), flush=True)
 
 

@@ -557,7 +557,7 @@ api_key = Table(
     "api_key",
     metadata,
     Column("id", String(16), primary_key=True),
-    Column("scope", String(16), nullable=False),  # ingest, read, admin
+    Column("scope", String(16), nullable=False),  # ingest, read, operate, admin
     Column("digest", LargeBinary, nullable=False),  # HMAC-SHA256 with the server's pepper
     Column("name", String(256), nullable=False, default=""),
     Column("project", String(256)),
