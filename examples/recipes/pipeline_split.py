@@ -1,5 +1,5 @@
 """A model split over two processes, four micro-batches on the way (GPipe, Huang et al. 2019), by
-torch.distributed.pipelining. torch.distributed.pipelining.
+torch.distributed.pipelining.
 
     torchrun --nproc-per-node 2 examples/recipes/pipeline_split.py --steps 60
 
