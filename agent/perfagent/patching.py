@@ -16,7 +16,7 @@ from perfagent import frameworks
 from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, passed_by
 from perfagent.boundary.guard import guarded
 from perfagent.boundary.import_hooks import Once, is_executing
-from perfagent.frameworks import loggers
+from perfagent.frameworks import loggers, range_tests
 from perfagent.hooks import (
     checkpoint_saves,
     collectives,
@@ -82,6 +82,7 @@ def install() -> bool:
     compile_time.install(when_imported)
     _undo.append(compile_time.remove)
     frameworks.install(_patch, when_imported)
+    range_tests.install(_patch, when_imported)
     return True
 
 

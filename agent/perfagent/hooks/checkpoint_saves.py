@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from perfagent.boundary.dynamo import keep_out_of_frames
@@ -46,7 +46,7 @@ def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], Non
 
 
 def replace_when_imported(
-    functions: dict[str, tuple[str, ...]],
+    functions: Mapping[str, tuple[str, ...]],
     watch: Any,
     patch: Patch,
     when_imported: Callable[[str, Callable[[], None]], None],

@@ -287,7 +287,7 @@ def _first_line(problem: BaseException) -> str:
 
 
 def _unwatched() -> Any:
-    from perfagent.training.suspend import unwatched
+    from perfagent.step.suspend import unwatched
 
     return unwatched()
 

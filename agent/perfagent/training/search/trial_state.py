@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from perfagent.errors import ConfigError
+from perfagent.step.suspend import unwatched
 from perfagent.training.randomness import random_state, restore_random_state
-from perfagent.training.suspend import unwatched
 
 __all__ = ["SavedState", "release_memory", "restoring_state"]
 

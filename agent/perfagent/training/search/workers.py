@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfagent.errors import ConfigError
+from perfagent.step.suspend import unwatched
 from perfagent.training.randomness import random_state, restore_random_state
-from perfagent.training.suspend import unwatched
 
 __all__ = ["WorkersTrial", "find_num_workers", "more_workers_than_cores", "search_num_workers"]
 
