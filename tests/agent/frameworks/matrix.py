@@ -225,6 +225,8 @@ Known limits:
 - **Resuming.** A Transformers Trainer or a Lightning training that resumes from its own checkpoint continues to count its steps from
   there, unless `start_step` says otherwise. Under the same run id its steps replace those that the previous attempt made after the
   checkpoint. A second training in the same process continues to count where the first ended.
+- **Searches before the training.** The steps of Lightning's `lr_find` and `scale_batch_size`, of fastai's `lr_find` and of torch-lr-finder's
+  `range_test` are not recorded: they belong to no training, and their loss diverges on purpose.
 - **gevent.** After `monkey.patch_all()` the agent works only while the training sleeps or waits, and it prints that. With
   `monkey.patch_all(thread=False)` it works as usual.
 - **One process is one run**, however many trainings it does, until `finish()` or an `attach()` with another name. Each job of Hydra's
