@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from perfagent.command_line.option_types import positive
-from perfagent.command_line.terminal_output import Screen, Table, is_terminal
+from perfagent.command_line.question import agreed, somebody_can_answer
+from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.errors import ConfigError, ResourceError
+from perfagent.plural import some
 from perfagent.wire import STATES
 from perfagent_client.connection import add_options, add_run, administrator, found, print_json, reader
 from perfagent_client.models import RunDetails
@@ -123,7 +125,7 @@ def output(path: Path | None) -> Iterator[BinaryIO]:
 
 
 def _delete(arguments: argparse.Namespace) -> int:
-    if not (arguments.yes or (is_terminal(sys.stdin) and is_terminal(sys.stderr))):
+    if not (arguments.yes or somebody_can_answer()):
         raise ConfigError(
             f"nothing is deleted: there is no terminal to ask on; "
             f"`perfagent delete {shlex.quote(arguments.name_or_id)} --yes` deletes unasked"
@@ -143,7 +145,5 @@ def _delete(arguments: argparse.Namespace) -> int:
 
 def _agreed(run: RunDetails) -> bool:
     alive = f" It is {run.state}: what it still sends is lost." if run.state in ("starting", "running") else ""
-    what = f"run {run.name} ({run.run}), {run.step:,} steps, started {_moment(run.started)} UTC"
-    sys.stderr.write(f"delete {what}? There is no way back.{alive} [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    what = f"run {run.name} ({run.run}), {some(run.step, 'step')}, started {_moment(run.started)} UTC"
+    return agreed(f"delete {what}? There is no way back.{alive}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from perfagent.admin_proof import AdminProof
+from perfagent.command_line.server_options import add_server_options
 from perfagent.errors import PerfagentError
 from perfagent.local_server import credentials, server_address
 from perfagent.wire import to_json
@@ -34,17 +34,7 @@ def add_run(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
 
 def add_options(parser: argparse.ArgumentParser, *, as_json: bool = True) -> None:
     """--server, --data and --json."""
-    parser.add_argument(
-        "--server", metavar="URL",
-        help="the server's address (default: PERFAGENT_SERVER, else the server of this user's data folder, else "
-        "http://127.0.0.1:8420)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--data",
-        metavar="DIR",
-        type=Path,
-        help="the data folder of the server on this machine: its address and its admin token",
-    )
+    add_server_options(parser)
     if as_json:
         parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import commands
 import pytest
-from builders import ServerProcess, free_port, server_process, web
+from agent.delivery.test_sync import record
+from builders import ServerProcess, free_port, server_process, until, web
 from websockets.sync.client import connect
 
 from perfagent.admin_proof import AdminProof, ProofCheck
@@ -155,3 +156,11 @@ def test_what_is_watched_live_is_asked_for_with_a_proof_too(server: ServerProces
     with connect(f"ws://127.0.0.1:{server.port}/ws/live", additional_headers=header, proxy=None) as live:
         live.send('{"subscribe": {"fleet": true, "names": []}}')
         live.ping().wait(10)
+
+
+def test_a_server_that_asks_for_keys_takes_in_the_recordings_of_its_folder(tmp_path: Path) -> None:
+    record(tmp_path / "recorded", run="offline")
+    options = ("--auth", "required", "--folder", str(tmp_path / "recorded"))
+    with server_process(tmp_path / "server", *options) as server:
+        found = until(lambda: server.admin("GET", "/runs")["runs"])
+        assert [run["run"] for run in found] == ["offline"]

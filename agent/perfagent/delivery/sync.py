@@ -14,12 +14,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfagent.addresses import is_on_this_machine
+from perfagent.admin_proof import AdminProof
 from perfagent.agent_config import AgentConfig
+from perfagent.command_line.question import agreed, somebody_can_answer
+from perfagent.command_line.server_options import add_server_options
 from perfagent.delivery.segments import numbered
 from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import HttpTransport, Transport, judge, packed
 from perfagent.delivery.user_messages import damage
 from perfagent.errors import ServerUnreachable, WireError
+from perfagent.local_server import credentials, found_server, server_address
 from perfagent.plural import some
 from perfagent.variables import warn_of_misspelt
 from perfagent.wire import encode
@@ -118,12 +123,16 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folders", nargs="*", metavar="DIR", help="folder of PERFAGENT_RECORD, attach(record=...) or run --record"
     )
-    parser.add_argument("--all", action="store_true", help="of the spool, also what was recorded for another server")
+    parser.add_argument(
+        "--yes", "--all", action="store_true", help="send also what is in the spool for another server, and do not ask"
+    )
+    add_server_options(parser)
     parser.set_defaults(run=_sync)
 
 
 def _sync(arguments: argparse.Namespace) -> int:
-    config = AgentConfig.from_env()
+    wanted = server_address(arguments.server, arguments.data) if arguments.server or arguments.data else None
+    config = AgentConfig.from_env(server=wanted)
     given = [Path(folder) for folder in arguments.folders]
     for folder in given:
         if wrong := _no_folder(folder):
@@ -139,10 +148,12 @@ def _sync(arguments: argparse.Namespace) -> int:
         kinds = "no file *.ticks, *.early or *.frames"
         _say(f"perfagent sync: {folder} holds no recording: {kinds}, neither in it nor in a folder in it")
     sources = _sources(given) if given else folders(roots[0])
-    round_ = _Round(config, HttpTransport(config.server, config.api_key), recordings=bool(given), every=arguments.all)
+    proof = None if config.api_key else credentials(config.server, arguments.data)
+    round_ = _Round(config, proof, recordings=bool(given), every=arguments.yes)
     try:
         for folder in sources:
             round_.send(folder)
+        round_.ask_for_foreign()
         round_.sum_up()
     except KeyboardInterrupt:
         _say("perfagent sync: interrupted; what was sent stays sent, and the same command again sends the rest")
@@ -155,11 +166,17 @@ def _sync(arguments: argparse.Namespace) -> int:
 
 
 class _Round:
-    """One call of the command. failed: whether something could not be read or sent."""
+    """One call of the command. proof: what to show to a server that asks for more than nothing. failed: whether
+    something was not sent, or could not be read."""
 
-    def __init__(self, config: AgentConfig, transport: Transport, *, recordings: bool, every: bool) -> None:
-        self.config, self.transport, self.recordings, self.every = config, transport, recordings, every
+    def __init__(self, config: AgentConfig, proof: str | AdminProof | None, *, recordings: bool, every: bool) -> None:
+        self.config, self.recordings, self.every = config, recordings, every
+        self.transport = HttpTransport(config.server, config.api_key)
         self.failed = False
+        self._proof = proof if isinstance(proof, AdminProof) else None
+        own = found_server()
+        self._own = own if own != config.server and is_on_this_machine(config.server) else None
+        """Where this user's server listens, when another address of this machine was named."""
         self._away = False
         self._refused: Upload | None = None
         """The answer that every further source would get as well: it is not asked for again."""
@@ -170,7 +187,8 @@ class _Round:
     def send(self, folder: Path) -> None:
         """All of one source, and a line about it."""
         try:
-            spool = Spool.open(folder, recording=self.recordings)
+            ours = folder.resolve().parent == (self.config.state_dir / "spool").resolve()
+            spool = Spool.open(folder, recording=not ours)
         except SpoolBusyError:
             _say(f"{folder.name}: still being written by a running process, or sent by another one: skipped")
             # what is in a spool its own process delivers, but whoever names a folder may delete it afterwards
@@ -195,11 +213,12 @@ class _Round:
             attempt = max(1, int(spool.header.started * 1000))
             own = f"rank-{spool.header.source[:12]}"
             spool.identify(run=own, attempt=attempt, name=spool.header.name, project=spool.header.project)
-        until = time.monotonic() + PATIENCE_S
         try:
-            result = upload(
-                spool, self.transport, until=until, patience_s=PATIENCE_S, once=self._away, waits=self._waits
-            )
+            result = self._upload(spool)
+            if result.hopeless and self._proof is not None:
+                self.transport.close()
+                self.transport, self._proof = HttpTransport(self.config.server, self._proof), None
+                result = self._upload(spool)
         except KeyboardInterrupt:
             spool.abandon()
             raise
@@ -211,10 +230,33 @@ class _Round:
         if not result.hopeless or result.frames or lost:
             _say(_told(spool, result, self.config.server) + _torn(spool) + lost)
         self.failed = self.failed or bool(lost) or not result.complete
-        if result.complete and not self.recordings and not result.refused:
+        if result.complete and ours and not result.refused:
             spool.remove()
         else:
             spool.close()
+
+    def _upload(self, spool: Spool) -> Upload:
+        until = time.monotonic() + PATIENCE_S
+        once = self._away or self._own is not None
+        result = upload(spool, self.transport, until=until, patience_s=PATIENCE_S, once=once, waits=self._waits)
+        if result.away and self._own is not None:
+            result.cure = f"your server listens at {self._own}: perfagent sync --server {self._own}"
+        return result
+
+    def ask_for_foreign(self) -> None:
+        """Of what was recorded for another server, whether this one gets it."""
+        self.every = True
+        for server, left in self._foreign.items():
+            what = f"{some(len(left), 'recording')} {'was' if len(left) == 1 else 'were'} made for {server}"
+            it = "it" if len(left) == 1 else "them"
+            if somebody_can_answer() and agreed(f"{what}; send {it} to {self.config.server}?"):
+                for folder in left:
+                    self.send(folder)
+                continue
+            self.failed = True
+            here, there = (f"perfagent sync --server {shlex.quote(one)}" for one in (self.config.server, server))
+            _say(f"{what}, and not sent. To send {it} to {self.config.server}: {here} --yes")
+            _say(f"To send {it} to {server}: {there}. To drop {it}: rm -r {_shell(left)}")
 
     def sum_up(self) -> None:
         """What holds for several sources, once."""
@@ -223,11 +265,6 @@ class _Round:
             more = f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else ""
             _say(f"not sent: {', '.join(runs[:_NAMED])}{more}: server {self.config.server}: {self._refused.reason}")
             _say(self._refused.cure)
-        for server, left in self._foreign.items():
-            what = f"{some(len(left), 'folder')} of the spool recorded for {server}, skipped"
-            _say(
-                f"{what}. To send: PERFAGENT_SERVER={shlex.quote(server)} perfagent sync. To drop: rm -r {_shell(left)}"
-            )
 
     def _waits(self, reason: str) -> None:
         """A minute of silence looks like a command that hangs."""

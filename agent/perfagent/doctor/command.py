@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from perfagent import __version__
 from perfagent.agent_config import AgentConfig
+from perfagent.command_line.server_options import add_server_options
 from perfagent.doctor import connection, machine, storage
 from perfagent.doctor.checks import Check, ok, problem, warning
 from perfagent.doctor.probes import has_driver, probe
 from perfagent.errors import ConfigError
-from perfagent.local_server import data_folder
+from perfagent.local_server import data_folder, found_server, server_address
 from perfagent.variables import misspelt
 
 __all__ = ["command", "examine"]
@@ -28,16 +29,16 @@ def command(parser: argparse.ArgumentParser) -> None:
         "Check this machine and the connection: Python, torch, GPUs, attention kernels, allocator, settings, spool, server, key, "
         "clock, disk. Ends with 1 where something is a problem, with 0 otherwise."
     )
-    parser.add_argument(
-        "--server", metavar="URL", help="the server to check (default: PERFAGENT_SERVER, else this machine's)"
-    )
-    parser.add_argument("--json", action="store_true", help="machine-readable")
+    add_server_options(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     checks = []
-    for check in examine(arguments.server):
+    for check in examine(
+        server_address(arguments.server, arguments.data) if arguments.server or arguments.data else None
+    ):
         checks.append(check)
         if not arguments.json:
             print(_line(check), flush=True)
@@ -69,7 +70,7 @@ def examine(address: str | None = None) -> Iterator[Check]:
         root = config.state_dir / "spool"
         yield storage.spool(root, _tried(lambda: storage.left_in(root)), config.server)
         found = asked.result()
-        yield connection.server(config.server, found, __version__)
+        yield connection.server(config.server, found, __version__, own=found_server())
         yield connection.key(config.api_key is not None, found)
         yield connection.clock(found)
         for name, folder in (("disk of spool", root), ("disk of server", data_folder())):

@@ -68,10 +68,12 @@ def look(address: str, api_key: str | None) -> Look:
     )  # fmt: skip
 
 
-def server(address: str, found: Look, ours: str) -> Check:
-    """ours: the version of this package."""
+def server(address: str, found: Look, ours: str, *, own: str | None = None) -> Check:
+    """ours: the version of this package. own: where this user's server on this machine listens."""
     if found.error:
         step = "start one here: perfagent up. Elsewhere: set PERFAGENT_SERVER to its address, and look at firewall and proxy"
+        if own is not None:
+            step = f"your server on this machine listens at {own}: unset PERFAGENT_SERVER, and jobs find it"
         return problem("server", f"{address} does not answer ({found.error})", step)
     if found.version is None:
         step = "set PERFAGENT_SERVER to the address of a perfagent server"

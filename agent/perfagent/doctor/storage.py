@@ -58,7 +58,11 @@ def spool(root: Path, left: Sequence[Left] | OSError, server: str) -> Check:
     elsewhere = sorted({source.server for source in dead if source.server is not None and source.server != server})
     here = any(source.server in (None, server) for source in dead)
     steps = ["`perfagent sync` sends what belongs to this server"] if here else []
-    steps += [f"`PERFAGENT_SERVER={other} perfagent sync` what belongs there" for other in elsewhere[:2]]
+    if elsewhere:
+        more = f" and {len(elsewhere) - 2} more" if len(elsewhere) > 2 else ""
+        steps.append(
+            f"`perfagent sync` asks before it sends what was recorded for {', '.join(elsewhere[:2])}{more} to {server}"
+        )
     return warning("spool", text + at_work, "; ".join(steps))
 
 

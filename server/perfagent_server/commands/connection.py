@@ -12,6 +12,7 @@ import httpx
 
 from perfagent.addresses import DEFAULT_SERVER
 from perfagent.admin_proof import AdminProof
+from perfagent.command_line.server_options import add_server_options
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable
 from perfagent.local_server import credentials, data_folder, server_address
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
@@ -30,15 +31,7 @@ _COMMANDS = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """--server, --data and --json, the same for every administrator's command."""
-    parser.add_argument(
-        "--server",
-        metavar="URL",
-        help="the server's address (default: PERFAGENT_SERVER, else the server of the data folder)",
-    )
-    parser.add_argument(
-        "--data", metavar="DIR", type=Path,
-        help="the data folder of the server on this machine: its address and its admin token (default: PERFAGENT_DATA)",
-    )  # fmt: skip
+    add_server_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

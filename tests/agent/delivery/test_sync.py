@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 from agent.delivery.test_spool import of_version_2
-from builders import free_port
+from builders import free_port, job_environment
+from command_line import in_terminal
 from ingest_server import IngestServer, Scripted
 
 from perfagent.cli import _main
 from perfagent.delivery import segments, sync
 from perfagent.delivery.spool import Header, Spool
 from perfagent.delivery.transport import HttpTransport, RecordingTransport, Reply
+from perfagent.local_server import LocalServer, data_folder
 from perfagent.wire import Frame, Group, decode
 
 Sync = Callable[..., tuple[int, str]]
@@ -231,22 +233,67 @@ def test_a_refused_key_is_said_once_for_all_sources_and_how_to_get_one(run_sync:
     assert "again" in second
 
 
-def test_what_was_recorded_for_another_server_is_left_with_the_command_for_it(run_sync: Sync, tmp_path: Path) -> None:
-    spool = tmp_path / "state" / "perfagent" / "spool"
-    for letter in "ab":
-        left = Spool(
-            spool / (letter * 32),
-            Header(source=letter * 32, project="p", rank=0, server="http://old:1", run="r", attempt=1),
-        )
+OLD = "http://127.0.0.1:8420"
+
+
+def leave(tmp_path: Path, *letters: str, server: str = OLD) -> list[Path]:
+    """What dead processes left in the spool for a server."""
+    folders = [tmp_path / "state" / "perfagent" / "spool" / (letter * 32) for letter in letters]
+    for folder in folders:
+        left = Spool(folder, Header(source=folder.name, project="p", rank=0, server=server, run="r", attempt=1))
         left.append([Group(step=[1], time=[1.0], monotonic=[1.0], values={"loss": [1.0]})], [], now=0.0)
         left.close(final="finished")
-    status, said = run_sync("http://127.0.0.1:9")
-    assert status == 0
-    (line,) = said.splitlines()
-    assert line.startswith("2 folders of the spool recorded for http://old:1, skipped.")
-    assert "To send: PERFAGENT_SERVER=http://old:1 perfagent sync." in line
-    assert f"To drop: rm -r {spool / ('a' * 32)} {spool / ('b' * 32)}" in line
-    assert "--all" not in line, "not to this server"
+    return folders
+
+
+def test_without_a_terminal_what_was_made_for_another_server_is_named_with_the_commands_for_it(
+    run_sync: Sync, tmp_path: Path
+) -> None:
+    first, second = leave(tmp_path, "a", "b")
+    with IngestServer() as server:
+        status, said = run_sync(server.url)
+        assert (status, server.frames) == (1, [])
+        assert f"2 recordings were made for {OLD}, and not sent" in said
+        assert f"perfagent sync --server {OLD}." in said and f"rm -r {first} {second}" in said
+        assert f"perfagent sync --server {server.url} --yes\n" in said
+        status, said = run_sync(server.url, "--server", server.url, "--yes")
+        assert (status, len(server.frames)) == (0, 2), said
+    assert not first.exists() and not second.exists()
+
+
+@pytest.mark.parametrize(("answer", "code", "frames"), [("y\r", 0, 1), ("\r", 1, 0)])
+def test_on_a_terminal_it_is_asked_whether_this_server_gets_it(
+    tmp_path: Path, answer: str, code: int, frames: int
+) -> None:
+    (folder,) = leave(tmp_path, "a")
+    with IngestServer() as server:
+        ended = in_terminal(
+            ["sync", "--server", server.url], job_environment(tmp_path), columns=200, asks="[y/N]", typed=answer
+        )
+        assert f"1 recording was made for {OLD}; send it to {server.url}? [y/N]" in ended.text
+        assert (ended.code, len(server.frames)) == (code, frames)
+    assert folder.exists() is not bool(frames)
+
+
+def test_a_port_of_this_machine_that_refuses_is_not_waited_for_where_the_own_server_is_another(
+    run_sync: Sync, tmp_path: Path, clock: Clock
+) -> None:
+    data_folder().mkdir(parents=True)
+    LocalServer().announce("http://127.0.0.1:8720")
+    wrong = f"http://127.0.0.1:{free_port()}"
+    leave(tmp_path, "a", server=wrong)
+    status, said = run_sync(wrong)
+    assert status == 1
+    assert "your server listens at http://127.0.0.1:8720: perfagent sync --server http://127.0.0.1:8720" in said
+    assert clock.now == 1000.0, "not for a moment"
+
+
+def test_a_folder_of_the_spool_that_was_named_is_gone_once_it_was_sent(run_sync: Sync, tmp_path: Path) -> None:
+    (folder,) = leave(tmp_path, "a")
+    with IngestServer() as server:
+        assert run_sync(server.url, folder)[0] == 0
+        assert len(server.frames) == 1
+    assert not folder.exists(), "as doctor counts what is there"
 
 
 def test_a_folder_that_is_not_there_and_a_file_are_told_apart(run_sync: Sync, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_the_spool_and_what_of_it_has_not_arrived(tmp_path: Path) -> None:
         left.close(final="finished")
     check = storage.spool(tmp_path, storage.left_in(tmp_path), here)
     graded(check, "warning", "of 2 sources whose process has ended", "`perfagent sync` sends")
-    graded(check, "warning", f"PERFAGENT_SERVER={there} perfagent sync")
+    graded(check, "warning", f"asks before it sends what was recorded for {there} to {here}")
     running = [Left(tmp_path, 10, here, running=True)]
     graded(storage.spool(tmp_path, running, here), "ok", "nothing undelivered; 1 running job left out")
     refused = PermissionError(13, "Permission denied")
@@ -126,6 +126,9 @@ def test_server() -> None:
     graded(connection.server("http://x", OURS, "0.1.3"), "ok", "version 0.1.0")
     graded(connection.server("http://x", OURS, "0.2.0"), "warning", "here it is 0.2.0", "same version")
     graded(connection.server("http://x", AWAY, "0.1.0"), "problem", "refused", "perfagent up", "PERFAGENT_SERVER")
+    graded(
+        connection.server("http://x", AWAY, "0.1.0", own="http://127.0.0.1:8720"), "problem", "http://127.0.0.1:8720"
+    )
     foreign = changed(version=None, status=501)
     graded(connection.server("http://x", foreign, "0.1.0"), "problem", "no perfagent server (status 501)")
 
