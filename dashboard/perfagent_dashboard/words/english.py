@@ -549,7 +549,8 @@ ENGLISH: dict[str, str] = {
     "mean": "mean {value}",
     "change_shorter": "{phase} is {seconds} a step shorter",
     "change_longer": "{phase} is {seconds} a step longer",
-    "gain_came": "Predicted for “{rule}”: steps up to {predicted} % shorter. In {name}, without it, they are {measured} % "
+    "gain_came": "Predicted for “{rule}”: steps up to {predicted} % shorter. In {name}, which lacks this finding, "
+    "they are {measured} % "
     "shorter ({low} to {high} %).",
     "not_alike": "Read speed and loss with care: {what}.",
     "not_alike_world_size": "different numbers of processes",
