@@ -68,6 +68,7 @@ class RunChange:
 
 @router.get("/runs", responses={200: {"model": RunPage}})
 def list_runs(
+    request: Request,
     services: ServicesDep,
     identity: Reader,
     project: str | None = None,
@@ -89,31 +90,40 @@ def list_runs(
     """Runs, newest first. Give `next` back as `cursor` for the following page; it is null on the last one. A page has
     fewer than `limit` runs where their configurations are large.
 
-    With `with` (any of verdict, latest, timing, trend) it is a screen of a table: each run has these parts, its `severity`
-    (of its open alerts, or healthy), `alerts` and `needs_attention`; `counts` says how many runs there are by state and
-    severity, and `next` is the `offset` of the following page. `sort`: started, updated, name, project, state, step,
-    severity (worst first), a metric's name or `config:NAME`; `severity` and `state`: one or several; `q`: words that must
-    all be in name, project, tag, host or an open alert, or a regular expression between slashes; `attention`: only
-    runs with an open critical or warning alert that nobody acknowledged; `columns`: more metrics and `config:NAME`,
-    separated by commas."""
+    `severity` and `state`: one or several. A run's severity is that of its open alerts while it goes on, and that of its
+    verdict once it has ended: critical, warning, info, healthy, or unknown where nothing was judged. `q`: words that must
+    all be in name, project, tag, host or an open alert, or a regular expression between slashes; `attention`: only runs
+    with an open critical or warning alert that nobody acknowledged.
+
+    With `with` (any of verdict, latest, timing, trend) it is a screen of a table: each run has these parts, `alerts` and
+    `needs_attention`; `counts` says how many runs there are by state and severity, and `next` is the `offset` of the
+    following page. `sort`: started, updated, name, project, state, step, severity (worst first), a metric's name or
+    `config:NAME`; `columns`: more metrics and `config:NAME`, separated by commas."""
     wrong = [one for one in state or () if one not in STATES]
     if wrong:
         raise ApiError(422, "invalid", f"state is {wrong[0][:80]!r}; allowed are {', '.join(STATES)}", "state")
-    if with_ is None:
-        one = state[0] if state else None
-        runs, following = services.runs.page(
-            project=project, name=name, state=one, tag=tag, limit=limit, cursor=cursor, projects=identity.seen_projects
-        )
-        return reply({"runs": runs, "next": following})
+    given = request.query_params
+    needless = ["cursor"] if with_ is not None else ["sort", "order", "offset", "columns"]
+    if unheard := next((one for one in needless if one in given), None):
+        raise ApiError(422, "invalid", _CANNOT[unheard == "cursor"].format(unheard), unheard)
     try:
         asked = TableQuery(
-            parts=_listed(with_), sort=sort, descending=None if order is None else order == "desc", severities=severity or (),
-            states=state or (), project=project, tag=tag, group=group, text=q, attention=attention,
-            columns=_listed(columns), limit=limit, offset=offset, projects=identity.seen_projects,
+            parts=_listed(with_ or ""), sort=sort, descending=None if order is None else order == "desc",
+            severities=severity or (), states=state or (), project=project, name=name, tag=tag, group=group, text=q,
+            attention=attention, columns=_listed(columns), limit=limit, offset=offset, projects=identity.seen_projects,
         )  # fmt: skip
+        if with_ is not None:
+            return reply(services.run_table.screen(asked))
+        runs, following = services.runs.page(asked, cursor)
     except WireError as error:
         raise ApiError(422, "invalid", str(error)) from None
-    return reply(services.run_table.screen(asked))
+    return reply({"runs": runs, "next": following})
+
+
+_CANNOT = (
+    "{} is for a table of runs: give `with` too (with=latest, for one); without it, runs come newest first, and `cursor` pages",
+    "{} is for a list without `with`; a table of runs is paged by `offset`",
+)
 
 
 def _listed(text: str) -> list[str]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import re2
-from sqlalchemy import Connection, func, literal, or_, select
+from sqlalchemy import JSON, Connection, Text, cast, func, literal, or_, select
 from sqlalchemy.exc import DataError
 from sqlalchemy.sql.elements import ColumnElement
 
 from perfagent.errors import WireError
 from perfagent.wire import OUTCOMES
 from perfagent_server.runs.outcomes import ATTENTION, LEVEL, with_outcome
-from perfagent_server.runs.run_queries import has_tag
 from perfagent_server.store.tables import alert
 from perfagent_server.store.tables import run as runs
 
@@ -25,9 +25,9 @@ __all__ = [
     "SEVERITIES",
     "TableQuery",
     "counted",
+    "filtered",
     "matching_runs",
     "open_alerts",
-    "refuse_pattern",
 ]
 
 PARTS = ("verdict", "latest", "timing", "trend")
@@ -50,6 +50,7 @@ class TableQuery:
     severities: Sequence[str] = ()
     states: Sequence[str] = ()
     project: str | None = None
+    name: str | None = None
     tag: str | None = None
     group: str | None = None
     text: str = ""
@@ -86,7 +87,7 @@ class TableQuery:
         return f"(?i){self.text.strip()[1:-1]}"
 
 
-def refuse_pattern(connection: Connection, asked: TableQuery) -> None:
+def _refuse_pattern(connection: Connection, asked: TableQuery) -> None:
     """PostgreSQL runs the expression itself, and does not know all that RE2 knows. Raises WireError."""
     if not asked.is_pattern or connection.dialect.name != "postgresql":
         return
@@ -107,14 +108,28 @@ _changed = (
 def _matching(asked: TableQuery, dialect: str) -> list[ColumnElement[bool]]:
     """The conditions of the counts. State, severity and attention are left out: the counts show what those filters offer."""
     found: list[ColumnElement[bool]] = []
-    for column, wanted in ((runs.c.project, asked.project), (runs.c.group_name, asked.group)):
+    for column, wanted in (
+        (runs.c.project, asked.project),
+        (runs.c.name, asked.name),
+        (runs.c.group_name, asked.group),
+    ):
         if wanted is not None:
             found.append(column == wanted)
     if asked.projects is not None:
         found.append(runs.c.project.in_(asked.projects))
     if asked.tag is not None:
-        found.append(has_tag(asked.tag, dialect))
+        found.append(_has_tag(asked.tag, dialect))
     return [*found, *_texts(asked)]
+
+
+def _has_tag(tag: str, dialect: str) -> ColumnElement[bool]:
+    """Tags are a JSON list in text."""
+    if dialect == "postgresql":  # compared as JSON: PostgreSQL makes no text of a NUL or half a surrogate pair
+        items = func.json_array_elements(cast(runs.c.tags, JSON)).table_valued("value")
+        written = [json.dumps(tag), json.dumps(tag, ensure_ascii=False)]
+        return select(items.c.value).where(cast(items.c.value, Text).in_(written)).exists()
+    items = func.json_each(runs.c.tags).table_valued("value")
+    return select(items.c.value).where(items.c.value == tag).exists()
 
 
 def _texts(asked: TableQuery) -> list[ColumnElement[bool]]:
@@ -134,8 +149,10 @@ def _contains(column: Any, word: str) -> ColumnElement[bool]:
     return column.icontains(word, autoescape=True)  # type: ignore[no-any-return]
 
 
-def _filtered(asked: TableQuery, dialect: str) -> list[ColumnElement[bool]]:
-    found = _matching(asked, dialect)
+def filtered(connection: Connection, asked: TableQuery) -> list[ColumnElement[bool]]:
+    """The conditions of a query of with_outcome(). Raises WireError for an expression that the database does not know."""
+    _refuse_pattern(connection, asked)
+    found = _matching(asked, connection.dialect.name)
     if asked.states:
         found.append(runs.c.state.in_(asked.states))
     if asked.severities:
@@ -163,7 +180,7 @@ def counted(connection: Connection, asked: TableQuery) -> dict[str, Any]:
 def matching_runs(connection: Connection, asked: TableQuery) -> tuple[Sequence[Any], int]:
     """The runs of the screen, and how many match. Where they are sorted by a metric or a setting, all that match, newest
     first, for the database does not know these."""
-    conditions = _filtered(asked, connection.dialect.name)
+    conditions = filtered(connection, asked)
     total = connection.execute(with_outcome(select(func.count())).where(*conditions)).scalar() or 0
     columns = (
         runs.c.id, runs.c.config, runs.c.updated, runs.c.state, runs.c.attempts, runs.c.ended, LEVEL.label("level"),

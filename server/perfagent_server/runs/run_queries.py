@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import JSON, Connection, Select, Text, and_, bindparam, cast, func, or_, select, update
-from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy import Connection, Select, and_, bindparam, func, or_, select, update
 
 from perfagent.errors import WireError
 from perfagent.wire import OUTCOMES, RunSummary
 from perfagent_server.database import Database
 from perfagent_server.runs.outcomes import LEVEL, with_outcome
+from perfagent_server.runs.run_filters import TableQuery, filtered
 from perfagent_server.store.statements import Prepared
 from perfagent_server.store.tables import event, run, source
 from perfagent_server.store.write.descriptions import SET_BY_PEOPLE, set_by_people
 from perfagent_server.store.write.lifecycle import JSON_SOURCE
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["PAGE_CHARACTERS", "EventRow", "Runs", "has_tag"]
+__all__ = ["PAGE_CHARACTERS", "EventRow", "Runs"]
 
 PAGE_CHARACTERS = 8 * 2**20
 """Of the configurations on one page of runs: a thousand of 256 kB would be 256 MB, several times over on the way."""
@@ -60,34 +60,23 @@ class Runs:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def page(
-        self, *, project: str | None = None, name: str | None = None, state: str | None = None, tag: str | None = None,
-        limit: int = 100, cursor: str | None = None, projects: frozenset[str] | None = None,
-    ) -> tuple[list[RunSummary], str | None]:  # fmt: skip
-        """Runs, newest first, and the cursor of the next page: of `limit` runs, or of fewer where they have a lot to
-        say. projects: of these only. Raises WireError for a cursor that is not one of ours."""
-        query = with_outcome(select(*_SUMMARY)).order_by(run.c.started.desc(), run.c.id.desc()).limit(limit + 1)
-        for column, wanted in ((run.c.project, project), (run.c.name, name), (run.c.state, state)):
-            if wanted is not None:
-                query = query.where(column == wanted)
-        if projects is not None:
-            query = query.where(run.c.project.in_(projects))
-        if tag is not None:
-            query = query.where(has_tag(tag, self._database.engine.dialect.name))
-        if cursor is not None:
-            started, identifier = _parse_cursor(cursor)
-            query = query.where(or_(run.c.started < started, and_(run.c.started == started, run.c.id < identifier)))
-        rows: list[Mapping[Any, Any]] = []
-        size = 0
-        with (
-            self._database.read() as connection,
-            connection.execute(query, execution_options={"yield_per": _ROWS_AT_ONCE}) as found,
-        ):
-            for row in found.mappings():
-                size += sum(len(row[name]) for name in ("config", "meta", "tags", "rules_off"))
-                if len(rows) == limit or (rows and size > PAGE_CHARACTERS):
-                    return [_summary(row, brief=True) for row in rows], _cursor(rows[-1])
-                rows.append(row)
+    def page(self, asked: TableQuery, cursor: str | None = None) -> tuple[list[RunSummary], str | None]:
+        """Runs that match, newest first, and the cursor of the next page: of `limit` runs, or of fewer where they have a
+        lot to say. Raises WireError for a cursor that is not one of ours."""
+        with self._database.read() as connection:
+            query = with_outcome(select(*_SUMMARY)).where(*filtered(connection, asked))
+            if cursor is not None:
+                started, identifier = _parse_cursor(cursor)
+                query = query.where(or_(run.c.started < started, and_(run.c.started == started, run.c.id < identifier)))
+            query = query.order_by(run.c.started.desc(), run.c.id.desc()).limit(asked.limit + 1)
+            rows: list[Mapping[Any, Any]] = []
+            size = 0
+            with connection.execute(query, execution_options={"yield_per": _ROWS_AT_ONCE}) as found:
+                for row in found.mappings():
+                    size += sum(len(row[name]) for name in ("config", "meta", "tags", "rules_off"))
+                    if len(rows) == asked.limit or (rows and size > PAGE_CHARACTERS):
+                        return [_summary(row, brief=True) for row in rows], _cursor(rows[-1])
+                    rows.append(row)
         return [_summary(row, brief=True) for row in rows], None
 
     def get(self, identifier: str) -> RunSummary | None:
@@ -265,16 +254,6 @@ def _row(row: Mapping[Any, Any]) -> dict[str, Any]:
         "tags": json.loads(row["tags"]), "group": row["group_name"], "host": row["host"],
         "severity": OUTCOMES[row["level"]],
     }  # fmt: skip
-
-
-def has_tag(tag: str, dialect: str) -> ColumnElement[bool]:
-    """Tags are a JSON list in text."""
-    if dialect == "postgresql":  # compared as JSON: PostgreSQL makes no text of a NUL or half a surrogate pair
-        items = func.json_array_elements(cast(run.c.tags, JSON)).table_valued("value")
-        written = [json.dumps(tag), json.dumps(tag, ensure_ascii=False)]
-        return select(items.c.value).where(cast(items.c.value, Text).in_(written)).exists()
-    items = func.json_each(run.c.tags).table_valued("value")
-    return select(items.c.value).where(items.c.value == tag).exists()
 
 
 def _cursor(row: Mapping[Any, Any]) -> str:

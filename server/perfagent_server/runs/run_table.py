@@ -25,7 +25,6 @@ from perfagent_server.runs.run_filters import (
     counted,
     matching_runs,
     open_alerts,
-    refuse_pattern,
 )
 from perfagent_server.runs.run_queries import Runs
 from perfagent_server.store.interface import MetricStore
@@ -73,9 +72,8 @@ class RunTable:
     def screen(self, asked: TableQuery) -> dict[str, Any]:
         """{"runs": [...], "next": offset or None, "total", "counts"}."""
         with self._database.read() as connection:
-            refuse_pattern(connection, asked)
-            counts = counted(connection, asked)
             found, total = matching_runs(connection, asked)
+            counts = counted(connection, asked)
         if asked.sort not in COLUMNS:
             found = self._sorted(found, asked)[asked.offset : asked.offset + asked.limit]
         with self._database.read() as connection:

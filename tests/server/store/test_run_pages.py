@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from frames import frame, state
 
+from perfagent_server.runs.run_filters import TableQuery
 from perfagent_server.runs.run_queries import PAGE_CHARACTERS, Runs
 
 CONFIG_CHARACTERS = 250_000
@@ -13,8 +14,8 @@ def test_a_page_of_runs_with_large_configurations_has_fewer_runs_and_the_rest_fo
     for run in runs:
         shelf.append(frame(1, state("starting", config=config), run=run))
     pages = Runs(shelf.database)
-    first, cursor = pages.page(limit=1000)
+    first, cursor = pages.page(TableQuery(limit=1000))
     assert len(first) == PAGE_CHARACTERS // (CONFIG_CHARACTERS + 20)
-    rest, end = pages.page(limit=1000, cursor=cursor)
+    rest, end = pages.page(TableQuery(limit=1000), cursor)
     assert [summary.run for summary in first + rest] == runs[::-1]
     assert end is None
