@@ -1,9 +1,9 @@
-"""Colours and type, light and dark: the one source for the style sheet (as custom properties) and for the figures.
+"""Colors and type, light and dark: the one source for the style sheet (as custom properties) and for the figures.
 
-The eight series colours are eight hues, in one order for light and dark. Their lightness and chroma were found by a search
+The eight series colors are eight hues, in one order for light and dark. Their lightness and chroma were found by a search
 that maximises the smallest CIEDE2000 distance under normal, protanopic, deuteranopic and tritanopic vision (Machado 2009,
 severity 1): 12.0 between any two, with at least 3:1 contrast on the card. Okabe-Ito reaches 10.9, with 1.32 on white.
-A state is never shown by colour alone: badges carry a shape and a word.
+A state is never shown by color alone: badges carry a shape and a word.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FONT = 'Inter, "Noto Sans", "Noto Sans CJK SC", system-ui, -apple-system, "Segoe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Theme:
-    """Every colour is #rrggbb or rgba(). series: eight colours that stay apart for colour-blind readers."""
+    """Every color is #rrggbb or rgba(). series: eight colors that stay apart for color-blind readers."""
 
     name: str
     page: str
@@ -104,7 +104,7 @@ DARK = Theme(
 
 THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
 
-# Which series colour a phase of the step has; `other` is the muted text colour.
+# Which series color a phase of the step has; `other` is the muted text color.
 PHASE_COLORS = {"data": 5, "h2d": 6, "forward": 0, "backward": 4, "optimizer": 2, "comm": 3, "checkpoint": 1, "eval": 7}
 
 

@@ -1,6 +1,6 @@
 """What a command prints: lines, tables and a progress bar.
 
-On a terminal rich draws them, where it is installed: colours (not with NO_COLOR), columns that fit the width. Without
+On a terminal rich draws them, where it is installed: colors (not with NO_COLOR), columns that fit the width. Without
 rich, and in a pipe or a file, the same words come as plain text; in a pipe no line is cut, so that grep finds
 everything."""
 

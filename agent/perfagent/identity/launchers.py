@@ -144,7 +144,7 @@ def this_node() -> str:
 
 
 def _store_address() -> str | None:
-    """Where the ranks of an initialised torch.distributed met, where no variable says it (mp.spawn, tcp://)."""
+    """Where the ranks of an initialized torch.distributed met, where no variable says it (mp.spawn, tcp://)."""
     if not in_group():
         return None
     distributed = sys.modules["torch.distributed"]

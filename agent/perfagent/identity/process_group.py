@@ -19,7 +19,7 @@ ALONE_AFTER_S = 120.0
 
 
 def in_group() -> bool:
-    """Whether torch.distributed is initialised. Another thread may be in the midst of importing it."""
+    """Whether torch.distributed is initialized. Another thread may be in the midst of importing it."""
     is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
     return is_initialized is not None and bool(is_initialized())
 

@@ -64,8 +64,7 @@ def headline(name: str, first: str, change: Change) -> str:
 def _gain(name: str, gain: Mapping[str, Any]) -> str:
     return (
         f"Predicted for {gain['rule']}: steps up to {gain['predicted_pct']:.3g} % shorter. In {name}, which lacks this "
-        f"finding, they are "
-        f"{gain['measured_pct']:.3g} % shorter ({gain['low_pct']:.3g} to {gain['high_pct']:.3g} %)."
+        f"finding, they are {gain['measured_pct']:.3g} % shorter ({gain['low_pct']:.3g} to {gain['high_pct']:.3g} %)."
     )
 
 

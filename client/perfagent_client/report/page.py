@@ -118,7 +118,7 @@ def _environment_of_templates() -> Environment:
 
 
 def _readable(value: Any) -> Any:
-    """Control characters, such as the colours of a console, would be invisible."""
+    """Control characters, such as the colors of a console, would be invisible."""
     return value.translate(_CONTROL) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

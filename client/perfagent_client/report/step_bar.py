@@ -16,7 +16,7 @@ _SEEN = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """phase: one of wire.PHASES, or "named" for a phase that a script named; it decides the colour."""
+    """phase: one of wire.PHASES, or "named" for a phase that a script named; it decides the color."""
 
     phase: str
     title: str

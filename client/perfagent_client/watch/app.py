@@ -39,7 +39,7 @@ class WatchApp(App[None]):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
-        self.theme = "ansi-dark"  # the terminal's own colours, on its own background
+        self.theme = "ansi-dark"  # the terminal's own colors, on its own background
         self._server, self._api_key, self._run_id, self._clock = server, api_key, run, clock
 
     def on_mount(self) -> None:

@@ -23,7 +23,7 @@ _PHASE_STYLES = {
 }  # fmt: skip
 _OTHER_STYLE = "bright_black"
 _BLOCKS = "█▓▒░"
-"""Parts beside each other differ without colours too."""
+"""Parts beside each other differ without colors too."""
 _LABEL = 18
 _NEWEST = ("gpu/utilization_pct", "gpu/memory_used_bytes", "process/rss_bytes", "lr")
 

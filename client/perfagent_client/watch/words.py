@@ -1,4 +1,4 @@
-"""Marks, words and short figures of the screens. Pure. A mark always stands beside its word or shape, never a colour alone."""
+"""Marks, words and short figures of the screens. Pure. A mark always stands beside its word or shape, never a color alone."""
 
 from __future__ import annotations
 

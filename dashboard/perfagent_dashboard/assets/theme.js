@@ -1,4 +1,4 @@
-// Runs in the head, before the first paint: sets the colours of the theme that was chosen, or that the system prefers.
+// Runs in the head, before the first paint: sets the colors of the theme that was chosen, or that the system prefers.
 (function () {
   "use strict";
   const pa = (window.perfagent = window.perfagent || {});

@@ -1,4 +1,4 @@
-"""Icons: SVG files of assets/icons, drawn in the colour of the text beside them."""
+"""Icons: SVG files of assets/icons, drawn in the color of the text beside them."""
 
 from __future__ import annotations
 

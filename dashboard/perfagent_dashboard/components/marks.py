@@ -1,4 +1,4 @@
-"""Badges and marks: a state or a severity as shape, word and colour."""
+"""Badges and marks: a state or a severity as shape, word and color."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _WIDTH, _HEIGHT = 120, 28
 
 
 def sparkline(values: Sequence[float | None]) -> Component | None:
-    """None where there is no line to draw. The line is a mask, so that it has the colour of the theme."""
+    """None where there is no line to draw. The line is a mask, so that it has the color of the theme."""
     finite = [value if value is not None and math.isfinite(value) else None for value in values]
     known = [value for value in finite if value is not None]
     if len(known) < 2:

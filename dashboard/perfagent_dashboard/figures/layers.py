@@ -1,4 +1,4 @@
-"""Layers × steps as a heat map. Pure: the server's matrix in, a go.Figure out. Colours on a logarithmic scale where values
+"""Layers × steps as a heat map. Pure: the server's matrix in, a go.Figure out. Colors on a logarithmic scale where values
 span decades, so that one layer that explodes does not make all others look alike."""
 
 from __future__ import annotations

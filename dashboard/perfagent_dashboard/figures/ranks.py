@@ -14,8 +14,8 @@ __all__ = ["rank_figure"]
 
 
 def rank_figure(matrix: RankMatrix | None, theme: Theme) -> go.Figure:
-    """None gives the empty pattern. 1 (the median) is the card's own colour; slower is warm, faster is cool: diverging,
-    and the two ends differ in lightness from the middle for every kind of colour vision."""
+    """None gives the empty pattern. 1 (the median) is the card's own color; slower is warm, faster is cool: diverging,
+    and the two ends differ in lightness from the middle for every kind of color vision."""
     heat = go.Heatmap(
         x=matrix.step if matrix else [],
         y=matrix.ranks if matrix else [],

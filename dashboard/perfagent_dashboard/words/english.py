@@ -18,7 +18,7 @@ ENGLISH: dict[str, str] = {
     "theme_light": "light",
     "theme_dark": "dark",
     "theme_system": "as the system",
-    "theme_title": "Colours: {theme}. Another choice",
+    "theme_title": "Colors: {theme}. Another choice",
     "language_other": "中文",
     "language_title": "用中文显示",
     "keys_title": "Keys",
@@ -550,8 +550,7 @@ ENGLISH: dict[str, str] = {
     "change_shorter": "{phase} is {seconds} a step shorter",
     "change_longer": "{phase} is {seconds} a step longer",
     "gain_came": "Predicted for “{rule}”: steps up to {predicted} % shorter. In {name}, which lacks this finding, "
-    "they are {measured} % "
-    "shorter ({low} to {high} %).",
+    "they are {measured} % shorter ({low} to {high} %).",
     "not_alike": "Read speed and loss with care: {what}.",
     "not_alike_world_size": "different numbers of processes",
     "not_alike_batch_size": "different batch sizes",

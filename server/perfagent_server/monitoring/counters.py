@@ -60,7 +60,7 @@ NAMES: dict[tuple[str, str], Named] = {
     ("rules", "checkpoints"): Named("rules_checkpoints", "counter", "Checkpoints of the rules."),
     ("rules", "failures"): Named("rules_failures", "counter", "Rounds of the rules that failed."),
     ("rules", "runs_in_memory"): Named("rules_runs_in_memory", "gauge", "Runs whose windows are in memory."),
-    ("rules", "passed_over"): Named("rules_passed_over", "counter", "Frames and judgements that were left out."),
+    ("rules", "passed_over"): Named("rules_passed_over", "counter", "Frames and judgments that were left out."),
     ("rules", "dropped_alerts"): Named("alerts_dropped", "counter", "Alerts of users for which there was no room."),
     ("rules", "lag_frames"): Named("rules_lag_frames", "gauge", "Frames that wait for the rules."),
     ("rules", "lag_s"): Named("rules_lag_seconds", "gauge", "How long the oldest of them waits."),

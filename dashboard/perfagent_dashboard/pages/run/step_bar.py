@@ -28,18 +28,18 @@ def step_bar(timing: Mapping[str, Any]) -> Component | None:
         return None
     segments, legend = [], []
     for part in parts:
-        colour = {"background": f"var(--phase-{part.phase})"}
+        color = {"background": f"var(--phase-{part.phase})"}
         series = f"phase/{part.title if part.phase == 'named' else part.phase}_s"
         said = f"{part.title} {part.share_pct:.1f} % · {part.time}"
         segments.append(
             html.I(
-                title=said, style={**colour, "flexGrow": part.share_pct},
+                title=said, style={**color, "flexGrow": part.share_pct},
                 **hyphenated(data_goto=series, aria_hidden="true"),
             )
         )  # fmt: skip
         legend.append(
             html.Button(
-                [html.I(style=colour), part.title, html.B(f"{percent(part.share_pct / 100)} %")],
+                [html.I(style=color), part.title, html.B(f"{percent(part.share_pct / 100)} %")],
                 type="button", className="share", title=said, **hyphenated(data_goto=series),
             )
         )  # fmt: skip

@@ -31,7 +31,7 @@ _WORTH_A_TILE = 0.02
 
 @dataclass(slots=True)
 class _Tile:
-    """series: the chart that it leads to, and whose rules colour it. name: of the tile."""
+    """series: the chart that it leads to, and whose rules color it. name: of the tile."""
 
     label: str
     value: str

@@ -94,7 +94,7 @@ def _title(kind: str, message: Message) -> str:
     title = message.title.strip() or "perfagent"
     if kind == "email":
         return f"[{message.severity}] {title}"
-    return title if kind == "slack" else f"{_MARKS[message.severity]} {title}"  # Slack has a bar of colour
+    return title if kind == "slack" else f"{_MARKS[message.severity]} {title}"  # Slack has a bar of color
 
 
 def _one_line(text: str) -> str:
