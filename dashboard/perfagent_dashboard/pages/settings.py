@@ -242,8 +242,8 @@ class _Settings:
     # ---- rules
 
     async def _rule_list(self, *, may_change: bool, project: str = "", unfolded: str = "") -> list[Component]:
-        rules = (await self._server.get("/rules", project=project))["rules"]
-        items = [_rule_item(one, may_change=may_change) for one in rules]
+        known = await self._server.get("/rules", project=project)
+        items = [_rule_item(one, may_change=may_change) for one in known["rules"]]
         which = dmc.TextInput(
             id="rules-project", label=say("rules_project"), value=project, debounce=500, size="sm", w=260,
             placeholder=say("all_projects"),
@@ -253,6 +253,7 @@ class _Settings:
             which,
             shown,
             *([] if may_change else [nothing(say("may_not_set_rules"))]),
+            *(nothing(say("rule_setting_ignored", why=one["why"])) for one in known["ignored"]),
             dmc.Accordion(items, multiple=True, value=[unfolded] if unfolded else [], className="card"),
         ]
 

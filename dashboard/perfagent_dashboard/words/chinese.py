@@ -559,6 +559,7 @@ CHINESE: dict[str, str] = {
     "settings_users": "用户",
     "settings_audit": "审计日志",
     "settings_account": "我的登录",
+    "rule_setting_ignored": "一项已保存的设置被忽略：{why}",
     "may_not_set_rules": "你只能查看规则。修改规则需要所有项目的管理员，或此处所写项目的管理员。",
     "user_name": "名称",
     "user_role": "角色",

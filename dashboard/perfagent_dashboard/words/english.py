@@ -560,6 +560,7 @@ ENGLISH: dict[str, str] = {
     "settings_users": "Users",
     "settings_audit": "Audit log",
     "settings_account": "My login",
+    "rule_setting_ignored": "A stored setting is ignored: {why}",
     "may_not_set_rules": "You may read the rules. Changing them needs an administrator of the project named here, or of all.",
     "user_name": "Name",
     "user_role": "Role",

@@ -16,6 +16,7 @@ from perfagent_server.alerts import chat
 from perfagent_server.alerts.kinds import CHAT_KINDS, HEARTBEAT, KINDS, WEBHOOK
 from perfagent_server.alerts.webhooks import new_secret, notice_body, secret_bytes
 from perfagent_server.security.outbound import Guard
+from perfagent_server.store.stored_json import stored_names
 from perfagent_server.store.tables import channel, delivery
 from perfagent_server.timestamps import rfc3339
 
@@ -124,7 +125,7 @@ def read(connection: Connection, identifier: str) -> NewChannel | None:
     row = connection.execute(select(channel).where(channel.c.id == identifier)).mappings().first()
     if row is None:
         return None
-    lists = {name: json.loads(row[name]) for name in ("projects", "tags")}
+    lists: dict[str, Any] = {name: stored_names(row[name]) for name in ("projects", "tags")}
     plain = ("name", "url", "kind", "min_severity", "group_s", "repeat_s", "every_s")
     return NewChannel(**{name: row[name] for name in plain}, **lists, summaries=bool(row["summaries"]))
 
@@ -151,7 +152,7 @@ def all_channels(connection: Connection) -> list[dict[str, Any]]:
 def _shown(row: RowMapping) -> dict[str, Any]:
     return {
         "id": row["id"], "name": row["name"], "kind": row["kind"], "url": shown_url(row["kind"], row["url"]),
-        "min_severity": row["min_severity"], "projects": json.loads(row["projects"]), "tags": json.loads(row["tags"]),
+        "min_severity": row["min_severity"], "projects": stored_names(row["projects"]), "tags": stored_names(row["tags"]),
         "group_s": row["group_s"], "repeat_s": row["repeat_s"], "summaries": bool(row["summaries"]), "every_s": row["every_s"],
         "enabled": bool(row["enabled"]), "disabled_reason": row["disabled_reason"], "created": rfc3339(row["created"]),
         "failing_since": rfc3339(row["failing_since"]), "old_secret_until": rfc3339(row["old_secret_until"]),

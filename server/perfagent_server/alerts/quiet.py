@@ -10,7 +10,6 @@ an alert is resolved is never held back: whoever was told that it fires would be
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from sqlalchemy import Connection, select, update
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.expression import func
 
+from perfagent_server.store.stored_json import stored_names
 from perfagent_server.store.tables import alert, delivery, silence
 from perfagent_server.store.tables import run as runs
 
@@ -145,4 +145,4 @@ def _read(connection: Connection, ids: Iterable[str]) -> list[_About]:
 
 
 def _about(row: Any) -> _About:
-    return _About(row.id, row.run, row.rule, row.project, row.name, json.loads(row.tags), row.snoozed_until or 0.0)
+    return _About(row.id, row.run, row.rule, row.project, row.name, stored_names(row.tags), row.snoozed_until or 0.0)

@@ -29,6 +29,7 @@ from perfagent_server.rules.rule import USER_ALERT
 from perfagent_server.spending.finding_cost import with_money
 from perfagent_server.spending.run_cost import present_rate_of
 from perfagent_server.store.statements import insert_for
+from perfagent_server.store.stored_json import stored_list, stored_names, stored_object
 from perfagent_server.store.tables import alert, channel, delivery
 from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
@@ -58,8 +59,8 @@ def resolve_by_hand(connection: Connection, alert_id: str, now: float, link: Cal
     row = connection.execute(select(alert).where(alert.c.id == alert_id)).mappings().one()
     names = ("rule", "severity", "message", "since_step", "fix", "gain_pct", "title", "cause", "cost")
     found = Finding(
-        **{name: row[name] for name in names}, since=rfc3339(row["since"]), ranks=json.loads(row["ranks"]),
-        evidence=json.loads(row["evidence"]),
+        **{name: row[name] for name in names}, since=rfc3339(row["since"]), ranks=stored_list(row["ranks"]),
+        evidence=stored_object(row["evidence"]),
     )  # fmt: skip
     change = Change("resolve", alert_id, found, row["last_step"] or 0, now, why, history.openings(connection, alert_id))
     apply(connection, [(row["run"], change)], now, link)
@@ -202,14 +203,18 @@ def _delivery_id(change: Change, event: str, channel_id: str) -> str:
 def wants(one: RowMapping, about: RowMapping, severity: str) -> bool:
     """Whether a channel is to be told: by severity, and by the project and the tags of the run."""
     order: tuple[str, ...] = SEVERITIES
-    is_heard = order.index(severity) >= order.index(one["min_severity"])
+    least = one["min_severity"] if one["min_severity"] in order else SEVERITIES[0]
+    is_heard = order.index(severity) >= order.index(least)
     return one["kind"] != HEARTBEAT and is_heard and is_for(one, about["project"], about["tags"])
 
 
 def is_for(one: RowMapping, project: str, tags: str) -> bool:
-    """Whether a channel is told about runs of this project with these tags, a JSON list."""
-    projects, wanted = json.loads(one["projects"]), json.loads(one["tags"])
-    return (not projects or project in projects) and (not wanted or not set(wanted).isdisjoint(json.loads(tags)))
+    """Whether a channel is told about runs of this project with these tags, a JSON list. One whose own lists cannot be
+    read is told nothing: it may be another project's."""
+    projects, wanted = stored_names(one["projects"]), stored_names(one["tags"])
+    if (not projects and one["projects"] != "[]") or (not wanted and one["tags"] != "[]"):
+        return False
+    return (not projects or project in projects) and (not wanted or not set(wanted).isdisjoint(stored_names(tags)))
 
 
 def _columns(found: Finding) -> dict[str, Any]:
@@ -235,8 +240,8 @@ def alert_of(row: RowMapping, run_name: str = "", project: str = "") -> Alert:
     return Alert(
         id=row["id"], state=row["state"], run=row["run"], run_name=run_name, project=project, rule=row["rule"],
         severity=row["severity"], message=row["message"],
-        since=rfc3339(row["since"]), since_step=row["since_step"], last_step=row["last_step"], ranks=json.loads(row["ranks"]),
-        evidence=json.loads(row["evidence"]), fix=row["fix"], gain_pct=row["gain_pct"], resolved=rfc3339(row["resolved"]),
+        since=rfc3339(row["since"]), since_step=row["since_step"], last_step=row["last_step"], ranks=stored_list(row["ranks"]),
+        evidence=stored_object(row["evidence"]), fix=row["fix"], gain_pct=row["gain_pct"], resolved=rfc3339(row["resolved"]),
         acknowledged=rfc3339(row["acknowledged"]), acknowledged_by=row["acknowledged_by"], note=row["note"],
         muted_until=rfc3339(row["muted_until"] if row["muted_rule"] == row["rule"] else None),
         snoozed_until=rfc3339(row["snoozed_until"]),

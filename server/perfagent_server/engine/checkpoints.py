@@ -83,6 +83,10 @@ class Checkpoints:
         """The next one is due after every_s, or later where writing would take more than five percent of the time."""
         self.due = moment + max(self._every_s, 20 * self.took_s)
 
+    def leave_out(self, run: str) -> None:
+        """Its row of state stays as it is."""
+        self._waiting = [one for one in self._waiting if one != run]
+
     def cancel(self) -> None:
         """Gives the checkpoint up that is under way."""
         self._waiting, self._target = [], None
@@ -104,12 +108,10 @@ def load_cursors(connection: Connection) -> dict[str, int]:
     return {shard: found.get(cursor_of(shard), 0) for shard in SHARDS}
 
 
-def save_snapshots(connection: Connection, snapshots: Mapping[str, bytes]) -> None:
+def save_snapshots(connection: Connection, snapshots: Mapping[str, bytes], version: int = STATE_VERSION) -> None:
     """Writes snapshots of the runs that still exist."""
     there: set[str] = set()
     names = list(snapshots)
     for start in range(0, len(names), 500):
         there.update(connection.execute(select(runs.c.id).where(runs.c.id.in_(names[start : start + 500]))).scalars())
-    _save.many(
-        connection, [{"run": run, "version": STATE_VERSION, "state": snapshots[run]} for run in names if run in there]
-    )
+    _save.many(connection, [{"run": run, "version": version, "state": snapshots[run]} for run in names if run in there])

@@ -6,8 +6,11 @@ frames: judging the rest from the restored one gives the same changes, with the 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,12 +26,12 @@ from perfagent_server.rules.loss.loss_spike import LossSpike
 from perfagent_server.rules.plan import STEPPED, Plan
 from perfagent_server.rules.rule import USER_ALERT, Life, Rule, Unknown
 from perfagent_server.rules.step_series import PATIENCE_S
-from perfagent_server.rules.window import TERMINAL, End, Window
+from perfagent_server.rules.window import End, Window, is_end
 from perfagent_server.store.stored import FromTail
 from perfagent_server.timestamps import rfc3339
 from perfagent_server.verdict.verdict import Happened, verdict, worst_first
 
-__all__ = ["STATE_VERSION", "Evaluator"]
+__all__ = ["STATE_VERSION", "Evaluator", "HalfJudgedError"]
 
 STATE_VERSION = 5
 _MOST_OTHERS = 256
@@ -40,11 +43,24 @@ _MOST_ENDS = 64
 _encoder = msgspec.msgpack.Encoder()
 
 
-class Evaluator:
-    """upto: the tail id of the newest frame that was judged; dropped: alerts for which there was no room.
+class HalfJudgedError(Exception):
+    """The samples of a frame could not be judged. changes: what follows from its events, and from the samples until
+    then. The error itself is the cause of this one."""
 
-    on_failure: called with the rule and its error; judging goes on without it. None, as in tests and backtests: it is
-    raised.
+    def __init__(self, changes: list[Change]) -> None:
+        super().__init__("the samples of a frame could not be judged")
+        self.changes = changes
+
+
+class Evaluator:
+    """upto: the tail id of the newest frame that was judged; dropped: alerts for which there was no room; failing: how
+    many frames (or ticks) in a row could not be judged, by which of the two.
+
+    on_failure: called with a judgement or an event that failed, and its error; judging goes on without it. None, as in
+    tests and backtests: it is raised.
+
+    Times are seconds of the caller's clock, which must not jump. The window's clock is never behind what the window has
+    seen already: a snapshot of a server whose clock was wrong may be hours ahead, and goes on from there (`_ahead_s`).
     """
 
     def __init__(self, run: str, plan: Plan, *, on_failure: Callable[[str, Exception], None] | None = None) -> None:
@@ -53,17 +69,20 @@ class Evaluator:
         self.machines: dict[str, Machine] = {}
         self.upto = 0
         self.dropped = 0
+        self.failing: Counter[str] = Counter()
         self.on_failure = on_failure
+        self._ahead_s = 0.0
         self._clock_due: dict[str, float] = {}  # rule -> when it is judged by the clock next, server clock
         self._older: Evaluator | None = None  # of the attempt before, for its ends that come late
 
     # --- judging ------------------------------------------------------------------------------------------------------
 
-    def take(self, stored: FromTail, *, drained: bool = False) -> list[Change]:
-        """Judges one frame. drained: it lay in a spool, and its sender is still lost."""
+    def take(self, stored: FromTail, *, drained: bool = False, now: float = math.inf) -> list[Change]:
+        """Judges one frame. drained: it lay in a spool, and its sender is still lost. now: it cannot have come later,
+        whatever the clock of that moment said. Raises HalfJudgedError where its samples cannot be judged."""
         window = self.window
         self.upto = max(self.upto, stored.id)
-        window.now = max(window.now, stored.received)
+        self._go_on(min(stored.received, now))
         if stored.attempt < window.attempt:
             return self._take_of_an_older_attempt(stored)
         changes: list[Change] = []
@@ -73,21 +92,40 @@ class Evaluator:
         self._hear(stored.rank)
         ends: list[Event] = []
         for event in stored.events:
-            changes += self._take_event(stored, event, ends)
+            changes += self._guarded(event, partial(self._take_event, stored, event, ends))
         if stored.rank in window.lost and not drained:
             del window.lost[stored.rank]
             changes += self._judge_event("contact")
-        touched = window.take(stored.rank, stored.groups)
-        changes += self._judge_urgent()
-        changes += self._judge_ready(window.close(touched))
+        failure: Exception | None = None
+        try:
+            touched = window.take(stored.rank, stored.groups)
+            changes += self._judge_urgent()
+            changes += self._judge_ready(window.close(touched))
+        except Exception as error:
+            if self.on_failure is None:
+                raise
+            failure = error
         for event in ends:
-            changes += self._end(stored, event)
+            changes += self._guarded(event, partial(self._end, stored, event))
+        if failure is not None:
+            raise HalfJudgedError(changes) from failure
         return changes
+
+    def _guarded(self, event: Event, judging: Callable[[], list[Change]]) -> list[Change]:
+        """What follows from an event. One that cannot be read costs neither the other events nor the samples of its
+        frame."""
+        try:
+            return judging()
+        except Exception as error:
+            if self.on_failure is None:
+                raise
+            self.on_failure(f"an event `{event.kind[:40]}`", error)
+            return []
 
     def _take_event(self, stored: FromTail, event: Event, ends: list[Event]) -> list[Change]:
         window = self.window
         if event.kind == "state":
-            if event.data.get("state") in TERMINAL:
+            if is_end(event):
                 ends.append(event)
             else:
                 self._begin(event, stored.rank)
@@ -118,15 +156,15 @@ class Evaluator:
         changes = [
             change
             for event in stored.events
-            if event.kind == "state" and event.data.get("state") in TERMINAL
-            for change in older._end(stored, event)
+            if is_end(event)
+            for change in self._guarded(event, partial(older._end, stored, event))
         ]
         return changes + older._close_all("the run was started again")
 
     # --- by the clock -------------------------------------------------------------------------------------------------
 
     def due(self) -> float | None:
-        """When time alone changes something, server clock: a step that waits for a slow rank, a rule that is judged by
+        """When time alone changes something: a step that waits for a slow rank, a rule that is judged by
         the clock. None: never."""
         window = self.window
         times = list(self._clock_due.values()) if self._is_clocked() else []
@@ -135,19 +173,19 @@ class Evaluator:
             times.append(waits)
         for noted in window.nonfinite.values():
             times += [entry.time + 2 * PATIENCE_S for step in noted.fresh if (entry := noted.at(step)) is not None]
-        return min(times, default=None)
+        return min(times) - self._ahead_s if times else None
 
     def tick(self, now: float) -> list[Change]:
         """Time passed and nothing came: steps that waited for a slow rank are judged without it, and rules that are
         judged by the clock."""
         window = self.window
-        window.now = max(window.now, now)
+        self._go_on(now)
         changes = self._judge_urgent()
         changes += self._judge_ready(window.close(list(window.by_step)))
         if self._is_clocked():
             for seconds, rule in self.plan.clocked:
-                if self._clock_due.get(rule.id, now) <= now:
-                    self._clock_due[rule.id] = now + seconds
+                if self._clock_due.get(rule.id, window.now) <= window.now:
+                    self._clock_due[rule.id] = window.now + seconds
                     window.at = window.step
                     changes += self._judge(rule)
         return changes
@@ -155,7 +193,15 @@ class Evaluator:
     def start_clock(self, now: float) -> None:
         """From now on the rules that are judged by the clock are due."""
         for seconds, rule in self.plan.clocked:
-            self._clock_due.setdefault(rule.id, now + seconds)
+            self._clock_due.setdefault(rule.id, now + self._ahead_s + seconds)
+
+    def set_clock(self, now: float) -> None:
+        """What it reads on the caller's clock: that of the window is never behind what it has seen already."""
+        self._ahead_s = max(0.0, self.window.now - now)
+
+    def _go_on(self, now: float) -> None:
+        """Moves the clock of the window on."""
+        self.window.now = max(self.window.now, now + self._ahead_s)
 
     def _is_clocked(self) -> bool:
         """Whether the run goes on and is heard: no rule judges the silence of a run by the clock."""
@@ -165,7 +211,7 @@ class Evaluator:
     def silence(self, lost: dict[tuple[int, int], float], now: float) -> list[Change]:
         """(attempt, rank) that fell silent, and for how many seconds they were."""
         window = self.window
-        window.now = max(window.now, now)
+        self._go_on(now)
         if window.ended:
             return []
         window.lost.update({rank: quiet for (attempt, rank), quiet in lost.items() if attempt == window.attempt})
@@ -180,7 +226,7 @@ class Evaluator:
         changes = []
         for machine in self.machines.values():
             if machine.alert == alert:
-                change = machine.close(self.window.step, now, why)
+                change = machine.close(self.window.step, now + self._ahead_s, why)
                 if change is not None:
                     changes.append(change)
         self.note_firing()
@@ -201,8 +247,7 @@ class Evaluator:
             window.run, self.plan, attempt=attempt, world_size=window.world_size, now=window.now, started=window.now
         )
         self.window.wall.go_on_from(window.wall)
-        self._clock_due.clear()
-        self.start_clock(window.now)
+        self._clock_due = {rule.id: window.now + seconds for seconds, rule in self.plan.clocked}
         return changes
 
     def _close_all(self, why: str) -> list[Change]:
@@ -367,7 +412,7 @@ class Evaluator:
         except Exception as error:
             if self.on_failure is None:
                 raise
-            self.on_failure(rule.id, error)
+            self.on_failure(f"a judgement by {rule.id}", error)
             return []
         return [] if isinstance(found, Unknown) else self._observe(rule, found)
 

@@ -1,23 +1,27 @@
 """The evaluators of runs: in memory while a run moves, else in their snapshots.
 
-Where a snapshot is lost, or is of another version, the evaluator is rebuilt from the tables (rebuild.py).
+Where a snapshot is lost, or is of another version, the evaluator is rebuilt from the tables (rebuild.py). Each run is
+loaded behind its own guard: one that cannot be loaded is given to `on_set_aside`, and the others are loaded.
 """
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy import Connection, select
+from sqlalchemy.sql.expression import func
 
 from perfagent_server.database import Database
+from perfagent_server.engine import set_aside
 from perfagent_server.engine.evaluator import STATE_VERSION, Evaluator
 from perfagent_server.engine.rebuild import rebuild
 from perfagent_server.rules.plan import Plan
 from perfagent_server.store.interface import MetricStore
-from perfagent_server.store.tables import alert, rule_state
+from perfagent_server.store.stored_json import stored_names
+from perfagent_server.store.tables import alert, rule_state, tail
 from perfagent_server.store.tables import run as runs
 
 __all__ = ["Evaluators", "PlanOf"]
@@ -31,17 +35,26 @@ PlanOf = Callable[[str, Sequence[str]], Plan]
 
 @dataclass(slots=True)
 class _Run:
-    """What the table of runs says of one."""
+    """What the tables say of one. resolved: its alerts that are over."""
 
     project: str
     world_size: int
-    rules_off: list[str]
+    rules_off: str
+    version: int | None
+    state: bytes
+    resolved: set[str]
+
+    @property
+    def says_upto(self) -> bool:
+        """Whether its row of state says up to which frame it was judged."""
+        return self.version in (STATE_VERSION, set_aside.VERSION)
 
 
 class Evaluators:
     """in_memory: run -> its evaluator, least recently moved first. moved: when that was, by the monotonic clock.
 
-    on_failure: called with a run, what could not be done, and the error.
+    on_failure: called with a run, what could not be done, and the error. on_set_aside: with a run that cannot be loaded,
+    up to which tail id it was judged (None where its row says that), and the error.
     """
 
     def __init__(
@@ -51,40 +64,59 @@ class Evaluators:
         plan_of: PlanOf,
         *,
         on_failure: Callable[[str, str, Exception], None],
+        on_set_aside: Callable[[str, int | None, Exception], None],
     ) -> None:
+        self._on_set_aside = on_set_aside
         self._database, self._store, self._plan_of, self._on_failure = database, store, plan_of, on_failure
         self.in_memory: OrderedDict[str, Evaluator] = OrderedDict()
         self.moved: dict[str, float] = {}
 
-    def load(self, wanted: Iterable[str], moment: float, now: float, judged: Callable[[str], int]) -> list[str]:
-        """Brings the evaluators of these runs into memory; the names of those that were not there. judged: the tail
-        id up to which frames of a run were judged."""
+    def load(self, wanted: Iterable[str], moment: float, now: float, judged: Callable[[str], int]) -> dict[str, bool]:
+        """Brings the evaluators of these runs into memory; those that were not there, and whether the tail holds frames of
+        them that they have not seen, though all others of their shard were judged. judged: the tail id up to which."""
         missing = [run for run in wanted if run not in self.in_memory]
-        for run, judge in self._made(missing, now, judged):
-            self.in_memory[run], self.moved[run] = judge, moment
-        return [run for run in missing if run in self.in_memory]
+        loaded: dict[str, bool] = {}
+        for start in range(0, len(missing), 500):
+            known, newest = self._read(missing[start : start + 500], judged)
+            for run, about in known.items():
+                try:
+                    judge = self._evaluator(run, about, now, judged(run))
+                except Exception as error:
+                    if not set_aside.is_of_the_run(error):
+                        raise
+                    self._on_set_aside(run, None if about.says_upto else judged(run), error)
+                    continue
+                self.in_memory[run], self.moved[run] = judge, moment
+                loaded[run] = newest.get(run, 0) > judge.upto
+        return loaded
 
     def made(self, run: str, now: float, judged: Callable[[str], int]) -> Evaluator | None:
-        """The evaluator of a run as its snapshot has it, for reading only; None where there is no such run."""
-        return next((judge for _, judge in self._made([run], now, judged)), None)
+        """The evaluator of a run as its snapshot has it, for reading only; None where there is no such run. Raises
+        CannotJudgeError for one that is set aside."""
+        about = self._read([run], judged)[0].get(run)
+        if about is None:
+            return None
+        if about.version == set_aside.VERSION:
+            raise set_aside.CannotJudgeError(set_aside.Mark.read(about.state).error)
+        try:
+            return self._evaluator(run, about, now, judged(run))
+        except Exception as error:
+            if not set_aside.is_of_the_run(error):
+                raise
+            raise set_aside.CannotJudgeError(set_aside.spell(error)) from error
 
-    def _made(
-        self, missing: Sequence[str], now: float, judged: Callable[[str], int]
-    ) -> Iterator[tuple[str, Evaluator]]:
-        for start in range(0, len(missing), 500):
-            piece = missing[start : start + 500]
-            with self._database.read() as connection:
-                known = _runs(connection, piece)
-                saved = connection.execute(select(rule_state).where(rule_state.c.run.in_(piece))).all()
-                resolved = _resolved(connection, piece)
-            states = {row.run: row.state for row in saved if row.version == STATE_VERSION}
-            for run, about in known.items():
-                judge = self._evaluator(run, about, states.get(run), judged(run))
-                for one in judge.firing() & resolved:  # by hand, while no server judged the run
-                    judge.resolve(one, now, "")
-                judge.window.world_size = max(judge.window.world_size, about.world_size)
-                judge.start_clock(now)
-                yield run, judge
+    def _read(self, names: Sequence[str], judged: Callable[[str], int]) -> tuple[dict[str, _Run], dict[str, int]]:
+        """What the tables say of these runs, and the newest frame in the tail of those with a row of state, as far as
+        the frames of their shards were judged."""
+        with self._database.read() as connection:
+            known = _runs(connection, names)
+            with_state = [run for run, about in known.items() if about.version is not None]
+            newest: dict[str, int] = {}
+            for upto in {judged(run) for run in with_state}:
+                its = tail.c.run.in_([run for run in with_state if judged(run) == upto]), tail.c.id <= upto
+                found = select(tail.c.run, func.max(tail.c.id)).where(*its).group_by(tail.c.run)
+                newest.update((row[0], row[1]) for row in connection.execute(found))
+        return known, newest
 
     def evict(self, moment: float, dirty: set[str]) -> list[str]:
         """Drops those that lie in their snapshots as they are: idle ones, and the oldest when there are many."""
@@ -102,31 +134,45 @@ class Evaluators:
         self.in_memory.pop(run, None)
         self.moved.pop(run, None)
 
-    def _evaluator(self, run: str, about: _Run, saved: bytes | None, judged: int) -> Evaluator:
-        plan = self._plan_of(about.project, about.rules_off)
-
-        def failed(rule: str, error: Exception) -> None:
-            self._on_failure(run, f"a judgement by {rule}", error)
-
-        if saved is not None:
-            try:
-                return Evaluator.restore(saved, plan, on_failure=failed)
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with it, it is one run's
-                self._on_failure(run, "the snapshot", error)
-        judge = Evaluator(run, plan, on_failure=failed)
-        rebuild(judge, self._database, self._store, judged)
+    def _evaluator(self, run: str, about: _Run, now: float, judged: int) -> Evaluator:
+        plan = self._plan_of(about.project, stored_names(about.rules_off))
+        judge = self._restored(run, about, plan)
+        if judge is None:
+            judge = Evaluator(run, plan, on_failure=partial(self._on_failure, run))
+            upto = set_aside.Mark.read(about.state).upto if about.version == set_aside.VERSION else judged
+            rebuild(judge, self._database, self._store, upto)
+            judge.upto = max(judge.upto, upto)
+        judge.set_clock(now)
+        for one in judge.firing() & about.resolved:  # by hand, while no server judged the run
+            judge.resolve(one, now, "")
+        judge.window.world_size = max(judge.window.world_size, about.world_size)
+        judge.start_clock(now)
         return judge
 
-
-def _resolved(connection: Connection, names: Sequence[str]) -> set[str]:
-    """Alerts of these runs that are over, says the table. A rule writes that together with its snapshot."""
-    its = alert.c.run.in_(names), alert.c.state == "resolved"
-    return set(connection.execute(select(alert.c.id).where(*its)).scalars())
+    def _restored(self, run: str, about: _Run, plan: Plan) -> Evaluator | None:
+        """From the snapshot, if there is one of this version that can be read."""
+        if about.version != STATE_VERSION:
+            return None
+        try:
+            return Evaluator.restore(about.state, plan, on_failure=partial(self._on_failure, run))
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, it is one run's
+            about.version = None
+            self._on_failure(run, "the snapshot", error)
+            return None
 
 
 def _runs(connection: Connection, names: Sequence[str]) -> dict[str, _Run]:
-    columns = runs.c.id, runs.c.project, runs.c.world_size, runs.c.rules_off
+    columns = runs.c.id, runs.c.project, runs.c.world_size, runs.c.rules_off, rule_state.c.version, rule_state.c.state
+    query = select(*columns).outerjoin(rule_state, rule_state.c.run == runs.c.id).where(runs.c.id.in_(names))
+    rows = connection.execute(query).all()
+    # A rule writes that an alert is over together with its snapshot.
+    over = select(alert.c.run, alert.c.id).where(alert.c.run.in_(names), alert.c.state == "resolved")
+    resolved: dict[str, set[str]] = {}
+    for run, one in connection.execute(over):
+        resolved.setdefault(run, set()).add(one)
     return {
-        row.id: _Run(row.project, row.world_size or 1, json.loads(row.rules_off))
-        for row in connection.execute(select(*columns).where(runs.c.id.in_(names)))
+        row.id: _Run(
+            row.project, row.world_size or 1, row.rules_off, row.version, row.state, resolved.get(row.id, set())
+        )
+        for row in rows
     }

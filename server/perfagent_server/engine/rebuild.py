@@ -8,23 +8,23 @@ of the series from the store. The alert table has the last word on what is open.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from sqlalchemy import Connection, select
 
-from perfagent.wire import LOSS, Event, Finding, loss_kind
+from perfagent.wire import LOSS, Finding, loss_kind
 from perfagent_server.alerts.state_machine import Machine
 from perfagent_server.database import Database
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.engine.reports import title_key
 from perfagent_server.rules.rule import USER_ALERT
-from perfagent_server.rules.window import TERMINAL, End
+from perfagent_server.rules.window import TERMINAL, End, is_end
 from perfagent_server.store.attempt_starts import UNDECIDED
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.stored import FromTail
+from perfagent_server.store.stored_json import stored_list, stored_object
 from perfagent_server.store.tables import alert, source
 from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import run as runs
@@ -138,16 +138,12 @@ def _start_step(connection: Connection, run: str, attempt: int) -> int:
 def _processes(judge: Evaluator, sources: Sequence[Any], frames: Sequence[FromTail]) -> None:
     """Who was heard, who ended and how. Not of those whose end is in a frame that is about to be judged."""
     window = judge.window
-    coming = {stored.source for stored in frames if any(map(_is_end, stored.events))}
+    coming = {stored.source for stored in frames if any(map(is_end, stored.events))}
     for row in sources:
         window.heard.add(row.rank)
         if row.state in TERMINAL and row.id not in coming:
             window.done.add(row.rank)
             window.ends.append(End(row.state, row.rank, row.ended or row.contact, row.step, row.reason))
-
-
-def _is_end(event: Event) -> bool:
-    return event.kind == "state" and event.data.get("state") in TERMINAL
 
 
 def _machine(row: Mapping[str, Any], now: float) -> Machine:
@@ -159,8 +155,8 @@ def _machine(row: Mapping[str, Any], now: float) -> Machine:
         message=row["message"],
         since_step=row["since_step"],
         since=rfc3339(row["since"]),
-        ranks=json.loads(row["ranks"]),
-        evidence=json.loads(row["evidence"]),
+        ranks=stored_list(row["ranks"]),
+        evidence=stored_object(row["evidence"]),
         fix=row["fix"],
         gain_pct=row["gain_pct"],
         title=row["title"],

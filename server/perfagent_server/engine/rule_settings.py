@@ -1,14 +1,19 @@
 """The rules of each project: their own thresholds, then `rules.toml` of the data folder, then what was set by API.
 
 One function of project and run (`plan_of`) gives the rules that judge, to the engine, the verdict and the API alike.
+
+The file is read at the start, and refused with what is wrong in it. The table is read leniently: what it says of a rule or
+a threshold that this version does not have, or a value that is none, is left out, logged once, and shown as ignored.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +28,23 @@ from perfagent_server.store.changes import note_change
 from perfagent_server.store.statements import put
 from perfagent_server.store.tables import rule_setting
 
-__all__ = ["RULES_FILE", "RuleSettings", "read_rules_file"]
+__all__ = ["RULES_FILE", "Ignored", "RuleSettings", "read_rules_file"]
+
+log = logging.getLogger("perfagent.server")
 
 RULES_FILE = "rules.toml"
 ALL_PROJECTS = ""
 _MOST_PLANS = 1000  # that are kept; another project's is made when it is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A stored setting that does not count. setting: empty for all of the rule's; project: empty for all projects."""
+
+    project: str
+    rule: str
+    setting: str
+    why: str
 
 
 class RuleSettings:
@@ -39,6 +56,7 @@ class RuleSettings:
         self._lock = threading.Lock()
         self._of_api: dict[str, dict[str, dict[str, Any]]] = {}  # project -> rule -> settings
         self._plans: dict[tuple[str, tuple[str, ...]], Plan] = {}
+        self._ignored: list[Ignored] = []
         self._load()
 
     def plan_of(self, project: str, off: Sequence[str] = ()) -> Plan:
@@ -56,6 +74,10 @@ class RuleSettings:
         with self._lock:
             overrides = self._overrides(project)
         return [with_overrides(rule, overrides) for rule in all_rules()]
+
+    def ignored(self, project: str) -> list[Ignored]:
+        """What is stored for this project, or for all, and does not count."""
+        return [one for one in self._ignored if one.project in (ALL_PROJECTS, project)]
 
     def takes_profile(self, project: str, rule: str) -> bool:
         """Whether an alert of this rule has a run of this project profiled."""
@@ -87,11 +109,21 @@ class RuleSettings:
         with self._database.read() as connection:
             rows = connection.execute(select(rule_setting)).all()
         found: dict[str, dict[str, dict[str, Any]]] = {}
+        ignored: list[Ignored] = []
         for row in rows:
-            found.setdefault(row.project, {})[row.rule] = json.loads(row.settings)
+            settings, reasons = _readable(row.rule, row.settings)
+            found.setdefault(row.project, {})[row.rule] = settings
+            ignored += [Ignored(row.project, row.rule, setting, why) for setting, why in reasons.items()]
         with self._lock:
-            self._of_api = found
+            new = [one for one in ignored if one not in self._ignored]
+            self._of_api, self._ignored = found, ignored
             self._plans.clear()
+        for one in new:
+            log.warning(
+                "a stored setting of %s is ignored: %s",
+                f"project {one.project!r}" if one.project else "all projects",
+                one.why,
+            )
 
     def _overrides(self, project: str) -> list[Overrides]:
         """From the weakest to the strongest."""
@@ -111,9 +143,15 @@ def read_rules_file(file: Path) -> dict[str, Overrides]:
         return {}
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is no TOML: it is not UTF-8 ({error})") from error
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (
+        tomllib.TOMLDecodeError,
+        RecursionError,
+        ValueError,
+    ) as error:  # ValueError: a number of thousands of digits
         raise ConfigError(f"{file} is no TOML: {error}") from error
     projects = found.pop("projects", {})
     if not isinstance(projects, dict):
@@ -122,6 +160,26 @@ def read_rules_file(file: Path) -> dict[str, Overrides]:
         return {ALL_PROJECTS: _checked(found), **{name: _checked(rules) for name, rules in projects.items()}}
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
+
+
+def _readable(rule: str, text: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The stored settings of a rule that count, and why each of the others does not."""
+    try:
+        settings = json.loads(text)
+        _checked({rule: settings if not isinstance(settings, dict) else {}})
+    except ConfigError as error:
+        return {}, {"": str(error)}
+    except (ValueError, RecursionError) as error:
+        return {}, {"": f"{rule}: this is no JSON ({error})"[:200]}
+    counts: dict[str, Any] = {}
+    ignored: dict[str, str] = {}
+    for name, value in settings.items():
+        try:
+            _checked({rule: {name: value}})
+            counts[name] = value
+        except ConfigError as error:
+            ignored[name] = str(error)
+    return counts, ignored
 
 
 def _checked(rules: Any) -> Overrides:

@@ -13,16 +13,17 @@ Several servers on one database divide the runs by shards (store/shards.py). Eac
 holds. It writes nothing for a run whose shard went to another server meanwhile: then it forgets what it has in memory,
 and the other server comes to the same alerts from the same snapshots.
 
-No frame and no rule stops the others. A rule that raises is left out at that step. A frame that cannot be judged, and an
-alert that no table takes, is passed over, counted and logged once.
+No run, frame or rule stops the others. A rule that raises is left out at that step. A frame that cannot be judged, and
+an alert that no table takes, is passed over, counted and logged once. A run that cannot be loaded, or fails frame after
+frame, is set aside and tried again later (set_aside.py).
+
+No jump of the wall clock reaches the rules: they are judged by a clock that moves like the monotonic one.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
-import sqlite3
 import threading
 import time
 from collections import deque
@@ -33,19 +34,21 @@ from functools import cache, partial
 from typing import Protocol
 
 from sqlalchemy import Connection, select
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from perfagent.wire import Alert, Finding, healthy, outcome_of
 from perfagent_server.alerts import tables
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.database import Database, StorageError
+from perfagent_server.engine import set_aside
 from perfagent_server.engine.checkpoints import Checkpoints, load_cursors, save_snapshots
-from perfagent_server.engine.evaluator import Evaluator
+from perfagent_server.engine.due_times import DueTimes
+from perfagent_server.engine.evaluator import Evaluator, HalfJudgedError
 from perfagent_server.engine.evaluators import Evaluators, PlanOf
+from perfagent_server.engine.set_aside import CannotJudgeError, Mark, SetAside, is_of_the_run
 from perfagent_server.engine.silence import Silence, Silent
 from perfagent_server.engine.snapshot_evaluators import SnapshotEvaluators
+from perfagent_server.engine.steady_clock import steady
 from perfagent_server.rules.catalogue import all_rules, rules_for
-from perfagent_server.rules.life.lost_contact import LostContact
 from perfagent_server.rules.plan import Plan
 from perfagent_server.runs import outcomes
 from perfagent_server.runs.earlier_attempts import earlier_attempts
@@ -53,8 +56,8 @@ from perfagent_server.store.changes import deletions_since, newest_deletion, not
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.shards import AllShards, LeaseLost, Shards, shard_of
 from perfagent_server.store.stored import FromTail
+from perfagent_server.store.tables import rule_state, source
 from perfagent_server.store.tables import run as runs
-from perfagent_server.store.tables import source
 from perfagent_server.store.write import lifecycle
 from perfagent_server.verdict.healthy import Healthy
 
@@ -101,7 +104,8 @@ class Engine:
     plan_of: the rules of a run. link: the address of a run's page, for webhooks. on_deliveries: called after deliveries
     were written (wakes the outbox); on_states: with the runs that were just called lost; on_fire: with the run, the id
     and the finding of each alert that fires, or opens again. shards: those whose runs this server judges. clock: wall
-    clock, Unix seconds; monotonic: measures silence, so that a jump of the wall clock looks like nothing."""
+    clock, Unix seconds, for what is written; monotonic: for what is due and how long something lasts, so that a jump of the
+    wall clock looks like nothing. aside: the runs that cannot be judged for now."""
 
     def __init__(
         self,
@@ -121,18 +125,19 @@ class Engine:
     ) -> None:
         self._database, self._store, self._hub = database, store, hub
         self._clock, self._monotonic, self._link = clock, monotonic, link
+        self._now = steady(clock, monotonic)
         self._shards: Shards = AllShards() if shards is None else shards
         self.on_deliveries, self.on_states, self.on_fire = on_deliveries, on_states, on_fire
         self._lock = threading.RLock()  # evaluators: the thread judges, routes read verdicts
-        self.evaluators = Evaluators(database, store, plan_of, on_failure=self._pass_over)
+        self.aside = SetAside(clock, monotonic)
+        self.evaluators = Evaluators(database, store, plan_of, on_failure=self._pass_over, on_set_aside=self._set_aside)
         self.checkpoints = Checkpoints(
             lambda job: self._database.write(job, essential=True), self._verify, every_s=checkpoint_s
         )
         self.checkpoints.due = monotonic()
-        self.silence = Silence(database, clock, monotonic, after_s=LostContact().after_s)
+        self.silence = Silence(database, clock, monotonic, plan_of=plan_of)
         self._dirty: set[str] = set()  # runs whose snapshot is older than their evaluator
-        self._heap: list[tuple[float, str]] = []  # when time alone changes something in a run, server clock
-        self._due_of: dict[str, float] = {}  # run -> its entry of the heap that counts
+        self._due = DueTimes()
         self._next_lag = monotonic()
         self._said: set[tuple[str, str]] = set()  # run and what was passed over in it, logged already
         self._deletion: int | None = None  # the newest by another server that was heeded
@@ -140,16 +145,17 @@ class Engine:
         self._seen: dict[str, int] = {}  # held shard -> tail id up to which it was judged in memory
         self._to_reload: deque[str | None] = deque()  # runs whose rules have changed; None for all
         self._judged_again: set[str] = set()  # runs of which something was judged after their end
-        self._of_others = SnapshotEvaluators(database, self.evaluators, clock, monotonic)
+        self._of_others = SnapshotEvaluators(database, self.evaluators, self._now, monotonic)
         self._event = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._moved_at = time.monotonic()  # when the thread last began something
         # passed_over: frames, judgements of a rule, and changes of alerts; dropped_alerts: of users, for which there
-        # was no room; lag_frames, lag_s: how far behind the newest frame the rules are
+        # was no room; set_aside: runs; left_out_frames: of runs that were set aside, when the tail held them no longer;
+        # lag_frames, lag_s: how far behind the newest frame the rules are
         self.counters: dict[str, float] = {
             "frames": 0, "rounds": 0, "alerts": 0, "checkpoints": 0, "failures": 0, "runs_in_memory": 0, "passed_over": 0,
-            "dropped_alerts": 0, "lag_frames": 0, "lag_s": 0.0,
+            "dropped_alerts": 0, "set_aside": 0, "left_out_frames": 0, "lag_frames": 0, "lag_s": 0.0,
         }  # fmt: skip
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -235,8 +241,7 @@ class Engine:
             for run in list(self.evaluators.in_memory):
                 self.evaluators.drop(run)
             self._dirty.clear()
-            self._heap.clear()
-            self._due_of.clear()
+            self._due.clear()
             self.checkpoints.forget()
             self._terms, self._seen = {}, {}
 
@@ -261,8 +266,15 @@ class Engine:
         self._terms = held
         with self._database.read() as connection:
             cursors = load_cursors(connection)
+            marks = connection.execute(select(rule_state).where(rule_state.c.version == set_aside.VERSION)).all()
         for shard in held.keys() - self._seen.keys():
             self._seen[shard] = self.checkpoints.saved[shard] = cursors[shard]
+        for run in self.aside.names():
+            if shard_of(run) not in self._seen:
+                self.aside.remove(run)
+        for row in marks:
+            if shard_of(row.run) in self._seen and row.run not in self.aside:
+                self.aside.remember(row.run, Mark.read(row.state).error)
 
     # --- one round ----------------------------------------------------------------------------------------------------
 
@@ -278,19 +290,20 @@ class Engine:
                 return 0
             batch = self._store.since(after, _BATCH, _BATCH_BYTES, shards=shards)
             self._heed_deletions()
-            moment, now = self._monotonic(), self._clock()
-            loaded = self._load({stored.run for stored in batch})
+            moment = self._monotonic()
+            loaded = self._load(self.aside.due())
+            loaded += self._load({stored.run for stored in batch if stored.run not in self.aside})
             changes: list[tuple[str, Change]] = []
             drained = self._still_lost(batch)
             for stored in batch:
                 changes += self._take(stored, moment, drained=stored.source in drained)
             for run in loaded:
                 # A step of these frames may be due sooner than what was due when the run was loaded.
-                self._schedule(run, self.evaluators.in_memory[run])
-            changes += self._tick_due(now)
+                self._schedule(run)
+            changes += self._tick_due(self._now())
             if moment >= self._next_lag:
                 self._next_lag = moment + _LAG_EVERY_S
-                self._note_lag(batch, now)
+                self._note_lag(batch)
             if changes:
                 self._commit(changes)
             if batch:
@@ -313,22 +326,32 @@ class Engine:
 
     def _take(self, stored: FromTail, moment: float, *, drained: bool) -> list[tuple[str, Change]]:
         judge = self.evaluators.in_memory.get(stored.run)
-        if judge is None or stored.id <= max(judge.upto, self._judged_upto(stored.run)):
-            return []  # the run is deleted, or the snapshot was taken after this frame, or another shard is behind
-        changes = self._judged(stored.run, "a frame", lambda: judge.take(stored, drained=drained))
-        judge.upto = stored.id  # also of one that was passed over
+        if stored.id <= self._judged_upto(stored.run):
+            return []  # another shard is behind
+        if judge is None or stored.id <= judge.upto:  # the run is deleted or set aside, or the snapshot knows the frame
+            self.aside.note_frame(stored.run)
+            return []
+        return self._take_by(judge, stored, moment, drained=drained)
+
+    def _take_by(self, judge: Evaluator, stored: FromTail, moment: float, *, drained: bool) -> list[tuple[str, Change]]:
+        self._moved_at = time.monotonic()
+        now = self._now()
+        changes = self._judged(stored.run, "a frame", lambda: judge.take(stored, drained=drained, now=now))
+        judge.upto = max(judge.upto, stored.id)  # also of one that was passed over
         self.counters["dropped_alerts"] += judge.dropped
         judge.dropped = 0
         if judge.window.ended:
             self._judged_again.add(stored.run)
+        if stored.run not in self.evaluators.in_memory:  # set aside with this frame
+            return changes
         self.evaluators.in_memory.move_to_end(stored.run)
         self.evaluators.moved[stored.run] = moment
         self._dirty.add(stored.run)
         if not drained:
             by_itself = not stored.source.startswith(lifecycle.JSON_SOURCE)
             self.silence.note(stored, moment, by_itself=by_itself)
-        if stored.run not in self._due_of:  # else a frame moves nothing before the time that is set already
-            self._schedule(stored.run, judge)
+        if stored.run not in self._due:  # else a frame moves nothing before the time that is set already
+            self._schedule(stored.run)
         return changes
 
     def _still_lost(self, batch: Sequence[FromTail]) -> set[str]:
@@ -342,10 +365,10 @@ class Engine:
             still = select(source.c.id).where(source.c.id.in_(asked), source.c.state == "lost")
             return set(connection.execute(still).scalars())
 
-    def _note_lag(self, batch: Sequence[FromTail], now: float) -> None:
+    def _note_lag(self, batch: Sequence[FromTail]) -> None:
         behind = max(0, self._store.newest_id() - batch[-1].id) if batch else 0
         self.counters["lag_frames"] = behind
-        self.counters["lag_s"] = round(max(0.0, now - batch[-1].received), 3) if behind else 0.0
+        self.counters["lag_s"] = round(max(0.0, self._clock() - batch[-1].received), 3) if behind else 0.0
 
     def settle_outcomes(self) -> int:
         """Writes what some runs that ended are called by their verdicts, if all that they sent was judged: how many runs
@@ -366,7 +389,8 @@ class Engine:
     def _outcome(self, run: str, state: str) -> str:
         was_in_memory = run in self.evaluators.in_memory
         try:
-            return outcome_of(self.verdict(run), state)
+            found = self.verdict(run)
+            return "unknown" if run in self.aside else outcome_of(found, state)
         except StorageError:
             raise
         except Exception as error:  # noqa: BLE001 - one run's verdict must not hold up those of others
@@ -378,30 +402,25 @@ class Engine:
 
     # --- what time alone changes --------------------------------------------------------------------------------------
 
-    def _schedule(self, run: str, judge: Evaluator) -> None:
-        due = judge.due()
-        if due is None:
-            self._due_of.pop(run, None)
-        elif self._due_of.get(run) != due:
-            self._due_of[run] = due
-            heapq.heappush(self._heap, (due, run))
+    def _schedule(self, run: str) -> None:
+        judge = self.evaluators.in_memory.get(run)
+        if judge is not None:
+            self._due.set(run, judge.due())
 
     def _tick_due(self, now: float) -> list[tuple[str, Change]]:
         changes: list[tuple[str, Change]] = []
-        while self._heap and self._heap[0][0] <= now:
-            due, run = heapq.heappop(self._heap)
+        for run in self._due.pop(now):
             judge = self.evaluators.in_memory.get(run)
-            if judge is None or self._due_of.get(run) != due:
-                continue  # another time counts by now
-            del self._due_of[run]
-            found = self._judged(run, "a tick", lambda judge=judge: judge.tick(now))  # type: ignore[misc]
+            if judge is None:
+                continue
+            self._moved_at = time.monotonic()
+            found = self._judged(run, "a tick", partial(judge.tick, now))
             changes += found
-            if found:
-                self._dirty.add(run)
-            self._schedule(run, judge)
-            if self._due_of.get(run, now + 1) <= now:  # it could not be judged: not again at once
-                self._due_of[run] = now + _AGAIN_S
-                heapq.heappush(self._heap, (self._due_of[run], run))
+            if run in self.evaluators.in_memory:
+                self._dirty.update([run] if found else ())
+                self._schedule(run)
+                if judge.failing["a tick"]:  # not again at once
+                    self._due.set_not_before(run, now + _AGAIN_S)
         return changes
 
     def look_for_silence(self) -> None:
@@ -424,13 +443,14 @@ class Engine:
             if one.heartbeat:
                 silent.setdefault(one.run, {})[one.attempt, one.rank] = one.quiet_s
         self._load(silent)
-        now = self._clock()
+        now = self._now()
         changes: list[tuple[str, Change]] = []
         for run, ranks in silent.items():
             judge = self.evaluators.in_memory.get(run)
             if judge is not None:
-                changes += self._judged(run, "the silence", lambda judge=judge, ranks=ranks: judge.silence(ranks, now))  # type: ignore[misc]
-                self._dirty.add(run)
+                changes += self._judged(run, "the silence", partial(judge.silence, ranks, now))
+                if run in self.evaluators.in_memory:
+                    self._dirty.add(run)
         lost: list[str] = []
 
         def mark(connection: Connection) -> None:
@@ -444,12 +464,37 @@ class Engine:
     # --- what cannot be judged or written -----------------------------------------------------------------------------
 
     def _judged(self, run: str, what: str, judging: Callable[[], list[Change]]) -> list[tuple[str, Change]]:
-        """What a run's evaluator makes of something. What it cannot judge is passed over."""
+        """What a run's evaluator makes of something. What it cannot judge is passed over; a run that fails again and again
+        is set aside."""
+        judge = self.evaluators.in_memory[run]
+        found: list[Change] = []
+        error: BaseException | None = None
         try:
-            return [(run, change) for change in judging()]
-        except Exception as error:  # noqa: BLE001 - one frame must not stop the others
+            found = judging()
+        except HalfJudgedError as half:
+            found, error = half.changes, half.__cause__
+        except Exception as raised:  # noqa: BLE001 - one frame must not stop the others
+            error = raised
+        if isinstance(error, Exception):
             self._pass_over(run, what, error)
-            return []
+            judge.failing[what] += 1
+            if judge.failing[what] >= set_aside.MOST_FAILING:
+                self._set_aside(run, judge.upto, error)
+        else:
+            del judge.failing[what]
+        return [(run, change) for change in found]
+
+    def _set_aside(self, run: str, upto: int | None, error: Exception) -> None:
+        """upto: the tail id up to which it was judged; None: its row of state says it."""
+        self._drop(run)
+        self.checkpoints.leave_out(run)
+        if self.aside.add(run, set_aside.spell(error)):
+            log.error("run %s cannot be judged, and is set aside: it is tried again later", run, exc_info=error)
+        self.counters["set_aside"] = len(self.aside)
+        if upto is not None:
+            mark = {run: Mark(upto, set_aside.spell(error)).row()}
+            save = partial(save_snapshots, snapshots=mark, version=set_aside.VERSION)
+            self._database.write(self._verified([run], save), essential=True)
 
     def _pass_over(self, run: str, what: str, error: Exception) -> None:
         self.counters["passed_over"] += 1
@@ -493,7 +538,7 @@ class Engine:
             try:
                 self._write(changes, snapshots, also)
             except Exception as error:
-                if not _is_of_the_rows(error):
+                if not is_of_the_run(error):
                     raise
                 self._write_apart(changes, snapshots, also)
         except LeaseLost:
@@ -530,7 +575,7 @@ class Engine:
             try:
                 self._write([(run, change)], {}, self._verified([run], None))
             except Exception as error:
-                if not _is_of_the_rows(error):
+                if not is_of_the_run(error):
                     raise
                 self._pass_over(run, f"an alert ({change.finding.rule})", error)
         self._write([], snapshots, also)
@@ -606,29 +651,61 @@ class Engine:
 
     def _evict(self, moment: float) -> None:
         for run in self.evaluators.evict(moment, self._dirty):
-            self._due_of.pop(run, None)
+            self._due.drop(run)
         self.counters["runs_in_memory"] = len(self.evaluators.in_memory)
 
     def _load(self, wanted: Iterable[str]) -> list[str]:
-        """The runs that were not in memory before."""
+        """Those that were not in memory before. What came while a run was set aside is judged."""
         held = [run for run in wanted if shard_of(run) in self._seen]
-        loaded = self.evaluators.load(held, self._monotonic(), self._clock(), self._judged_upto)
-        for run in loaded:
-            self._schedule(run, self.evaluators.in_memory[run])
-        return loaded
+        loaded = self.evaluators.load(held, self._monotonic(), self._now(), self._judged_upto)
+        for run, is_behind in loaded.items():
+            judged = self._catch_up(run) if is_behind else 0
+            if run not in self.evaluators.in_memory:
+                continue  # set aside again
+            if came := self.aside.remove(run):
+                left_out = max(0, came - judged)
+                self.counters["left_out_frames"] += left_out
+                log.warning(
+                    "run %s is judged again: of %d frames that came meanwhile, the tail has lost %d",
+                    run,
+                    came,
+                    left_out,
+                )
+            self._schedule(run)
+        self.counters["set_aside"] = len(self.aside)
+        return [run for run in loaded if run in self.evaluators.in_memory]
+
+    def _catch_up(self, run: str) -> int:
+        """Judges the frames of a run that came while it was set aside, as far as the tail holds them; how many."""
+        count, upto, changes = 0, self._judged_upto(run), list[tuple[str, Change]]()
+        while (judge := self.evaluators.in_memory.get(run)) is not None:
+            batch = self._store.since(judge.upto, _BATCH, _BATCH_BYTES, run=run)
+            rest = [stored for stored in batch if stored.id <= upto]
+            for stored in rest:
+                if run in self.evaluators.in_memory:
+                    changes += self._take_by(judge, stored, self._monotonic(), drained=False)
+                    count += 1
+            if len(rest) < len(batch) or not batch:
+                break
+        if changes:
+            self._commit(changes)
+        return count
 
     # --- for routes ---------------------------------------------------------------------------------------------------
 
     def verdict(self, run: str) -> Finding:
         """Healthy, or the one thing that holds the run back."""
+        with self._database.read() as connection:
+            state = connection.execute(select(runs.c.state).where(runs.c.id == run)).scalar()
+            before = earlier_attempts(connection, run)
         with self._lock:
-            judge = self._judge_of(run)
-            if judge is None:
-                return healthy("Nothing is known of this run yet.")
-            with self._database.read() as connection:
-                state = connection.execute(select(runs.c.state).where(runs.c.id == run)).scalar()
-                before = earlier_attempts(connection, run)
-            found = judge.verdict(lost=state == "lost")
+            try:
+                judge = self._judge_of(run)
+                if judge is None:
+                    return healthy("Nothing is known of this run yet.")
+                found = judge.verdict(lost=state == "lost")
+            except CannotJudgeError as error:
+                return self.aside.finding(run, str(error))
         if not before:
             return found
         if isinstance(found, Healthy):
@@ -638,16 +715,22 @@ class Engine:
     def findings(self, run: str) -> list[Finding]:
         """Everything that the rules find now, worst first; for a run that ended also what held most of the time."""
         with self._lock:
-            judge = self._judge_of(run)
-            return judge.findings() if judge is not None else []
+            try:
+                judge = self._judge_of(run)
+                return judge.findings() if judge is not None else []
+            except CannotJudgeError as error:
+                return [self.aside.finding(run, str(error))]
 
     def resolve(self, run: str, alert: str, why: str) -> bool:
         """Closes an alert by hand. False when its run has no such alert open."""
         with self._lock:
-            judge = self._judge_of(run) if self.judges(run) else None
+            try:
+                judge = self._judge_of(run) if self.judges(run) else None
+            except CannotJudgeError:
+                return False
             if judge is None:
                 return False
-            changes = judge.resolve(alert, self._clock(), why)
+            changes = judge.resolve(alert, self._now(), why)
             self._judged_again.add(run)
             if changes:
                 self._commit([(run, change) for change in changes])
@@ -657,6 +740,7 @@ class Engine:
         """The rules of a run, or of all, have changed: it is written down, and loaded anew with its rules when it
         moves. What a rule that is switched off had found is resolved."""
         with self._lock:
+            self.aside.hurry(run)
             names = [run] if run is not None else list(self.evaluators.in_memory)
         for name in names:
             with self._lock:  # of each run alone: others wait for it
@@ -665,11 +749,13 @@ class Engine:
                 if shard_of(name) not in self._seen:
                     continue
                 self._load([name])
+                if name in self.aside:
+                    continue
                 snapshots = self._snapshots([name])
                 self._database.write(
                     self._verified([name], partial(save_snapshots, snapshots=snapshots)), essential=True
                 )
-                self.drop(name)
+                self._drop(name)
                 changes = self._without_rules(name)
                 if changes:
                     self._commit(changes)
@@ -695,10 +781,11 @@ class Engine:
 
     def _without_rules(self, run: str) -> list[tuple[str, Change]]:
         """Resolves the alerts of rules that no longer judge this run."""
-        judge = self._judge_of(run)
+        self._load([run])
+        judge = self.evaluators.in_memory.get(run)
         if judge is None:
             return []
-        now, ours = self._clock(), {rule.id for rule in all_rules()}
+        now, ours = self._now(), {rule.id for rule in all_rules()}
         off = [machine for key, machine in judge.machines.items() if key in ours and key not in judge.plan.rules]
         return [(run, change) for one in off for change in judge.resolve(one.alert, now, "the rule was switched off")]
 
@@ -706,29 +793,26 @@ class Engine:
         """Forgets a run that was deleted."""
         with self._lock:
             self._drop(run)
+            self.aside.remove(run)
             self._of_others.forget(run)
 
     def _drop(self, run: str) -> None:
         self.evaluators.drop(run)
         self._dirty.discard(run)
-        self._due_of.pop(run, None)
+        self._due.drop(run)
 
     def judges(self, run: str) -> bool:
         """Whether this server judges a run; if not, another one does."""
         return shard_of(run) in self._shards.held
 
     def _judge_of(self, run: str) -> Evaluator | None:
-        """The evaluator of a run; of one that another server judges, as its newest snapshot has it."""
+        """The evaluator of a run; of one that another server judges, as its newest snapshot has it. Raises CannotJudgeError
+        for one that is set aside."""
         self._follow_shards()
         if shard_of(run) not in self._seen:
             return self._of_others.of(run)
-        self._load([run])
+        if run not in self.aside:
+            self._load([run])
+        if run in self.aside:
+            raise CannotJudgeError
         return self.evaluators.in_memory.get(run)
-
-
-def _is_of_the_rows(error: Exception) -> bool:
-    """Whether a write failed for what was to be written, and will fail again; and not for the database of this
-    moment."""
-    if isinstance(error, DBAPIError):
-        return isinstance(error, (DataError, IntegrityError))
-    return not isinstance(error, (StorageError, sqlite3.Error, OSError, MemoryError))

@@ -14,8 +14,13 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from perfagent_server.database import Database
+from perfagent_server.engine import set_aside
+from perfagent_server.engine.evaluators import PlanOf
+from perfagent_server.rules.life.lost_contact import LostContact
 from perfagent_server.store.shards import EVERY, shard_of
 from perfagent_server.store.stored import FromTail
+from perfagent_server.store.stored_json import stored_names
+from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source
 
 __all__ = ["GRACE_S", "Silence", "Silent"]
@@ -56,12 +61,13 @@ class _Contact:
 
 
 class Silence:
-    """look() every two seconds; note() for each frame that is judged."""
+    """look() every two seconds; note() for each frame that is judged. plan_of: the rules of a run, which say how long one
+    of its agents may be silent."""
 
     def __init__(
-        self, database: Database, clock: Callable[[], float], monotonic: Callable[[], float], *, after_s: float
+        self, database: Database, clock: Callable[[], float], monotonic: Callable[[], float], *, plan_of: PlanOf
     ) -> None:
-        self._database, self._monotonic, self._after_s = database, monotonic, after_s
+        self._database, self._monotonic, self._plan_of = database, monotonic, plan_of
         self._started = self.due = monotonic()
         self._started_at = clock()
         self._known: dict[str, _Contact] = {}
@@ -85,8 +91,9 @@ class Silence:
         self.due = moment + _EVERY_S
         with self._database.read() as connection:
             columns = source.c.id, source.c.run, source.c.attempt, source.c.rank, source.c.contact, source.c.heartbeat
+            query = select(*columns, runs.c.project, runs.c.rules_off).join(runs, runs.c.id == source.c.run)
             active = source.c.state.in_(("starting", "running"))
-            found = connection.execute(select(*columns).where(active)).all()
+            found = connection.execute(query.where(active)).all()
         rows = [row for row in found if shard_of(row.run) in shards]
         silent = []
         for row in rows:
@@ -97,7 +104,7 @@ class Silence:
                 known.contact, known.since, known.fresh = row.contact, moment, True
             quiet = moment - known.since
             graced = known.fresh or moment - self._started >= GRACE_S
-            if graced and quiet >= self._patience(row.id, heartbeat=row.heartbeat):
+            if graced and quiet >= self._patience(row.id, row.project, row.rules_off, heartbeat=row.heartbeat):
                 silent.append(Silent(row.id, row.run, row.attempt, row.rank, quiet, row.heartbeat))
         self._forget({row.id for row in rows}, moment)
         return silent
@@ -107,10 +114,17 @@ class Silence:
         known = self._known.get(name)
         return math.inf if known is None else self._monotonic() - known.since
 
-    def _patience(self, name: str, *, heartbeat: bool) -> float:
-        """How long a source may be silent, in seconds."""
+    def _patience(self, name: str, project: str, off: str, *, heartbeat: bool) -> float:
+        """How long a source may be silent, in seconds. Where the rule is off, no alert says that it was silent for too
+        long, but the state of its run does."""
         if heartbeat:
-            return self._after_s
+            try:
+                rule = self._plan_of(project, stored_names(off)).rules.get(LostContact.id)
+            except Exception as error:
+                if not set_aside.is_of_the_run(error):
+                    raise
+                rule = None
+            return (rule if isinstance(rule, LostContact) else LostContact()).after_s
         count, longest = self._pauses.get(name, (0, 0.0))
         return max(_LEAST_SILENCE_S if count >= _PAUSES_KNOWN else _UNKNOWN_SILENCE_S, _PAUSES_TIMES * longest)
 

@@ -62,6 +62,12 @@ NAMES: dict[tuple[str, str], Named] = {
     ("rules", "runs_in_memory"): Named("rules_runs_in_memory", "gauge", "Runs whose windows are in memory."),
     ("rules", "passed_over"): Named("rules_passed_over", "counter", "Frames and judgments that were left out."),
     ("rules", "dropped_alerts"): Named("alerts_dropped", "counter", "Alerts of users for which there was no room."),
+    ("rules", "set_aside"): Named("rules_set_aside_runs", "gauge", "Runs that the rules cannot judge for now."),
+    ("rules", "left_out_frames"): Named(
+        "rules_left_out_frames",
+        "counter",
+        "Frames of such runs that the tail held no longer when they were judged again.",
+    ),
     ("rules", "lag_frames"): Named("rules_lag_frames", "gauge", "Frames that wait for the rules."),
     ("rules", "lag_s"): Named("rules_lag_seconds", "gauge", "How long the oldest of them waits."),
     ("outbox", "tries"): Named("delivery_tries", "counter", "Tries to deliver a message."),

@@ -29,6 +29,7 @@ from perfagent_server.database import Database, StorageError
 from perfagent_server.store.changes import database_clock, drop_old
 from perfagent_server.store.shards import SHARDS, STORAGE, LeaseLost
 from perfagent_server.store.statements import put
+from perfagent_server.store.stored_json import stored_names
 from perfagent_server.store.tables import lease, server
 
 __all__ = ["OUTBOX", "TTL_S", "Leases"]
@@ -204,7 +205,7 @@ class Leases:
             connection.execute(insert(server).values(row))
 
     def _note_watched(self, others: Collection[str]) -> None:
-        named = {run for text in others for run in json.loads(text)}
+        named = {run for text in others for run in stored_names(text)}
         self.all_watched = "*" in named
         self.watched = frozenset(named)
         self.counters["servers"] = len(others) + 1

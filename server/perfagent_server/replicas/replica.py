@@ -14,6 +14,7 @@ from perfagent_server.replicas.follower import Audience, Follower
 from perfagent_server.replicas.leases import Leases
 from perfagent_server.store.changes import Change, note_change
 from perfagent_server.store.interface import MetricStore
+from perfagent_server.store.stored_json import stored_object
 from perfagent_server.store.tables import alert
 
 __all__ = ["Replica", "resolve_as_asked"]
@@ -83,5 +84,5 @@ class Replica:
 def resolve_as_asked(judge: Judge, change: Change) -> None:
     """Does what another server asked for by ask_to_resolve(), if this one judges the run."""
     if judge.judges(change.subject):
-        asked = json.loads(change.detail)
-        judge.resolve(change.subject, asked["alert"], asked["why"])
+        asked = stored_object(change.detail)
+        judge.resolve(change.subject, str(asked.get("alert")), str(asked.get("why")))

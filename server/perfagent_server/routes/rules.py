@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request
@@ -49,8 +49,20 @@ class RuleShown:
 
 
 @dataclass
+class IgnoredSetting:
+    """A stored setting of a rule or a threshold that this version does not have, or with a value that is none. project:
+    empty for all; setting: empty for all of the rule's."""
+
+    project: str
+    rule: str
+    setting: str
+    why: str
+
+
+@dataclass
 class RuleList:
     rules: list[RuleShown]
+    ignored: list[IgnoredSetting]
 
 
 @dataclass
@@ -67,11 +79,13 @@ class RuleChange:
 
 @router.get("/rules", responses={200: {"model": RuleList}})
 def list_rules(services: ServicesDep, identity: Reader, project: ProjectAsked = "") -> Response:
-    """Every rule that judges runs, in the order of verdicts. `project`: with the thresholds of this project."""
+    """Every rule that judges runs, in the order of verdicts. `project`: with the thresholds of this project. `ignored`:
+    what is stored for it, or for all projects, and does not count."""
     if project:
         check_project(identity, "read", project)
     rules = services.rule_settings.rules_of(project)
-    return reply({"rules": [describe(one) for one in rules]})
+    ignored = [asdict(one) for one in services.rule_settings.ignored(project)]
+    return reply({"rules": [describe(one) for one in rules], "ignored": ignored})
 
 
 @router.put("/rules/{rule}", responses={200: {"model": RuleShown}})

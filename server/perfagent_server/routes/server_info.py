@@ -30,6 +30,7 @@ class Self:
     retention_days: dict[str, float | None]
     max_bytes: float | None
     counters: dict[str, dict[str, float]]
+    set_aside: list[dict[str, str]]
 
 
 @router.get("/self", responses={200: {"model": Self}})
@@ -37,7 +38,8 @@ def self_(services: ServicesDep, identity: Reader) -> Response:
     """Version, storage (bytes of the database, and that are free on its disk), samples (where they are, or why they wait
     in the database), retention (days, and bytes of the database;
     null is for ever, and no limit; GET /retention has that of projects) and counters: accepted, refused, queued, dropped,
-    judged, delivered. Storage and counters tell of all projects: they are empty for who sees some only."""
+    judged, delivered; set_aside: the runs that the rules cannot judge for now, why, and when they try again. Storage,
+    counters and set_aside tell of all projects: they are empty for who sees some only."""
     settings = services.settings
     sees_all = identity.seen_projects is None
     policy = services.retention.policies().default
@@ -57,5 +59,6 @@ def self_(services: ServicesDep, identity: Reader) -> Response:
             retention_days=kept,
             max_bytes=policy.max_bytes,
             counters=services.counters() if sees_all else {},
+            set_aside=services.engine.aside.shown() if sees_all else [],
         )
     )

@@ -24,12 +24,18 @@ from perfagent_server.rules.step_series import Part, StepSeries, in_step_order
 from perfagent_server.rules.time_series import TimeSeries
 from perfagent_server.rules.wall_time import WallTime
 
-__all__ = ["TERMINAL", "End", "Noted", "Window"]
+__all__ = ["TERMINAL", "End", "Noted", "Window", "is_end"]
 
 TERMINAL = frozenset({"finished", "failed", "oom", "killed", "preempted"})
 _MOST_NAMED_LOSSES = 16
 _STEPPING_S = 10.0
 """A reading is taken while the run makes steps if the last one ended so recently, or within three usual step times."""
+
+
+def is_end(event: Event) -> bool:
+    """Whether a process says that it ended. What the tail holds may be of any type: a list is no state."""
+    state = event.data.get("state")
+    return event.kind == "state" and isinstance(state, str) and state in TERMINAL
 
 
 @dataclass(slots=True)

@@ -27,18 +27,18 @@ _ENDED = {
 
 def earlier_attempts(connection: Connection, run: str) -> str:
     """A sentence on all attempts but the newest; empty where there was one only."""
-    rows = connection.execute(
-        select(attempts.c.attempt, attempts.c.started).where(attempts.c.run == run).order_by(attempts.c.attempt)
-    ).all()
+    newest = select(attempts.c.attempt, attempts.c.started, func.count().over().label("attempts"))
+    newest = newest.where(attempts.c.run == run).order_by(attempts.c.attempt.desc()).limit(_MOST_SAID + 1)
+    rows = connection.execute(newest).all()[::-1]  # a job may have been started thousands of times
+    if len(rows) < 2:
+        return ""
+    more = rows[0].attempts - len(rows)
     said = [
-        _said(connection, run, number, row.attempt, row.started, following.started)
+        _said(connection, run, more + number, row.attempt, row.started, following.started)
         for number, (row, following) in enumerate(pairwise(rows), start=1)
     ]
-    if not said:
-        return ""
-    more = len(said) - _MOST_SAID
     before = f"{more} more before; " if more > 0 else ""
-    return f"Earlier attempts: {before}{'; '.join(said[-_MOST_SAID:])}."
+    return f"Earlier attempts: {before}{'; '.join(said)}."
 
 
 def _said(connection: Connection, run: str, number: int, attempt: int, began: float, until: float) -> str:

@@ -32,6 +32,7 @@ from perfagent_server.database import Database, StorageError
 from perfagent_server.store.artifacts import ANSWERS
 from perfagent_server.store.changes import note_change
 from perfagent_server.store.stored import Stored
+from perfagent_server.store.stored_json import stored_list, stored_object
 from perfagent_server.store.tables import command, command_source
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source as sources
@@ -372,7 +373,7 @@ class Orders:
                 one = self._open.get(frame.run, {}).get(row.id)
                 if one is not None:
                     one.handed[frame.source] = (frame.seq, now)
-            handed.append({"id": row.id, "kind": row.kind, "params": json.loads(row.params)})
+            handed.append({"id": row.id, "kind": row.kind, "params": stored_object(row.params)})
         self.counters["handed"] += len(handed)
         return handed
 
@@ -426,7 +427,7 @@ class Orders:
 
 def _opened(connection: Connection, row: Any) -> _Open:
     """A row of the table of commands, with who has got it."""
-    opened = _Open(None if row.ranks is None else frozenset(json.loads(row.ranks)), row.expires)
+    opened = _Open(None if row.ranks is None else frozenset(stored_list(row.ranks)), row.expires)
     for one in connection.execute(select(command_source).where(command_source.c.command == row.id)):
         opened.handed[one.source] = (one.seq, one.handed)
         if one.state in ANSWERS:
@@ -446,9 +447,9 @@ def _order(row: Mapping[Any, Any], each: Sequence[Any], now: float) -> Order:
     ):
         state = "expired"
     return Order(
-        id=row["id"], kind=row["kind"], params=json.loads(row["params"]), who=row["who"], why=row["why"],
+        id=row["id"], kind=row["kind"], params=stored_object(row["params"]), who=row["who"], why=row["why"],
         rule=row["rule"], alert=row["alert"],
-        ranks=None if row["ranks"] is None else json.loads(row["ranks"]), created=rfc3339(row["created"]),
+        ranks=None if row["ranks"] is None else stored_list(row["ranks"]), created=rfc3339(row["created"]),
         expires=rfc3339(row["expires"]), state=state,
         sources=[
             OrderedSource(

@@ -19,6 +19,7 @@ from perfagent_server.database import Database
 from perfagent_server.runs.outcomes import LEVEL, with_outcome
 from perfagent_server.runs.run_filters import TableQuery, filtered
 from perfagent_server.store.statements import Prepared
+from perfagent_server.store.stored_json import stored_names, stored_object
 from perfagent_server.store.tables import event, run, source
 from perfagent_server.store.write.descriptions import SET_BY_PEOPLE, set_by_people
 from perfagent_server.store.write.lifecycle import JSON_SOURCE
@@ -233,15 +234,15 @@ _LONG = ("packages", "environment")
 
 def _summary(row: Mapping[Any, Any], *, brief: bool = False) -> RunSummary:
     """brief: without what is long and read of one run at a time."""
-    meta = json.loads(row["meta"])
+    meta = stored_object(row["meta"])
     meta.pop(SET_BY_PEOPLE, None)
     if brief:
         meta = {name: value for name, value in meta.items() if name not in _LONG}
     return RunSummary(
         run=row["id"], project=row["project"], name=row["name"], state=row["state"], step=row["step"],
         started=rfc3339(row["started"]), updated=rfc3339(row["updated"]), ended=rfc3339(row["ended"]), reason=row["reason"],
-        world_size=row["world_size"], attempts=row["attempts"], tags=json.loads(row["tags"]), group=row["group_name"],
-        host=row["host"], config=json.loads(row["config"]), meta=meta, rules_off=json.loads(row["rules_off"]),
+        world_size=row["world_size"], attempts=row["attempts"], tags=stored_names(row["tags"]), group=row["group_name"],
+        host=row["host"], config=stored_object(row["config"]), meta=meta, rules_off=stored_names(row["rules_off"]),
         severity=OUTCOMES[row["level"]],
     )  # fmt: skip
 
@@ -251,7 +252,7 @@ def _row(row: Mapping[Any, Any]) -> dict[str, Any]:
         "project": row["project"], "name": row["name"], "state": row["state"], "step": row["step"],
         "started": rfc3339(row["started"]), "updated": rfc3339(row["updated"]), "ended": rfc3339(row["ended"]),
         "reason": row["reason"], "world_size": row["world_size"], "attempts": row["attempts"],
-        "tags": json.loads(row["tags"]), "group": row["group_name"], "host": row["host"],
+        "tags": stored_names(row["tags"]), "group": row["group_name"], "host": row["host"],
         "severity": OUTCOMES[row["level"]],
     }  # fmt: skip
 

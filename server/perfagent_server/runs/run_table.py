@@ -6,7 +6,6 @@ the run sends more, or an alert of it changes.
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -28,6 +27,7 @@ from perfagent_server.runs.run_filters import (
 )
 from perfagent_server.runs.run_queries import Runs
 from perfagent_server.store.interface import MetricStore
+from perfagent_server.store.stored_json import stored_object
 
 __all__ = ["RunTable"]
 
@@ -99,7 +99,7 @@ class RunTable:
         shown |= {name: parts[name] for name in asked.parts if name in parts}
         wanted = [name.removeprefix("config:") for name in asked.columns if name.startswith("config:")]
         if wanted:
-            config = json.loads(row.config)
+            config = stored_object(row.config)
             shown["config"] = {name: _setting(config, name) for name in wanted}
         return shown
 
@@ -109,7 +109,7 @@ class RunTable:
 
         def key(row: Any) -> tuple[int, Any] | None:
             if setting is not None:
-                return _sortable(_setting(json.loads(row.config), setting))
+                return _sortable(_setting(stored_object(row.config), setting))
             newest = self._parts(row, ("latest",), ())["all"]
             return _sortable(newest.get((loss_of(newest) or LOSS) if asked.sort == LOSS else asked.sort))
 

@@ -26,6 +26,7 @@ from sqlalchemy.engine import Connection
 from perfagent.errors import ResourceError
 from perfagent_server.limits import LIMITS
 from perfagent_server.store.changes import note_change
+from perfagent_server.store.stored_json import stored_object
 from perfagent_server.store.tables import api_key
 
 if TYPE_CHECKING:
@@ -262,7 +263,11 @@ def _key(row: Any) -> Key:
 
 def _limits(text: str | None) -> dict[str, float]:
     """Those that this version knows: a newer server may have written others."""
-    return {name: value for name, value in json.loads(text or "{}").items() if name in LIMITS}
+    return {
+        name: float(value)
+        for name, value in stored_object(text).items()
+        if name in LIMITS and isinstance(value, (int, float))
+    }
 
 
 def _random(length: int) -> str:

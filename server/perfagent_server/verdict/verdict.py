@@ -199,11 +199,14 @@ def _not_finite(window: Window) -> Finding | None:
     values, steps = track.last(track.size), track.last_steps(track.size)
     row = next((count for count, value in enumerate(reversed(values)) if math.isfinite(value)), len(values))
     scaling = window.series("amp/scale") is not None or window.series("amp/skipped") is not None
-    if row <= (NonfiniteLoss().excused_steps if scaling else 0):
+    rule = window.plan.rules.get(NonfiniteLoss.id)
+    if not isinstance(rule, NonfiniteLoss):  # it is switched off, and no page says that the run is healthy
+        rule = NonfiniteLoss()
+    if row <= (rule.excused_steps if scaling else 0):
         return None
     name = "The loss" if series == LOSS else series
     said = f"{name} {'was' if window.ended else 'is'} NaN or infinite since step {steps[-row]:,}"
-    return NonfiniteLoss().found(
+    return rule.found(
         "critical",
         said,
         f"{said}.",

@@ -5,19 +5,22 @@ Every question is answered from the sample store and the tail together, inside o
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from sqlalchemy import Connection, bindparam, func, select
 
-from perfagent.wire import Latest, LogRow, RankMatrix, Series, metric, parts_of, whole_of
+from perfagent.errors import PerfagentError
+from perfagent.wire import Event, Latest, LogRow, RankMatrix, Series, metric, parts_of, whole_of
 from perfagent_server.database import Database
 from perfagent_server.store.codec.aggregates import Cells, Floats, concatenate, reduced
-from perfagent_server.store.codec.tail import unpack_whole
+from perfagent_server.store.codec.tail import TailGroup, unpack_whole
 from perfagent_server.store.read.newest import newest_of_run
 from perfagent_server.store.read.ranks import latest_over_ranks, over_ranks
 from perfagent_server.store.read.sql_samples import SqlSamples
@@ -39,6 +42,8 @@ from perfagent_server.store.stored import FromTail
 from perfagent_server.store.tables import series, tail
 
 __all__ = ["Answers", "Snapshots"]
+
+log = logging.getLogger("perfagent.server")
 
 MAX_POINTS = 20_000
 _LOOK_BACK = 2048  # steps in which ranks that measure at different periods have one in common: a period is at most 1024
@@ -99,7 +104,7 @@ class Answers:
                 size += len(frame)
                 if found and max_bytes is not None and size > max_bytes:
                     break
-                found.append(FromTail(id_, run, attempt, rank, source, seq, received, *unpack_whole(frame)))
+                found.append(FromTail(id_, run, attempt, rank, source, seq, received, *_unpacked(id_, frame)))
         return found
 
     def newest_id(self) -> int:
@@ -280,3 +285,12 @@ def _answer(name: str, rank: int | str, width: int, exact: bool, cells: Cells, m
         time=cells.time.tolist(),
         bucket_steps=width,
     )
+
+
+def _unpacked(id_: int, frame: bytes) -> tuple[list[TailGroup], list[Event]]:
+    """A row that cannot be read is an empty frame: what reads the tail must get past it."""
+    try:
+        return unpack_whole(frame)
+    except (PerfagentError, msgspec.MsgspecError, ValueError, TypeError, IndexError, RecursionError):
+        log.exception("row %d of the tail cannot be read, and is passed over", id_)
+        return [], []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, select
 
 from perfagent_server.store.statements import put
+from perfagent_server.store.stored_json import stored_object
 from perfagent_server.store.tables import retention_setting, run
 
 __all__ = [
@@ -128,9 +130,23 @@ def _over(policy: RetentionPolicy, override: Mapping[str, Any]) -> RetentionPoli
 
 
 def stored_policies(connection: Connection) -> dict[str, dict[str, Any]]:
-    """By project: a number, FOREVER, or None for what is not set."""
+    """By project: a number, FOREVER, or None for what is not set. What cannot be read is kept for ever: nothing is
+    deleted for a doubt."""
     rows = connection.execute(select(retention_setting).order_by(retention_setting.c.project)).all()
-    return {row.project: json.loads(row.settings) for row in rows}
+    return {row.project: _readable(row.settings) for row in rows}
+
+
+def _readable(text: str) -> dict[str, Any]:
+    found = stored_object(text)
+    if not found and text != "{}":
+        return dict.fromkeys(PROJECT_FIELDS, FOREVER)
+    return {name: value if _is_setting(value) else FOREVER for name, value in found.items() if name in PROJECT_FIELDS}
+
+
+def _is_setting(value: Any) -> bool:
+    if value is None or value == FOREVER:
+        return True
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def set_policy(connection: Connection, project: str, settings: Mapping[str, Any]) -> None:

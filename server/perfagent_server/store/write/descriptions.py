@@ -16,6 +16,7 @@ from sqlalchemy import Connection, bindparam, select, update
 from perfagent.errors import WireError
 from perfagent.wire import to_json
 from perfagent_server.store.statements import Prepared
+from perfagent_server.store.stored_json import stored_names, stored_object
 from perfagent_server.store.tables import run as runs
 
 __all__ = ["SET_BY_PEOPLE", "Descriptions", "set_by_people"]
@@ -104,16 +105,16 @@ class Descriptions:
 
     def _load(self, run: str) -> _Description:
         ((_, tags, notes, config, meta),) = _load.all(self._connection, {"_id": run})
-        known = json.loads(meta)
+        known = stored_object(meta)
         by_people = known.pop(SET_BY_PEOPLE, [])
-        return _Description(dict.fromkeys(json.loads(tags)), notes, json.loads(config), known, by_people)
+        return _Description(dict.fromkeys(stored_names(tags)), notes, stored_object(config), known, by_people)
 
 
 def set_by_people(meta: str, fields: Collection[str]) -> str:
     """A run's `meta` with the note that a person has set these of its fields, besides those that it notes already."""
     if not fields:
         return meta
-    found = json.loads(meta)
+    found = stored_object(meta)
     return json.dumps({**found, SET_BY_PEOPLE: sorted({*found.get(SET_BY_PEOPLE, []), *fields})})
 
 

@@ -1,0 +1,47 @@
+"""When time alone changes something in which run: a heap, so that a look costs nothing while nothing is due."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+__all__ = ["DueTimes"]
+
+
+class DueTimes:
+    """Of each run the time that was set last counts."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, str]] = []
+        self._of: dict[str, float] = {}
+
+    def __contains__(self, run: object) -> bool:
+        return run in self._of
+
+    def set(self, run: str, due: float | None) -> None:
+        """None: never."""
+        if due is None:
+            self.drop(run)
+        elif self._of.get(run) != due:
+            self._of[run] = due
+            heapq.heappush(self._heap, (due, run))
+
+    def set_not_before(self, run: str, time: float) -> None:
+        """A time before this one becomes this one."""
+        if run in self._of:
+            self.set(run, max(self._of[run], time))
+
+    def drop(self, run: str) -> None:
+        self._of.pop(run, None)
+
+    def clear(self) -> None:
+        self._heap.clear()
+        self._of.clear()
+
+    def pop(self, now: float) -> Iterator[str]:
+        """The runs that are due, one after the other."""
+        while self._heap and self._heap[0][0] <= now:
+            due, run = heapq.heappop(self._heap)
+            if self._of.get(run) == due:
+                del self._of[run]
+                yield run

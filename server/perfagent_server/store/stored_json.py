@@ -1,0 +1,33 @@
+"""JSON in columns of text, read leniently: of a row that another version, or a hand, has written, nothing is known; the
+rows beside it must not suffer for it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+__all__ = ["stored_list", "stored_names", "stored_object"]
+
+
+def stored_object(text: str | None) -> dict[str, Any]:
+    """Empty where it is none."""
+    found = _read(text)
+    return found if isinstance(found, dict) else {}
+
+
+def stored_list(text: str | None) -> list[Any]:
+    """Empty where it is none."""
+    found = _read(text)
+    return found if isinstance(found, list) else []
+
+
+def stored_names(text: str | None) -> list[str]:
+    """The texts of a list."""
+    return [name for name in stored_list(text) if isinstance(name, str)]
+
+
+def _read(text: str | None) -> Any:
+    try:
+        return json.loads(text or "null")
+    except (ValueError, TypeError, RecursionError):
+        return None

@@ -1,0 +1,366 @@
+"""One run that the rules cannot load or judge is set aside, is shown as such, and holds up nobody."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from api_builders import api
+from builders import until
+from engine_bench import NOW, Bench, Clock
+from frames import frame as one_frame
+from frames import rows
+from sqlalchemy import update
+
+from perfagent.wire import Event, encode
+from perfagent_server.alerts import channels
+from perfagent_server.engine.rule_settings import RULES_FILE, RuleSettings
+from perfagent_server.engine.scheduler import Engine, default_plan
+from perfagent_server.rules.plan import Plan
+from perfagent_server.security.keys import Keys
+from perfagent_server.store.retention import Policies, RetentionPolicy, stored_policies
+from perfagent_server.store.tables import (
+    alert,
+    api_key,
+    channel,
+    cursor,
+    delivery,
+    retention_setting,
+    rule_setting,
+    rule_state,
+    run,
+    tail,
+)  # fmt: skip
+from perfagent_server.store.write.compaction import CompactionPolicy, Compactor
+
+NO_STATE = Event(kind="state", time=NOW, data={"state": []})
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.database.close()
+
+
+def told(bench: Bench) -> list[tuple[str, str]]:
+    return sorted((row["run"], row["rule"]) for row in bench.rows(alert))
+
+
+def send_poison(bench: Bench) -> None:
+    """A frame of a run whose first frame was lost: its processes are looked up in the tables."""
+    bench.seq["odd-1-0"] = 1
+    bench.send({"loss": [2.0]}, [1], name="odd", events=[NO_STATE])
+
+
+def send_nan(bench: Bench, name: str = "sick", step: int = 2) -> None:
+    bench.send({"loss": [2.0, math.nan]}, [step - 1, step], name=name)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_state_that_is_a_list_costs_no_other_run_its_alert(bench: Bench, is_restarted: bool) -> None:
+    engine = bench.engine()
+    send_poison(bench)
+    if is_restarted:
+        engine.run_once()
+        engine = bench.engine()
+    send_nan(bench)
+    engine.run_once()
+    engine.run_once()
+    assert told(bench) == [("sick", "nonfinite_loss")]
+
+
+def test_a_state_that_is_a_list_is_harmless_to_a_new_version_of_the_rules(bench: Bench) -> None:
+    engine = bench.engine()
+    bench.send({"loss": [2.0]}, [1], name="odd")
+    bench.send({"loss": [2.0]}, [2], name="odd", events=[NO_STATE])
+    engine.run_once()
+    engine.checkpoint()
+    bench.database.write(lambda connection: connection.execute(update(rule_state).values(version=0)))
+    engine = bench.engine()
+    bench.send({"loss": [math.nan]}, [3], name="odd", events=[NO_STATE])
+    send_nan(bench)
+    engine.run_once()
+    engine.run_once()
+    assert told(bench) == [("odd", "nonfinite_loss"), ("sick", "nonfinite_loss")]
+    assert engine.verdict("odd").rule == "nonfinite_loss"
+
+
+def test_a_nan_beside_an_event_that_cannot_be_read_is_told(bench: Bench) -> None:
+    engine = bench.engine()
+    odd = [NO_STATE, Event(kind="state", time=NOW, data={"state": {"a": 1}}), Event(kind="finding", time=NOW, data={})]
+    bench.send({"loss": [2.0, math.nan]}, [1, 2], events=odd)
+    engine.run_once()
+    assert told(bench) == [("r", "nonfinite_loss")]
+
+
+def test_a_frame_with_a_state_that_is_a_list_is_harmless_over_http(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        headers = {"Content-Type": "application/x-msgpack"}
+
+        def post(body: bytes) -> int:
+            return int(client.post("/api/v1/ingest", content=body, headers=headers).status_code)
+
+        post(encode(one_frame(2, rows({"loss": [1.0]}, [1]), NO_STATE, run="odd")))  # taken or refused, by the edge
+        assert post(encode(one_frame(1, rows({"loss": [1.0, math.nan]}, [1, 2]), run="sick"))) == 200
+        until(lambda: client.get("/api/v1/alerts").json()["alerts"], why="the NaN is told")
+        assert client.get("/readyz").status_code == 200
+
+
+class Breakable:
+    """Rules of which those of one project cannot be made."""
+
+    is_broken = True
+
+    def __call__(self, project: str, off: Sequence[str]) -> Plan:
+        if self.is_broken:
+            raise LookupError("no such threshold")
+        return default_plan(project, off)
+
+
+def engine_of(bench: Bench, plans: Breakable, clock: Clock) -> Engine:
+    return bench.engine(
+        plan_of=lambda _project, off: plans("", off) if "broken" in off else default_plan("", ()), clock=clock
+    )
+
+
+def break_run(bench: Bench, name: str = "r") -> None:
+    bench.database.write(
+        lambda connection: connection.execute(
+            update(run).where(run.c.id == name).values(rules_off=json.dumps(["broken"]))
+        )
+    )
+
+
+def test_a_run_that_cannot_be_loaded_is_shown_and_judged_later(bench: Bench) -> None:
+    plans, clock = Breakable(), Clock(NOW)
+    bench.send({"loss": [2.0]}, [1])
+    break_run(bench)
+    engine = engine_of(bench, plans, clock)
+    send_nan(bench)
+    engine.run_once()
+    assert told(bench) == [("sick", "nonfinite_loss")]
+    shown = engine.verdict("r")
+    assert shown.rule == "rules_stopped"
+    assert "LookupError: no such threshold; trying again at 22:13 UTC" in shown.message
+    assert [found.rule for found in engine.findings("r")] == ["rules_stopped"]
+    assert engine.counters["set_aside"] == 1
+    assert [one["run"] for one in engine.aside.shown()] == ["r"]
+    bench.send({"loss": [math.nan]}, [2])
+    clock.at += 5
+    engine.run_once()
+    plans.is_broken = False
+    engine.run_once()
+    assert engine.verdict("r").rule == "rules_stopped", "it is not due yet"
+    clock.at += 6
+    engine.run_once()
+    assert told(bench) == [("r", "nonfinite_loss"), ("sick", "nonfinite_loss")]
+    assert engine.verdict("r").rule == "nonfinite_loss"
+    assert (engine.counters["set_aside"], engine.counters["left_out_frames"]) == (0, 0)
+
+
+def test_the_pauses_between_two_tries_grow(bench: Bench) -> None:
+    clock = Clock(NOW)
+    bench.send({"loss": [2.0]}, [1])
+    break_run(bench)
+    engine = engine_of(bench, Breakable(), clock)
+    tries: set[str] = set()
+    for _ in range(3000):
+        engine.run_once()
+        tries.add(engine.aside.shown()[0]["next_try"])
+        clock.at += 1
+    assert 5 <= len(tries) <= 12
+
+
+def test_what_came_while_a_run_was_set_aside_is_judged_by_the_next_server(bench: Bench) -> None:
+    plans, clock = Breakable(), Clock(NOW)
+    bench.send({"loss": [2.0]}, [1])
+    engine = engine_of(bench, plans, clock)
+    engine.run_once()
+    engine.checkpoint()
+    break_run(bench)
+    engine.reload("r")
+    bench.send({"loss": [math.nan]}, [2])
+    engine.run_once()
+    engine.checkpoint()
+    assert {row["tail_id"] for row in bench.rows(cursor)} == {2}, "the cursor goes on"
+    assert told(bench) == []
+    plans.is_broken = False
+    again = engine_of(bench, plans, clock)
+    bench.send({"loss": [math.nan]}, [3])
+    again.run_once()
+    assert [(row["run"], row["since_step"]) for row in bench.rows(alert)] == [("r", 2)]
+    again.run_once()
+    assert len(bench.rows(alert)) == 1
+
+
+def test_a_new_run_that_was_set_aside_is_tried_by_the_next_server_although_nothing_comes(bench: Bench) -> None:
+    plans, clock = Breakable(), Clock(NOW)
+    send_nan(bench, "r")
+    break_run(bench)
+    engine = engine_of(bench, plans, clock)
+    engine.run_once()
+    engine.checkpoint()
+    assert told(bench) == []
+    plans.is_broken = False
+    again = engine_of(bench, plans, clock)
+    again.run_once()
+    assert told(bench) == [("r", "nonfinite_loss")]
+
+
+@pytest.mark.blocks
+def test_frames_that_the_tail_no_longer_holds_are_counted_as_left_out(bench: Bench) -> None:
+    plans, clock = Breakable(), Clock(NOW)
+    bench.send({"loss": [2.0]}, [1])
+    break_run(bench)
+    engine = engine_of(bench, plans, clock)
+    engine.run_once()
+    for step in (2, 3):
+        bench.send({"loss": [2.0]}, [step])
+    engine.run_once()
+    engine.checkpoint()
+    Compactor(bench.database, policy=CompactionPolicy(age_s=-math.inf)).run_once()
+    bench.send({"loss": [math.nan]}, [4])
+    engine.run_once()
+    plans.is_broken = False
+    clock.at += 60
+    engine.run_once()
+    assert told(bench) == [("r", "nonfinite_loss")]
+    assert engine.counters["left_out_frames"] == 3
+
+
+def test_a_deleted_run_is_set_aside_no_longer(bench: Bench) -> None:
+    bench.send({"loss": [2.0]}, [1])
+    break_run(bench)
+    engine = engine_of(bench, Breakable(), Clock(NOW))
+    engine.run_once()
+    bench.store.delete("r")
+    engine.drop("r")
+    engine.run_once()
+    assert engine.aside.shown() == []
+    assert engine.verdict("r").rule == "healthy"
+
+
+# --- stored settings --------------------------------------------------------------------------------------------------
+
+
+def settings_of(bench: Bench, rule: str, text: str, project: str = "") -> RuleSettings:
+    """The rules of a server that starts with this row."""
+    row = {"project": project, "rule": rule, "settings": text}
+    bench.database.write(lambda connection: connection.execute(rule_setting.insert().values(**row)))
+    return RuleSettings(bench.database, bench.settings.data / RULES_FILE)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "named"),
+    [
+        ("loss_spike", '{"gone": 1}', "gone"),
+        ("no_such_rule", '{"enabled": false}', "there is no rule 'no_such_rule'"),
+        ("nonfinite_loss", '{"excused_steps": NaN}', "excused_steps"),
+        ("nonfinite_loss", '{"excused_steps": [1]}', "excused_steps"),
+        ("nonfinite_loss", '{"enabled": "no"}', "enabled"),
+        ("nonfinite_loss", '{"excused_steps": 1' + "0" * 5000 + "}", "nonfinite_loss"),
+        ("nonfinite_loss", "[1, 2]", "must be a table"),
+        ("nonfinite_loss", "no JSON", "is no JSON"),
+        ("nonfinite_loss", "[" * 100_000, "is no JSON"),
+    ],
+)
+def test_a_stored_setting_that_is_none_is_ignored_and_shown(bench: Bench, rule: str, text: str, named: str) -> None:
+    settings = settings_of(bench, rule, text)
+    engine = bench.engine(plan_of=settings.plan_of)
+    send_nan(bench)
+    engine.run_once()
+    assert told(bench) == [("sick", "nonfinite_loss")]
+    [ignored] = settings.ignored("p")
+    assert named in ignored.why
+
+
+def test_the_rest_of_a_setting_counts(bench: Bench) -> None:
+    settings = settings_of(bench, "nonfinite_loss", '{"gone": 1, "excused_steps": 7}', "p")
+    [rule] = [one.rule for one in settings.rules_of("p") if one.rule.id == "nonfinite_loss"]
+    assert rule.thresholds()["excused_steps"] == 7
+    assert settings.ignored("other") == []
+
+
+def test_a_server_that_starts_with_a_setting_that_is_none_alerts_and_names_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "server-data")
+    settings_of(bench, "loss_spike", '{"gone": 1}')
+    bench.database.close()
+    with api(tmp_path) as client:
+        body = encode(one_frame(1, rows({"loss": [1.0, math.nan]}, [1, 2]), run="sick"))
+        sent = client.post("/api/v1/ingest", content=body, headers={"Content-Type": "application/x-msgpack"})
+        assert sent.status_code == 200
+        until(lambda: client.get("/api/v1/alerts").json()["alerts"], why="the NaN is told")
+        shown = client.get("/api/v1/rules")
+        assert shown.status_code == 200
+        [ignored] = shown.json()["ignored"]
+        assert (ignored["rule"], ignored["setting"]) == ("loss_spike", "gone")
+        assert "loss_spike has no threshold 'gone'" in ignored["why"]
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", -math.inf])
+def test_a_threshold_that_is_no_finite_number_is_refused(tmp_path: Path, value: object) -> None:
+    with api(tmp_path, admin_token="t" * 32) as client:
+        answer = client.put(
+            "/api/v1/rules/loss_spike",
+            content=json.dumps({"thresholds": {"short": value}}),
+            headers={"Authorization": f"Bearer {'t' * 32}", "Content-Type": "application/json"},
+        )
+        assert answer.status_code == 422
+
+
+# --- other rows that a round reads ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", ["projects", "tags", "min_severity"])
+def test_a_channel_that_cannot_be_read_costs_the_others_nothing(bench: Bench, column: str) -> None:
+    new = channels.NewChannel(name="odd", url="https://example.org/odd")
+    odd, _ = bench.database.write(lambda connection: channels.create(connection, new, NOW))
+    broken = update(channel).where(channel.c.id == odd).values({column: "?"})
+    bench.database.write(lambda connection: connection.execute(broken))
+    engine = bench.engine()
+    send_nan(bench)
+    engine.run_once()
+    assert told(bench) == [("sick", "nonfinite_loss")]
+    assert odd not in {row["channel"] for row in bench.rows(delivery)} or column == "min_severity"
+    assert {row["channel"] for row in bench.rows(delivery)} - {odd}, "the other channel is told"
+    assert engine.counters["passed_over"] == 0
+
+
+@pytest.mark.parametrize("column", ["tags", "rules_off", "config", "meta"])
+def test_a_run_whose_row_cannot_be_read_is_judged(bench: Bench, column: str) -> None:
+    engine = bench.engine()
+    bench.send({"loss": [2.0]}, [1])
+    bench.database.write(lambda connection: connection.execute(update(run).values({column: "?"})))
+    bench.send({"loss": [math.nan]}, [2])
+    engine.run_once()
+    assert told(bench) == [("r", "nonfinite_loss")]
+
+
+def test_a_row_of_the_tail_that_cannot_be_read_is_passed_over(bench: Bench) -> None:
+    engine = bench.engine()
+    bench.send({"loss": [2.0]}, [1], name="odd")
+    bench.database.write(lambda connection: connection.execute(update(tail).values(frame=b"\xc1\xc1")))
+    send_nan(bench)
+    engine.run_once()
+    assert told(bench) == [("sick", "nonfinite_loss")]
+
+
+def test_a_retention_that_cannot_be_read_deletes_nothing(bench: Bench) -> None:
+    rows_ = [{"project": "a", "settings": "?"}, {"project": "b", "settings": '{"runs_days": "soon"}'}]
+    bench.database.write(lambda connection: connection.execute(retention_setting.insert(), rows_))
+    with bench.database.read() as connection:
+        policies = Policies(RetentionPolicy(runs_days=1.0), stored_policies(connection))
+    assert [policies.of(project).runs_days for project in ("a", "b", "c")] == [None, None, 1.0]
+
+
+def test_a_key_whose_limits_cannot_be_read_has_those_of_the_server(bench: Bench) -> None:
+    keys = Keys(bench.database, "pepper")
+    _, token = keys.create("ingest", "a")
+    bench.database.write(lambda connection: connection.execute(update(api_key).values(limits="?")))
+    found = Keys(bench.database, "pepper").find(token)
+    assert found is not None
+    assert found.limits == {}
