@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from engine_bench import NOW, Bench, Clock
+from sqlalchemy import event
 
 from perfagent.wire import Event, Finding
+from perfagent_server.store.tables import attempt as attempts
 
 
 @pytest.fixture
@@ -71,3 +73,25 @@ def test_of_many_only_the_newest_are_told(bench: Bench) -> None:
         train(bench, wall, attempt, range(10 * attempt, 10 * attempt + 10), "preempted")
     found = verdict(bench, wall).message
     assert "Earlier attempts: 3 more before; attempt 4 was preempted after step 49" in found
+
+
+def test_the_verdict_of_a_job_that_was_started_a_thousand_times_asks_no_more(bench: Bench) -> None:
+    wall = Clock(NOW)
+    train(bench, wall, 1001, range(1, 10), "preempted")
+    train(bench, wall, 1002, range(10, 20), "preempted")
+
+    def questions() -> int:
+        asked: list[object] = []
+
+        def note(*arguments: object) -> None:
+            asked.append(arguments[2])
+
+        event.listen(bench.database.backend.engine, "before_cursor_execute", note)
+        bench.engine(clock=wall).verdict("r")
+        event.remove(bench.database.backend.engine, "before_cursor_execute", note)
+        return len(asked)
+
+    few = questions()
+    rows = [{"run": "r", "attempt": at, "start_step": 0, "started": NOW - 10_000 + at} for at in range(1, 1000)]
+    bench.database.write(lambda connection: connection.execute(attempts.insert(), rows))
+    assert questions() <= few + 4
