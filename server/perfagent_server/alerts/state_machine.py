@@ -3,8 +3,11 @@ argument.
 
 One machine per rule and attempt. The ranks of a finding are grouped by the rule itself, so 512 ranks are one machine. A
 machine that was resolved and fires again within its cool-down opens the same alert again, which is sent only if it
-stays open (rows.py): a value that flaps at a threshold is one alert, sent once and resolved once. After the cool-down
+stays open (tables.py): a value that flaps at a threshold is one alert, of which little is sent. After the cool-down
 it is a new alert with a new id.
+
+The alert of a rule that compares a level (Life.is_level) opens, changes its severity and is resolved only when that has
+held for a window of the rule.
 
 The id is derived from what fired: the run, its attempt, the rule, and the frame that was judged. So judging the same
 data again (after a kill) names the same alert, and no lost state makes an id come again.
@@ -42,8 +45,8 @@ class Change:
 
 @dataclass(slots=True)
 class Machine:
-    """The state of one rule in one attempt. finding: the one that fired, or the newest (Life.restated); hits: steps judged
-    with, out of `judged`, a finding."""
+    """The state of one rule in one attempt. finding: the one that fired, or the newest (Life.restated); coming: the newest
+    of an alert that is pending; hits: steps judged with, out of `judged`, a finding."""
 
     rule: str
     state: Literal["inactive", "pending", "firing"] = "inactive"
@@ -62,8 +65,10 @@ class Machine:
     missed_step: int = -1  # the newest step that was judged without a finding
     opening: int = 1  # how many times the alert was opened, this time included
     written: float = 0.0  # when its row was last written
-    milder_step: int | None = None  # since when findings are less severe than the alert
-    milder: float = 0.0
+    leaning_step: int | None = None  # since when findings are more, or less, severe than the alert
+    leaning: float = 0.0
+    leans_to: int = 0  # 1: more severe, -1: less
+    coming: Finding | None = None
     finding: Finding | None = None
 
     def observe(self, life: Life, found: Finding | None, step: int, now: float, seed: str) -> Change | None:
@@ -78,10 +83,13 @@ class Machine:
         if self.state == "firing":
             return self._grow(life, found, step, now)
         if self.state == "inactive":
-            self.state, self.since_step, self.since = "pending", step, now
+            self.state, self.since_step, self.since, self.coming = "pending", step, now, None
+        if self.coming is not None and life.restated:
+            found.since_step, found.since = self.coming.since_step, self.coming.since
+        self.coming = found
         if step - self.since_step < life.for_steps or now - self.since < life.for_s:
             return None
-        self.state, self.written, self.milder_step = "firing", now, None
+        self.state, self.written, self.leans_to, self.coming = "firing", now, 0, None
         # An alert that belonged to the leading machine is that one's to open again.
         if self.alert and not self.absorbed and self._cooling(life, step, now):
             self.opening += 1
@@ -105,19 +113,30 @@ class Machine:
     def held(self) -> Finding | None:
         """The finding of a rule that was firing when the run ended, or held in at least half of the steps it judged. Of a
         few judgements, as of a silence that began and was over, half say nothing of the run."""
-        is_held = self.open_at_end or (self.judged >= _ENOUGH_JUDGED and 2 * self.hits >= self.judged)
-        return self.finding if is_held else None
+        is_held = self.open_at_end or (self.judged >= _ENOUGH_JUDGED and self._is_usual)
+        return (self.finding or self.coming) if is_held else None
+
+    def present(self, life: Life) -> Finding | None:
+        """The finding that holds now: of an open alert, and of a level whose alert is pending where it is usual for the
+        run, as in one that was slow from its beginning."""
+        is_coming = self.state == "pending" and life.is_level and self._is_usual
+        return self.finding if self.state == "firing" else self.coming if is_coming else None
+
+    @property
+    def _is_usual(self) -> bool:
+        return 2 * self.hits >= self.judged
 
     def _miss(self, life: Life, step: int, now: float) -> Change | None:
         if self.state == "pending":
-            self.state = "inactive"
+            self.state, self.coming = "inactive", None
         if self.state != "firing" or step < self.hit_step:
             return None  # a step before the one that fired was judged later: it says nothing about what came after
         if step <= self.missed_step and life.clear_steps:
             return None  # counted already: a rule on several series judges a step once for each of them
         self.missed_step = max(step, self.missed_step)
         self.misses += 1
-        if self.misses < life.clear_steps or now - self.hit < life.clear_s:
+        gone_steps = step - self.hit_step if life.is_level else self.misses
+        if gone_steps < life.clear_steps or now - self.hit < life.clear_s:
             return None
         return self.close(step, now, "it is over")
 
@@ -149,14 +168,12 @@ class Machine:
         return self._change("update", step, now)
 
     def _restate(self, life: Life, found: Finding, step: int, now: float) -> bool:
-        """The newest finding replaces the one before; whether the row is to say so now. A lower severity must have held
-        for as long as it takes to resolve the alert, and the trouble began when it first did."""
+        """The newest finding replaces the one before, once its severity has held; whether the row is to say so now. The
+        trouble began when it first did."""
         known = self.finding
         assert known is not None
-        if not worse(known.severity, found.severity):
-            self.milder_step = None
-        elif not self._milder_for_long(life, step, now):
-            found.severity = known.severity
+        if not self._has_settled(life, known, found, step, now):
+            return False
         if found.since_step is None or known.since_step is None or found.since_step >= known.since_step:
             found.since_step, found.since = known.since_step, known.since
         _keep_what_joined(known, found)
@@ -165,12 +182,19 @@ class Machine:
             return True
         return found.message != known.message and now - self.written >= _REWRITE_S
 
-    def _milder_for_long(self, life: Life, step: int, now: float) -> bool:
-        if self.milder_step is None:
-            self.milder_step, self.milder = step, now
-        if step - self.milder_step < life.clear_steps or now - self.milder < life.clear_s:
+    def _has_settled(self, life: Life, known: Finding, found: Finding, step: int, now: float) -> bool:
+        """Whether the alert may have the severity of this finding: a lower one must have held for as long as it takes to
+        resolve the alert, and that of a level also when it is higher."""
+        leans_to = worse(found.severity, known.severity) - worse(known.severity, found.severity)
+        if leans_to == 0 or (leans_to > 0 and not life.is_level):
+            self.leans_to = 0
+            return True
+        if leans_to != self.leans_to:
+            self.leans_to, self.leaning_step, self.leaning = leans_to, step, now
+        held_steps = step - (self.leaning_step or 0)
+        if held_steps < life.clear_steps or now - self.leaning < life.clear_s:
             return False
-        self.milder_step = None
+        self.leans_to = 0
         return True
 
     def _begin_earlier(self, known: Finding, found: Finding) -> bool:
@@ -197,20 +221,25 @@ class Machine:
         return True
 
     def snapshot(self) -> list[Any]:
-        kept = self.finding
-        return [getattr(self, name) for name in _SAVED] + [
-            None if kept is None else {name: getattr(kept, name) for name in Finding.__dataclass_fields__}
-        ]
+        return [*(getattr(self, name) for name in _SAVED), _packed(self.coming), _packed(self.finding)]
 
     @classmethod
     def restore(cls, state: list[Any]) -> Machine:
-        *values, finding = state
-        machine = cls(**dict(zip(_SAVED, values, strict=False)))  # an older server kept fewer
-        machine.finding = None if finding is None else Finding(**finding)
+        *values, coming, finding = state
+        machine = cls(**dict(zip(_SAVED, values, strict=True)))
+        machine.coming, machine.finding = _unpacked(coming), _unpacked(finding)
         return machine
 
 
-_SAVED = tuple(name for name in Machine.__dataclass_fields__ if name != "finding")
+_SAVED = tuple(name for name in Machine.__dataclass_fields__ if name not in ("coming", "finding"))
+
+
+def _packed(finding: Finding | None) -> dict[str, Any] | None:
+    return None if finding is None else {name: getattr(finding, name) for name in Finding.__dataclass_fields__}
+
+
+def _unpacked(state: dict[str, Any] | None) -> Finding | None:
+    return None if state is None else Finding(**state)
 
 
 def _is_of_an_earlier_step(found: Finding, known: Finding, near: int) -> bool:

@@ -33,7 +33,7 @@ from perfagent_server.verdict.verdict import Happened, verdict, worst_first
 
 __all__ = ["STATE_VERSION", "Evaluator", "HalfJudgedError"]
 
-STATE_VERSION = 5
+STATE_VERSION = 6
 _MOST_OTHERS = 256
 """Alerts that no rule of ours raises: a script that gives each of them another title must not fill the memory."""
 _SAID_S = 3600.0
@@ -300,7 +300,7 @@ class Evaluator:
         window.lost = {}
         for rule, machine in self.machines.items():
             if not self._life(rule).outlives_run:
-                machine.open_at_end = machine.open_at_end or machine.state == "firing"
+                machine.open_at_end = machine.open_at_end or machine.present(self._life(rule)) is not None
                 change = machine.close(window.step, window.now, f"the run ended ({state})")
                 if change is not None:
                     changes.append(change)
@@ -421,7 +421,7 @@ class Evaluator:
     def _observe(self, rule: Rule, found: Finding | None) -> list[Change]:
         if found is not None and self.window.ended and not rule.life.outlives_run:
             return []  # nobody would resolve it any more
-        return self._carry(rule.id, rule.life, found, self.window.at)
+        return self._carry(rule.id, self.plan.lives[rule.id], found, self.window.at)
 
     def _carry(self, key: str, life: Life, found: Finding | None, step: int) -> list[Change]:
         window = self.window
@@ -436,13 +436,15 @@ class Evaluator:
             machine = self.machines[key] = Machine(key)
         if found is not None and found.since is None:
             found.since = rfc3339(self._time_of(step, found.evidence.get("series")))
+        before = machine.state
         change = machine.observe(life, found, step, window.now, f"{window.run}\n{window.attempt}\n{self.upto}")
+        if machine.state != before:
+            self.note_firing()
         if change is None:
             return changes
         change = group(change, key, self.machines, self.plan.rules)
         if change.kind in ("fire", "reopen"):
             causes.join(window.reported, change.finding)
-        self.note_firing()
         return [*changes, change]
 
     def _make_room(self) -> list[Change] | None:
@@ -463,13 +465,14 @@ class Evaluator:
         return [] if change is None else [change]
 
     def note_firing(self) -> None:
-        """Tells the window which alerts are open."""
+        """Tells the window which alerts are open, and which are pending."""
         self.window.firing = {key for key, machine in self.machines.items() if machine.state == "firing"}
+        self.window.pending = {key for key, machine in self.machines.items() if machine.state == "pending"}
 
     def _life(self, key: str) -> Life:
         if key.startswith(USER_ALERT):
             return USER_LIFE
-        return self.plan.rules[key].life if key in self.plan.rules else REPORTED_LIFE
+        return self.plan.lives.get(key, REPORTED_LIFE)
 
     def _time_of(self, step: int, series: str | None) -> float:
         """When a step was, by the clock of who measured it (first that of the series in question); else the server's
@@ -524,11 +527,8 @@ class Evaluator:
 
     def findings(self) -> list[Finding]:
         """What is so now, worst first; for a run that ended also what was so at its end, or most of the time it ran."""
-        found = [
-            machine.finding
-            for machine in self.machines.values()
-            if machine.state == "firing" and machine.finding is not None
-        ]
+        present = (machine.present(self._life(key)) for key, machine in self.machines.items())
+        found = [finding for finding in present if finding is not None]
         if self.window.ended:
             known = {finding.rule for finding in found}
             found += [

@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from perfagent.wire import LOSS, Finding, loss_kind
+from perfagent_server.alerts import history
 from perfagent_server.alerts.state_machine import Machine
 from perfagent_server.database import Database
 from perfagent_server.engine.evaluator import Evaluator
@@ -126,7 +127,7 @@ def _alerts(connection: Connection, run: str, attempt: int) -> Sequence[Mapping[
     began = connection.execute(select(attempts.c.started).where(its)).scalar() or 0.0
     wanted = (alert.c.run == run) & ((alert.c.state == "firing") | (alert.c.fired >= began))
     rows = connection.execute(select(alert).where(wanted).order_by(alert.c.fired)).mappings()
-    return [dict(row) for row in rows]
+    return [{**row, "opening": history.openings(connection, row["id"])} for row in rows]
 
 
 def _start_step(connection: Connection, run: str, attempt: int) -> int:
@@ -178,6 +179,7 @@ def _machine(row: Mapping[str, Any], now: float) -> Machine:
         hit=min(row["fired"] or now, now),
         resolved_step=None if is_open else step,
         resolved=None if is_open else min(row["resolved"] or now, now),
+        opening=row["opening"],
         written=row["fired"] or 0.0,
         finding=finding,
     )

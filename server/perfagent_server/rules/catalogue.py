@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -115,7 +115,7 @@ def describe(configured: Configured) -> dict[str, Any]:
     """A rule as GET /rules shows it."""
     rule = configured.rule
     defaults = {one.id: one for one in all_rules()}[rule.id].thresholds()
-    life = {field.name: getattr(rule.life, field.name) for field in fields(rule.life)}
+    life = asdict(rule.held_life())
     words = {
         language: {
             "name": said.name, "meaning": said.meaning, "fires": said.fires.format(**rule.thresholds()),

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfagent.plural import some
 from perfagent_server.rules.catalogue import all_rules, inputs
-from perfagent_server.rules.rule import Question, Rule
+from perfagent_server.rules.rule import Question, Rule, unit_of
 
 __all__ = ["MEASURED", "handbook", "measured", "seen_in_demo", "tally"]
 
@@ -47,13 +47,17 @@ _TAIL = """
 ## The life of an alert
 
 Findings with the same cause in the same step are one alert, even if they come from several ranks. An alert fires. It
-is resolved when the finding has been gone for a while. If the finding comes back soon after, the same alert opens
-again under the same id. If an open alert describes an ongoing state (the share of waiting, which ranks are silent),
-it shows the newest figures. If it describes a moment (a NaN, a jump), it shows the first figures. The severity of an
-open alert falls only after the findings have been less severe for as long as it takes to resolve the alert. When a
-run ends, alerts about NaN, memory and crashes stay open as the run's result. The other alerts are resolved. A new
-attempt of the run resolves all alerts. If a process of the older attempt reports only now how it ended, its alert
-fires and is resolved. A run whose newest loss is NaN is never called healthy, even if somebody closed the alert.
+is resolved when the finding has been gone for a while. A rule that compares a level (a share of waiting, utilization)
+may hover around its threshold: its alert opens, changes its severity and is resolved only when that has held for
+another window of the rule ("Held" above). The verdict of a young run does not wait for that. If the finding comes
+back soon after, the same alert opens again under the same id. How often channels are told is in
+[webhooks.md](webhooks.md#how-often-an-alert-is-sent). If an open alert describes an ongoing state (the share of
+waiting, which ranks are silent), it shows the newest figures. If it describes a moment (a NaN, a jump), it shows the
+first figures. The severity of an open alert falls only after the findings have been less severe for as long as it
+takes to resolve the alert. When a run ends, alerts about NaN, memory and crashes stay open as the run's result. The
+other alerts are resolved. A new attempt of the run resolves all alerts. If a process of the older attempt reports
+only now how it ended, its alert fires and is resolved. A run whose newest loss is NaN is never called healthy, even
+if somebody closed the alert.
 
 A finding that states a time or a share is about the steps that its rule looks at, and names them ("over the newest 20
 steps"). The verdict repeats its figures. A healthy verdict states the step time that every page shows: the median of
@@ -140,6 +144,9 @@ def _section(rule: Rule) -> str:
     lines = [f"### `{rule.id}`: {words.name}", "", f"**What it means:** {words.meaning}", ""]
     lines += [f"**When it fires** ({', '.join(rule.severities)}): {words.fires.format(**rule.thresholds())}", ""]
     lines += [f"**Measured:** {measured(rule)}", ""]
+    if rule.level:
+        window, unit = getattr(rule, rule.level), unit_of(rule.level)
+        lines += [f"**Held:** the alert opens, and is resolved, when this has held for {window:g} {unit} more.", ""]
     if rule.asks_for:
         lines += [f"**It asks every rank** for `{rule.asks_for}` when it fires.", ""]
     if rule.profile_helps:

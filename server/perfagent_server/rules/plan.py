@@ -75,6 +75,7 @@ class Plan:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = {rule.id: rule for rule in rules}
+        self.lives = {rule.id: rule.held_life() for rule in rules}
         self.on_step: dict[str, tuple[Rule, ...]] = {}
         self.on_time: dict[str, tuple[Rule, ...]] = {}
         self.on_event: dict[str, tuple[Rule, ...]] = {}

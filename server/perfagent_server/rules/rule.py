@@ -10,7 +10,7 @@ charts, `GET /rules` and docs/rules.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -92,6 +92,7 @@ class Life:
     alert. outlives_run: stays open when the run ends, because it says why the run ended or what it is worth. restated:
     every finding describes the present as a whole (a share over the last steps, which ranks are silent), so the newest
     replaces the first. Findings of other rules are about a moment: of a NaN, the first step is what people look for.
+    is_level: a level is compared, which may hover around its threshold (Rule.level).
     """
 
     for_steps: int = 0
@@ -102,6 +103,7 @@ class Life:
     cooldown_s: float = 600.0
     outlives_run: bool = False
     restated: bool = False
+    is_level: bool = False
 
 
 class Question(IntEnum):
@@ -150,7 +152,9 @@ class Rule:
     some steps shows what it is about, so a project may have one taken when its alert fires. state_version: a rule that
     keeps a state of its own (`window.state_of(rule)`) counts this up when its form changes; an older state is dropped.
     needs_card: it reads what only a GPU sends, so it was tested on recorded or made-up series and claims no precision;
-    seen_on: the GPU on which a job that was ill in this way was recorded and named (docs/gpu.md).
+    seen_on: the GPU on which a job that was ill in this way was recorded and named (docs/gpu.md). level: of a rule that
+    compares a level, the threshold that says over how many steps or seconds: its alert opens when the level has held for
+    that long again, and is resolved, or changes its severity, when it was off for as long.
     """
 
     id: ClassVar[str]
@@ -165,6 +169,7 @@ class Rule:
     profile_helps: ClassVar[bool] = False
     needs_card: ClassVar[bool] = False
     seen_on: ClassVar[str] = ""
+    level: ClassVar[str] = ""
     state_version: ClassVar[int] = 1
     urgent: ClassVar[Literal["", "loss", "gradient"]] = ""
     """The kind of non-finite value at which it is judged at once: other ranks are not awaited."""
@@ -192,6 +197,17 @@ class Rule:
         return Finding(
             rule=self.id, severity=severity, message=message, fix=words, title=title, cause=cause, cost=cost, **rest
         )
+
+    def held_life(self) -> Life:
+        """The life of its alert, with how long a level must hold."""
+        if not self.level:
+            return self.life
+        window, life = getattr(self, self.level), self.life
+        if unit_of(self.level) == "s":
+            held = {"for_s": max(life.for_s, window), "clear_s": max(life.clear_s, window)}
+        else:
+            held = {"for_steps": max(life.for_steps, window), "clear_steps": max(life.clear_steps, window)}
+        return replace(life, is_level=True, **held)
 
     def thresholds(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # all rules are dataclasses

@@ -66,11 +66,11 @@ class Window:
 
     now: Unix seconds, server clock; started: when the attempt was first heard; at: the step under judgement; step: the
     last completed step of any rank; stepped: when that step was received, else when the attempt was first heard;
-    firing: rules whose alert is open (for hysteresis); by_step, by_family, by_time: series by name, as the plan says;
-    by_rank: series with a row for each rank; stages: rank -> its pipeline stage, where it said; ends: how processes
-    ended; lost: ranks without contact and for how many seconds; heard: ranks that ever reported; done: those of them
-    that ended; reported: findings of the agent that were not joined to an alert yet; first_loss: the first finite value
-    of `loss`; wall: where the time went.
+    firing: rules whose alert is open (for hysteresis); pending: those whose finding has not held for long enough yet;
+    by_step, by_family, by_time: series by name, as the plan says; by_rank: series with a row for each rank; stages: rank
+    -> its pipeline stage, where it said; ends: how processes ended; lost: ranks without contact and for how many
+    seconds; heard: ranks that ever reported; done: those of them that ended; reported: findings of the agent that were
+    not joined to an alert yet; first_loss: the first finite value of `loss`; wall: where the time went.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Window:
         self.stepped = self.started = started
         self.state = "running"
         self.firing: set[str] = set()
+        self.pending: set[str] = set()
         self.by_step: dict[str, StepSeries] = {}
         self.by_rank = RankRows(plan.apart)
         self.by_family: dict[str, FamilyRows] = {}
@@ -301,8 +302,8 @@ class Window:
         return {
             "run": self.run, "attempt": self.attempt, "start_step": self.start_step, "world_size": self.world_size,
             "state": self.state, "now": self.now, "at": self.at, "step": self.step, "stepped": self.stepped,
-            "started": self.started,
-            "firing": sorted(self.firing), "first_loss": self.first_loss, "reported": self.reported,
+            "started": self.started, "firing": sorted(self.firing), "pending": sorted(self.pending),
+            "first_loss": self.first_loss, "reported": self.reported,
             "by_step": {series.name: series.snapshot() for series in self.by_step.values()},
             "by_family": {prefix: rows.snapshot() for prefix, rows in self.by_family.items()},
             "by_time": {name: series.snapshot() for name, series in self.by_time.items()},
@@ -336,7 +337,7 @@ class Window:
             "reported",
         ):
             setattr(window, name, state[name])
-        window.firing = set(state["firing"])
+        window.firing, window.pending = set(state["firing"]), set(state["pending"])
         for name, saved in state["by_step"].items():
             if plan.is_signal(name) or loss_kind(name) or plan.is_evaluation(name):
                 window.begin(name).restore(saved)

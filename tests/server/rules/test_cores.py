@@ -47,7 +47,7 @@ def go_on(
     return changes
 
 
-def found(rule: Rule, readings: Mapping[str, float] | Readings, seconds: int = 150, **rest: object) -> list[Finding]:
+def found(rule: Rule, readings: Mapping[str, float] | Readings, seconds: int = 280, **rest: object) -> list[Finding]:
     evaluator = make_evaluator(rules=(rule,))
     evaluator.start_clock(START)
     return [change.finding for change in fired(go_on(evaluator, range(1, seconds), readings, **rest))]  # type: ignore[arg-type]
@@ -120,16 +120,16 @@ def test_ranks_share_the_cores_of_their_node() -> None:
     ids=["a little pressure", "GPUs that are busy all the time", "no pressure known", "short bursts"],
 )
 def test_cores_that_hold_nothing_back_are_silent(readings: Mapping[str, float] | Readings) -> None:
-    assert found(CpuOversubscribed(), readings, seconds=200) == []
+    assert found(CpuOversubscribed(), readings, seconds=280) == []
 
 
 def test_an_alert_on_cores_outlives_a_restart_of_the_server_and_is_resolved() -> None:
     evaluator = make_evaluator(rules=(CpuOversubscribed(),))
     evaluator.start_clock(START)
-    assert len(fired(go_on(evaluator, range(1, 120), OWN))) == 1
+    assert len(fired(go_on(evaluator, range(1, 140), OWN))) == 1
     evaluator = restored(evaluator)
-    evaluator.start_clock(START + 120)
-    changes = go_on(evaluator, range(120, 300), {**OWN, "host/cpu_pressure_pct": 3.0})
+    evaluator.start_clock(START + 140)
+    changes = go_on(evaluator, range(140, 340), {**OWN, "host/cpu_pressure_pct": 3.0})
     assert [change.kind for change in changes if change.kind != "update"] == ["resolve"]
 
 
@@ -175,7 +175,7 @@ BUSY = {"host/cpu_pct": 97.0, "host/cores": 8.0, "process/cpu_pct": 100.0, "proc
 
 def test_gpus_that_idle_while_all_cores_are_busy_are_told_with_who_uses_them() -> None:
     waits = {"phase/data_s": 0.7, "phase/forward_s": 0.1, "phase/backward_s": 0.2, "phase/other_s": 0.0}
-    [one] = found(CpuBottleneck(), {**BUSY, "gpu/utilization_pct": 15.0}, seconds=200, phases=waits)
+    [one] = found(CpuBottleneck(), {**BUSY, "gpu/utilization_pct": 15.0}, seconds=280, phases=waits)
     assert (one.severity, one.cause) == ("warning", "data")
     assert "7.6 of them by the run (6.6 by loader workers) and 0.16 by others" in one.message
     assert "Data bounds it: waiting for batches takes 70 % of a step (P50 1 s" in one.message
@@ -185,11 +185,11 @@ def test_a_loader_that_delivers_now_and_then_is_found_too() -> None:
     def readings(second: int) -> dict[str, float]:
         return {**BUSY, "gpu/utilization_pct": 95.0 if second % 3 == 0 else 0.0}
 
-    assert len(found(CpuBottleneck(), readings, seconds=200)) == 1
+    assert len(found(CpuBottleneck(), readings, seconds=280)) == 1
 
 
 def test_cores_that_others_use_are_a_remark() -> None:
-    [one] = found(CpuBottleneck(), {**BUSY, "process/workers_cpu_pct": 100.0, "gpu/utilization_pct": 15.0}, seconds=200)
+    [one] = found(CpuBottleneck(), {**BUSY, "process/workers_cpu_pct": 100.0, "gpu/utilization_pct": 15.0}, seconds=280)
     assert (one.severity, one.cause) == ("info", "other programs")
 
 
@@ -203,7 +203,7 @@ def test_cores_that_others_use_are_a_remark() -> None:
     ids=["a training on the CPU", "busy GPUs", "cores to spare"],
 )  # fmt: skip
 def test_no_bottleneck_is_silent(readings: Mapping[str, float]) -> None:
-    assert found(CpuBottleneck(), readings, seconds=200) == []
+    assert found(CpuBottleneck(), readings, seconds=280) == []
 
 
 # ---- dataloader_workers
@@ -282,7 +282,7 @@ CARD = {
 
 
 def test_a_gpu_with_room_and_time_for_a_larger_batch_is_a_remark() -> None:
-    [one] = found(BatchTooSmall(), CARD, seconds=400)
+    [one] = found(BatchTooSmall(), CARD, seconds=700)
     assert one.severity == "info"
     assert "The peak of GPU memory is 7.45 GiB of 74.5 GiB (10 %)" in one.message
     assert one.evidence["room_times"] == pytest.approx(10)
@@ -294,7 +294,7 @@ def test_a_gpu_with_room_and_time_for_a_larger_batch_is_a_remark() -> None:
     ids=["memory", "GPU", "CPU"],
 )
 def test_what_is_used_much_leaves_no_room(more: Mapping[str, float]) -> None:
-    assert found(BatchTooSmall(), {**CARD, **more}, seconds=400) == []
+    assert found(BatchTooSmall(), {**CARD, **more}, seconds=700) == []
 
 
 def test_a_gpu_that_waits_for_its_data_needs_no_larger_batch() -> None:

@@ -30,7 +30,7 @@ def look(made: TimedJob, calls: float, reading_s: float | None = None, lines: ob
 
 
 def go_on(made: TimedJob, other_s: float, forward_s: float = 0.05) -> None:
-    made.train(100, {"forward": forward_s, "other": other_s})
+    made.train(200, {"forward": forward_s, "other": other_s})
 
 
 def test_a_loop_over_values_on_the_cpu_is_named_with_its_line_and_its_time() -> None:
@@ -121,7 +121,7 @@ def test_loops_in_which_each_step_makes_a_rollout_are_judged_too() -> None:
     made = TimedJob(SYNC)
     made.train(50, {"rollout": 0.05, "forward": 0.01, "other": 0.04})
     look(made, 2048, reading_s=0.03)
-    made.train(100, {"rollout": 0.05, "forward": 0.01, "other": 0.04})
+    made.train(200, {"rollout": 0.05, "forward": 0.01, "other": 0.04})
     assert [found.evidence["share_pct"] for found in made.found("sync_bound")] == [pytest.approx(30.0)]
 
 

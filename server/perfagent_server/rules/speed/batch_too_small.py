@@ -47,6 +47,7 @@ class BatchTooSmall(Rule):
     )
     charts = (_GPU, "cuda/peak_allocated_bytes")
     profile_helps = True
+    level = "for_s"
     life = Life(clear_s=60.0, restated=True)
     needs_card = True
     english = Words(

@@ -40,7 +40,8 @@ class CommBound(Rule):
     )
     charts = ("phase/comm_s", "step_time_s")
     profile_helps = True
-    life = Life(clear_steps=20, restated=True)
+    level = "steps"
+    life = Life(restated=True)
     english = Words(
         name="Waiting for communication",
         meaning="Every rank waits for communication that no computation hides.",

@@ -41,6 +41,7 @@ class CpuBottleneck(Rule):
     reads = (Every(10.0), Series(_GPU, keep=150, axis="time"), *cpu_load.READS, *bounds.READS)
     charts = (BUSY.name, _GPU)
     profile_helps = True
+    level = "for_s"
     life = Life(clear_s=60.0, restated=True)
     needs_card = True
     english = Words(

@@ -62,6 +62,7 @@ class CpuOversubscribed(Rule):
     )
     charts = (PRESSURE.name, THROTTLED.name, "host/cpu_pct")
     profile_helps = True
+    level = "for_s"
     life = Life(clear_s=60.0, restated=True)
     english = Words(
         name="Too few cores",

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from statistics import median
 from typing import ClassVar, NamedTuple
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90, spell_s
 from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words, within
 from perfagent_server.rules.speed import loader_cores, step_shares
-from perfagent_server.rules.speed.step_shares import ON_DEVICE, UTILIZATION, busy_pct, means_over, seconds_in
+from perfagent_server.rules.speed.step_shares import ON_DEVICE, UTILIZATION, busy_pct, means_over, seconds_by_step
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
 __all__ = ["DataBound"]
+
+_FEWEST_GROUPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +26,10 @@ class DataBound(Rule):
     """The step waits for its batch: the share of phase/data_s in step_time_s, medians over ranks, over the last `steps`
     steps.
 
-    The single worst step of the window is left out: the first batch of an epoch waits for its workers to start. The
-    first skip_steps steps are not judged, and a wait below least_wait_s a step is not worth anyone's time, whatever its
-    share.
+    Medians count: a few long waits (the first batch of an epoch, a machine that others use, too) make a mean that says
+    nothing of a usual step. Where workers load, the steps are put together in groups of as many, whose means count: the
+    workers of a slow loader deliver together, one step then waits for all of them. The first skip_steps steps are not
+    judged, and a wait below least_wait_s a step is not worth anyone's time, whatever its share.
 
     On a GPU the loader's wait is the host's time, and forward, backward, optimizer and communication are the device's:
     a host that runs ahead may wait while the device works on what it was given. Only what these leave of the step can
@@ -51,16 +55,17 @@ class DataBound(Rule):
     )
     charts = ("phase/data_s", "step_time_s")
     profile_helps = True
-    life = Life(clear_steps=20, restated=True)
+    level = "steps"
+    life = Life(restated=True)
     english = Words(
         name="Waiting for data",
         meaning="The step waits for its batch.",
         fires=(
-            "When steps wait for their batches for at least {warning_pct:g} % (warning) or {critical_pct:g} % "
-            "(critical) of the step time, and for at least {least_wait_s:g} s a step. The rule looks at the newest {steps} "
-            "steps, without the worst step. Waiting counts only as far as it makes the step longer than the device's own "
-            "work (forward, backward, optimizer, communication). The alert does not fire while the GPUs are busy for "
-            "{busy_pct:g} % of the time."
+            "When steps wait for their batches for at least {warning_pct:g} % (warning) or {critical_pct:g} % (critical) of "
+            "the step time, and for at least {least_wait_s:g} s a step. Medians of the newest {steps} steps, or of groups of "
+            "as many steps as the loader has workers. Waiting counts only as far as it makes the step longer than the "
+            "device's own work (forward, backward, optimizer, communication). The alert does not fire while the GPUs are "
+            "busy for {busy_pct:g} % of the time."
         ),
         remedies={
             "": (
@@ -82,8 +87,8 @@ class DataBound(Rule):
         name="等待数据",
         meaning="训练步在等待它的批次。",
         fires=(
-            "最近 {steps} 步（去掉最差的一步）中，等待批次的时间至少占步时间的 {warning_pct:g} %（警告）或 "
-            "{critical_pct:g} %（严重），且每步至少 {least_wait_s:g} 秒时触发。"
+            "最近 {steps} 步中，等待批次的时间至少占步时间的 {warning_pct:g} %（警告）或 {critical_pct:g} %（严重），"
+            "且每步至少 {least_wait_s:g} 秒时触发。取各步的中位数；有 worker 时取各组的中位数，每组步数等于 worker 数。"
             "只有使步时间超出设备自身工作（前向、反向、优化器、通信）的等待才计入。"
             "GPU 忙碌时间达到 {busy_pct:g} % 时不触发。"
         ),
@@ -109,47 +114,47 @@ class DataBound(Rule):
             return None
         if sum(waits.last(self.steps)) < self.least_wait_s * (self.steps - 1):
             return None  # nearly every step of a healthy run ends here
-        rows = _by_step(waits, took, self.steps)
+        machine = loader_cores.loader_cores(window)
+        workers = max(1, machine.of_rank) if machine is not None else 1
+        rows = _by_step(waits, took, max(self.steps, _FEWEST_GROUPS * workers))
         if len(rows) < self.steps // 2:
             return None
-        counted = sorted(rows, key=lambda row: row.wait_s)[:-1]  # without the worst
-        waited, total = sum(row.wait_s for row in counted), sum(row.time_s for row in counted)
+        size = min(workers, len(rows) // _FEWEST_GROUPS)
+        wait_s, step_s = _typical([row.wait_s for row in rows], size), _typical([row.time_s for row in rows], size)
         lowest = self.warning_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
-        enough = waited >= self.least_wait_s * len(counted) and 100 * waited >= lowest * total
-        if not 0 < total < math.inf or not enough:
+        enough = wait_s >= self.least_wait_s and 100 * wait_s >= lowest * step_s
+        if not 0 < step_s < math.inf or not enough:
             return None
         # What a device computed meanwhile was not waited for: without the loader's wait the step still takes as long as
         # that.
-        steps = {row.step for row in counted}
-        gain = min(waited, total - sum(seconds_in(window, phase, steps) for phase in ON_DEVICE))
-        share = min(100.0, 100 * gain / total)
-        busy = busy_pct(window, took.time, total)
+        on_device = seconds_by_step(window, ON_DEVICE)
+        gain_s = _typical([min(row.wait_s, row.time_s - on_device.get(row.step, 0.0)) for row in rows], size)
+        share = min(100.0, 100 * gain_s / step_s)
+        busy = busy_pct(window, took.time, sum(row.time_s for row in rows))
         if share < lowest or (busy is not None and busy >= self.busy_pct):
             return None
-        return self._finding(
-            window, rows, steps, (waited - gain) / len(counted), gain / len(counted), total / len(counted)
-        )
+        return self._finding(window, rows, size, wait_s - gain_s, gain_s, step_s)
 
     def _finding(
-        self, window: Window, rows: list[_Row], counted: set[int], hidden_s: float, wait_s: float, step_s: float
+        self, window: Window, rows: list[_Row], size: int, hidden_s: float, wait_s: float, step_s: float
     ) -> Finding:
         share = min(100.0, 100 * wait_s / step_s)
         cause, fix, machine = self._on_this_machine(window, share)
         ordered = sorted(row.wait_s for row in rows)
+        of_groups = f" in groups of {size}" if size > 1 else ""
         return self.found(
             "critical" if share >= self.critical_pct else "warning",
             f"The data loader keeps each step waiting {spell_s(wait_s)} ({share:.0f} %)",
             (
-                f"The data loader keeps each step waiting {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %), over "
-                f"the newest {len(rows)} steps but the worst (P50 {spell_s(ordered[len(ordered) // 2])}, P90 "
-                f"{spell_s(p90(ordered))}): a step that does not wait would take "
-                f"{spell_s(step_s - wait_s)}."
+                f"The data loader keeps each step waiting {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %), medians of "
+                f"the newest {len(rows)} steps{of_groups} (P90 of the wait {spell_s(p90(ordered))}): a step that does not "
+                f"wait would take {spell_s(step_s - wait_s)}."
             ),
             since_step=window.at,
             evidence={
                 "wait_s": wait_s, "step_time_s": step_s, "share_pct": share, "hidden_wait_s": hidden_s,
-                "wait_p50_s": ordered[len(ordered) // 2], "wait_p90_s": p90(ordered),
-                "wait_max_s": ordered[-1], "steps": len(rows), "phases_s": means_over(window, counted), **machine,
+                "wait_p50_s": ordered[len(ordered) // 2], "wait_p90_s": p90(ordered), "wait_max_s": ordered[-1],
+                "steps": len(rows), "phases_s": means_over(window, {row.step for row in rows}), **machine,
             },
             cause=cause,
             fix=fix,
@@ -176,6 +181,13 @@ class _Row(NamedTuple):
     step: int
     wait_s: float
     time_s: float
+
+
+def _typical(values: list[float], size: int) -> float:
+    """The median of the means of groups of `size` steps, the newest one last; of all steps where that is 1."""
+    if size == 1:
+        return median(values)
+    return median(sum(values[end - size : end]) / size for end in range(len(values), size - 1, -size))
 
 
 def _by_step(waits: StepSeries, took: StepSeries, count: int) -> list[_Row]:

@@ -43,6 +43,7 @@ class DataloaderWorkers(Rule):
     )
     charts = (loader_cores.WORKERS, "phase/data_s")
     profile_helps = True
+    level = "least_steps"
     life = Life(for_s=10.0, clear_s=30.0, restated=True)
     joins = ("data_bound",)
     english = Words(

@@ -34,6 +34,7 @@ class H2dBound(Rule):
     seen_on = "an NVIDIA H200"
     charts = ("phase/h2d_s", "step_time_s")
     profile_helps = True
+    level = "steps"
     life = Life(clear_s=15.0, restated=True)
     english = Words(
         name="Copies to the device",

@@ -50,6 +50,7 @@ class HostBound(Rule):
     needs_card = True
     charts = (_UTILIZATION, "step_time_s")
     profile_helps = True
+    level = "for_s"
     life = Life(clear_s=30.0, restated=True)
     english = Words(
         name="Waiting for kernel launches",

@@ -33,6 +33,7 @@ class LowGpuUtilization(Rule):
     reads = (Series("gpu/utilization_pct", keep=600, axis="time", judged=True), *step_shares.READS)
     charts = ("gpu/utilization_pct",)
     profile_helps = True
+    level = "for_s"
     life = Life(clear_s=60.0, restated=True)
     english = Words(
         name="Low GPU utilization",

@@ -48,6 +48,7 @@ class SyncBound(Rule):
     many_calls: int = 5
     least_s: float = 0.001
     for_s: float = within(30.0, least=1, most=60)
+    steps: int = within(64, least=1, most=64)
     clear_at: float = 0.8  # of the threshold
 
     id: ClassVar[str] = "sync_bound"
@@ -63,6 +64,7 @@ class SyncBound(Rule):
     )
     charts = (_CALLS, "step_time_s")
     profile_helps = True
+    level = "steps"
     life = Life(clear_s=30.0, restated=True)
     english = Words(
         name="Reading values one by one",
@@ -105,7 +107,7 @@ class SyncBound(Rule):
         calls = window.value(_CALLS)
         if not calls:
             return None
-        times = steady_steps(window, 64)[1] or _step_times(window)
+        times = steady_steps(window, self.steps)[1] or _step_times(window)
         if not times:
             return UNKNOWN
         step_s, step_p90_s, reading_s = median(times), p90(sorted(times)), window.value(_READING)

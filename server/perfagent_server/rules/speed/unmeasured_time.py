@@ -37,6 +37,7 @@ class UnmeasuredTime(Rule):
     reads = (Every(5.0), Events("lines"), *step_shares.READS, UTILIZATION)
     charts = ("phase/other_s", "step_time_s")
     profile_helps = True
+    level = "steps"
     life = Life(clear_s=30.0, restated=True)
     english = Words(
         name="Unmeasured time",
@@ -92,7 +93,7 @@ class UnmeasuredTime(Rule):
             return UNKNOWN
         share = (other - longest) / (spent.wall_s - longest)
         mean_s = (other - longest) / (spent.steps - 1)
-        if share < limit or mean_s < self.least_s or window.is_firing("sync_bound"):
+        if share < limit or mean_s < self.least_s or "sync_bound" in window.firing | window.pending:
             return None
         busy = busy_pct(window, window.wall.ended, min(60.0, spent.wall_s))
         if busy is not None and busy >= self.busy_pct:
