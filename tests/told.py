@@ -8,7 +8,7 @@ from pathlib import Path
 
 from data_folder import place_of
 from judging import START, frame, make_evaluator
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 
 from perfagent_server.alerts import acts, channels, tables
 from perfagent_server.database import open_database
@@ -35,6 +35,12 @@ class Told:
         made = frame(values, steps, ident=self.evaluator.upto + 1, received=self.now)
         changes = [("r", change) for change in self.evaluator.take(made)]
         self.database.write(lambda connection: tables.apply(connection, changes, self.now, "http://here/run/{}".format))
+
+    def deliver(self, names: Sequence[str]) -> None:
+        """These deliveries have arrived."""
+        its = update(delivery).where(delivery.c.id.in_(names))
+        values = {"state": "delivered", "tries": 1, "delivered": self.now}
+        self.database.write(lambda connection: connection.execute(its.values(**values)) and None)
 
     def mute(self, ident: str, lasts_s: float | None) -> None:
         until = None if lasts_s is None else self.now + lasts_s

@@ -20,7 +20,7 @@ from perfagent.local_server import ADMIN_TOKEN_FILE
 from perfagent.wire import Finding, Spent
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.alerts.reports import Reports
-from perfagent_server.alerts.tables import one_alert
+from perfagent_server.alerts.tables import one_alert, tell_of_deletion
 from perfagent_server.database import Database, open_database
 from perfagent_server.engine.rule_settings import RULES_FILE, RuleSettings
 from perfagent_server.engine.scheduler import Engine
@@ -213,6 +213,7 @@ def _wired(
 
     keys = Keys(database, pepper)
     outbox = Outbox(database, settings.webhook_allow, is_mine=holds(OUTBOX))
+    store.on_deletion.append(lambda connection, run: tell_of_deletion(connection, run, time.time(), link))
 
     def publish_runs(changed: list[str]) -> None:
         for summary in runs.summaries(changed):
@@ -254,6 +255,7 @@ def _wired(
         orders.forget(run)
         engine.drop(run)
         hub.forget(run)
+        outbox.wake()
 
     def rules_changed(change: Change) -> None:
         if not change.subject:

@@ -31,9 +31,10 @@ def note(
     connection.execute(insert.values(**values).on_conflict_do_nothing(index_elements=["id"]))
 
 
-def openings(connection: Connection, alert: str) -> int:
-    """How many times the alert was open, this time included."""
+def openings(connection: Connection, alert: str, *, since: float = 0.0) -> int:
+    """How many times the alert was open, this time included. since: counted from that time on."""
     reopened = select(func.count()).where(alert_history.c.alert == alert, alert_history.c.event == "reopened")
+    reopened = reopened.where(alert_history.c.time >= since)
     return 1 + (connection.execute(reopened).scalar() or 0)
 
 

@@ -7,6 +7,10 @@ between.
 A delivery that is due later is one that may not be wanted after all: of an alert that opened again (it may flap), of
 one that is quiet (quiet.py), and of a warning on a channel that groups them. When the alert is resolved before, it is
 dropped, and neither is sent.
+
+A channel is told at once that an alert fires, that it became critical (once for each opening), and that it is resolved.
+That it opened again is told ten minutes after the last message, if it is still open then. So a channel gets three
+messages about one alert in ten minutes at most, and its last word is wrong for ten minutes at most.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, select, update
 from sqlalchemy.sql.expression import func
 
+from perfagent.plural import some
 from perfagent.wire import SEVERITIES, Alert, Finding
 from perfagent_server.alerts import history, quiet
 from perfagent_server.alerts.kinds import HEARTBEAT, groups
@@ -27,6 +32,7 @@ from perfagent_server.alerts.state_machine import Change, worse
 from perfagent_server.alerts.webhooks import alert_body, delivery_id, text_json
 from perfagent_server.rules.rule import USER_ALERT
 from perfagent_server.spending.finding_cost import with_money
+from perfagent_server.spending.prices import prices
 from perfagent_server.spending.run_cost import present_rate_of
 from perfagent_server.store.statements import insert_for
 from perfagent_server.store.stored_json import stored_list, stored_names, stored_object
@@ -34,14 +40,30 @@ from perfagent_server.store.tables import alert, channel, delivery
 from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["GATHERED_S", "SETTLED_S", "alert_of", "apply", "as_dict", "is_for", "one_alert", "resolve_by_hand", "wants"]
+__all__ = [
+    "GATHERED_S", "QUIET_S", "SETTLED_S", "alert_of", "apply", "as_dict", "in_jobs", "is_for", "one_alert",
+    "resolve_by_hand", "tell_of_deletion", "wants",
+]  # fmt: skip
 
 SETTLED_S = 60.0
-"""How long an alert that opened again must stay open before it is told again."""
+"""How long an alert that opened again must stay open before it is told again,"""
+QUIET_S = 600.0
+"""and how long after the last message about it."""
 GATHERED_S = 10.0
 """How long a channel that groups messages waits for more of the same run: troubles seldom come alone."""
 
+_RUNS_OF_A_JOB = 50  # written in one transaction: senders wait for no longer one
+
 _UNTOLD = USER_ALERT  # a point in time, which is not over later: no channel is notified that it was resolved
+
+
+def in_jobs(changes: Sequence[tuple[str, Change]]) -> list[list[tuple[str, Change]]]:
+    """The changes of a round as they are written, those of a run together: at least one job, which may be empty."""
+    place = {run: number // _RUNS_OF_A_JOB for number, run in enumerate(dict.fromkeys(run for run, _ in changes))}
+    jobs: list[list[tuple[str, Change]]] = [[] for _ in range(1 + max(place.values(), default=0))]
+    for run, change in changes:
+        jobs[place[run]].append((run, change))
+    return jobs
 
 
 def apply(
@@ -57,13 +79,26 @@ def apply(
 def resolve_by_hand(connection: Connection, alert_id: str, now: float, link: Callable[[str], str], why: str) -> None:
     """Closes an alert that no rule holds open any more, and tells those who were told that it fires."""
     row = connection.execute(select(alert).where(alert.c.id == alert_id)).mappings().one()
+    apply(connection, [(row["run"], _resolve_of(connection, row, now, why))], now, link)
+
+
+def tell_of_deletion(connection: Connection, run: str, now: float, link: Callable[[str], str]) -> None:
+    """Tells who was told that an alert of this run fires that it does no longer. The rows of its alerts go with the run:
+    what is still to be sent names none of them."""
+    rows = connection.execute(select(alert).where(alert.c.run == run, alert.c.state == "firing")).mappings().all()
+    apply(connection, [(run, _resolve_of(connection, row, now, "the run was deleted")) for row in rows], now, link)
+    of_run = select(alert.c.id).where(alert.c.run == run)
+    waiting = delivery.c.alert.in_(of_run), delivery.c.event == "alert.resolved", delivery.c.state == "waiting"
+    connection.execute(update(delivery).where(*waiting).values(alert=None))
+
+
+def _resolve_of(connection: Connection, row: RowMapping, now: float, why: str) -> Change:
     names = ("rule", "severity", "message", "since_step", "fix", "gain_pct", "title", "cause", "cost")
     found = Finding(
         **{name: row[name] for name in names}, since=rfc3339(row["since"]), ranks=stored_list(row["ranks"]),
         evidence=stored_object(row["evidence"]),
     )  # fmt: skip
-    change = Change("resolve", alert_id, found, row["last_step"] or 0, now, why, history.openings(connection, alert_id))
-    apply(connection, [(row["run"], change)], now, link)
+    return Change("resolve", row["id"], found, row["last_step"] or 0, now, why, history.openings(connection, row["id"]))
 
 
 class _Book:
@@ -79,6 +114,8 @@ class _Book:
         }
         self.every_channel = connection.execute(select(channel)).mappings().all()
         self.channels = [row for row in self.every_channel if row["enabled"]]
+        self.quiet = quiet.Quiet(connection, now)
+        self.has_prices = bool(prices(connection))
 
     def enter(self, run: str, change: Change) -> None:
         if run not in self.runs:
@@ -96,10 +133,11 @@ class _Book:
             self._tell_firing(run, change, self.now + SETTLED_S)
         elif change.kind == "update":
             self._update(change, last_step=change.step, **_columns(change.finding))
-            if before is not None and worse(change.finding.severity, before):
+            is_worse = before is not None and worse(change.finding.severity, before)
+            if is_worse:
                 self._note(change, "worse", f"{before} became {change.finding.severity}")
             # Channels that were notified are not notified again; a channel whose threshold it passes only now is.
-            self._tell_firing(run, change, self.now)
+            self._tell_firing(run, change, self.now, is_worse=is_worse)
         elif change.kind == "resolve":
             # A finding of its own: the one in the machine may fire again, and is then not resolved.
             change = replace(
@@ -152,37 +190,55 @@ class _Book:
         # Also those that are switched off: when they are on again, their last word must be true.
         return [row for row in self.every_channel if last.get(row["id"]) == "alert.firing"]
 
-    def _tell_firing(self, run: str, change: Change, ready: float) -> None:
+    def _tell_firing(self, run: str, change: Change, ready: float, *, is_worse: bool = False) -> None:
         wanting = [row for row in self.channels if wants(row, self.runs[run], change.finding.severity)]
-        if wanting:
-            until = quiet.Quiet(self.connection, self.now).until([change.alert]).get(change.alert, ready)
-            self._tell(run, change, "alert.firing", wanting, ready, until)
+        if not wanting:
+            return
+        until = self.quiet.until([change.alert]).get(change.alert, ready)
+        if is_worse and change.finding.severity == "critical":
+            milder = self._told_milder(change)
+            self._tell(
+                run, change, "alert.firing", [row for row in wanting if row["id"] in milder], ready, until, "critical"
+            )
+            wanting = [row for row in wanting if row["id"] not in milder]
+        self._tell(run, change, "alert.firing", wanting, ready, until)
+
+    def _told_milder(self, change: Change) -> set[str]:
+        """The channels that were told of this opening, and not yet that it is critical."""
+        its = select(delivery.c.channel, delivery.c.id).where(delivery.c.alert == change.alert, ~quiet.held(self.now))
+        rows = self.connection.execute(its.where(delivery.c.urgent.is_(False))).all()
+        return {row.channel for row in rows if row.id == _delivery_id(change, "alert.firing", row.channel)}
 
     def _tell(
-        self, run: str, change: Change, event: str, channels: Sequence[RowMapping], ready: float, until: float = 0.0
-    ) -> None:
-        """ready: when it may be sent at the earliest; until: when the quiet is over."""
+        self, run: str, change: Change, event: str, channels: Sequence[RowMapping], ready: float, until: float = 0.0,
+        again: str = "",
+    ) -> None:  # fmt: skip
+        """ready: when it may be sent at the earliest; until: when the quiet is over; again: why the same is told once
+        more of an opening."""
         if not channels:
             return
         about = self.runs[run]
-        body = alert_body(
-            event, self.now, alert=change.alert, state=event.removeprefix("alert."),
-            finding=with_money(change.finding, present_rate_of(self.connection, run)),
-            run=run, run_name=about["name"], project=about["project"], url=self.link(run),
-        )  # fmt: skip
+        finding = with_money(change.finding, present_rate_of(self.connection, run) if self.has_prices else None)
         newest = select(delivery.c.channel, func.max(delivery.c.created)).where(delivery.c.alert == change.alert)
-        last: dict[str, float] = {
-            row[0]: row[1] for row in self.connection.execute(newest.group_by(delivery.c.channel))
-        }
+        newest = newest.where(~quiet.held(self.now)).group_by(delivery.c.channel)
+        last: dict[str, float] = {row[0]: row[1] for row in self.connection.execute(newest)}
         urgent = change.finding.severity == "critical"
         for one in channels:
+            told = last.get(one["id"])
+            body = alert_body(
+                event, self.now, alert=change.alert, state=event.removeprefix("alert."),
+                finding=finding if told is None else self._with_what_was_held(finding, change, told),
+                run=run, run_name=about["name"], project=about["project"], url=self.link(run),
+            )  # fmt: skip
             # Their order is that of `created` (outbox.py), also within one transaction and after a jump of the clock.
-            created = max(self.now, last.get(one["id"], 0.0) + 1e-3)
+            created = max(self.now, (told or 0.0) + 1e-3)
             may_go = ready + (GATHERED_S if groups(one) and not urgent else 0.0)
+            if event == "alert.firing" and not again and told is not None and change.opening > 1:
+                may_go = max(may_go, told + QUIET_S)
             values = {
-                "id": _delivery_id(change, event, one["id"]), "channel": one["id"], "alert": change.alert, "event": event,
-                "body": body, "state": "waiting", "tries": 0, "created": created, "ready": may_go, "due": max(may_go, until),
-                "error": "", "run": run, "urgent": urgent,
+                "id": _delivery_id(change, event, one["id"], again), "channel": one["id"], "alert": change.alert,
+                "event": event, "body": body, "state": "waiting", "tries": 0, "created": created, "ready": may_go,
+                "due": max(may_go, until), "error": "", "run": run, "urgent": urgent,
             }  # fmt: skip
             if self._insert_new(delivery, values):
                 self.deliveries += 1
@@ -193,11 +249,21 @@ class _Book:
                     sooner = {name: values[name] for name in ("urgent", "ready", "due")}
                     self.connection.execute(unsent.where(delivery.c.urgent.is_(False)).values(**sooner))
 
+    def _with_what_was_held(self, finding: Finding, change: Change, since: float) -> Finding:
+        """The finding, with how often its alert was opened again since the last message about it."""
+        if change.opening == 1:
+            return finding
+        count = history.openings(self.connection, change.alert, since=since) - 1
+        if not count:
+            return finding
+        clock = datetime.fromtimestamp(since, UTC).strftime("%H:%M UTC")
+        return replace(finding, message=f"{finding.message} Reopened {some(count, 'time')} since {clock}.")
 
-def _delivery_id(change: Change, event: str, channel_id: str) -> str:
+
+def _delivery_id(change: Change, event: str, channel_id: str, again: str = "") -> str:
     """One for each opening of an alert: what is sent about the second is no repetition of the first."""
-    again = [str(change.opening)] if change.opening > 1 else []
-    return delivery_id(change.alert, event, channel_id, *again)
+    opening = [str(change.opening)] if change.opening > 1 else []
+    return delivery_id(change.alert, event, channel_id, *opening, *filter(None, [again]))
 
 
 def wants(one: RowMapping, about: RowMapping, severity: str) -> bool:

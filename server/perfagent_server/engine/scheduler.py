@@ -516,6 +516,13 @@ class Engine:
         return taken
 
     def _commit(self, changes: list[tuple[str, Change]], also: Callable[[Connection], object] | None = None) -> None:
+        """In transactions of some runs each, which let ingest write in between; `also` goes with the last one."""
+        *first, last = tables.in_jobs(changes)
+        for part in first:
+            self._commit_part(part, None)
+        self._commit_part(last, also)
+
+    def _commit_part(self, changes: list[tuple[str, Change]], also: Callable[[Connection], object] | None) -> None:
         """Alerts, deliveries and the snapshots of the runs concerned, in one transaction. Where a table does not take
         one of them, each is written by itself, so that it costs no other. Changes of runs whose shard was lost are left to
         the server that has it."""
@@ -529,7 +536,7 @@ class Engine:
                 self.forget()
                 raise
             if rest:
-                self._commit(rest)
+                self._commit_part(rest, None)
 
     def _commit_whole(self, changes: list[tuple[str, Change]], also: Callable[[Connection], object] | None) -> None:
         snapshots = self._snapshots(sorted({run for run, _ in changes}))

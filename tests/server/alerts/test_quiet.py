@@ -111,12 +111,12 @@ def test_a_window_that_begins_before_the_time_has_come_puts_a_delivery_off(told:
     delivered(told)
     heal(told, 3)
     delivered(told)
-    told.judge([63], loss=[NAN])  # told again after a minute, if it lasts
+    told.judge([63], loss=[NAN])  # told again after ten minutes, if it lasts
     silenced(told, starts_in_s=30, lasts_s=HOUR, project="p")
-    told.now += 61
+    told.now += 600
     with told.database.read() as connection:
         due = what_is_due(connection, told.now, {})
-    assert list(due.later.values()) == [pytest.approx(told.now - 31 + HOUR)]
+    assert list(due.later.values()) == [pytest.approx(told.now - 570 + HOUR)]
     assert due.batches == []
 
 

@@ -293,3 +293,30 @@ def test_every_rule_is_described_with_its_thresholds(api: TestClient) -> None:
             assert "{" not in words["fires"]
             assert words["remedies"][""]
         assert rule["words"]["en"]["remedies"].keys() == rule["words"]["zh"]["remedies"].keys()
+
+
+def test_receivers_are_told_that_a_deleted_run_fires_no_longer(api: TestClient, receiver: Receiver) -> None:
+    add(api, receiver.url)
+    Agent(api).send(range(1, 3), loss=[1.0, math.nan])
+    [fired] = until(lambda: receiver.of_type("alert.firing"))
+    assert api.delete("/api/v1/runs/r1", headers=ADMIN).status_code == 204
+    [over] = until(lambda: receiver.of_type("alert.resolved"))
+    assert over.json["data"]["alert"]["id"] == fired.json["data"]["alert"]["id"]
+    assert "deleted" in over.json["data"]["evidence"]["resolved"]
+
+
+def test_what_waits_to_be_told_of_a_resolved_alert_outlives_its_run(tmp_path: Path) -> None:
+    """The receiver is away when the alert is resolved; the run is deleted before it is back."""
+    receiver, away = Receiver(lambda number: 503 if number > 1 and away else 200), [True]
+    settings = Settings(**place_of(tmp_path), admin_token=TOKEN, webhook_allow=(receiver.address,))
+    with TestClient(create_app(settings, dashboard=False), base_url="http://127.0.0.1:8420") as api:
+        add(api, receiver.url)
+        Agent(api).send(range(1, 3), loss=[1.0, math.nan])
+        until(lambda: receiver.of_type("alert.firing"))
+        [alert] = until(lambda: alerts(api, state="firing"))
+        api.post(f"/api/v1/alerts/{alert['id']}/resolve")
+        until(lambda: receiver.of_type("alert.resolved"))
+        assert api.delete("/api/v1/runs/r1", headers=ADMIN).status_code == 204
+        away.clear()
+        until(lambda: any(one.status == 200 for one in receiver.of_type("alert.resolved")), within_s=30)
+    receiver.close()

@@ -26,15 +26,17 @@ def test_an_alert_that_opens_again_for_good_is_told_again(told: Told) -> None:
     told.judge([1, 2], loss=[2.0, NAN])
     heal(told, 3)
     told.judge([63], loss=[NAN])
-    assert told.due()[2] == ("firing", tables.SETTLED_S)
+    assert told.due()[2] == ("firing", tables.QUIET_S - 1), "ten minutes after it was told that it is over"
     for step in range(64, 200):
         told.judge([step], loss=[NAN])
     sent = told.deliveries()
     assert [row["event"] for row in sent] == ["alert.firing", "alert.resolved", "alert.firing"]
     assert (len({row["alert"] for row in sent}), len({row["id"] for row in sent})) == (1, 3)
     assert b"in step 63" in sent[2]["body"]
+    assert b"Reopened 1 time since 22:13 UTC" in sent[2]["body"]
     assert told.alerts() == [("nonfinite_loss", "firing", 63)]
-    heal(told, 200)
+    told.judge([200], loss=[NAN], after_s=tables.QUIET_S)
+    heal(told, 201)
     assert [row["event"] for row in told.deliveries()][3:] == ["alert.resolved"]
 
 
@@ -72,7 +74,7 @@ def test_firing_again_is_not_sent_before_resolved_has_arrived(told: Told) -> Non
     outbox = Outbox(told.database, clock=lambda: told.now, send=send)
     launched: list = []
     outbox._launch = launched.append  # type: ignore[method-assign]
-    told.now += 2 * tables.SETTLED_S
+    told.now += tables.QUIET_S
     while any(row["state"] == "waiting" for row in told.deliveries()):
         outbox._schedule()
         assert len(launched) <= 1, "one of them at a time"

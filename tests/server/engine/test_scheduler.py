@@ -14,6 +14,7 @@ from random import Random
 import engine_bench
 import pytest
 from engine_bench import NOW, Bench, Clock
+from sqlite_calls import sqlite_calls
 
 from perfagent.wire import Alert, Event
 from perfagent_server.database import StorageError
@@ -69,6 +70,34 @@ def test_a_commit_that_fails_once_is_tried_again(bench: Bench) -> None:
         engine.run_once()
     engine.run_once()
     assert len(bench.rows(alert)) == len(bench.rows(delivery)) == 1
+
+
+def test_a_storm_of_alerts_is_written_fifty_runs_at_a_time(bench: Bench) -> None:
+    for number in range(120):
+        bench.send({"loss": [1.0, math.nan]}, [1, 2], name=f"r{number:03}")
+    linked: set[str] = set()
+
+    def link(name: str) -> str:
+        linked.add(name)
+        if len(linked) > 70:
+            raise StorageError("the disk is full for a moment")
+        return name
+
+    with pytest.raises(StorageError):
+        bench.engine(link=link).run_once()
+    assert len(bench.rows(alert)) == len(bench.rows(delivery)) == 50
+    bench.engine().run_once()
+    assert len(bench.rows(alert)) == len(bench.rows(delivery)) == 120
+
+
+def test_silences_are_read_once_for_all_alerts_of_a_job(bench: Bench) -> None:
+    for number in range(20):
+        bench.send({"loss": [1.0, math.nan]}, [1, 2], name=f"r{number:03}")
+    said: list[str] = []
+    stop = sqlite_calls(bench.database, said)
+    bench.engine().run_once()
+    stop()
+    assert sum("FROM silence" in one for one in said) == 1
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -79,6 +79,8 @@ class Appender:
         self._shared: dict[Names, Names] = {}  # most runs have the same names: one set for all of them
         self._starts = Starts()
         self._deletions = 0  # the newest one by another server that the caches know of
+        self.on_deletion: list[Callable[[Connection, str], object]] = []
+        """Called with a run that is about to go, in the transaction in which it does."""
         database.on_rollback.append(self._forget)
 
     def append(self, take: Callable[[], Batch]) -> Future[list[Receipt]]:
@@ -306,6 +308,8 @@ class Appender:
     def _delete(self, connection: Connection, run: str, check: Check) -> None:
         """The foreign keys take everything else of the run along."""
         check(connection)
+        for told in self.on_deletion:
+            told(connection, run)
         fed = select(source.c.id).where(source.c.run == run, source.c.id.startswith(lifecycle.JSON_SOURCE)).limit(1)
         if connection.execute(fed).first() is not None:
             mark = {"key": deletion_mark(run), "created": time.time(), "reply": b""}
