@@ -184,7 +184,7 @@ def test_the_end_of_a_mute_tells_what_began_in_it(api: TestClient, receiver: Rec
     agent.send(range(1, 3), loss=[1.0, math.nan])
     [alert] = until(lambda: alerts(api, state="firing"))
     until(lambda: receiver.of_type("alert.firing"))
-    api.post(f"/api/v1/alerts/{alert['id']}/mute", params={"for_s": 600})
+    api.post(f"/api/v1/alerts/{alert['id']}/mute", params={"for_s": 3600})
     agent.send(range(3, 60), loss=[1.0] * 57)
     until(lambda: alerts(api, state="resolved"))
     agent.send(range(60, 61), loss=[math.nan])
