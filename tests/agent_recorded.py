@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perfagent.delivery.spool import Spool
+from perfagent.wire import event_problem
 
 
 class Recording:
@@ -23,6 +24,10 @@ class Recording:
                     self._frames.append(outgoing)
                     spool.ack(outgoing.seq)
                 spool.abandon()
+        wrong = [
+            (event, problem) for frame in self._frames for event in frame.events if (problem := event_problem(event))
+        ]
+        assert not wrong, f"the server would not take what the agent sends: {wrong}"
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """(step, value), by step."""

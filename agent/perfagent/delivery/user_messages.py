@@ -79,13 +79,12 @@ class Notices:
             self._warn(kind, sentence)
 
     def rejected(self, item: Mapping[str, Any], *, ours: bool) -> None:
-        """The first reason for which the server left out samples of a frame that it took otherwise; the rest is
-        counted. ours:
-        they are of this run, not of what an earlier process left."""
+        """The first reason for which the server left out samples or events of a frame that it took otherwise; the rest
+        is counted. ours: they are of this run, not of what an earlier process left."""
         name, reason = (_line(item.get(key)) for key in ("name", "reason"))
         self._warn(
             "rejected",
-            f"the server left out samples of {name or 'a series'} ({reason or 'it gives no reason'}); "
+            f"the server left out {name or 'a series'} ({reason or 'it gives no reason'}); "
             + (
                 "all that is left out is counted in agent/dropped"
                 if ours

@@ -1,9 +1,9 @@
 """The limits on a frame's content: identities that fit into an address, names, steps, and how many names a run may
 have.
 
-A frame with a bad identity, or an event at a step that is none, is refused as a whole (WireError). Samples with a bad
-name or step are left out by name and counted, the rest of the frame is stored: one odd metric must not cost the others.
-A frame of too many events or groups is sent again in halves.
+A frame with a bad identity is refused as a whole (WireError). Samples with a bad name or step, and events that are wrong
+(events.py), are left out and counted, and the rest of the frame is stored: one odd metric must not cost the others. A
+frame of too many events or groups is sent again in halves.
 """
 
 from __future__ import annotations
@@ -52,9 +52,6 @@ def check_frame(frame: Frame) -> None:
             "attempt, rank and seq must be whole numbers from 0 up to 2**53 (rank: 2**31; seq: from 1), "
             f"not {frame.attempt}, {frame.rank}, {frame.seq}"
         )
-    for event in frame.events:
-        if event.step is not None and not 0 <= event.step <= MAX_STEP:
-            raise WireError(f"the step of an event ({event.kind[:80]}) must be from 0 to {MAX_STEP}, not {event.step}")
 
 
 def size_problem(frame: Frame) -> str | None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
+from typing import NamedTuple
 
 from perfagent.errors import WireError
-from perfagent.wire import MAX_DECODED_BYTES, Frame, decode
+from perfagent.wire import MAX_DECODED_BYTES, Frame, Rejected, read_frame
 from perfagent.wire.limits import check_frame, size_problem
 
-__all__ = ["MAX_RATIO", "TooLarge", "UnknownEncoding", "decode_body", "inflate"]
+__all__ = ["LARGE_BYTES", "MAX_RATIO", "Decoded", "TooLarge", "UnknownEncoding", "decode_body", "inflate", "read_body"]
 
 MAX_RATIO = 100  # decoded to sent; real frames reach 2 to 4, a column of equal numbers some 60
 SMALL_BYTES = 64 * 1024  # below this the ratio says nothing
+LARGE_BYTES = 128 * 1024
+"""Decoding more than this takes longer than a loop that serves a thousand agents should be away."""
 
 
 class TooLarge(WireError):  # noqa: N818 - the name of the answer (413) it becomes
@@ -22,7 +26,24 @@ class UnknownEncoding(WireError):  # noqa: N818 - the name of the answer (415) i
     """A Content-Encoding that is not spoken here."""
 
 
-def decode_body(body: bytes, encoding: str | None, *, max_decoded_bytes: int = MAX_DECODED_BYTES) -> Frame:
+class Decoded(NamedTuple):
+    """size: bytes of the body as MessagePack, which is what it costs; rejected: wrong events, which are not in the
+    frame."""
+
+    frame: Frame
+    rejected: list[Rejected]
+    size: int
+
+
+async def read_body(body: bytes, encoding: str | None, *, max_decoded_bytes: int = MAX_DECODED_BYTES) -> Decoded:
+    """decode_body(), on another thread where the body is or becomes large."""
+    try:
+        return decode_body(body, encoding, max_decoded_bytes=min(LARGE_BYTES, max_decoded_bytes))
+    except TooLarge:
+        return await asyncio.to_thread(decode_body, body, encoding, max_decoded_bytes=max_decoded_bytes)
+
+
+def decode_body(body: bytes, encoding: str | None, *, max_decoded_bytes: int = MAX_DECODED_BYTES) -> Decoded:
     """The frame in a request's body. Raises TooLarge, UnknownEncoding or WireError, each with a sentence for the
     sender."""
     encoding = (encoding or "identity").strip().lower()
@@ -32,11 +53,11 @@ def decode_body(body: bytes, encoding: str | None, *, max_decoded_bytes: int = M
         raise UnknownEncoding(f"Content-Encoding {encoding!r:.40} is not spoken here; deflate and identity are")
     elif len(body) > max_decoded_bytes:
         raise TooLarge(f"the body has {len(body)} bytes; {max_decoded_bytes} are allowed: send smaller frames")
-    frame = decode(body)
+    frame, wrong = read_frame(body)
     if (problem := size_problem(frame)) is not None:
         raise TooLarge(problem)
     check_frame(frame)
-    return frame
+    return Decoded(frame, wrong, len(body))
 
 
 def inflate(body: bytes, max_bytes: int) -> bytes:

@@ -79,6 +79,7 @@ class Ingest:
             "samples": 0,
             "duplicate_samples": 0,
             "rejected_samples": 0,
+            "rejected_events": 0,
             "refused_frames": 0,
             "commits": 0,
         }

@@ -40,6 +40,9 @@ NAMES: dict[tuple[str, str], Named] = {
     ("ingest", "samples"): _samples("stored"),
     ("ingest", "duplicate_samples"): _samples("duplicate"),
     ("ingest", "rejected_samples"): _samples("rejected"),
+    ("ingest", "rejected_events"): Named(
+        "ingest_rejected_events", "counter", "Events of agents that were wrong and not stored."
+    ),
     ("ingest", "refused_frames"): Named("ingest_refused_frames", "counter", "Frames that were refused as a whole."),
     ("ingest", "commits"): Named("ingest_commits", "counter", "Transactions with frames."),
     ("ingest", "waiting"): Named("ingest_waiting_frames", "gauge", "Frames that wait for the writer."),

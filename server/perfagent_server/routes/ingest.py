@@ -3,15 +3,14 @@ second."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from perfagent.wire import Frame
-from perfagent_server.ingest.decode import decode_body
+from perfagent.wire import Rejected
+from perfagent_server.ingest.decode import read_body
 from perfagent_server.routes.admission import check_key, check_project, check_rank, sender_of_runs, take
 from perfagent_server.routes.dependencies import ServicesDep
 from perfagent_server.routes.problems import ApiError
@@ -20,7 +19,7 @@ from perfagent_server.security.access import require
 from perfagent_server.security.rights import Identity
 from perfagent_server.store.interface import Receipt
 
-__all__ = ["LARGE_BYTES", "checked", "receipt_reply", "router"]
+__all__ = ["checked", "receipt_reply", "router"]
 
 router = APIRouter()
 
@@ -28,8 +27,6 @@ UNWATCHED = {"Perfagent-Watched": "0"}
 """Tells an agent that no page shows its run: whole frames every three seconds will do."""
 
 _MEDIA_TYPES = ("application/x-msgpack", "application/msgpack", "application/vnd.msgpack", "application/octet-stream")
-# Decoding more than this takes longer than a loop that serves a thousand agents should be away.
-LARGE_BYTES = 128 * 1024
 
 _REPLY_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -63,15 +60,16 @@ def checked(receipts: list[Receipt]) -> list[Receipt]:
     return receipts
 
 
-def receipt_reply(receipts: list[Receipt], commands: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """What a sender is told; counts are samples."""
+def receipt_reply(
+    receipts: list[Receipt], commands: Sequence[dict[str, Any]] = (), events: Sequence[Rejected] = ()
+) -> dict[str, Any]:
+    """What a sender is told; counts are samples, and events of those that were rejected."""
     return {
         "stored": sum(receipt.stored for receipt in receipts),
         "duplicate": sum(receipt.duplicate for receipt in receipts),
         "rejected": [
             {"name": item.name, "reason": item.reason, "count": item.count}
-            for receipt in receipts
-            for item in receipt.rejected
+            for item in (*(item for receipt in receipts for item in receipt.rejected), *events)
         ],
         "commands": list(commands),
     }
@@ -108,19 +106,16 @@ async def ingest(request: Request, services: ServicesDep, identity: Identity = D
             f"Content-Type is {media_type[:80]!r}; application/x-msgpack is needed",
             "content-type",
         )
-    encoding = request.headers.get("content-encoding")
     check_key(services, identity)
     body = await request.body()
     limit = services.settings.max_decoded_bytes
-    frame: Frame
-    if len(body) > LARGE_BYTES:
-        frame = await asyncio.to_thread(decode_body, body, encoding, max_decoded_bytes=limit)
-    else:
-        frame = decode_body(body, encoding, max_decoded_bytes=limit)
+    frame, rejected, size = await read_body(body, request.headers.get("content-encoding"), max_decoded_bytes=limit)
     check_project(identity, (frame.project,))
     check_rank(services, frame.rank)
-    take(services, identity, frame.run, samples=frame.samples, size_bytes=len(body))
+    take(services, identity, frame.run, samples=frame.samples, size_bytes=size)
     await services.new_runs.admit(sender_of_runs(services, identity), frame.run, frame.project)
     receipts = checked(await services.ingest.accept([frame], limited=identity.project is not None))
+    if rejected and not receipts[0].again:
+        services.ingest.counters["rejected_events"] += sum(item.count for item in rejected)
     headers = None if services.is_watched(frame.run) else UNWATCHED
-    return reply(receipt_reply(receipts, await services.orders.for_frame(frame)), headers=headers)
+    return reply(receipt_reply(receipts, await services.orders.for_frame(frame), rejected), headers=headers)

@@ -10,10 +10,11 @@ import msgspec
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from perfagent_server.ingest.decode import LARGE_BYTES
 from perfagent_server.ingest.json_rows import STATES, LogRow, parse_rows, plain_rows
 from perfagent_server.routes.admission import check_key, check_project, check_rank, sender_of_runs, take
 from perfagent_server.routes.dependencies import ServicesDep
-from perfagent_server.routes.ingest import LARGE_BYTES, checked, receipt_reply
+from perfagent_server.routes.ingest import checked, receipt_reply
 from perfagent_server.routes.problems import ApiError, not_json
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import require

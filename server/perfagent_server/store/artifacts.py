@@ -8,7 +8,6 @@ Neither the tail nor the list of events holds them.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,67 +27,55 @@ __all__ = ["ANSWERS", "Profiles", "Stacks", "StoredProfile", "lasting", "stacks_
 ANSWERS = ("accepted", "done", "refused")
 MOST_PROFILES = 50
 """Of a run: the oldest go."""
-MOST_PARTS = 256
-MOST_PART_BYTES = 1024 * 1024
 _MESSAGE_CHARACTERS = 2000
-_PROFILE_ID = re.compile(r"[0-9A-Za-z]{1,64}")  # it stands in the header that names the file of its trace
 _encoder = msgspec.msgpack.Encoder()
 
 
 def take(connection: Connection, frame: Frame, now: float) -> None:
-    """Stores the answers and profiles of one frame, in the caller's transaction."""
+    """Stores the answers and profiles of one frame, in the caller's transaction. Their fields have the types of
+    perfagent.wire.EVENT_DATA: others were refused before."""
     for item in frame.events:
         if item.kind == "command":
             _answer(connection, frame, item, now)
+        elif item.kind == "profile" and _is_piece(item):
+            data = item.data
+            _insert_new(
+                connection,
+                profile_part,
+                run=frame.run,
+                profile=data["profile"],
+                part=data["part"],
+                data=data["payload"],
+            )
         elif item.kind == "profile":
-            identity = item.data.get("profile")
-            if not isinstance(identity, str) or not _PROFILE_ID.fullmatch(identity):
-                continue
-            if "payload" in item.data:
-                _part(connection, frame.run, identity, item.data)
-            else:
-                _profile(connection, frame, identity, item, now)
+            _profile(connection, frame, item, now)
 
 
 def lasting(events: Sequence[Event]) -> Sequence[Event]:
     """The events that are kept as events: all but the pieces of files."""
-    if not any(item.kind == "profile" for item in events):
+    if not any(map(_is_piece, events)):
         return events
-    return [item for item in events if not (item.kind == "profile" and "payload" in item.data)]
+    return [item for item in events if not _is_piece(item)]
+
+
+def _is_piece(item: Event) -> bool:
+    return item.kind == "profile" and item.data.get("payload") is not None
 
 
 def _answer(connection: Connection, frame: Frame, item: Event, now: float) -> None:
-    state, identity = item.data.get("state"), item.data.get("command")
-    if state not in ANSWERS or not isinstance(identity, str):
-        return
-    here = and_(command_source.c.command == identity, command_source.c.source == frame.source)
+    state = item.data["state"]
+    here = and_(command_source.c.command == item.data["command"], command_source.c.source == frame.source)
     if state == "accepted":  # however late it comes, it is not news after "done"
         here = and_(here, command_source.c.state == "handed")
-    message = item.data.get("message")
-    connection.execute(
-        update(command_source).where(here).values(
-            state=state, message=message[:_MESSAGE_CHARACTERS] if isinstance(message, str) else "", answered=now
-        )
-    )  # fmt: skip
+    message = (item.data.get("message") or "")[:_MESSAGE_CHARACTERS]
+    connection.execute(update(command_source).where(here).values(state=state, message=message, answered=now))
 
 
-def _part(connection: Connection, run: str, identity: str, data: Mapping[str, Any]) -> None:
-    part, payload = data.get("part"), data.get("payload")
-    if (
-        isinstance(part, int)
-        and 1 <= part <= MOST_PARTS
-        and isinstance(payload, bytes)
-        and len(payload) <= MOST_PART_BYTES
-    ):
-        _insert_new(connection, profile_part, run=run, profile=identity, part=part, data=payload)
-
-
-def _profile(connection: Connection, frame: Frame, identity: str, item: Event, now: float) -> None:
-    parts = item.data.get("parts", 0)
+def _profile(connection: Connection, frame: Frame, item: Event, now: float) -> None:
     _insert_new(
-        connection, profile, run=frame.run, id=identity, attempt=frame.attempt, rank=frame.rank, step=item.step,
-        time=item.time if math.isfinite(item.time) else now, summary=_encoder.encode(item.data),
-        parts=parts if isinstance(parts, int) and 0 <= parts <= MOST_PARTS else 0,
+        connection, profile, run=frame.run, id=item.data["profile"], attempt=frame.attempt, rank=frame.rank,
+        step=item.step, time=item.time if math.isfinite(item.time) else now, summary=_encoder.encode(item.data),
+        parts=item.data.get("parts") or 0,
     )  # fmt: skip
     newest_first = (
         select(profile.c.id).where(profile.c.run == frame.run).order_by(profile.c.time.desc()).offset(MOST_PROFILES)

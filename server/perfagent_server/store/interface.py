@@ -11,11 +11,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from perfagent.wire import Frame, Latest, LogRow, RankMatrix, Series
+from perfagent.wire import Frame, Latest, LogRow, RankMatrix, Rejected, Series
 from perfagent_server.store.shards import EVERY
 from perfagent_server.store.stored import FromTail
 
-__all__ = ["Batch", "Check", "MetricStore", "Receipt", "Refused", "Rejected", "no_check"]
+__all__ = ["Batch", "Check", "MetricStore", "Receipt", "Refused", "no_check"]
 
 Check = Callable[[Any], None]
 """A function that the store calls at the start of a transaction, with its connection. If it raises, the transaction changes
@@ -24,15 +24,6 @@ nothing."""
 
 def no_check(_connection: object) -> None:
     pass
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """Samples that were not stored: `count` of them, all of one name, and the reason in words for a user."""
-
-    name: str
-    reason: str
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +39,15 @@ class Refused:
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """What became of one frame. stored, duplicate: samples. A frame that was here before has all its samples in
-    `duplicate`. tail_id: the row behind the ack, None for a duplicate and for a frame that was refused."""
+    `duplicate`. tail_id: the row behind the ack, None for a duplicate and for a frame that was refused; again: it is a
+    duplicate."""
 
     stored: int
     duplicate: int
     rejected: list[Rejected] = field(default_factory=list)
     tail_id: int | None = None
     refused: Refused | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,15 @@ def test_a_deflated_frame_is_taken(tmp_path: Path) -> None:
         assert answer.json()["stored"] == 1000
 
 
+def test_the_limit_of_bytes_counts_what_a_body_unpacks_to(tmp_path: Path) -> None:
+    with api(tmp_path, bytes_per_s=5_000) as client:  # and ten seconds of it at once
+        body = zlib.compress(encode(frame({"loss": [1.0] * 10_000})), 9)
+        assert len(body) < 50_000
+        headers = {**MSGPACK, "Content-Encoding": "deflate"}
+        statuses = [client.post("/api/v1/ingest", content=body, headers=headers).status_code for _ in range(2)]
+        assert statuses == [200, 429]
+
+
 def test_what_was_acknowledged_is_committed(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         send(client, frame({"loss": [1.0]}))

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
-from perfagent.wire import Frame, Group
+from perfagent.wire import Frame, Group, Rejected
 from perfagent.wire.limits import MAX_NAMES_PER_RUN, MAX_STEP, name_problem
 from perfagent_server.database import Database
 from perfagent_server.database.backend import replica_of
@@ -26,7 +26,7 @@ from perfagent_server.store.attempt_starts import Starts
 from perfagent_server.store.changes import newest_deletion, note_change
 from perfagent_server.store.clickhouse.marks import note_deletion
 from perfagent_server.store.codec.tail import pack_tail, step_range
-from perfagent_server.store.interface import Batch, Check, Receipt, Rejected, no_check
+from perfagent_server.store.interface import Batch, Check, Receipt, no_check
 from perfagent_server.store.statements import Prepared, compile_all, insert_for, pipelined
 from perfagent_server.store.tables import event, idempotency, ledger, series, source, tail
 from perfagent_server.store.tables import run as run_table
@@ -139,7 +139,7 @@ class Appender:
         receipts = [
             Receipt(frame.samples, 0, rejected[at], ids.get((frame.source, frame.seq)))
             if at in stored
-            else Receipt(0, 0 if at in refused else frame.samples, refused=refused.get(at))
+            else Receipt(0, 0 if at in refused else frame.samples, refused=refused.get(at), again=at not in refused)
             for at, frame in enumerate(frames)
         ]
         return receipts, fresh

@@ -1,0 +1,418 @@
+"""What an event of each kind may hold, and how the server reads a frame whose events may be wrong.
+
+A wrong event is refused alone: the frame's samples and its other events are stored, and the answer names what was left
+out. Unknown fields are ignored, and so is what an event of an unknown kind holds: a newer agent sends both.
+
+The agent does not load this module: it sends what is right, and its tests prove that.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from perfagent.errors import WireError
+from perfagent.wire.frame import WIRE_VERSION, Event, Frame, decode
+from perfagent.wire.limits import MAX_COUNT, MAX_EVENTS, MAX_STEP
+from perfagent.wire.query import Severity, State
+
+__all__ = ["EVENT_DATA", "MAX_PARTS", "MAX_PART_BYTES", "Rejected", "event_problem", "read_frame"]
+
+MAX_PARTS = 256
+"""Pieces of a profile's trace."""
+MAX_PART_BYTES = 1024 * 1024
+
+Whole = Annotated[int, Meta(ge=0, le=MAX_STEP)]
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Part = Annotated[int, Meta(ge=1, le=MAX_PARTS)]
+ProfileId = Annotated[str, Meta(pattern=r"^[0-9A-Za-z]{1,64}\Z")]
+"""It stands in the header that names the file of the trace."""
+Table = dict[str, Any] | str
+"""Text where the agent could not read the table: the name of its type."""
+Cut = str
+"""An entry "N more" stands in the place of what an agent left out of a long list."""
+
+
+class StateData(Struct):
+    """How a process is: at its start who it is, at its end why."""
+
+    state: State
+    name: str | None = None
+    config: Table | None = None
+    tags: list[str | int | float | bool] | None = None
+    group: str | None = None
+    notes: str | None = None
+    start_step: Whole | None = None
+    world_size: Count | None = None
+    pipeline_stage: Whole | None = None
+    stage: Whole | None = None
+    host: str | None = None
+    pid: Count | None = None
+    heartbeat: bool | None = None
+    started: float | None = None
+    reason: str | None = None
+    exception: str | None = None
+    traceback: str | None = None
+    command: list[str] | str | None = None
+    python: str | None = None
+    torch: str | None = None
+
+
+class ContextData(Struct):
+    """Configuration, code and environment."""
+
+    name: str | None = None
+    config: Table | None = None
+    tags: list[str | int | float | bool] | None = None
+    group: str | None = None
+    notes: str | None = None
+    start_step: Whole | None = None
+    world_size: Count | None = None
+    host: str | None = None
+    git: Table | None = None
+    environment: Table | None = None
+    packages: Table | None = None
+    command: list[str] | str | None = None
+    python: str | None = None
+    torch: str | None = None
+
+
+class AlertData(Struct):
+    """What the script says with run.alert()."""
+
+    title: str | None = None
+    text: str | None = None
+    level: str | None = None
+
+
+class PhaseData(Struct):
+    name: str | None = None
+    begin_step: Whole | None = None
+    duration_s: float | None = None
+
+
+class LogData(Struct):
+    lines: list[str] | None = None
+    stream: str | None = None
+
+
+class FindingData(Struct):
+    """What the agent found. explains: rules whose alerts it is a cause of; it raises none of its own then."""
+
+    rule: Annotated[str, Meta(min_length=1)]
+    severity: Severity = "warning"
+    title: str | None = None
+    message: str | None = None
+    fix: str | None = None
+    since_step: Whole | None = None
+    ranks: list[Count] | None = None
+    evidence: dict[str, Any] | None = None
+    gain_pct: float | None = None
+    explains: list[str] | None = None
+
+
+class Operator(Struct):
+    name: str | None = None
+    calls: Whole | None = None
+    self_cpu_s: float | None = None
+    total_cpu_s: float | None = None
+    self_device_s: float | None = None
+    total_device_s: float | None = None
+
+
+class Gap(Struct):
+    s: float | None = None
+    after: str | None = None
+    before: str | None = None
+    at_s: float | None = None
+
+
+class Gaps(Struct):
+    of: str | None = None
+    busy_s: float | None = None
+    idle_s: float | None = None
+    idle_pct: float | None = None
+    longest: list[Gap] | None = None
+
+
+class ProfileData(Struct):
+    """A profile's summary, or a piece of its trace: then with `part` and `payload`."""
+
+    profile: ProfileId
+    command: str | None = None
+    first_step: Whole | None = None
+    last_step: Whole | None = None
+    duration_s: float | None = None
+    operators: list[Operator] | None = None
+    gaps: Gaps | None = None
+    shares: dict[str, float] | None = None
+    says: list[str] | None = None
+    sha256: str | None = None
+    cut_short: str | None = None
+    trace_left_out: str | None = None
+    parts: Annotated[int, Meta(ge=0, le=MAX_PARTS)] | None = None
+    part: Part | None = None
+    payload: Any = None  # not bytes: msgspec would take text for them, as base64
+
+    def __post_init__(self) -> None:
+        if self.payload is None:
+            return
+        if not isinstance(self.payload, bytes) or len(self.payload) > MAX_PART_BYTES:
+            raise ValueError(f"Expected at most {MAX_PART_BYTES} `bytes` as `payload`")
+        if self.part is None:
+            raise ValueError("A `payload` needs `part`, its number from 1")
+
+
+class Thread(Struct):
+    name: str | None = None
+    training: bool | None = None
+    main: bool | None = None
+    daemon: bool | None = None
+    state: str | None = None
+    waits_in: str | None = None
+    frames: list[str] | None = None
+
+
+class StacksData(Struct):
+    command: str | None = None
+    step: Whole | None = None
+    why: str | None = None
+    threads: list[Thread | Cut] | None = None
+
+
+class ProcessGroup(Struct):
+    group: str
+    seq: Whole
+    backend: str | None = None
+    desc: str | None = None
+    size: Count | None = None
+    members: str | None = None
+    waits: bool | None = None
+    recent: list[tuple[Whole, str]] | None = None
+
+
+class CollectivesData(Struct):
+    command: str | None = None
+    step: Whole | None = None
+    groups: list[ProcessGroup] | None = None
+    complete: bool | None = None
+
+
+class Line(Struct):
+    line: str
+    count: Whole
+    function: str | None = field(default=None, name="in")
+
+
+class LinesData(Struct):
+    lines: list[Line] | None = None
+    looks: Whole | None = None
+
+
+class CompileData(Struct):
+    function: str | None = None
+    line: str | None = None
+    reason: str | None = None
+    seconds: float | None = None
+    limit_reached: bool | None = None
+    limit: Whole | None = None
+
+
+class CommandData(Struct):
+    """How a process answers a command."""
+
+    command: str
+    state: Literal["accepted", "done", "refused"]
+    kind: str | None = None
+    message: str | None = None
+    profile: str | None = None
+
+
+class Gpu(Struct):
+    index: Count | None = None
+    uuid: str | None = None
+    name: str | None = None
+    memory_total_bytes: float | None = None
+    power_limit_w: float | None = None
+
+
+class GpuData(Struct):
+    what: str | None = None
+    driver: str | None = None
+    gpus: list[Gpu] | None = None
+    index: Count | None = None
+    uuid: str | None = None
+    reason: str | None = None
+    code: Whole | None = None
+    meaning: str | None = None
+
+
+class MemoryGroup(Struct):
+    name: str | None = None
+    numbers: Whole | None = None
+    lr: float | None = None
+    parameters: float | None = None
+    gradients: float | None = None
+    optimizer_state: float | None = None
+    offloaded: float | None = None
+
+
+class MemoryData(Struct):
+    """Bytes."""
+
+    parameters: float | None = None
+    gradients: float | None = None
+    optimizer_state: float | None = None
+    offloaded: float | None = None
+    activations_and_other: float | None = None
+    groups: list[MemoryGroup | Cut] | None = None
+
+
+class ParametersData(Struct):
+    what: str | None = None
+    share: float | None = None
+    names: list[str] | None = None
+    count: Whole | None = None
+    of: Whole | None = None
+    numbers: Whole | None = None
+    without_gradient: Whole | None = None
+    without_rate: Whole | None = None
+    steps: Whole | None = None
+
+
+class LeftOutData(Struct):
+    """Names of metrics that the agent has no room for: the first of them."""
+
+    limit: Whole | None = None
+    names: list[str] | None = None
+
+
+EVENT_DATA: Mapping[str, type[Struct]] = {
+    "state": StateData,
+    "context": ContextData,
+    "alert": AlertData,
+    "phase": PhaseData,
+    "log": LogData,
+    "finding": FindingData,
+    "profile": ProfileData,
+    "stacks": StacksData,
+    "collectives": CollectivesData,
+    "gpu": GpuData,
+    "memory": MemoryData,
+    "parameters": ParametersData,
+    "command": CommandData,
+    "sync": LinesData,
+    "lines": LinesData,
+    "compile": CompileData,
+    "left_out": LeftOutData,
+}
+"""The fields of each of EVENT_KINDS. Whatever may be left out may be nil."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """What was left out of a frame: `count` samples of one name, or `count` events of one kind (`event:state`). reason:
+    in words for a user, of the first."""
+
+    name: str
+    reason: str
+    count: int
+
+
+class _Raw(Frame, kw_only=True):
+    """A frame whose events are decoded one by one."""
+
+    events: Annotated[list[msgspec.Raw], Meta(max_length=MAX_EVENTS)] = []  # type: ignore[assignment]  # noqa: RUF012
+
+
+class _Kind(Struct):
+    kind: str
+
+
+_raw_decoder = msgspec.msgpack.Decoder(_Raw)
+_event_decoder = msgspec.msgpack.Decoder(Event)
+_kind_decoder = msgspec.msgpack.Decoder(_Kind)
+_FIELD = re.compile(r"`\$\.(\w+)")
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+
+def read_frame(data: bytes | bytearray | memoryview) -> tuple[Frame, list[Rejected]]:
+    """The frame, as `decode` gives it, without its wrong events; and which those were. Raises WireError."""
+    wrong: dict[str, Rejected] = {}
+    try:
+        frame = decode(data)
+    except WireError as problem:
+        frame = _without_unreadable_events(data, wrong, problem)
+    if frame.events:
+        frame.events = [event for event in frame.events if _is_right(event, wrong)]
+    return frame, list(wrong.values())
+
+
+def event_problem(event: Event) -> str | None:
+    """Why the server does not take an event; None where it does."""
+    if event.step is not None and not 0 <= event.step <= MAX_STEP:
+        return f"the step of an event must be from 0 to {MAX_STEP}, not {event.step}"
+    fields = EVENT_DATA.get(event.kind)
+    if fields is None:
+        return None
+    try:
+        msgspec.convert(event.data, fields)
+    except (msgspec.ValidationError, RecursionError) as error:
+        return _reason(event.data, fields, str(error))
+    return None
+
+
+def _reason(data: Mapping[str, Any], fields: type[Struct], said: str) -> str:
+    """What was given, and what is allowed."""
+    found = _FIELD.search(said)
+    if found is None:
+        return said
+    choices = get_type_hints(fields).get(found[1])
+    allowed = f"; allowed are {', '.join(get_args(choices))}" if get_origin(choices) is Literal else ""
+    return f"{found[1]} is {reprlib.repr(data.get(found[1]))}: {said}{allowed}"
+
+
+def _is_right(event: Event, wrong: dict[str, Rejected]) -> bool:
+    problem = event_problem(event)
+    if problem is not None:
+        _note(event.kind, problem, wrong)
+    return problem is None
+
+
+def _note(kind: object, problem: str, wrong: dict[str, Rejected]) -> None:
+    name = f"event:{kind}" if kind in EVENT_DATA else "event"
+    first = wrong.get(name)
+    wrong[name] = Rejected(name, first.reason if first else problem, first.count + 1 if first else 1)
+
+
+def _without_unreadable_events(
+    data: bytes | bytearray | memoryview, wrong: dict[str, Rejected], problem: WireError
+) -> Frame:
+    """The frame without the events that cannot be decoded. Raises `problem` where something else is wrong with it."""
+    try:
+        raw = _raw_decoder.decode(data)
+    except (*_UNREADABLE, WireError):
+        raise problem from None
+    events = []
+    for one in raw.events:
+        try:
+            events.append(_event_decoder.decode(one))
+        except _UNREADABLE as error:
+            _note(_kind_of(one), str(error), wrong)
+    if not wrong or raw.version != WIRE_VERSION:
+        raise problem
+    rest = {name: getattr(raw, name) for name in Frame.__struct_fields__ if name != "events"}
+    return Frame(events=events, **rest)
+
+
+def _kind_of(event: msgspec.Raw) -> str:
+    try:
+        return _kind_decoder.decode(event).kind
+    except _UNREADABLE:
+        return ""

@@ -1,0 +1,167 @@
+"""A wrong event is refused alone: named in the answer, counted, and neither stored nor judged."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+from api_builders import MSGPACK, api, frame, send
+from builders import until
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfagent.wire import EVENT_DATA, EVENT_KINDS, Event, Frame
+
+TYPES: dict[str, Any] = {
+    "text": st.text(max_size=20),
+    "number": st.one_of(st.integers(-(2**63), 2**64 - 1), st.floats()),
+    "flag": st.booleans(),
+    "bytes": st.binary(max_size=20),
+    "list": st.lists(st.one_of(st.none(), st.integers(), st.text(max_size=3), st.just([])), max_size=3),
+    "table": st.dictionaries(st.text(max_size=3), st.one_of(st.none(), st.integers(0, 9), st.just([])), max_size=3),
+}
+FIELDS = [
+    (kind, one.encode_name, get_type_hints(data, include_extras=True)[one.name])
+    for kind, data in EVENT_DATA.items()
+    for one in msgspec.structs.fields(data)
+]
+REQUIRED = {"state": {"state": "running"}, "finding": {"rule": "x"}, "profile": {"profile": "p1"}} | {
+    "command": {"command": "c1", "state": "done"}
+}
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    with api(tmp_path_factory.mktemp("wrong")) as running:
+        yield running
+
+
+def sent(*events: Any, loss: float = 1.0) -> Frame:
+    """The next frame of a new run."""
+    made = frame({"loss": [loss]}, run=f"r{next(_numbers)}")
+    made.events = list(events)
+    return made
+
+
+def types_of(hint: Any) -> set[str]:
+    """Which of TYPES a field takes."""
+    origin = get_origin(hint)
+    if origin in (list, tuple):
+        return {"list"}
+    if origin is dict or (isinstance(hint, type) and issubclass(hint, msgspec.Struct)):
+        return {"table"}
+    if hint is Any:  # the one that is checked by hand
+        return {"bytes"}
+    plain = {str: {"text"}, int: {"number"}, float: {"number"}, bool: {"flag"}, bytes: {"bytes"}, NoneType: set[str]()}
+    if origin is Literal:
+        return {"text"}
+    if origin is Annotated:
+        return types_of(get_args(hint)[0])
+    return plain[hint] if hint in plain else set[str]().union(*map(types_of, get_args(hint)))
+
+
+def events_of(client: TestClient, run: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.get(f"/api/v1/runs/{run}/events").json()["events"]
+    return found
+
+
+@pytest.mark.fault
+def test_a_state_that_is_a_list_costs_neither_samples_nor_alerts(client: TestClient) -> None:
+    wrong = sent(Event(kind="state", time=1.0, data={"state": []}), Event(kind="log", time=1.0, data={"lines": ["x"]}))
+    wrong.seq = 2
+    before = client.app.state.services.counters()["ingest"]["rejected_events"]  # type: ignore[attr-defined]
+    answer = send(client, wrong)
+    (rejected,) = answer["rejected"]
+    assert (answer["stored"], rejected["name"], rejected["count"]) == (1, "event:state", 1)
+    assert "[]" in rejected["reason"] and "finished" in rejected["reason"]
+    assert [event["kind"] for event in events_of(client, wrong.run)] == ["log"]
+    again = send(client, wrong)
+    assert (again["duplicate"], again["rejected"]) == (1, [rejected]), "the first answer may have been lost"
+    after = client.app.state.services.counters()["ingest"]["rejected_events"]  # type: ignore[attr-defined]
+    assert after - before == 1
+    bad = send(client, sent(loss=float("nan")))
+    assert bad["stored"] == 1
+    until(lambda: any(one["rule"] == "nonfinite_loss" for one in client.get("/api/v1/alerts").json()["alerts"]))
+
+
+def test_each_kind_has_its_fields() -> None:
+    assert set(EVENT_DATA) == set(EVENT_KINDS)
+
+
+@pytest.mark.parametrize("kind", EVENT_KINDS)
+def test_no_field_takes_a_value_of_another_type(client: TestClient, kind: str) -> None:
+    given = {"text": "text", "number": 1, "flag": True, "bytes": b"x", "list": [[]], "table": {"a": [[]]}}
+    wrong = [
+        Event(kind=kind, time=1.0, data={**REQUIRED.get(kind, {}), name: value})
+        for field, name, hint in FIELDS
+        for of_type, value in given.items()
+        if field == kind and of_type not in types_of(hint)
+    ]
+    made = sent(*wrong)
+    answer = send(client, made)
+    assert [(one["name"], one["count"]) for one in answer["rejected"]] == [(f"event:{kind}", len(wrong))]
+    assert (answer["stored"], events_of(client, made.run)) == (1, [])
+
+
+@pytest.mark.fault
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(FIELDS), st.data())
+def test_no_value_of_any_field_is_the_servers_fault(
+    client: TestClient, field: tuple[str, str, Any], data: st.DataObject
+) -> None:
+    kind, name, _ = field
+    value = data.draw(st.one_of(*TYPES.values()))
+    made = sent(Event(kind=kind, time=1.0, data={**REQUIRED.get(kind, {}), name: value}))
+    answer = send(client, made)
+    kept = [event["kind"] for event in events_of(client, made.run)]
+    assert (answer["stored"], kept) == (1, [] if answer["rejected"] else [kind])
+    for path in ("", "/verdict", "/stacks", "/profiles", "/alerts"):
+        assert client.get(f"/api/v1/runs/{made.run}{path}").status_code < 500
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("event", "named"),
+    [
+        ({"kind": "log", "time": 1.0, "step": -1, "data": {}}, "event:log"),
+        ({"kind": "log", "time": 1.0, "step": 2**64 - 1, "data": {}}, "event:log"),
+        ({"kind": "log", "time": 1.0, "step": 1.5, "data": {}}, "event:log"),
+        ({"kind": "new", "time": 1.0, "step": 2**53 + 1, "data": {}}, "event"),
+        ({"kind": "alert", "time": "now", "data": {}}, "event:alert"),
+        ({"kind": "alert", "time": 1.0, "data": []}, "event:alert"),
+        ({"kind": "alert", "time": 1.0, "data": {1: 2}}, "event:alert"),
+        ({"kind": 1, "time": 1.0}, "event"),
+        ({"time": 1.0}, "event"),
+        ([], "event"),
+        (None, "event"),
+        ({"kind": "alert", "time": 1.0, "data": {"title": msgspec.Raw(b"\xa1\xff")}}, "event:alert"),
+    ],
+)
+def test_an_event_that_is_none_costs_no_samples(client: TestClient, event: Any, named: str) -> None:
+    made = sent()
+    body = msgspec.to_builtins(made, builtin_types=(bytes,))
+    body["events"] = [event, {"kind": "log", "time": 1.0, "data": {"lines": ["x"]}}]
+    answer = client.post("/api/v1/ingest", content=msgspec.msgpack.encode(body), headers=MSGPACK)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["stored"] == 1
+    assert [(one["name"], one["count"]) for one in answer.json()["rejected"]] == [(named, 1)]
+    assert [one["data"] for one in events_of(client, made.run)] == [{"lines": ["x"]}]
+
+
+def test_many_wrong_events_are_one_entry_a_kind(client: TestClient) -> None:
+    made = sent(*(Event(kind=kind, time=1.0, data={"command": 5}) for kind in ("stacks", "command") for _ in range(50)))
+    answer = send(client, made)
+    assert [(one["name"], one["count"]) for one in answer["rejected"]] == [("event:stacks", 50), ("event:command", 50)]
+
+
+def test_unknown_kinds_and_fields_are_stored_as_they_are(client: TestClient) -> None:
+    told = {"state": "running", "of_a_newer_agent": [{"a": [1]}]}
+    made = sent(Event(kind="state", time=1.0, data=told), Event(kind="newer", time=1.0, data={"state": []}))
+    assert send(client, made)["rejected"] == []
+    assert [event["data"] for event in events_of(client, made.run)] == [told, {"state": []}]
