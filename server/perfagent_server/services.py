@@ -128,9 +128,11 @@ class Services:
         with self.database.read() as connection:
             return spent_of(connection, run, lambda _run: timing)
 
-    def is_watched(self, run: str) -> bool:
+    def is_watched(self, run: str, project: str) -> bool:
         """Whether any page, of this server or another, shows the samples of a run as they come."""
-        return self.hub.watches(run) or (self.replica is not None and self.replica.is_watched(run))
+        names = ("*", run, f"/{project}", f"{run}/{project}")
+        elsewhere = self.replica.leases.watched if self.replica is not None else frozenset[str]()
+        return not (self.hub.watched.isdisjoint(names) and elsewhere.isdisjoint(names))
 
     def resolve(self, run: str, alert: str, why: str) -> bool:
         """Closes an alert by hand. False when its run has no such alert open. Where another server judges the run, it is
@@ -196,7 +198,7 @@ def _wired(
         known = newest_change(connection)  # before any cache is filled
     runs = Runs(database)
     hub = Hub(runs.summaries, runs.rows, runs.projects_of)
-    leases = Leases(database, settings.url, admin_token + pepper, hub.watching) if settings.replica else None
+    leases = Leases(database, settings.url, admin_token + pepper, lambda: hub.watched) if settings.replica else None
     if leases is not None:
         leases.check_secrets()
     store, compactor, thin = open_store(database, settings.metrics, max_names=settings.max_names, leases=leases)

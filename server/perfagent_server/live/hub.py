@@ -102,7 +102,8 @@ class Hub:
 
         self._topics: Mapping[Subscription, _Topic] = {}
         self._pages: set[Page] = set()
-        self._all_watched, self._watched = False, frozenset[str]()
+        self.watched = frozenset[str]()
+        """What pages show as it comes, as Subscription.watched() has it. Replaced on the loop's thread."""
 
         # of the hub's thread
         self._projects = RunProjects(projects_of)
@@ -121,14 +122,6 @@ class Hub:
             "inbox_overflows": 0,
             "errors": 0,
         }
-
-    def watches(self, run: str) -> bool:
-        """Whether any page shows the samples of this run as they come; a fleet does not. On the loop's thread."""
-        return self._all_watched or run in self._watched
-
-    def watching(self) -> frozenset[str] | None:
-        """The runs whose samples pages show as they come; None for all. From any thread."""
-        return None if self._all_watched else self._watched
 
     @property
     def has_pages(self) -> bool:
@@ -281,9 +274,7 @@ class Hub:
             if isinstance(topic.collected, Fleet):
                 topic.collected.tell_all()
         self._topics = topics
-        watching = [one for one in topics if not one.fleet]
-        self._all_watched = any(not one.runs for one in watching)
-        self._watched = frozenset().union(*(one.runs for one in watching))
+        self.watched = frozenset[str]().union(*(one.watched() for one in topics))
 
     def _deliver(self, messages: Sequence[tuple[Subscription, bytes]]) -> None:
         """Hands messages to pages."""

@@ -10,6 +10,7 @@ from perfagent.wire import FAMILIES
 __all__ = ["Subscription"]
 
 _MAX_SUBSCRIBED = 4096
+_MOST_NAMED = 256  # runs of a page that sees some projects only; with more it watches all of these projects
 _FORM = (
     'send {"subscribe": {"runs": [...], "names": [...], "bands": true|false}} '
     'or {"subscribe": {"fleet": true, "names": [...]}}'
@@ -43,6 +44,16 @@ class Subscription:
             return cls(names=names, fleet=True, projects=projects)
         runs = _or_all(_texts(wanted, "runs"))
         return cls(runs, _or_all(names), wanted.get("bands") is True, projects=projects)
+
+    def watched(self) -> frozenset[str]:
+        """What its pages show as it comes: a run's id, "*" for all, "/PROJECT" for all of a project, or "RUN/PROJECT" for a
+        run if it is in that project (no id has a slash). A fleet shows nothing so."""
+        if self.fleet:
+            return frozenset()
+        if self.projects is None:
+            return self.runs or frozenset("*")
+        runs = self.runs if 0 < len(self.runs) <= _MOST_NAMED else ("",)
+        return frozenset(f"{run}/{project}" for run in runs for project in self.projects)
 
     def wants_run(self, run: str) -> bool:
         return not self.runs or run in self.runs

@@ -44,20 +44,20 @@ _SINGLE = (OUTBOX, STORAGE)
 _MARGIN_S = 2.0
 """A server stops to believe in a lease this long before the others do."""
 _FORGOTTEN_S = 3600.0  # after that the row of a server that ended is deleted
-_MOST_WATCHED = 1000  # runs that a server names as watched; with more it names all
+_MOST_WATCHED = 1000  # names of what pages on a server show; with more it names all
 
 
 class Leases:
-    """start() and stop() the thread. secrets: what all servers must have in common; watching: the runs that pages on this
-    server show; None for all. can_judge: whether the thread of the rules runs. held: the shards that this server holds
-    (store/shards.py has the protocol). watched: the runs that pages on other servers show."""
+    """start() and stop() the thread. secrets: what all servers must have in common; watching: what pages on this server show
+    (live/subscription.py has the form). can_judge: whether the thread of the rules runs. held: the shards that this server
+    holds (store/shards.py has the protocol). watched: what pages on other servers show."""
 
     def __init__(
         self,
         database: Database,
         address: str,
         secrets: str,
-        watching: Callable[[], Collection[str] | None],
+        watching: Callable[[], Collection[str]],
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,7 +70,6 @@ class Leases:
         self._until = -math.inf  # this server believes in them until then, monotonic
         self._cleaned = -math.inf
         self.watched: frozenset[str] = frozenset()
-        self.all_watched = False
         self.counters: dict[str, float] = {"servers": 1, "leases": 0, "lost": 0}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -154,8 +153,8 @@ class Leases:
         begun = self._monotonic()
         self._note_judge()
         watching = self._watching()
-        runs = ["*"] if watching is None or len(watching) > _MOST_WATCHED else sorted(watching)
-        self._terms = self._database.write(lambda connection: self._renew(connection, runs), essential=True)
+        names = ["*"] if len(watching) > _MOST_WATCHED else sorted(watching)
+        self._terms = self._database.write(lambda connection: self._renew(connection, names), essential=True)
         self._until = begun + TTL_S - _MARGIN_S
         self.counters["leases"] = len(self._terms)
 
@@ -205,9 +204,7 @@ class Leases:
             connection.execute(insert(server).values(row))
 
     def _note_watched(self, others: Collection[str]) -> None:
-        named = {run for text in others for run in stored_names(text)}
-        self.all_watched = "*" in named
-        self.watched = frozenset(named)
+        self.watched = frozenset(name for text in others for name in stored_names(text))
         self.counters["servers"] = len(others) + 1
 
     def _clean(self, connection: Connection, now: float) -> None:

@@ -60,10 +60,6 @@ class Replica:
     def counters(self) -> dict[str, float]:
         return {**self.leases.counters, **self.follower.counters}
 
-    def is_watched(self, run: str) -> bool:
-        """Whether a page on another server shows the samples of a run as they come."""
-        return self.leases.all_watched or run in self.leases.watched
-
     def ask_to_resolve(self, run: str, alert_id: str, why: str) -> bool:
         """Asks the server that judges a run to close an alert, and waits until it has. False if it did not within 5 s."""
         self._database.write(lambda connection: self.note_resolved(connection, run, alert_id, why))

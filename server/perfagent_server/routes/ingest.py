@@ -117,5 +117,5 @@ async def ingest(request: Request, services: ServicesDep, identity: Identity = D
     receipts = checked(await services.ingest.accept([frame], limited=identity.project is not None))
     if rejected and not receipts[0].again:
         services.ingest.counters["rejected_events"] += sum(item.count for item in rejected)
-    headers = None if services.is_watched(frame.run) else UNWATCHED
+    headers = None if services.is_watched(frame.run, frame.project) else UNWATCHED
     return reply(receipt_reply(receipts, await services.orders.for_frame(frame), rejected), headers=headers)

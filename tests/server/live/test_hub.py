@@ -211,18 +211,6 @@ def test_a_fleet_of_more_runs_than_fit_a_message_is_told_in_turns() -> None:
     assert world.turn(1.0) == [[]]
 
 
-def test_a_fleet_watches_no_run() -> None:
-    world = Pages(FLEET)
-    assert not world.hub.watches("r1")
-    page = Page()
-    world.hub._subscribe(page, Subscription(runs=frozenset(("r1",))))
-    assert world.hub.watches("r1") and not world.hub.watches("r2")
-    world.hub._subscribe(page, Subscription())
-    assert world.hub.watches("r2")
-    world.hub._subscribe(page, None)
-    assert not world.hub.watches("r1") and not world.hub.watches("r2")
-
-
 def test_a_changed_or_deleted_run_is_told_to_a_fleet_with_no_frame() -> None:
     world = Pages(FLEET)
     summary = world.summaries(["r1"])[0]

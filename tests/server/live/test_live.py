@@ -26,9 +26,10 @@ from perfagent_server.store.stored import Stored
 
 @contextlib.contextmanager
 def open_page(
-    server: Listening, *, runs: list[str] | str = "*", names: list[str] | str = "*", **options: Any
+    server: Listening, *, runs: list[str] | str = "*", names: list[str] | str = "*", key: str = "", **options: Any
 ) -> Iterator[ClientConnection]:
-    with connect(f"ws://127.0.0.1:{server.settings.port}/ws/live", max_size=None) as socket:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with connect(f"ws://127.0.0.1:{server.settings.port}/ws/live", max_size=None, additional_headers=headers) as socket:
         socket.send(json.dumps({"subscribe": {"runs": runs, "names": names, **options}}))
         assert json.loads(socket.recv(timeout=10)) == {"subscribed": True}
         yield socket
@@ -58,12 +59,24 @@ def test_samples_arrive_with_numbers_that_are_none_spelled_out(tmp_path: Path) -
         }  # fmt: skip
 
 
-def test_agents_are_told_whether_a_page_shows_their_run(tmp_path: Path) -> None:
-    def watched(server: Listening, run: str) -> bool:
-        body = encode(frame({"loss": [1.0]}, run=run))
-        answer = web().post(f"{server.url}/api/v1/ingest", content=body, headers=MSGPACK)
-        return answer.raise_for_status().headers.get("perfagent-watched") != "0"
+def watched(server: Listening, run: str, project: str = "p") -> bool:
+    body = encode(frame({"loss": [1.0]}, run=run, project=project))
+    answer = web().post(f"{server.url}/api/v1/ingest", content=body, headers=MSGPACK)
+    return answer.raise_for_status().headers.get("perfagent-watched") != "0"
 
+
+@pytest.mark.parametrize("runs", [[], ["r1", "r2"], [f"r{number}" for number in range(1000)]])
+def test_a_page_watches_no_run_that_its_viewer_may_not_see(tmp_path: Path, runs: list[str]) -> None:
+    with listening(tmp_path) as server:
+        asked = {"scope": "read", "project": "mine"}
+        key = web().post(f"{server.url}/api/v1/keys", json=asked, headers=ADMIN).raise_for_status().json()["key"]
+        with open_page(server, runs=runs, key=key):
+            assert watched(server, "r1", "mine")
+            assert not watched(server, "r2", "other")
+        until(lambda: not watched(server, "r1", "mine"), why="the page was closed")
+
+
+def test_agents_are_told_whether_a_page_shows_their_run(tmp_path: Path) -> None:
     with listening(tmp_path) as server:
         assert not watched(server, "r1")
         with open_page(server, runs=["r1"]):
