@@ -97,8 +97,11 @@ class Keys:
     def __init__(self, database: Database, pepper: str, *, clock: Callable[[], float] = time.time) -> None:
         self._database, self._pepper, self._clock = database, pepper.encode(), clock
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._changes = 0  # here or elsewhere, which what is being read may lack
         self._known: dict[str, tuple[Key, bytes]] = {}
         self._loaded = -_RELOAD_S
+        self._read()
 
     def create(
         self, scope: KeyScope, name: str = "", *, project: str | None = None, expires: float | None = None,
@@ -128,6 +131,7 @@ class Keys:
 
         self._database.write(job)
         with self._lock:
+            self._changes += 1
             self._known[key.id] = (key, digest)
         return key, f"pfa_{scope}_{identifier}_{secret}"
 
@@ -179,7 +183,9 @@ class Keys:
 
     def changed(self) -> None:
         """Another server has changed a key: the next question reads them again."""
-        self._loaded = -_RELOAD_S
+        with self._lock:
+            self._changes += 1
+            self._loaded = -_RELOAD_S
 
     def any_valid(self) -> bool:
         """Whether anybody could come in with a key."""
@@ -201,27 +207,40 @@ class Keys:
 
     def must_load(self, token: str) -> bool:
         """Whether find() would read the database."""
-        return is_shaped_like_key(token) and time.monotonic() - self._loaded >= _RELOAD_S
+        return is_shaped_like_key(token) and self._is_old()
 
     def _valid(self, key: Key) -> bool:
         return key.revoked is None and (key.expires is None or self._clock() < key.expires)
 
     def _entry(self, identifier: str) -> tuple[Key, bytes] | None:
-        now = time.monotonic()
+        """A key that is in memory does not wait while another thread reads all keys again; one that is not does."""
+        if self._is_old() and self._reading.acquire(blocking=identifier not in self._known):
+            try:
+                if self._is_old():
+                    self._read()
+            finally:
+                self._reading.release()
         with self._lock:
-            entry = self._known.get(identifier)
-            if now - self._loaded < _RELOAD_S:
-                return entry
-            self._loaded = now
-        with self._database.read() as connection:
-            rows = connection.execute(select(api_key)).mappings().all()
-        with self._lock:
-            self._known = {row["id"]: (_key(row), bytes(row["digest"])) for row in rows}
             return self._known.get(identifier)
+
+    def _is_old(self) -> bool:
+        return time.monotonic() - self._loaded >= _RELOAD_S
+
+    def _read(self) -> None:
+        while True:
+            began, changes = time.monotonic(), self._changes
+            with self._database.read() as connection:
+                rows = connection.execute(select(api_key)).mappings().all()
+            with self._lock:
+                if changes == self._changes:
+                    self._known = {row["id"]: (_key(row), bytes(row["digest"])) for row in rows}
+                    self._loaded = began
+                    return
 
     def _replace(self, identifier: str, **changes: Any) -> None:
         """In the key that is in memory, if it is."""
         with self._lock:
+            self._changes += "used" not in changes
             if identifier in self._known:
                 key, digest = self._known[identifier]
                 self._known[identifier] = (replace(key, **changes), digest)
