@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from sqlalchemy import Connection, select
 
 from perfagent.wire import Finding
 from perfagent_server.database import Database, StorageError
-from perfagent_server.runs.run_commands import Order, Orders, Request, checked, note_refusal
+from perfagent_server.runs.run_commands import Order, Orders, Request, checked
 from perfagent_server.store.tables import command
 from perfagent_server.store.tables import run as runs
 
@@ -58,7 +59,7 @@ class RuleProfiles:
             asked = self._database.submit(job)
         except StorageError:
             return None
-        asked.add_done_callback(note_refusal)
+        asked.add_done_callback(partial(self._orders.note_asked, run))
         return asked
 
     def _is_free(self, connection: Connection, run: str, alert: str) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import secrets
 import threading
 import time
@@ -37,9 +36,9 @@ from perfagent_server.store.tables import command, command_source
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source as sources
 from perfagent_server.store.write.lifecycle import ENDED, JSON_SOURCE
-from perfagent_server.timestamps import rfc3339
+from perfagent_server.timestamps import rfc3339, unix_seconds
 
-__all__ = ["KINDS", "AskedRank", "Order", "OrderedSource", "Orders", "Request", "checked", "note_refusal"]
+__all__ = ["KINDS", "AskedRank", "Order", "OrderedSource", "Orders", "Request", "checked"]
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +232,9 @@ class Orders:
         """Asks a run for something, and waits for the commit. also: written with it. Raises WireError when it cannot be
         asked."""
         request = Request(run=run, kind=kind, params=params, ranks=ranks, who=who, why=why)
-        return self._database.write(self.issuing(request, also))
+        order = self._database.write(self.issuing(request, also))
+        self._begin(run, order)
+        return order
 
     def ask(
         self, run: str, kind: str, *, rule: str, why: str, alert: str = "", ranks: Sequence[int] | None = None
@@ -242,7 +243,9 @@ class Orders:
         soon."""
         now = self._clock()
         with self._lock:
-            if now - self._asked.get((run, kind, rule), -math.inf) < RULE_PAUSE_S:
+            for old in [known for known, when in self._asked.items() if now - when >= RULE_PAUSE_S]:
+                del self._asked[old]
+            if (run, kind, rule) in self._asked:
                 return None
             self._asked[run, kind, rule] = now
         request = Request(
@@ -259,13 +262,29 @@ class Orders:
             asked = self._database.submit(self.issuing(request))
         except StorageError:
             return None
-        asked.add_done_callback(note_refusal)
+        asked.add_done_callback(partial(self.note_asked, run))
         return asked
+
+    def note_asked(self, run: str, asked: Future[Order] | Future[Order | None]) -> None:
+        """What became of what a rule asks for, for which nobody waits: once it is committed, the run's processes get
+        it."""
+        error = asked.exception()
+        if error is not None:
+            log.info("what a rule asked a run for was not asked: %s", error)
+        elif (order := asked.result()) is not None:
+            self._begin(run, order)
+
+    def _begin(self, run: str, order: Order) -> None:
+        ranks = None if order.ranks is None else frozenset(order.ranks)
+        with self._lock:
+            self._open.setdefault(run, {})[order.id] = _Open(ranks, unix_seconds(order.expires) or 0.0)
+        self.counters["issued"] += 1
 
     def issuing(
         self, request: Request, also: Callable[[Connection], object] | None = None
     ) -> Callable[[Connection], Order]:
-        """The job of the database's writer that asks. Raises WireError when the run cannot be asked."""
+        """The job of the database's writer that asks. Raises WireError when the run cannot be asked. Once it is committed,
+        note_asked() begins to hand the command out."""
         identity, run, ranks = "cm_" + secrets.token_hex(10), request.run, request.ranks
 
         def job(connection: Connection) -> Order:
@@ -285,7 +304,8 @@ class Orders:
             asked = _asked(_processes(connection, run, row.attempt, self._began), ranks, now)
             if asked and all(one.problem for one in asked):
                 raise WireError(_nobody(asked, now))
-            if len(self._still_open(run, now)) >= MOST_OPEN:
+            is_open = (command.c.run == run) & (command.c.expires > now)
+            if connection.execute(select(func.count()).where(is_open)).scalar_one() >= MOST_OPEN:
                 raise WireError(
                     f"{MOST_OPEN} commands of this run are open already; wait until they are answered or expire"
                 )
@@ -299,12 +319,6 @@ class Orders:
             if also is not None:
                 also(connection)
             note_change(connection, "command", run)
-            # Before the commit: an agent that asks a moment too early finds no row and gets it with its next frame.
-            with self._lock:
-                self._open.setdefault(run, {})[identity] = _Open(
-                    None if ranks is None else frozenset(ranks), now + EXPIRES_S
-                )
-            self.counters["issued"] += 1
             order = _order(
                 connection.execute(select(command).where(command.c.id == identity)).mappings().one(), [], now
             )
@@ -312,10 +326,6 @@ class Orders:
             return order
 
         return job
-
-    def _still_open(self, run: str, now: float) -> list[str]:
-        with self._lock:
-            return [identity for identity, one in self._open.get(run, {}).items() if now < one.expires]
 
     # ---- handing out
 
@@ -399,6 +409,8 @@ class Orders:
         """The run was deleted."""
         with self._lock:
             self._open.pop(run, None)
+            for asked in [asked for asked in self._asked if asked[0] == run]:
+                del self._asked[asked]
 
     # ---- reading
 
@@ -559,10 +571,3 @@ def _ago(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(seconds, 0.0):.0f} s"
-
-
-def note_refusal(asked: Future[Any]) -> None:
-    """Of what a rule asks for: nobody waits for it."""
-    error = asked.exception()
-    if error is not None:
-        log.info("what a rule asked a run for was not asked: %s", error)

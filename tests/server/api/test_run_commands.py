@@ -14,10 +14,10 @@ from api_builders import ADMIN, api, frame, send
 from builders import until
 from fastapi.testclient import TestClient
 from frames import state
-from sqlalchemy import update
+from sqlalchemy import Connection, update
 
 from perfagent.wire import Event
-from perfagent_server.runs.run_commands import MOST_OPEN
+from perfagent_server.runs.run_commands import MOST_OPEN, Request
 from perfagent_server.store.tables import source
 from perfagent_server.store.write.lifecycle import mark_lost
 from perfagent_server.timestamps import rfc3339
@@ -79,6 +79,30 @@ def test_every_process_gets_it_unless_ranks_are_named(client: TestClient) -> Non
     assert [[c["id"] for c in next_frame(client, 2, rank)] for rank in (0, 1, 2)] == [
         [everyone["id"]], [everyone["id"]], [everyone["id"], one["id"]],
     ]  # fmt: skip
+
+
+def test_commands_that_were_not_stored_are_not_open(client: TestClient) -> None:
+    start(client)
+    services = client.app.state.services  # type: ignore[attr-defined]
+    request = Request(run="r1", kind="stacks", params={}, who="somebody")
+
+    def fails(connection: Connection) -> None:
+        services.orders.issuing(request)(connection)
+        raise ValueError("whatever comes behind it in the transaction")
+
+    for _ in range(MOST_OPEN):
+        with pytest.raises(ValueError, match="whatever"):
+            services.database.write(fails)
+    order = ask(client, kind="stacks")
+    assert [one["id"] for one in next_frame(client, 2)] == [order["id"]]
+
+
+def test_a_run_that_was_deleted_may_ask_again_at_once(client: TestClient) -> None:
+    for seq in (1, 2):
+        start(client)
+        asked = client.app.state.services.orders.ask("r1", "stacks", rule="hang", why="it stands")  # type: ignore[attr-defined]
+        assert asked is not None and asked.result().kind == "stacks", seq
+        assert client.delete("/api/v1/runs/r1", headers=ADMIN).status_code == 204
 
 
 def test_a_frame_that_carries_no_sample_gets_it_too(client: TestClient) -> None:

@@ -28,7 +28,7 @@ from perfagent_server import schema
 from perfagent_server.database import StorageError, open_database, postgresql, revision_of
 from perfagent_server.engine import scheduler
 from perfagent_server.replicas import leases
-from perfagent_server.runs.run_commands import Request
+from perfagent_server.runs.run_commands import Order, Request
 from perfagent_server.security import keys
 from perfagent_server.services import Services, open_services
 from perfagent_server.settings import Settings
@@ -581,12 +581,14 @@ def test_a_command_that_is_being_asked_for_survives_one_of_another_server(pair: 
     orders = a.services.orders
     request = Request(run="r1", kind="stacks", params={}, ranks=None, who="somebody")
 
-    def commits_late(connection: Connection) -> str:
+    def commits_late(connection: Connection) -> Order:
         order = orders.issuing(request)(connection)
         orders.load("r1")  # as when another server has asked for something
-        return order.id
+        return order
 
-    asked = a.services.database.write(commits_late)
+    asking = a.services.database.submit(commits_late)
+    asked = asking.result().id
+    orders.note_asked("r1", asking)
     seq = iter(range(2, 1000))
     until(
         lambda: asked in [one["id"] for one in a.send(frame({}, seq=next(seq))).json()["commands"]], why="the command"
