@@ -238,14 +238,15 @@ def content_security_policy(script_hashes: Sequence[str] = ()) -> str:
 
 class HeadAsGet:
     """HEAD is answered as GET: load balancers and `wget --spider` ask so. The HTTP server leaves the body out by
-    itself."""
+    itself. The login pages get no query: previews of links ask so too, and a one-time address would be used up."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # a copy: the server's own must still say HEAD
+            query = b"" if scope["path"].startswith("/login") else scope["query_string"]
+            scope = {**scope, "method": "GET", "query_string": query}  # a copy: the server's own must still say HEAD
         await self._app(scope, receive, send)
 
 

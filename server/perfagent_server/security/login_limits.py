@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,18 +64,25 @@ def _key(kind: str, what: str) -> str:
 class LoginLimits:
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
         self._database, self._clock = database, clock
+        self._swept = -math.inf
 
     def begin(self, buckets: Sequence[Bucket]) -> float:
         """Counts a login that is about to be compared; seconds to wait where it may not be, else 0. Writes the
-        database."""
+        database only where it may be: a stranger who goes on all the same costs no writes."""
         now = self._clock()
+        with self._database.read() as connection:
+            wait = _wait(self._known(connection, buckets, now), now)
+        if wait > 0:
+            return wait
+        is_due = now - self._swept > _FORGOTTEN_S
+        if is_due:
+            self._swept = now
 
         def job(connection: Connection) -> float:
-            connection.execute(delete(login_failure).where(login_failure.c.last < now - _FORGOTTEN_S))
-            known = {row.bucket: row for row in self._rows(connection, buckets)}
-            # A clock that was set back must not make a minute a day.
-            waits = [min(row.blocked_until - now, _LONGEST_S) for row in known.values()]
-            if (wait := max(waits, default=0.0)) > 0:
+            if is_due:
+                connection.execute(delete(login_failure).where(login_failure.c.last < now - _FORGOTTEN_S))
+            known = self._known(connection, buckets, now)
+            if (wait := _wait(known, now)) > 0:
                 return wait
             for bucket in buckets:
                 failures = (known[bucket.key].failures if bucket.key in known else 0) + 1
@@ -87,7 +95,7 @@ class LoginLimits:
         """It was right: it is not counted. Writes the database."""
 
         def job(connection: Connection) -> None:
-            known = {row.bucket: row for row in self._rows(connection, buckets)}
+            known = self._known(connection, buckets, -math.inf)
             for bucket in buckets:
                 if bucket.key not in known:
                     continue
@@ -99,10 +107,19 @@ class LoginLimits:
         self._database.write(job, essential=True)
 
     @staticmethod
-    def _rows(connection: Connection, buckets: Sequence[Bucket]) -> Sequence[Any]:
-        keys = [bucket.key for bucket in buckets]
+    def _known(connection: Connection, buckets: Sequence[Bucket], now: float) -> dict[str, Any]:
+        """The counts that are not forgotten yet."""
+        its = login_failure.c.bucket.in_([bucket.key for bucket in buckets])
+        fresh = login_failure.c.last >= now - _FORGOTTEN_S
         # Servers on one database count after one another.
-        return connection.execute(select(login_failure).where(login_failure.c.bucket.in_(keys)).with_for_update()).all()
+        return {
+            row.bucket: row for row in connection.execute(select(login_failure).where(its, fresh).with_for_update())
+        }
+
+
+def _wait(known: Mapping[str, Any], now: float) -> float:
+    """A clock that was set back must not make a minute a day."""
+    return max((min(row.blocked_until - now, _LONGEST_S) for row in known.values()), default=0.0)
 
 
 def _write(connection: Connection, bucket: Bucket, failures: int, now: float, *, waits: bool = True) -> None:

@@ -116,17 +116,21 @@ class Sessions:
 
     def close(self, cookies: Mapping[str, str], *, also: Callable[[Connection], object] | None = None) -> None:
         """Ends the session of these cookies. also: runs in the same transaction, if there was one."""
-        token = _token(cookies)
-        if token:
-            digest = _digest(token)
+        digest = self.digest(cookies)
+        if digest is None:
+            return
+        its = session.c.digest == digest
+        with self._database.read() as connection:  # a stranger's cookie costs no write
+            if connection.execute(select(session.c.digest).where(its)).first() is None:
+                return
 
-            def job(connection: Connection) -> None:
-                if connection.execute(delete(session).where(session.c.digest == digest)).rowcount:
-                    note_change(connection, "session")
-                    if also:
-                        also(connection)
+        def job(connection: Connection) -> None:
+            if connection.execute(delete(session).where(its)).rowcount:
+                note_change(connection, "session")
+                if also:
+                    also(connection)
 
-            self._database.write(job, essential=True)
+        self._database.write(job, essential=True)
 
     def has_cookie(self, cookies: Mapping[str, str]) -> bool:
         """Whether find() would read the database."""

@@ -40,6 +40,13 @@ def test_a_one_time_address_makes_an_administrator_once(tmp_path: Path) -> None:
         assert client.get("/api/v1/keys").status_code == 401
 
 
+def test_a_preview_of_a_one_time_address_does_not_use_it_up(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        path = one_time_path(client)
+        assert client.head(path).status_code == 200
+        assert client.get(path).status_code == 303
+
+
 def test_a_session_over_https_has_the_host_cookie(tmp_path: Path) -> None:
     with api(tmp_path, base_url="https://127.0.0.1:8420") as client:
         cookie = client.get(one_time_path(client)).headers["set-cookie"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from api_builders import ADMIN, api
 from fastapi.testclient import TestClient
+from sqlalchemy import Connection
 
 from perfagent_server.security.login_limits import LoginLimits, of_address, of_device, of_name
 
@@ -42,6 +45,30 @@ def test_the_right_password_is_refused_during_the_wait_and_taken_after_it(tmp_pa
         assert log_in(client, PASSWORD) == 303
         client.cookies.clear()
         assert log_in(client, "a wrong one") == 401, "a right password clears the count of its name"
+
+
+def test_guesses_during_the_wait_need_no_turn_of_the_writer(tmp_path: Path) -> None:
+    """And neither does a logout with a cookie that is no session's."""
+    with api(tmp_path) as client:
+        limits_of(client)._clock = Clock()
+        assert [log_in(client, "a wrong one") for _ in range(6)] == [401] * 5 + [429]
+        turn, done = threading.Event(), threading.Event()
+
+        def holds(_connection: Connection) -> None:
+            turn.set()
+            done.wait(60)
+
+        held = client.app.state.services.database.submit(holds)  # type: ignore[attr-defined]
+        turn.wait(60)
+        with ThreadPoolExecutor(2) as strangers:
+            guess = strangers.submit(log_in, client, "a wrong one")
+            leave = strangers.submit(client.delete, "/api/v1/session", headers={"Cookie": "perfagent_session=x"})
+            try:
+                assert guess.result(timeout=30) == 429
+                assert leave.result(timeout=30).status_code == 204
+            finally:
+                done.set()
+        held.result(timeout=60)
 
 
 def known_browser(client: TestClient) -> dict[str, str]:
