@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from perfagent.wire import EVENT_DATA, EVENT_KINDS, Event, Frame
 
+INTEGERS = st.integers(-(2**63), 2**64 - 1)
 TYPES: dict[str, Any] = {
     "text": st.text(max_size=20),
-    "number": st.one_of(st.integers(-(2**63), 2**64 - 1), st.floats()),
+    "number": st.one_of(INTEGERS, st.floats()),
     "flag": st.booleans(),
     "bytes": st.binary(max_size=20),
-    "list": st.lists(st.one_of(st.none(), st.integers(), st.text(max_size=3), st.just([])), max_size=3),
+    "list": st.lists(st.one_of(st.none(), INTEGERS, st.text(max_size=3), st.just([])), max_size=3),
     "table": st.dictionaries(st.text(max_size=3), st.one_of(st.none(), st.integers(0, 9), st.just([])), max_size=3),
 }
 FIELDS = [
