@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from perfagent import __version__
+from perfagent.command_line.any_console import print_on_any_console
 from perfagent.command_line.parser import CommandParser, closest
 from perfagent.errors import PerfagentError
 
@@ -66,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from perfagent.command_line.completion import complete
 
         complete(_commands(), SUMMARIES)
+    print_on_any_console()
     sys.exit(_main(list(sys.argv[1:] if arguments is None else arguments)))
 
 

@@ -4,6 +4,7 @@ share."""
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import Any
 
@@ -40,7 +41,12 @@ def add_options(parser: argparse.ArgumentParser, *, as_json: bool = True) -> Non
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.write(to_json(value).decode() + "\n")
+    text = to_json(value).decode()
+    try:
+        text.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:  # a console without UTF-8: JSON has escapes for that
+        text = json.dumps(json.loads(text))
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 

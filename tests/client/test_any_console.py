@@ -1,0 +1,102 @@
+"""Every command prints on a console that has no UTF-8, whatever a run is called and whatever signs it draws."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from builders import ServerProcess, job_environment, server_process, until
+from command_line import in_terminal
+from recorded import send, training
+
+from perfagent import cli
+
+NAME = "läufer 🚀 µ-1"
+ENCODINGS = pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with server_process(tmp_path_factory.mktemp("consoles")) as running:
+        steps = np.arange(1, 41)
+        send(running, "r1", {**training(steps), "step_time_s": np.full(40, 3e-5)}, steps, name=NAME)
+        yield running
+
+
+def printed(encoding: str, folder: Path, *words: str, **env: str) -> tuple[int, str]:
+    """Exit code and what it wrote to both streams, on a console of that encoding."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding, write_through=True)
+    with (
+        mock.patch.dict(os.environ, job_environment(folder, **env), clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(out),
+        pytest.raises(SystemExit) as ended,
+    ):
+        cli.main(words)
+    assert isinstance(ended.value.code, int)
+    out.seek(0)
+    return ended.value.code, out.read()
+
+
+@ENCODINGS
+@pytest.mark.parametrize(
+    "words", [("runs",), ("show", "r1"), ("show", "r1", "--all"), ("alerts", "list"), ("doctor", "--help")]
+)
+def test_a_command_prints_and_ends_well(
+    encoding: str, words: tuple[str, ...], server: ServerProcess, tmp_path: Path
+) -> None:
+    code, text = printed(encoding, tmp_path, *words, PERFAGENT_SERVER=server.url)
+    assert (code, "Traceback" in text) == (0, False), text
+    if words[0] in ("runs", "show"):
+        assert {"ascii": "laufer ? u-1", "latin-1": "läufer ? µ-1", "utf-8": NAME}[encoding] in text
+
+
+@ENCODINGS
+def test_json_has_the_very_name(encoding: str, server: ServerProcess, tmp_path: Path) -> None:
+    for words in (("runs", "--json"), ("show", "r1", "--json")):
+        code, text = printed(encoding, tmp_path, *words, PERFAGENT_SERVER=server.url)
+        found = json.loads(text)
+        assert (code, found.get("name") or found["runs"][0]["name"]) == (0, NAME)
+
+
+@ENCODINGS
+def test_an_error_about_it_is_one_line_with_its_exit_code(encoding: str, server: ServerProcess, tmp_path: Path) -> None:
+    code, text = printed(encoding, tmp_path, "show", "🚀", PERFAGENT_SERVER=server.url)
+    assert (code, len(text.splitlines())) == (1, 1), text
+    code, text = printed(encoding, tmp_path, "runs", "--limit", "µ")
+    assert (code, len(text.splitlines())) == (2, 1), text
+
+
+def test_a_name_that_is_no_text_is_printed_on_any_console(tmp_path: Path) -> None:
+    code, text = printed("utf-8", tmp_path, "sync", os.fsdecode(bytes(tmp_path) + b"/\xff"))
+    assert (code, len(text.splitlines())) == (2, 1), text
+
+
+def test_what_a_user_told_the_console_to_do_is_done(server: ServerProcess, tmp_path: Path) -> None:
+    environment = job_environment(tmp_path, PERFAGENT_SERVER=server.url, PYTHONIOENCODING="ascii:xmlcharrefreplace")
+    done = subprocess.run([sys.executable, "-m", "perfagent", "runs"], env=environment, capture_output=True, check=True)
+    assert b"&#128640;" in done.stdout
+
+
+def test_runs_are_watched_on_a_terminal_without_utf8(server: ServerProcess, tmp_path: Path) -> None:
+    environment = job_environment(tmp_path, PERFAGENT_SERVER=server.url, PYTHONIOENCODING="ascii")
+    ended = in_terminal(["watch"], environment, columns=120, typed="q", when="laufer ?")
+    assert ended.code == 0 and "Traceback" not in ended.text and ended.text.isascii()
+
+
+def test_the_agents_own_lines_reach_a_terminal_without_utf8(server: ServerProcess, tmp_path: Path) -> None:
+    script = f"import perfagent\nperfagent.init(name={NAME!r}).alert({NAME!r})\nperfagent.finish()\n"
+    (tmp_path / "job.py").write_text(script, encoding="utf-8")
+    environment = job_environment(tmp_path, PERFAGENT_SERVER=server.url, PYTHONIOENCODING="ascii")
+    done = subprocess.run([sys.executable, str(tmp_path / "job.py")], env=environment, capture_output=True, check=True)
+    assert b"Traceback" not in done.stderr and b"Logging error" not in done.stderr
+    until(lambda: len(server.get("/runs", name=NAME)["runs"]) == 2)
