@@ -13,7 +13,7 @@ import unicodedata
 __all__ = ["print_on_any_console"]
 
 _ERRORS = "perfagent.nearest"
-_NEAREST = {pair[0]: pair[1] for pair in ["µu", "μu", "×x", "·.", "–-", "─-", "━-", "↑^", "↓v", "✓+", "✕x", "●*", "○o", "◌o", "■#", "▲!", "▁_", "▂.", "▃:", "▄-", "▅=", "▆+", "▇*", "█#", "░.", "▒:", "▓="]} | {
+_NEAREST = dict(zip("µμ×·–─━↑↓✓✕●○◌■▲▁▂▃▄▅▆▇█░▒▓", "uux.---^v+x*oo#!_.:-=+*#.:=", strict=True)) | {
     "…": "...", "→": "->", "°": " deg ", "±": "+-", "‖": "||",
 }  # fmt: skip
 """For the signs that perfagent itself writes; signs of a chart or table keep their width."""
