@@ -118,7 +118,9 @@ def collect(tensor: torch.Tensor) -> Reading | None:
     torch = sys.modules["torch"]
     if torch.cuda.is_current_stream_capturing():
         return None  # inside a CUDA graph, a copy and an event would become part of the script's graph
-    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    # float32 holds whole numbers exactly up to 2**24 only
+    exact = tensor.is_floating_point() and tensor.dtype != torch.float64
+    dtype = torch.float32 if exact else torch.float64
     _uses(tensor.device)
     pool = _pools.setdefault((tensor.device, tensor.numel(), dtype), [])
     try:

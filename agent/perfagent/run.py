@@ -49,6 +49,7 @@ from perfagent.run_config import RunConfig
 from perfagent.run_repr import Shown
 from perfagent.samplers.sampler import Sampler
 from perfagent.samplers.unmeasured_lines import UnmeasuredLines
+from perfagent.signals.memory import device_in_use
 from perfagent.signals.memory_table import MemoryTable
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
 from perfagent.step.state import state
@@ -113,6 +114,7 @@ class Run:
         self._progress.health.rank = identity.rank
         self._model: weakref.ref[Any] | None = None
         self._cuda_device: int | None = None
+        self._likely_device: int | None = None
         self._looks: Looks | None = None
         self._look_source: Source | None = None
         self._investigator = self._progress.investigator = Investigator(self._progress, self._sender, self._known_model)
@@ -374,11 +376,11 @@ class Run:
             step=self._progress.logged_at,
             begun=lambda: self._progress.last is not None,
             thread=self._training_thread,
-            device=lambda: self._cuda_device,
+            device=self._own_device,
         )
         sampler.install()
         self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
-        MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device).install()
+        MemoryTable(self._sender, self._progress, self._known_model, self._own_device).install()
         UnmeasuredLines(self._sender, self._progress, self._known_model).install()
         self._compilations.install()
         self._sender.imports.append("perfagent.signals.scheduled_probes")
@@ -507,6 +509,15 @@ class Run:
             self.tune_malloc(self.settings.tune_malloc)
         self._context.first_step()
 
+    def _own_device(self) -> int | None:
+        """This rank's CUDA device: that of the parameters it trains; before its first step, and where it never steps an
+        optimizer, that on which it has most memory. On the sender's thread and the courier's."""
+        if self._cuda_device is not None:
+            return self._cuda_device
+        if self._likely_device is None:
+            self._likely_device = device_in_use()
+        return self._likely_device
+
     def _known_model(self) -> Any:
         found = self._model or self._progress.found
         return found() if found is not None else None
@@ -580,7 +591,7 @@ class Run:
                 return
             from perfagent.signals.scheduled_probes import Looks
 
-            self._looks = Looks(self._investigator, self._sender, self._known_model, lambda: self._cuda_device)
+            self._looks = Looks(self._investigator, self._sender, self._known_model, self._own_device)
         idle_until = self._looks.poll()
         if self._look_source is not None:
             self._look_source.due = max(self._look_source.due, idle_until)

@@ -69,6 +69,53 @@ def test_pinned_memory_is_made_for_many_small_values_at_once(monkeypatch: pytest
     assert len({id(event) for _, event in small}) == 64
 
 
+class OnCuda:
+    """A value on a device: what it copies from there is in `numbers`."""
+
+    is_cpu = False
+    device = torch.device("cuda", 0)
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self.numbers, self.dtype = numbers, numbers.dtype
+
+    def detach(self) -> OnCuda:
+        return self
+
+    def numel(self) -> int:
+        return self.numbers.numel()
+
+    def is_floating_point(self) -> bool:
+        return self.numbers.is_floating_point()
+
+    def reshape(self, *shape: int) -> torch.Tensor:
+        return self.numbers.reshape(*shape)
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [
+        (16_777_217, torch.int64), (2_000_000_001, torch.int32), (2**53 - 1, torch.int64), (0.1, torch.float64),
+        (True, torch.bool), (255, torch.uint8), (0.1, torch.float32), (0.1, torch.bfloat16), (-7, torch.int16),
+    ],
+)  # fmt: skip
+def test_a_value_of_a_device_is_exact(number: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = torch.tensor(number, dtype=dtype)
+    original = device._buffer
+    monkeypatch.setattr(device, "_buffer", lambda size, dtype, *, pinned: original(size, dtype, pinned=not pinned))
+    for name in ("_pools", "_streams"):
+        monkeypatch.setattr(device, name, {})
+    for name in ("_made", "_elsewhere", "_device"):
+        monkeypatch.setattr(device, name, getattr(device, name))
+    event = SimpleNamespace(record=lambda stream: None, query=lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentStream", raising=False)
+    value = device.take(OnCuda(numbers))  # type: ignore[arg-type]
+    assert isinstance(value, device.Reading)
+    assert device.value_of(value) == numbers.item()
+
+
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, object]]:
     """What a thread says to CUDA of itself: (thread, device), and (thread, mode of capture)."""

@@ -106,9 +106,16 @@ def _watch_wait(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _trains(p: Progress) -> bool:
-    """True on the training's threads: the loop's, and the autograd engine's, which Python does not know."""
+    """True on the training's threads: the loop's, and the autograd engine's, which Python did not start."""
     me = get_ident()
-    return p.thread == me or bool(p.clock is not None and p.backward_depth and me not in threading._active)  # type: ignore[attr-defined]
+    return p.thread == me or bool(p.clock is not None and p.backward_depth and _is_foreign(me))
+
+
+def _is_foreign(thread: int) -> bool:
+    """True of a thread that was not started by Python, also where a log record or `threading.current_thread` has made
+    Python note it."""
+    known = threading._active.get(thread)  # type: ignore[attr-defined]
+    return known is None or type(known) is threading._DummyThread
 
 
 def _note(p: Progress, began: int, event: Any) -> None:

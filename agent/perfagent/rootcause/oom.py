@@ -8,6 +8,7 @@ waits for nothing. The exception goes on unchanged: this module only looks.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import sys
 from collections.abc import Iterable
@@ -272,7 +273,11 @@ def _segments(device: str) -> list[dict[str, int]]:
     """The allocator's largest segments and the largest hole in each: that none is large enough is what fragmentation
     means."""
     torch = sys.modules["torch"]
-    segments = [one for one in torch.cuda.memory_snapshot() if one.get("device") == _ordinal(device)]
+    snapshot = torch.cuda.memory_snapshot
+    if "include_traces" not in inspect.signature(snapshot).parameters:
+        return []
+    # traces of every allocation, where the script records them, would take seconds and GiB
+    segments = [one for one in snapshot(include_traces=False) if one.get("device") == _ordinal(device)]
     segments.sort(key=lambda one: -int(one["total_size"]))
     return [
         {

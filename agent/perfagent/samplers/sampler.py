@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.descriptors import Descriptor, opened
 from perfagent.samplers.folders import EVERY_S, FolderSampler
+from perfagent.signals.memory import allocator, device_in_use
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender, Source
@@ -69,7 +69,7 @@ class Sampler:
         step: Callable[[], int],
         begun: Callable[[], bool] = lambda: True,
         thread: Callable[[], tuple[int | None, int]] = lambda: (None, 0),
-        device: Callable[[], int | None] | None = None,
+        device: Callable[[], int | None] = device_in_use,
         library: Callable[[], tuple[Library | None, str]] | None = None,
         environ: Mapping[str, str] | None = None,
         host: HostReader | None = None,
@@ -80,7 +80,7 @@ class Sampler:
         self._identity, self._config = sender.identity, sender.config
         self._environ = os.environ if environ is None else environ
         self._thread = thread
-        self._device = device or self._guess_device
+        self._device = device
         self._library, self._host, self._proc = library, host, proc
         self._readers: _Readers | None = None
         self.folders = FolderSampler(self._emit, self._config.record or self._config.state_dir)
@@ -150,8 +150,6 @@ class Sampler:
         device = self._device()
         if device is None:
             return {}
-        from perfagent.signals.memory import allocator
-
         known = self._gpus is not None and not self._gpu_hung
         return allocator(device, free_bytes=self._gpus.free_bytes if known else None)
 
@@ -195,15 +193,6 @@ class Sampler:
             names = tuple(values)
             names = self._names.setdefault(names, names)
             self._sender.rows.append((self._step(), time.time(), self._clock(), names, tuple(values.values())))
-
-    def _guess_device(self) -> int | None:
-        """CUDA's ordinal of this rank's device, once this process uses CUDA. (The current device is a matter of each
-        thread, so it cannot be asked for here.)"""
-        torch: Any = sys.modules.get("torch")
-        cuda = getattr(torch, "cuda", None)
-        if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
-            return None
-        return self._identity.local_rank if self._identity.local_rank < cuda.device_count() else 0
 
     # ---- who speaks for the node
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["allocator", "measured"]
+__all__ = ["allocator", "device_in_use", "measured"]
 
 _SIZES = (
     ("cuda/allocated_bytes", "allocated_bytes", "current"),
@@ -42,6 +42,24 @@ def allocator(device: int, *, free_bytes: float | None = None) -> dict[str, floa
         return values
     except RuntimeError:  # another library's allocator (RMM) keeps no counters
         return {}
+
+
+def device_in_use() -> int | None:
+    """Returns the ordinal of the CUDA device on which this process has reserved most; None while it has none. (The
+    current device is a matter of each thread, so it cannot be asked for on the sender's.)"""
+    torch: Any = sys.modules.get("torch")
+    cuda: Any = getattr(torch, "cuda", None)
+    if not hasattr(cuda, "is_initialized") or not cuda.is_initialized():  # torch's own import may be under way
+        return None
+    try:
+        reserved = [
+            measured(cuda.memory_stats_as_nested_dict(device)).get("cuda/reserved_bytes", 0.0)
+            for device in range(cuda.device_count())
+        ]
+    except RuntimeError:  # as in `allocator`
+        return None
+    most = max(reserved, default=0.0)
+    return reserved.index(most) if most else None
 
 
 def measured(stats: Mapping[str, Any], free_bytes: float | None = None) -> dict[str, float]:

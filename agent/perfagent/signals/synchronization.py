@@ -17,6 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from perfagent.boundary.call_watch import replace
@@ -107,7 +108,8 @@ class SynchronizingLines:
         ) -> None:
             text = str(message)
             if _SAID.search(text):
-                self.lines[_users(filename, lineno)] += 1
+                if get_ident() == self._progress.thread:  # the mode is that of the whole process
+                    self.lines[_users(filename, lineno)] += 1
             elif not _SAID_ONCE.search(text):
                 replaced(message, category, filename, lineno, file, line)
 

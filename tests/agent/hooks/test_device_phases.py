@@ -5,11 +5,16 @@ The fake device works through what it is given in order and takes as long as the
 
 from __future__ import annotations
 
+import _thread
+import logging
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from perfagent.device import DeviceClock, cuda_device_of
 from perfagent.hooks.host_to_device import watch_copy
@@ -414,3 +419,47 @@ def test_what_is_done_in_a_closure_is_no_time_of_the_optimizers_on_the_device(re
             assert values["phase/forward_s"] == pytest.approx(0.03)
             assert values["phase/backward_s"] == pytest.approx(0.06)
             assert values["phase/optimizer_s"] == pytest.approx(0.01)
+
+
+@pytest.fixture
+def two_ranks():
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_a_log_record_in_the_autograd_engine_s_thread_hides_no_wait(record, device, two_ranks, logs):
+    """FSDP2 waits there in backward. A log record makes Python note the thread, which it did not start."""
+
+    class Waits(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            over = threading.Event()
+
+            def engine():
+                if logs:
+                    logging.getLogger("hook").warning("a gradient")
+                dist.all_reduce(torch.ones(1))
+                over.set()
+
+            _thread.start_new_thread(engine, ())
+            assert over.wait(20)
+            return gradient
+
+    mark = device.mark
+    device.mark = lambda: device.work(0.001) or mark()
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    state.current.clock, state.current.stream = device, MAIN
+    for _ in range(3):
+        Waits.apply(model(torch.ones(2, 4))).sum().backward()
+        optimizer.step()
+    device.done = device.now
+    # of it one millisecond is between the end of the local part and that of the exchange
+    assert recorded.of("phase/comm_s") == [(step, pytest.approx(0.002)) for step in (2, 3)], "watched from step 2 on"

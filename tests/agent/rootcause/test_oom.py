@@ -200,7 +200,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda _device: STATS)
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [segment, segment | {"device": 1}])
+
+    def snapshot(mempool_id=None, include_traces=True):
+        assert not include_traces, "where the script records them, there are millions"
+        return [segment, segment | {"device": 1}]
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", snapshot)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(total_memory=80 * 2**30))
 
 
@@ -227,6 +232,13 @@ def test_on_a_gpu_it_says_what_the_allocator_holds_and_what_would_make_room(trai
     assert second["do"].startswith("Halve the batch size")
     assert second["saves_bytes"] == 35 * 2**30
     assert "1. Set PYTORCH_CUDA_ALLOC_CONF" in found["fix"]
+
+
+def test_a_torch_whose_snapshot_always_has_traces_is_not_asked_for_one(train, gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda mempool_id=None: pytest.fail("it may take minutes"))
+    job = train()
+    job.run._investigator.passing(torch.cuda.OutOfMemoryError(MESSAGE))
+    assert job.finding()["evidence"]["allocator"] == STATS
 
 
 def on_gpu(index: int, size: int) -> Any:

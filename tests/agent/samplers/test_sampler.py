@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,15 +36,19 @@ class Clock:
 
 
 def make(
-    folder: Path, *found: FakeGpu, environ: dict[str, str] | None = None, host: HostReader | None = None, **who: Any
+    folder: Path,
+    *found: FakeGpu,
+    environ: dict[str, str] | None = None,
+    host: HostReader | None = None,
+    device: Callable[[], int | None] | None = lambda: 0,
+    **who: Any,
 ) -> tuple[Sampler, Sender, Clock]:
     clock = Clock()
     identity = Identity(project="p", run="r", attempt=1, **who)
     sender = Sender(AgentConfig(state_dir=folder), identity, transport=RecordingTransport())
     library = FakeNvml(*found).load if found else load
-    sampler = Sampler(
-        sender, step=lambda: 7, device=lambda: 0, library=library, environ=environ or {}, host=host, clock=clock
-    )
+    known = {"device": device} if device is not None else {}
+    sampler = Sampler(sender, step=lambda: 7, library=library, environ=environ or {}, host=host, clock=clock, **known)
     return sampler, sender, clock
 
 
@@ -76,13 +82,14 @@ def test_rows_of_one_shape_share_one_tuple_of_names(tmp_path: Path) -> None:
 
 
 class Cuda:
-    """Stands for torch.cuda where it is in use."""
+    """Stands for torch.cuda where it is in use, on the first device."""
 
     is_initialized = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 2)
 
     @staticmethod
     def memory_stats_as_nested_dict(device: int) -> dict[str, Any]:
-        return {"allocated_bytes": {"all": {"current": 3}}, "reserved_bytes": {"all": {"current": 5}}}
+        return {"allocated_bytes": {"all": {"current": 3}}, "reserved_bytes": {"all": {"current": 0 if device else 5}}}
 
     @staticmethod
     def get_per_process_memory_fraction(device: int) -> float:
@@ -109,6 +116,36 @@ def test_headroom_needs_a_driver_that_answers(tmp_path: Path, monkeypatch: pytes
     thread.join()
     assert told["cuda/allocated_bytes"] == 3.0
     assert "cuda/headroom_bytes" not in told
+
+
+def test_a_process_knows_its_gpu_before_its_first_step(
+    tmp_path: Path, record: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    class Second(Cuda):
+        @staticmethod
+        def memory_stats_as_nested_dict(device: int) -> dict[str, Any]:
+            return Cuda.memory_stats_as_nested_dict(1 - device)
+
+        @staticmethod
+        def get_device_properties(device: int) -> SimpleNamespace:
+            return SimpleNamespace(uuid=boards[device].uuid)
+
+    boards = [FakeGpu(uuid=f"GPU-{n}", utilization=(10 * n, 0)) for n in range(2)]
+    recorded = record()
+    recorded.sender.drain()
+    monkeypatch.setattr(torch, "cuda", Second)
+    for poll in recorded.sender.sources:
+        poll()
+    sampler, sender, _ = make(tmp_path, *boards, device=None)
+    assert sampler.poll_gpu()
+    monkeypatch.undo()
+    assert [
+        values["cuda/reserved_bytes"] for _, values in recorded.sender.drain() if "cuda/reserved_bytes" in values
+    ] == [5.0]
+    told = {name: value for row in sender.rows for name, value in zip(row[3], row[4], strict=True)}
+    assert (told["gpu/utilization_pct"], told["node_gpu0/utilization_pct"]) == (10.0, 0.0)
 
 
 def test_gpus_are_told_in_rows_of_their_own_with_the_moment_they_were_read(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -103,6 +104,20 @@ def test_each_line_is_told_with_its_count_and_nothing_reaches_the_user(record, c
     assert shown == []
 
 
+def test_waits_of_other_threads_are_not_the_step_s(record, cuda, shown):
+    """An evaluation, a checkpoint or a thread that pins memory: the debug mode is that of the process."""
+
+    def body():
+        thread = threading.Thread(target=inside_torch, args=(cuda.mode,))
+        thread.start()
+        thread.join()
+        inside_torch(cuda.mode)
+
+    look = listening(record, cuda, body)
+    assert sum(look.lines.values()) == 1
+    assert shown == []
+
+
 def test_other_warnings_pass(record, cuda, shown):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -171,7 +186,7 @@ def test_a_warning_that_was_shown_before_is_not_shown_again():
     """In a process of its own, with Python's usual filters: a warning is shown once a line, before and after the
     look."""
     script = """
-import sys, warnings
+import sys, threading, warnings
 from types import SimpleNamespace
 import perfagent.signals.synchronization as one
 class Cuda:
@@ -181,7 +196,7 @@ class Cuda:
 sys.modules["torch"] = SimpleNamespace(cuda=Cuda(), __file__="/nowhere/torch/__init__.py")
 def old(): warnings.warn("shown once", UserWarning, stacklevel=1)
 old()
-look = one.SynchronizingLines(SimpleNamespace(completed=1))
+look = one.SynchronizingLines(SimpleNamespace(completed=1, thread=threading.get_ident()))
 look.at_boundary()
 for _ in range(2): warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
 old()
