@@ -31,10 +31,10 @@ import traces  # noqa: E402
 FAULT = {fault.name: fault for fault in injected.FAULTS}
 
 
-def test_every_folder_of_recorded_runs_tells_its_origin_and_licence() -> None:
+def test_every_folder_of_recorded_runs_tells_its_origin_and_license() -> None:
     for folder in ("loss_curves", "mlperf", "incidents", "stragglers"):
         text = (DATA / folder / "README.md").read_text()
-        assert "Origin: " in text and "Licence: " in text, folder
+        assert "Origin: " in text and "License: " in text, folder
 
 
 def test_the_recorded_curves_are_31_runs_of_eleven_families() -> None:
