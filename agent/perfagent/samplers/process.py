@@ -2,7 +2,7 @@
 
 Workers are those that multiprocessing started, whichever start method the loader uses;
 `multiprocessing.active_children()` would reap them, so its list is only looked at. Resident memory of forked workers
-counts pages they share with us once per process.
+counts pages they share with us once per process (worker_memory.py has what they hold of their own).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from perfagent.samplers.counters import ProcessCounters, WorkerCounters
 from perfagent.samplers.proc_counters import ProcProcess, ProcWorkers
 
-__all__ = ["ProcessReader", "WorkerReader"]
+__all__ = ["ProcessReader", "WorkerReader", "started"]
 
 _RARE_S = 10.0
 _IO_S = 5.0
@@ -87,7 +87,7 @@ class WorkerReader:
         if now < self._next - _EARLY_S:
             return {}
         self._next = now + _WORKERS_S
-        pids = _started()
+        pids = started()
         self._seen = self._seen or bool(pids)
         if not self._seen:
             return {}
@@ -121,7 +121,7 @@ class WorkerReader:
         self._counters.close()
 
 
-def _started() -> list[int]:
+def started() -> list[int]:
     """Processes that multiprocessing started from this one and that nobody has waited for yet."""
     module: Any = sys.modules.get("multiprocessing.process")
     children = list(getattr(module, "_children", ()))  # a copy: it changes on other threads

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.descriptors import Descriptor, opened
-from perfagent.samplers.folders import EVERY_S, FolderSampler
+from perfagent.samplers import folders, worker_memory
+from perfagent.samplers.folders import FolderSampler
+from perfagent.samplers.worker_memory import WorkerMemory
 from perfagent.signals.memory import allocator, device_in_use
 
 if TYPE_CHECKING:
@@ -103,7 +105,8 @@ class Sampler:
         self._sender.imports += _IMPORTS
         self._source = self._sender.add_source(self.poll)
         self._sender.add_slow_source(self.poll_gpu)
-        self._sender.add_slow_source(self.folders.poll, every_s=EVERY_S)
+        self._sender.add_slow_source(self.folders.poll, every_s=folders.EVERY_S)
+        self._sender.add_slow_source(WorkerMemory(self._emit).poll, every_s=worker_memory.EVERY_S)
 
     def poll(self) -> None:
         """On the sender thread, at every tick while memory is tight, else once a period."""

@@ -491,6 +491,14 @@ _ROWS: tuple[Metric, ...] = (
         "process/workers_rss_bytes", "Data workers memory", "B", "resident memory, shared pages in each", "lower", "sum"
     ),
     Metric(
+        "process/workers_pss_bytes",
+        "Data workers, memory of their own",
+        "B",
+        "a page that several processes share counts in parts; without files and shared memory; only on Linux, now and then",
+        "lower",
+        "sum",
+    ),
+    Metric(
         "process/workers_rss_file_bytes",
         "Mapped files, data workers",
         "B",

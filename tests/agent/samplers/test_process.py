@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from perfagent.samplers.process import ProcessReader, WorkerReader
+from perfagent.samplers.worker_memory import WorkerMemory
 from perfagent.wire import CATALOGUE
 
 
@@ -104,3 +105,69 @@ def test_workers_of_every_start_method_are_counted_with_their_cpu_and_memory(wor
 def test_where_nothing_was_started_nothing_is_told() -> None:
     assert not multiprocessing.active_children()
     assert WorkerReader().read(0.0) == {}
+
+
+SHARED = [bytearray(2**20) for _ in range(64)]
+
+
+def _copies(connection: Connection) -> None:
+    for _ in range(2):
+        connection.recv()
+        for held in SHARED[:32]:
+            for page in range(0, len(held), 4096):
+                held[page] = 1
+        connection.send("copied")
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux tells it")
+def test_pages_that_a_forked_worker_copies_become_memory_of_its_own() -> None:
+    for held in SHARED:
+        held[:] = bytes(len(held))
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe() for _ in range(2)]
+    workers = [context.Process(target=_copies, args=(there,), daemon=True) for _, there in pipes]
+    for worker in workers:
+        worker.start()
+    told: list[dict[str, float]] = []
+    now = [0.0]
+    memory = WorkerMemory(told.append, clock=lambda: now[0])
+    resident = WorkerReader()
+
+    def measured() -> tuple[float, float]:
+        for _ in workers:
+            now[0] += 1e4
+            assert memory.poll()
+        return told[-1]["process/workers_pss_bytes"], resident.read(now[0])["process/workers_rss_bytes"]
+
+    try:
+        shared, resident_before = measured()
+        for here, _ in pipes:
+            here.send("copy")
+            assert here.recv() == "copied"
+        copied, resident_after = measured()
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
+    # two workers and this process share a page: of it each has a third, after the copy all
+    assert copied - shared == pytest.approx(2 * 32 * 2**20 * 2 / 3, rel=0.1)
+    assert abs(resident_after - resident_before) < 8 * 2**20
+    assert told[-1].keys() <= CATALOGUE.keys()
+
+
+def test_the_memory_of_workers_is_asked_for_as_seldom_as_it_costs(worker: tuple[Any, Connection]) -> None:
+    told: list[dict[str, float]] = []
+    now, spent = [0.0], iter(range(100))
+    memory = WorkerMemory(told.append, clock=lambda: now[0], spent=lambda: 0.05 * next(spent))
+    for second in range(60):
+        now[0] = float(second)
+        assert memory.poll()
+    assert len(told) == 3, "50 ms each, and 0.2 % of the time"
+
+
+def test_where_the_system_does_not_tell_the_memory_of_workers_it_is_asked_once(
+    worker: tuple[Any, Connection], tmp_path: Path
+) -> None:
+    told: list[dict[str, float]] = []
+    assert not WorkerMemory(told.append, tmp_path).poll()
+    assert told == []

@@ -90,6 +90,21 @@ def test_a_leak_of_loader_workers_or_of_the_host_is_told_as_such(of_workers: boo
     assert ("__getitem__" if of_workers else "/dev/shm") in change.finding.fix
 
 
+def test_pages_that_workers_copy_are_a_leak_although_what_is_resident_stays() -> None:
+    """Their own memory is measured every half minute only."""
+    job = leaking(0.05)
+    job.go_on(
+        600,
+        lambda now: {
+            "process/rss_bytes": 2 * GB, "process/workers_rss_bytes": 8 * GB, "process/workers_rss_file_bytes": 0.1 * GB,
+            **({"process/workers_pss_bytes": 4 * GB + 6 * MB * now} if now % 30 < 1 else {}),
+        },
+    )  # fmt: skip
+    [change] = job.fired
+    assert change.finding.cause == "loader workers"
+    assert change.finding.evidence["bytes_per_hour"] == pytest.approx(3600 * 6 * MB, rel=0.35)
+
+
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_all_ranks_together_count(ranks: int) -> None:
     job = Job(HostMemoryLeak(), steps=every(0.1), ranks=ranks)

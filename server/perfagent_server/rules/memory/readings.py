@@ -10,7 +10,7 @@ from perfagent_server.rules.window import Window
 __all__ = ["OF_HOSTS", "OF_PROCESSES", "Held", "Host", "hosts", "of_processes", "of_workers"]
 
 _NEWEST = 4  # seconds: the lowest of them counts, for memory goes up and down within a step
-_WORKERS = ("process/workers_rss_bytes", "process/workers_rss_file_bytes")
+_WORKERS = ("process/workers_rss_bytes", "process/workers_rss_file_bytes", "process/workers_pss_bytes")
 _ENDED_S = 15.0
 """Workers are read every five seconds. Of those that have ended, nothing is sent."""
 OF_PROCESSES = (
@@ -60,8 +60,9 @@ def of_processes(window: Window) -> Held | None:
 
 
 def of_workers(window: Window) -> Held | None:
-    """The loaders' workers; None where there were none so far."""
-    resident, mapped = (window.by_time.get(name) for name in _WORKERS)
+    """The loaders' workers; None where there were none so far. What forked workers copy page by page shows only in
+    their own memory, where that is sent: seldom."""
+    resident, mapped, own = (window.by_time.get(name) for name in _WORKERS)
     if resident is None:
         return None
     processes = window.by_time.get("process/rss_bytes")
@@ -72,7 +73,10 @@ def of_workers(window: Window) -> Held | None:
         if now and now[-1][0] - second > _ENDED_S:
             continue
         total += size
-        held += size - ((mapped.newest(rank) or 0.0) if mapped is not None else 0.0)
+        of_its_own = own.newest(rank) if own is not None else None
+        held += (
+            size - ((mapped.newest(rank) or 0.0) if mapped is not None else 0.0) if of_its_own is None else of_its_own
+        )
         newest = max(newest, second)
     return Held(total, held, len(resident.ranks), newest)
 
