@@ -34,7 +34,7 @@ from perfagent_server.rules.rule import USER_ALERT
 from perfagent_server.spending.finding_cost import with_money
 from perfagent_server.spending.prices import prices
 from perfagent_server.spending.run_cost import present_rate_of
-from perfagent_server.store.statements import insert_for
+from perfagent_server.store.statements import among, insert_for
 from perfagent_server.store.stored_json import stored_list, stored_names, stored_object
 from perfagent_server.store.tables import alert, channel, delivery
 from perfagent_server.store.tables import run as runs
@@ -109,7 +109,7 @@ class _Book:
         self.runs = {
             row["id"]: row
             for row in connection.execute(
-                select(runs.c.id, runs.c.name, runs.c.project, runs.c.tags).where(runs.c.id.in_(list(wanted)))
+                select(runs.c.id, runs.c.name, runs.c.project, runs.c.tags).where(among(connection, runs.c.id, wanted))
             ).mappings()
         }
         self.every_channel = connection.execute(select(channel)).mappings().all()

@@ -180,6 +180,8 @@ class Postgresql:
         cause = error.orig if isinstance(error, DBAPIError) else error
         if not isinstance(cause, psycopg.Error):
             return None
+        if cause.sqlstate is None and "number of parameters" in str(cause):
+            return None  # a statement of ours that was never sent: to wait for the database mends nothing
         if cause.sqlstate is None or cause.sqlstate.startswith("08"):
             return Trouble.LOST if isinstance(cause, (psycopg.OperationalError, psycopg.InterfaceError)) else None
         return _TROUBLES.get(cause.sqlstate)

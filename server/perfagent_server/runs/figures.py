@@ -33,6 +33,7 @@ from sqlalchemy import select
 from perfagent.wire import TIMED_PHASES, Quantiles, Series, StepWindow, Timing
 from perfagent_server.database import Database
 from perfagent_server.store.interface import MetricStore
+from perfagent_server.store.statements import among
 from perfagent_server.store.tables import run as runs
 
 __all__ = ["WHOLE_POINTS", "WINDOW_STEPS", "Figures", "quantile", "timing_of"]
@@ -80,7 +81,7 @@ class Figures:
         """Of those of these runs that exist."""
         columns = (runs.c.id, runs.c.attempt, runs.c.ended, runs.c.updated)
         with self._database.read() as connection:
-            rows = connection.execute(select(*columns).where(runs.c.id.in_(wanted))).all()
+            rows = connection.execute(select(*columns).where(among(connection, runs.c.id, wanted))).all()
         return {row.id: self._current(row.id, (row.attempt, row.ended), row.updated) for row in rows}
 
     def newest(self, run: str, steps: int) -> Timing:

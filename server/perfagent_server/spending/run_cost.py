@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, RowMapping, Select, select
 
 from perfagent.wire import Spent, Timing
-from perfagent_server.spending.prices import Price, price_of, prices
+from perfagent_server.spending.prices import ALL_PROJECTS, Price, price_of, prices
+from perfagent_server.store.statements import among
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source
 
@@ -79,10 +82,17 @@ def present_rate_of(connection: Connection, run: str) -> Rate | None:
 
 
 def rates_of(connection: Connection, wanted: Iterable[str]) -> dict[str, Rate]:
-    """Of several runs, those that have one."""
-    if not prices(connection):
+    """Of several runs, those that have one: three questions for all of them."""
+    known, names = prices(connection), set(wanted)
+    if not known or not names:
         return {}
-    found = {run: rate_of(connection, run) for run in set(wanted)}
+    projects = connection.execute(select(runs.c.id, runs.c.project).where(among(connection, runs.c.id, names)))
+    priced = {run: known.get(project) or known.get(ALL_PROJECTS) for run, project in projects}
+    query = _sources(source.c.run).where(
+        among(connection, source.c.run, (run for run, price in priced.items() if price))
+    )
+    rows = connection.execute(query.order_by(source.c.run), execution_options={"yield_per": 1000}).mappings()
+    found = {run: _rate(_counting(list(of_run)), priced[run]) for run, of_run in groupby(rows, lambda row: row["run"])}
     return {run: rate for run, rate in found.items() if rate is not None}
 
 
@@ -92,9 +102,15 @@ def _price(connection: Connection, run: str) -> Price | None:
 
 
 def _processes(connection: Connection, run: str) -> Sequence[RowMapping]:
-    """Those that say what they had; where none does, as of a script that only logs, all."""
-    its = source.c.run == run, source.c.worked_until.is_not(None)
-    rows = connection.execute(select(*_COLUMNS).where(*its)).mappings().all()
+    return _counting(connection.execute(_sources().where(source.c.run == run)).mappings().all())
+
+
+def _sources(*columns: Any) -> Select[Any]:
+    return select(*columns, *_COLUMNS).where(source.c.worked_until.is_not(None))
+
+
+def _counting(rows: Sequence[RowMapping]) -> Sequence[RowMapping]:
+    """The processes of a run that say what they had; where none does, as of a script that only logs, all."""
     hosts = {(row["attempt"], row["host"]) for row in rows if row["cpu_cores"]}
     return [row for row in rows if row["gpus"] or (row["attempt"], row["host"]) in hosts] or rows
 

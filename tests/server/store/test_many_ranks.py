@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from frames import frame, rows
+from frames import frame, rows, state
+from sqlalchemy import insert
 
+from perfagent.wire import TIMED_PHASES
 from perfagent_server.store.codec.aggregates import Cells, of_samples
 from perfagent_server.store.read import view
 from perfagent_server.store.read.ranks import over_ranks
+from perfagent_server.store.tables import series
+from perfagent_server.store.write import lifecycle
 
 
 def cells_of(draw: np.random.Generator, steps: int) -> Cells:
@@ -77,3 +81,33 @@ def test_a_series_of_many_ranks_is_read_a_few_ranks_at_a_time(
     assert answer.mean == [4.0 if name == "loss" else np.sqrt(128 * 4.0)] * 256
     side_by_side = 128 * 256 * 7 * 8
     assert peak_bytes(lambda: shelf.store.series("r1", name, points=256)) < side_by_side
+
+
+NAMES = (
+    "step_time_s",
+    "tokens_per_s",
+    "samples_per_s",
+    "flops_per_s",
+    "mfu",
+    *(f"phase/{one}_s" for one in TIMED_PHASES),
+)
+RANKS = 4096
+
+
+def test_sixteen_series_of_four_thousand_ranks_are_one_question(shelf) -> None:
+    """More series than PostgreSQL takes parameters in a statement, and twice what SQLite of python.org does."""
+    shelf.append(frame(1, rows({name: [0.25] for name in NAMES}, [1])))
+    shelf.compact()
+    others = [{"run": "r1", "rank": rank, "name": name} for rank in range(1, RANKS) for name in NAMES]
+    assert len(others) > 65_500
+    shelf.database.write(lambda connection: connection.execute(insert(series), others))
+    found = shelf.store.newest("r1", NAMES, steps=100)
+    assert {name: one.mean for name, one in found.items()} == {name: [0.25] for name in NAMES}
+
+
+def test_thousands_of_silent_ranks_are_called_lost_together(shelf) -> None:
+    sent = [frame(1, state("running"), rank=rank) for rank in range(100)]
+    shelf.append(*sent)
+    silent = [one.source for one in sent] + [f"gone-{number}" for number in range(70_000)]
+    changed = shelf.database.write(lambda connection: lifecycle.mark_lost(connection, silent))
+    assert changed == ["r1"]

@@ -390,4 +390,4 @@ def test_an_expression_that_only_re2_knows_is_refused_with_a_sentence(place: Pla
         found = client.get("/api/v1/runs", params={"with": "", "q": "/^R[0-9]$/"}).json()["runs"]
         assert [one["run"] for one in found] == ["r1"]
         refused = client.get("/api/v1/runs", params={"with": "", "q": "/(?P<x>r)1/"})
-        assert (refused.status_code, "of PostgreSQL" in refused.json()["error"]["message"]) == (400, True)
+        assert (refused.status_code, "of PostgreSQL" in refused.json()["error"]["message"]) == (422, True)

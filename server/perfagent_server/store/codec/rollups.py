@@ -23,6 +23,7 @@ from perfagent_server.store.codec.aggregates import (
     reduced_rows,
 )
 from perfagent_server.store.codec.blocks import BLOCK_STEPS, CELL_STEPS
+from perfagent_server.store.statements import among
 from perfagent_server.store.tables import block, rollup
 from perfagent_server.store.write.block_builder import Made, Work
 
@@ -136,7 +137,7 @@ def _blocks(
     if missing and connection is not None:
         rows = connection.execute(
             select(block.c.series, block.c.block, block.c.cells).where(
-                block.c.series.in_(ids), block.c.attempt == attempt, block.c.block.in_(sorted(missing))
+                among(connection, block.c.series, ids), block.c.attempt == attempt, block.c.block.in_(sorted(missing))
             )
         ).all()
         stored = [row for row in rows if row.block not in fresh_cells[row.series, attempt]]
@@ -154,7 +155,10 @@ def _held(
         return concatenate([]), np.empty(0, np.int64)
     rows = connection.execute(
         select(rollup.c.series, rollup.c.chunk, rollup.c.cells).where(
-            rollup.c.series.in_(ids), rollup.c.attempt == attempt, rollup.c.level == level, rollup.c.chunk.in_(chunks)
+            among(connection, rollup.c.series, ids),
+            rollup.c.attempt == attempt,
+            rollup.c.level == level,
+            rollup.c.chunk.in_(chunks),
         )
     ).all()
     return _read(rows, [row.chunk * level * CHUNK_CELLS for row in rows], level, ids)

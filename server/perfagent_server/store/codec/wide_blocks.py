@@ -25,7 +25,7 @@ from perfagent.errors import WireError
 from perfagent_server.store.codec.aggregates import Floats, Ints, Values
 from perfagent_server.store.codec.blocks import Samples, decode_axis, encode_axes
 from perfagent_server.store.codec.compress import compress_cells, decompress, shuffled, unshuffled
-from perfagent_server.store.statements import Prepared
+from perfagent_server.store.statements import Prepared, among
 from perfagent_server.store.tables import bundle, series
 
 __all__ = [
@@ -199,7 +199,7 @@ def bundled_samples(connection: Connection, ids: Sequence[int]) -> Iterator[tupl
     rows = connection.execute(
         select(series.c.id, bundle.c.rank, bundle.c.attempt, *_BLOBS)
         .join_from(series, bundle, (bundle.c.run == series.c.run) & (bundle.c.rank == series.c.rank))
-        .where(series.c.id.in_(ids), bundle.c.low <= series.c.id, bundle.c.high >= series.c.id)
+        .where(among(connection, series.c.id, ids), bundle.c.low <= series.c.id, bundle.c.high >= series.c.id)
     )
     for row in rows:
         at = int(np.searchsorted(members := _members(row.members), row.id))

@@ -23,7 +23,7 @@ from perfagent_server.store.codec.blocks import (
 from perfagent_server.store.codec.rollups import CHUNK_CELLS, LEVELS, rolled_until
 from perfagent_server.store.codec.wide_blocks import Place, bundled_samples, bundles_of_rank, last_of_run
 from perfagent_server.store.samples import Newest, Part, StoredSeries
-from perfagent_server.store.statements import Prepared
+from perfagent_server.store.statements import Prepared, among
 from perfagent_server.store.tables import attempt as attempt_table
 from perfagent_server.store.tables import axis, block, last, rollup, series
 
@@ -113,7 +113,7 @@ class _SqlSeries:
         return [Part(row.block, partial(_samples_of, row)) for row in rows]
 
     def count(self, attempt: int, first: int, end: int) -> int:
-        where = _between(list(self._rank_of), attempt, first, end)
+        where = _between(self._connection, list(self._rank_of), attempt, first, end)
         whole = [block.c.first_step >= first, block.c.last_step <= end]
         query = select(func.coalesce(func.sum(block.c.samples), 0)).where(*where, *whole)
         return int(self._connection.execute(query).scalar_one())
@@ -145,7 +145,7 @@ def _payloads(connection: Connection, ids: list[int], attempt: int, first: int, 
     if not ids or end < first:
         return []
     return connection.execute(
-        _payload_columns().where(*_between(ids, attempt, first, end)).order_by(block.c.block)
+        _payload_columns().where(*_between(connection, ids, attempt, first, end)).order_by(block.c.block)
     ).all()
 
 
@@ -173,7 +173,7 @@ def _rollups(
     span = level * CHUNK_CELLS
     rows = connection.execute(
         select(rollup.c.series, rollup.c.chunk, rollup.c.cells).where(
-            rollup.c.series.in_(ids),
+            among(connection, rollup.c.series, ids),
             rollup.c.attempt == attempt,
             rollup.c.level == level,
             rollup.c.chunk.between(first // span, end // span),
@@ -198,7 +198,7 @@ def _blocks(
         if summary
         else [block.c.cells]
     )
-    rows = connection.execute(select(*columns).where(*_between(ids, attempt, first, end))).all()
+    rows = connection.execute(select(*columns).where(*_between(connection, ids, attempt, first, end))).all()
     edges = sorted({row.block for row in rows if row.first_step < first or row.last_step > end})
     whole = [row for row in rows if row.first_step >= first and row.last_step <= end]
     if summary and whole:
@@ -209,7 +209,7 @@ def _blocks(
     if edges:
         inside = {(row.series, row.block) for row in whole}
         for row in connection.execute(
-            _payload_columns().where(*_between(ids, attempt, first, end), block.c.block.in_(edges))
+            _payload_columns().where(*_between(connection, ids, attempt, first, end), block.c.block.in_(edges))
         ):
             if (row.series, row.block) not in inside:
                 yield row.series, _visible(row, first, end)
@@ -254,9 +254,9 @@ def _summaries(rows: Sequence[Row[Any]]) -> Iterator[tuple[int, Cells]]:
         )
 
 
-def _between(ids: list[int], attempt: int, first: int, end: int) -> list[Any]:
+def _between(connection: Connection, ids: list[int], attempt: int, first: int, end: int) -> list[Any]:
     return [
-        block.c.series.in_(ids),
+        among(connection, block.c.series, ids),
         block.c.attempt == attempt,
         block.c.block.between(first // BLOCK_STEPS, end // BLOCK_STEPS),
     ]
@@ -276,7 +276,7 @@ def _ends(connection: Connection, run: str, ids: list[int]) -> dict[tuple[int, i
     rows = connection.execute(
         select(series.c.id, attempt_table.c.attempt, oldest.label("low"), highest.label("high"))
         .join_from(series, attempt_table, attempt_table.c.run == series.c.run)
-        .where(series.c.run == run, series.c.id.in_(ids))
+        .where(series.c.run == run, among(connection, series.c.id, ids))
     )
     return {(row.id, row.attempt): (row.low, row.high, row.high // BLOCK_STEPS) for row in rows if row.low is not None}
 
@@ -297,7 +297,7 @@ def _newest_in_blocks(
         select(block.c.series, block.c.payload, axis.c.key, axis.c.payload.label("axis"))
         .join_from(series, block, (block.c.series == series.c.id) & (block.c.attempt == attempt))
         .join(axis, axis.c.key == block.c.axis)  # without one, retention took the samples
-        .where(series.c.id.in_(ids), block.c.block == newest)
+        .where(among(connection, series.c.id, ids), block.c.block == newest)
     )
     alike: dict[int, list[tuple[int, bytes, bytes]]] = {}
     for series_id, payload, key, axis_payload in rows:

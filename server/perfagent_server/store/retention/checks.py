@@ -14,6 +14,7 @@ from sqlalchemy import Connection, select
 from perfagent_server.database import Database
 from perfagent_server.store.interface import Check
 from perfagent_server.store.retention.policy import Policies, Scope, stored_policies
+from perfagent_server.store.statements import among
 from perfagent_server.store.tables import run, series
 
 __all__ = ["CheckedDatabase", "PoliciesChanged", "RunStays", "held_runs", "held_series", "same_policies"]
@@ -66,10 +67,14 @@ def same_policies(policies: Policies) -> Check:
 
 def held_runs(connection: Connection, scope: Scope, runs: Collection[str]) -> set[str]:
     """Those of these runs that are in the scope, and may lose something."""
-    return set(connection.execute(select(run.c.id).where(run.c.id.in_(runs), scope.holds())).scalars())
+    return set(connection.execute(select(run.c.id).where(among(connection, run.c.id, runs), scope.holds())).scalars())
 
 
 def held_series(connection: Connection, scope: Scope, ids: Collection[int]) -> set[int]:
     """The same of series."""
-    found = select(series.c.id).join(run, run.c.id == series.c.run).where(series.c.id.in_(ids), scope.holds())
+    found = (
+        select(series.c.id)
+        .join(run, run.c.id == series.c.run)
+        .where(among(connection, series.c.id, ids), scope.holds())
+    )
     return set(connection.execute(found).scalars())

@@ -44,6 +44,7 @@ from perfagent_server.store.codec.blocks import (
 from perfagent_server.store.codec.tail import TailGroup, unpack_tail
 from perfagent_server.store.codec.tail_columns import Arrived, matrices, rows_below_each_other
 from perfagent_server.store.codec.wide_blocks import BUNDLE_SERIES, Bundle, Place, bundle_rows, bundles_of_rank
+from perfagent_server.store.statements import among
 from perfagent_server.store.tables import axis, block
 
 __all__ = ["KnownSeries", "Made", "TailRow", "Work", "pack", "unbundled"]
@@ -257,7 +258,7 @@ def _held(
     """(block, series) -> row of those blocks that exist."""
     names = ("series", "block", "payload", "cells", "axis", "first_step", "last_step")
     columns = [block.c[name] for name in names]
-    here = (block.c.series.in_(ids), block.c.attempt == attempt, block.c.block.in_(numbers))
+    here = (among(connection, block.c.series, ids), block.c.attempt == attempt, block.c.block.in_(numbers))
     return {(row.block, row.series): row for row in connection.execute(select(*columns).where(*here))}
 
 

@@ -26,7 +26,7 @@ from perfagent.wire.limits import MAX_COUNT, whole
 from perfagent_server.rules.life.first_failure import Failure, first_of
 from perfagent_server.store.attempt_starts import UNDECIDED, Starts
 from perfagent_server.store.changes import note_change
-from perfagent_server.store.statements import Prepared
+from perfagent_server.store.statements import Prepared, among
 from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source as sources
@@ -403,11 +403,13 @@ def mark_lost(connection: Connection, source_ids: Sequence[str]) -> list[str]:
     changed. Their `updated` stays: it says when the run was last heard."""
     active = sources.c.state.in_(("starting", "running"))
     rows = connection.execute(
-        select(sources.c.id, sources.c.run).where(sources.c.id.in_(list(source_ids)), active)
+        select(sources.c.id, sources.c.run).where(among(connection, sources.c.id, source_ids), active)
     ).all()
     if not rows:
         return []
-    connection.execute(update(sources).where(sources.c.id.in_([row.id for row in rows])).values(state="lost"))
+    connection.execute(
+        update(sources).where(among(connection, sources.c.id, (row.id for row in rows))).values(state="lost")
+    )
     changed = []
     for run in sorted({row.run for row in rows}):
         before = connection.execute(select(runs.c.state, runs.c.attempt).where(runs.c.id == run)).one()
