@@ -15,6 +15,7 @@ from perfagent import __version__
 from perfagent.command_line.any_console import print_on_any_console
 from perfagent.command_line.parser import CommandParser, closest
 from perfagent.errors import PerfagentError
+from perfagent.extras import how_to_install
 
 __all__ = ["main"]
 
@@ -162,7 +163,7 @@ def _needs(value: str) -> tuple[str, tuple[str, ...]]:
 
 def _cure(value: str) -> str:
     extra = _needs(value)[0]
-    return f"in the checkout: pip install '.[{extra}]'" if extra else "install perfagent again"
+    return how_to_install(extra) if extra else "install perfagent again"
 
 
 def _installed(entry: metadata.EntryPoint) -> bool:

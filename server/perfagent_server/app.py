@@ -17,6 +17,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, HTMLResponse, Response
 
 from perfagent import __version__
+from perfagent.extras import how_to_install
 from perfagent_server.database import StorageError
 from perfagent_server.monitoring import CountRequests, Monitoring
 from perfagent_server.refusal import RefusalError
@@ -250,6 +251,6 @@ async def _run_named(app: FastAPI, asked: Request, name: str) -> str | None:
 async def _no_dashboard() -> Response:
     return HTMLResponse(
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>perfagent</title><h1>perfagent</h1>'
-        "<p>The server runs, its dashboard is not installed here: <code>pip install '.[server,dashboard]'</code>, "
-        'in the checkout, and start it again. The API is at <a href="/docs">/docs</a>.</p></html>'
+        f"<p>The server runs, its dashboard is not installed here; {how_to_install('server', 'dashboard')}, "
+        'and start it again. The API is at <a href="/docs">/docs</a>.</p></html>'
     )

@@ -122,5 +122,19 @@ def test_the_image_has_every_extra_that_a_server_can_use() -> None:
 def test_nothing_tells_to_install_perfagent_from_an_index() -> None:
     places = [ROOT / name for name in ("README.md", "Dockerfile", "docker-compose.yml")]
     places += [*(ROOT / "docs").glob("*.md"), *(path for path in (ROOT / "deploy").rglob("*") if path.is_file())]
+    places += sources()
     from_index = re.compile(r"pip install [^\n`]*['\" ]perfagent\b")
     assert [path.name for path in places if from_index.search(path.read_text())] == []
+
+
+def sources() -> list[pathlib.Path]:
+    return [path for part in ("agent", "server", "client", "dashboard") for path in (ROOT / part).rglob("*.py")]
+
+
+def test_one_function_tells_how_to_install_an_extra_and_each_extra_is_there() -> None:
+    texts = {path: path.read_text() for path in sources()}
+    assert [path.name for path, text in texts.items() if "pip install '.[" in text] == ["extras.py"]
+    named = re.findall(r"how_to_install\(([^)]*)\)", "\n".join(texts.values()))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    words = {word for call in named for word in re.findall(r"""["']([a-z]+)["']""", call)}
+    assert {"server", "notify", "postgresql", "clickhouse"} <= words <= set(extras)

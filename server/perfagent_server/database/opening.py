@@ -12,6 +12,7 @@ from sqlalchemy import URL, Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from perfagent.errors import ConfigError, ResourceError
+from perfagent.extras import how_to_install
 from perfagent_server import schema
 from perfagent_server.database.sqlite import RESERVE_BYTES, open_sqlite
 from perfagent_server.database.writer import MAX_WAITING, Database
@@ -105,7 +106,7 @@ def _postgresql() -> ModuleType:
     try:
         return import_module("perfagent_server.database.postgresql")
     except ModuleNotFoundError as error:
-        raise ConfigError("PostgreSQL needs psycopg: pip install 'perfagent[postgresql]'") from error
+        raise ResourceError(f"PostgreSQL needs psycopg; {how_to_install('postgresql')}") from error
 
 
 def database_url(settings: DatabaseSettings) -> URL | None:

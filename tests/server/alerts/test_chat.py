@@ -760,8 +760,8 @@ print(masked("slack", "slack://T1/B1/abc"))
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     ).stdout
     error, outcome, rest = said.strip().split("\n")
-    assert "pip install 'perfagent[notify]'" in error
-    assert "pip install 'perfagent[notify]'" in outcome
+    assert "pip install '.[notify]'" in error
+    assert "pip install '.[notify]'" in outcome
     assert rest == "https://hooks.slack.com/services/…"
 
 
@@ -770,7 +770,7 @@ def test_a_version_of_apprise_that_sends_in_another_way_is_refused() -> None:
 
     from perfagent_server.alerts.chat.plugins import _stand_in
 
-    with pytest.raises(ResourceError, match=r"new_slack has no requests.*perfagent\[notify\]"):
+    with pytest.raises(ResourceError, match=r"new_slack has no requests.*\.\[notify\]"):
         _stand_in(ModuleType("new_slack"), "requests", requests, object())
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from perfagent.errors import ResourceError
+from perfagent.extras import how_to_install
 from perfagent.local_server import ADDRESS_FILE
 
 __all__ = ["OwnServer", "own_server"]
@@ -53,7 +54,9 @@ def own_server(database: str | None = None) -> Iterator[OwnServer]:
     """A server on a free port, gone at the end with all its data (but not with what it put into `database`). Raises
     ResourceError if it does not start."""
     if find_spec("perfagent_server") is None or find_spec("fastapi") is None:
-        raise ResourceError("this starts a server, which is not installed here: pip install '.[server]', or give --url")
+        raise ResourceError(
+            f"this starts a server, which is not installed here; {how_to_install('server')}, or give --url"
+        )
     with tempfile.TemporaryDirectory(prefix="perfagent-bench-") as folder:
         data = Path(folder) / "data"
         # thousands of runs begin at once, all from here

@@ -18,6 +18,7 @@ from contextlib import suppress
 from types import ModuleType
 
 from perfagent.errors import ConfigError, PerfagentError, ResourceError
+from perfagent.extras import how_to_install
 from perfagent_server.alerts.chat.call import Call, current
 from perfagent_server.alerts.chat.message import Message, Severity
 from perfagent_server.alerts.chat.targets import CHAT_KINDS, Target, read, unencrypted
@@ -88,7 +89,7 @@ def _plugins() -> ModuleType:
         from perfagent_server.alerts.chat import plugins
     except ImportError as error:
         raise ResourceError(
-            f"chat and mail channels need apprise, which is not installed ({error}): pip install 'perfagent[notify]'"
+            f"chat and mail channels need apprise, which is not installed ({error}); {how_to_install('notify')}"
         ) from None
     return plugins
 

@@ -32,6 +32,7 @@ from apprise.plugins.email import base as email
 from apprise.plugins.email import smtp
 
 from perfagent.errors import PerfagentError, ResourceError
+from perfagent.extras import how_to_install
 from perfagent_server.alerts.chat.call import current
 from perfagent_server.alerts.chat.message import Severity
 from perfagent_server.alerts.chat.targets import Target, unencrypted
@@ -265,8 +266,8 @@ class _Heard(logging.Filter):
 def _stand_in(module: ModuleType, name: str, real: ModuleType, ours: object) -> None:
     if getattr(module, name, None) is not real:
         raise ResourceError(
-            f"the installed version of apprise cannot be used: {module.__name__} has no {name}; install another:"
-            " pip install 'perfagent[notify]'"
+            f"the installed version of apprise cannot be used: {module.__name__} has no {name}; install another, "
+            + how_to_install("notify")
         )
     setattr(module, name, ours)
 

@@ -13,7 +13,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from perfagent.errors import ConfigError
+from perfagent.errors import ConfigError, ResourceError
+from perfagent.extras import how_to_install
 from perfagent_server.database import StorageError
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class ClickHouse:
         try:
             import clickhouse_connect
         except ModuleNotFoundError as error:
-            raise ConfigError("ClickHouse needs clickhouse-connect: pip install 'perfagent[clickhouse]'") from error
+            raise ResourceError(f"ClickHouse needs clickhouse-connect; {how_to_install('clickhouse')}") from error
         # Both warn of each try that nobody answered; Away says it once.
         for name in ("clickhouse_connect", "urllib3.connectionpool"):
             logging.getLogger(name).setLevel(logging.ERROR)
