@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from perfagent.command_line.terminal_output import Line, Table
+from perfagent.plural import some
 
 __all__ = ["Section", "fitted", "flat"]
 
@@ -72,4 +73,4 @@ def _cut(section: Section, keep: int) -> None:
         part = replace(whole, rows=whole.rows[: left - 1]) if isinstance(whole, Table) and len(whole) > left else whole
         kept.append(part)
         left -= len(part) if isinstance(part, Table) else 1
-    section.parts = [*kept, Line(f"  ... {gone} more line{'' if gone == 1 else 's'}: --all", "dim")]
+    section.parts = [*kept, Line(f"  ... {some(gone, 'more line')}: --all", "dim")]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfagent.command_line.terminal_output import Line, Table
+from perfagent.plural import some
 from perfagent.wire import CATALOGUE, FAMILIES, Finding, Latest, Series, Spent, Timing, metric
 from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.models import RunDetails
@@ -143,7 +144,9 @@ def _grounds(finding: Finding, wrap: Wrap, *, everything: bool, leave: set[str])
     if shown and finding.rule != "healthy":
         left = shown if everything or len(shown) <= _EVIDENCE else shown[: _EVIDENCE - 1]
         lines += [Line(f"    Evidence of {finding.rule}:"), *left]
-        lines += [Line(f"      ... {len(shown) - len(left)} more lines: --all", "dim")] if left is not shown else []
+        lines += (
+            [Line(f"      ... {some(len(shown) - len(left), 'more line')}: --all", "dim")] if left is not shown else []
+        )
     return lines
 
 
@@ -297,7 +300,9 @@ def _model(latest: Mapping[str, Latest]) -> list[tuple[str, str]]:
         if len(layers) > 1 and finite:
             name = max(finite, key=lambda name: finite[name])
             title, layer = FAMILIES[family].title.lower(), name.partition("/")[2]
-            cells.append((f"Largest {title}:", f"{figure(name, finite[name])} in {layer}, of {len(layers)} layers"))
+            cells.append(
+                (f"Largest {title}:", f"{figure(name, finite[name])} in {layer}, of {some(len(layers), 'layer')}")
+            )
     return cells
 
 

@@ -13,13 +13,15 @@ from recorded import record_run
 
 import perfagent_dashboard
 from perfagent.wire import CATALOGUE
-from perfagent_dashboard.words import ENGLISH, LANGUAGES
+from perfagent_dashboard.words import ENGLISH, LANGUAGES, say
 from perfagent_dashboard.words.chinese import CHINESE
 
 if TYPE_CHECKING:
     from builders import ServerProcess
     from conftest import OpenTab
 
+ALWAYS_SEVERAL = ("ranks", "attempts", "kpi_processes_cpu", "kpi_processes", "all_evidence", "whole_traceback")
+"""Said only of more than one."""
 LEFT = """words => {
   const known = new Set(words), found = [];
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -36,10 +38,23 @@ LEFT = """words => {
 
 def test_both_languages_say_the_same_things_with_the_same_values() -> None:
     def values(text: str) -> list[str]:
-        return sorted(re.findall(r"\{[^}]*\}", text))
+        return sorted(re.findall(r"\{[^}|]*\}", text))
 
     assert CHINESE.keys() == ENGLISH.keys()
     assert [key for key in ENGLISH if values(ENGLISH[key]) != values(CHINESE[key])] == []
+
+
+def test_one_is_no_plural() -> None:
+    assert say("delete_sure", count=1) == "Delete 1 run with all its samples? This cannot be undone."
+    assert say("delete_sure", count=2) == "Delete 2 runs with all their samples? This cannot be undone."
+    assert say("equal_settings", count="1,001") == "1,001 other entries are equal."
+    counted = [text for key, text in ENGLISH.items() if re.search(r"\{(count|all)[:,]*\} \w+s\b", text)]
+    assert [text for text in counted if "|" not in text] == [ENGLISH[key] for key in ALWAYS_SEVERAL]
+
+
+def test_the_scripts_say_no_text_with_a_plural() -> None:
+    scripts = "\n".join(file.read_text("utf-8") for file in Path(perfagent_dashboard.__file__).parent.rglob("*.js"))
+    assert [key for key, text in ENGLISH.items() if re.search(r"\{\w+\|", text) and f'"{key}"' in scripts] == []
 
 
 def test_every_sentence_is_said_somewhere() -> None:

@@ -32,7 +32,7 @@ def test_what_needs_somebody_is_first_and_is_acknowledged_in_place(tmp_path: Pat
         log(server, "sick", 1, loss=2.0)
         log(server, "sick", 2, loss=math.nan)
         page.wait("() => document.querySelector('.alert.card h2')?.textContent === 'The loss became NaN in step 2'")
-        assert page.page.locator("h1").first.inner_text().startswith("1 of 2 runs need attention")
+        assert page.page.locator("h1").first.inner_text().startswith("1 of 2 runs needs attention")
         page.wait("() => document.getElementById('count-alerts').textContent === '1'")
         news: list[Route] = []
         page.page.route(NEWS, lambda asked: news.append(asked), times=1)  # held until somebody writes

@@ -98,8 +98,8 @@ class Notices:
         self._warn("quarantine", f"the server refused samples ({reason}); they were {where}")
 
     def lost(self, samples: int, events: int) -> None:
-        what = " and ".join(f"{count} {kind}" for count, kind in ((samples, "samples"), (events, "events")) if count)
-        self._warn("lost", f"{what} are lost: {self._what()} cannot be written")
+        what = " and ".join(some(count, kind) for count, kind in ((samples, "sample"), (events, "event")) if count)
+        self._warn("lost", f"{what} {'is' if samples + events == 1 else 'are'} lost: {self._what()} cannot be written")
 
     def left(self, frames: int, size: int, *, by_next_run: bool) -> None:
         """At the end, when not all was delivered: frames that wait, of so many bytes on the disk. by_next_run: whether
@@ -199,16 +199,12 @@ def damage(spool: Spool) -> str:
     if damaged := spool.counters["corrupt"]:
         kept = ", ".join(path.name for path in sorted(spool.folder.glob("*.corrupt")))
         where = f"; what could not be read is in {spool.folder}: {kept}" if kept else ""
-        text += f"; {_files(damaged)} damaged{where}"
+        text += f"; {some(damaged, 'file')} damaged{where}"
     if unread := spool.counters["unreadable"]:
-        text += f"; {_files(unread)} could not be read ({spool.error or 'an error of the disk'})"
+        text += f"; {some(unread, 'file')} could not be read ({spool.error or 'an error of the disk'})"
     if gone := spool.counters["dropped"]:
-        text += f"; {gone} samples could not be read back"
+        text += f"; {some(gone, 'sample')} could not be read back"
     return text
-
-
-def _files(count: int) -> str:
-    return f"{count} file" if count == 1 else f"{count} files"
 
 
 def _line(text: Any) -> str:

@@ -23,6 +23,7 @@ from perfagent.demo import faults
 from perfagent.demo.ranks import Ranks
 from perfagent.demo.server import DemoServer
 from perfagent.errors import ResourceError
+from perfagent.plural import some
 
 __all__ = ["command"]
 
@@ -57,7 +58,7 @@ def demo(arguments: argparse.Namespace) -> int:
     steps = arguments.steps
     if steps < fault.min_steps and fault.name != "none":
         steps = fault.min_steps
-        print(f"{fault.name} does not stand out from noise in {arguments.steps} steps: training {steps}")
+        print(f"{fault.name} does not stand out from noise in {some(arguments.steps, 'step')}: training {steps}")
     run = f"demo-{fault.name}-{secrets.token_hex(4)}"
 
     with DemoServer(data=arguments.data, port=arguments.port, log=_state_folder() / "demo-server.log") as server:
@@ -68,7 +69,9 @@ def demo(arguments: argparse.Namespace) -> int:
         print(f"dashboard: {page}")
         if not (arguments.exit or arguments.no_browser) and sys.stdout.isatty() and _has_display():
             webbrowser.open(page)
-        print(f"training a GPT of half a million parameters for {steps} steps; fault: {fault.name} ({fault.story})")
+        print(
+            f"training a GPT of half a million parameters for {some(steps, 'step')}; fault: {fault.name} ({fault.story})"
+        )
         if fault.usual_s:
             print(f"the verdict takes about {_spelled(fault.usual_s)}, as its rule watches for long before it judges")
         code, stayed = _train(server, run, steps, fault, stays=not arguments.exit)
@@ -252,7 +255,7 @@ def _report(server: DemoServer, run: str, steps: int, fault: faults.Fault, code:
     if state not in fault.states:
         wrong.append(f"the state is {state}, not {' or '.join(fault.states)}")
     if "finished" in fault.states and (last < steps if fault.ends == "at the verdict" else last != steps):
-        wrong.append(f"{last} of {steps} steps arrived")
+        wrong.append(f"{last} of {some(steps, 'step')} arrived")
     # The verdict on a healthy demo depends on the machine too (a GPU is nearly idle with so small a model): not a
     # failure.
     if fault.name != "none" and finding["rule"] not in fault.expects:

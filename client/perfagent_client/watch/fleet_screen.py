@@ -15,6 +15,7 @@ from textual.message import Message
 from textual.widgets import DataTable, Footer, Input, Static
 
 from perfagent.errors import PerfagentError
+from perfagent.plural import some
 from perfagent.wire import Alert
 from perfagent_client.sparkline import sparkline
 from perfagent_client.units import figure
@@ -233,7 +234,7 @@ class FleetScreen(LiveScreen):
         open_ = sum(row.order()[0] == 0 for row in rows)
         running = sum(not row.has_ended for row in rows)
         filtered = f"  /{self._filter} ({shown})" if self._filter else ""
-        return f"perfagent  {len(self.fleet.rows):,} runs, {running:,} going, {open_:,} to look at{filtered}"
+        return f"perfagent  {some(len(self.fleet.rows), 'run')}, {running:,} going, {open_:,} to look at{filtered}"
 
     @property
     def current(self) -> str | None:

@@ -7,6 +7,7 @@ the server. Both are English. The rules' names, meanings and remedies in Setting
 
 from __future__ import annotations
 
+import re
 from http.cookies import CookieError, SimpleCookie
 
 from dash.backends._fastapi import get_current_request
@@ -18,6 +19,8 @@ __all__ = ["ENGLISH", "LANGUAGES", "STATE_SHAPES", "language", "say"]
 
 LANGUAGES = {"en": ENGLISH, "zh": CHINESE}
 COOKIE = "perfagent-language"
+_PLURAL = re.compile(r"\{(\w+)\|([^|}]*)\|([^|}]*)\}")
+"""{count|run|runs}: a word for one, and for any other number. Not in texts that the scripts say."""
 
 # A shape for every state, so that a badge can be read without its color.
 STATE_SHAPES = {
@@ -35,6 +38,7 @@ STATE_SHAPES = {
 def say(key: str, **values: object) -> str:
     """A sentence in the language of whoever asked for the page that is being made."""
     text = LANGUAGES[language()].get(key) or ENGLISH[key]
+    text = _PLURAL.sub(lambda found: found[2 if str(values[found[1]]) == "1" else 3], text)
     return text.format(**values) if values else text
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from perfagent.errors import ResourceError
 from perfagent.local_server import ADMIN_TOKEN_FILE
+from perfagent.plural import some
 from perfagent_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ def _copy_all(arguments: argparse.Namespace) -> int:
         if is_sqlite(source_settings) and not sqlite_path(source_settings).exists():
             raise ResourceError(f"there is no database at {sqlite_path(source_settings)}")
         source, target = opened(arguments.source), opened(arguments.target)
-        rows = copy_all(source, target, lambda table, rows: print(f"{table}: {rows:,} rows", flush=True))
-        print(f"{rows:,} rows are in {target.backend.where} now")
+        rows = copy_all(source, target, lambda table, rows: print(f"{table}: {some(rows, 'row')}", flush=True))
+        print(f"{some(rows, 'row')} {'is' if rows == 1 else 'are'} in {target.backend.where} now")
         _say_where_samples_are(target)
         print(
             "Start the server with the same --data as before: keys and the administrator's token belong to that folder."

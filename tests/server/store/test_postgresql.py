@@ -303,7 +303,7 @@ def test_the_command_copies_and_says_what_it_did(place: Place, tmp_path: Path) -
     url = f"sqlite:///{tmp_path}/laptop/perfagent.db"
     done = perfagent(tmp_path, "db", "copy", url, place.database)
     assert done.returncode == 0, done.stderr
-    assert "run: 1 rows" in done.stdout
+    assert "run: 1 row" in done.stdout
     again = perfagent(tmp_path, "db", "copy", url, place.database)
     assert again.returncode == 1
     assert "is not empty" in again.stderr
