@@ -24,6 +24,7 @@ from perfagent_server.alerts.tables import one_alert, tell_of_deletion
 from perfagent_server.database import Database, open_database
 from perfagent_server.engine.rule_settings import RULES_FILE, RuleSettings
 from perfagent_server.engine.scheduler import Engine
+from perfagent_server.engine.watchdog import Watchdog
 from perfagent_server.ingest.group_commit import Ingest
 from perfagent_server.ingest.json_rows import LogRows
 from perfagent_server.ingest.new_runs import NewRuns
@@ -73,6 +74,7 @@ class Services:
     log_rows: LogRows
     hub: Hub
     engine: Engine
+    watchdog: Watchdog
     rule_settings: RuleSettings
     outbox: Outbox
     orders: Orders
@@ -109,6 +111,7 @@ class Services:
         if self.replica is not None:
             counted["replica"] = self.replica.counters
         counted["ingest"]["waiting"] = self.ingest.waiting
+        counted["rules"]["stopped"] = int(bool(self.watchdog.trouble))
         counted["database"] = {
             "commits": self.database.commits, "jobs": self.database.jobs, "waiting": self.database.waiting,
             "full": int(self.database.full),
@@ -163,11 +166,12 @@ class Services:
         self.retention.start()
         self.engine.start()
         self.outbox.start()
+        self.watchdog.start()
 
     async def stop(self) -> None:
         """In the order of the data's way, so that what was accepted is also judged as far as time allows."""
         await self.hub.stop()
-        for part in (self.engine, self.outbox, self.retention, self.compactor, self.replica):
+        for part in (self.watchdog, self.engine, self.outbox, self.retention, self.compactor, self.replica):
             if part is not None:
                 await asyncio.to_thread(part.stop)
         await asyncio.to_thread(self.database.close)
@@ -245,8 +249,9 @@ def _wired(
         with database.read() as connection:
             return with_money(found, rate_of(connection, run))
 
+    watchdog = Watchdog(database, store, engine, server=settings.url, link=link(""), on_deliveries=outbox.wake)
     reports = Reports(
-        database=database, verdict_of=verdict_of, is_well=lambda: engine.can_judge and not database.full, link=link
+        database=database, verdict_of=verdict_of, is_well=lambda: not watchdog.trouble and not database.full, link=link
     )
     outbox.chores.append(reports.write)
     log_rows = LogRows(database, runs, ingest, new_runs)
@@ -298,6 +303,7 @@ def _wired(
         log_rows=log_rows,
         hub=hub,
         engine=engine,
+        watchdog=watchdog,
         rule_settings=rule_settings,
         outbox=outbox,
         orders=orders,

@@ -13,6 +13,7 @@ from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.digest import digest
 from perfagent_dashboard.components.feedback import trouble
 from perfagent_dashboard.components.marks import severity_mark, state_badge
+from perfagent_dashboard.components.server_trouble import server_trouble
 from perfagent_dashboard.components.times import ago
 from perfagent_dashboard.components.welcome import welcome
 from perfagent_dashboard.pages.registry import Page
@@ -77,17 +78,19 @@ class _Overview:
         """The heading, the alerts, and what is running."""
         table = {"with": "verdict,latest", "limit": _MOST_RUNNING}
         try:
-            firing, sick, running, session = await asyncio.gather(
+            firing, sick, running, session, own = await asyncio.gather(
                 self._server.get("/alerts", state="firing"),
                 self._server.get("/runs", **table, attention=True, sort="severity"),
                 self._server.get("/runs", **table, state=["running", "starting"], sort="severity"),
                 self._server.get("/session"),
+                self._server.get("/self"),
             )
         except Problem as problem:
             return [trouble(problem)], [], []
         counts = sick["counts"]
         if not counts["all"]:
             return [welcome(self._address)], [], []
+        stopped = own["rules_stopped"]
         needing = {row["run"]: place for place, row in enumerate(sick["runs"])}
         alerts = [
             one
@@ -96,6 +99,8 @@ class _Overview:
         ]
         alerts.sort(key=lambda one: needing[one["run"]])
         cards = [alert_card(one, may_act=may_in(session, "operate", one["project"])) for one in alerts[:_MOST_ALERTS]]
+        if stopped is not None:  # nothing else is to be believed then, least of all that all is well
+            return [server_trouble(stopped), *(_head(counts) if counts["attention"] else [])], cards, _running(running)
         return _head(counts), cards, _running(running)
 
 

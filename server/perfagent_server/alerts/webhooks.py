@@ -74,12 +74,13 @@ def alert_body(
     alert: str,
     state: str,
     finding: Finding | Alert,
-    run: str,
-    run_name: str,
-    project: str,
+    run: str | None,
+    run_name: str | None,
+    project: str | None,
     url: str,
 ) -> bytes:
-    """The body of alert.firing and alert.resolved. finding: with what it costs, where that is known."""
+    """The body of alert.firing and alert.resolved. finding: with what it costs, where that is known. run: None for what is
+    about the server itself."""
     evidence = json.loads(text_json(finding.evidence))
     if len(text_json(evidence)) > _MAX_EVIDENCE_BYTES:
         evidence = {

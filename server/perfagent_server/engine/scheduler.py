@@ -27,8 +27,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import Protocol
@@ -40,6 +40,7 @@ from perfagent_server.alerts import tables
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.database import Database, StorageError
 from perfagent_server.engine import set_aside
+from perfagent_server.engine.canary import Canary
 from perfagent_server.engine.checkpoints import Checkpoints, load_cursors, save_snapshots
 from perfagent_server.engine.due_times import DueTimes
 from perfagent_server.engine.evaluator import Evaluator, HalfJudgedError
@@ -49,6 +50,7 @@ from perfagent_server.engine.silence import Silence, Silent
 from perfagent_server.engine.snapshot_evaluators import SnapshotEvaluators
 from perfagent_server.engine.steady_clock import steady
 from perfagent_server.rules.catalogue import all_rules, rules_for
+from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
 from perfagent_server.rules.plan import Plan
 from perfagent_server.runs import outcomes
 from perfagent_server.runs.earlier_attempts import earlier_attempts
@@ -70,6 +72,11 @@ MOST_LAG_FRAMES = 100_000
 """So many frames the rules may be behind; then agents are told to send again later."""
 STUCK_S = 120.0
 """A thread that has not moved for so long is taken for one that never will: no wait for the database is as long."""
+_QUIET_S = 45.0
+"""After that it is told that the rules have stopped: a round says at each frame that it moves, and waits for the database
+30 s at most."""
+_MOST_FAILED_ROUNDS = 3
+_ANSWER_S = 10.0  # how long a question waits for the rules thread
 _BATCH = 256  # frames judged between two commits
 _RELOADED = 16  # runs that get other rules between two rounds
 _BATCH_BYTES = 8 * 2**20  # as stored
@@ -96,6 +103,11 @@ def _plan_of_all_rules() -> Plan:
 def default_plan(_project: str, _off: Sequence[str]) -> Plan:
     """Every rule with its own thresholds."""
     return _plan_of_all_rules()
+
+
+def _canary_plan(plan_of: PlanOf) -> Plan:
+    plan = plan_of("", ())
+    return plan if NonfiniteLoss.id in plan.rules else _plan_of_all_rules()
 
 
 class Engine:
@@ -149,7 +161,9 @@ class Engine:
         self._event = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._moved_at = time.monotonic()  # when the thread last began something
+        self.canary = Canary(partial(_canary_plan, plan_of), self._now, monotonic)
+        self._failed_rounds, self._round_error, self._is_database_away = 0, "", False
+        self._moved_at = self._monotonic()  # when the thread last began something
         # passed_over: frames, judgements of a rule, and changes of alerts; dropped_alerts: of users, for which there
         # was no room; set_aside: runs; left_out_frames: of runs that were set aside, when the tail held them no longer;
         # lag_frames, lag_s: how far behind the newest frame the rules are
@@ -161,7 +175,8 @@ class Engine:
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._moved_at = time.monotonic()
+        self._moved_at = self._monotonic()
+        self.canary.start()
         self._thread = threading.Thread(target=self._run, name="perfagent-rules", daemon=True)
         self._thread.start()
 
@@ -185,11 +200,32 @@ class Engine:
     @property
     def is_stuck(self) -> bool:
         """Whether the thread runs and does not move."""
-        return self._thread is not None and time.monotonic() - self._moved_at > STUCK_S
+        return self._thread is not None and self._monotonic() - self._moved_at > STUCK_S
 
     @property
     def can_judge(self) -> bool:
         return self.is_alive and not self.is_stuck
+
+    def trouble(self) -> str:
+        """Why the rules do not judge, as far as they know it themselves; empty while they do. Needs no lock."""
+        if not self.is_alive:
+            return "the thread of the rules has ended"
+        still = self._monotonic() - self._moved_at
+        if self._thread is not None and still > min(_QUIET_S, STUCK_S):
+            return f"the thread of the rules has not moved for {still:.0f} s"
+        if self._failed_rounds >= _MOST_FAILED_ROUNDS:
+            return f"the last {self._failed_rounds} rounds have failed ({self._round_error})"
+        return self.canary.trouble() if self._thread is not None else ""
+
+    @property
+    def waits_for_database(self) -> bool:
+        """Whether the last round failed for the database."""
+        return self._failed_rounds > 0 and self._is_database_away
+
+    def judged(self) -> tuple[int, frozenset[str]]:
+        """The tail id up to which frames of these shards were judged. Needs no lock."""
+        seen = dict(self._seen)
+        return min(seen.values(), default=0), frozenset(seen)
 
     @property
     def is_behind(self) -> bool:
@@ -199,14 +235,14 @@ class Engine:
     def _run(self) -> None:
         pause, judged_at = 0.0, -math.inf
         while not self._stopping:
-            self._moved_at = time.monotonic()
+            self._moved_at = self._monotonic()
             self._event.wait(_IDLE_WAIT_S if pause == 0 else pause)
             if not self._stopping:
                 time.sleep(max(0.0, judged_at + _GATHER_S - time.monotonic()))
             self._event.clear()
             try:
                 self._work()
-                pause, judged_at = 0.0, time.monotonic()
+                pause, judged_at, self._failed_rounds = 0.0, time.monotonic(), 0
             except Exception as error:  # noqa: BLE001 - the rules must outlive a full disk and a frame nobody foresaw; it is counted and said
                 pause = min(max(1.0, 2 * pause), 30.0)
                 self._failed(error, pause)
@@ -216,6 +252,8 @@ class Engine:
     def _work(self) -> None:
         """Rounds until everything is judged, and between them what is due by time."""
         while not self._stopping:
+            if self._monotonic() >= self.canary.due:
+                self.canary.judge()
             judged = self.run_once()
             if self._monotonic() >= self.silence.due:
                 self.look_for_silence()
@@ -228,6 +266,8 @@ class Engine:
 
     def _failed(self, error: Exception, pause: float) -> None:
         self.counters["failures"] += 1
+        self._round_error, self._is_database_away = set_aside.spell(error), isinstance(error, StorageError)
+        self._failed_rounds += 1
         if isinstance(error, StorageError):
             log.warning("the rules wait %.0f s for the database: %s", pause, error)
         else:
@@ -281,7 +321,7 @@ class Engine:
     def run_once(self) -> int:
         """Judges what came since the last round; how many frames that were. Everything it causes is committed on
         return."""
-        self._moved_at = time.monotonic()
+        self._moved_at = self._monotonic()
         with self._lock:
             self._follow_shards()
             after = self._judged_upto()
@@ -334,7 +374,7 @@ class Engine:
         return self._take_by(judge, stored, moment, drained=drained)
 
     def _take_by(self, judge: Evaluator, stored: FromTail, moment: float, *, drained: bool) -> list[tuple[str, Change]]:
-        self._moved_at = time.monotonic()
+        self._moved_at = self._monotonic()
         now = self._now()
         changes = self._judged(stored.run, "a frame", lambda: judge.take(stored, drained=drained, now=now))
         judge.upto = max(judge.upto, stored.id)  # also of one that was passed over
@@ -390,7 +430,7 @@ class Engine:
         was_in_memory = run in self.evaluators.in_memory
         try:
             found = self.verdict(run)
-            return "unknown" if run in self.aside else outcome_of(found, state)
+            return "unknown" if found.rule == set_aside.RULES_STOPPED else outcome_of(found, state)
         except StorageError:
             raise
         except Exception as error:  # noqa: BLE001 - one run's verdict must not hold up those of others
@@ -413,7 +453,7 @@ class Engine:
             judge = self.evaluators.in_memory.get(run)
             if judge is None:
                 continue
-            self._moved_at = time.monotonic()
+            self._moved_at = self._monotonic()
             found = self._judged(run, "a tick", partial(judge.tick, now))
             changes += found
             if run in self.evaluators.in_memory:
@@ -467,6 +507,7 @@ class Engine:
         """What a run's evaluator makes of something. What it cannot judge is passed over; a run that fails again and again
         is set aside."""
         judge = self.evaluators.in_memory[run]
+        self._moved_at = self._monotonic()
         found: list[Change] = []
         error: BaseException | None = None
         try:
@@ -634,7 +675,7 @@ class Engine:
 
     def _checkpoint_piece(self) -> None:
         """The next piece of the checkpoint that is under way, or the first of one that is due."""
-        self._moved_at = time.monotonic()
+        self._moved_at = self._monotonic()
         with self._lock:
             begun = self._monotonic()
             points = self.checkpoints
@@ -705,14 +746,14 @@ class Engine:
         with self._database.read() as connection:
             state = connection.execute(select(runs.c.state).where(runs.c.id == run)).scalar()
             before = earlier_attempts(connection, run)
-        with self._lock:
-            try:
+        try:
+            with self._asking(run):
                 judge = self._judge_of(run)
                 if judge is None:
                     return healthy("Nothing is known of this run yet.")
                 found = judge.verdict(lost=state == "lost")
-            except CannotJudgeError as error:
-                return self.aside.finding(run, str(error))
+        except CannotJudgeError as error:
+            return self.aside.finding(run, str(error))
         if not before:
             return found
         if isinstance(found, Healthy):
@@ -721,27 +762,45 @@ class Engine:
 
     def findings(self, run: str) -> list[Finding]:
         """Everything that the rules find now, worst first; for a run that ended also what held most of the time."""
-        with self._lock:
-            try:
+        try:
+            with self._asking(run):
                 judge = self._judge_of(run)
                 return judge.findings() if judge is not None else []
-            except CannotJudgeError as error:
-                return [self.aside.finding(run, str(error))]
+        except CannotJudgeError as error:
+            return [self.aside.finding(run, str(error))]
 
     def resolve(self, run: str, alert: str, why: str) -> bool:
         """Closes an alert by hand. False when its run has no such alert open."""
-        with self._lock:
-            try:
+        try:
+            with self._asking(run):
                 judge = self._judge_of(run) if self.judges(run) else None
-            except CannotJudgeError:
-                return False
-            if judge is None:
-                return False
-            changes = judge.resolve(alert, self._now(), why)
-            self._judged_again.add(run)
-            if changes:
-                self._commit([(run, change) for change in changes])
-            return bool(changes)
+                if judge is None:
+                    return False
+                changes = judge.resolve(alert, self._now(), why)
+                self._judged_again.add(run)
+                if changes:
+                    self._commit([(run, change) for change in changes])
+                return bool(changes)
+        except CannotJudgeError:
+            return False
+
+    @contextmanager
+    def _asking(self, run: str) -> Iterator[None]:
+        """A question about a run, between two rounds. Raises StorageError where the rules thread does not let anybody in,
+        so that not all threads of routes end up waiting for it; CannotJudgeError where the run cannot answer."""
+        if not self._lock.acquire(timeout=_ANSWER_S):
+            raise StorageError(f"the rules did not answer within {_ANSWER_S:g} s; try again later")
+        try:
+            yield
+        except CannotJudgeError:
+            raise
+        except Exception as error:
+            if not is_of_the_run(error):
+                raise
+            self._pass_over(run, "the verdict", error)
+            raise CannotJudgeError(set_aside.spell(error)) from error
+        finally:
+            self._lock.release()
 
     def reload(self, run: str | None = None) -> None:
         """The rules of a run, or of all, have changed: it is written down, and loaded anew with its rules when it

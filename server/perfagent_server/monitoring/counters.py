@@ -65,6 +65,7 @@ NAMES: dict[tuple[str, str], Named] = {
     ("rules", "runs_in_memory"): Named("rules_runs_in_memory", "gauge", "Runs whose windows are in memory."),
     ("rules", "passed_over"): Named("rules_passed_over", "counter", "Frames and judgments that were left out."),
     ("rules", "dropped_alerts"): Named("alerts_dropped", "counter", "Alerts of users for which there was no room."),
+    ("rules", "stopped"): Named("rules_stopped", "gauge", "1 while the rules do not judge."),
     ("rules", "set_aside"): Named("rules_set_aside_runs", "gauge", "Runs that the rules cannot judge for now."),
     ("rules", "left_out_frames"): Named(
         "rules_left_out_frames",

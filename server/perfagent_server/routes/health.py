@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, Request
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
@@ -13,6 +14,7 @@ from perfagent_server.routes.dependencies import ServicesDep
 from perfagent_server.routes.problems import problem
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import require_everywhere
+from perfagent_server.services import Services
 
 __all__ = ["router"]
 
@@ -34,8 +36,13 @@ async def livez(services: ServicesDep) -> Response:
 
 
 @router.get("/readyz")
-def readyz(services: ServicesDep) -> Response:
-    """The database can be read, there is room to write, and the threads that write and judge run."""
+async def readyz(services: ServicesDep) -> Response:
+    """The database can be read, there is room to write, and runs are judged. Asked on a thread of its own: all those of the
+    routes may wait for something."""
+    return await to_thread.run_sync(_readiness, services, limiter=CapacityLimiter(1))
+
+
+def _readiness(services: Services) -> Response:
     try:
         with services.database.read() as connection:
             connection.execute(text("SELECT 1"))
@@ -52,13 +59,9 @@ def readyz(services: ServicesDep) -> Response:
         )
     if not services.database.is_alive:
         return problem(503, "not_ready", "the thread that writes has ended: nothing is stored; restart the server")
-    if not services.engine.is_alive:
+    if trouble := services.watchdog.trouble:
         return problem(
-            503, "not_ready", "the thread of the rules has ended: nothing raises an alert; restart the server"
-        )
-    if services.engine.is_stuck:
-        return problem(
-            503, "not_ready", "the thread of the rules does not move: nothing raises an alert; restart the server"
+            503, "not_ready", f"nothing raises an alert: {trouble}; look at the server's log, and restart it"
         )
     if services.compactor.is_behind:
         return problem(503, "not_ready", f"senders have to wait: {services.compactor.trouble}")

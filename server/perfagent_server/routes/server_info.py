@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from perfagent import __version__
-from perfagent.wire import WIRE_VERSION
+from perfagent.wire import WIRE_VERSION, Finding
 from perfagent_server.routes.dependencies import Reader, ServicesDep
 from perfagent_server.routes.reply import reply
 from perfagent_server.settings import RETENTION_SETTINGS
@@ -31,6 +31,7 @@ class Self:
     max_bytes: float | None
     counters: dict[str, dict[str, float]]
     set_aside: list[dict[str, str]]
+    rules_stopped: Finding | None
 
 
 @router.get("/self", responses={200: {"model": Self}})
@@ -38,7 +39,8 @@ def self_(services: ServicesDep, identity: Reader) -> Response:
     """Version, storage (bytes of the database, and that are free on its disk), samples (where they are, or why they wait
     in the database), retention (days, and bytes of the database;
     null is for ever, and no limit; GET /retention has that of projects) and counters: accepted, refused, queued, dropped,
-    judged, delivered; set_aside: the runs that the rules cannot judge for now, why, and when they try again. Storage,
+    judged, delivered; set_aside: the runs that the rules cannot judge for now, why, and when they try again;
+    rules_stopped: why this server judges no run, null while it does. Storage,
     counters and set_aside tell of all projects: they are empty for who sees some only."""
     settings = services.settings
     sees_all = identity.seen_projects is None
@@ -59,6 +61,7 @@ def self_(services: ServicesDep, identity: Reader) -> Response:
             retention_days=kept,
             max_bytes=policy.max_bytes,
             counters=services.counters() if sees_all else {},
+            rules_stopped=services.watchdog.finding(),
             set_aside=services.engine.aside.shown() if sees_all else [],
         )
     )
