@@ -8,11 +8,23 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["VARIABLE", "LaunchOptions", "current", "parents_run", "read"]
+__all__ = ["VARIABLE", "LaunchOptions", "Start", "current", "parents_start", "read"]
 
 VARIABLE = "PERFAGENT_RUN_LAUNCH"
+
+
+class Start(NamedTuple):
+    """What `perfagent run` drew for one start of a job, so that watcher and trainer speak as one. run: an id that the
+    user gives later wins. attempt: 0 where the ranks draw it. source: the trainer's; the watcher uses it before it."""
+
+    run: str | None = None
+    attempt: int = 0
+    source: str = ""
+
+
+_NO_START = Start()
 
 
 @dataclass(kw_only=True)
@@ -29,9 +41,7 @@ class LaunchOptions:
     tags: tuple[str, ...] = ()
     record: str | None = None
     run_id: str | None = None
-    drawn_id: str | None = None
-    """A run id that was drawn beforehand, so that watcher and trainer agree on it; one that the user gives later
-    wins."""
+    start: Start = _NO_START
 
     def for_session(self) -> dict[str, Any]:
         """Arguments of session.start_from_launcher: what was given, nothing for what was not."""
@@ -40,7 +50,7 @@ class LaunchOptions:
             "name": self.name,
             "tags": self.tags,
             "record": self.record,
-            "run_id": self.run_id or self.drawn_id,
+            "run_id": self.run_id,
         }
         return {key: value for key, value in given.items() if value}
 
@@ -52,15 +62,15 @@ current: LaunchOptions | None = None
 """Set in a process that `perfagent run` started."""
 
 
-def parents_run() -> str | None:
-    """The run id of the launched process that spawned this one; None without one. A spawned process that joins a
-    process group is a rank of that run."""
+def parents_start() -> Start:
+    """That of the launched process that spawned this one. A spawned process that joins a process group is a rank of
+    that run."""
     text = getattr(sys.modules.get("perfagent.launch.children"), "told", None)
     told = read(text) if text else None
-    return (told.run_id or told.drawn_id) if told is not None else None
+    return Start() if told is None else told.start._replace(source="")
 
 
 def read(text: str) -> LaunchOptions:
     values = json.loads(text)
-    values["tags"] = tuple(values["tags"])
+    values["tags"], values["start"] = tuple(values["tags"]), Start(*values["start"])
     return LaunchOptions(**values)

@@ -74,6 +74,7 @@ _POLL_S = 0.5
 """One pace for all that is asked now and then: they are asked in the same tick, and most ticks ask nobody."""
 _BATCHES_S = 2.0
 _monotonic = time.monotonic
+_NO_START = launched.Start()
 
 
 class Run:
@@ -92,13 +93,19 @@ class Run:
         group: str | None,
         start_step: int | None,
         notes: str | None = None,
+        start: launched.Start = _NO_START,
         sender: Sender | None = None,
     ) -> None:
+        """start: what `perfagent run` drew."""
         self.settings, self.config = settings, RunConfig(config)
         self.name, self.tags, self.group, self.notes = name, tags, group, notes
         self._pid = os.getpid()
         self._ended = False
-        identity = sender.identity if sender else Identity.from_environment(settings, name=name, start_step=start_step)
+        identity = (
+            sender.identity
+            if sender
+            else Identity.from_environment(settings, name=name, start_step=start_step, start=start)
+        )
         self._identity = identity
         self._sender = sender or Sender(settings, identity)
         self._rows = self._sender.rows
@@ -342,6 +349,20 @@ class Run:
         self._identity.start_step = start_step
         self._sender.event("state", {"state": "starting", "start_step": start_step})
 
+    def continue_as(self, run_id: str | None, start_step: int | None, *, given: bool = False) -> None:
+        """Continues an earlier run before the first step: as a new attempt of it, under its id, with all that was
+        logged so far. An id that the user gave stays. given: the user gives this one."""
+        if self._progress.last is not None:
+            return  # rolled back, or resumed within a process: its steps go on
+        if run_id is not None and run_id != self.id and self.settings.run_id is None:
+            self._identity.adopt(run_id)
+        if given:
+            self.settings = replace(self.settings, run_id=run_id)
+        if start_step is not None:
+            self.start_at(start_step)
+        else:
+            self._sender.event("state", {"state": "starting"})
+
     def _goes_on_at(self, step: int) -> None:
         """A trainer resumes from its own checkpoint: its next step has this number. The script's own `start_step`
         wins."""
@@ -447,8 +468,7 @@ class Run:
 
     def _default_name(self) -> str | None:
         """Of a run whose id was drawn: one that the user or a scheduler named keeps its name. Rank 0 tells it."""
-        run, told = self._identity.run, launched.current
-        drawn = self.settings.run_id is None or (told is not None and run == told.drawn_id)
+        run, drawn = self._identity.run, self.settings.run_id is None
         if self._identity.rank != 0 or self._identity.joining is not None or run is None or not drawn or "-" in run:
             return None
         return default_name(run)
@@ -543,6 +563,9 @@ class Run:
         p = self._progress
         if self._identity.joining is not None or not self._identity.known:
             self._identity.poll()
+        group = self._identity.group
+        if group is not None and p.last is None and self._sampler is not None and group.exists():
+            self._sampler.stop()
         if p.early and p.early[0].waits_too_long():
             self._settle_waiting()
         if p.release is not None:

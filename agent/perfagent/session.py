@@ -98,6 +98,7 @@ def attach(
         run_id, start_step = _resumed[0] or run_id, _resumed[1] if start_step is None else start_step
         _resumed = None
     told = launched.current  # what `perfagent run` was told stands where the script says nothing
+    start = launched.Start()
     names_place = server is not None or record is not None
     if told is not None:
         record = record or told.record
@@ -107,6 +108,8 @@ def attach(
             return run  # in a forked child: the parent's run, which is silent here
         same = name in (None, run.name) and project in (None, run.settings.project) and not next_job
         moves = names_place and _elsewhere(run, server, record)
+        if unnamed and run_id is not None and not moves and run.settings.run_id is None:
+            run.continue_as(AgentConfig.from_env(run_id=run_id).run_id, start_step, given=True)
         if run_id in (None, run.id) and (same or unnamed) and not moves:
             run.take_up(model, optimizer, settled, labels, project=project, name=name, group=group, notes=notes)
             run.mirror(AgentConfig.from_env(tensorboard=tensorboard, tune_malloc=tune_malloc).tensorboard)
@@ -119,11 +122,12 @@ def attach(
     if told is not None:
         project, name = told.project if project is None else project, name or told.name
         run_id = run_id or told.run_id
-        if not run_id and not os.environ.get("PERFAGENT_RUN_ID"):
-            if _current is None:
-                run_id = told.drawn_id
-            elif run is not None and unnamed:
-                run_id = run.id  # it goes elsewhere, as what it is; a later run of the process is no new attempt of it
+        if _current is None:
+            start = told.start
+        elif run is not None and unnamed:
+            start = launched.Start(
+                run.id
+            )  # it goes elsewhere, as what it is; a later run of the process is no new attempt of it
         labels.extend(tag for tag in told.tags if tag not in labels)
     settings = AgentConfig.from_env(
         project=project,
@@ -138,7 +142,9 @@ def attach(
         if not settings.disabled:
             _say_that_it_ends(run, expected=next_job)
         run.give_way(settings)
-    run = Run(settings, name=name, config=settled, tags=labels, group=group, start_step=start_step, notes=notes)
+    run = Run(
+        settings, name=name, config=settled, tags=labels, group=group, start_step=start_step, notes=notes, start=start
+    )
     run.take_up(model, optimizer, {}, [])
     if not settings.disabled:
         warn_of_misspelt(lambda sentence: logger.warning("perfagent: %s", sentence))

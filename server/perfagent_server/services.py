@@ -33,6 +33,7 @@ from perfagent_server.live.hub import Hub
 from perfagent_server.replicas.leases import OUTBOX, Leases
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.runs.figures import Figures
+from perfagent_server.runs.left_runs import is_left
 from perfagent_server.runs.rule_profiles import RuleProfiles
 from perfagent_server.runs.run_commands import Orders
 from perfagent_server.runs.run_queries import Runs
@@ -148,6 +149,14 @@ class Services:
         """An alert was closed in the tables, as no server did it when asked: whoever judges the run by now hears of it."""
         if self.replica is not None:
             self.replica.note_resolved(connection, run, alert, why)
+
+    def remove_if_left(self, run: str) -> None:
+        """Removes a run without a step whose processes have all gone on in another run."""
+        with self.database.read() as connection:
+            left = is_left(connection, run)
+        if left:
+            self.store.delete(run)
+            self.forget(run)
 
     def rules_changed(self) -> None:
         """The rules of some runs have other thresholds now: runs are loaded with them when they move."""

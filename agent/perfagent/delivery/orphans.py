@@ -28,7 +28,8 @@ class Orphans:
     """
 
     def __init__(self, root: Path, own: Path, server: str) -> None:
-        self._root, self._own, self._server = root, own, server
+        self.own = own
+        self._root, self._server = root, server
         self._folders: list[Path] | None = None
         self._looking = False
         self._closed = False
@@ -52,7 +53,7 @@ class Orphans:
         until = time.monotonic() + AT_A_TIME_S
         try:
             if self._folders is None:
-                self._folders = [folder for folder in folders(self._root, max_age_s=MAX_AGE_S) if folder != self._own]
+                self._folders = [folder for folder in folders(self._root, max_age_s=MAX_AGE_S) if folder != self.own]
             while self._folders and self.current is None and not self._closed:
                 self.current = self._opened(self._folders[0])
                 self._folders.pop(0)

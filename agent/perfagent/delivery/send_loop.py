@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from perfagent.delivery.columns import DROPPED, Columns, merge
 from perfagent.delivery.courier import Courier, Job
 from perfagent.delivery.drafts import Draft, pieces, read
 from perfagent.delivery.drain import Collector, Taken
+from perfagent.delivery.moves import Moves
 from perfagent.delivery.orphans import Orphans
 from perfagent.delivery.spool import Header, Outgoing, Spool
 from perfagent.delivery.transport import Answer, HttpTransport, packed
@@ -70,32 +72,14 @@ class Dispatcher:
 
     def __init__(self, sender: Sender, transport: Transport | None) -> None:
         self.sender = sender
-        config, identity = sender.config, sender.identity
-        name, project = _called(identity)
+        config = sender.config
         self._columns = Columns()
         self._transport = transport
         self._random = random.Random()  # noqa: S311 - jitter; its own, so that the user's random state is left alone
-        self.spool = Spool(
-            sender.folder,
-            Header(
-                source=identity.source,
-                project=project,
-                rank=identity.rank,
-                server=None if config.record is not None else config.server,
-                is_found=not config.is_server_given,
-                run=identity.run if identity.known else None,
-                attempt=identity.attempt,
-                name=name,
-                pid=os.getpid(),
-                pid_start=process_start(os.getpid()),
-                started=time.time(),
-            ),
-            max_bytes=config.max_spool_bytes,
-            max_memory_bytes=config.max_memory_bytes,
-            recording=config.record is not None,
-            read=self._read,
-        )
-        self._notices = Notices(sender, self.spool.folder)
+        self.spool = self._new_spool()
+        identity, records = sender.identity, config.record is not None
+        self._moves = Moves(identity.run if identity.shared and not records else None)
+        self._notices = Notices(sender)
         self._collector = Collector(sender, self._columns, self.spool.read_drafts, self._lost)
         self._newest_event = self._taken_events = 0
         self._events_full = False
@@ -123,9 +107,35 @@ class Dispatcher:
         self._tell_gone_at = 0.0
         self._command_errors: Counter[int] = Counter()
 
+    def _new_spool(self) -> Spool:
+        config, identity = self.sender.config, self.sender.identity
+        name, project = _called(identity)
+        return Spool(
+            self.sender.folder,
+            Header(
+                source=identity.source,
+                project=project,
+                rank=identity.rank,
+                server=None if config.record is not None else config.server,
+                is_found=not config.is_server_given,
+                run=identity.run if identity.known else None,
+                attempt=identity.attempt,
+                name=name,
+                pid=os.getpid(),
+                pid_start=process_start(os.getpid()),
+                started=time.time(),
+            ),
+            max_bytes=config.max_spool_bytes,
+            max_memory_bytes=config.max_memory_bytes,
+            recording=config.record is not None,
+            read=self._read,
+        )
+
     def forked(self) -> None:
         """In a forked child: lets go of files and socket without a word."""
         self.spool.forked()
+        if self._moves.left is not None:
+            self._moves.left.forked()
         if self._transport is not None:
             self._transport.abandon()
 
@@ -326,8 +336,24 @@ class Dispatcher:
             header.project,
             header.rank,
         ):
+            if who.known and self._moves.told_another_run(run):
+                self._move()
+                return
             header.rank = who.rank  # of a process that has joined its group only now
             self.spool.identify(run=run or "", attempt=attempt, name=name, project=project)
+
+    def _move(self) -> None:
+        """The training continues an earlier run, and the server knows this source as another one's: a new source takes
+        along all that this one has said."""
+        sender, before = self.sender, self.spool
+        before.read_drafts()
+        sender.identity.source = uuid.uuid4().hex
+        sender.folder = sender.config.sources / sender.identity.source
+        self.spool = self._new_spool()
+        self.spool.create()
+        self._moves.move(before, self.spool)
+        self.orphans.own = sender.folder
+        self._notices.moved()
 
     # ---- deciding what to send
 
@@ -363,6 +389,13 @@ class Dispatcher:
             if self.sender.slow_sources and now >= self._courier_at:
                 self._courier_ready()
             return
+        left = self._moves.left
+        if left is not None:
+            outgoing = left.next()
+            if outgoing is not None:
+                self._send(outgoing, left, now)
+                return
+            self._moves.over()
         closing = self.sender.closing_at is not None
         pause_s = self.sender.config.flush_s * (1 if self._watched else UNWATCHED)
         due = self._urgent or self.sender.flushes or closing or now - self._last_cut >= pause_s
@@ -388,6 +421,9 @@ class Dispatcher:
         except WireError as error:
             self._quarantine(outgoing, spool, str(error))
             return
+        if spool in (None, self.spool):
+            who, run = self.sender.identity, self.spool.header.run
+            self._moves.keep(outgoing, run, len(body), begun=who.run == run and who.begun())
         body, encoding = packed(body, loopback=self._courier_ready().loopback)
         self._busy = Job(body, encoding, outgoing, spool)
         self._last_sent = now
@@ -564,7 +600,7 @@ class Dispatcher:
             while time.monotonic() < until - 0.05:
                 now = time.monotonic()
                 self._advance(now)
-                if self._busy is None and self.spool.waiting == 0:
+                if self._busy is None and self.spool.waiting == 0 and self._moves.left is None:
                     break
                 if self._failures > failures:  # it was tried, in vain
                     break
@@ -586,6 +622,8 @@ class Dispatcher:
             elif left and (self._failures or not _watched()):  # the watcher goes on where it was only a matter of time
                 self._notices.left(left, size, by_next_run=bool(self.spool.header.run))
         self.orphans.close()
+        if self._moves.left is not None:
+            self._moves.left.close(final="finished")
         for request in self.sender.flushes:
             request.done.set()
 

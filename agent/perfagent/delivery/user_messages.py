@@ -29,10 +29,10 @@ TELL_AGAIN_S = 600.0
 
 
 class Notices:
-    """Those of one sender. folder: where its samples are while they are not delivered."""
+    """Those of one sender."""
 
-    def __init__(self, sender: Sender, folder: Path) -> None:
-        self._sender, self._folder = sender, folder
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
         self._unreachable_at = 0.0
 
     def _what(self) -> str:
@@ -107,11 +107,16 @@ class Notices:
         much = f"{some(frames, 'frame')} ({max(1, size >> 10):,} KiB)"
         self._warn(
             "left",
-            f"not all of this run has reached server {self._sender.config.server}: {much} kept in {self._folder}. "
+            f"not all of this run has reached server {self._sender.config.server}: {much} kept in {self._sender.folder}. "
             "`perfagent sync` sends it" + ("; so does the next run here within a week" if by_next_run else ""),
         )
 
     # ---- the training
+
+    def moved(self) -> None:
+        """Its page is another one than was printed at the start."""
+        config, run = self._sender.config, self._sender.identity.run
+        self._warn("moved", f"the training continues run {run}: {config.server}/run/{run}")
 
     def alarms(self, events: Iterable[Event]) -> None:
         """A NaN, memory that ran out, a crash: in the job's own console, with the place to look at."""
@@ -136,7 +141,8 @@ class Notices:
         room = self._sender.config.max_memory_bytes >> 20
         cause = error.strerror or str(error)
         self._warn(
-            "disk", f"{self._what()} {self._folder} cannot be written ({cause}); keeping up to {room} MiB in memory"
+            "disk",
+            f"{self._what()} {self._sender.folder} cannot be written ({cause}); keeping up to {room} MiB in memory",
         )
 
     def damaged(self, spool: Spool) -> None:
@@ -154,7 +160,7 @@ class Notices:
         self._warn("stuck", f"{name} does not return; off until it does")
 
     def no_courier(self, why: str) -> None:
-        self._warn("courier", f"no thread for the network ({why}), recording to {self._folder}; will retry")
+        self._warn("courier", f"no thread for the network ({why}), recording to {self._sender.folder}; will retry")
 
     def command_failed(self, error: Exception) -> None:
         self._warn("command", f"a command of the server failed: {type(error).__name__}: {error}")
@@ -174,7 +180,7 @@ class Notices:
 
     def undelivered(self, answer: Answer, now: float) -> None:
         """An answer that means to try later."""
-        server, meanwhile = self._sender.config.server, f"recording to {self._folder}"
+        server, meanwhile = self._sender.config.server, f"recording to {self._sender.folder}"
         if answer.kind == "unauthorized":
             self._warn(
                 "unauthorized",

@@ -9,12 +9,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfagent.identity.launchers import job_key, named_by_launcher, place, this_node
 from perfagent.identity.process_group import Joining, in_group, may_join
 from perfagent.identity.rendezvous import Meeting
-from perfagent.launch_options import parents_run
+from perfagent.launch_options import Start, parents_start
 from perfagent.naming import draw_id
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = ["Identity"]
 
 _meetings = itertools.count()
 _runs = itertools.count()
+_NO_START = Start()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +47,10 @@ class Identity:
     world_size: int = 1
     node_rank: int | None = 0
     start_step: int | None = None
+    shared: bool = False
+    """Whether the watcher of `perfagent run` may have spoken as this source already."""
+    group: Path | None = field(default=None, repr=False)
+    """A file that is there once a group of spawned ranks trains in place of this launched process."""
     job_key: str | None = None
     """A name that the ranks of this job on this node share (None where the environment has none)."""
     meeting: Meeting | None = field(default=None, repr=False)
@@ -88,13 +94,15 @@ class Identity:
         start_step: int | None = None,
         meet: bool = True,
         ordinal: int | None = None,
+        start: Start = _NO_START,
         environ: Mapping[str, str] | None = None,
         now: Callable[[], float] = time.time,
         machine: Callable[[], str] | None = None,
     ) -> Identity:
         """meet: look for the other ranks of a job; a command that will become the trainer only wants to know its place.
         ordinal: which run of this process it is; counted when not given, so that a second one is not taken for the
-        first. machine: names the node; a test has several on one."""
+        first. start: what `perfagent run` drew for this start of the job; an id that was given wins. machine:
+        names the node; a test has several on one."""
         env = os.environ if environ is None else environ
         mine = cls(project=config.project, run=config.run_id, name=name, start_step=start_step)
         mine.rank, mine.local_rank, mine.world_size, mine.node_rank = place(env)
@@ -103,13 +111,19 @@ class Identity:
         if mine.run is None:
             before = ordinal if ordinal is not None else next(_runs) if meet else 0
             mine.run, mine.attempt = named_by_launcher(env, mine.rank, mine.world_size, folder, before)
+        agreed = mine.attempt > 0  # all ranks read it
+        mine.run = mine.run or start.run
+        if start.attempt and mine.run == start.run and (mine.world_size == 1 or mine._leads_first_group(folder, start)):
+            mine.attempt = start.attempt
+            if start.source:
+                mine.shared, mine.source, mine.group = True, start.source, _group_file(folder, start)
         key = mine.job_key = job_key(env, (machine or this_node)())
         if mine.world_size <= 1 or (key is None and mine.rank == 0 and "torch.distributed" not in sys.modules):
             mine.attempt = mine.attempt or started
             mine.run = mine.run or draw_id()
         if meet and mine.world_size <= 1 and may_join():
             mine.joining = Joining(folder, config.run_id, mine.attempt)
-        if meet and mine.world_size > 1 and not (mine.known and mine.attempt != started):
+        if meet and mine.world_size > 1 and not (mine.run and agreed):
             again = next(_meetings) if ordinal is None else ordinal
             mine.meeting = Meeting(folder, key, env, started, again)
             mine.meeting.poll(mine)
@@ -121,13 +135,43 @@ class Identity:
         if in_group():
             self.rank, self.local_rank, self.world_size, self.node_rank = place(os.environ)
         if self.world_size > 1:
-            self.run, self.attempt = joining.named or parents_run() or (self.run if self.rank == 0 else None), 0
+            start = parents_start()
+            self.run, self.attempt = joining.named or start.run or (self.run if self.rank == 0 else None), 0
+            if start.attempt and self.run == start.run and self._leads_first_group(joining.folder, start):
+                self.attempt = start.attempt
             self.job_key = job_key(os.environ, this_node())
             self.meeting = Meeting(joining.folder, self.job_key, os.environ, joining.started, next(_meetings))
         self.placed()
+
+    def _leads_first_group(self, folder: Path, start: Start) -> bool:
+        """Whether this is rank 0 of the first group that a launched process spawned. The group is part of that
+        process's attempt; a later group is an attempt of its own, whose steps begin anew."""
+        if self.rank != 0:
+            return False
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _group_file(folder, start).touch(mode=0o600, exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError:
+            pass  # no disk: the first group is the usual one
+        return True
+
+    def adopt(self, run: str) -> None:
+        """The training continues that run, from a checkpoint: this process is an attempt of it. The other ranks read
+        the same checkpoint; those that learn their run from rank 0 learn this one."""
+        self.run = run
+        if self.joining is not None:
+            self.joining.named = run
+        if self.meeting is not None:
+            self.meeting.publish_again()
 
     def stand_alone(self, started: int) -> None:
         """The environment describes a job that does not exist: variables that were left in a shell."""
         self.rank, self.local_rank, self.world_size, self.node_rank = 0, 0, 1, 0
         self.run, self.attempt, self.meeting = self.run or draw_id(), started, None
         self.placed()
+
+
+def _group_file(folder: Path, start: Start) -> Path:
+    return folder / f"{start.run}-{start.attempt}.group"

@@ -52,6 +52,10 @@ class Meeting:
         """Whether rank 0 still waits for the job's store, which often comes long after it knows the run's id."""
         return not self._stored and self._store_failed < _MOST_FAILURES
 
+    def publish_again(self) -> None:
+        """Rank 0 tells the run anew: it is another one than was said first."""
+        self._filed = self._stored = False
+
     def poll(self, mine: Identity) -> None:
         self._in_group = self._in_group or in_group()
         if mine.rank == 0:
@@ -104,7 +108,8 @@ class Meeting:
         if found is None:
             found = self._read_store()
         if found is not None:
-            mine.run, mine.attempt = str(found["run"]), int(found["attempt"])
+            # a rank that has loaded a checkpoint knows its run, whatever rank 0 said before it loaded the same one
+            mine.run, mine.attempt = mine.run or str(found["run"]), int(found["attempt"])
             if mine.start_step is None and isinstance(found.get("start_step"), int):
                 mine.start_step = found["start_step"]
         elif self._by_hand and not self._in_group and self._has_waited(mine):

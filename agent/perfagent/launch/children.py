@@ -78,7 +78,9 @@ def _start(text: str) -> None:
 
         if current() is None:  # the script has not attached by itself
             launch_options.current = launch_options.read(text)
-            launch_options.current.watched = False  # the watcher waits for the end of the process that spawned this one
+            # the watcher waits for the end of the process that spawned this one, and speaks for that one's source
+            launch_options.current.watched = False
+            launch_options.current.start = launch_options.parents_start()
             start_from_launcher(**launch_options.current.for_session())
     except Exception as error:  # noqa: BLE001 - the training goes on without us
         sys.stderr.write(f"perfagent: not monitored: {type(error).__name__}: {error}\n")

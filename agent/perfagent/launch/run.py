@@ -16,7 +16,7 @@ from perfagent.agent_config import AgentConfig
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.identity import Identity
 from perfagent.launch.words import as_python_takes_them, is_launcher, leading_options
-from perfagent.launch_options import VARIABLE, LaunchOptions
+from perfagent.launch_options import VARIABLE, LaunchOptions, Start
 from perfagent.naming import default_name
 
 __all__ = ["command", "start"]
@@ -96,6 +96,7 @@ def start(
         os.execv(sys.executable, [sys.executable, *flags, *words])  # noqa: S606 - what the user asked for
     launcher = is_launcher(words)
     identity = Identity.from_environment(config, name=name, meet=False)
+    alone = identity.world_size == 1 and not launcher
     options = LaunchOptions(
         pid=os.getpid(),
         python_path=os.environ.get("PYTHONPATH"),
@@ -105,7 +106,7 @@ def start(
         tags=tags,
         record=record,
         run_id=run_id,
-        drawn_id=identity.run if identity.world_size == 1 and not launcher else None,
+        start=Start(identity.run, identity.attempt, identity.source) if alone else Start(),
     )
     if not launcher and (words[0] == "-m" or Path(words[0]).exists()):
         from perfagent.launch.watcher import watch

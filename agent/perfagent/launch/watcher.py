@@ -20,7 +20,6 @@ import signal
 import struct
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +42,8 @@ PIDFD_INFO_EXIT = 1 << 3
 GRACE_S = 15.0
 REAP_S = 5.0
 SIGN_OF_LIFE_S = 10.0
+FIRST_SEQ = 2**40
+"""The watcher speaks as the source that the trainer becomes, which counts its own frames from 1."""
 PIDFD = 3
 
 
@@ -86,6 +87,7 @@ def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, t
         pid,
         speaks=speaks,
         run=identity.run,
+        source=identity.source,
         attempt=identity.attempt,
         rank=identity.rank,
         world_size=identity.world_size,
@@ -220,9 +222,8 @@ class _Watch:
         from perfagent.delivery.spool import Header, Spool
 
         if self._own is None:
-            source = uuid.uuid4().hex
             header = Header(
-                source=source,
+                source=self._told["source"],
                 project=self._config.project,
                 rank=self._told["rank"],
                 server=None if self._config.record is not None else self._config.server,
@@ -233,8 +234,10 @@ class _Watch:
                 pid=os.getpid(),
                 pid_start=process_start(os.getpid()),
                 started=self._told["begun"],
+                next_seq=FIRST_SEQ,
             )
-            self._own = Spool(self._config.sources / source, header, recording=self._config.record is not None)
+            folder = self._config.sources / f"{header.source}-watcher"
+            self._own = Spool(folder, header, recording=self._config.record is not None)
             self._own.create()
         return self._own
 

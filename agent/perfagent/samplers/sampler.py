@@ -98,6 +98,7 @@ class Sampler:
         self._gpus: Any = None
         self._gpu_since = 0.0
         self._gpu_hung = False
+        self._stopped = False
         forget = weakref.WeakMethod(self._in_forked_child)
         os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
 
@@ -108,8 +109,14 @@ class Sampler:
         self._sender.add_slow_source(self.folders.poll, every_s=folders.EVERY_S)
         self._sender.add_slow_source(WorkerMemory(self._emit).poll, every_s=worker_memory.EVERY_S)
 
+    def stop(self) -> None:
+        """Other processes train in place of this one, and speak for the same rank."""
+        self._stopped = True
+
     def poll(self) -> None:
         """On the sender thread, at every tick while memory is tight, else once a period."""
+        if self._stopped:
+            return
         now = self._clock()
         readers = self._readers or self._open()
         if now < self._next:
@@ -164,6 +171,8 @@ class Sampler:
 
     def poll_gpu(self) -> bool:
         """On the courier's thread, twice a second. False where this machine has no GPU that could be asked."""
+        if self._stopped:
+            return False
         if self._joining:
             return True
         if self._gpus is None:

@@ -200,9 +200,12 @@ class Checkpoint:
         into: a state of the same shape, for a sharded checkpoint: its tensors are overwritten. engine: a DeepSpeed
         engine that takes its part itself. Loading never runs code from a file (weights_only).
         """
-        return self._load(into, engine, None)
+        found = self._load(into, engine, None)
+        return None if found is None else (found[0].step, found[1])
 
-    def _load(self, into: dict[str, Any] | None, engine: Any, kind: str | None) -> tuple[int, dict[str, Any]] | None:
+    def _load(
+        self, into: dict[str, Any] | None, engine: Any, kind: str | None
+    ) -> tuple[Manifest, dict[str, Any]] | None:
         """kind: what the model at hand can take, where that is known."""
         self.wait()
         ranks = self._all_ranks()
@@ -213,7 +216,7 @@ class Checkpoint:
         _check_kind(path, manifest, engine, kind, ranks)
         read_engine = None if engine is None else deepspeed_checkpoint.reader(engine)
         state = read(path, manifest, ranks, into=into, read_engine=read_engine)
-        return manifest.step, state
+        return manifest, state
 
     # ---- what a loop calls
 
@@ -248,13 +251,13 @@ class Checkpoint:
             found = self._load(into, engine, _kind_of(loop))
             if found is None:
                 return None
-            step, state = found
-            with self._fitting(step):
+            manifest, state = found
+            with self._fitting(manifest.step):
                 loop.load_state_dict(state)
-        self._last_step = step
-        continue_run(state["loop"].get("run_id"), step)
-        tell("resumed", f"from step {step}", level="info")
-        return step
+        self._last_step = manifest.step
+        continue_run(manifest.run, manifest.step)  # every rank reads the same one
+        tell("resumed", f"from step {manifest.step}", level="info")
+        return manifest.step
 
     def roll_back(self, loop: Any) -> int | None:
         """Weights, optimizer, scheduler and scaler of the newest whole checkpoint; the loop goes on with its data and
@@ -267,13 +270,13 @@ class Checkpoint:
             found = self._load(into, None, _kind_of(loop))
             if found is None:
                 return None
-            step, state = found
+            manifest, state = found
             loop.strategy.load(loop.optimizer, state["model"], state["optimizer"])
             for name in ("scheduler", "scaler"):
                 owner = getattr(loop, name)
                 if state.get(name) is not None and hasattr(owner, "load_state_dict"):
                     owner.load_state_dict(state[name])
-        return step
+        return manifest.step
 
     def _begin(self, loop: Any) -> None:
         """At a loop's first step: what could never be loaded is refused now, not after hours."""

@@ -15,6 +15,7 @@ from perfagent_server.routes.admission import check_key, check_project, check_ra
 from perfagent_server.routes.dependencies import ServicesDep
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
+from perfagent_server.runs.left_runs import may_be_left
 from perfagent_server.security.access import require
 from perfagent_server.security.rights import Identity
 from perfagent_server.store.interface import Receipt
@@ -117,5 +118,7 @@ async def ingest(request: Request, services: ServicesDep, identity: Identity = D
     receipts = checked(await services.ingest.accept([frame], limited=identity.project is not None))
     if rejected and not receipts[0].again:
         services.ingest.counters["rejected_events"] += sum(item.count for item in rejected)
+    if may_be_left(frame):
+        await asyncio.to_thread(services.remove_if_left, frame.run)
     headers = None if services.is_watched(frame.run, frame.project) else UNWATCHED
     return reply(receipt_reply(receipts, await services.orders.for_frame(frame), rejected), headers=headers)

@@ -47,7 +47,7 @@ def _arm() -> None:
         told["watched"] = _watch(text)
         text = json.dumps(told)
     if mine or worker:
-        finder = _Finder(text, alone=mine and told["drawn_id"] is not None)
+        finder = _Finder(text, alone=mine and told["start"][0] is not None)
         sys.meta_path.insert(0, finder)
         finder.follow()
 
@@ -180,6 +180,8 @@ class _Finder:
 
         before = env.get("PYTHONPATH")
         told = json.loads(self._text) | {"python_path": before}
+        if self not in sys.meta_path:  # this Python has had a session: the next one is another attempt of the run
+            told["start"][1:] = [0, ""]
         return {
             **env,
             "PERFAGENT_RUN_LAUNCH": json.dumps(told),

@@ -1,0 +1,67 @@
+"""Moves what a process has said to an earlier run, once its training continues that one (loop.resume).
+
+The server knows a source as one run's for ever. So the process goes on as a new source, to which everything is given
+again that the old one has sent; the old one says where it went, and the server forgets a run that all of its sources
+have left. Possible before the first step only: until then there is little, and it is kept here.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from perfagent.wire import Event
+
+if TYPE_CHECKING:
+    from perfagent.delivery.spool import Outgoing, Spool
+
+__all__ = ["Moves"]
+
+MOST_BYTES = 8 * 2**20
+"""Hours of a process that trains nothing. Who has said more leaves a run behind that holds it."""
+
+
+class Moves:
+    """left: the spool of the source that was left, until its last word is delivered."""
+
+    def __init__(self, run: str | None) -> None:
+        """run: under which the source was used before this process had it."""
+        self.left: Spool | None = None
+        self._run = run
+        self._said: list[Outgoing] = []
+        self._size = 0
+
+    def keep(self, outgoing: Outgoing, run: str | None, size: int, *, begun: bool) -> None:
+        """A frame goes out under this run. begun: the first step is over, so that nothing moves any more."""
+        self._run = run
+        self._size += size
+        if begun or self._size > MOST_BYTES:
+            self._said.clear()
+        elif not self._said or self._said[-1] is not outgoing:  # else it is sent again
+            self._said.append(outgoing)
+
+    def told_another_run(self, run: str | None) -> bool:
+        """Whether the server may know this source as another run's."""
+        return self._run not in (None, run)
+
+    def move(self, before: Spool, after: Spool) -> None:
+        """Written down there before it goes here: killed in between, it is told twice, in two runs."""
+        now = time.monotonic()
+        seqs = {frame.seq for frame in self._said}
+        for frame in self._said:
+            after.append(frame.groups, frame.events, now=now)
+        while (waiting := before.next()) is not None:  # what is not delivered yet need not be
+            if waiting.seq not in seqs:
+                after.append(waiting.groups, waiting.events, now=now)
+            before.ack(waiting.seq)
+        data = {"state": "finished", "reason": f"continues run {after.header.run}"}
+        if self._size <= MOST_BYTES:
+            data["continues"] = after.header.run or ""
+        before.append([], [Event(kind="state", time=time.time(), monotonic=now, data=data)], now=now)
+        self.left, self._said, self._run = before, [], None
+
+    def over(self) -> None:
+        """The last word is delivered."""
+        if self.left is not None:
+            self.left.remove()
+        self.left = None
