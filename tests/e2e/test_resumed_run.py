@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import ServerProcess, job_environment, until
+from builders import ServerProcess, job_environment, sync, until
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "loop.py")
 PLAIN = [sys.executable]
@@ -31,6 +31,7 @@ def test_a_killed_loop_continues_its_run(command: list[str], tmp_path: Path, ser
         first.wait()
     steps = saved_steps(saved)[-1] + 100
     subprocess.run([*words, str(steps)], env=env, check=True, timeout=120)
+    sync(env)  # what a busy machine had no time for at the end
     (run,) = until(
         lambda: [one for one in server.get("/runs")["runs"] if one["state"] == "finished"], within_s=30, why="no end"
     )
