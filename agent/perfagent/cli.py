@@ -55,7 +55,7 @@ GROUPS = {
         "prices": "set what hours and energy cost: runs and findings then show money",
         "keys": "create, list, limit and revoke API keys",
         "db": "upgrade, back up and restore the database",
-        "retention": "set and preview how long what is kept",
+        "retention": "set how long data is kept; preview what would be deleted",
         "users": "add, list and remove users, and give them roles",
     },
 }
@@ -103,7 +103,7 @@ def _main(words: list[str]) -> int:
     try:
         return int(options.run(options) or 0)
     except PerfagentError as error:
-        sys.stderr.write(f"perfagent {name}: {' '.join(str(error).split())}\n")  # what a database says has many lines
+        sys.stderr.write(f"perfagent {name}: {_in_one_line(str(error))}\n")
         return error.exit_code
     except ModuleNotFoundError as error:
         if error.name in _needs(entry.value)[1]:
@@ -120,6 +120,22 @@ def _main(words: list[str]) -> int:
         return 1
 
 
+_LISTED_BY = {
+    "runs": "runs", "alerts": "alerts list", "silences": "silences list", "channels": "channels list",
+    "keys": "keys list", "users": "users list", "prices": "prices list", "retention": "retention list",
+}  # fmt: skip
+"""What `GET /api/v1/NAME` answers -> the command that prints it."""
+
+
+def _in_one_line(message: str) -> str:
+    """For a person at a shell: what a database says has many lines, and a server advises requests."""
+
+    def command(found: re.Match[str]) -> str:
+        return f"`perfagent {_LISTED_BY[found[1]]}`" if found[1] in _LISTED_BY else found[0]
+
+    return re.sub(r"GET /api/v1/(\w+)", command, " ".join(message.split()))
+
+
 def _unknown(name: str, found: dict[str, metadata.EntryPoint]) -> str:
     if name.startswith("-"):
         return f"perfagent: there is no option {name}; `perfagent --help` lists the commands, each has --help\n"
@@ -132,7 +148,7 @@ def _help(found: dict[str, metadata.EntryPoint]) -> str:
     lines = [
         "usage: perfagent COMMAND ...",
         "",
-        "A training-job monitor: what holds a training run back, live and with its cause.",
+        "Monitor PyTorch training: live metrics, why it is slow, what broke.",
     ]
     others = {name: found[name].value for name in sorted(found) if name not in SUMMARIES}  # of other packages
     for title, group in {**GROUPS, "Other commands": others}.items():

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from perfagent.admin_proof import AdminProof
+from perfagent.command_line.parser import closest
 from perfagent.command_line.server_options import add_server_options
 from perfagent.errors import PerfagentError
 from perfagent.local_server import credentials, server_address
@@ -19,6 +20,7 @@ from perfagent_client.models import RunDetails
 __all__ = ["add_options", "add_run", "administrator", "found", "print_json", "reader"]
 
 _LISTED = 10  # runs of one name
+_LOOKED_AT = 200  # runs, for the name that was meant
 _COMPLETION_S = 1.0
 
 
@@ -79,7 +81,16 @@ def administrator(arguments: argparse.Namespace) -> Client:
 def found(client: Client, name_or_id: str, *, only: bool = False) -> RunDetails:
     """A run by its id, else the newest one of that name, which is said where there are several. only: raises an error
     then."""
-    run = client.find(name_or_id)
+    try:
+        run = client.find(name_or_id)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        meant = closest(name_or_id, [name for one in client.runs(limit=_LOOKED_AT) for name in (one.name, one.run)])
+        hint = f"did you mean {meant!r}? " if meant else ""
+        raise PerfagentError(
+            f"there is no run with the id or name {name_or_id!r}; {hint}`perfagent runs` lists them"
+        ) from None
     if run.run == name_or_id:
         return run
     named = [each.run for each in client.runs(name=name_or_id, limit=_LISTED)]

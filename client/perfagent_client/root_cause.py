@@ -44,7 +44,7 @@ def profile(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--shapes", action="store_true", help="record the shapes of operators' inputs")
     parser.add_argument("--memory", action="store_true", help="record allocations")
-    parser.add_argument("--python", action="store_true", help="record Python stacks: dear")
+    parser.add_argument("--python", action="store_true", help="record Python stacks (slow)")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write the trace here (.json.gz, for ui.perfetto.dev)"
     )

@@ -94,6 +94,26 @@ def test_a_parquet_file_reads_back_what_was_logged(server: Listening, tmp_path: 
     assert set(VALUES) <= set(table.column("value").to_pylist())
 
 
+def test_a_name_that_is_nearly_a_runs_is_answered_with_that_one(server: Listening, tmp_path: Path) -> None:
+    ended = perfagent(server, tmp_path, "show", "My runn")
+    assert ended.returncode == 1
+    assert (
+        "there is no run with the id or name 'My runn'; did you mean 'my run'? `perfagent runs` lists" in ended.stderr
+    )
+
+
+def test_what_lists_the_things_of_a_kind_is_named_as_a_command(server: Listening, tmp_path: Path) -> None:
+    admin = {"PERFAGENT_ADMIN_TOKEN": ADMIN_TOKEN}
+    for words, lists in (
+        (("compare", "my run", "nope"), "runs"),
+        (("alerts", "ack", "nope"), "alerts list"),
+        (("silences", "remove", "nope"), "silences list"),
+        (("channels", "remove", "nope"), "channels list"),
+    ):
+        ended = perfagent(server, tmp_path, *words, **admin)
+        assert ended.returncode == 1 and f"`perfagent {lists}` lists them" in ended.stderr, ended.stderr
+
+
 def test_failures_end_with_one_and_wrong_use_with_two(server: Listening, tmp_path: Path) -> None:
     for arguments in (
         ("show", "nothing"),

@@ -1,7 +1,7 @@
 """How every command reads its options, and what it says of wrong ones.
 
 Wrong use is one line, `perfagent CMD: what was given, what is allowed; see perfagent CMD --help`, and exit code 2. A
-command that needs something and was given nothing at all shows its help instead."""
+command that needs something and was given nothing at all shows its help before that."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if self._nothing_given:
             self.print_help(sys.stderr)
-            self.exit(2)
+            sys.stderr.write("\n")
         self.exit(2, f"{self.prog}: {_in_our_words(message)}; see `{self.prog} --help`\n")
 
 

@@ -21,12 +21,6 @@ from perfagent.wire import plain
 __all__ = ["AdminApi", "NotThere", "add_options"]
 
 _TIMEOUT_S = 30.0
-_COMMANDS = {
-    "GET /api/v1/keys": "`perfagent keys list`", "GET /api/v1/channels": "`perfagent channels list`",
-    "GET /api/v1/prices": "`perfagent prices list`", "GET /api/v1/retention": "`perfagent retention list`",
-    "GET /api/v1/users": "`perfagent users list`",
-}  # fmt: skip
-"""A request that the server's words advise -> the command that makes it."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -101,8 +95,6 @@ class AdminApi:
         if answer.is_success:
             return
         message = _message(answer)
-        for request, words in _COMMANDS.items():
-            message = message.replace(request, words)
         if answer.status_code == 404:
             raise NotThere(f"the server refused: {message}")
         wrong = answer.status_code in (400, 422)  # what was given, not who asked or what there is

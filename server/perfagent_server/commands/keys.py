@@ -52,7 +52,7 @@ def command(parser: argparse.ArgumentParser) -> None:
         "limits",
         metavar="NAME=NUMBER",
         nargs="*",
-        help=f"instead of the server's: {', '.join(LIMITS)}; inf is no limit; none named: the server's again",
+        help=f"override the server's limits (inf: unlimited): {', '.join(LIMITS)}; without arguments, reset to them",
     )
     limit.set_defaults(run=_limit)
     revoke = actions.add_parser("revoke", help="refuse a key from now on")

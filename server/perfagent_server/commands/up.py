@@ -47,7 +47,7 @@ def command(parser: argparse.ArgumentParser) -> None:
         "--replica",
         action="store_true",
         default=None,
-        help="other servers use the same PostgreSQL database, too; all of them need this option",
+        help="run as one of several servers that share a PostgreSQL database (set it on all)",
     )
     parser.add_argument(
         "--metrics",

@@ -58,6 +58,8 @@ def test_a_command_that_needs_something_and_was_given_nothing_shows_its_help(
     ended = command(capsys, name)
     assert (ended.code, ended.out) == (2, "")
     assert f"usage: perfagent {name}" in ended.err and "-h, --help" in ended.err
+    last = ended.err.splitlines()[-1]
+    assert last.startswith(f"perfagent {name}: ") and " missing; " in last, "what it needs"
 
 
 def test_an_action_that_was_given_nothing_shows_its_help_too(capsys: pytest.CaptureFixture[str]) -> None:
