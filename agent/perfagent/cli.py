@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from importlib import metadata
 
@@ -103,7 +104,7 @@ def _main(words: list[str]) -> int:
     try:
         return int(options.run(options) or 0)
     except PerfagentError as error:
-        sys.stderr.write(f"perfagent {name}: {_in_one_line(str(error))}\n")
+        sys.stderr.write(f"perfagent {name}: {_in_one_line(str(error))}{_other_way(error, options)}\n")
         return error.exit_code
     except ModuleNotFoundError as error:
         if error.name in _needs(entry.value)[1]:
@@ -118,6 +119,18 @@ def _main(words: list[str]) -> int:
     except BrokenPipeError:  # perfagent export ... | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
+
+
+def _other_way(error: PerfagentError, options: Namespace) -> str:
+    """Where a key that was given is refused, and without it the command would be the administrator's."""
+    if error.status not in (401, 403) or not os.environ.get("PERFAGENT_API_KEY") or not hasattr(options, "data"):
+        return ""
+    from perfagent.local_server import LocalServer, data_folder, server_address
+
+    local = LocalServer(options.data.expanduser() if options.data else data_folder())
+    if local.proof_for(server_address(options.server, options.data)) is None:
+        return ""
+    return " (PERFAGENT_API_KEY is set, so that key was used; unset it to act as this server's administrator)"
 
 
 _LISTED_BY = {

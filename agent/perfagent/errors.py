@@ -21,6 +21,8 @@ class PerfagentError(Exception):
 
     exit_code = 1
     """Of a command that it ends."""
+    status = 0
+    """HTTP status of the server's answer, where that is the error."""
 
 
 class ConfigError(PerfagentError, ValueError):

@@ -102,8 +102,18 @@ def test_a_command_is_the_administrators_at_its_own_server_without_sending_the_t
     with Client(server.url, proof) as client:
         client.http.event_hooks["request"].append(lambda request: sent.append(request.headers["authorization"]))
         assert client.request("GET", "/session", params={"run": "ü/?x"})["who"] == "admin token"
-        assert client.request("GET", "/keys") == {"keys": []}
+        assert "keys" in client.request("GET", "/keys")
     assert len(set(sent)) == 2 and server.admin_token not in "".join(sent)
+
+
+def test_a_given_key_is_the_one_that_is_used_and_the_error_says_so(server: ServerProcess, tmp_path: Path) -> None:
+    key = server.admin("POST", "/keys", {"scope": "ingest", "name": "jobs"})["key"]
+    data = {"PERFAGENT_DATA": str(server.folder / "server-data")}
+    for words in (("keys", "list"), ("runs",), ("delete", "nan", "--yes")):
+        assert commands.perfagent(tmp_path, *words, **data).returncode == (1 if words[0] == "delete" else 0)
+        refused = commands.perfagent(tmp_path, *words, **data, PERFAGENT_API_KEY=key)
+        assert refused.returncode == 1 and "unset it to act as this server's administrator" in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
 
 
 def test_a_proof_that_somebody_got_hold_of_is_worth_nothing(server: ServerProcess) -> None:

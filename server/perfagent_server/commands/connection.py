@@ -98,7 +98,9 @@ class AdminApi:
         if answer.status_code == 404:
             raise NotThere(f"the server refused: {message}")
         wrong = answer.status_code in (400, 422)  # what was given, not who asked or what there is
-        raise (ConfigError if wrong else PerfagentError)(f"the server refused: {message}")
+        problem = (ConfigError if wrong else PerfagentError)(f"the server refused: {message}")
+        problem.status = answer.status_code
+        raise problem
 
     def _json(self, answer: httpx.Response) -> Any:
         try:
