@@ -9,7 +9,7 @@ import errno
 import linecache
 import tokenize  # noqa: F401 - linecache imports it when it reads a file
 
-__all__ = ["cause", "out_of_memory", "text_of"]
+__all__ = ["cause", "of_exit_code", "out_of_memory", "text_of"]
 
 _NO_MEMORY = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "_status_alloc_failed", "bad_alloc",
@@ -18,6 +18,17 @@ _NO_MEMORY = (
 the C library, whose reason torch quotes where a file could not be mapped, and of C++."""
 
 _CARRIED = "Original Traceback (most recent call last):"
+
+
+_TERMINATED = 128 + 15
+"""How a shell, and most handlers of SIGTERM, end after that signal."""
+
+
+def of_exit_code(code: int, said: str = "") -> tuple[str, str]:
+    """State and reason of a process that ended with such a code, and with these words."""
+    if code == _TERMINATED:
+        return "preempted", f"exit code {code}, which stands for SIGTERM{said}"
+    return ("failed", f"exit code {code}{said}") if code else ("finished", "")
 
 
 def cause(error: BaseException) -> tuple[str, str, str, str]:

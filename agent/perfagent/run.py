@@ -29,7 +29,7 @@ from perfagent.context.process import describe
 from perfagent.decode.step_decoder import interned
 from perfagent.delivery.handoff import Sender, Source
 from perfagent.device import cuda_device_of, snapshot
-from perfagent.end_reason import cause
+from perfagent.end_reason import cause, of_exit_code
 from perfagent.errors import ConfigError
 from perfagent.exit_status import Cause
 from perfagent.governor import Governor
@@ -270,8 +270,7 @@ class Run:
         code. exit_code: the same, under the name that other trackers have for it."""
         status, reason = exit_code if status is None else status, ""
         if isinstance(status, int):
-            ending = "failed" if status else "finished"
-            reason = f"exit code {int(status)}" if status else ""
+            ending, reason = of_exit_code(int(status))
         else:
             ending = "finished" if status is None else status
         if ending not in END_STATES:
@@ -494,8 +493,10 @@ class Run:
         self.name, self.group, self.notes = name or self.name, group or self.group, notes or self.notes
         self.config.update(config)
         self.tags.extend(tag for tag in tags if tag not in self.tags)
-        if config or tags or project or name or group or notes:
-            told = {
+        known = None if self._model is None else self._model()
+        begins = self._progress.last is not None and model is not None and model is not known
+        if config or tags or project or name or group or notes or begins:
+            told: dict[str, Any] = {
                 "name": self.name,
                 "config": self.config,
                 "tags": self.tags,
@@ -503,6 +504,8 @@ class Run:
                 "notes": self.notes,
             }
             told["state"] = "running" if self._progress.last else "starting"
+            if begins:
+                told["training_after"] = self._progress.completed
             self._sender.event("state", {key: value for key, value in told.items() if value is not None})
         if model is not None:
             self._model = self._progress.found = weakref.ref(model)
@@ -551,6 +554,7 @@ class Run:
     def _next_model(self) -> None:
         """The training goes on with another model, which the hooks have found."""
         self._model = None
+        self._sender.event("state", {"state": "running", "training_after": self._progress.completed})
         self._watch_again()
 
     def _watch_again(self) -> None:
@@ -661,10 +665,10 @@ class Run:
         elif status in (None, 0, False):
             self._end("finished")
         else:
-            code = status if isinstance(status, int) else 1
+            code = int(status) if isinstance(status, int) else 1
             said = "" if isinstance(status, int) else f": {str(status)[:500]}"
             if because is None:
-                self._end("failed", f"exit code {code}{said}")
+                self._end(*of_exit_code(code, said))
             else:
                 ending, reason, exception, trace = because
                 self._end(ending, f"{reason} (exit code {code}{said})", exception=exception, traceback=trace)

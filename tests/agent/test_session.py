@@ -319,6 +319,8 @@ def recorded_states(folder: Path) -> list[dict]:
         ("", 0, "finished", ""),
         ("sys.exit()", 0, "finished", ""),
         ("sys.exit(3)", 3, "failed", "exit code 3"),
+        ("sys.exit(True)", 1, "failed", "exit code 1"),
+        ("sys.exit(143)", 143, "preempted", "SIGTERM"),
         ("sys.exit('no data')", 1, "failed", "no data"),
         ("raise ValueError('bad batch')", 1, "failed", "ValueError: bad batch"),
         ("raise MemoryError", 1, "oom", "MemoryError"),

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfagent.agent_config import AgentConfig
+from perfagent.end_reason import of_exit_code
 from perfagent.pids import owner_line, process_start
 from perfagent.redaction import redacted, redacted_arguments, redacted_text
 from perfagent.samplers import cgroup
@@ -75,7 +76,7 @@ def truth(ending: Ending) -> tuple[str, str] | None:
         return "killed", f"killed by {name}"
     if ending.code is None:
         return None
-    return ("finished", "") if ending.code == 0 else ("failed", f"exit code {ending.code}")
+    return of_exit_code(ending.code)
 
 
 def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, tags: tuple[str, ...] = ()) -> bool:

@@ -246,7 +246,7 @@ class Evaluator:
         self.window = Window(
             window.run, self.plan, attempt=attempt, world_size=window.world_size, now=window.now, started=window.now
         )
-        self.window.wall.go_on_from(window.wall)
+        self.window.wall.go_on_from(window.wall, is_restart=window.state != "finished")
         self._clock_due = {rule.id: window.now + seconds for seconds, rule in self.plan.clocked}
         return changes
 
@@ -269,8 +269,9 @@ class Evaluator:
         world_size, start_step = event.data.get("world_size"), whole(event.data.get("start_step"))
         if isinstance(world_size, int) and 0 < world_size <= 1_000_000:
             window.world_size = max(world_size, 1)
-        if start_step is not None and start_step > window.start_step:
-            window.start_step = start_step
+        # A script that trains another model in the same run: what rules know of the one before is no measure for it.
+        begins = whole(event.data.get("training_after"))
+        window.start_step = max(window.start_step, start_step or 0, begins or 0)
         stage = whole(event.data.get("pipeline_stage", event.data.get("stage")))
         if stage is not None:
             window.stages[rank] = stage

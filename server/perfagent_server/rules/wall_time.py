@@ -176,10 +176,12 @@ class WallTime:
         known = next((one for one in reversed(self._interrupted) if one <= step), None)
         return known == step
 
-    def go_on_from(self, older: WallTime) -> None:
-        """The run was started again: its time goes on, and until its first step ends it stands still."""
+    def go_on_from(self, older: WallTime, *, is_restart: bool = True) -> None:
+        """The run was started again: its time goes on. is_restart: it had not finished, so until its first step ends it
+        stands still."""
         self._phases, self._whole = [*older._phases], _Tally(older._whole.sums)
-        self._stopped_s, self._older_ended = older._stopped_s, max(older.ended, older._older_ended)
+        self._stopped_s = older._stopped_s
+        self._older_ended = max(older.ended, older._older_ended) if is_restart else -math.inf
 
     def _place(self, phase: str) -> int | None:
         if phase not in self._phases:

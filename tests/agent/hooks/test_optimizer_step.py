@@ -485,6 +485,8 @@ def test_the_next_model_of_a_process_is_watched_like_the_first(record, named):
     assert [step for step, _ in steps] == list(range(1, 13))
     missing = [step for step, values in steps if "phase/forward_s" not in values]
     assert missing == ([1] if named else [1, 5, 9]), "of a model that was not named, the first step finds it"
+    borders = [data["training_after"] for _, data, _ in recorded.sender.events if "training_after" in data]
+    assert borders == [4, 8], "rules compare no model with the one before"
 
 
 def test_an_optimizer_that_the_loop_drops_is_gone_while_the_run_goes_on(record):

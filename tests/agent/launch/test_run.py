@@ -327,11 +327,12 @@ def test_a_script_that_begins_to_train_late_and_ends_soon_leaves_no_folder(
         ("os.kill(os.getpid(), 9)", "killed", "SIGKILL"),
         pytest.param("os.kill(os.getpid(), 15)", "preempted", "SIGTERM", marks=LONG),
         pytest.param("os.kill(os.getpid(), 11)", "killed", "SIGSEGV", marks=LONG),
+        pytest.param("os._exit(143)", "preempted", "SIGTERM", marks=LONG),
         pytest.param("os._exit(7)", "failed", "exit code 7", marks=LONG),
         pytest.param("sys.exit(7)", "failed", "exit code 7", marks=LONG),
         pytest.param("raise ValueError('broken')", "failed", "ValueError: broken", marks=LONG),
     ],
-    ids=["kill", "term", "segv", "_exit", "exit", "raise"],
+    ids=["kill", "term", "segv", "_exit-term", "_exit", "exit", "raise"],
 )
 def test_a13_however_a_training_ends_the_server_learns_the_truth_and_gets_the_rest(
     tmp_path: Path, server: IngestServer, end: str, state: str, reason: str

@@ -456,3 +456,18 @@ def test_a_new_attempt_closes_the_old_alerts_and_arms_the_rules_again() -> None:
     assert [change.kind for change in changes] == ["fire", "resolve", "fire"]
     assert changes[0].alert == changes[1].alert != changes[2].alert
     assert evaluator.take(frame({"loss": [math.nan]}, [3], ident=3, attempt=1)) == []
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_training_that_follows_another_one_in_its_run_begins_with_no_jump(is_told: bool) -> None:
+    draws = random.Random(4)
+
+    def losses() -> list[float]:
+        return [0.04 + 2.3 * math.exp(-step / 30) + draws.uniform(0.0, 0.005) for step in range(400)]
+
+    changes, evaluator = judge({"loss": losses()})
+    if is_told:
+        border = state("running", training_after=400)
+        changes += evaluator.take(frame({}, [], ident=evaluator.upto + 1, events=[border]))
+    later, _ = judge({"loss": losses()}, first_step=401, evaluator=evaluator)
+    assert [change.finding.rule for change in fired([*changes, *later])] == ([] if is_told else ["loss_spike"])
