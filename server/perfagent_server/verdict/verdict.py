@@ -1,11 +1,11 @@
 """One verdict for a run: it is healthy, or the one thing that holds it back.
 
-A decision tree over what the rules found, in the order of their places. Sick comes before slow: a run that crashed, or
-trains on NaN, has no use for advice on its data loader. Among slow ones, the cause comes before what follows from it: a
-loader that keeps the step waiting is also why the GPU idles. Where no rule found anything, the wall time is asked: a run
-that spends a tenth of it beside training is not called healthy. A run that ended keeps the verdict of how it ended, or of
-what held it back at its end or most of the time, and says what else happened in it. Pure: a window and findings in, a
-finding out.
+A decision tree over what the rules found: the most severe first, then in the order of their places. Of one severity,
+sick comes before slow: a run that crashed, or trains on NaN, has no use for advice on its data loader. Among slow
+ones, the cause comes before what follows from it: a loader that keeps the step waiting is also why the GPU idles.
+Where no rule found anything, the wall time is asked: a run that spends a tenth of it beside training is not called
+healthy. A run that ended keeps the verdict of how it ended, or of what held it back at its end or most of the time,
+and says what else happened in it. Pure: a window and findings in, a finding out.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _STILL = ("frozen_training", "unchanged_tensor")
 _PAUSES = {"eval_bound": "evaluations", "checkpoint_bound": "saves"}
 _SAYS_THE_BOUND = "compute_bound"
 _GOOD_PART_PCT = 100 / 3  # of the time of a step, that a remark promises
+_MOST_WAITS_PCT = 70.0  # of the time in which some task waits for a core, as a remark says
 _MOST_SAID = 3  # remarks, and what else happened, in one verdict
 
 
@@ -47,13 +48,14 @@ class Happened:
 
 
 def worst_first(findings: Iterable[Finding], rules: Mapping[str, Rule]) -> list[Finding]:
-    """In the order of the verdict's questions, what is only info last. Findings of rules that are not ours come after
-    those of the rules, and the user's own alerts after both."""
+    """The most severe first; of one severity in the order of the verdict's questions. What is only info comes last.
+    Findings of rules that are not ours come after those of the rules, and the user's own alerts after both."""
 
     def rank(finding: Finding) -> tuple[object, ...]:
         rule = rules.get(finding.rule)
-        place = (0, rule.place.question, rule.place.order) if rule else (1 + (finding.rule == USER_ALERT), 0, 0)
-        return finding.severity == "info", place, -SEVERITIES.index(finding.severity)
+        whose = 0 if rule else 1 + (finding.rule == USER_ALERT)
+        place = (rule.place.question, rule.place.order) if rule else (0, 0)
+        return finding.severity == "info", whose, -SEVERITIES.index(finding.severity), place
 
     return sorted(findings, key=rank)
 
@@ -105,8 +107,12 @@ def _stands_still(findings: Sequence[Finding]) -> Finding | None:
 
 
 def _is_share(finding: Finding) -> bool:
-    """Whether a remark says that a good part of the time is no training: then the run is not called healthy."""
-    return finding.rule in SHARE_RULES or (finding.severity == "info" and (finding.gain_pct or 0.0) >= _GOOD_PART_PCT)
+    """Whether a remark says that a good part of the time is no training, or that the run waits for the cores most of it:
+    then the run is not called healthy."""
+    gain_pct, waits_pct = finding.gain_pct or 0.0, finding.evidence.get("pressure_pct", 0.0)
+    return finding.rule in SHARE_RULES or (
+        finding.severity == "info" and (gain_pct >= _GOOD_PART_PCT or waits_pct >= _MOST_WAITS_PCT)
+    )
 
 
 def _first(window: Window, findings: Sequence[Finding]) -> Finding | None:
@@ -120,21 +126,23 @@ def _first(window: Window, findings: Sequence[Finding]) -> Finding | None:
 def _largest_share(window: Window, first: Finding, findings: Sequence[Finding]) -> Finding:
     """Of what takes time, the finding that takes more than twice as much of it as the first one. A rank that all others
     wait for stays the cause of their waiting."""
-    rules = window.plan.rules
-
-    def is_about_time(finding: Finding) -> bool:
-        rule = rules.get(finding.rule)
-        return rule is not None and rule.place.question == Question.IS_IT_FAST
 
     def share(finding: Finding) -> float:
         said = finding.evidence.get("share_pct", finding.gain_pct)
         return float(said) if isinstance(said, (int, float)) else 0.0
 
-    if not is_about_time(first) or first.rule in _CAUSES or not share(first):
+    if not _is_about_time(window, first) or first.rule in _CAUSES or not share(first):
         return first
-    slow = [one for one in findings if is_about_time(one) and (one.severity != "info" or one.rule in SHARE_RULES)]
+    slow = [
+        one for one in findings if _is_about_time(window, one) and (one.severity != "info" or one.rule in SHARE_RULES)
+    ]
     largest = max(slow, key=share)
     return largest if share(largest) > 2 * share(first) else first
+
+
+def _is_about_time(window: Window, finding: Finding) -> bool:
+    rule = window.plan.rules.get(finding.rule)
+    return rule is not None and rule.place.question == Question.IS_IT_FAST
 
 
 def _wall_time(shares: TimeShares | None) -> dict[str, object]:
@@ -242,22 +250,25 @@ def _healthy(
         opening = f"Nothing {'held' if window.ended else 'holds'} this run back"
     bound = what_bounds(window)
     remarks = [
-        f"{one.title.rstrip('.')}."
+        one
         for one in findings
         if one.severity == "info" and one.title and one.rule not in (USER_ALERT, _SAYS_THE_BOUND)
-    ]
+    ][:_MOST_SAID]
+    slows = next((one for one in remarks if _is_about_time(window, one)), None)
+    if slows is not None and window.step - window.start_step >= _FEW_STEPS:
+        opening = f"Little {'held' if window.ended else 'holds'} this run back"
     return Healthy(
         opening=opening,
         facts=facts,
         remarks=[
             *([] if bound is None else [bound.message]),
             *_new_level(window, jump),
-            *remarks[:_MOST_SAID],
+            *(f"{one.title.rstrip('.')}." for one in remarks),
             *_said_of(window, None, happened),
         ],
         # without a step nothing was judged, and a page says so
         evidence={"step": window.step, **_wall_time(shares), **({} if bound is None else _bound(bound))},
-        fix="" if bound is None else bound.next_try,
+        fix=slows.fix if slows is not None else "" if bound is None else bound.next_try,
     )
 
 

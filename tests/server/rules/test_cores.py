@@ -68,7 +68,10 @@ def test_too_many_threads_of_the_run_are_its_own_load_with_the_number_for_this_m
         "some task had to wait for a core for 80 % of the time: of 4 cores 3.9 were busy, 3.8 by the run and 0.12 by others, "
         "so it is the load of the run itself; the run has 20 threads." in one.message
     )
-    assert "forward, backward and optimizer take 90 % of a step (P50 1 s, P90 1 s, 48 steps)" in one.message
+    assert (
+        "forward, backward and optimizer take 90 % of a step (P50 1 s, P90 1 s, of the newest 48 steady steps)"
+        in one.message
+    )
 
 
 def test_the_load_of_others_is_a_remark_and_nothing_the_run_could_set() -> None:

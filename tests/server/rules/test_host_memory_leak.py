@@ -87,6 +87,7 @@ def test_a_leak_of_loader_workers_or_of_the_host_is_told_as_such(of_workers: boo
     )  # fmt: skip
     [change] = job.fired
     assert change.finding.cause == ("loader workers" if of_workers else "host")
+    assert change.finding.severity == ("warning" if of_workers else "info"), "it may be of other programs"
     assert ("__getitem__" if of_workers else "/dev/shm") in change.finding.fix
 
 

@@ -7,10 +7,11 @@ import math
 import random
 
 import pytest
-from judging import fired, frame, judge_series, state
+from judging import fired, frame, judge_series, make_evaluator, state
 
 from perfagent.wire import Finding
-from perfagent_server.verdict.verdict import Happened, verdict
+from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.verdict.verdict import Happened, verdict, worst_first
 
 
 @pytest.mark.parametrize("name", ["loss", "train/loss"])
@@ -284,3 +285,49 @@ def test_a_run_with_communication_says_how_well_it_scales() -> None:
     assert evidence["comm_to_compute"] == pytest.approx(0.25)
     assert evidence["scaling_efficiency_pct"] == pytest.approx(80.0)
     assert "scaling_efficiency_pct" not in verdict_of(phases({})).evidence
+
+
+def found(rule: str, severity: str, **more: object) -> Finding:
+    return Finding(rule=rule, severity=severity, message=f"{rule}.", title=rule, fix=f"Mend {rule}.", **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("findings", "first"),
+    [
+        ([("comm_bound", "warning"), ("throughput_regression", "critical")], "throughput_regression"),
+        ([("data_bound", "warning"), ("loss_spike", "warning")], "loss_spike"),
+        ([("straggler", "warning"), ("comm_bound", "warning")], "straggler"),
+        ([("loss_plateau", "info"), ("data_bound", "warning")], "data_bound"),
+    ],
+)
+def test_the_headline_is_what_is_worst_and_then_what_spoils_the_result(
+    findings: list[tuple[str, str]], first: str
+) -> None:
+    rules = {rule.id: rule for rule in all_rules()}
+    ordered = worst_first([found(*one) for one in findings], rules)
+    _, judge = judge_series(_stepping(0.0))
+    assert verdict(judge.window, ordered).rule == first
+
+
+def test_a_run_that_waits_for_cores_is_told_that_and_not_to_compile_its_model() -> None:
+    _, judge = judge_series(_stepping(0.0))
+    waits = found("cpu_oversubscribed", "info", evidence={"pressure_pct": 95.0})
+    said = verdict(judge.window, [waits])
+    assert (said.rule, said.fix) == ("cpu_oversubscribed", waits.fix)
+
+
+def test_a_healthy_run_gets_the_fix_of_what_slows_it_a_little() -> None:
+    _, judge = judge_series(_stepping(0.0))
+    said = verdict(judge.window, [found("allocator_churn", "info")])
+    assert (said.rule, said.fix) == ("healthy", "Mend allocator_churn.")
+    assert not said.message.startswith("Nothing")
+
+
+def test_a_pause_after_an_attempt_that_finished_is_no_standstill() -> None:
+    judge = make_evaluator()
+    columns = _stepping(0.0)
+    judge.take(frame(columns, range(1, 41), ident=1, events=[state("running")]))
+    judge.take(frame({}, [], ident=2, events=[state("finished")]))
+    later = [state("running", start_step=41)]
+    judge.take(frame(columns, range(41, 81), ident=3, attempt=2, late_s=3600.0, events=later))
+    assert judge.verdict().rule == "healthy"

@@ -48,7 +48,7 @@ class HostMemoryLeak(Rule):
     skip_steps: int = 5
 
     id: ClassVar[str] = "host_memory_leak"
-    severities = ("warning",)
+    severities = ("info", "warning")
     place = Place(Question.WILL_IT_GO_ON, 4)
     reads = (Every(3.0), *OF_PROCESSES, *OF_HOSTS, Series("step_time_s", merge="median"))
     charts = ("process/rss_bytes", "process/workers_rss_bytes", "host/memory_used_bytes")
@@ -62,7 +62,8 @@ class HostMemoryLeak(Rule):
             "slowing down or falling back: at least {leaked_mib:g} MiB were added, and the rise went on for {settle_s:g} s and "
             "{settle_steps} steps after that. Pages of mapped files and the page cache do not count, and the first "
             "{skip_s:g} s and {skip_steps} steps do not. The finding says how much each step adds, and how long the "
-            "host's memory lasts. A cache or a replay buffer that takes minutes to fill looks the same until it is full."
+            "host's memory lasts. Growth of the host beside the run's processes may be that of other programs: it is a remark "
+            "(info). A cache or a replay buffer that takes minutes to fill looks the same until it is full."
         ),
         remedies={
             "": (
@@ -89,7 +90,8 @@ class HostMemoryLeak(Rule):
         meaning="训练进程、其加载 worker 或主机的内存不断增长。",
         fires=(
             "所有 rank、其加载 worker 或除此之外的主机内存持续上升，既不减缓也不回落：已增加至少 {leaked_mib:g} MiB，"
-            "且此后又持续增长了 {settle_s:g} 秒和 {settle_steps} 步时触发。映射文件的页和页缓存不计，前 {skip_s:g} "
+            "且此后又持续增长了 {settle_s:g} 秒和 {settle_steps} 步时触发。"
+            "主机内存在运行进程之外的增长可能来自其他程序，仅作提示。映射文件的页和页缓存不计，前 {skip_s:g} "
             "秒和前 {skip_steps} 步不计。结论给出每步增加多少、主机内存还能用多久。"
             "需要数分钟才填满的缓存或回放缓冲区在填满之前看起来相同。"
         ),
@@ -181,7 +183,7 @@ class HostMemoryLeak(Rule):
         ends = " If a dataset or a cache is still being filled, it ends by itself." if early else ""
         beside = " beside the training processes and their workers" if leak.of == "host" else ""
         return self.found(
-            "warning",
+            "info" if leak.of == "host" else "warning",
             f"The memory of {whose} grows by {spell_bytes(3600 * rise.per_s)} an hour",
             f"The memory of {whose}{beside} grew from {spell_bytes(rise.first)} to {spell_bytes(rise.now)} in "
             f"{spell_long_s(rise.lasted_s)} ({rise.steps:,} steps), steadily and without falling back: "

@@ -95,7 +95,7 @@ class Bound:
         device = self.roofline.words()
         return (
             f"{_subject(self)} {self.share_pct:.0f} % of a step (P50 {spell_s(self.step_p50_s)}, P90 "
-            f"{spell_s(self.step_p90_s)}, {self.steps} steps){'; ' + device if device else ''}."
+            f"{spell_s(self.step_p90_s)}, of the newest {self.steps} steady steps){'; ' + device if device else ''}."
         )
 
     @property
