@@ -3,6 +3,7 @@ alone."""
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -86,6 +87,23 @@ def test_who_has_taken_the_port_of_a_server_that_was_killed_is_asked_by_no_comma
     for words in (("runs",), ("keys", "list"), ("delete", "nan", "--yes")):
         assert commands.perfagent(tmp_path, *words, PERFAGENT_API_KEY="pfa_admin_mine").returncode == 1
     assert shown == []
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("users", "add", "ada", "--role", "viewer", "--password-stdin"), "administrator"),
+        (("users", "password", "ada", "--password-stdin"), "administrator"),
+        (("channels", "add", "webhook", "http://127.0.0.1:1/secret"), "administrator"),
+    ],
+)
+def test_a_stranger_is_sent_no_password_and_no_address_of_a_channel(
+    stranger: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], says: str
+) -> None:
+    address, shown = stranger
+    monkeypatch.setattr("sys.stdin", io.StringIO("correct horse battery"))
+    ended = commands.perfagent(tmp_path, *words, PERFAGENT_SERVER=address)
+    assert (ended.returncode, shown) == (1, []) and says in ended.stderr
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,19 +15,30 @@ from perfagent.addresses import DEFAULT_SERVER
 from perfagent.admin_proof import AdminProof
 from perfagent.command_line.server_options import add_server_options
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable
-from perfagent.local_server import credentials, data_folder, server_address
+from perfagent.local_server import LocalServer, credentials, data_folder, server_address
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.wire import plain
 
-__all__ = ["AdminApi", "NotThere", "add_options"]
+__all__ = ["AdminApi", "NotThere", "add_options", "no_server_is_meant"]
 
 _TIMEOUT_S = 30.0
+_CONFIDENTIAL = ("/users", "/channels")
+"""What is sent there holds passwords, and addresses with tokens."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """--server, --data and --json, the same for every administrator's command."""
     add_server_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def no_server_is_meant(arguments: argparse.Namespace) -> bool:
+    """Whether nobody named a server or gave a key, and none runs on the data folder: then the data folder itself is
+    meant, and whoever answers at the default address is a stranger."""
+    given = ("PERFAGENT_SERVER", "PERFAGENT_ADMIN_TOKEN", "PERFAGENT_API_KEY")
+    if arguments.server is not None or (arguments.data is None and any(os.environ.get(name) for name in given)):
+        return False
+    return LocalServer(arguments.data.expanduser() if arguments.data else data_folder()).address is None
 
 
 class NotThere(PerfagentError):  # noqa: N818 - it reads as what the server says
@@ -51,6 +63,11 @@ class AdminApi:
     def request(self, method: str, path: str, body: Any = None) -> Any:
         """The answer's JSON, None for an empty one. path: below /api/v1. Raises PerfagentError with what the server
         said."""
+        if body is not None and path.startswith(_CONFIDENTIAL) and self._auth is None and not self._headers:
+            raise PerfagentError(
+                f"this needs an administrator, and {self.server} is not asked without a key, since passwords and secrets "
+                "go along: start your own server with `perfagent up`, or set PERFAGENT_API_KEY to an admin key"
+            )
         with self._no_trouble():
             answer = httpx.request(
                 method, self._url(path), json=plain(body), headers=self._headers, auth=self._auth, timeout=_TIMEOUT_S,

@@ -12,8 +12,7 @@ from urllib.parse import quote
 from perfagent.command_line.option_types import number_above
 from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.errors import ConfigError, ServerUnreachable
-from perfagent.local_server import LocalServer
-from perfagent_server.commands.connection import AdminApi, add_options
+from perfagent_server.commands.connection import AdminApi, add_options, no_server_is_meant
 from perfagent_server.limits import LIMITS, Limits
 from perfagent_server.security.keys import KEY_SCOPES
 
@@ -71,8 +70,8 @@ def _create(arguments: argparse.Namespace) -> int:
     if arguments.limits:
         body["limits"] = _limits(arguments.limits)
     folder = None if arguments.data is None else arguments.data.expanduser()
-    if arguments.server is None and folder is not None and LocalServer(folder).address is None:
-        made = _create_offline(folder, body)  # no server runs on this folder; one that answers elsewhere is another's
+    if no_server_is_meant(arguments):
+        made = _create_offline(folder, body)
     else:
         try:
             made = AdminApi.from_arguments(arguments).request("POST", "/keys", body)

@@ -201,7 +201,7 @@ def _listen(settings: Settings) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise ResourceError(
                 f"port {settings.port} on {settings.host} is taken: if perfagent runs there already, open {settings.url}; "
-                f"otherwise take another: `perfagent up --port {settings.port + 1}` (and PERFAGENT_SERVER for the training jobs)"
+                f"otherwise take another: `perfagent up --port {settings.port + 1}`"
             ) from error
         if error.errno == errno.EACCES:
             raise ResourceError(f"port {settings.port} may not be used by this user; ports from 1024 may") from error

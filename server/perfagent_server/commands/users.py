@@ -13,8 +13,7 @@ from urllib.parse import quote
 
 from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.errors import ConfigError, ServerUnreachable
-from perfagent.local_server import LocalServer
-from perfagent_server.commands.connection import AdminApi, add_options
+from perfagent_server.commands.connection import AdminApi, add_options, no_server_is_meant
 from perfagent_server.security.rights import ROLES
 
 __all__ = ["command"]
@@ -77,8 +76,8 @@ def _add(arguments: argparse.Namespace) -> int:
     roles = [{"role": arguments.role, "project": project} for project in arguments.project or [None]]
     body: dict[str, Any] = {"name": arguments.name, "password": password, "roles": roles}
     folder = None if arguments.data is None else arguments.data.expanduser()
-    if arguments.server is None and folder is not None and LocalServer(folder).address is None:
-        made = _add_offline(folder, body)  # no server runs on this folder; one that answers elsewhere is another's
+    if no_server_is_meant(arguments):
+        made = _add_offline(folder, body)
     else:
         try:
             made = AdminApi.from_arguments(arguments).request("POST", "/users", body)
