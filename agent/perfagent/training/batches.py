@@ -14,25 +14,25 @@ StatefulDataLoader) is given that.
 from __future__ import annotations
 
 import itertools
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
 
 from perfagent.errors import ConfigError
+from perfagent.training import generators
 from perfagent.training.accumulation import Count, Window
 from perfagent.training.collectives import all_gather, rest
 from perfagent.training.data.transfer import CopyStream, moved
-from perfagent.training.randomness import random_state, restore_random_state
+from perfagent.training.randomness import is_same, random_state, restore_random_state
 from perfagent.training.strategies import Strategy
 
-if TYPE_CHECKING:
-    from torch.utils.data import Sampler
+__all__ = ["Batches", "length_of", "timed"]
 
-__all__ = ["Batches", "generators_of", "length_of", "timed"]
-
+logger = logging.getLogger("perfagent")
 Items = Callable[[Any], Count]
 
 
@@ -140,12 +140,17 @@ class Batches:
         self._keep(loader)
         batch = next(source, _END)
         while batch is not _END:
-            if window.done + 1 == window.size:
+            if window.done + 1 >= window.size:  # nothing is ahead where a checkpoint may be saved: what a dataset draws
+                self._kept = None  # from the process's generators comes after the state that is saved of them
+                window.will_end(window.size)
+                yield batch
                 self._keep(loader)
-            following = next(source, _END)
-            window.will_end(window.done + 1 if following is _END else window.size)
-            yield batch
-            batch = following
+                batch = next(source, _END)
+            else:
+                following = next(source, _END)
+                window.will_end(window.done + 1 if following is _END else window.size)
+                yield batch
+                batch = following
         self._kept = None
 
     def _look_ahead(self, loader: Any, source: Iterator[Any], items: Items) -> Iterator[Any]:
@@ -204,7 +209,13 @@ class Batches:
     def state(self) -> tuple[dict[str, Any], Any]:
         """The position at the last boundary, and the loader's own state where it has one."""
         epoch, batch, of_call = self._reached
-        position = {"epoch": epoch, "batch": batch, "epoch_of_call": of_call, "epoch_random": self._began}
+        position: dict[str, Any] = {
+            "epoch": epoch,
+            "batch": batch,
+            "epoch_of_call": of_call,
+            "epoch_random": self._began,
+        }
+        position["generators"] = [generators.state_of(one) for one in generators.of_samples(self._loader)]
         return position, self._sampler_state()
 
     def resume(self, position: Mapping[str, Any], sampler: Any, random: dict[str, Any] | None) -> None:
@@ -213,7 +224,7 @@ class Batches:
         self._began = position.get("epoch_random")
         self._estimated = bool(position.get("estimated"))
         self.reached()
-        self._resumed = {"sampler": sampler, "random": random}
+        self._resumed = {"sampler": sampler, "random": random, "generators": position.get("generators", [])}
 
     def _sampler_state(self) -> Any:
         loader = self._loader
@@ -231,7 +242,7 @@ class Batches:
                 restore_random_state(resumed["random"])
             self._began = {
                 "process": random_state(),
-                "generators": [one.get_state() for one in generators_of(loader)],
+                "generators": [generators.state_of(one) for one in generators.of_reading(loader)],
                 "workers_stayed": getattr(loader, "_iterator", None) is not None,
             }
             return timed(loader)
@@ -246,6 +257,7 @@ class Batches:
         def back() -> None:
             if resumed["random"] is not None:
                 restore_random_state(resumed["random"])
+            _restore(generators.of_samples(loader), resumed["generators"])
 
         if resumed["sampler"] is not None and hasattr(loader, "load_state_dict"):
             source = _from_state(loader, resumed["sampler"])
@@ -253,26 +265,51 @@ class Batches:
             return source
         if self._began is not None:
             restore_random_state(self._began["process"])
-            for generator, state in zip(generators_of(loader), self._began["generators"], strict=False):
-                generator.set_state(state.cpu())
+            _restore(generators.of_reading(loader), self._began["generators"])
         if _is_map_style(loader):
             loader._iterator = None  # persistent workers of an earlier reading, which hold the sampler as it was
             passing = _PassOver(loader.batch_sampler, self.batch, self._as_it_began, back)
             # DataLoader forbids it; the iterator made next takes it
             object.__setattr__(loader, "batch_sampler", passing)
+            if loader.num_workers > 0:
+                logger.warning("perfagent: %s", _IN_WORKERS)
             return timed(loader)
         source = timed(loader)
+        before = random_state()
         seen = sum(1 for _ in itertools.islice(source, self.batch))
         if seen < self.batch and not self._estimated:
             raise ConfigError(
                 f"the checkpoint was made after {self.batch} batches of an epoch, and this loader has {seen}; is it the same "
                 "data?"
             )
+        if not is_same(before, random_state()):
+            logger.warning("perfagent: %s", _OF_PROCESS)
         back()
         return source
 
 
 _END = object()
+_IN_WORKERS = (
+    "the training continues within an epoch: the samples come in the same order, but what the loader's workers draw at random "
+    "(augmentation) differs from an uninterrupted training"
+)
+_OF_PROCESS = (
+    "the training continues within an epoch, and its loader draws random numbers from the process's generators: if they decide "
+    "which samples come (a shuffle buffer), the rest of this epoch differs from an uninterrupted training. Give the loader a "
+    "generator of its own, as an attribute"
+)
+
+
+def _restore(found: list[Any], states: list[Any]) -> None:
+    if len(found) != len(states):
+        logger.warning(
+            "perfagent: the loader has %d random generators and had %d when the checkpoint was saved: the samples of the rest of "
+            "this epoch differ from an uninterrupted training",
+            len(found),
+            len(states),
+        )
+        return
+    generators.restore(found, states)
 
 
 class _PassOver:
@@ -357,10 +394,3 @@ def _is_map_style(loader: Any) -> bool:
         and not isinstance(loader.dataset, torch.utils.data.IterableDataset)
         and getattr(loader, "batch_sampler", None) is not None
     )
-
-
-def generators_of(loader: Any) -> list[torch.Generator]:
-    """Those that the user gave to the loader or its samplers."""
-    sampler: Sampler[Any] | None = getattr(loader, "sampler", None)
-    found = [getattr(one, "generator", None) for one in (loader, sampler, getattr(loader, "batch_sampler", None))]
-    return [*{id(one): one for one in found if isinstance(one, torch.Generator)}.values()]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["random_state", "restore_random_state"]
+__all__ = ["is_same", "random_state", "restore_random_state"]
 
 
 def random_state() -> dict[str, Any]:
@@ -27,6 +27,13 @@ def random_state() -> dict[str, Any]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
+
+
+def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether nothing was drawn on the host between two states."""
+    return torch.equal(one["torch"], other["torch"]) and all(
+        one.get(name) == other.get(name) for name in ("python", "numpy")
+    )
 
 
 def restore_random_state(state: dict[str, Any]) -> None:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    TensorDataset,
+)
 
 import perfagent
 from perfagent.errors import ConfigError
@@ -397,6 +408,12 @@ class Dropout(nn.Module):
         return out
 
 
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
 def made(precision: str = "fp32") -> perfagent.Loop:
     model = Dropout()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -449,6 +466,93 @@ def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(case: str, stop: 
     assert begun + train(second, data) == expected
     assert torch.equal(flat(second.model), flat(whole.model))
     assert (second.step_count, second.epoch) == (12, 3)
+
+
+class Augmented(Dataset[Any]):
+    """Adds noise from a generator of its own."""
+
+    def __init__(self, draw: Any) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((5,), index / 24 + self.draw()), torch.ones(1)
+
+
+class OwnOrder(Sampler[int]):
+    """Shuffles with a generator that no attribute called `generator` holds."""
+
+    def __init__(self, rng: Any) -> None:
+        self.rng = rng
+
+    def __len__(self) -> int:
+        return 24
+
+    def __iter__(self) -> Iterator[int]:
+        order = [*range(24)]
+        self.rng.shuffle(order)
+        return iter(order)
+
+
+class Noisy(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(24):
+            yield torch.full((5,), index / 24) + 0.1 * torch.rand(5), torch.full((1,), random.random())
+
+
+def still() -> float:
+    return 0.0
+
+
+def with_generator(kind: str, seed: int) -> Any:
+    """A loader with a generator of its own, which another process seeds in another way."""
+    torch_generator = torch.Generator().manual_seed(seed)
+    plain = Augmented(still)
+    if kind == "batch sampler":
+        order = RandomSampler(plain, generator=torch_generator)
+        return DataLoader(plain, batch_sampler=BatchSampler(order, 3, drop_last=False))
+    if kind == "numpy in a sampler":
+        return DataLoader(plain, batch_size=3, sampler=OwnOrder(np.random.default_rng(seed)))
+    if kind == "python in a sampler":
+        return DataLoader(plain, batch_size=3, sampler=OwnOrder(random.Random(seed)))
+    if kind == "numpy in a subset":
+        rng = np.random.default_rng(seed)
+        data = Subset(Augmented(rng.random), range(24))
+        data.dataset.rng = rng  # type: ignore[attr-defined]
+        return DataLoader(data, batch_size=3, shuffle=True)
+    return DataLoader(Noisy(), batch_size=3)
+
+
+@pytest.mark.parametrize("grad_accum", [1, 2])
+@pytest.mark.parametrize(
+    "kind", ["batch sampler", "numpy in a sampler", "python in a sampler", "numpy in a subset", "noisy stream"]
+)
+def test_every_generator_of_a_loader_goes_on_in_the_middle_of_an_epoch(kind: str, grad_accum: int) -> None:
+    def training() -> perfagent.Loop:
+        model = Dropout()
+        return perfagent.loop(model, torch.optim.AdamW(model.parameters(), lr=0.01), grad_accum=grad_accum)
+
+    seed_all(1)
+    expected = train(training(), with_generator(kind, 2))
+    seed_all(1)
+    first = training()
+    begun = train(first, with_generator(kind, 2), 3)
+    state = copy.deepcopy(first.state_dict())
+    seed_all(99)
+    second = training()
+    second.load_state_dict(state)
+    assert begun + train(second, with_generator(kind, 77)) == expected
+
+
+def test_a_loader_that_cannot_continue_exactly_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    first = made()
+    train(first, loader(generator=torch.Generator()), 3)
+    second = made()
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    train(second, loader(), 4)
+    assert "random generators" in caplog.text
 
 
 @pytest.mark.parametrize("stop", [3, 4, 5, 8])  # in the middle of an epoch, at its end, after it

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from perfagent.errors import ConfigError
-from perfagent.training.batches import generators_of
+from perfagent.training import generators
 from perfagent.training.data.collating import IGNORED
 from perfagent.training.data.prefetch import Prefetcher
 from perfagent.training.randomness import random_state, restore_random_state
@@ -151,7 +151,8 @@ class _AsFound:
     def __enter__(self) -> Any:
         loader = self._loader
         self._random = random_state()
-        self._generators = [(one, one.get_state()) for one in generators_of(loader)]
+        self._generators = [*generators.of_reading(loader), *generators.of_samples(loader)]
+        self._drawn = [generators.state_of(one) for one in self._generators]
         # a loader's own iterator may be in use, and its workers go on from where they are
         if isinstance(loader, DataLoader):
             loader = copy.copy(loader)
@@ -173,8 +174,7 @@ class _AsFound:
             self._phase.__exit__(*error)
         for one, state in self._states:
             one.load_state_dict(state)
-        for generator, state in self._generators:
-            generator.set_state(state)
+        generators.restore(self._generators, self._drawn)
         restore_random_state(self._random)
 
 
