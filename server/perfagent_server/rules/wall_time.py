@@ -195,7 +195,7 @@ class WallTime:
         if self._recent and start <= self._recent[-1][0]:  # clocks may jump back
             return self._recent[-1][1]
         self._recent.append((start, _Tally()))
-        while self._recent[0][0] <= start - RECENT_S:
+        while len(self._recent) > 1 and self._recent[0][0] <= start - RECENT_S:  # alone it may be of no time at all
             del self._recent[0]
         return self._recent[-1][1]
 

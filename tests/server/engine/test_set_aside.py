@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from api_builders import api
 from builders import until
@@ -340,6 +341,7 @@ def test_a_run_whose_row_cannot_be_read_is_judged(bench: Bench, column: str) -> 
     assert told(bench) == [("r", "nonfinite_loss")]
 
 
+@pytest.mark.blocks
 def test_a_row_of_the_tail_that_cannot_be_read_is_passed_over(bench: Bench) -> None:
     engine = bench.engine()
     bench.send({"loss": [2.0]}, [1], name="odd")
@@ -347,6 +349,12 @@ def test_a_row_of_the_tail_that_cannot_be_read_is_passed_over(bench: Bench) -> N
     send_nan(bench)
     engine.run_once()
     assert told(bench) == [("sick", "nonfinite_loss")]
+    engine.checkpoint()
+    compactor = Compactor(bench.database, policy=CompactionPolicy(age_s=-math.inf))
+    with pytest.raises(msgspec.DecodeError):
+        compactor.run_once()
+    compactor.run_once()
+    assert [row["run"] for row in bench.rows(tail)] == ["odd"], "those of others are packed"
 
 
 def test_a_retention_that_cannot_be_read_deletes_nothing(bench: Bench) -> None:

@@ -186,7 +186,7 @@ class Throttling(Rule):
             return None
         since = tail[-1][0] - _OVER_S
         values = [value for second, value in tail if second > since]
-        return sum(values) / len(values)
+        return sum(values) / len(values) if values else None  # of times so large that a minute is nothing
 
     def _is_hot(self, one: _Held) -> bool:
         return one.hot_c is not None and one.hot_c >= self.hot_c

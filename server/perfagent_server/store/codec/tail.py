@@ -29,7 +29,7 @@ from perfagent.wire import Event, Group
 from perfagent_server.store.codec.aggregates import Floats, Ints
 from perfagent_server.store.codec.compress import compress, decompress
 
-__all__ = ["TailGroup", "last_step", "pack_tail", "step_range", "unpack_tail", "unpack_whole"]
+__all__ = ["TailGroup", "is_readable", "last_step", "pack_tail", "step_range", "unpack_tail", "unpack_whole"]
 
 _ONE = 8  # bytes of a step, or a time
 _STEP, _TIME = struct.Struct("<q"), struct.Struct("<d")
@@ -207,6 +207,14 @@ def unpack_tail(frame: bytes) -> list[TailGroup]:
 def unpack_whole(frame: bytes) -> tuple[list[TailGroup], list[Event]]:
     groups, events = _parts(frame)
     return [group.group() for group in groups], _events_decoder.decode(events) if len(events) > 1 else []
+
+
+def is_readable(frame: bytes) -> bool:
+    try:
+        unpack_whole(frame)
+    except (WireError, msgspec.MsgspecError, ValueError, TypeError, IndexError, RecursionError):
+        return False
+    return True
 
 
 def _parts(frame: bytes) -> tuple[Sequence[_Stored | _Unversioned], msgspec.Raw]:

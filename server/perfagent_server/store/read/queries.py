@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -292,5 +293,11 @@ def _unpacked(id_: int, frame: bytes) -> tuple[list[TailGroup], list[Event]]:
     try:
         return unpack_whole(frame)
     except (PerfagentError, msgspec.MsgspecError, ValueError, TypeError, IndexError, RecursionError):
-        log.exception("row %d of the tail cannot be read, and is passed over", id_)
+        _say_unreadable(id_)
         return [], []
+
+
+@lru_cache(maxsize=1000)
+def _say_unreadable(id_: int) -> None:
+    """Once: it is met again until it goes with its run."""
+    log.error("row %d of the tail cannot be read, and is passed over", id_)

@@ -24,7 +24,7 @@ from sqlalchemy.exc import IntegrityError
 from perfagent_server.database import Database, StorageError
 from perfagent_server.store.codec.blocks import BLOCK_STEPS
 from perfagent_server.store.codec.rollups import rollup_rows
-from perfagent_server.store.codec.tail import last_step
+from perfagent_server.store.codec.tail import is_readable, last_step
 from perfagent_server.store.codec.wide_blocks import Place, drop_bundles, put_bundles, whole_bundles
 from perfagent_server.store.shards import AllShards, Shards, shard_of
 from perfagent_server.store.statements import Prepared, compile_all, insert_for
@@ -167,6 +167,9 @@ class Compactor:
         self._ledger = LedgerTrim(database, clock=clock)
         self._work = Work()  # what has been gathered
         self._writing: tuple[Work, Future[None]] | None = None  # what the writer has in hand
+        self._is_careful = (
+            False  # after a failure, rows that cannot be read are left in the tail, and hold up no others
+        )
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -222,6 +225,11 @@ class Compactor:
                         self._write()
             self._write()
             self._settle()
+        except StorageError:
+            raise
+        except Exception:
+            self._is_careful = True
+            raise
         finally:
             self._abandon()
         return self.counters["rows"] - before
@@ -290,13 +298,15 @@ class Compactor:
     def _oldest_rows(self, found: Iterable[Sequence[Any]]) -> tuple[list[TailRow], bool]:
         """As many of a rank's rows as are worked on at once, and whether there may be more."""
         rows: list[TailRow] = []
-        size = 0
+        count = size = 0
         for row in map(TailRow._make, found):
+            count += 1
             size += len(row.frame) + 8 * row.samples
             if rows and size > self.policy.bytes_at_once:
                 return rows, True
-            rows.append(row)
-        return rows, len(rows) == self.policy.rows_at_once
+            if not self._is_careful or is_readable(row.frame):
+                rows.append(row)
+        return rows, count == self.policy.rows_at_once
 
     def _wait_for_more(self, rank: tuple[str, int], rows: Sequence[TailRow]) -> None:
         """Counts rows that stay in the tail: another look when as much again has come, or when they are old."""

@@ -1,0 +1,188 @@
+"""Whatever comes or is stored: the NaN of another run is told within two rounds, and the server says that it is ready.
+
+The inputs are given in batches to one server whose rules go round by hand. A batch that silences the rules is given again,
+one input after the other, to a new server, so that the failure names the input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import clickhouse_server
+import postgresql_server
+import pytest
+from api_builders import MSGPACK, settings_for
+from engine_bench import NOW, Clock
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from odd_inputs import ODD, Odd
+from sqlalchemy import select
+
+from perfagent.errors import ConfigError, PerfagentError
+from perfagent.wire import Frame, Group, encode
+from perfagent_server.app import create_app
+from perfagent_server.engine.rule_settings import read_rules_file
+from perfagent_server.engine.scheduler import Engine
+from perfagent_server.engine.watchdog import Watchdog
+from perfagent_server.rules.catalogue import rules_for
+from perfagent_server.rules.plan import Plan
+from perfagent_server.services import Services, open_services
+from perfagent_server.store.statements import put
+from perfagent_server.store.tables import alert, rule_setting, tail
+
+BATCH = 25
+
+
+class ByHand(Engine):
+    """The rules thread is whoever calls run_once()."""
+
+    def start(self) -> None: ...
+
+
+class Server:
+    """clock, monotonic: the first is what jumps."""
+
+    def __init__(self, services: Services, client: TestClient, clock: Clock, monotonic: Clock, folder: Path) -> None:
+        self.services, self.client, self.clock, self.monotonic, self.folder = services, client, clock, monotonic, folder
+        self.fresh, self.seq, self.pace = 0, 0, 1.0
+
+    def take(self, odd: Odd) -> None:
+        """Gives it to the server. What is refused with a word of ours is refused well."""
+        services = self.services
+        if isinstance(odd.what, Frame):
+            self.seq += 1
+            frame = replace(odd.what, seq=self.seq)
+        if odd.kind == "frame":
+            with contextlib.suppress(PerfagentError):
+                answer = self.client.post("/api/v1/ingest", content=encode(frame), headers=MSGPACK)
+                assert answer.status_code < 500, answer.text
+        elif odd.kind == "stored":
+            self._store(frame)
+        elif odd.kind == "bytes":
+            self.seq += 1
+            self._store(_frame("bytes", self.seq, [1.0]))
+            newest = select(tail.c.id).order_by(tail.c.id.desc()).limit(1).scalar_subquery()
+            broken = tail.update().where(tail.c.id == newest, tail.c.run == "bytes").values(frame=odd.what)
+            services.database.write(lambda connection: connection.execute(broken))
+        elif odd.kind == "setting":
+            project, rule, text = odd.what
+            row = {"project": project, "rule": rule, "settings": text}
+            services.database.write(lambda connection: put(connection, rule_setting, row))
+            services.rules_changed()
+        elif odd.kind == "file":
+            file = self.folder / "rules.toml"
+            file.write_bytes(odd.what)
+            with contextlib.suppress(ConfigError):
+                for overrides in read_rules_file(file).values():
+                    Plan(rules_for(overrides))
+        elif math.isnan(odd.what):
+            self.pace = 1.0 - self.pace
+        else:
+            self.clock.at += odd.what
+
+    def _store(self, frame: Frame) -> None:
+        with contextlib.suppress(Exception):  # what no table takes has no way to the rules
+            self.services.database.write(
+                lambda connection: self.services.store.append_in(connection, [frame], self.clock.at)  # type: ignore[attr-defined]
+            )
+
+    def round(self) -> None:
+        self.monotonic.at += 5
+        self.clock.at += 5 * self.pace
+        while self.services.engine.run_once():
+            pass
+        self.services.engine.look_for_silence()
+        self.services.engine.settle_outcomes()
+        self.services.engine.checkpoint()
+        for run in "abcd":
+            self.services.engine.verdict(run)
+
+    def silence(self) -> str:
+        """What is wrong after a NaN in a fresh run; empty if it is told."""
+        self.fresh += 1
+        run = f"fresh-{self.fresh}"
+        try:
+            self.round()
+            self._store(_frame(run, 1, [2.0, math.nan]))
+            self.services.engine.run_once()
+            self.services.engine.run_once()
+            self.services.watchdog.look()
+        except Exception as error:
+            return f"a round failed: {error!r}"
+        with self.services.database.read() as connection:
+            told = connection.execute(select(alert.c.rule).where(alert.c.run == run)).scalars().all()
+        if "nonfinite_loss" not in told:
+            return f"the NaN raised {told}"
+        ready = self.client.get("/readyz")
+        return "" if ready.status_code == 200 else ready.text
+
+
+def _frame(run: str, seq: int, losses: Sequence[float]) -> Frame:
+    steps = list(range(seq, seq + len(losses)))
+    times = [NOW + step for step in steps]
+    group = Group(steps, times, times, {"loss": list(losses)})  # type: ignore[arg-type]
+    return Frame(project="p", run=run, source=f"{run}-1-0", attempt=1, rank=0, seq=seq, groups=[group])
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    place = settings_for(folder)
+    services = open_services(place)
+    clock, monotonic = Clock(NOW), Clock(1000.0)
+    engine = ByHand(
+        services.database,
+        services.store,
+        services.hub,
+        clock=clock,
+        monotonic=monotonic,
+        plan_of=services.rule_settings.plan_of,
+    )
+    services.engine = engine
+    services.watchdog = Watchdog(
+        services.database, services.store, engine, server="http://here", link="", on_deliveries=lambda: None, clock=clock,
+        monotonic=monotonic,
+    )  # fmt: skip
+    app = create_app(place, dashboard=False, services=services)
+    with TestClient(app, base_url="http://127.0.0.1:8420") as client:
+        yield Server(services, client, clock, monotonic, folder)
+
+
+def one_by_one(folder: Path, batch: Sequence[Odd]) -> str:
+    """The input that silences a new server, and how."""
+    with serving(folder) as server:
+        for odd in batch:
+            server.take(odd)
+            if said := server.silence():
+                return f"{said}, after {odd!r:.3000}"
+    return "only all of them together do"
+
+
+def batches_of_a_night() -> int:
+    return 20 if postgresql_server.is_wanted() or clickhouse_server.is_wanted() else 400
+
+
+@pytest.mark.parametrize("batches", [12, pytest.param(0, marks=pytest.mark.long)])
+def test_no_input_silences_the_rules(tmp_path: Path, batches: int) -> None:
+    count = [0]
+    with serving(tmp_path) as server:
+
+        @settings(
+            max_examples=batches or batches_of_a_night(), deadline=None, database=None, derandomize=bool(batches),
+            phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(st.lists(ODD, min_size=BATCH, max_size=BATCH))
+        def check(batch: list[Odd]) -> None:
+            count[0] += 1
+            for odd in batch:
+                server.take(odd)
+            if said := server.silence():
+                pytest.fail(f"{said}; {one_by_one(tmp_path / f'again-{count[0]}', batch)}")
+
+        check()
+    assert count[0] >= (batches or batches_of_a_night())
