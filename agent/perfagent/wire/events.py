@@ -33,6 +33,7 @@ Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Part = Annotated[int, Meta(ge=1, le=MAX_PARTS)]
 ProfileId = Annotated[str, Meta(pattern=r"^[0-9A-Za-z]{1,64}\Z")]
 """It stands in the header that names the file of the trace."""
+Tags = Annotated[list[str | int | float | bool], Meta(max_length=4096)]
 Table = dict[str, Any] | str
 """Text where the agent could not read the table: the name of its type."""
 Cut = str
@@ -45,7 +46,7 @@ class StateData(Struct):
     state: State
     name: str | None = None
     config: Table | None = None
-    tags: list[str | int | float | bool] | None = None
+    tags: Tags | None = None
     group: str | None = None
     notes: str | None = None
     start_step: Whole | None = None
@@ -69,7 +70,7 @@ class ContextData(Struct):
 
     name: str | None = None
     config: Table | None = None
-    tags: list[str | int | float | bool] | None = None
+    tags: Tags | None = None
     group: str | None = None
     notes: str | None = None
     start_step: Whole | None = None

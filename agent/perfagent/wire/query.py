@@ -132,7 +132,8 @@ class Alert:
 @dataclass(slots=True, kw_only=True)
 class RunSummary:
     """One run as in GET /api/v1/runs. step: the last completed one; started, updated, ended: RFC 3339 UTC; rules_off:
-    rules that do not judge it; severity: of OUTCOMES, "" where an older server does not say it."""
+    rules that do not judge it; left_out: `{"names": {"count", "limit"}, "tags": {...}}`, for how many names of metrics and
+    tags at least there was no room; severity: of OUTCOMES, "" where an older server does not say it."""
 
     run: str
     project: str
@@ -151,6 +152,7 @@ class RunSummary:
     config: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     rules_off: list[str] = field(default_factory=list)
+    left_out: dict[str, dict[str, int]] = field(default_factory=dict)
     severity: str = ""
 
 

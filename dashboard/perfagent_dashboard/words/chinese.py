@@ -93,6 +93,8 @@ CHINESE: dict[str, str] = {
     "ended": "{time} 结束",
     "host": "运行所在的机器",
     "attempts": "第 {count} 次尝试",
+    "names_left_out": "此任务至少有 {count} 个指标名称未被记录：上限为 {limit} 个",
+    "tags_left_out": "此任务至少有 {count} 个标签未被记录：上限为 {limit} 个",
     "step": "步",
     "no_run_title": "没有任务 {run}",
     "no_run": "它可能已被删除，或者地址有误。",

@@ -93,6 +93,8 @@ ENGLISH: dict[str, str] = {
     "ended": "ended {time}",
     "host": "the machine it runs on",
     "attempts": "{count} attempts",
+    "names_left_out": "{count} metric {count|name|names} of this run, or more, were left out: the limit is {limit}",
+    "tags_left_out": "{count} {count|tag|tags} of this run, or more, were left out: the limit is {limit}",
     "step": "step",
     "no_run_title": "There is no run {run}",
     "no_run": "It may have been deleted, or the address has a typing mistake.",

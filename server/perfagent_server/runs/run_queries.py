@@ -32,7 +32,7 @@ PAGE_CHARACTERS = 8 * 2**20
 
 _LEVEL = LEVEL.label("level")
 _SUMMARY = [*(column for column in run.c if column.name != "notes"), _LEVEL]
-_ROW = [column for column in _SUMMARY if column.name not in ("attempt", "config", "meta", "rules_off")]
+_ROW = [column for column in _SUMMARY if column.name not in ("attempt", "config", "meta", "rules_off", "left_out")]
 _newest_named = Prepared(
     select(run.c.id, run.c.attempt)
     .where(run.c.project == bindparam("_project"), run.c.name == bindparam("_name"))
@@ -243,7 +243,7 @@ def _summary(row: Mapping[Any, Any], *, brief: bool = False) -> RunSummary:
         started=rfc3339(row["started"]), updated=rfc3339(row["updated"]), ended=rfc3339(row["ended"]), reason=row["reason"],
         world_size=row["world_size"], attempts=row["attempts"], tags=stored_names(row["tags"]), group=row["group_name"],
         host=row["host"], config=stored_object(row["config"]), meta=meta, rules_off=stored_names(row["rules_off"]),
-        severity=OUTCOMES[row["level"]],
+        left_out=stored_object(row["left_out"]), severity=OUTCOMES[row["level"]],
     )  # fmt: skip
 
 

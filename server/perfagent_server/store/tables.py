@@ -70,6 +70,8 @@ run = Table(
     Column("config", Text, nullable=False, default="{}"),  # JSON object: the user's hyperparameters
     Column("meta", Text, nullable=False, default="{}"),  # JSON object: what the agent found out about the run
     Column("rules_off", Text, nullable=False, server_default="[]"),  # JSON: rules that do not judge it
+    # JSON object: "names" of metrics and "tags" for which there was no room, each with count (at least) and limit
+    Column("left_out", Text, nullable=False, server_default="{}"),
     Column("outcome", String(16)),  # of perfagent.wire.OUTCOMES, once it ended and was judged to its end
     Index(None, "project", "started"),
     Index(None, "name"),

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,7 +20,7 @@ import numpy as np
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from perfagent.wire import Frame, Group, Rejected
-from perfagent.wire.limits import MAX_NAMES_PER_RUN, MAX_STEP, name_problem
+from perfagent.wire.limits import MAX_NAMES_PER_RUN, MAX_STEP, name_problem, room_of
 from perfagent_server.database import Database
 from perfagent_server.database.backend import replica_of
 from perfagent_server.store import artifacts
@@ -45,6 +47,7 @@ _STEP_MARKS = frozenset(("step_time_s", "phase/optimizer_s"))
 _SAMPLED = ("gpu/", "node_gpu", "host/", "disk/", "process/", "agent/", "cuda/")
 
 Names = frozenset[str]
+_MOST_LEFT_OUT = 10_000  # names that are counted apart
 
 _encoder = msgspec.msgpack.Encoder()
 _claim_frame = Prepared(
@@ -65,6 +68,16 @@ _new_series = Prepared(
 )
 
 
+@dataclass(slots=True)
+class _NamesOfRun:
+    """names: that some rank of a run has; taken: of each room (wire/limits.py); left_out: hashes of those for which there
+    was none."""
+
+    names: Names
+    taken: Counter[str]
+    left_out: set[int] = field(default_factory=set)
+
+
 class Appender:
     """The half of SqlStore that writes."""
 
@@ -75,7 +88,7 @@ class Appender:
         # Names of series; filled inside transactions, so forgotten whenever one is undone. Only the writer thread
         # looks.
         self._known: dict[tuple[str, int], Names] = {}
-        self._of_run: dict[str, Names] = {}  # names that some rank of a run has
+        self._of_run: dict[str, _NamesOfRun] = {}
         self._shared: dict[Names, Names] = {}  # most runs have the same names: one set for all of them
         self._starts = Starts()
         self._deletions = 0  # the newest one by another server that the caches know of
@@ -130,7 +143,9 @@ class Appender:
             rejected.setdefault(at, []).extend(_take_out_bad_steps(frame))
             new_names += self._admit_names(connection, frame, rejected[at])
             first, done = _measure(frame, not _STEP_MARKS.isdisjoint(self._names(connection, frame.run, frame.rank)))
-            seen.append(lifecycle.Seen(frame, done, first))
+            of_run = self._of_run.get(frame.run)
+            left_out = (len(of_run.left_out), self._max_names) if of_run is not None and of_run.left_out else None
+            seen.append(lifecycle.Seen(frame, done, first, left_out))
         lifecycle.record(connection, seen, sources, runs, self._starts, now)
         if new_names:
             _new_series.rows(connection, new_names)
@@ -238,25 +253,33 @@ class Appender:
         """Which of the names that are new to a rank may not become series, and why."""
         of_run = self._names_of_run(connection, run)
         # what one rank sends, the others have mostly sent before
-        unheard = [name for name in new if name not in of_run]
+        unheard = [name for name in new if name not in of_run.names]
         refused = {name: problem for name in unheard if (problem := name_problem(name)) is not None}
-        wanted = [name for name in unheard if name not in refused]
-        room = max(0, self._max_names - len(of_run))
-        if wanted[:room]:
-            self._of_run[run] = self._grown(of_run, wanted[:room])
-        for name in wanted[room:]:
+        admitted = []
+        for name in unheard:
+            if name in refused:
+                continue
+            room = room_of(name)
+            if room == "catalogue" or of_run.taken[room] < self._max_names:
+                of_run.taken[room] += 1
+                admitted.append(name)
+                continue
             refused[name] = (
                 f"the run has {self._max_names} names already, which is the limit (PERFAGENT_MAX_NAMES at the server)"
             )
+            if len(of_run.left_out) < _MOST_LEFT_OUT:
+                of_run.left_out.add(hash(name))
+        if admitted:
+            of_run.names = self._grown(of_run.names, admitted)
         return refused
 
-    def _names_of_run(self, connection: Connection, run: str) -> Names:
+    def _names_of_run(self, connection: Connection, run: str) -> _NamesOfRun:
         """Names that some rank of a run has, also those that this transaction has admitted. Read once, since to look through all
         series of 512 ranks takes 150 ms. So each of several servers has a limit of its own."""
         found = self._of_run.get(run)
         if found is None:
-            rows = _names_of_run.all(connection, {"run": run})
-            found = self._of_run[run] = self._share(name for (name,) in rows)
+            names = self._share(name for (name,) in _names_of_run.all(connection, {"run": run}))
+            found = self._of_run[run] = _NamesOfRun(names, Counter(map(room_of, names)))
         return found
 
     def _write_tail(self, connection: Connection, frames: Sequence[Frame], now: float) -> dict[tuple[str, int], int]:

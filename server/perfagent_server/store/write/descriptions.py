@@ -19,7 +19,7 @@ from perfagent_server.store.statements import Prepared
 from perfagent_server.store.stored_json import stored_names, stored_object
 from perfagent_server.store.tables import run as runs
 
-__all__ = ["SET_BY_PEOPLE", "Descriptions", "set_by_people"]
+__all__ = ["SET_BY_PEOPLE", "Descriptions", "note_left_out", "set_by_people"]
 
 SET_BY_PEOPLE = "_set_by_people"
 """In a run's `meta`, shown to nobody: what of `name` and `tags` a person has set, which no job changes from then on."""
@@ -91,9 +91,11 @@ class Descriptions:
             run["name"] = called[:256]
         tags, config = data.get("tags"), data.get("config")
         if isinstance(tags, (list, tuple)) and "tags" not in described.by_people:
-            for tag in tags[:_TAGS]:
-                if len(described.tags) < _TAGS:
-                    described.tags[str(tag)[:256]] = None
+            new = dict.fromkeys(text for tag in tags if (text := str(tag)[:256]) not in described.tags)
+            room = _TAGS - len(described.tags)
+            described.tags.update(dict.fromkeys(list(new)[:room]))
+            if len(new) > room:
+                note_left_out(run, "tags", len(new) - room, _TAGS)
         described.notes = described.notes or str(data.get("notes") or "")[:_NOTES_CHARACTERS]  # what people wrote stays
         if isinstance(config, dict):
             described.config.update(config)
@@ -108,6 +110,15 @@ class Descriptions:
         known = stored_object(meta)
         by_people = known.pop(SET_BY_PEOPLE, [])
         return _Description(dict.fromkeys(stored_names(tags)), notes, stored_object(config), known, by_people)
+
+
+def note_left_out(run: dict[str, Any], what: str, count: int, limit: int) -> bool:
+    """Notes that for so many names, or tags, of a run there was no room. False where that was noted before."""
+    known = stored_object(run["left_out"])
+    if known.get(what, {}).get("count", 0) >= count:
+        return False
+    run["left_out"] = json.dumps({**known, what: {"count": count, "limit": limit}})
+    return True
 
 
 def set_by_people(meta: str, fields: Collection[str]) -> str:

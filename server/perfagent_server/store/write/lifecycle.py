@@ -30,7 +30,7 @@ from perfagent_server.store.statements import Prepared, among
 from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source as sources
-from perfagent_server.store.write.descriptions import Descriptions
+from perfagent_server.store.write.descriptions import Descriptions, note_left_out
 from perfagent_server.store.write.held import HELD, note_held
 
 __all__ = [
@@ -61,11 +61,12 @@ _REASON_CHARACTERS = 4000
 @dataclass(slots=True)
 class Seen:
     """A frame and what its rows say. step: the last completed step in it; first_step: the first of its rows but those
-    of samplers; None if it holds none."""
+    of samplers; None if it holds none. left_out: how many names of its run had no room, and the limit."""
 
     frame: Frame
     step: int | None
     first_step: int | None
+    left_out: tuple[int, int] | None = None
 
 
 class _RankState(NamedTuple):
@@ -99,6 +100,7 @@ _RUN_COLUMNS = (
     "world_size",
     "group_name",
     "host",
+    "left_out",
 )
 _SOURCE_ROW = ("id", "run", "attempt", "rank", *_SOURCE_COLUMNS, "clock_offset_s", "seq_floor")
 _RUN_ROW = ("id", *_RUN_COLUMNS)
@@ -206,6 +208,10 @@ class _Book:
         for event in frame.events:
             if event.kind == "context":
                 self._describe(run, frame, event.data)
+            elif event.kind == "left_out":  # by the agent, which names the first of them
+                self._left_out(run, len(event.data.get("names") or ()), event.data.get("limit") or 0)
+        if item.left_out is not None:
+            self._left_out(run, *item.left_out)
         if item.first_step is not None and not frame.source.startswith(JSON_SOURCE):
             self.starts.has_row(self.connection, frame.run, frame.attempt, item.first_step)
         step = max([item.step or 0, *(event.step or 0 for event in states)])
@@ -258,6 +264,7 @@ class _Book:
                 "world_size": 1,
                 "group_name": None,
                 "host": None,
+                "left_out": "{}",
             }
             _new_run.send(self.connection, [{**run, "tags": "[]", "notes": "", "config": "{}", "meta": "{}"}])
             self.runs[frame.run] = run
@@ -367,6 +374,10 @@ class _Book:
             run["host"] = str(data["host"])[:256]
         self.changed_runs[run["id"]] = None
         self.descriptions.add(run, frame.name, data)
+
+    def _left_out(self, run: dict[str, Any], count: int, limit: int) -> None:
+        if note_left_out(run, "names", count, limit):
+            self.changed_runs[run["id"]] = None
 
     def _is_fresh(self, frame: Frame, source: dict[str, Any]) -> bool:
         """Whether the frame was made just now, so that its sender lives, and not drained from a spool that somebody
