@@ -16,10 +16,12 @@ import threading
 import time
 import uuid
 from array import array
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -195,6 +197,9 @@ _Newest = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
 class LogRows:
+    """Rows are placed by one thread at a time, which reads and writes the database meanwhile. What the event loop has to
+    change in the same tables it leaves to that thread: it never waits for it."""
+
     def __init__(
         self,
         database: Database,
@@ -206,7 +211,8 @@ class LogRows:
     ) -> None:
         self._database, self._runs, self._ingest, self._clock = database, runs, ingest, clock
         self._new_runs = new_runs
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of _named and _sources; held over I/O, so the event loop only tries it
+        self._changes: deque[Callable[[], object]] = deque()
         self._of_name: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._turns = asyncio.Semaphore(_TURNS)
         self._turning = ThreadPoolExecutor(_TURNS, thread_name_prefix="perfagent-turns")
@@ -243,7 +249,7 @@ class LogRows:
         for frame, receipt in zip(frames, receipts, strict=True):
             step = reached[frame.source]
             if receipt.rejected and not receipt.stored and not frame.events:
-                self._take_back(frame, step, began[frame.source])
+                self._change(partial(self._take_back, frame, step, began[frame.source]))
                 step = began[frame.source]
             row = touched.setdefault(
                 frame.run, {"run": frame.run, "project": frame.project, "name": frame.name, "step": step}
@@ -287,15 +293,30 @@ class LogRows:
             stored = iter(await self._ingest.accept(there, limited=limited))
         except StorageError as error:
             if not again and not isinstance(error, Unsure):
-                with self._lock:
-                    self._undo(frames, places)
+                self._change(partial(self._undo, frames, places))
             raise
-        with self._lock:
-            for frame in there:
-                named = self._named.get((frame.project, frame.name or ""))
-                if named is not None and named.id == frame.run:
-                    named.stored = True
+        self._change(partial(self._note_stored, there))
         return [Receipt(0, frame.samples) if frame.run in deleted else next(stored) for frame in frames]
+
+    def _change(self, change: Callable[[], object]) -> None:
+        """Changes _named or _sources: now, or where rows are being placed at this moment, before the next ones are."""
+        self._changes.append(change)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        """The lock is held."""
+        while self._changes:
+            self._changes.popleft()()
+
+    def _note_stored(self, frames: Sequence[Frame]) -> None:
+        for frame in frames:
+            named = self._named.get((frame.project, frame.name or ""))
+            if named is not None and named.id == frame.run:
+                named.stored = True
 
     def _undo(self, frames: Sequence[Frame], places: Sequence[dict[str, Any]]) -> None:
         """Nothing of a request was stored: its steps are free again, unless somebody counted on from them meanwhile,
@@ -316,55 +337,57 @@ class LogRows:
 
     def _take_back(self, frame: Frame, reached: int, began: int) -> None:
         """Nothing of a frame was stored: its steps are free again, unless somebody counted on from them meanwhile."""
-        with self._lock:
-            source = self._sources.get((frame.run, frame.rank))
-            if source is not None and source.id == frame.source and source.step == reached:
-                source.step = began
+        source = self._sources.get((frame.run, frame.rank))
+        if source is not None and source.id == frame.source and source.step == reached:
+            source.step = began
 
     def forget(self, run: str) -> None:
         """After a run was deleted: its name makes a new one."""
-        with self._lock:
-            self._named = {name: named for name, named in self._named.items() if named.id != run}
-            self._sources = {place: source for place, source in self._sources.items() if place[0] != run}
+        self._change(partial(self._forget, run))
+
+    def _forget(self, run: str) -> None:
+        self._named = {name: named for name, named in self._named.items() if named.id != run}
+        self._sources = {place: source for place, source in self._sources.items() if place[0] != run}
 
     def _place_all(self, requests: Sequence[_Request]) -> list[_Placed | Exception]:
         # asked again for each batch: an agent may have begun a new attempt, or a run, of a name
-        newest = self._runs.newest_named({(row.project, row.run) for rows, *_ in requests for row in rows})
-        placed: list[_Placed | Exception] = []
-        for rows, body, key, sender in requests:
-            try:
-                placed.append(self._frames(rows, body, key, sender, newest))
-            except Exception as error:  # noqa: BLE001 - of this request alone
-                placed.append(error)
-        return placed
+        with self._lock:
+            newest = self._runs.newest_named({(row.project, row.run) for rows, *_ in requests for row in rows})
+            placed: list[_Placed | Exception] = []
+            for rows, body, key, sender in requests:
+                self._settle()
+                try:
+                    placed.append(self._frames(rows, body, key, sender, newest))
+                except Exception as error:  # noqa: BLE001 - of this request alone
+                    placed.append(error)
+            return placed
 
     def _frames(self, rows: Sequence[LogRow], body: bytes, key: str | None, sender: Sender, newest: _Newest) -> _Placed:
-        """Frames, the place of each row, and for a retry which of its runs were deleted since. The lock is held while
-        they are written down, so that a key is used once."""
-        with self._lock:
-            scoped = None if key is None else _scoped(key, rows)
-            digest = b"" if scoped is None else hashlib.sha256(body).digest()
-            kept = None if scoped is None else self._kept(scoped)
-            if kept is not None:
-                if kept["digest"] != digest:
-                    raise RefusalError(
-                        "key_reused",
-                        "this Idempotency-Key was used for another body; use a new key for new rows",
-                        "idempotency-key",
-                    )
-                places: list[dict[str, Any]] = kept["places"]
-                return _build(rows, places, kept["time"]), places, self._deleted({place["run"] for place in places})
-            self._new_runs.begin(sender, self._projects_of_new_runs(rows, newest))
-            now = self._clock()
-            places = self._places(rows, now, newest)
-            frames = _build(rows, places, now)
-            if scoped is not None:
-                try:
-                    self._keep(scoped, {"digest": digest, "places": places, "time": now}, now)
-                except StorageError:
-                    self._undo(frames, places)
-                    raise
-            return frames, places, set()
+        """Frames, the place of each row, and for a retry which of its runs were deleted since. One request at a time, so
+        that a key is used once."""
+        scoped = None if key is None else _scoped(key, rows)
+        digest = b"" if scoped is None else hashlib.sha256(body).digest()
+        kept = None if scoped is None else self._kept(scoped)
+        if kept is not None:
+            if kept["digest"] != digest:
+                raise RefusalError(
+                    "key_reused",
+                    "this Idempotency-Key was used for another body; use a new key for new rows",
+                    "idempotency-key",
+                )
+            places: list[dict[str, Any]] = kept["places"]
+            return _build(rows, places, kept["time"]), places, self._deleted({place["run"] for place in places})
+        self._new_runs.begin(sender, self._projects_of_new_runs(rows, newest))
+        now = self._clock()
+        places = self._places(rows, now, newest)
+        frames = _build(rows, places, now)
+        if scoped is not None:
+            try:
+                self._keep(scoped, {"digest": digest, "places": places, "time": now}, now)
+            except StorageError:
+                self._undo(frames, places)
+                raise
+        return frames, places, set()
 
     def _kept(self, key: str) -> dict[str, Any] | None:
         with self._database.read() as connection:

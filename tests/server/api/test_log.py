@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from api_builders import ADMIN, api, frame, send
+from builders import until
 from fastapi.testclient import TestClient
 
 from perfagent.wire import Event
@@ -73,6 +76,48 @@ def test_a_retry_with_the_same_key_stores_nothing_again(tmp_path: Path) -> None:
         assert other.status_code == 422
         assert other.json()["error"]["field"] == "idempotency-key"
         assert series(client, first["run"], "loss")["count"] == [1]
+
+
+class Held:
+    """A job of the database's writer that ends when it is told to."""
+
+    def __init__(self, database: Any) -> None:
+        self._began, self._go = threading.Event(), threading.Event()
+        self._job = database.submit(lambda _connection: (self._began.set(), self._go.wait(60)))
+
+    def begun(self) -> None:
+        assert self._began.wait(60)
+
+    def end(self) -> None:
+        self._go.set()
+
+
+def test_rows_are_answered_while_a_key_waits_for_its_commit(tmp_path: Path) -> None:
+    with api(tmp_path) as client, ThreadPoolExecutor(2) as programs:
+        services = client.app.state.services  # type: ignore[attr-defined]
+        database = services.database
+
+        def sends(run: str, **headers: str) -> Any:
+            return programs.submit(client.post, "/api/v1/log", json={"run": run, "metrics": {"x": 1}}, headers=headers)
+
+        first = Held(database)
+        first.begun()
+        plain = sends("plain")
+        until(lambda: services.ingest.waiting == 1, why="the rows were not placed")
+        second = Held(database)  # in one transaction with these rows
+        first.end()
+        second.begun()
+        keyed = sends("keyed", **{"Idempotency-Key": "once"})
+        until(lambda: database.waiting >= 1, why="the key is not being written down")
+        third = Held(database)  # in one transaction with the key
+        second.end()
+        try:
+            assert plain.result(timeout=30).status_code == 200
+            assert client.get("/healthz").status_code == 200
+            assert not keyed.done()
+        finally:
+            third.end()
+        assert keyed.result(timeout=60).json()["stored"] == 1
 
 
 def test_a_retry_is_recognised_after_a_restart_of_the_server(tmp_path: Path) -> None:
