@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser, *, as_json: bool = True) -> Non
 def print_json(value: Any) -> None:
     text = to_json(value).decode()
     try:
-        text.encode(sys.stdout.encoding)
+        text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:  # a console without UTF-8: JSON has escapes for that
         text = json.dumps(json.loads(text))
     sys.stdout.write(text + "\n")

@@ -15,8 +15,11 @@ from ingest_server import IngestServer, Scripted
 from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.delivery.spool import owner
+from perfagent.delivery.transport import HttpTransport
+from perfagent.errors import ServerUnreachable
 from perfagent.identity import Identity
 from perfagent.local_server import LocalServer, data_folder
+from perfagent.wire import Frame, encode
 
 DEFAULT = "http://127.0.0.1:8420"
 
@@ -98,6 +101,17 @@ def test_a_job_follows_its_server_to_another_port_and_no_stranger_gets_a_sample(
             header = owner(sender.folder)
             assert header is not None and header.server == second.url, "what is left is for the second one"
         assert stranger.connections == 0
+
+
+def test_who_listens_at_the_default_address_after_the_own_server_is_a_stranger(local: LocalServer) -> None:
+    transport = HttpTransport(DEFAULT, follows=True)
+    body = encode(Frame(project="p", run="r", source="s", attempt=1, rank=0, seq=1))
+    local.announce(DEFAULT)
+    with pytest.raises(ServerUnreachable, match="refused"):  # of no test: nothing listens there
+        transport.post(body)
+    gone(local)
+    with pytest.raises(ServerUnreachable, match="does not run"):
+        transport.post(body)
 
 
 def test_a_job_that_began_before_its_server_finds_it(sender: Sender, local: LocalServer) -> None:

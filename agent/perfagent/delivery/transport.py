@@ -178,6 +178,8 @@ class HttpTransport:
     ) -> None:
         self._aim(server)
         self._follows = follows
+        self._found = server != DEFAULT_SERVER
+        """Of those that follow: whether it was a server of this user's, and not whoever is at the default address."""
         self._proof = api_key if isinstance(api_key, AdminProof) else None
         self._key = api_key.strip() if isinstance(api_key, str) else None
         self.idle = idle
@@ -204,7 +206,8 @@ class HttpTransport:
         found = found_server()
         if found is not None:
             self._aim(found)
-        elif self.server != DEFAULT_SERVER:
+            self._found = True
+        elif self._found:
             raise ConnectionRefusedError("it does not run at the moment")
 
     def post(self, body: bytes, *, encoding: str | None = None, deadline_s: float = DEADLINE_S) -> Reply:
