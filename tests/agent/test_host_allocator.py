@@ -108,7 +108,7 @@ void free(void *block) { __libc_free(block); }
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What each case's process said, and under "malloc" what the run's configuration says."""
+    """What each case's process said, and under "malloc" what the run's environment says."""
     folder = tmp_path_factory.mktemp("malloc")
     for name, script in (("INIT", INIT), ("TRAIN", TRAIN)):
         (folder / f"{name}.py").write_text(textwrap.dedent(MEASURE) + textwrap.dedent(script), "utf-8")
@@ -154,7 +154,9 @@ def _other_allocator(folder: Path) -> Path | None:
 
 def _malloc(record: Path) -> str | None:
     """What the run's configuration says in the end."""
-    word: str | None = Recording(record).events("context")[-1]["config"].get("malloc")
+    told = Recording(record).events("context")
+    assert not any("malloc" in context.get("config", {}) for context in told), "it is none of the user's settings"
+    word: str | None = [context["environment"].get("malloc") for context in told if "environment" in context][-1]
     return word
 
 

@@ -55,6 +55,8 @@ class Context:
         self._model, self._optimizer = model, optimizer
         self.malloc: str | None = None
         """What was done about the host's allocator (host_allocator.py); None as long as nothing was decided."""
+        self._told_malloc: str | None = None
+        self._variables: dict[str, str] = {}
         self._stepped = False
         self.hyperparameters = Hyperparameters()
         self._work: Iterator[bool] = iter(())
@@ -109,7 +111,8 @@ class Context:
         begun = self._clock()
         repository = find()
         git: dict[str, Any] = dict(repository.describe()) if repository is not None else {}
-        self._tell(git=git, environment=environment())
+        self._variables = environment()
+        self._tell(git=git, environment=self._environment())
         packages: dict[str, str] = {}
         for packages in installed():  # noqa: B007 - each time as many as are known so far
             yield False
@@ -156,9 +159,11 @@ class Context:
         self._told_techniques = techniques = self._techniques()
         if techniques:
             found["techniques"] = techniques
-        if self.malloc is not None:
-            found["malloc"] = self.malloc
         return found | self._config
+
+    def _environment(self) -> dict[str, str]:
+        self._told_malloc = self.malloc
+        return self._variables | ({} if self.malloc is None else {"malloc": self.malloc})
 
     def _techniques(self) -> dict[str, Any]:
         """Those that the run uses or has used: masks of a pruned model are made permanent in the end, adapters are
@@ -173,6 +178,8 @@ class Context:
     def _tell(self, **context: Any) -> None:
         from perfagent.redaction import redacted
 
+        if self.malloc != self._told_malloc:
+            context["environment"] = self._environment()
         told = {"config": redacted(self._everything()), **context}
         if self._stepped:
             self.hyperparameters.settle()

@@ -8,6 +8,8 @@ DictConfig, a Lightning module's hparams, DeepSpeed's engine, what click and abs
 functions, what is called `config`, `args`, `hparams` or the like: a dict, a dataclass, a namespace, a model of
 pydantic, a class of constants or an object of one.
 
+What the script gave to other loggers counts as well (frameworks/loggers/settings.py).
+
 Only references are kept here; they are read on the sender's thread, later (structure.py of redaction says how).
 """
 
@@ -27,6 +29,7 @@ from types import FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
 from perfagent.context.techniques import of_variable
+from perfagent.frameworks.loggers import settings as logged
 from perfagent.stack_variables import variables_of
 
 __all__ = ["OF_A_MODEL", "Hyperparameters"]
@@ -53,6 +56,7 @@ class Hyperparameters:
 
     def __init__(self) -> None:
         self._found: dict[str, Any] = {}
+        logged.forget()
         self.techniques: dict[str, Any] = {}
         self._original: Any = None
 
@@ -70,6 +74,7 @@ class Hyperparameters:
                     for name, value in variables:
                         self._consider(name, value, script=script)
             frame = frame.f_back
+        logged.given()  # W&B forgets its run when that ends
 
     def _consider(self, name: str, value: Any, *, script: bool) -> None:
         kind = type(value)
@@ -131,7 +136,8 @@ class Hyperparameters:
 
     def sources(self) -> tuple[tuple[str, int], ...]:
         """Tells whether something was found since."""
-        return tuple((name, id(value)) for name, value in list(self._found.items()))
+        found = [(name, id(value)) for name, value in list(self._found.items())]
+        return *found, *((logger, hash(repr(given))) for logger, given in logged.given().items())
 
     def settle(self) -> None:
         """Keeps copies from here on: what the script let go of is not to live on because of us."""
@@ -142,7 +148,7 @@ class Hyperparameters:
 
     def found(self) -> dict[str, Any]:
         """source or variable -> the object. DeepSpeed's file is read where only its name is known."""
-        found = dict(self._found)
+        found = logged.given() | self._found
         if "deepspeed" not in found:
             for source, name in (("argparse", "deepspeed_config"), ("huggingface", "deepspeed")):
                 given = _attributes(found.get(source)).get(name)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from builders import RecordingSender
 from torch.nn.utils import prune
+from torch.utils.tensorboard import SummaryWriter
 
 from perfagent.context.collector import AGAIN_S, Context
 
@@ -91,6 +94,42 @@ def test_a_change_of_the_configuration_is_told(tmp_path: Path) -> None:
     config["late"] = 1
     gathered.sender.closing_at = 1.0
     assert [told["config"]["late"] for told in gathered.told()] == [1]
+    gathered.context.close()
+
+
+def test_what_other_loggers_were_given_as_settings_is_in_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: Any
+) -> None:
+    """W&B's config as its run has it, also what is set later; TensorBoard's hyperparameters by the real writer."""
+    monkeypatch.setitem(
+        sys.modules, "wandb", wandb := SimpleNamespace(run=SimpleNamespace(config={"lr": 0.1, "bs": 32}))
+    )
+    recorded = record(capture_logs=True)
+    gathered = Gathered(tmp_path, {"mine": 1})
+    gathered.context.first_step()
+    assert gathered.told()[-1]["config"]["wandb"] == {"lr": 0.1, "bs": 32}
+    wandb.run.config["lr"] = 0.2
+    with SummaryWriter(str(tmp_path / "board")) as writer:
+        writer.add_hparams({"depth": 3, "activation": "relu"}, {"hparam/accuracy": 0.5})
+    wandb.run = None
+    gathered.sender.closing_at = 1.0
+    config = gathered.told()[-1]["config"]
+    assert config["wandb"] == {"lr": 0.1, "bs": 32}, "as it was when W&B's run was looked at last"
+    assert config["tensorboard"] == {"depth": 3, "activation": "relu"}
+    gathered.context.close()
+    recorded.run.finish()
+    assert "tensorboard" not in Gathered(tmp_path, {}).told()[-1]["config"], "a new run has settings of its own"
+
+
+def test_a_setting_that_a_script_changes_in_wandb_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = SimpleNamespace(run=SimpleNamespace(config={"lr": 0.1}))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    gathered = Gathered(tmp_path, {})
+    gathered.context.first_step()
+    gathered.told()
+    wandb.run.config["lr"] = 0.2
+    gathered.now += AGAIN_S
+    assert [told["config"]["wandb"] for told in gathered.told()] == [{"lr": 0.2}]
     gathered.context.close()
 
 

@@ -1,5 +1,5 @@
 """MLflow: where `mlflow.log_metric(s)`, `MlflowClient.log_metric` and its `log_batch` meet, whether they wait for the
-server or not.
+server or not, and where parameters are logged.
 
 Below `mlflow.log_metric` a step that was not named is 0: mlflow_fluent.py knows which it was.
 """
@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.frameworks.loggers.capture import Logs, captured
+from perfagent.frameworks.loggers.settings import note
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch
@@ -21,6 +22,7 @@ def install(library: ModuleType, patch: Patch) -> None:
     """library: mlflow.tracking._tracking_service.client."""
     patch(library.TrackingServiceClient, "log_metric", _watch_metric)
     patch(library.TrackingServiceClient, "log_batch", _watch_batch)
+    patch(library.TrackingServiceClient, "log_param", _watch_parameter)
 
 
 @captured
@@ -31,7 +33,14 @@ def _watch_metric(
 
 
 @captured
-def _watch_batch(client: Any, run_id: Any, metrics: Any = (), *_: Any, **__: Any) -> list[Logs]:  # noqa: ARG001
+def _watch_parameter(client: Any, run_id: Any, key: Any, value: Any, *_: Any, **__: Any) -> list[Logs]:  # noqa: ARG001
+    note("mlflow", {key: value})
+    return []
+
+
+@captured
+def _watch_batch(client: Any, run_id: Any, metrics: Any = (), params: Any = (), *_: Any, **__: Any) -> list[Logs]:  # noqa: ARG001
+    note("mlflow", {one.key: one.value for one in params})
     by_step: dict[Any, dict[Any, Any]] = {}
     for metric in metrics:
         by_step.setdefault(metric.step, {})[metric.key] = metric.value

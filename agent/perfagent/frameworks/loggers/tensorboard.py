@@ -1,4 +1,5 @@
-"""TensorBoard's writers, torch's and tensorboardX's: `SummaryWriter.add_scalar` and `add_scalars`."""
+"""TensorBoard's writers, torch's and tensorboardX's: `SummaryWriter.add_scalar`, `add_scalars` and
+`add_hparams`."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.frameworks.loggers.capture import Logs, captured
+from perfagent.frameworks.loggers.settings import note
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch
@@ -17,11 +19,19 @@ def install(library: ModuleType, patch: Patch) -> None:
     """library: torch.utils.tensorboard.writer or tensorboardX.writer."""
     patch(library.SummaryWriter, "add_scalar", _watch_scalar)
     patch(library.SummaryWriter, "add_scalars", _watch_scalars)
+    patch(library.SummaryWriter, "add_hparams", _watch_hyperparameters)
 
 
 @captured
 def _watch_scalar(writer: Any, tag: Any, scalar_value: Any, global_step: Any = None, *_: Any, **__: Any) -> list[Logs]:  # noqa: ARG001
     return [Logs({tag: scalar_value}, global_step)]
+
+
+@captured
+def _watch_hyperparameters(writer: Any, hparam_dict: Any, *_: Any, **__: Any) -> list[Logs]:  # noqa: ARG001
+    """Its metrics are logged by `add_scalar`, below it."""
+    note("tensorboard", hparam_dict)
+    return []
 
 
 @captured

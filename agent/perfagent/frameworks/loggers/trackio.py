@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.frameworks.loggers.capture import Logs, captured
+from perfagent.frameworks.loggers.settings import note
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch
@@ -20,4 +21,6 @@ def install(library: ModuleType, patch: Patch) -> None:
 
 @captured
 def _watch_log(run: Any, metrics: Any, step: Any = None) -> list[Logs]:
+    if isinstance(config := getattr(run, "config", None), dict):
+        note("trackio", {name: value for name, value in config.items() if not str(name).startswith("_")})
     return [Logs(metrics, step, own_step=getattr(run, "_next_step", None))]

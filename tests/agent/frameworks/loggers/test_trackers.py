@@ -57,3 +57,11 @@ def test_every_scalar_that_a_tracker_was_given_is_in_the_run_once(tracker, part)
     assert Counter((name, step, value) for name in names for step, value in recording.series(name)) == told
     assert {name for name in recording.names() if name.startswith("logged/")} <= names
     assert not {"note", "image", "text"} & recording.names()
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "mlflow", "trackio"])
+def test_settings_that_a_tracker_was_given_are_in_the_run_s_configuration(tracker):
+    if importlib.util.find_spec(tracker) is None:
+        pytest.skip(f"{tracker} is not installed: scripts/install --all installs it")
+    told = Recording(trained(tracker) / tracker / "record").events("context")[-1]["config"][tracker]
+    assert {name: int(value) for name, value in told.items()} == {"depth": 3, "width": 8}

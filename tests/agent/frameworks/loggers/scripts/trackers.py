@@ -46,7 +46,7 @@ def training():
 def by_wandb():
     import wandb
 
-    run = wandb.init(project="mine", settings=wandb.Settings(console="off"))
+    run = wandb.init(project="mine", config={"depth": 3}, settings=wandb.Settings(console="off"))
     log = wandb.log  # bound before there is a run of ours
     perfagent.attach(record=f"{place}/record")
     for n, loss in training():
@@ -54,6 +54,7 @@ def by_wandb():
         logged.extend([("logged/loss", n, loss), ("group.a", n, n), ("flag", n, n > 2)])
         run.log({"late": n}, commit=False)
         run.log({"named": n}, step=100 * n)
+        run.config["width"] = 8
         logged.extend([("late", n, n), ("named", 100 * n, n)])
     perfagent.finish()
     report(place, logged)
@@ -76,6 +77,8 @@ def by_mlflow():
     client = mlflow.MlflowClient()
     with mlflow.start_run() as run:
         perfagent.attach(record=f"{place}/record")
+        mlflow.log_params({"depth": 3})
+        mlflow.log_param("width", 8)
         waited = []
         for n, loss in training():
             log_metric("loss", loss)
@@ -94,7 +97,9 @@ def by_mlflow():
 def by_trackio():
     import trackio
 
-    run = trackio.init(project="mine", name="one", auto_log_gpu=False, auto_log_cpu=False)
+    run = trackio.init(
+        project="mine", name="one", config={"depth": 3, "width": 8}, auto_log_gpu=False, auto_log_cpu=False
+    )
     perfagent.attach(record=f"{folder}/untrained/record")
     for n in range(3):
         trackio.log({"score": n, "loss": 0.5})
