@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import re2
-from sqlalchemy import JSON, Connection, Text, cast, func, literal, or_, select
+from sqlalchemy import JSON, Connection, Select, Text, cast, func, literal, or_, select
 from sqlalchemy.exc import DataError
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -26,8 +26,9 @@ __all__ = [
     "TableQuery",
     "counted",
     "filtered",
-    "matching_runs",
+    "matching",
     "open_alerts",
+    "rows_of",
 ]
 
 PARTS = ("verdict", "latest", "timing", "trend")
@@ -177,25 +178,26 @@ def counted(connection: Connection, asked: TableQuery) -> dict[str, Any]:
     return {"all": total, "attention": attention, "states": states, "severities": severities}
 
 
-def matching_runs(connection: Connection, asked: TableQuery) -> tuple[Sequence[Any], int]:
-    """The runs of the screen, and how many match. Where they are sorted by a metric or a setting, all that match, newest
-    first, for the database does not know these."""
-    conditions = filtered(connection, asked)
-    total = connection.execute(with_outcome(select(func.count())).where(*conditions)).scalar() or 0
+def matching(connection: Connection, asked: TableQuery, *columns: Any) -> Select[Any]:
+    """A query of the runs that match: of their ids, and of these columns."""
+    return with_outcome(select(runs.c.id, *columns)).where(*filtered(connection, asked))
+
+
+def rows_of(connection: Connection, asked: TableQuery, ids: Sequence[str] | None = None) -> Sequence[Any]:
+    """The runs of the screen, in its order. ids: of them, where something sorts them that the database does not know."""
     columns = (
-        runs.c.id, runs.c.config, runs.c.updated, runs.c.state, runs.c.attempts, runs.c.ended, LEVEL.label("level"),
+        runs.c.config, runs.c.updated, runs.c.state, runs.c.attempts, runs.c.ended, LEVEL.label("level"),
         ATTENTION.label("attention"), _changed.label("changed"),
     )  # fmt: skip
-    query = with_outcome(select(*columns)).where(*conditions).order_by(*_order(asked))
-    if asked.sort in COLUMNS:
-        query = query.limit(asked.limit).offset(asked.offset)
-    return connection.execute(query).all(), total
+    query = matching(connection, asked, *columns)
+    if ids is None:
+        return connection.execute(query.order_by(*_order(asked)).limit(asked.limit).offset(asked.offset)).all()
+    found = {row.id: row for row in connection.execute(query.where(runs.c.id.in_(ids)))}
+    return [found[run] for run in ids if run in found]
 
 
 def _order(asked: TableQuery) -> list[Any]:
     newest = runs.c.started.desc(), runs.c.id.desc()
-    if asked.sort not in COLUMNS:
-        return [*newest]
     if asked.sort == "severity":
         return [LEVEL.asc() if asked.descending is False else LEVEL.desc(), *newest]
     column = runs.c[asked.sort]

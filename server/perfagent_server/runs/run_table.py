@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfagent.wire import LOSS, OUTCOMES, Finding, Timing
+from sqlalchemy import func, select
+
+from perfagent.wire import OUTCOMES, Finding, Timing
 from perfagent.wire.loss_names import loss_of
 from perfagent_server.database import Database
 from perfagent_server.runs.figures import Figures
@@ -22,12 +24,14 @@ from perfagent_server.runs.run_filters import (
     COLUMNS,
     TableQuery,
     counted,
-    matching_runs,
+    matching,
     open_alerts,
+    rows_of,
 )
 from perfagent_server.runs.run_queries import Runs
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.stored_json import stored_object
+from perfagent_server.store.tables import run as runs
 
 __all__ = ["RunTable"]
 
@@ -71,12 +75,14 @@ class RunTable:
 
     def screen(self, asked: TableQuery) -> dict[str, Any]:
         """{"runs": [...], "next": offset or None, "total", "counts"}."""
+        sorted_ids = None if asked.sort in COLUMNS else self._sorted(asked)
+        ids = None if sorted_ids is None else sorted_ids[asked.offset : asked.offset + asked.limit]
         with self._database.read() as connection:
-            found, total = matching_runs(connection, asked)
+            total = connection.execute(
+                select(func.count()).select_from(matching(connection, asked).subquery())
+            ).scalar_one()
             counts = counted(connection, asked)
-        if asked.sort not in COLUMNS:
-            found = self._sorted(found, asked)[asked.offset : asked.offset + asked.limit]
-        with self._database.read() as connection:
+            found = rows_of(connection, asked, ids)
             alerts = open_alerts(connection, [row.id for row in found])
         rows = self._runs.rows([row.id for row in found])
         shown = [self._row(row, rows[row.id], alerts.get(row.id, {}), asked) for row in found if row.id in rows]
@@ -103,21 +109,25 @@ class RunTable:
             shown["config"] = {name: _setting(config, name) for name in wanted}
         return shown
 
-    def _sorted(self, rows: Sequence[Any], asked: TableQuery) -> list[Any]:
-        """By a metric's newest value, or by a setting; runs without one come last."""
-        setting = asked.sort.removeprefix("config:") if asked.sort.startswith("config:") else None
-
-        def key(row: Any) -> tuple[int, Any] | None:
-            if setting is not None:
-                return _sortable(_setting(stored_object(row.config), setting))
-            newest = self._parts(row, ("latest",), ())["all"]
-            return _sortable(newest.get((loss_of(newest) or LOSS) if asked.sort == LOSS else asked.sort))
-
-        keyed = [(key(row), row) for row in rows]
-        known = sorted(
-            ((by, row) for by, row in keyed if by is not None), key=lambda one: one[0], reverse=bool(asked.descending)
-        )
-        return [row for _, row in known] + [row for by, row in keyed if by is None]
+    def _sorted(self, asked: TableQuery) -> list[str]:
+        """The ids of all that match, by a metric's newest value or by a setting; runs without one come last, and among
+        equals the newest first. Only that value is kept of a run, and none of its configuration."""
+        is_setting = asked.sort.startswith("config:")
+        with self._database.read() as connection:
+            query = matching(connection, asked)
+            newest_first = query.order_by(runs.c.started.desc(), runs.c.id.desc())
+            if is_setting:
+                rows = connection.execute(newest_first.add_columns(runs.c.config), execution_options={"yield_per": 50})
+                name = asked.sort.removeprefix("config:")
+                keyed = [(row.id, _sortable(_setting(stored_object(row.config), name))) for row in rows]
+            else:
+                keyed = [(run, None) for run in connection.execute(newest_first).scalars()]
+        if not is_setting:
+            values = self._store.newest_of_runs(query, asked.sort)
+            keyed = [(run, _sortable(values.get(run))) for run, _ in keyed]
+        known = [(run, key) for run, key in keyed if key is not None]
+        known.sort(key=lambda one: one[1], reverse=bool(asked.descending))
+        return [run for run, _ in known] + [run for run, key in keyed if key is None]
 
     def _parts(self, row: Any, wanted: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
         """The costly parts of a run, made where they are not kept."""

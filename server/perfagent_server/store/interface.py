@@ -72,6 +72,10 @@ class MetricStore(Protocol):
     def latest(self, run: str) -> dict[str, Latest]:
         """The newest visible sample of each name, ranks put together as the catalogue says."""
 
+    def newest_of_runs(self, wanted: Any, name: str) -> dict[str, float]:
+        """Run -> its newest value of a name, as latest() has it, of those runs that have one; `loss`: of what each run
+        calls its loss. wanted: a query of ids of runs."""
+
     def series(
         self,
         run: str,

@@ -38,6 +38,7 @@ __all__ = [
     "drop_bundles",
     "last_of_run",
     "put_bundles",
+    "value_in_bundle",
     "whole_bundles",
 ]
 
@@ -206,6 +207,15 @@ def bundled_samples(connection: Connection, ids: Sequence[int]) -> Iterator[tupl
         if members[at] == row.id:
             value = _decoded(row.newest, row.payload, slice(at, at + 1))[0]
             yield row.rank, row.attempt, Samples(*decode_axis(row.axis), value.astype("<f8", copy=False))
+
+
+def value_in_bundle(members: bytes, newest: bytes, series_id: int) -> float | None:
+    """The value of a series in the last row of a bundle, if it is in it."""
+    ids = _members(members)
+    at = int(np.searchsorted(ids, series_id))
+    if at == len(ids) or ids[at] != series_id:
+        return None
+    return float(np.frombuffer(newest, f"<f{len(newest) // len(ids)}")[at])
 
 
 def last_of_run(connection: Connection, run: str) -> Iterator[tuple[int, tuple[int, int, float, float]]]:

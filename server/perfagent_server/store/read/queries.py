@@ -15,14 +15,16 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, Select, bindparam, func, select
 
 from perfagent.errors import PerfagentError
-from perfagent.wire import Event, Latest, LogRow, RankMatrix, Series, metric, parts_of, whole_of
+from perfagent.wire import LOSS, Event, Latest, LogRow, RankMatrix, Series, metric, parts_of, whole_of
+from perfagent.wire.loss_names import loss_of
 from perfagent_server.database import Database
 from perfagent_server.store.codec.aggregates import Cells, Floats, concatenate, reduced
 from perfagent_server.store.codec.tail import TailGroup, unpack_whole
 from perfagent_server.store.read.newest import newest_of_run
+from perfagent_server.store.read.newest_of_runs import asked_alone, newest_of_runs
 from perfagent_server.store.read.ranks import latest_over_ranks, over_ranks
 from perfagent_server.store.read.sql_samples import SqlSamples
 from perfagent_server.store.read.view import (
@@ -126,6 +128,17 @@ class Answers:
                 if newest_whole is not None:
                     combined[whole] = newest_whole
         return combined
+
+    def newest_of_runs(self, wanted: Select[Any], name: str) -> dict[str, float]:
+        with self.database.read() as connection:
+            values = newest_of_runs(connection, wanted, name)
+            alone = list(connection.execute(asked_alone(wanted, name)).scalars())
+        for run in alone:
+            newest = self.latest(run)
+            shown = loss_of(newest) if name == LOSS else name
+            if shown in newest:
+                values[run] = newest[shown].value
+        return values
 
     def series(
         self,
