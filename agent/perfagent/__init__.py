@@ -213,8 +213,6 @@ def _config_of_the_current_run() -> Any:
 
 
 def _no_attribute(name: str) -> str:
-    from perfagent.wrong_calls import FUNCTIONS
+    from perfagent.wrong_calls import instead_of
 
-    if name in FUNCTIONS:
-        return f"module 'perfagent' has no attribute {name!r}; it has {FUNCTIONS[name]}"
-    return f"module 'perfagent' has no attribute {name!r}; it has {', '.join(__all__)}"
+    return f"module 'perfagent' has no attribute {name!r}; {instead_of(name, __all__)}"

@@ -68,6 +68,11 @@ LEVELS = {"info": "info", "warning": "warning", "warn": "warning", "critical": "
 END_STATES = ("finished", "failed", "oom", "killed", "preempted")
 MAX_STEP = 2**53
 """What every reader of a step can hold, and the server takes."""
+PUBLIC = (
+    "alert", "batches", "config", "ended", "finish", "group", "id", "log", "name", "notes", "phase", "project",
+    "start_step", "steps_done", "tags", "url", "verdict",
+)  # fmt: skip
+"""What a prompt offers."""
 _PLAIN = frozenset((float, int, bool))
 _OVERHEAD = ("agent/overhead_pct",)
 _POLL_S = 0.5
@@ -157,7 +162,20 @@ class Run:
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self._identity.source,)
 
+    def __dir__(self) -> list[str]:
+        return sorted(PUBLIC)
+
+    def __getattr__(self, name: str) -> Any:
+        from perfagent.wrong_calls import instead_of
+
+        said = "" if name.startswith("_") else f"; {instead_of(name, PUBLIC)}"
+        raise AttributeError(f"'Run' object has no attribute {name!r}{said}", name=name, obj=self)
+
     # ---- what a training script calls
+
+    @property
+    def project(self) -> str:
+        return self.settings.project
 
     @property
     def id(self) -> str | None:

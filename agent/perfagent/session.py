@@ -300,8 +300,8 @@ def _say_that_it_ends(run: Run, *, expected: bool) -> None:
     it."""
     logger.log(
         logging.INFO if expected else logging.WARNING,
-        "perfagent: a second attach() or init(), which names another run, project or place, ends the run %s here as finished and "
-        "begins a new one; call finish() where the first is over, or the second one without arguments to go on with the first",
+        "perfagent: attach() or init() was called again with another name, project or place: the run %s is now finished, and "
+        "a new run starts. Call finish() before, or attach() without arguments to continue the run",
         run.called,
     )
 

@@ -8,13 +8,13 @@ instead.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import ParamSpec, TypeVar, cast
 
 from perfagent.errors import ConfigError
 
-__all__ = ["FUNCTIONS", "OPTIONS", "checked"]
+__all__ = ["FUNCTIONS", "OPTIONS", "checked", "instead_of"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,6 +55,17 @@ FUNCTIONS = {
     "login": "PERFAGENT_API_KEY in the environment",
     "save": "Checkpoint, for checkpoints; other files are not uploaded",
     "Settings": OPTIONS["settings"],
+    "AlertLevel": 'alert(..., level="info"), "warning" or "critical"',
+    "dir": "no folder of files: keep files where they are, and their paths in config=",
+    "get_url": "run.url",
+    "entity": OPTIONS["entity"],
+    "log_artifact": "no artifacts: keep files where they are, and their paths in config=",
+    "log_code": OPTIONS["save_code"],
+    "log_metric": "log({name: value})",
+    "log_metrics": "log({name: value})",
+    "log_param": "config[name] = value, of the run",
+    "log_params": "config.update({name: value}), of the run",
+    "mark_preempting": "nothing: a run that SIGTERM ended is shown as preempted under `perfagent run`",
     "Image": "numbers only: log() takes no images",
     "Table": "numbers only: log() takes no tables",
     "Histogram": "numbers only: log() takes no histograms",
@@ -66,6 +77,11 @@ FUNCTIONS = {
     "Api": "perfagent_client.Client, which reads runs",
 }
 """Functions and classes of other trackers, and what perfagent has instead."""
+
+
+def instead_of(name: str, public: Iterable[str]) -> str:
+    """For an attribute that is not there: what perfagent has in its place."""
+    return f"it has {FUNCTIONS[name]}" if name in FUNCTIONS else f"it has {', '.join(public)}"
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:

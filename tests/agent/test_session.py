@@ -612,3 +612,23 @@ def test_many_names_of_a_user_do_not_hide_a_nan(tmp_path, monkeypatch):
     assert recorded.series("agent/dropped")[-1][1] == 100
     (left_out,) = recorded.events("left_out")
     assert left_out == {"limit": 2000, "names": [f"task/{n}" for n in range(2000, 2010)]}
+
+
+def test_a_prompt_offers_what_a_script_may_call(tmp_path):
+    run = perfagent.init("vision", record=tmp_path / "record")
+    offered = dir(run)
+    assert {"log", "alert", "phase", "batches", "config", "id", "url", "project", "verdict", "finish"} <= set(offered)
+    assert not [name for name in offered if not hasattr(run, name)]
+    assert not {"take_up", "give_way", "left_from", "called", "mirror"} & set(offered)
+    assert run.project == "vision"
+
+
+@pytest.mark.parametrize("name", ["summary", "dir", "watch", "define_metric", "log_artifact"])
+def test_what_other_trackers_runs_have_is_answered_with_ours(name, tmp_path):
+    run = perfagent.init(record=tmp_path / "record")
+    with pytest.raises(AttributeError) as asked:
+        getattr(run, name)
+    with pytest.raises(AttributeError) as of_module:
+        getattr(perfagent, name)
+    assert str(asked.value).partition("; ")[2] == str(of_module.value).partition("; ")[2] != ""
+    assert not hasattr(run, "_repr_png_")
