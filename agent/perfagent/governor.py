@@ -73,10 +73,11 @@ class Governor:
         if elapsed < _WINDOW_S:
             return None
         self._time_steps(completed)
+        # a total falls where a thread is replaced, or what counted a part of it ends
         own, passes, threads = (
-            (own_ns - self._own_ns) / 1e9,
-            (pass_ns - self._pass_ns) / 1e9,
-            threads_s - self._threads_s,
+            max(0.0, own_ns - self._own_ns) / 1e9,
+            max(0.0, pass_ns - self._pass_ns) / 1e9,
+            max(0.0, threads_s - self._threads_s),
         )
         self._own_ns, self._pass_ns, self._threads_s, self._started = own_ns, pass_ns, threads_s, self.clock()
         fixed = max(0.0, own + threads - passes) / elapsed  # part of the passes' cost is an estimate

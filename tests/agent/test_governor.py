@@ -128,3 +128,16 @@ def test_each_report_is_of_the_time_since_the_one_before():
 
 def test_while_nobody_knows_how_long_a_step_takes_each_may_be_measured():
     assert Governor(0.5, Clock()).period(pass_ns=1_000_000, step_ns=0) == 1
+
+
+@pytest.mark.parametrize("totals", [(0.0, 0.4), (10_000_000.0, 0.1), (0.0, 0.0)])
+def test_a_share_is_never_negative(totals):
+    """A thread that is replaced takes its count along, and so does what looked at batches when the run ends."""
+    clock = Clock()
+    governor = Governor(0.5, clock)
+    clock.now = 2.0
+    governor.report(own_ns=20_000_000.0, pass_ns=0.0, threads_s=0.3)
+    clock.now = 4.0
+    own_ns, threads_s = totals
+    share = governor.report(own_ns=own_ns, pass_ns=0.0, threads_s=threads_s)
+    assert share == pytest.approx(100 * max(0.0, threads_s - 0.3) / 2)

@@ -104,7 +104,7 @@ class ValueReads:
         self.over = True
 
     def values(self) -> dict[str, float]:
-        return {"sync/calls_per_step": float(sum(self.lines.values())), "sync/reading_s": self.reading_ns / 1e9}
+        return {"sync/reads_per_step": float(sum(self.lines.values())), "sync/reading_s": self.reading_ns / 1e9}
 
     def told(self) -> list[dict[str, Any]]:
         return most_often(self.lines)

@@ -53,7 +53,7 @@ def test_a_loop_over_values_is_told_with_its_line_and_its_time(record):
     look = measured(record, *[count_one_by_one] * 3)
     line = f"test_value_reads.py:{count_one_by_one.__code__.co_firstlineno + 3}"
     assert [(entry["line"].rsplit("/", 1)[-1], entry["count"]) for entry in look.told()] == [(line, 200)]
-    assert look.values()["sync/calls_per_step"] == 200
+    assert look.values()["sync/reads_per_step"] == 200
     assert 200 * 0.3e-6 < look.values()["sync/reading_s"] < 5 * (time.perf_counter() - began)
     assert look.step == 3
 
@@ -74,7 +74,7 @@ def test_implicit_reads_count_too_and_whole_tensors_do_not(record):
 
 def test_what_one_step_in_ten_reads_is_no_habit(record):
     assert measured(record, count_one_by_one, lambda: None, lambda: None).values() == {
-        "sync/calls_per_step": 0.0, "sync/reading_s": 0.0,
+        "sync/reads_per_step": 0.0, "sync/reading_s": 0.0,
     }  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def test_reads_far_apart_take_only_their_own_time(record):
     reading_s = []
     for _ in range(3):  # the quickest of three: what runs beside this test takes its time, too
         look = measured(record, body, body, body)
-        assert look.values()["sync/calls_per_step"] == 5
+        assert look.values()["sync/reads_per_step"] == 5
         reading_s.append(look.values()["sync/reading_s"])
     assert min(reading_s) < 0.002
 
@@ -102,7 +102,7 @@ def test_passes_between_two_loops_are_not_their_time(record):
         count_one_by_one()
 
     look = measured(record, body, body, body)
-    assert look.values()["sync/calls_per_step"] == 400
+    assert look.values()["sync/reads_per_step"] == 400
 
 
 def test_torch_s_own_reads_and_other_threads_are_left_out(record):
@@ -170,7 +170,7 @@ def test_it_is_told_as_series_and_an_event(record):
         count_one_by_one()
         recorded.rows += recorded.sender.drain()
         recorded.run._look()
-    assert [value for _, value in recorded.of("sync/calls_per_step")] == [200.0]
+    assert [value for _, value in recorded.of("sync/reads_per_step")] == [200.0]
     [(_, reading_s)] = recorded.of("sync/reading_s")
     assert reading_s > 0
     [event] = [data for kind, data, _ in recorded.sender.events if kind == "sync"]

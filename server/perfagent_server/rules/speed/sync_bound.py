@@ -31,7 +31,7 @@ from perfagent_server.rules.window import Window
 
 __all__ = ["SyncBound"]
 
-_CALLS, _READING = "sync/calls_per_step", "sync/reading_s"
+_CALLS, _READS, _READING = "sync/calls_per_step", "sync/reads_per_step", "sync/reading_s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +58,12 @@ class SyncBound(Rule):
         Every(5.0),
         Events("sync"),
         Series(_CALLS, keep=8, merge="max"),
+        Series(_READS, keep=8, merge="max"),
         Series(_READING, keep=8, merge="max"),
         *step_shares.READS,
         UTILIZATION,
     )
-    charts = (_CALLS, "step_time_s")
+    charts = (_CALLS, _READS, "step_time_s")
     profile_helps = True
     level = "steps"
     life = Life(clear_s=30.0, restated=True)
@@ -104,7 +105,7 @@ class SyncBound(Rule):
     )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
-        calls = window.value(_CALLS)
+        calls = window.value(_CALLS) or window.value(_READS)
         if not calls:
             return None
         times = steady_steps(window, self.steps)[1] or _step_times(window)
