@@ -171,6 +171,7 @@ def test_it_is_told_as_series_and_an_event(record):
         recorded.rows += recorded.sender.drain()
         recorded.run._look()
     assert [value for _, value in recorded.of("sync/reads_per_step")] == [200.0]
+    assert recorded.of("sync/calls_per_step") == [], "nothing waits for a device where there is none"
     [(_, reading_s)] = recorded.of("sync/reading_s")
     assert reading_s > 0
     [event] = [data for kind, data, _ in recorded.sender.events if kind == "sync"]

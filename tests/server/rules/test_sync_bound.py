@@ -24,7 +24,11 @@ def job(other_s: float, *, busy_pct: float | None = None, forward_s: float = 0.0
 
 def look(made: TimedJob, calls: float, reading_s: float | None = None, lines: object = None) -> None:
     """The agent tells what it found in a sampled step."""
-    values = {"sync__calls_per_step": calls} if reading_s is None else {"sync__reads_per_step": calls, "sync__reading_s": reading_s}
+    values = (
+        {"sync__calls_per_step": calls}
+        if reading_s is None
+        else {"sync__reads_per_step": calls, "sync__reading_s": reading_s}
+    )
     made.send([made._group({name.replace("__", "/"): value for name, value in values.items()})])
     made.send([], events=[Event(kind="sync", time=made.now, step=made.step, data={"lines": lines or LINES})])
 
