@@ -15,7 +15,7 @@ from importlib import metadata
 from perfagent import __version__
 from perfagent.command_line.any_console import print_on_any_console
 from perfagent.command_line.parser import CommandParser, closest
-from perfagent.errors import PerfagentError
+from perfagent.errors import PerfagentError, ServerUnreachable
 from perfagent.extras import how_to_install
 
 __all__ = ["main"]
@@ -122,11 +122,18 @@ def _main(words: list[str]) -> int:
 
 
 def _other_way(error: PerfagentError, options: Namespace) -> str:
-    """Where a key that was given is refused, and without it the command would be the administrator's."""
-    if error.status not in (401, 403) or not os.environ.get("PERFAGENT_API_KEY") or not hasattr(options, "data"):
+    """What a command could have used instead of a key that is refused, or of an address where nobody answers."""
+    if not (hasattr(options, "server") and hasattr(options, "data")):
         return ""
-    from perfagent.local_server import LocalServer, data_folder, server_address
+    from perfagent.local_server import LocalServer, data_folder, found_server, server_address
 
+    if isinstance(error, ServerUnreachable):
+        own = None if options.data else found_server()
+        if own in (None, server_address(options.server).rstrip("/")):
+            return ""
+        return f" (your server on this machine listens at {own}: unset PERFAGENT_SERVER, or give --server {own})"
+    if error.status not in (401, 403) or not os.environ.get("PERFAGENT_API_KEY"):
+        return ""
     local = LocalServer(options.data.expanduser() if options.data else data_folder())
     if local.proof_for(server_address(options.server, options.data)) is None:
         return ""

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders import ServerProcess, server_process, until
+from builders import ServerProcess, free_port, server_process, until
+from command_line import command
 from commands import perfagent, perfagent_process
 from ingest_server import IngestServer, Scripted
 
@@ -29,6 +30,16 @@ def local() -> LocalServer:
     """The data folder of this test's user; this process is the server that announces itself there."""
     data_folder().mkdir(parents=True)
     return LocalServer()
+
+
+@pytest.mark.parametrize("words", [("runs",), ("keys", "list"), ("delete", "x", "--yes")])
+def test_a_command_that_asked_another_address_in_vain_names_the_own_server(
+    local: LocalServer, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    local.announce("http://127.0.0.1:8720")
+    ended = command(capsys, *words, "--server", f"http://127.0.0.1:{free_port()}")
+    assert ended.code == 1
+    assert "your server on this machine listens at http://127.0.0.1:8720" in ended.error
 
 
 def gone(local: LocalServer) -> None:

@@ -23,7 +23,7 @@ from perfagent.delivery.segments import numbered
 from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import HttpTransport, Transport, judge, packed
 from perfagent.delivery.user_messages import damage
-from perfagent.errors import ServerUnreachable, WireError
+from perfagent.errors import ConfigError, ServerUnreachable, WireError
 from perfagent.local_server import credentials, found_server, server_address
 from perfagent.plural import some
 from perfagent.variables import warn_of_misspelt
@@ -136,8 +136,7 @@ def _sync(arguments: argparse.Namespace) -> int:
     given = [Path(folder) for folder in arguments.folders]
     for folder in given:
         if wrong := _no_folder(folder):
-            _say(f"perfagent sync: {wrong}")
-            return 2
+            raise ConfigError(wrong)
     warn_of_misspelt(lambda sentence: _say(f"perfagent sync: {sentence}"))
     roots = given or [config.state_dir / "spool"]
     closed = [told for root in roots for told in _closed(root)]

@@ -35,7 +35,8 @@ def run_sync(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         monkeypatch.setenv("PERFAGENT_SERVER", server)
         capsys.readouterr()
         status = _main(["sync", *map(str, words)])
-        return status, capsys.readouterr().out
+        said = capsys.readouterr()
+        return status, said.out or said.err
 
     return run
 
