@@ -9,15 +9,18 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
+from datetime import datetime
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from perfagent.command_line.option_types import positive
+from perfagent.command_line.option_types import moment, positive
 from perfagent.command_line.question import agreed, somebody_can_answer
 from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.plural import some
-from perfagent.wire import STATES
+from perfagent.wire import OUTCOMES, STATES, from_json
+from perfagent_client.client import Client
 from perfagent_client.connection import add_options, add_run, administrator, found, print_json, reader
 from perfagent_client.models import RunDetails
 
@@ -25,7 +28,7 @@ __all__ = ["delete", "export", "output", "runs"]
 
 
 def runs(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Lists runs, newest first."
+    parser.description = "Lists runs with their verdicts, losses and throughput, newest first."
     parser.add_argument("--project", help="only of this project")
     parser.add_argument("--name", help="only of this name")
     state = parser.add_argument(
@@ -33,7 +36,19 @@ def runs(parser: argparse.ArgumentParser) -> None:
         help=f"only in this state: {', '.join(STATES)} (lost: no contact)",
     )  # fmt: skip
     state.completer = lambda **_: STATES  # type: ignore[attr-defined] # no `choices`: a newer server may know more
+    severity = parser.add_argument(
+        "--severity", metavar="WORD", action="append",
+        help=f"only runs of this verdict: {', '.join(OUTCOMES)} (nothing was judged); may be given again",
+    )  # fmt: skip
+    severity.completer = lambda **_: OUTCOMES  # type: ignore[attr-defined]
     parser.add_argument("--tag", help="only with this tag")
+    parser.add_argument(
+        "--since", type=moment, metavar="WHEN", help="only runs heard of since then: 24h, 7d, 2026-03-01"
+    )
+    parser.add_argument(
+        "--sort", metavar="BY",
+        help="started, updated, name, project, state, step, severity, the name of a metric, or config:NAME",
+    )  # fmt: skip
     parser.add_argument("--limit", type=positive, default=50, metavar="N", help="at most so many (default 50)")
     add_options(parser)
     parser.set_defaults(run=_runs)
@@ -57,30 +72,53 @@ def delete(parser: argparse.ArgumentParser) -> None:
 
 
 def _runs(arguments: argparse.Namespace) -> int:
+    chosen = {name: getattr(arguments, name) for name in _FILTERS if getattr(arguments, name)}
+    order = {"sort": arguments.sort, "order": "desc" if arguments.sort not in _ASCENDING else "asc"}
+    asked = {"with": "verdict,latest,config", **chosen, **(order if arguments.sort else {})}
     with reader(arguments) as client:
-        listed = list(
-            client.runs(
-                project=arguments.project,
-                name=arguments.name,
-                state=arguments.state,
-                tag=arguments.tag,
-                limit=arguments.limit,
-            )
-        )
+        listed = list(islice(_rows(client, asked), arguments.limit))
     if arguments.json:
-        print_json({"runs": listed})
+        print_json({"runs": [{**row, **_figures(row)} for row in listed]})
         return 0
     screen = Screen()
     if not listed:
-        chosen = any((arguments.project, arguments.name, arguments.state, arguments.tag))
         screen.line("no runs" + (" like that; `perfagent runs` lists all" if chosen else ""))
         return 0
-    head = ("RUN", "NAME", "PROJECT", "STATE", "STEP", "STARTED (UTC)")
-    rows = [(row.run, row.name, row.project, row.state, f"{row.step:,}", _moment(row.started)) for row in listed]
-    screen.table(Table(head, rows, right=(4,), narrow=(1, 2)))
+    zone = datetime.now().astimezone().tzname()
+    head = ("RUN", "NAME", "PROJECT", "STATE", "STEP", "VERDICT", "LOSS", "SAMPLES/S", "TAGS", f"STARTED ({zone})")
+    screen.table(Table(head, [_cells(row) for row in listed], right=(4, 6, 7), narrow=(1, 2, 8)))
     if len(listed) == arguments.limit:
-        sys.stderr.write(f"the newest {arguments.limit:,}; --limit N lists more\n")
+        sys.stderr.write(f"the {'first' if arguments.sort else 'newest'} {arguments.limit:,}; --limit N lists more\n")
     return 0
+
+
+_FILTERS = ("project", "name", "state", "severity", "tag", "since")
+_ASCENDING = ("name", "project", "state")
+
+
+def _rows(client: Client, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows of the server's table of runs, as many as are asked for."""
+    offset: int | None = 0
+    while offset is not None:
+        page = client.request("GET", "/runs", params={**asked, "limit": 50, "offset": offset})
+        yield from page["runs"]
+        offset = page["next"]
+
+
+def _figures(row: dict[str, Any]) -> dict[str, Any]:
+    latest, verdict = row["latest"], row["verdict"]
+    return {"rule": verdict["rule"], "loss": latest.get(row["loss"]), "samples_per_s": latest.get("samples_per_s")}
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    figures = _figures(row)
+    rule = "" if figures["rule"] == "healthy" else f" {figures['rule']}"
+    loss, rate = (figures[name] for name in ("loss", "samples_per_s"))
+    return (
+        row["run"], row["name"], row["project"], row["state"], f"{row['step']:,}", f"{row['severity']}{rule}",
+        "" if loss is None else f"{from_json(loss):.4g}", "" if rate is None else f"{from_json(rate):.4g}",
+        " ".join(row["tags"]), datetime.fromisoformat(row["started"]).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
+    )  # fmt: skip
 
 
 def _moment(text: str) -> str:

@@ -47,6 +47,26 @@ def test_runs_are_listed(server: Listening, tmp_path: Path) -> None:
         assert "not a whole number above 0" in wrong.stderr
 
 
+def test_runs_come_with_verdict_loss_throughput_and_tags(server: Listening, tmp_path: Path) -> None:
+    body = {"run": "tagged", "project": "rates", "step": 5, "metrics": {"train_loss": 0.25, "samples_per_s": 1234.0}}
+    web().post(f"{server.url}/api/v1/log", json=body).raise_for_status()
+    [listed] = web().get(f"{server.url}/api/v1/runs", params={"project": "rates"}).json()["runs"]
+    web().patch(f"{server.url}/api/v1/runs/{listed['run']}", json={"tags": ["night"]}).raise_for_status()
+    asked = ("runs", "--project", "rates", "--since", "1h", "--sort", "severity")
+    table = commands.perfagent_process(tmp_path, *asked, PERFAGENT_SERVER=server.url, TZ="Asia/Tokyo").stdout
+    assert all(word in table for word in ("healthy", "0.25", "1234", "night", "STARTED (JST)"))
+    asked = ("runs", "--json", "--project", "rates", "--severity", "healthy", "--severity", "info")
+    [row] = json.loads(perfagent(server, tmp_path, *asked).stdout)["runs"]
+    assert (row["severity"], row["rule"], row["loss"], row["samples_per_s"]) == ("healthy", "healthy", 0.25, 1234.0)
+    assert row["started"].endswith("Z") and row["config"] == {} and row["tags"] == ["night"]
+    assert (
+        "no runs like that"
+        in perfagent(server, tmp_path, "runs", "--project", "rates", "--severity", "critical").stdout
+    )
+    wrong = perfagent(server, tmp_path, "runs", "--since", "yesterday")
+    assert wrong.returncode == 2 and "24h" in wrong.stderr
+
+
 @pytest.mark.parametrize("run", ["r1", "my run"])
 def test_show_takes_an_id_or_a_name(server: Listening, tmp_path: Path, run: str) -> None:
     shown = perfagent(server, tmp_path, "show", run, "--json")

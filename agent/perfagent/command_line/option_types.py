@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
-__all__ = ["number_above", "port", "positive", "seconds", "whole_number"]
+__all__ = ["moment", "number_above", "port", "positive", "seconds", "whole_number"]
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -44,6 +46,20 @@ positive = whole_number(1)
 def seconds(text: str) -> float:
     """A length of time; 0 stands for never."""
     return 0.0 if text.strip() == "0" else number_above(0)(text)
+
+
+def moment(text: str) -> str:
+    """A moment as RFC 3339: so long ago (`90min`, `24h`, `7d`), or a local date with or without a time."""
+    ago = re.fullmatch(r"(\d{1,6})(min|h|d)", text.strip())
+    try:
+        if ago:
+            length = timedelta(minutes=int(ago[1]) * {"min": 1, "h": 60, "d": 1440}[ago[2]])
+            return (datetime.now(UTC) - length).isoformat()
+        return datetime.fromisoformat(text.strip()).astimezone(UTC).isoformat()
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"is {text!r}; allowed are 90min, 24h, 7d, and a date such as 2026-03-01 or 2026-03-01T18:00"
+        ) from None
 
 
 def port(text: str) -> int:

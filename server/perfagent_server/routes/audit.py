@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from perfagent_server.routes.dependencies import Administrator, ServicesDep
-from perfagent_server.routes.problems import ApiError
+from perfagent_server.routes.moments import time_of
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.audit import AuditQuery, read
-from perfagent_server.timestamps import rfc3339, unix_seconds
+from perfagent_server.timestamps import rfc3339
 
 __all__ = ["router"]
 
@@ -61,20 +61,11 @@ def list_audit(
     administrator of some projects: what was done in these."""
     asked = AuditQuery(
         projects=identity.rights.projects("admin"), who=who, action=action, thing=thing, project=project,
-        since=_time(since, "since"), until=_time(until, "until"), before=before, limit=limit + 1,
+        since=time_of(since, "since"), until=time_of(until, "until"), before=before, limit=limit + 1,
     )  # fmt: skip
     rows = read(services.database, asked)
     following = rows[limit - 1]["id"] if len(rows) > limit else None
     return reply({"entries": [_shown(row) for row in rows[:limit]], "next": following})
-
-
-def _time(text: str | None, name: str) -> float | None:
-    if text is None:
-        return None
-    found = unix_seconds(text)
-    if found is None:
-        raise ApiError(422, "invalid", f"{name} is {text[:40]!r}; give a time as 2026-03-01T12:00:00Z", name)
-    return found
 
 
 def _shown(row: Any) -> dict[str, Any]:

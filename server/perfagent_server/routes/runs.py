@@ -22,6 +22,7 @@ from perfagent_server.routes.dependencies import (
     SeenRun,
     ServicesDep,
 )
+from perfagent_server.routes.moments import time_of
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.rules.catalogue import all_rules
@@ -85,6 +86,7 @@ def list_runs(
     group: str | None = None,
     attention: bool = False,
     columns: Annotated[str, Query(max_length=4000)] = "",
+    since: Annotated[str | None, Query(max_length=40)] = None,
     offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
 ) -> Response:
     """Runs, newest first. Give `next` back as `cursor` for the following page; it is null on the last one. A page has
@@ -93,9 +95,9 @@ def list_runs(
     `severity` and `state`: one or several. A run's severity is that of its open alerts while it goes on, and that of its
     verdict once it has ended: critical, warning, info, healthy, or unknown where nothing was judged. `q`: words that must
     all be in name, project, tag, host or an open alert, or a regular expression between slashes; `attention`: only runs
-    with an open critical or warning alert that nobody acknowledged.
+    with an open critical or warning alert that nobody acknowledged; `since` (RFC 3339): only runs that were heard of since.
 
-    With `with` (any of verdict, latest, timing, trend) it is a screen of a table: each run has these parts, `alerts` and
+    With `with` (any of verdict, latest, timing, trend, config) it is a screen of a table: each run has these parts, `alerts` and
     `needs_attention`; `counts` says how many runs there are by state and severity, and `next` is the `offset` of the
     following page. `sort`: started, updated, name, project, state, step, severity (worst first), a metric's name or
     `config:NAME`; `columns`: more metrics and `config:NAME`, separated by commas."""
@@ -109,7 +111,8 @@ def list_runs(
     try:
         asked = TableQuery(
             parts=_listed(with_ or ""), sort=sort, descending=None if order is None else order == "desc",
-            severities=severity or (), states=state or (), project=project, name=name, tag=tag, group=group, text=q,
+            severities=severity or (), states=state or (), project=project, name=name, tag=tag, since=time_of(since, "since"),
+            group=group, text=q,
             attention=attention, columns=_listed(columns), limit=limit, offset=offset, projects=identity.seen_projects,
         )  # fmt: skip
         if with_ is not None:

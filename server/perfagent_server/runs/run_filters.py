@@ -31,19 +31,21 @@ __all__ = [
     "rows_of",
 ]
 
-PARTS = ("verdict", "latest", "timing", "trend")
+PARTS = ("verdict", "latest", "timing", "trend", "config")
 SEVERITIES = ("critical", "warning", "info", "healthy", "unknown")
 COLUMNS = ("started", "updated", "name", "project", "state", "step", "severity")
 """What the database sorts by; everything else is a metric or a setting."""
 _MOST_COLUMNS = 40
+_MOST_CONFIGS = 100  # each of up to 256 kB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableQuery:
     """parts: of PARTS. sort: of the columns of a run, `severity` (worst first, then newest), a metric's name, or
-    `config:NAME`. severities, states: any of them; empty: all. text: words that must all be in name, project, tag, host or
-    an open alert; `/.../` is a regular expression. attention: only runs that need somebody. columns: more metrics, and
-    `config:NAME`. projects: those that the viewer may see; None: all."""
+    `config:NAME`. severities, states: any of them; empty: all. text: words that must all be in name, project, tag,
+    host or an open alert; `/.../` is a regular expression. attention: only runs that need somebody. since: Unix
+    seconds; only runs that were heard of since. columns: more metrics, and `config:NAME`. projects: those that the
+    viewer may see; None: all."""
 
     parts: Sequence[str] = PARTS
     sort: str = "started"
@@ -53,6 +55,7 @@ class TableQuery:
     project: str | None = None
     name: str | None = None
     tag: str | None = None
+    since: float | None = None
     group: str | None = None
     text: str = ""
     attention: bool = False
@@ -75,6 +78,8 @@ class TableQuery:
             except re2.error as error:
                 said = error.args[0].decode() if isinstance(error.args[0], bytes) else error
                 raise WireError(f"q is no regular expression: {said}") from None
+        if "config" in self.parts and self.limit > _MOST_CONFIGS:
+            raise WireError(f"limit is {self.limit}; with configurations it may be up to {_MOST_CONFIGS}")
         if len(self.columns) > _MOST_COLUMNS:
             raise WireError(f"columns may name {_MOST_COLUMNS} metrics and settings, not {len(self.columns)}")
 
@@ -116,6 +121,8 @@ def _matching(asked: TableQuery, dialect: str) -> list[ColumnElement[bool]]:
     ):
         if wanted is not None:
             found.append(column == wanted)
+    if asked.since is not None:
+        found.append(runs.c.updated >= asked.since)
     if asked.projects is not None:
         found.append(runs.c.project.in_(asked.projects))
     if asked.tag is not None:

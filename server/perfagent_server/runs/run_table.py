@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from perfagent.wire import OUTCOMES, Finding, Timing
+from perfagent.wire import OUTCOMES, Finding, Timing, plain
 from perfagent.wire.loss_names import loss_of
 from perfagent_server.database import Database
 from perfagent_server.runs.figures import Figures
@@ -84,7 +84,11 @@ class RunTable:
             counts = counted(connection, asked)
             found = rows_of(connection, asked, ids)
             alerts = open_alerts(connection, [row.id for row in found])
-        rows = self._runs.rows([row.id for row in found])
+        page = [row.id for row in found]
+        rows = self._runs.rows(page)
+        if "config" in asked.parts:
+            whole = {one.run: plain(one) for one in self._runs.summaries(page)}
+            rows = {run: {**row, **whole.get(run, {})} for run, row in rows.items()}
         shown = [self._row(row, rows[row.id], alerts.get(row.id, {}), asked) for row in found if row.id in rows]
         following = asked.offset + len(found)
         return {"runs": shown, "next": following if following < total else None, "total": total, "counts": counts}

@@ -15,7 +15,7 @@ from perfagent.wire import Event
 GIVEN: dict[str, Any] = {
     "project": "other", "name": "b", "state": "finished", "tag": "night", "limit": 1, "with": "verdict", "sort": "name",
     "order": "asc", "severity": "unknown", "q": "night", "group": "sweep", "attention": True, "columns": "config:lr",
-    "offset": 1,
+    "offset": 1, "since": "2999-01-01T00:00:00Z",
 }  # fmt: skip
 """A value of each parameter of GET /runs that lets through some of the runs below, or shows them otherwise."""
 

@@ -137,7 +137,7 @@ def test_words_must_all_be_there_and_slashes_make_an_expression(
     ("asked", "said"),
     [
         ({"q": "/(/"}, "q is no regular expression"),
-        ({"with": "everything"}, "with is 'everything'; allowed are verdict, latest, timing, trend"),
+        ({"with": "everything"}, "with is 'everything'; allowed are verdict, latest, timing, trend, config"),
         ({"severity": "bad"}, "severity is 'bad'; allowed are critical, warning, info, healthy, unknown"),
         ({"state": "asleep"}, "state is 'asleep'; allowed are "),
     ],
