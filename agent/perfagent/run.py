@@ -566,6 +566,13 @@ class Run:
     def _known_optimizer(self) -> Any:
         return self._progress.primary() if self._progress.primary is not None else None
 
+    def trains_another(self, model: Any) -> bool:
+        """Whether this run has trained, and not that model (or one that is part of it, or that it is part of)."""
+        if model is None or self._progress.last is None or (self._model is None and self._progress.found is None):
+            return False
+        known = self._known_model()  # None: it is gone
+        return known is None or not (_holds(known, model) or _holds(model, known))
+
     def _watch_model(self) -> None:
         self._watching.put_on(self._known_model(), self._known_optimizer())
 
@@ -751,6 +758,10 @@ def _text(value: Any, most: int) -> str:
         return str(value)[:most]
     except Exception:  # noqa: BLE001 - somebody else's __str__, or a whole number of more than 4300 digits
         return f"[{type(value).__name__}]"
+
+
+def _holds(model: Any, part: Any) -> bool:
+    return any(module is part for module in model.modules())
 
 
 def _trainable(model: Any) -> int:

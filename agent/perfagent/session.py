@@ -110,7 +110,9 @@ def attach(
         moves = names_place and _elsewhere(run, server, record)
         if unnamed and run_id is not None and not moves and run.settings.run_id is None:
             run.continue_as(AgentConfig.from_env(run_id=run_id).run_id, start_step, given=True)
-        if run_id in (None, run.id) and (same or unnamed) and not moves:
+        # each training is a run of its own, and under an id that was given an attempt of its own
+        next_training = (name is not None or run_id is not None) and run.trains_another(model)
+        if run_id in (None, run.id) and (same or unnamed) and not moves and not next_training:
             run.take_up(model, optimizer, settled, labels, project=project, name=name, group=group, notes=notes)
             run.mirror(AgentConfig.from_env(tensorboard=tensorboard, tune_malloc=tune_malloc).tensorboard)
             if tune_malloc is not None:
@@ -300,8 +302,8 @@ def _say_that_it_ends(run: Run, *, expected: bool) -> None:
     it."""
     logger.log(
         logging.INFO if expected else logging.WARNING,
-        "perfagent: attach() or init() was called again with another name, project or place: the run %s is now finished, and "
-        "a new run starts. Call finish() before, or attach() without arguments to continue the run",
+        "perfagent: attach() or init() was called again with another name, project, place or model: the run %s is now "
+        "finished, and a new run starts. Call finish() before, or attach() without arguments to continue the run",
         run.called,
     )
 

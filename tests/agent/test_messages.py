@@ -81,7 +81,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
         r"the name 'n{40}'\.\.\. of log\(\) has 300 bytes, and 256 are allowed; it is cut there",
         r"phase\('bad/name here'\): a phase's name has letters, .*; its time is recorded as phase/bad_name_here_s",
         r"alert\(\) takes the level info, warning or critical, not 'bad'; it is a warning now",
-        r"called again with another name, .*: the run 'first' \(\w{12}\) is now finished, and a new run starts",
+        r"attach\(\) or init\(\) was called again with another name, .*: the run 'first' \(\w{12}\) is now finished",
         r"log\(\) was called after the end of the run 'first' \(\w{12}\); left out\.",
         r"alert\(\) was called after the end of the run 'first' \(\w{12}\); left out\.",
     ],

@@ -632,3 +632,28 @@ def test_what_other_trackers_runs_have_is_answered_with_ours(name, tmp_path):
         getattr(perfagent, name)
     assert str(asked.value).partition("; ")[2] == str(of_module.value).partition("; ")[2] != ""
     assert not hasattr(run, "_repr_png_")
+
+
+def stepped(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+
+
+def test_another_training_of_the_same_name_is_a_run_of_its_own(tmp_path):
+    runs = []
+    for _ in range(2):
+        model = nn.Linear(3, 1)
+        runs.append(perfagent.attach(model, name="same", record=tmp_path / "record"))
+        stepped(model)
+    assert runs[0].id != runs[1].id
+    assert [run.name for run in runs] == ["same", "same"]
+
+
+def test_a_second_attach_of_the_same_training_goes_on_with_its_run(tmp_path):
+    model = nn.Linear(3, 1)
+    run = perfagent.attach(model, name="same", record=tmp_path / "record")
+    stepped(model)
+    assert perfagent.attach(nn.Sequential(model), name="same") is run
+    assert perfagent.attach(nn.Linear(3, 1)) is run
+    assert perfagent.attach(name="same") is run
