@@ -88,3 +88,6 @@ def test_addresses_can_be_opened() -> None:
     assert Settings(data=Path("/x"), host="0.0.0.0").url == "http://127.0.0.1:8420"
     assert Settings(data=Path("/x"), host="::1").url == "http://[::1]:8420"
     assert Settings(data=Path("/x"), public_url="https://a.example/").url == "https://a.example"
+    for host, found_at in (("0.0.0.0", "http://127.0.0.1:8420"), ("::", "http://[::1]:8420")):
+        settings = Settings(data=Path("/x"), host=host, public_url="https://a.example/")
+        assert settings.local_url == found_at, "where jobs and commands of this machine find it"
