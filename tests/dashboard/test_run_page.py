@@ -155,7 +155,7 @@ def test_what_happens_before_the_server_listens_is_shown(
     told = {
         "state": "failed",
         "reason": "KeyError: weight",
-        "exception": {"type": "KeyError", "message": "weight"},
+        "exception": "KeyError",
         "traceback": "Traceback: in train",
     }
     failed = Event(kind="state", time=time.time(), step=51, data=told)
@@ -189,7 +189,7 @@ def test_nan_is_written_out_and_marked(site: ServerProcess, tab: OpenTab, run: s
 
 def test_drag_zooms_all_charts_refetches_and_is_in_the_address(site: ServerProcess, tab: OpenTab, run: str) -> None:
     record_run(site, run, steps=20_000)
-    until(lambda: "ms a step" in site.get(f"/runs/{run}/verdict")["message"], why="the verdict is not there")
+    until(lambda: "ms a step" in (site.find(f"/runs/{run}/verdict") or {"message": ""})["message"], why="no verdict")
     page = tab(f"/run/{run}")
     page.drawn(12)
     page.live()
