@@ -52,7 +52,8 @@ def reason(found: dict[str, Any]) -> str:
 
 def show(found: dict[str, Any]) -> None:
     """What it shows in words, then its operators."""
-    steps = f"steps {found['first_step']} to {found['last_step']}, {found['duration_s']:.3g} s"
+    took = f", {found['duration_s']:.3g} s" if found["duration_s"] is not None else ""
+    steps = f"steps {found['first_step']} to {found['last_step']}{took}"
     idle = found["gaps"].get("idle_pct")
     what = {"device": "the device idle", "operators": "outside of operators"}.get(found["gaps"].get("of", ""), "idle")
     screen = Screen()

@@ -119,18 +119,18 @@ class FindingData(Struct):
 
 
 class Operator(Struct):
-    name: str | None = None
-    calls: Whole | None = None
-    self_cpu_s: float | None = None
-    total_cpu_s: float | None = None
+    name: str
+    calls: Whole
+    self_cpu_s: float
+    total_cpu_s: float
     self_device_s: float | None = None
     total_device_s: float | None = None
 
 
 class Gap(Struct):
-    s: float | None = None
-    after: str | None = None
-    before: str | None = None
+    s: float
+    after: str
+    before: str
     at_s: float | None = None
 
 

@@ -234,7 +234,7 @@ def _shown(row: Mapping[Any, Any], known: _Asked, *, operators: int | None) -> S
         id=row["id"], command=asked, **known.by(asked), rank=row["rank"], attempt=row["attempt"],
         first_step=whole("first_step"), last_step=whole("last_step"), time=row["time"], trace=trace,
         trace_bytes=int(row["bytes"]), url="" if trace == "none" else _path(row["run"], row["id"]),
-        duration_s=took if isinstance(took, float) else None,
+        duration_s=float(took) if isinstance(took, (int, float)) else None,
         operators=listed[:operators] if isinstance(listed, list) else [], gaps=idle if isinstance(idle, dict) else {},
         shares=divided if isinstance(divided, dict) else {},
         says=[str(one) for one in says] if isinstance(says, list) else [],

@@ -328,7 +328,8 @@ def profile_events(trace: bytes, *, identity: str = "ab12", piece: int = 100, **
 def test_a_trace_that_comes_in_pieces_is_downloaded_whole(client: TestClient) -> None:
     start(client)
     trace = gzip.compress(json.dumps({"traceEvents": [{"name": f"op{n}", "ts": n} for n in range(500)]}).encode())
-    events = profile_events(trace, operators=[{"name": f"op{n}", "calls": n} for n in range(9)])
+    operators = [{"name": f"op{n}", "calls": n, "self_cpu_s": 1, "total_cpu_s": 2.5} for n in range(9)]
+    events = profile_events(trace, operators=operators)
     last = events.pop()
     next_frame(client, 2, 0, *reversed(events))  # in any order
     path = "/api/v1/runs/r1/profiles"

@@ -38,7 +38,7 @@ def _gpus(events: list[dict[str, Any]]) -> list[Component]:
             str(event["rank"]),
             str(gpu.get("index", "")),
             str(gpu.get("name", "")),
-            _bytes(gpu.get("memory_bytes")),
+            _bytes(gpu.get("memory_total_bytes")),
             str(event["data"].get("driver", "")),
         ]
         for event in events
