@@ -12,8 +12,8 @@ from collections.abc import Callable
 from perfagent.wire import Group
 from perfagent_server.engine import set_aside
 from perfagent_server.engine.evaluator import Evaluator
+from perfagent_server.engine.evaluators import PlanOf
 from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
-from perfagent_server.rules.plan import Plan
 from perfagent_server.store.codec.tail import pack_tail, unpack_whole
 from perfagent_server.store.stored import FromTail
 
@@ -27,10 +27,13 @@ _RUN = "canary"
 
 
 class Canary:
-    """judge() on the rules thread when it is due. plan: the rules of all projects."""
+    """judge() on the rules thread when it is due. plan_of: the rules of a project; otherwise: those that judge it where all
+    projects have the rule that finds it switched off."""
 
-    def __init__(self, plan: Callable[[], Plan], now: Callable[[], float], monotonic: Callable[[], float]) -> None:
-        self._plan, self._now, self._monotonic = plan, now, monotonic
+    def __init__(
+        self, plan_of: PlanOf, otherwise: PlanOf, now: Callable[[], float], monotonic: Callable[[], float]
+    ) -> None:
+        self._plan_of, self._otherwise, self._now, self._monotonic = plan_of, otherwise, now, monotonic
         self._judged = self.due = monotonic()
         self._failures, self._error = 0, ""
 
@@ -56,7 +59,9 @@ class Canary:
         return f"the test run of every minute was last judged {late:.0f} s ago" if late > _LATE_S else ""
 
     def _is_told(self) -> bool:
-        plan = self._plan()
+        plan = self._plan_of("", ())
+        if NonfiniteLoss.id not in plan.rules:
+            plan = self._otherwise("", ())
         judge = Evaluator(_RUN, plan)
         judge.take(self._frame(1, 2.0))
         judge = Evaluator.restore(judge.snapshot(), plan)

@@ -23,19 +23,16 @@ No jump of the wall clock reaches the rules: they are judged by a clock that mov
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Protocol
 
 from sqlalchemy import Connection, select
 
-from perfagent.wire import Alert, Finding, healthy, outcome_of
+from perfagent.wire import Alert, Finding, outcome_of
 from perfagent_server.alerts import tables
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.database import Database, StorageError
@@ -45,45 +42,32 @@ from perfagent_server.engine.checkpoints import Checkpoints, load_cursors, save_
 from perfagent_server.engine.due_times import DueTimes
 from perfagent_server.engine.evaluator import Evaluator, HalfJudgedError
 from perfagent_server.engine.evaluators import Evaluators, PlanOf
+from perfagent_server.engine.rules_thread import RulesThread
 from perfagent_server.engine.set_aside import CannotJudgeError, Mark, SetAside, is_of_the_run
 from perfagent_server.engine.silence import Silence, Silent
 from perfagent_server.engine.snapshot_evaluators import SnapshotEvaluators
 from perfagent_server.engine.steady_clock import steady
+from perfagent_server.engine.verdicts import Verdicts
 from perfagent_server.rules.catalogue import all_rules, rules_for
-from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
 from perfagent_server.rules.plan import Plan
 from perfagent_server.runs import outcomes
-from perfagent_server.runs.earlier_attempts import earlier_attempts
 from perfagent_server.store.changes import deletions_since, newest_deletion, note_change
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.shards import AllShards, LeaseLost, Shards, shard_of
 from perfagent_server.store.stored import FromTail
 from perfagent_server.store.tables import rule_state, source
-from perfagent_server.store.tables import run as runs
 from perfagent_server.store.write import lifecycle
-from perfagent_server.verdict.healthy import Healthy
 
-__all__ = ["CHECKPOINT_S", "MOST_LAG_FRAMES", "STUCK_S", "Engine", "Listener", "default_plan"]
+__all__ = ["CHECKPOINT_S", "MOST_LAG_FRAMES", "Engine", "Listener", "default_plan"]
 
 log = logging.getLogger("perfagent.server")
 
 CHECKPOINT_S = 2.0
 MOST_LAG_FRAMES = 100_000
 """So many frames the rules may be behind; then agents are told to send again later."""
-STUCK_S = 120.0
-"""A thread that has not moved for so long is taken for one that never will: no wait for the database is as long."""
-_QUIET_S = 45.0
-"""After that it is told that the rules have stopped: a round says at each frame that it moves, and waits for the database
-30 s at most."""
-_MOST_FAILED_ROUNDS = 3
-_ANSWER_S = 10.0  # how long a question waits for the rules thread
 _BATCH = 256  # frames judged between two commits
 _RELOADED = 16  # runs that get other rules between two rounds
 _BATCH_BYTES = 8 * 2**20  # as stored
-_IDLE_WAIT_S = 1.0
-_GATHER_S = 0.05
-"""From one round to the next, at least. Frames of many agents come one by one, and to judge those of so long together
-costs half of judging each alone."""
 _LAG_EVERY_S = 1.0
 _AGAIN_S = 1.0  # when what could not be judged by the clock is tried again
 _MOST_SAID = 1000  # kinds of trouble that are remembered as logged
@@ -105,12 +89,7 @@ def default_plan(_project: str, _off: Sequence[str]) -> Plan:
     return _plan_of_all_rules()
 
 
-def _canary_plan(plan_of: PlanOf) -> Plan:
-    plan = plan_of("", ())
-    return plan if NonfiniteLoss.id in plan.rules else _plan_of_all_rules()
-
-
-class Engine:
+class Engine(RulesThread):
     """start() and stop() the thread; wake() after each commit; run_once() does one round by hand (tests, backtests).
 
     plan_of: the rules of a run. link: the address of a run's page, for webhooks. on_deliveries: called after deliveries
@@ -136,8 +115,8 @@ class Engine:
         checkpoint_s: float = CHECKPOINT_S,
     ) -> None:
         self._database, self._store, self._hub = database, store, hub
-        self._clock, self._monotonic, self._link = clock, monotonic, link
-        self._now = steady(clock, monotonic)
+        self._clock, self._link, self._now = clock, link, steady(clock, monotonic)
+        super().__init__(Canary(plan_of, default_plan, self._now, monotonic), monotonic)
         self._shards: Shards = AllShards() if shards is None else shards
         self.on_deliveries, self.on_states, self.on_fire = on_deliveries, on_states, on_fire
         self._lock = threading.RLock()  # evaluators: the thread judges, routes read verdicts
@@ -158,12 +137,7 @@ class Engine:
         self._to_reload: deque[str | None] = deque()  # runs whose rules have changed; None for all
         self._judged_again: set[str] = set()  # runs of which something was judged after their end
         self._of_others = SnapshotEvaluators(database, self.evaluators, self._now, monotonic)
-        self._event = threading.Event()
-        self._stopping = False
-        self._thread: threading.Thread | None = None
-        self.canary = Canary(partial(_canary_plan, plan_of), self._now, monotonic)
-        self._failed_rounds, self._round_error, self._is_database_away = 0, "", False
-        self._moved_at = self._monotonic()  # when the thread last began something
+        self._verdicts = Verdicts(database, self._lock, self._judge_of, self.aside, self._pass_over)
         # passed_over: frames, judgements of a rule, and changes of alerts; dropped_alerts: of users, for which there
         # was no room; set_aside: runs; left_out_frames: of runs that were set aside, when the tail held them no longer;
         # lag_frames, lag_s: how far behind the newest frame the rules are
@@ -174,54 +148,6 @@ class Engine:
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        self._moved_at = self._monotonic()
-        self.canary.start()
-        self._thread = threading.Thread(target=self._run, name="perfagent-rules", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the thread after its round, with a checkpoint. What it has not judged, the next start judges."""
-        self._stopping = True
-        self._event.set()
-        if self._thread is not None:
-            self._thread.join(timeout=10)
-            self._thread = None
-
-    def wake(self) -> None:
-        """There may be something new. Cheap; called on the writer thread after each commit."""
-        self._event.set()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the thread runs; true for one that was not started, or is stopped on purpose."""
-        return self._thread is None or self._thread.is_alive()
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether the thread runs and does not move."""
-        return self._thread is not None and self._monotonic() - self._moved_at > STUCK_S
-
-    @property
-    def can_judge(self) -> bool:
-        return self.is_alive and not self.is_stuck
-
-    def trouble(self) -> str:
-        """Why the rules do not judge, as far as they know it themselves; empty while they do. Needs no lock."""
-        if not self.is_alive:
-            return "the thread of the rules has ended"
-        still = self._monotonic() - self._moved_at
-        if self._thread is not None and still > min(_QUIET_S, STUCK_S):
-            return f"the thread of the rules has not moved for {still:.0f} s"
-        if self._failed_rounds >= _MOST_FAILED_ROUNDS:
-            return f"the last {self._failed_rounds} rounds have failed ({self._round_error})"
-        return self.canary.trouble() if self._thread is not None else ""
-
-    @property
-    def waits_for_database(self) -> bool:
-        """Whether the last round failed for the database."""
-        return self._failed_rounds > 0 and self._is_database_away
-
     def judged(self) -> tuple[int, frozenset[str]]:
         """The tail id up to which frames of these shards were judged. Needs no lock."""
         seen = dict(self._seen)
@@ -231,23 +157,6 @@ class Engine:
     def is_behind(self) -> bool:
         """Whether ingest must wait for the rules."""
         return self.counters["lag_frames"] > MOST_LAG_FRAMES
-
-    def _run(self) -> None:
-        pause, judged_at = 0.0, -math.inf
-        while not self._stopping:
-            self._moved_at = self._monotonic()
-            self._event.wait(_IDLE_WAIT_S if pause == 0 else pause)
-            if not self._stopping:
-                time.sleep(max(0.0, judged_at + _GATHER_S - time.monotonic()))
-            self._event.clear()
-            try:
-                self._work()
-                pause, judged_at, self._failed_rounds = 0.0, time.monotonic(), 0
-            except Exception as error:  # noqa: BLE001 - the rules must outlive a full disk and a frame nobody foresaw; it is counted and said
-                pause = min(max(1.0, 2 * pause), 30.0)
-                self._failed(error, pause)
-        with suppress(StorageError):
-            self.checkpoint()
 
     def _work(self) -> None:
         """Rounds until everything is judged, and between them what is due by time."""
@@ -264,14 +173,8 @@ class Engine:
         while self.checkpoints.is_under_way and not self._stopping and not self._event.is_set():
             self._checkpoint_piece()
 
-    def _failed(self, error: Exception, pause: float) -> None:
+    def _note_failure(self, error: Exception) -> None:
         self.counters["failures"] += 1
-        self._round_error, self._is_database_away = set_aside.spell(error), isinstance(error, StorageError)
-        self._failed_rounds += 1
-        if isinstance(error, StorageError):
-            log.warning("the rules wait %.0f s for the database: %s", pause, error)
-        else:
-            log.error("judging failed, tried again in %.0f s", pause, exc_info=error)
         if not isinstance(error, LeaseLost):  # of what is lost, the next round forgets the runs
             self.forget()
 
@@ -321,7 +224,7 @@ class Engine:
     def run_once(self) -> int:
         """Judges what came since the last round; how many frames that were. Everything it causes is committed on
         return."""
-        self._moved_at = self._monotonic()
+        self._moves()
         with self._lock:
             self._follow_shards()
             after = self._judged_upto()
@@ -374,7 +277,7 @@ class Engine:
         return self._take_by(judge, stored, moment, drained=drained)
 
     def _take_by(self, judge: Evaluator, stored: FromTail, moment: float, *, drained: bool) -> list[tuple[str, Change]]:
-        self._moved_at = self._monotonic()
+        self._moves()
         now = self._now()
         changes = self._judged(stored.run, "a frame", lambda: judge.take(stored, drained=drained, now=now))
         judge.upto = max(judge.upto, stored.id)  # also of one that was passed over
@@ -453,7 +356,7 @@ class Engine:
             judge = self.evaluators.in_memory.get(run)
             if judge is None:
                 continue
-            self._moved_at = self._monotonic()
+            self._moves()
             found = self._judged(run, "a tick", partial(judge.tick, now))
             changes += found
             if run in self.evaluators.in_memory:
@@ -507,7 +410,7 @@ class Engine:
         """What a run's evaluator makes of something. What it cannot judge is passed over; a run that fails again and again
         is set aside."""
         judge = self.evaluators.in_memory[run]
-        self._moved_at = self._monotonic()
+        self._moves()
         found: list[Change] = []
         error: BaseException | None = None
         try:
@@ -675,7 +578,7 @@ class Engine:
 
     def _checkpoint_piece(self) -> None:
         """The next piece of the checkpoint that is under way, or the first of one that is due."""
-        self._moved_at = self._monotonic()
+        self._moves()
         with self._lock:
             begun = self._monotonic()
             points = self.checkpoints
@@ -743,36 +646,16 @@ class Engine:
 
     def verdict(self, run: str) -> Finding:
         """Healthy, or the one thing that holds the run back."""
-        with self._database.read() as connection:
-            state = connection.execute(select(runs.c.state).where(runs.c.id == run)).scalar()
-            before = earlier_attempts(connection, run)
-        try:
-            with self._asking(run):
-                judge = self._judge_of(run)
-                if judge is None:
-                    return healthy("Nothing is known of this run yet.")
-                found = judge.verdict(lost=state == "lost")
-        except CannotJudgeError as error:
-            return self.aside.finding(run, str(error))
-        if not before:
-            return found
-        if isinstance(found, Healthy):
-            return replace(found, remarks=[*found.remarks, before])
-        return replace(found, message=f"{found.message} {before}")
+        return self._verdicts.verdict(run)
 
     def findings(self, run: str) -> list[Finding]:
         """Everything that the rules find now, worst first; for a run that ended also what held most of the time."""
-        try:
-            with self._asking(run):
-                judge = self._judge_of(run)
-                return judge.findings() if judge is not None else []
-        except CannotJudgeError as error:
-            return [self.aside.finding(run, str(error))]
+        return self._verdicts.findings(run)
 
     def resolve(self, run: str, alert: str, why: str) -> bool:
         """Closes an alert by hand. False when its run has no such alert open."""
         try:
-            with self._asking(run):
+            with self._verdicts.asking(run):
                 judge = self._judge_of(run) if self.judges(run) else None
                 if judge is None:
                     return False
@@ -783,24 +666,6 @@ class Engine:
                 return bool(changes)
         except CannotJudgeError:
             return False
-
-    @contextmanager
-    def _asking(self, run: str) -> Iterator[None]:
-        """A question about a run, between two rounds. Raises StorageError where the rules thread does not let anybody in,
-        so that not all threads of routes end up waiting for it; CannotJudgeError where the run cannot answer."""
-        if not self._lock.acquire(timeout=_ANSWER_S):
-            raise StorageError(f"the rules did not answer within {_ANSWER_S:g} s; try again later")
-        try:
-            yield
-        except CannotJudgeError:
-            raise
-        except Exception as error:
-            if not is_of_the_run(error):
-                raise
-            self._pass_over(run, "the verdict", error)
-            raise CannotJudgeError(set_aside.spell(error)) from error
-        finally:
-            self._lock.release()
 
     def reload(self, run: str | None = None) -> None:
         """The rules of a run, or of all, have changed: it is written down, and loaded anew with its rules when it

@@ -10,7 +10,7 @@ from api_builders import api
 from builders import until
 from fastapi.testclient import TestClient
 
-from perfagent_server.engine import scheduler
+from perfagent_server.engine import rules_thread
 
 
 def statuses(client: TestClient) -> dict[str, int]:
@@ -40,7 +40,7 @@ def test_a_server_whose_rules_have_ended_asks_for_a_restart(tmp_path: Path, monk
 def test_a_server_whose_rules_are_stuck_asks_for_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on = threading.Event()
     with api(tmp_path) as client:
-        monkeypatch.setattr(scheduler, "STUCK_S", 1.0)
+        monkeypatch.setattr(rules_thread, "STUCK_S", 1.0)
         monkeypatch.setattr(client.app.state.services.engine, "_work", lambda: may_go_on.wait(60))  # type: ignore[attr-defined]
         until(lambda: client.get("/livez").status_code == 503, why="the thread of the rules does not move")
         may_go_on.set()

@@ -167,6 +167,7 @@ def batches_of_a_night() -> int:
     return 20 if postgresql_server.is_wanted() or clickhouse_server.is_wanted() else 400
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # 10 kB of text is one of the inputs
 @pytest.mark.parametrize("batches", [12, pytest.param(0, marks=pytest.mark.long)])
 def test_no_input_silences_the_rules(tmp_path: Path, batches: int) -> None:
     count = [0]

@@ -26,7 +26,7 @@ from perfagent.errors import ConfigError, ResourceError
 from perfagent.wire import Event, Frame, encode
 from perfagent_server import schema
 from perfagent_server.database import StorageError, open_database, postgresql, revision_of
-from perfagent_server.engine import scheduler
+from perfagent_server.engine import rules_thread
 from perfagent_server.replicas import leases
 from perfagent_server.runs.run_commands import Order, Request
 from perfagent_server.security import keys
@@ -490,7 +490,7 @@ def test_a_server_whose_rules_thread_is_stuck_gives_its_runs_up_until_it_moves(
     a, b = pair
     may_go_on = threading.Event()
     with monkeypatch.context() as patched:
-        patched.setattr(scheduler, "STUCK_S", 2.0)
+        patched.setattr(rules_thread, "STUCK_S", 2.0)
         patched.setattr(a.services.engine, "_work", lambda: may_go_on.wait(60))
         until(lambda: b.held == frozenset(SHARDS), why="the other server judges all runs")
         assert httpx.get(f"{a.running.url}/readyz", timeout=30).status_code == 503

@@ -1,0 +1,81 @@
+"""Verdicts and findings of runs, as routes and reports ask for them, between two rounds of the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import RLock
+
+from sqlalchemy import select
+
+from perfagent.wire import Finding, healthy
+from perfagent_server.database import Database, StorageError
+from perfagent_server.engine import set_aside
+from perfagent_server.engine.evaluator import Evaluator
+from perfagent_server.engine.set_aside import CannotJudgeError, SetAside
+from perfagent_server.runs.earlier_attempts import earlier_attempts
+from perfagent_server.store.tables import run as runs
+from perfagent_server.verdict.healthy import Healthy
+
+__all__ = ["Verdicts"]
+
+_ANSWER_S = 10.0  # how long a question waits for the rules thread
+
+
+class Verdicts:
+    """lock: of the evaluators; judge_of: the one of a run, asked while the lock is held; on_failure: called with a run, what
+    could not be done, and the error."""
+
+    def __init__(
+        self, database: Database, lock: RLock, judge_of: Callable[[str], Evaluator | None], aside: SetAside,
+        on_failure: Callable[[str, str, Exception], None],
+    ) -> None:  # fmt: skip
+        self._database, self._lock, self._judge_of = database, lock, judge_of
+        self._aside, self._on_failure = aside, on_failure
+
+    def verdict(self, run: str) -> Finding:
+        """Healthy, or the one thing that holds the run back."""
+        with self._database.read() as connection:
+            state = connection.execute(select(runs.c.state).where(runs.c.id == run)).scalar()
+            before = earlier_attempts(connection, run)
+        try:
+            with self.asking(run):
+                judge = self._judge_of(run)
+                if judge is None:
+                    return healthy("Nothing is known of this run yet.")
+                found = judge.verdict(lost=state == "lost")
+        except CannotJudgeError as error:
+            return self._aside.finding(run, str(error))
+        if not before:
+            return found
+        if isinstance(found, Healthy):
+            return replace(found, remarks=[*found.remarks, before])
+        return replace(found, message=f"{found.message} {before}")
+
+    def findings(self, run: str) -> list[Finding]:
+        """Everything that the rules find now, worst first; for a run that ended also what held most of the time."""
+        try:
+            with self.asking(run):
+                judge = self._judge_of(run)
+                return judge.findings() if judge is not None else []
+        except CannotJudgeError as error:
+            return [self._aside.finding(run, str(error))]
+
+    @contextmanager
+    def asking(self, run: str) -> Iterator[None]:
+        """A question about a run. Raises StorageError where the rules thread does not let anybody in, so that not all
+        threads of routes end up waiting for it; CannotJudgeError where the run cannot answer."""
+        if not self._lock.acquire(timeout=_ANSWER_S):
+            raise StorageError(f"the rules did not answer within {_ANSWER_S:g} s; try again later")
+        try:
+            yield
+        except CannotJudgeError:
+            raise
+        except Exception as error:
+            if not set_aside.is_of_the_run(error):
+                raise
+            self._on_failure(run, "the verdict", error)
+            raise CannotJudgeError(set_aside.spell(error)) from error
+        finally:
+            self._lock.release()
