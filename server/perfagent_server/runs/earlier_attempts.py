@@ -37,8 +37,9 @@ def earlier_attempts(connection: Connection, run: str) -> str:
         _said(connection, run, more + number, row.attempt, row.started, following.started)
         for number, (row, following) in enumerate(pairwise(rows), start=1)
     ]
-    before = f"{more} more before; " if more > 0 else ""
-    return f"Earlier attempts: {before}{'; '.join(said)}."
+    told = [one for one in said if one]
+    before = [f"{more} more before"] if more > 0 else []
+    return f"Earlier attempts: {'; '.join([*before, *told])}." if told else ""
 
 
 def _said(connection: Connection, run: str, number: int, attempt: int, began: float, until: float) -> str:
@@ -48,6 +49,8 @@ def _said(connection: Connection, run: str, number: int, attempt: int, began: fl
     states = {row.state for row in ends}
     worst = next((state for state in _WORST_FIRST if state in states), "")
     step = max((row.step for row in ends), default=0)
+    if not step and worst in ("lost", ""):
+        return ""  # a process that never trained, nor said why it ended: as a launcher before its script
     return f"attempt {number} {_ENDED.get(worst, 'ended')} after step {step:,}{_alerts(connection, run, began, until)}"
 
 

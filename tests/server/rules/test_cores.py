@@ -270,10 +270,7 @@ def test_too_few_workers_are_part_of_the_alert_on_the_wait() -> None:
     evaluator.start_clock(START)
     changes = go_on(evaluator, range(1, 100), {**MACHINE, "process/workers": 2.0}, phases=WAITS)
     assert [change.finding.rule for change in fired(changes)] == ["data_bound"]
-    assert (
-        "With 2 loader workers for a rank the step waits"
-        in evaluator.machines["data_bound"].finding.evidence["also"][0]
-    )  # type: ignore[union-attr]
+    assert "With 2 loader workers for a rank the newest" in evaluator.machines["data_bound"].finding.evidence["also"][0]  # type: ignore[union-attr]
 
 
 # ---- batch_too_small

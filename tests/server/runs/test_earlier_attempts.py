@@ -61,6 +61,15 @@ def test_a_finding_of_the_newest_attempt_comes_first(bench: Bench) -> None:
     assert found.message.endswith("Earlier attempts: attempt 1 ran out of memory after step 40 (oom_observed).")
 
 
+def test_an_attempt_that_never_trained_and_said_nothing_of_its_end_is_not_told(bench: Bench) -> None:
+    wall = Clock(NOW)
+    bench.send({}, [], attempt=1, events=[told(wall.at, 0, "running", world_size=1)], now=wall.at)
+    wall.at += 60
+    bench.database.write(lambda connection: connection.exec_driver_sql("UPDATE source SET state = 'lost'") and None)
+    train(bench, wall, 2, range(1, 41), "finished")
+    assert "attempt" not in verdict(bench, wall).message
+
+
 def test_a_run_that_never_stopped_has_none(bench: Bench) -> None:
     wall = Clock(NOW)
     train(bench, wall, 1, range(1, 41), "finished")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Words, within
 from perfagent_server.rules.speed import bounds, loader_cores
 from perfagent_server.rules.speed.bounds import Bound, what_bounds
@@ -121,18 +120,17 @@ class DataloaderWorkers(Rule):
         )  # fmt: skip
 
     def _too_few(self, window: Window, machine: LoaderCores, bound: Bound, wait_pct: float, wanted: int) -> Finding:
-        wait_s = wait_pct / 100 * bound.step_p50_s
         return self.found(
             "warning",
-            f"{machine.of_rank} loader workers are too few: the step waits {wait_pct:.0f} % for its batch",
-            f"With {machine.of_rank} loader workers for a rank the step waits {spell_s(wait_s)} for its batch, while "
-            f"{machine.cores:.3g} cores have room for {machine.free}. {bound.message}",
+            f"{machine.of_rank} loader workers are too few: steps wait {wait_pct:.0f} % of their time for their batches",
+            f"With {machine.of_rank} loader workers for a rank the newest {bound.steps} steady steps wait {wait_pct:.0f} % of "
+            f"their time for their batches, while {machine.cores:.3g} cores have room for {machine.free}. {bound.message}",
             cause="too few",
             fix=f"Set num_workers={wanted} here ({machine.of_rank} now, {machine.cores:.3g} cores for {machine.ranks} "
             f"{machine.named_ranks}). {self.english.remedies['too few']}",
-            cost=f"{spell_s(wait_s)} of each step of {spell_s(bound.step_p50_s)}",
+            cost=f"{wait_pct:.0f} % of the time",
             since_step=window.at,
-            evidence={**self._evidence(machine, bound, wanted), "wait_s": wait_s, "share_pct": wait_pct},
+            evidence={**self._evidence(machine, bound, wanted), "share_pct": wait_pct},
             gain_pct=wait_pct,
         )  # fmt: skip
 
