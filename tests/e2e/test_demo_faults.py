@@ -34,7 +34,7 @@ FAULTS = {
     "vanishing": (200, 200),
     "overfit": (800, 800),
     "throughput-drop": (600, 40),
-    "data-stall": (60, 40),
+    "data-stall": (60, 45),
     "unchanged-tensor": (300, 200),
     "dead-units": (200, 100),
     "data-bug": (200, 200),

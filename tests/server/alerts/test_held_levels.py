@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from judging import restored
 from told import Told
 
 from perfagent_server.alerts.batches import what_is_due
@@ -60,6 +61,8 @@ def play(told: Told, seconds: float, share_of: Callable[[int], float], *, first:
             phase__backward_s=[busy / 2] * 4,
         )
         receiver.look()
+        if step % 40 == 1:  # the server is started again
+            told.evaluator = restored(told.evaluator)
     return receiver
 
 
@@ -113,3 +116,20 @@ def test_a_stall_is_told_within_two_windows_and_its_end_too(told: Told) -> None:
     assert (one == other, firing, over) == (True, "firing", "resolved")
     assert 0 <= fired - begin - begins * STEP_S <= 2 * WINDOW * STEP_S
     assert 0 <= resolved - begin - ends * STEP_S <= 2 * WINDOW * STEP_S
+
+
+def test_a_critical_level_that_fell_and_rose_again_is_told_once_for_an_opening(told: Told) -> None:
+    def share(step: int) -> float:
+        return 0.15 if step % 200 < 100 else 0.4
+
+    receiver = play(told, 500, share)
+    assert [event for _, _, event in receiver.messages] == ["firing", "firing"]
+
+
+def test_what_was_not_sent_is_summed_up_in_the_next_message(told: Told) -> None:
+    receiver = play(told, 620, lambda step: 0.4 if step % 200 < 100 else 0.0)
+    assert [event for _, _, event in receiver.messages][:2] == ["firing", "resolved"]
+    play(told, 400, lambda _: 0.4, first=1241)
+    said = [json.loads(row["body"])["data"]["alert"] for row in told.deliveries() if b"Reopened" in row["body"]]
+    [again] = [alert for alert in said if alert["rule"] == "data_bound"]
+    assert "Reopened 6 times since 22:14 UTC." in again["message"]

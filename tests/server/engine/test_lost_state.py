@@ -199,3 +199,20 @@ def wait(bench: Bench, wall: Clock, seconds: float) -> None:
         wall.at += 3.0
     engine.run_once()
     engine.checkpoint()
+
+
+def test_an_alert_that_opened_twice_is_told_of_its_third_time_too(bench: Bench) -> None:
+    """The rows say how many times it was open: else the third message would count as the second one, which was sent."""
+    fails, heals, now = {"loss": [math.nan]}, {"loss": [2.0] * 60}, NOW
+    for begin in (1, 62, 123):
+        bench.send(fails, [begin], now=now)
+        judge_all(bench, now)
+        if begin == 62:
+            lose(bench, "compacted")
+        now += 900.0
+        bench.send(heals, range(begin + 1, begin + 61), now=now)
+        judge_all(bench, now)
+        now += 300.0
+    events = [row["event"] for row in sorted(bench.rows(delivery), key=lambda row: row["created"])]
+    assert events == ["alert.firing", "alert.resolved"] * 3
+    assert len({row["alert"] for row in bench.rows(delivery)}) == 1
