@@ -47,6 +47,7 @@ from perfagent.naming import default_name
 from perfagent.rootcause.investigator import Investigator
 from perfagent.run_config import RunConfig
 from perfagent.run_repr import Shown
+from perfagent.samplers.child_processes import started_here, words
 from perfagent.samplers.sampler import Sampler
 from perfagent.samplers.unmeasured_lines import UnmeasuredLines
 from perfagent.signals.memory import device_in_use
@@ -729,6 +730,7 @@ class Run:
         p.settle_early(None)
         p.release = p.outputs = None
         self._tell_batches(at_end=True)
+        self._tell_unseen()
         self._compilations.poll()
         p.contents = None
         after_last_step(p)
@@ -745,6 +747,15 @@ class Run:
             self._console.close()
         self._context.close()
         self._close(ending, reason, more)
+
+    def _tell_unseen(self) -> None:
+        """Under `perfagent run`: the script has started its training in other processes, which are not recorded."""
+        unseen = launched.current is not None and launched.current.watched and self._progress.last is None
+        group = self._identity.group
+        if unseen and self._progress.early_step == 0 and not (group is not None and group.exists()):
+            number = started_here()
+            if number:
+                self._sender.event("alert", words(number))
 
     def _close(self, ending: str, reason: str, more: dict[str, Any]) -> None:
         self._sender.close(ending, reason, EXIT_S, **more)

@@ -29,6 +29,7 @@ from perfagent.end_reason import of_exit_code
 from perfagent.pids import owner_line, process_start
 from perfagent.redaction import redacted, redacted_arguments, redacted_text
 from perfagent.samplers import cgroup
+from perfagent.samplers.child_processes import pythons_below, words
 
 if TYPE_CHECKING:
     from perfagent.delivery.spool import Header, Spool
@@ -168,6 +169,7 @@ class _Watch:
         self._pid: int = told["pid"]
         self._owner = f"{told['pid']} {told['started']}"
         self._own: Spool | None = None
+        self._children: set[int] = set()
         self._transports: dict[str, HttpTransport] = {}
 
     def run(self) -> None:
@@ -191,6 +193,7 @@ class _Watch:
         if not self._told["speaks"] or any(self._trainers_folders(self._config.sources)):
             self._be_silent()
             return False
+        self._children |= pythons_below(self._pid)
         if self._config.record is None:
             self._say("running", "")
             self._deliver(self._own, time.monotonic() + 2.0)
@@ -216,6 +219,8 @@ class _Watch:
             data = {}
         at, monotonic = self._ended or _now()
         events = [Event(kind="state", time=at, monotonic=monotonic, data=redacted(data))] if data else []
+        if final and self._children:
+            events.insert(0, Event(kind="alert", time=at, monotonic=monotonic, data=words(len(self._children))))
         if events or not spool.waiting:
             spool.append([], events, now=time.monotonic())
 

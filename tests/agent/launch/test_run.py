@@ -761,6 +761,39 @@ for _ in range(10):
     assert sorted(server.values("loss")) == list(range(1, 11))
 
 
+WAITS = "while not open(sys.argv[1]).read():\n    time.sleep(0.02)\n"
+DRIVER = f"""
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {"import sys, time" + chr(10) + WAITS!r}, sys.argv[1]])
+"""
+FORKS = f"""
+import multiprocessing, sys, time, torch
+{WAITS}
+child = multiprocessing.get_context("fork").Process(target=print)
+child.start()
+child.join()
+"""
+
+
+@pytest.mark.parametrize("script", [DRIVER, FORKS], ids=["driver", "forks"])
+def test_a_run_without_a_step_tells_of_the_processes_that_it_started(
+    script: str, tmp_path: Path, server: IngestServer
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    gate = tmp_path / "gate"
+    gate.write_text("")
+    process = subprocess.Popen([*PERFAGENT, "train.py", str(gate)], cwd=tmp_path, env=environment(tmp_path, server))
+    try:
+        until(server.states, within_s=60, why="nobody spoke for the script")
+    finally:
+        gate.write_text("go")
+        process.wait(60)
+    assert ended(server) == "finished"
+    (alert,) = server.events("alert")
+    assert alert["level"] == "info"
+    assert "another process" in alert["title"]
+
+
 SPAWNED = """
 import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
 {imports}
