@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
@@ -119,6 +120,17 @@ def _part(kind: type[T], key: str) -> Callable[[Any], list[T]]:
 
 def _row(line: str) -> LogRow:
     return parse(LogRow, json.loads(line))
+
+
+def _check_name(name: str, names: Sequence[str]) -> None:
+    """Raises ApiError for a name that a run with series has not."""
+    if not names or name in names:
+        return
+    near = get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    raise ApiError(
+        404, "not_found", f"this run has no series {name[:80]!r}; {hint}names() lists its {len(names)}", "name"
+    )
 
 
 class Client:
@@ -241,8 +253,12 @@ class Client:
         to_step: int | None = None,
         points: int = 1000,
     ) -> Series:
+        """Raises ApiError 404 for a name that the run has not sent, while it has sent others."""
         params = _query(name=name, rank=rank, from_=from_step, to=to_step, points=points)
-        return parse(Series, self.request("GET", _run_path(run, "/series"), params=params))
+        found = parse(Series, self.request("GET", _run_path(run, "/series"), params=params))
+        if not found.step:
+            _check_name(name, self.names(run))
+        return found
 
     def ranks(
         self, run: str, name: str, *, from_step: int | None = None, to_step: int | None = None, points: int = 200
@@ -449,7 +465,10 @@ class AsyncClient:
         points: int = 1000,
     ) -> Series:
         params = _query(name=name, rank=rank, from_=from_step, to=to_step, points=points)
-        return parse(Series, await self.request("GET", _run_path(run, "/series"), params=params))
+        found = parse(Series, await self.request("GET", _run_path(run, "/series"), params=params))
+        if not found.step:
+            _check_name(name, (await self.request("GET", _run_path(run, "/names")))["names"])
+        return found
 
     async def verdict(self, run: str) -> Finding:
         return parse(Finding, await self.request("GET", _run_path(run, "/verdict")))

@@ -14,6 +14,7 @@ from preloaded import Ended
 from pyarrow import parquet
 
 from perfagent.wire import Event, encode
+from perfagent_client import ApiError, Client
 
 VALUES = [1 / 3, 0.1, 1e-300]
 
@@ -187,3 +188,19 @@ def test_delete_needs_the_administrator(server: Listening, tmp_path: Path) -> No
     deleted = perfagent(server, tmp_path, "delete", "short", "--yes", PERFAGENT_ADMIN_TOKEN=ADMIN_TOKEN)
     assert deleted.returncode == 0, deleted.stderr
     assert perfagent(server, tmp_path, "show", "short").returncode == 1
+
+
+def test_a_series_that_a_run_has_not_is_an_error_that_names_near_ones(server: Listening) -> None:
+    with Client(server.url) as client:
+        assert len(repr(client.series("r1", "loss"))) < 120
+        assert client.series("r1", "loss", from_step=10_000).step == [], "the name is right, and no such step came"
+        with pytest.raises(ApiError, match="no series 'los'; did you mean 'loss'") as refused:
+            client.series("r1", "los")
+    assert refused.value.status == 404
+
+
+def test_a_window_beyond_the_steps_of_a_run_is_cut_to_them_or_refused(server: Listening, tmp_path: Path) -> None:
+    found = perfagent(server, tmp_path, "compare", "my run:1-2", "my run:1-9999", "--json")
+    assert [side["name"] for side in json.loads(found.stdout)["sides"]] == ["my run:1-2", f"my run:1-{len(VALUES)}"]
+    refused = perfagent(server, tmp_path, "compare", "my run", "my run:5000-6000")
+    assert refused.returncode == 2 and "after the run's last step" in refused.stderr

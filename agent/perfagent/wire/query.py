@@ -189,6 +189,12 @@ class Series:
     bucket_steps: int = 1
     ranks: int = 1
 
+    def __repr__(self) -> str:
+        """Short: the lists may have thousands of numbers."""
+        values = f", {self.mean[0]:.6g} to {self.mean[-1]:.6g}" if self.mean else ""
+        steps = f"steps {self.step[0]:,} to {self.step[-1]:,}" if self.step else "empty"
+        return f"<Series {self.name!r}, rank {self.rank}, {steps} in {len(self.step):,} points{values}>"
+
 
 @dataclass(slots=True, kw_only=True)
 class RankMatrix:

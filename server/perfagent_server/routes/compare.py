@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -46,6 +47,11 @@ def _asked(services: Services, identity: Identity, text: str) -> Asked:
     summary = services.runs.get(run) if run is not None else None
     if summary is None:
         raise ApiError(404, "not_found", f"there is no run {window.run[:128]!r}; GET /api/v1/runs lists them", "runs")
+    if summary.step and (window.begin or 0) > summary.step:
+        said = f"the window {text[:128]!r} begins after the run's last step, {summary.step:,}"
+        raise ApiError(422, "invalid", said, "runs")
+    if summary.step and window.end is not None:  # the name of the side says which steps were taken
+        window = replace(window, end=min(window.end, summary.step))
     with services.database.read() as connection:
         query = select(alert.c.rule).where(alert.c.run == summary.run, alert.c.state != "pending")
         rules = frozenset(connection.execute(query).scalars())
