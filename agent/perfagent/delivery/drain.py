@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Collector", "Taken"]
 
-DEFERRED_S = 60.0
+DEFERRED_S = 1800.0
+"""How long a row may wait for its device. It holds up no other series, and while one rank saves for minutes, or until a
+collective times out, nothing arrives on the others."""
 _AT_A_TIME = 32
 """Rows that are taken in 0.1 ms."""
 _AT_ONCE_S = 1e-5
@@ -75,7 +77,10 @@ class Collector:
         self._captured = CapturedRows(sender, columns)
         self._packer = Packer(columns, self._captured.delivers)
         self._steps = StepPacker()
-        self._deferred_since = 0.0
+        self._held: deque[tuple[float, Any]] = deque()
+        """Rows that wait for their device, each since a moment of the ticks' clock; those behind them are taken, but for
+        steps and what may be of the same series."""
+        self._holds_logs = False
         self._calls = self._values = self._again = self._values_again = 0
         self._called = -math.inf
         """When log() was called last."""
@@ -95,13 +100,12 @@ class Collector:
     def waits(self) -> bool:
         """Whether a row is there that was not taken yet, or rows were dropped that have to be counted."""
         rows: deque[Any] = self._sender.rows
-        if self.aside or self._captured.waits or len(rows) > 1:
+        if self.aside or self._held or self._captured.waits or len(rows) > 1:
             return True
         return len(rows) == 1 and not (type(rows[0]) is Mark and rows[0].fresh)
 
     def collect(self, now: float, *, last: bool) -> Taken:
-        """The rows that can be written down, in their order, up to one that has to be waited for. last: nothing is
-        waited for."""
+        """The rows that can be written down; those of one series in their order. last: nothing is waited for."""
         waiting: deque[Any] = self._sender.rows
         most = len(waiting)
         self.pressing = self.rejoined = False
@@ -119,12 +123,13 @@ class Collector:
         self._calls = self._values = self._again = self._values_again = steps = entries = taken = 0
         called = self._called
         rows: list[Any] = []
-        rejoined = self._rejoin(rows, now, last=last) if self.aside else 0
+        rejoined = self._release(rows, now, last=last) if self._held else 0
+        rejoined += self._rejoin(rows, now, last=last) if self.aside else 0
         put_aside = 0
         while taken < most and waiting:
             row = waiting[0]
             kind = type(row)
-            if kind is tuple and len(row) == _LOGGED:
+            if kind is tuple and len(row) == _LOGGED and not self._holds_logs:
                 step, wall, monotonic, metrics = row
                 if monotonic - called < _AT_ONCE_S:
                     self._again += 1
@@ -175,13 +180,16 @@ class Collector:
             elif kind is CapturedLog:
                 self._capture(row)
                 put_aside += 1
-            elif not self._ask(row, rows, now, last=last):
-                break
+            elif self._must_wait(row) or not self._ask(row, rows, now, now, last=last):
+                if plain and kind is StepRow:
+                    break  # it waits for the next step to begin, and takes the short way then
+                self._held.append((now, row))
+                self._holds_logs = self._holds_logs or kind is not StepRow
+                put_aside += 1
             waiting.popleft()
             taken += 1
             if not taken % _AT_A_TIME and taken + _AT_A_TIME <= most:  # not for the sake of a few more
                 give_way(len(waiting))
-            self._deferred_since = 0.0  # whatever was waited for has come: the next one has all the time there is
         self._passed += taken
         self._called = called
         self.newest = max(newest, self.newest, self._newest_step)
@@ -196,6 +204,20 @@ class Collector:
             self.pressing = self.pressing or any(map(is_pressing_block, packed))
         return Taken(rows, packed, taken - put_aside + rejoined + captured)
 
+    def _must_wait(self, row: Any) -> bool:
+        """Whether rows that wait have to be taken first: steps behind steps, and what users log behind what they
+        logged."""
+        return bool(self._held) and not (type(row) is tuple and len(row) == _OURS)
+
+    def _release(self, rows: list[Any], now: float, *, last: bool) -> int:
+        """Takes those that waited for their device and are there by now; how many."""
+        found = 0
+        while self._held and self._ask(self._held[0][1], rows, self._held[0][0], now, last=last):
+            self._held.popleft()
+            found += 1
+        self._holds_logs = any(type(row) is not StepRow for _, row in self._held)
+        return found
+
     def _rejoin(self, rows: list[Any], now: float, *, last: bool) -> int:
         """Takes those that were put aside and have their step by now; how many."""
         # they get their steps at once, on another thread: in the midst of that
@@ -208,10 +230,9 @@ class Collector:
             if type(log) is CapturedLog:
                 self._capture(log)
                 captured += 1
-            elif not self._ask(log, rows, now, last=last):
+            elif not self._ask(log, rows, now, now, last=last):
                 break
             found += 1
-            self._deferred_since = 0.0
         del self.aside[:found]
         self.rejoined = found > 0
         return found - captured
@@ -272,14 +293,13 @@ class Collector:
         before, its_entries = sender.stepped
         sender.stepped = before + steps, its_entries + entries
 
-    def _ask(self, head: Any, rows: list[Any], now: float, *, last: bool) -> bool:
-        """Takes a row that may have to be waited for. False while it has."""
+    def _ask(self, head: Any, rows: list[Any], since: float, now: float, *, last: bool) -> bool:
+        """Takes a row that may have to be waited for. False while it has. since: when it was asked first."""
         try:
             if self._ready(head):
                 self._take(self._noted(head, rows), rows)
             else:
-                self._deferred_since = self._deferred_since or now
-                if now - self._deferred_since < DEFERRED_S and not last:
+                if now - since < DEFERRED_S and not last:
                     return False
                 self._sender.counters["dropped"] += 1
         except Exception:  # noqa: BLE001 - a device that was lost answers every query with its own error

@@ -60,8 +60,8 @@ class Notices:
         if refused["series"] and "series" not in self._sender.told:
             self._warn(
                 "series",
-                f"log() has given more than the {columns.max_series:,} names that a run may have; samples of further names "
-                f"are left out, the first of {columns.left_out[0]!r:.80}. Log fewer names; what the agent measures is kept",
+                f"a run may have {columns.max_series:,} series beside the agent's own; samples of further names are left out, "
+                f"the first of {columns.left_out[0]!r:.80}. Log fewer names",
             )
             self._sender.event("left_out", {"limit": columns.max_series, "names": columns.left_out})
         if refused["kind"]:

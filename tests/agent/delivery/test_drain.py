@@ -6,6 +6,7 @@ import time
 import weakref
 from collections import Counter, deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,14 +56,14 @@ def collector(sender: Any) -> Collector:
     return Collector(sender, Columns(), lambda: None, lambda _: None)
 
 
-def step(number: int, loss: float = 0.5, size: int = 8, rare: Any = None) -> StepRow:
+def step(number: int, loss: float = 0.5, size: int = 8, rare: Any = None, event: Any = None) -> StepRow:
     began = now()
     entries = [
         (FORWARD, now(), None, True, (size, None, False)),
         (BACKWARD, now(), None, loss, False),
         (BACKWARD_END, now(), None),
         (OPTIMIZER, now(), None),
-        (OPTIMIZER_END, now(), None),
+        (OPTIMIZER_END, now(), event),
     ]
     return StepRow(number, 0.0, began, 1, 0.1, None, 0, trace_of(entries), rare)
 
@@ -88,33 +89,65 @@ def test_a_logged_row_has_the_time_of_its_call_and_not_of_its_tick(
     assert time.time() - 105.0 < wall < time.time() - 95.0
 
 
-def test_rows_come_out_in_their_order_up_to_one_that_waits(sender: Any, collector: Collector) -> None:
+def rows_of(taken: Taken) -> list[tuple[int, tuple[str, ...], tuple[float, ...]]]:
+    """Step, names and values of what is no step."""
+    return [(row[0], row[3], tuple(row[4])) for block in taken.packed for row in rows_in(block)]
+
+
+def test_a_log_that_waits_for_its_device_holds_up_later_ones_and_no_other_row(
+    sender: Any, collector: Collector
+) -> None:
     progress = sender.progress = new_progress(sender.rows, Governor(0.5))
     progress.completed = 3
-    sender.rows.extend([step(1), (1, 5.0, 6.0, {"a": 1.0}), step(2), Waits(), step(3)])
+    event = Event()
+    later = LoggedLater(1, 5.0, 6.0, {"x": Reading(torch.tensor([1.0]), event, [])})
+    host = (2, 5.0, 6.0, ("host/cpu_pct",), (50.0,))
+    sender.rows.extend([step(1), later, step(2), host, (2, 5.0, 6.5, {"x": 2.0})])
     taken = collector.collect(1.0, last=False)
     assert [note.step for note in notes_of(taken)] == [1, 2]
-    assert [rows_in(block) for block in taken.packed] == [[(1, 5.0, 6.0, ("a",), (1.0,))]]
+    assert rows_of(taken) == [(2, ("host/cpu_pct",), (50.0,))]
     assert taken.total == 3
-    assert len(sender.rows) == 2
+    assert collector.waits
+    event.over = True
+    taken = collector.collect(2.0, last=False)
+    assert rows_of(taken) == [(1, ("x",), (1.0,)), (2, ("x",), (2.0,))]
+    assert taken.total == 2
+    assert not collector.waits
     assert sender.stepped == (2, 2 * (len(step(1).trace) // 4))
-    assert sender.logged == (1, 1, 0, 0)
+    assert sender.logged == (2, 2, 0, 0)
 
 
-def test_a_wait_that_ended_is_not_counted_against_the_next_one(sender: Any, collector: Collector) -> None:
-    """The newest step waits a moment for a loss of the user's, and is then taken as one of the usual kind."""
+def test_steps_that_wait_for_their_device_hold_up_no_other_row_and_keep_their_order(
+    sender: Any, collector: Collector
+) -> None:
+    """Where one rank saves for minutes, or a collective hangs."""
     progress = sender.progress = new_progress(sender.rows, Governor(0.5))
-    progress.completed = 1
-    sender.rows.append(step(1))
-    assert collector.collect(100.0, last=False).total == 0
-    progress.completed = 2
-    sender.rows.append(Waits())
-    assert [note.step for note in collector.collect(130.0, last=False).rows] == [1]
-    assert collector.collect(101.0 + DEFERRED_S, last=False).total == 0
-    assert len(sender.rows) == 1, "the second wait began when the first was over"
+    sender.reader = progress.reader
+    progress.clock = SimpleNamespace(seconds=lambda begin, end: 0.0, release=lambda events: None)
+    progress.completed = 3
+    first, second = Event(), Event()
+    second.over = True
+    sender.rows.extend([step(1, event=first), (1, 5.0, 6.0, {"x": 1.0}), step(2, event=second)])
+    assert rows_of(collector.collect(1.0, last=False)) == [(1, ("x",), (1.0,))]
+    sender.rows.append((2, 5.0, 7.0, ("host/cpu_pct",), (50.0,)))
+    assert rows_of(collector.collect(600.0, last=False)) == [(2, ("host/cpu_pct",), (50.0,))]
+    first.over = True
+    taken = collector.collect(601.0, last=False)
+    assert [row[0] for row in rows_of(taken) if "step_time_s" in row[1] or "loss" in row[1]] == [1, 2]
     assert not sender.counters["dropped"]
-    collector.collect(130.0 + DEFERRED_S, last=False)
+
+
+def test_each_row_may_wait_as_long_as_another(sender: Any, collector: Collector) -> None:
+    for second in (100.0, 130.0):
+        sender.rows.append(Waits())
+        assert collector.collect(second, last=False).total == 0
+    collector.collect(99.0 + DEFERRED_S, last=False)
+    assert not sender.counters["dropped"]
+    collector.collect(101.0 + DEFERRED_S, last=False)
     assert sender.counters["dropped"] == 1
+    collector.collect(131.0 + DEFERRED_S, last=False)
+    assert sender.counters["dropped"] == 2
+    assert not collector.waits
 
 
 def test_losses_of_steps_that_never_came_are_forgotten(sender: Any, collector: Collector) -> None:
