@@ -71,7 +71,7 @@ class LoginLimits:
         database only where it may be: a stranger who goes on all the same costs no writes."""
         now = self._clock()
         with self._database.read() as connection:
-            wait = _wait(self._known(connection, buckets, now), now)
+            wait = _wait(self._known(connection, buckets, now, locked=False), now)
         if wait > 0:
             return wait
         is_due = now - self._swept > _FORGOTTEN_S
@@ -107,14 +107,13 @@ class LoginLimits:
         self._database.write(job, essential=True)
 
     @staticmethod
-    def _known(connection: Connection, buckets: Sequence[Bucket], now: float) -> dict[str, Any]:
-        """The counts that are not forgotten yet."""
+    def _known(connection: Connection, buckets: Sequence[Bucket], now: float, *, locked: bool = True) -> dict[str, Any]:
+        """The counts that are not forgotten yet. locked: for a transaction that writes; servers on one database then count
+        after one another."""
         its = login_failure.c.bucket.in_([bucket.key for bucket in buckets])
-        fresh = login_failure.c.last >= now - _FORGOTTEN_S
-        # Servers on one database count after one another.
-        return {
-            row.bucket: row for row in connection.execute(select(login_failure).where(its, fresh).with_for_update())
-        }
+        query = select(login_failure).where(its, login_failure.c.last >= now - _FORGOTTEN_S)
+        rows = connection.execute(query.with_for_update() if locked else query)
+        return {row.bucket: row for row in rows}
 
 
 def _wait(known: Mapping[str, Any], now: float) -> float:
