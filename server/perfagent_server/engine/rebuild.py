@@ -18,7 +18,7 @@ from perfagent.wire import LOSS, Finding, loss_kind
 from perfagent_server.alerts import history
 from perfagent_server.alerts.state_machine import Machine
 from perfagent_server.database import Database
-from perfagent_server.engine.evaluator import Evaluator
+from perfagent_server.engine.evaluator import Evaluator, HalfJudgedError
 from perfagent_server.engine.reports import title_key
 from perfagent_server.rules.rule import USER_ALERT
 from perfagent_server.rules.window import TERMINAL, End, is_end
@@ -87,13 +87,20 @@ def _open_before(judge: Evaluator, alerts: Sequence[Mapping[str, Any]], time: fl
 
 
 def _judge_again(judge: Evaluator, past: Sequence[FromTail]) -> None:
-    """What it changes is known: it was written when these frames were judged first."""
+    """What it changes is known: it was written when these frames were judged first. One that was passed over then is passed
+    over again."""
     if past:
         judge.start_clock(past[0].received)
     for stored in past:
-        judge.take(stored)
-        if (due := judge.due()) is not None and due <= stored.received:
-            judge.tick(stored.received)
+        try:
+            judge.take(stored)
+            if (due := judge.due()) is not None and due <= stored.received:
+                judge.tick(stored.received)
+        except Exception as error:
+            if judge.on_failure is None:
+                raise
+            cause = error.__cause__ if isinstance(error, HalfJudgedError) else None
+            judge.on_failure("a frame", cause if isinstance(cause, Exception) else error)
     judge.dropped = 0
 
 

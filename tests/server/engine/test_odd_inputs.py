@@ -168,7 +168,7 @@ def batches_of_a_night() -> int:
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # 10 kB of text is one of the inputs
-@pytest.mark.parametrize("batches", [12, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("batches", [12, pytest.param(0, marks=[pytest.mark.long, pytest.mark.timeout(7200)])])
 def test_no_input_silences_the_rules(tmp_path: Path, batches: int) -> None:
     count = [0]
     with serving(tmp_path) as server:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -20,7 +21,8 @@ from perfagent.wire import Event, encode
 from perfagent_server.alerts import channels
 from perfagent_server.engine.rule_settings import RULES_FILE, RuleSettings
 from perfagent_server.engine.scheduler import Engine, default_plan
-from perfagent_server.rules.plan import Plan
+from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.plan import Columns, Plan
 from perfagent_server.security.keys import Keys
 from perfagent_server.store.retention import Policies, RetentionPolicy, stored_policies
 from perfagent_server.store.tables import (
@@ -246,6 +248,60 @@ def test_a_deleted_run_is_set_aside_no_longer(bench: Bench) -> None:
 
 
 # --- stored settings --------------------------------------------------------------------------------------------------
+
+
+class NoShards:
+    """Of a server beside another one, which judges all runs."""
+
+    held: ClassVar[dict[str, int]] = {}
+
+    def verify(self, *_: object) -> None: ...
+
+
+def test_another_server_shows_that_a_run_is_set_aside(bench: Bench) -> None:
+    bench.send({"loss": [2.0]}, [1])
+    break_run(bench)
+    engine_of(bench, Breakable(), Clock(NOW)).run_once()
+    other = bench.engine(shards=NoShards())
+    found = other.verdict("r")
+    assert (found.rule, [one.rule for one in other.findings("r")]) == ("rules_stopped", ["rules_stopped"])
+    assert "LookupError: no such threshold" in found.message
+
+
+class Fragile(Plan):
+    """Rules that break on a frame with a certain series."""
+
+    def columns(self, names: tuple[str, ...]) -> Columns:
+        if "poison" in names:
+            raise OverflowError("a frame nobody foresaw")
+        return super().columns(names)
+
+
+def test_a_run_that_fails_frame_after_frame_is_set_aside_and_made_anew(bench: Bench) -> None:
+    clock, plan = Clock(NOW), Fragile(all_rules())
+    engine = bench.engine(clock=clock, plan_of=lambda *_: plan)
+    bench.send({"loss": [2.0]}, [1])
+    for step in range(2, 7):
+        bench.send({"poison": [1.0]}, [step])
+    engine.run_once()
+    assert "OverflowError: a frame nobody foresaw" in engine.verdict("r").message
+    bench.send({"loss": [math.nan]}, [7])
+    engine.run_once()
+    assert told(bench) == []
+    clock.at += 11
+    engine.run_once()
+    assert [(row["rule"], row["since_step"]) for row in bench.rows(alert)] == [("nonfinite_loss", 7)]
+    assert engine.counters["set_aside"] == 0
+
+
+def test_an_event_of_a_frame_that_cannot_be_judged_is_told(bench: Bench) -> None:
+    plan = Fragile(all_rules())
+    engine = bench.engine(plan_of=lambda *_: plan)
+    said = [Event(kind="alert", time=NOW, step=1, data={"title": "look", "text": "here", "level": "warning"})]
+    bench.send({"poison": [1.0]}, [1], events=said)
+    bench.send({}, [], events=[Event(kind="state", time=NOW, step=1, data={"state": "failed"})])
+    engine.run_once()
+    assert told(bench) == [("r", "process_crash"), ("r", "user_alert")]
 
 
 def settings_of(bench: Bench, rule: str, text: str, project: str = "") -> RuleSettings:
