@@ -37,7 +37,8 @@ class Moves:
         self._size += size
         if begun or self._size > MOST_BYTES:
             self._said.clear()
-        elif not self._said or self._said[-1] is not outgoing:  # else it is sent again
+        # one without content is a sign of life; the newest may be sent again
+        elif (outgoing.groups or outgoing.events) and not (self._said and self._said[-1] is outgoing):
             self._said.append(outgoing)
 
     def told_another_run(self, run: str | None) -> bool:

@@ -98,6 +98,21 @@ def test_a_named_run_still_shares_the_attempt(tmp_path: Path) -> None:
     assert (first.attempt, second.attempt) == (5000, 5000)
 
 
+def test_ranks_that_resume_a_run_agree_on_it_and_on_the_attempt(tmp_path: Path) -> None:
+    """Whether they had learned the run that rank 0 drew, or load the checkpoint first; or learn it afterwards."""
+    early = who(tmp_path, rank(1, WORLD_SIZE="4"), now=6.0)
+    early.adopt("saved")
+    first = who(tmp_path, rank(0, WORLD_SIZE="4"), now=5.0)
+    learned = who(tmp_path, rank(2, WORLD_SIZE="4"), now=7.0)
+    assert early.poll()
+    assert learned.run == first.run != "saved"
+    first.adopt("saved")
+    learned.adopt("saved")
+    first.poll()
+    late = who(tmp_path, rank(3, WORLD_SIZE="4"), now=8.0)
+    assert {(one.run, one.attempt) for one in (first, early, learned, late)} == {("saved", 5000)}
+
+
 def test_the_start_step_is_shared(tmp_path: Path) -> None:
     Identity.from_environment(AgentConfig(state_dir=tmp_path), environ=rank(0), start_step=500, ordinal=0)
     second = who(tmp_path, rank(1))
