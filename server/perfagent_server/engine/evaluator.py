@@ -490,7 +490,9 @@ class Evaluator:
         found = reports.of_the_agent(event, stored.rank, self.window.now, self.window.step)
         if found is None:
             return []
-        return self._carry(found.rule, self._life(found.rule), found, found.since_step or self.window.step)
+        rule = self.plan.rules.get(found.rule)  # who judges by himself has waited for himself
+        life = REPORTED_LIFE if rule is None else rule.life
+        return self._carry(found.rule, life, found, found.since_step or self.window.step)
 
     def _explained(self, stored: FromTail, event: Event) -> list[Change]:
         """What an agent found out about an alert that is open, or that will be: it becomes part of its evidence."""

@@ -37,7 +37,6 @@ class UnmeasuredTime(Rule):
     reads = (Every(5.0), Events("lines"), *step_shares.READS, UTILIZATION)
     charts = ("phase/other_s", "step_time_s")
     profile_helps = True
-    level = "steps"
     life = Life(clear_s=30.0, restated=True)
     english = Words(
         name="Unmeasured time",
