@@ -23,10 +23,10 @@ __all__ = [
 ]  # fmt: skip
 
 _MOST_WAITING = 4096
-"""Buffers that may wait to be read. Beyond this (a stuck sender) values are dropped, which bounds the pinned memory."""
+"""Values that may wait to be read. Beyond this (a stuck sender) more are dropped, which bounds the pinned memory."""
 _SMALL, _AT_ONCE = 16, 64
-"""Buffers of up to _SMALL numbers are allocated _AT_ONCE at a time: each allocation of pinned memory waits
-for the device."""
+"""Buffers of up to _SMALL numbers are allocated _AT_ONCE at a time, larger ones in powers of two: each allocation of
+pinned memory waits for the device, and the number of gradients may change at each step."""
 _THREAD_LOCAL = 1
 """cudaStreamCaptureModeThreadLocal"""
 
@@ -34,10 +34,13 @@ _THREAD_LOCAL = 1
 class Reading:
     """A value on its way from a device to the host."""
 
-    __slots__ = ("_buffer", "_event", "_pool")
+    __slots__ = ("_buffer", "_event", "_pool", "_size")
 
-    def __init__(self, buffer: torch.Tensor, event: Any, pool: list[tuple[torch.Tensor, Any]] | None) -> None:
-        self._buffer, self._event, self._pool = buffer, event, pool
+    def __init__(
+        self, buffer: torch.Tensor, event: Any, pool: list[tuple[torch.Tensor, Any]] | None, size: int | None = None
+    ) -> None:
+        """size: of the numbers in the buffer, how many are of this value; all, if it is None."""
+        self._buffer, self._event, self._pool, self._size = buffer, event, pool, size
 
     @property
     def on_host(self) -> bool:
@@ -51,23 +54,25 @@ class Reading:
     def values(self) -> list[float]:
         """Returns the numbers and gives the buffer back to its pool. Call it once, when ready, on the
         sender's thread."""
-        numbers = self._buffer.reshape(-1).tolist()
+        global _on_their_way
+        numbers = self._buffer.reshape(-1).tolist()[: self._size]
         if self._pool is not None:
             pool, self._pool = self._pool, None
             pool.append((self._buffer, self._event))
+            _on_their_way -= 1
         return [float(number) for number in numbers]
 
     def __del__(self) -> None:
         """Stops counting a value that nobody read, as where only some gradients were clipped. Its buffer
         goes back to torch."""
-        global _made
+        global _on_their_way
         if self._pool is not None:
-            _made -= 1
+            _on_their_way -= 1
 
 
 Value = float | Reading
 _pools: dict[tuple[Any, int, Any], list[tuple[torch.Tensor, Any]]] = {}
-_made = 0
+_on_their_way = 0
 _elsewhere = False
 _streams: dict[tuple[int, ...], Any] = {}
 """(id, device index, device type) of a stream in C++ -> its Python object, which takes longer to make than
@@ -107,7 +112,7 @@ def snapshot(values: dict[str, Any]) -> None:
 def collect(tensor: torch.Tensor) -> Reading | None:
     """Reads all values of a small tensor later. A CPU tensor is kept without a copy, so nobody may change
     it afterward."""
-    global _elsewhere
+    global _elsewhere, _on_their_way
     kind = tensor.device.type
     tensor = tensor.detach()
     if kind == "cpu":
@@ -122,17 +127,20 @@ def collect(tensor: torch.Tensor) -> Reading | None:
     exact = tensor.is_floating_point() and tensor.dtype != torch.float64
     dtype = torch.float32 if exact else torch.float64
     _uses(tensor.device)
-    pool = _pools.setdefault((tensor.device, tensor.numel(), dtype), [])
+    size = tensor.numel()
+    room = size if size <= _SMALL else 1 << (size - 1).bit_length()
+    if _on_their_way >= _MOST_WAITING:
+        return None
+    pool = _pools.setdefault((tensor.device, room, dtype), [])
     try:
         buffer, event = pool.pop()
     except IndexError:
-        if _made >= _MOST_WAITING:
-            return None
-        pool += _buffers(torch, tensor.numel(), dtype)
+        pool += _buffers(torch, room, dtype)
         buffer, event = pool.pop()
-    buffer.copy_(tensor.reshape(-1), non_blocking=True)
+    (buffer if room == size else buffer[:size]).copy_(tensor.reshape(-1), non_blocking=True)
     event.record(current_stream(tensor.device))
-    return Reading(buffer, event, pool)
+    _on_their_way += 1
+    return Reading(buffer, event, pool, size)
 
 
 def current_stream(device: torch.device | None) -> Any:
@@ -158,10 +166,8 @@ def is_captured(tensor: Any) -> bool:
 
 def _buffers(torch: Any, size: int, dtype: Any) -> list[tuple[torch.Tensor, Any]]:
     """Allocates pinned memory for the next values of that size, each with its event."""
-    global _made
     count = _AT_ONCE if size <= _SMALL else 1
     whole = _buffer(count * size, dtype, pinned=True)
-    _made += count
     with torch.inference_mode(False):
         return [(part, torch.cuda.Event()) for part in whole.tensor_split(count)]
 

@@ -15,28 +15,6 @@ import torch
 from perfagent import device
 
 
-def on_its_way(pool: list) -> device.Reading:
-    device._made += 1
-    return device.Reading(torch.tensor([2.5]), None, pool)
-
-
-def test_a_value_that_is_read_leaves_its_buffer_for_the_next() -> None:
-    made, pool = device._made, []
-    reading = on_its_way(pool)
-    assert reading.values() == [2.5]
-    del reading
-    assert (device._made, len(pool)) == (made + 1, 1)
-    device._made = made
-
-
-def test_a_value_that_nobody_reads_no_longer_counts_as_waiting() -> None:
-    """So many as may wait are all that there ever are: after that, values would be dropped for good."""
-    made, pool = device._made, []
-    reading = on_its_way(pool)
-    del reading
-    assert (device._made, pool) == (made, [])
-
-
 def test_a_buffer_that_is_made_while_a_script_validates_serves_its_training_too() -> None:
     """torch refuses to write to what was made in inference mode; on a GPU each value that came later would have been
     lost."""
@@ -58,11 +36,10 @@ def test_pinned_memory_is_made_for_many_small_values_at_once(monkeypatch: pytest
         return original(size, dtype, pinned=not pinned)
 
     monkeypatch.setattr(device, "_buffer", buffer)
-    monkeypatch.setattr(device, "_made", 0)
     monkeypatch.setattr(torch.cuda, "Event", SimpleNamespace)
     with torch.inference_mode():
         small, large = device._buffers(torch, 1, torch.float32), device._buffers(torch, 300, torch.float32)
-    assert (made, len(small), len(large), device._made) == ([64, 300], 64, 1, 65)
+    assert (made, len(small), len(large)) == ([64, 300], 64, 1)
     for number, (part, _) in enumerate(small):
         part.copy_(torch.full((1,), float(number)))
     assert [part.tolist() for part, _ in small] == [[float(number)] for number in range(64)]
@@ -91,6 +68,59 @@ class OnCuda:
         return self.numbers.reshape(*shape)
 
 
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Stands for a driver that has done all it was given. Holds the numbers that each allocation of pinned memory has
+    room for."""
+    made: list[int] = []
+    original = device._buffer
+
+    def buffer(size: int, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
+        made.append(size)
+        return original(size, dtype, pinned=not pinned)
+
+    monkeypatch.setattr(device, "_buffer", buffer)
+    for name in ("_pools", "_streams"):
+        monkeypatch.setattr(device, name, {})
+    for name in ("_on_their_way", "_elsewhere", "_device"):
+        monkeypatch.setattr(device, name, getattr(device, name))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda stream: None, query=lambda: True))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentStream", raising=False)
+    return made
+
+
+def taken(size: int) -> device.Reading | None:
+    return device.collect(OnCuda(torch.arange(float(size))))  # type: ignore[arg-type]
+
+
+def test_after_a_stall_values_of_any_size_are_taken_again(cuda: list[int]) -> None:
+    """Counted once was what had ever been made: a size that came later got nothing for the rest of the run."""
+    waiting = []
+    while (one := taken(1)) is not None:
+        waiting.append(one)
+    assert len(waiting) > 1000, "so many may wait"
+    assert taken(300) is None
+    for reading in waiting[:-1]:
+        reading.values()
+    waiting.clear()  # one that nobody has read
+    again = [taken(1) for _ in range(1000)]
+    assert all(again)
+    reading = taken(300)
+    assert reading is not None
+    assert reading.values() == [float(number) for number in range(300)]
+
+
+def test_values_whose_number_changes_at_each_step_share_their_buffers(cuda: list[int]) -> None:
+    """A mixture of experts: each allocation of pinned memory waits for the device."""
+    for size in range(300, 500):
+        reading = taken(size)
+        assert reading is not None
+        assert reading.values() == [float(number) for number in range(size)]
+    assert len(cuda) == 1
+
+
 @pytest.mark.parametrize(
     ("number", "dtype"),
     [
@@ -98,19 +128,8 @@ class OnCuda:
         (True, torch.bool), (255, torch.uint8), (0.1, torch.float32), (0.1, torch.bfloat16), (-7, torch.int16),
     ],
 )  # fmt: skip
-def test_a_value_of_a_device_is_exact(number: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_of_a_device_is_exact(number: float, dtype: torch.dtype, cuda: list[int]) -> None:
     numbers = torch.tensor(number, dtype=dtype)
-    original = device._buffer
-    monkeypatch.setattr(device, "_buffer", lambda size, dtype, *, pinned: original(size, dtype, pinned=not pinned))
-    for name in ("_pools", "_streams"):
-        monkeypatch.setattr(device, name, {})
-    for name in ("_made", "_elsewhere", "_device"):
-        monkeypatch.setattr(device, name, getattr(device, name))
-    event = SimpleNamespace(record=lambda stream: None, query=lambda: True)
-    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.delattr(torch._C, "_cuda_getCurrentStream", raising=False)
     value = device.take(OnCuda(numbers))  # type: ignore[arg-type]
     assert isinstance(value, device.Reading)
     assert device.value_of(value) == numbers.item()
