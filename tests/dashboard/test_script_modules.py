@@ -136,3 +136,20 @@ def test_a_logarithmic_axis_begins_at_the_first_step_and_clocks_have_none(page: 
     assert plot["type"] == "log"
     assert plot["range"][0] == 0
     assert not clock
+
+
+def test_many_requests_at_once_are_one_a_second(site: ServerProcess, browser: Browser) -> None:
+    page = browser.new_page()
+    page.clock.install()
+    page.goto(f"{site.url}/settings")
+    page.evaluate(
+        "async () => { const m = await import('/assets/lib/soonest.js'); window.acts = 0; window.begun = performance.now();"
+        " window.soonest = new m.Soonest(() => { window.acts += 1; }, 1000); }"
+    )
+    for _ in range(40):
+        page.evaluate("() => window.soonest.within(0)")
+        page.clock.run_for(100)
+    page.clock.run_for(1000)
+    acts, lasted_ms = page.evaluate("() => [window.acts, performance.now() - window.begun]")
+    assert 3 <= acts <= 1 + lasted_ms / 1000
+    page.close()

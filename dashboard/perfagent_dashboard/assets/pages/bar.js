@@ -3,13 +3,16 @@
 import { api } from "../lib/api.js";
 import { onTheme, say, theme, words } from "../lib/config.js";
 import { el, setChildren, setText } from "../lib/dom.js";
+import { Soonest } from "../lib/soonest.js";
 
-/** How many runs need somebody, beside the word Alerts. */
-export async function countAlerts() {
+const counting = new Soonest(async () => {
   const badge = document.getElementById("count-alerts");
   const counted = await api("/runs?with=&limit=1").catch(() => null);
   if (badge && counted) setText(badge, counted.counts.attention ? String(counted.counts.attention) : "");
-}
+}, 1000);
+
+/** How many runs need somebody, beside the word Alerts: alerts change by the dozen when several runs stop at once. */
+export const countAlerts = () => counting.within(0);
 
 const CHOICES = { auto: ["system", "theme_system"], light: ["sun", "theme_light"], dark: ["moon", "theme_dark"] };
 

@@ -111,7 +111,7 @@ export class RunsPage {
     this.root = root;
     this.next = new Soonest(() => {
       if (!this.closed && !document.hidden) grid()?.refreshInfiniteCache();
-    });
+    }, 1000);
     setChildren(document.getElementById("crumb"));
     this.#shape();
     let first = true;
