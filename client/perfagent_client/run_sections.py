@@ -282,7 +282,8 @@ def _trouble(latest: Mapping[str, Latest], *groups: str) -> list[str]:
 
 def _gpu(latest: Mapping[str, Latest]) -> list[tuple[str, str]]:
     others = sorted({name.partition("/")[0] for name in latest if name.startswith("node_gpu")})
-    cells = _cells(latest, (*_GPU, *_trouble(latest, "gpu/", "cuda/", "sync/")))
+    has_gpu = any(name.startswith(("gpu/", "cuda/")) for name in latest)
+    cells = _cells(latest, (*_GPU, *_trouble(latest, "gpu/", "cuda/", *(("sync/",) if has_gpu else ()))))
     for other in others:
         busy, memory = latest.get(f"{other}/utilization_pct"), latest.get(f"{other}/memory_used_bytes")
         facts = [figure("gpu/utilization_pct", busy.value)] if busy else []

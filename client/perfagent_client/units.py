@@ -10,6 +10,7 @@ from perfagent.wire import metric
 __all__ = ["duration", "figure", "is_share", "quantity", "size"]
 
 _ALL_DIGITS = ("loss", "lr")
+_NOISE_PCT = 0.1  # what the agent costs is a difference of two measurements, and may come out below zero
 _BINARY = (("PiB", 2**50), ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
@@ -18,6 +19,8 @@ def figure(name: str, value: float) -> str:
     """The value of a metric, with its unit."""
     if is_share(name):
         return quantity(100 * value, "%")
+    if name == "agent/overhead_pct" and value < _NOISE_PCT:
+        return f"< {_NOISE_PCT} %"
     unit = metric(name).unit
     return f"{value:.4g}" if not unit and name not in _ALL_DIGITS and math.isfinite(value) else quantity(value, unit)
 

@@ -252,3 +252,15 @@ def test_follow_redraws_the_page_on_a_terminal(server: Listening, monkeypatch: p
     assert shown.text.count("drawn  (p, drawn)") >= 3, "drawn again and again"
     assert "\x1b[2K" in shown.sent or "\x1b[1A" in shown.sent, "over what was there"
     assert "finished, step 6" in shown.text
+
+
+def test_what_the_agent_costs_is_never_below_zero_and_no_gpu_means_no_figure_of_one() -> None:
+    values = {"agent/overhead_pct": -4.31, "sync/calls_per_step": 5.0, "host/cpu_pct": 50.0}
+    newest = {name: Latest(value=value, step=9, time=1.0, rank=0) for name, value in values.items()}
+    facts = huge()
+    shown = Facts(
+        replace_run(facts.run), facts.verdict, [], newest, Timing(from_step=0, to_step=0, series={}, shares={})
+    )
+    lines = flat(fitted(sections(shown, Screen().wrapped), 60))
+    text = "\n".join(line.text for line in lines if not isinstance(line, Table))
+    assert "Agent overhead < 0.1 %" in text and "Synchronizing" not in text
