@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, case, func, or_, select, true, update
+from sqlalchemy import Connection, Select, and_, case, exists, func, or_, select, true, update
 
 from perfagent.wire import OUTCOMES
 from perfagent_server.store.changes import note_change
-from perfagent_server.store.tables import alert
+from perfagent_server.store.tables import alert, rule_state
 from perfagent_server.store.tables import run as runs
 
 __all__ = ["ATTENTION", "AT_ONCE", "LEVEL", "settle", "unsettle", "unsettled", "with_outcome"]
@@ -35,6 +35,9 @@ _open = (
 AT_ONCE = 32
 _has_ended = runs.c.ended.is_not(None)
 
+_SET_ASIDE = -1  # the version of a row of state that says so (engine/set_aside.py)
+_is_set_aside = exists().where(rule_state.c.run == runs.c.id, rule_state.c.version == _SET_ASIDE)
+
 
 def _is(level: int) -> Any:
     return or_(_open.c.level == level, and_(_has_ended, runs.c.outcome == OUTCOMES[level]))
@@ -44,7 +47,7 @@ LEVEL = case(
     *((_is(level), level) for level in reversed(_ALARMING)),
     (or_(_is(_INFO), runs.c.state == "lost"), _INFO),
     (and_(_has_ended, runs.c.outcome == "healthy"), _HEALTHY),
-    (and_(runs.c.ended.is_(None), runs.c.outcome.is_(None), runs.c.step > 0), _HEALTHY),
+    (and_(runs.c.ended.is_(None), runs.c.step > 0, ~_is_set_aside), _HEALTHY),
     else_=_UNKNOWN,
 )
 """The place of a run's outcome in OUTCOMES, in a query of with_outcome()."""

@@ -10,8 +10,11 @@ import pytest
 from api_builders import ADMIN, api, frame, send
 from builders import until
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from perfagent.wire import Event
+from perfagent_server.engine import set_aside
+from perfagent_server.store.tables import rule_state
 
 STEPS = 120
 SLOW = {"step_time_s": [0.5] * STEPS, "phase/data_s": [0.4] * STEPS, "phase/forward_s": [0.05] * STEPS}
@@ -117,3 +120,13 @@ def test_runs_that_ended_before_a_restart_are_settled_after_it(tmp_path: Path) -
         services.database.write(lambda connection: connection.exec_driver_sql("UPDATE run SET outcome = NULL"))
     with api(tmp_path) as client:
         until(lambda: outcome(client, "slow") == "critical")
+
+
+def test_a_run_that_the_rules_cannot_judge_for_now_is_not_healthy(client: TestClient) -> None:
+    train(client, "going", FAST, state="running")
+    until(lambda: outcome(client, "going") == "healthy")
+    services = client.app.state.services  # type: ignore[attr-defined]
+    services.engine.stop()  # with a checkpoint: the run has a row of state, which nothing overwrites
+    services.database.write(lambda connection: connection.execute(update(rule_state).values(version=set_aside.VERSION)))
+    assert outcome(client, "going") == "unknown"
+    assert table(client, severity="healthy")["total"] == 0
