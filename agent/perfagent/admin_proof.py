@@ -33,8 +33,9 @@ class AdminProof:
         return f"Bearer {made}.{_digest(self._token, self._announced, method, target, made)}"
 
     def sign(self, request: Any) -> Any:
-        """For `auth` of httpx."""
-        request.headers["Authorization"] = self.header(request.method, request.url.raw_path.decode("ascii"))
+        """For `auth` of httpx. A server sees no difference between an empty query and none."""
+        path, _, query = request.url.raw_path.decode("ascii").partition("?")
+        request.headers["Authorization"] = self.header(request.method, f"{path}?{query}" if query else path)
         return request
 
 

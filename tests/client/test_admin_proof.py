@@ -134,6 +134,15 @@ def test_a_given_key_is_the_one_that_is_used_and_the_error_says_so(server: Serve
         assert len(refused.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("words", [words for words in ASKING if words[-1] == "list"], ids=" ".join)
+def test_each_list_of_the_own_server_is_the_administrators(
+    server: ServerProcess, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    data = {"PERFAGENT_DATA": str(server.folder / "server-data")}
+    ended = commands.perfagent(tmp_path, *words, **data)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_proof_that_somebody_got_hold_of_is_worth_nothing(server: ServerProcess) -> None:
     local = LocalServer(server.folder / "server-data")
     proof = local.proof_for(server.url)
