@@ -236,19 +236,18 @@ def test_a_blocked_thread_reaches_a_webhook_while_all_routes_wait_for_it(tmp_pat
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="on"))
         thread = threading.Thread(target=server.run)
         thread.start()
+        asking = ThreadPoolExecutor(50)
+        headers = {"Content-Type": "application/x-msgpack", "Host": "127.0.0.1:8420"}
+        web = httpx.Client(headers=headers, timeout=60, limits=httpx.Limits(max_connections=100))
         try:
             until(lambda: server.started, why="the server answers")
             url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-            headers = {"Content-Type": "application/x-msgpack", "Host": "127.0.0.1:8420"}
-            httpx.post(
-                f"{url}/api/v1/ingest", content=encode(frame({"loss": [1.0]})), headers=headers
-            ).raise_for_status()
+            web.post(f"{url}/api/v1/ingest", content=encode(frame({"loss": [1.0]}))).raise_for_status()
             assert ENTERED.wait(30)
-            asking = ThreadPoolExecutor(50)
-            for _ in range(50):
-                asking.submit(httpx.get, f"{url}/api/v1/runs/r1/findings", headers=headers, timeout=60)
+            questions = [asking.submit(web.get, f"{url}/api/v1/runs/r1/findings") for _ in range(50)]
             mono.at += 46
-            ready = httpx.get(f"{url}/readyz", headers=headers, timeout=5)
+            ready = web.get(f"{url}/readyz")
+            assert sum(question.done() for question in questions) < 10, "it waits for none of them"
             assert ready.status_code == 503
             assert "has not moved for 46 s" in ready.json()["error"]["message"]
             shown = services.watchdog.finding()
@@ -260,6 +259,7 @@ def test_a_blocked_thread_reaches_a_webhook_while_all_routes_wait_for_it(tmp_pat
         finally:
             MAY_GO_ON.set()
             asking.shutdown()
+            web.close()
             server.should_exit = True
             thread.join(30)
 
