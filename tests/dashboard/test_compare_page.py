@@ -129,6 +129,13 @@ def test_the_picker_adds_a_run_and_takes_one_away_in_the_address(pair: ServerPro
     page.wait("() => document.body.textContent.includes('One run is there')")
 
 
+def test_runs_that_were_picked_by_id_show_their_names(pair: ServerProcess, tab: OpenTab) -> None:
+    ids = [pair.get("/runs", name=name)["runs"][0]["run"] for name in ("before", "after")]
+    page = tab(f"/compare?runs={','.join(ids)}", server=pair)
+    page.wait("() => document.querySelector('.headline')")
+    assert page.page.locator(".picker .mantine-Pill-label").all_inner_texts() == ["before", "after"]
+
+
 def test_an_unknown_run_is_told(pair: ServerProcess, tab: OpenTab) -> None:
     page = tab("/compare?runs=before,nowhere", server=pair)
     page.wait("() => document.body.textContent.includes(\"there is no run 'nowhere'\")")

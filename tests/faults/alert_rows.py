@@ -71,7 +71,7 @@ def post(server: ServerProcess, frame: bytes) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def killed_between_ack_and_judgement(folder: Path, *, trials: int, say: Say = print) -> Outcome:
+def killed_between_ack_and_judgment(folder: Path, *, trials: int, say: Say = print) -> Outcome:
     """kill -9 right after the ack of a NaN: the alert fires once after the restart, with one webhook id."""
     good = gaps = 0
     with Receiver() as receiver:

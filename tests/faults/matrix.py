@@ -142,7 +142,7 @@ LOOPS: dict[str, Loop] = {
     "damage": lambda folder, quick: [agent_rows.damaged_spools(folder, rounds=100 if quick else 5000)],
     "starts": lambda folder, quick: [agent_rows.starts_at_once(folder, rounds=1 if quick else 20)],
     "kill": lambda folder, quick: [rows.server_killed_under_load(folder, kills=5 if quick else 50)],
-    "gap": lambda folder, quick: [alert_rows.killed_between_ack_and_judgement(folder, trials=2 if quick else 20)],
+    "gap": lambda folder, quick: [alert_rows.killed_between_ack_and_judgment(folder, trials=2 if quick else 20)],
     "receiver": lambda folder, quick: [
         alert_rows.receiver_fails_and_server_dies(folder, alerts=6 if quick else 30, kills=2 if quick else 6)
     ],

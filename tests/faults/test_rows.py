@@ -26,7 +26,7 @@ def test_a02_a_stopped_server_stalls_neither_training_nor_exit(tmp_path: Path) -
 
 
 def test_w02_a_nan_that_was_acked_before_the_server_died_is_told_once(tmp_path: Path) -> None:
-    outcome = alert_rows.killed_between_ack_and_judgement(tmp_path, trials=1)
+    outcome = alert_rows.killed_between_ack_and_judgment(tmp_path, trials=1)
     assert outcome.good, outcome
 
 

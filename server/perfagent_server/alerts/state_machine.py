@@ -72,7 +72,7 @@ class Machine:
     finding: Finding | None = None
 
     def observe(self, life: Life, found: Finding | None, step: int, now: float, seed: str) -> Change | None:
-        """Takes one judgement. seed: run, attempt and the newest frame, from which a new alert's id is derived."""
+        """Takes one judgment. seed: run, attempt and the newest frame, from which a new alert's id is derived."""
         self.judged += 1
         if found is None:
             return self._miss(life, step, now)
@@ -112,7 +112,7 @@ class Machine:
 
     def held(self) -> Finding | None:
         """The finding of a rule that was firing when the run ended, or held in at least half of the steps it judged. Of a
-        few judgements, as of a silence that began and was over, half say nothing of the run."""
+        few judgments, as of a silence that began and was over, half say nothing of the run."""
         is_held = self.open_at_end or (self.judged >= _ENOUGH_JUDGED and self._is_usual)
         return (self.finding or self.coming) if is_held else None
 

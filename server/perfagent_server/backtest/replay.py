@@ -39,7 +39,7 @@ class BacktestAlert:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """steps: how many were judged; failed: rules that raised an error, and the first of each; verdict: of the whole."""
+    """steps: how many were judged; failed: what raised an error, as "a judgment by loss_spike", and the first of each; verdict: of the whole."""
 
     steps: int
     alerts: list[BacktestAlert]
@@ -107,8 +107,8 @@ class _Replay:
         if columns.merged or columns.named_losses or columns.step_time is not None:
             self._steps.add(moment.step)
 
-    def _note_failure(self, rule: str, error: Exception) -> None:
-        self._failed.setdefault(rule, error)
+    def _note_failure(self, what: str, error: Exception) -> None:
+        self._failed.setdefault(what, error)
 
     def _let_time_pass(self, until: float) -> None:
         judge = self._judge

@@ -93,9 +93,9 @@ def _backtest(arguments: argparse.Namespace) -> int:
         for source in sources
         if source.damaged
     ]
-    failed = {rule: error for _, one in judged for rule, error in one.failed.items()}
+    failed = {what: error for _, one in judged for what, error in one.failed.items()}
     troubles += [
-        f"{rule} failed and was passed over: {type(error).__name__}: {error}" for rule, error in failed.items()
+        f"{what} failed and was passed over: {type(error).__name__}: {error}" for what, error in failed.items()
     ]
     for trouble in troubles:
         sys.stderr.write(f"perfagent backtest: {trouble}\n")

@@ -56,7 +56,7 @@ class Evaluator:
     """upto: the tail id of the newest frame that was judged; dropped: alerts for which there was no room; failing: how
     many frames (or ticks) in a row could not be judged, by which of the two.
 
-    on_failure: called with a judgement or an event that failed, and its error; judging goes on without it. None, as in
+    on_failure: called with a judgment or an event that failed, and its error; judging goes on without it. None, as in
     tests and backtests: it is raised.
 
     Times are seconds of the caller's clock, which must not jump. The window's clock is never behind what the window has
@@ -413,7 +413,7 @@ class Evaluator:
         except Exception as error:
             if self.on_failure is None:
                 raise
-            self.on_failure(f"a judgement by {rule.id}", error)
+            self.on_failure(f"a judgment by {rule.id}", error)
             return []
         return [] if isinstance(found, Unknown) else self._observe(rule, found)
 

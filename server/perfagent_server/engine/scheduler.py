@@ -138,7 +138,7 @@ class Engine(RulesThread):
         self._judged_again: set[str] = set()  # runs of which something was judged after their end
         self._of_others = SnapshotEvaluators(database, self.evaluators, self._now, monotonic)
         self._verdicts = Verdicts(database, self._lock, self._judge_of, self.aside, self._pass_over)
-        # passed_over: frames, judgements of a rule, and changes of alerts; dropped_alerts: of users, for which there
+        # passed_over: frames, judgments of a rule, and changes of alerts; dropped_alerts: of users, for which there
         # was no room; set_aside: runs; left_out_frames: of runs that were set aside, when the tail held them no longer;
         # lag_frames, lag_s: how far behind the newest frame the rules are
         self.counters: dict[str, float] = {

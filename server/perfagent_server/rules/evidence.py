@@ -14,7 +14,7 @@ TITLE = 90
 
 
 def surroundings(window: Window) -> dict[str, object]:
-    """Learning rate, loss scale and gradient norms up to the step under judgement, as far as they are known."""
+    """Learning rate, loss scale and gradient norms up to the step under judgment, as far as they are known."""
 
     def last(name: str, count: int) -> list[float]:
         series = window.by_step.get(name)

@@ -70,7 +70,7 @@ class Plan:
 
     on_step: name of a series, or prefix of a family, -> rules that are judged at each of its new steps; on_time: the
     same at each new reading; on_event: kind -> rules; events: kind -> how many are kept; clocked: rules with the seconds
-    between two judgements; urgent: kind of non-finite value -> the rule that is judged at once.
+    between two judgments; urgent: kind of non-finite value -> the rule that is judged at once.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:

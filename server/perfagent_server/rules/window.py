@@ -64,7 +64,7 @@ class Noted:
 class Window:
     """The recent past of one attempt of one run.
 
-    now: Unix seconds, server clock; started: when the attempt was first heard; at: the step under judgement; step: the
+    now: Unix seconds, server clock; started: when the attempt was first heard; at: the step under judgment; step: the
     last completed step of any rank; stepped: when that step was received, else when the attempt was first heard;
     firing: rules whose alert is open (for hysteresis); pending: those whose finding has not held for long enough yet;
     by_step, by_family, by_time: series by name, as the plan says; by_rank: series with a row for each rank; stages: rank

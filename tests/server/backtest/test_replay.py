@@ -128,7 +128,7 @@ def test_a_rule_that_fails_is_passed_over_and_told() -> None:
     found = judged(curve([2.0] * 5), HighLoss(raises=True), Clocked())
     assert found.steps == 5
     assert [*map(str, found.failed.values())] == ["broken"]
-    assert list(found.failed) == ["high_loss"]
+    assert list(found.failed) == ["a judgment by high_loss"]
 
 
 def test_a_restart_ends_alerts_and_what_comes_then_is_judged_for_itself() -> None:

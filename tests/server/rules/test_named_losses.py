@@ -160,7 +160,7 @@ def test_a_running_mean_that_a_skipped_step_poisoned_is_told_when_it_stays_so() 
     assert (alert.finding.evidence["series"], alert.step) == ("train/loss", 13)
 
 
-def test_the_judgement_goes_on_from_a_snapshot_at_any_frame() -> None:
+def test_the_judgment_goes_on_from_a_snapshot_at_any_frame() -> None:
     losses = [0.7] * 30 + [math.nan] * 25 + [0.6] * 80
     whole, _ = judge_series({"g_loss": losses, "d_loss": [1.0] * 135}, rows=5)
     pieces, evaluator = [], make_evaluator()

@@ -71,9 +71,15 @@ class _Compare:
         except Problem:
             listed = []
         names = [run["name"] for run in listed]
-        known = [run["name"] if run["name"] and names.count(run["name"]) == 1 else run["run"] for run in listed]
+        known = {
+            run["run"]: run["name"]
+            if run["name"] and "," not in run["name"] and names.count(run["name"]) == 1
+            else run["run"]
+            for run in listed
+        }
+        chosen = list(dict.fromkeys(known.get(one, one) for one in asked))
         return dmc.TagsInput(
-            id="compare-runs", value=list(asked), data=[one for one in known if "," not in one], maxTags=MOST_COMPARED, limit=30,
+            id="compare-runs", value=chosen, data=list(known.values()), maxTags=MOST_COMPARED, limit=30,
             placeholder=say("compare_add"), size="sm", className="picker", splitChars=[","], acceptValueOnBlur=False,
             **hyphenated(aria_label=say("compare_add")),
         )  # fmt: skip

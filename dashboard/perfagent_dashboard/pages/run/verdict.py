@@ -180,11 +180,8 @@ def _evidence(lines: Sequence[str]) -> Component:
     for line in lines:
         label, found, value = line.strip().partition(": ")
         is_part = line.startswith(" ")
-        cells = (
-            [html.Dt(label[:1].upper() + label[1:]), html.Dd(prose(value))]
-            if found
-            else [html.Dd(prose(label), className="whole")]
-        )
+        shown = label if is_part else label[:1].upper() + label[1:]  # a part may be a variable: `x` is not `X`
+        cells = [html.Dt(shown), html.Dd(prose(value))] if found else [html.Dd(prose(label), className="whole")]
         rows.append(html.Div(cells, className="part" if is_part else ""))
     return html.Dl(rows, className="evidence", **hyphenated(aria_label=say("evidence")))
 

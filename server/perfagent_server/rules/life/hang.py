@@ -16,7 +16,7 @@ from perfagent_server.rules.window import Window
 __all__ = ["Hang"]
 
 _EVERY_S = 3.0
-_MOST_PASSED = 2.0  # periods that count between two judgements
+_MOST_PASSED = 2.0  # periods that count between two judgments
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -330,7 +330,7 @@ def _jumped_alone(window: Window, notes: list[tuple[int, dict[str, float]]]) -> 
 
 def _typical_now(window: Window, steps: int) -> dict[str, float]:
     """Medians of the phases, and of the tokens, samples and FLOPs of a step (under the names of their rates), over the
-    newest steps up to the one under judgement."""
+    newest steps up to the one under judgment."""
     found = {}
     for name in (*(f"phase/{phase}_s" for phase in TIMED_PHASES if phase not in step_shares.PAUSES), *_RATES):
         series = window.by_step.get(name)
