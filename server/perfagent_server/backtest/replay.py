@@ -39,7 +39,8 @@ class BacktestAlert:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """steps: how many were judged; failed: what raised an error, as "a judgment by loss_spike", and the first of each; verdict: of the whole."""
+    """steps: how many were judged; failed: what raised an error, as "a judgment by loss_spike", and the first of each;
+    verdict: of the whole."""
 
     steps: int
     alerts: list[BacktestAlert]
