@@ -22,15 +22,16 @@ _VALID_S = 30.0
 
 
 class AdminProof:
-    """Makes the proofs. announced: what the address file of the server says."""
+    """Makes the proofs. announced: reads what the address file of the server says, which is another text after each
+    start of the server."""
 
-    def __init__(self, token: str, announced: str) -> None:
+    def __init__(self, token: str, announced: Callable[[], str]) -> None:
         self._token, self._announced = token, announced
 
     def header(self, method: str, target: str) -> str:
         """The Authorization header of one request. target: path and query as they are sent."""
         made = f"{int(1000 * time.time())}.{secrets.token_urlsafe(16)}"
-        return f"Bearer {made}.{_digest(self._token, self._announced, method, target, made)}"
+        return f"Bearer {made}.{_digest(self._token, self._announced(), method, target, made)}"
 
     def sign(self, request: Any) -> Any:
         """For `auth` of httpx. A server sees no difference between an empty query and none."""

@@ -65,10 +65,13 @@ class LocalServer:
     def proof_for(self, server: str) -> AdminProof | None:
         """What makes a request an administrator's at the address of this folder's running server; None for every other
         address, whatever it looks like: a stranger may listen there, or a tunnel to a colleague's server begin."""
-        announced = self._announced
         token = os.environ.get("PERFAGENT_ADMIN_TOKEN") or self._read(ADMIN_TOKEN_FILE)
-        at_home = announced is not None and server.rstrip("/") == announced.partition("\n")[0]
-        return AdminProof(token, announced) if announced and at_home and token else None
+
+        def announced() -> str:  # "" while no server of this folder listens there: a proof with it is worth nothing
+            text = self._announced or ""
+            return text if server.rstrip("/") == text.partition("\n")[0] else ""
+
+        return AdminProof(token, announced) if token and announced() else None
 
     def announce(self, address: str) -> None:
         """Writes, as the server that listens there, where it does. Whole or not at all: jobs read it at any time."""

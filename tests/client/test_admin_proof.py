@@ -156,17 +156,26 @@ def test_a_proof_that_somebody_got_hold_of_is_worth_nothing(server: ServerProces
     assert status(used) == 401, "a second time"
     assert status(proof.header("GET", "/api/v1/keys"), "/users") == 401, "for something else"
     assert status(proof.header("GET", "/api/v1/keys"), "/keys/k", "DELETE") == 401
-    elsewhere = AdminProof(
-        server.admin_token, (server.folder / "server-data" / "address").read_text() + "another start"
-    )
+    said = (server.folder / "server-data" / "address").read_text()
+    elsewhere = AdminProof(server.admin_token, lambda: said + "another start")
     assert status(elsewhere.header("GET", "/api/v1/keys")) == 401, "made for another server, or before it was restarted"
     assert status(proof.header("GET", "/api/v1/keys")) == 200
+
+
+def test_a_client_stays_the_administrators_after_a_restart(tmp_path: Path) -> None:
+    with server_process(tmp_path, "--auth", "required") as server:
+        proof = LocalServer(server.folder / "server-data").proof_for(server.url)
+        with Client(server.url, proof) as client:
+            assert client.request("GET", "/session")["who"] == "admin token"
+            server.kill()
+            server.start()
+            assert client.request("GET", "/session")["who"] == "admin token"
 
 
 def test_a_proof_is_good_for_half_a_minute() -> None:
     now = [0.0]
     check = ProofCheck(TOKEN, "here", clock=lambda: now[0])
-    made = AdminProof(TOKEN, "here").header("GET", "/x").removeprefix("Bearer ")
+    made = AdminProof(TOKEN, lambda: "here").header("GET", "/x").removeprefix("Bearer ")
     at = int(made.partition(".")[0]) / 1000
     for late in (-31.0, 31.0):
         now[0] = at + late
