@@ -26,10 +26,10 @@ class DueTimes:
             self._of[run] = due
             heapq.heappush(self._heap, (due, run))
 
-    def set_not_before(self, run: str, time: float) -> None:
-        """A time before this one becomes this one."""
-        if run in self._of:
-            self.set(run, max(self._of[run], time))
+    def put_off(self, run: str, now: float, later: float) -> None:
+        """What is due still, although it was just looked at, is due later; else pop() would never end."""
+        if run in self._of and not self._of[run] > now:
+            self.set(run, later)
 
     def drop(self, run: str) -> None:
         self._of.pop(run, None)

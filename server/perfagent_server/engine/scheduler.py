@@ -362,8 +362,7 @@ class Engine(RulesThread):
             if run in self.evaluators.in_memory:
                 self._dirty.update([run] if found else ())
                 self._schedule(run)
-                if judge.failing["a tick"]:  # not again at once
-                    self._due.set_not_before(run, now + _AGAIN_S)
+                self._due.put_off(run, now, now + _AGAIN_S)
         return changes
 
     def look_for_silence(self) -> None:
