@@ -161,7 +161,7 @@ def test_a15_what_no_disk_ever_took_is_counted_and_told_at_the_end(
         until(lambda: sender.counters["rows"] == 5000)
         sender.close("")
     assert sender.spool.counters["dropped"] == 5000
-    assert "5000 samples are lost" in caplog.text
+    assert "5,000 samples are lost" in caplog.text
 
 
 def test_a15_what_memory_held_to_the_end_and_no_disk_took_is_counted_too(

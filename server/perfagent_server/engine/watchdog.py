@@ -69,6 +69,7 @@ class Watchdog:
         self._reached_since = -math.inf  # the database; infinity: it was not reached since it failed
         self._waits_for_database = False  # the rules, at the last look
         self._well_since = math.inf
+        self._was_seen = False  # trouble, at the last look
         self._open: _Open | None = None
         self._is_loaded = False
         self._stop = threading.Event()
@@ -127,9 +128,11 @@ class Watchdog:
             self._load()
         self._look_for_standing(now)
         why = self.trouble
+        # Two looks: a process that was stopped for a minute finds its rules standing still at the first one.
+        was_seen, self._was_seen = self._was_seen, bool(why)
         if why or waits:
             self._well_since = math.inf
-            if why and self._open is None and self._is_reached():
+            if why and was_seen and self._open is None and self._is_reached():
                 self._tell(why)
             return
         self._well_since = min(self._well_since, now)

@@ -5,7 +5,7 @@ twice, because a filter that does not count must not answer with everything; and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args, get_origin
 
 from fastapi import Request
@@ -51,6 +51,6 @@ def _declared(dependant: Any) -> Iterator[tuple[str, bool]]:
     """By a route and whatever it depends on: name, and whether there may be several."""
     for field in dependant.query_params:
         kind = field.field_info.annotation
-        yield field.alias, any(get_origin(one) is list for one in (kind, *get_args(kind)))
+        yield field.alias, any(get_origin(one) in (list, Sequence) for one in (kind, *get_args(kind)))
     for other in dependant.dependencies:
         yield from _declared(other)

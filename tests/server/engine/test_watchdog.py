@@ -87,6 +87,7 @@ class Watched:
     def pass_time(self, seconds: float) -> None:
         self.mono.at += seconds
         self.dog.look()
+        self.dog.look()
 
     def recover(self) -> None:
         """A minute in which frames come and are judged."""
@@ -136,6 +137,15 @@ def test_a_server_that_was_restarted_for_it_says_that_it_is_over(bench: Bench) -
     assert ("alert.resolved", alert) in again.told()
     assert {known for _, known in again.told()} == {alert}, "one alert"
     again.engine.stop()
+
+
+def test_a_server_that_was_stopped_for_a_minute_tells_nothing(bench: Bench) -> None:
+    watched = Watched(bench)
+    watched.mono.at += 70
+    watched.dog.look()  # the watchdog's thread may be the first that goes on
+    watched.recover()
+    assert watched.told() == []
+    watched.engine.stop()
 
 
 class Faulty:
