@@ -144,3 +144,20 @@ def test_an_agent_whose_rule_is_off_is_called_lost_and_raises_no_alert(bench: Be
         clocks.wait(31)
         engine.run_once()
     assert (bench.rows(alert), bench.rows(source)[0]["state"]) == ([], "lost")
+
+
+@pytest.mark.parametrize(("told", "becomes"), [([], "lost"), ([{"heartbeat": False}], "running")])
+def test_a_sender_whose_state_never_came_is_lost_too(bench: Bench, told: list[dict[str, bool]], becomes: str) -> None:
+    """A server refuses a state event for one wrong field. Only who says that it sends no heartbeat is let be."""
+    clocks = Clocks()
+    engine = clocks.engine(bench)
+    clocks.wait(100)
+    events = [Event(kind="state", time=NOW, data={"state": "running", **data}) for data in told]
+    bench.send({"loss": [1.0]}, [1], now=clocks.wall.at, events=events)
+    engine.run_once()
+    for _ in range(2):
+        engine.look_for_silence()
+        clocks.wait(31)
+        engine.run_once()
+    alerts = ["lost_contact"] if becomes == "lost" else []
+    assert (bench.rows(source)[0]["state"], [row["rule"] for row in bench.rows(alert)]) == (becomes, alerts)

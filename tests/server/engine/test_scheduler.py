@@ -369,7 +369,7 @@ def test_s10_a_jump_of_the_wall_clock_is_no_silence(bench: Bench, jump: float) -
 def test_a_program_that_only_logs_over_http_is_never_lost(bench: Bench) -> None:
     wall, mono = Clock(NOW), Clock(1000.0)
     engine = bench.engine(clock=wall, monotonic=mono)
-    bench.send({"loss": [1.0]}, [1])  # no state was ever told: no agent
+    bench.send({"loss": [1.0]}, [1], name="http-a")  # a source of POST /log
     engine.run_once()
     mono.at += 1000
     engine.look_for_silence()

@@ -288,7 +288,7 @@ class _Book:
             "contact": self.now,
             "ended": None,
             "clock_offset_s": sent - self.now,
-            "heartbeat": False,
+            "heartbeat": not frame.source.startswith(JSON_SOURCE),  # until it says otherwise
             "worked_until": None,
             "gpus": 0,
             "cpu_cores": None,
