@@ -184,15 +184,15 @@ class Machine:
 
     def _has_settled(self, life: Life, known: Finding, found: Finding, step: int, now: float) -> bool:
         """Whether the alert may have the severity of this finding: a lower one must have held for as long as it takes to
-        resolve the alert, and that of a level also when it is higher."""
+        resolve the alert, and a higher one of a level for as long as it takes to open it."""
         leans_to = worse(found.severity, known.severity) - worse(known.severity, found.severity)
         if leans_to == 0 or (leans_to > 0 and not life.is_level):
             self.leans_to = 0
             return True
         if leans_to != self.leans_to:
             self.leans_to, self.leaning_step, self.leaning = leans_to, step, now
-        held_steps = step - (self.leaning_step or 0)
-        if held_steps < life.clear_steps or now - self.leaning < life.clear_s:
+        least_steps, least_s = (life.for_steps, life.for_s) if leans_to > 0 else (life.clear_steps, life.clear_s)
+        if step - (self.leaning_step or 0) < least_steps or now - self.leaning < least_s:
             return False
         self.leans_to = 0
         return True

@@ -146,7 +146,8 @@ def _section(rule: Rule) -> str:
     lines += [f"**Measured:** {measured(rule)}", ""]
     if rule.level:
         window, unit = getattr(rule, rule.level), unit_of(rule.level)
-        lines += [f"**Held:** the alert opens, and is resolved, when this has held for {window:g} {unit} more.", ""]
+        held = f"the alert opens when this has held for {window:g} {unit} more"
+        lines += [f"**Held:** {held}. It is resolved when this was gone for as long, and for a minute at least.", ""]
     if rule.asks_for:
         lines += [f"**It asks every rank** for `{rule.asks_for}` when it fires.", ""]
     if rule.profile_helps:

@@ -24,6 +24,7 @@ __all__ = [
     "unit_of", "within",
 ]  # fmt: skip
 
+_LEAST_OFF_S = 60.0  # of a level, before its alert is resolved: a window of fast steps is over in a second
 USER_ALERT = "user_alert"
 """The rule's id in findings that a user's script made with run.alert()."""
 EVALUATION_LOSS = "val/loss"
@@ -203,11 +204,11 @@ class Rule:
         if not self.level:
             return self.life
         window, life = getattr(self, self.level), self.life
+        clear_s = max(life.clear_s, _LEAST_OFF_S)
         if unit_of(self.level) == "s":
-            held = {"for_s": max(life.for_s, window), "clear_s": max(life.clear_s, window)}
-        else:
-            held = {"for_steps": max(life.for_steps, window), "clear_steps": max(life.clear_steps, window)}
-        return replace(life, is_level=True, **held)
+            return replace(life, is_level=True, for_s=max(life.for_s, window), clear_s=max(clear_s, window))
+        for_steps, clear_steps = max(life.for_steps, window), max(life.clear_steps, window)
+        return replace(life, is_level=True, for_steps=for_steps, clear_steps=clear_steps, clear_s=clear_s)
 
     def thresholds(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # all rules are dataclasses

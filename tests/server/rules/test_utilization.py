@@ -48,7 +48,9 @@ def test_the_severity_and_its_figures_follow_the_present_level_once_it_has_held(
     before = evaluator.verdict()
     assert before.severity == "critical"
     assert before.evidence["share_pct"] >= 20
-    judge_series({"step_time_s": [0.1] * 30, "phase/data_s": [0.011] * 30}, first_step=116, rows=5, evaluator=evaluator)
+    judge_series(
+        {"step_time_s": [0.1] * 700, "phase/data_s": [0.011] * 700}, first_step=116, rows=5, evaluator=evaluator
+    )
     after = evaluator.verdict()
     assert (after.severity, round(after.evidence["share_pct"])) == ("warning", 11)
 
@@ -109,7 +111,7 @@ def test_one_slow_rank_is_not_the_loader_of_all() -> None:
 
 
 def test_a_healed_loader_is_resolved_and_does_not_flap_at_the_threshold() -> None:
-    shares = [0.3] * 60 + [0.101 if step % 2 else 0.099 for step in range(200)] + [0.0] * 60
+    shares = [0.3] * 60 + [0.101 if step % 2 else 0.099 for step in range(200)] + [0.0] * 700
     changes, _ = judge_series({"step_time_s": [0.1] * len(shares), "phase/data_s": [0.1 * share for share in shares]})
     assert [change.kind for change in changes if change.kind != "update"] == ["fire", "resolve"]
 
