@@ -37,6 +37,9 @@ ADMIN_TOKEN = Identity("admin token", rights_of_scope("admin", None), name="admi
 
 
 _ADMITTED = "perfagent.admitted"
+_UNGUESSABLE = 32
+"""Characters of an admin token that was made by a machine. (That of the data folder has 43.) A shorter one may have been
+made up by a person."""
 
 
 class Access:
@@ -49,7 +52,7 @@ class Access:
         self.is_published_over_https = settings.url.lower().startswith("https:")
         self._admin_token = admin_token.encode()
         self.failures = Failures()
-        self.guesses = Failures()  # of the admin token, which a person may have made up
+        self.guesses = Failures()  # of the admin token
 
     async def identify(self, connection: HTTPConnection) -> Identity:
         """Who asks. Raises RefusalError for a credential that is not valid. Reads the database, if that is
@@ -117,23 +120,38 @@ class Access:
         )  # fmt: skip
 
     def _is_admitted_admin_token(self, token: str, connection: HTTPConnection) -> bool:
-        """Whether it is the token, or a proof of it. Counts before it compares: after too many wrong ones from an
-        address, the right one is refused there too until the minute is over, else the limit would limit nothing. What
-        looks like a key is no guess: a job whose key was revoked must not shut out the administrator of its machine."""
+        """Whether it is the token, or a proof of it: let in whatever else came from its address. Only a token short
+        enough to be guessed is counted before it is compared: after too many wrong ones from an address, the right one
+        is refused there too until the minute is over, else the limit would limit nothing. What looks like a key is no
+        guess: a job whose key was revoked must not shut out the administrator of its machine."""
         if connection.scope.get(_ADMITTED) == token:  # a proof is used up when its request is asked for the second time
             return True
         if is_shaped_like_key(token) and not self._is_admin_token_shaped_like_key:
             return False
+        if len(self._admin_token) >= _UNGUESSABLE:
+            is_right = self._is_right(token, connection)
+            if not is_right:
+                self._count_guess(connection)
+            return is_right
+        self._count_guess(connection)
+        if not self._is_right(token, connection):
+            return False
+        self.guesses.take_back(address_of(connection))
+        return True
+
+    def _is_right(self, token: str, connection: HTTPConnection) -> bool:
+        if not self._is_admin_token(token) and not self._proofs.admits(token, *_asked(connection)):
+            return False
+        connection.scope[_ADMITTED] = token
+        return True
+
+    def _count_guess(self, connection: HTTPConnection) -> None:
+        """Raises RefusalError when there were too many from this address."""
         address = address_of(connection)
         wait = self.guesses.count(address)
         if wait > 0:
             self.failures.count(address)
             raise _too_many(wait)
-        if not self._is_admin_token(token) and not self._proofs.admits(token, *_asked(connection)):
-            return False
-        self.guesses.take_back(address)
-        connection.scope[_ADMITTED] = token
-        return True
 
     def _is_admin_token(self, token: str) -> bool:
         return hmac.compare_digest(token.encode("utf-8", "replace"), self._admin_token)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 import stat
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from api_builders import ADMIN, ADMIN_TOKEN, api
+from api_builders import ADMIN, ADMIN_TOKEN, api, settings_for
 from builders import until
 from fastapi.testclient import TestClient
 
+from perfagent.admin_proof import AdminProof
 from perfagent.errors import ConfigError
+from perfagent.local_server import announcement
 from perfagent_server.security.failures import Failures
 from perfagent_server.security.keys import secret_file
 
@@ -157,10 +160,10 @@ def test_x08_ten_wrong_keys_a_minute_are_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault
-def test_x08_after_too_many_guesses_the_right_admin_token_is_refused_too_until_the_minute_is_over(
+def test_x08_after_too_many_guesses_a_short_admin_token_is_refused_too_until_the_minute_is_over(
     tmp_path: Path,
 ) -> None:
-    """Else the limit limits nothing: who guesses learns from the one answer that differs."""
+    """Else the limit limits nothing: who guesses what a person made up learns from the one answer that differs."""
     with api(tmp_path) as client:
         key = client.post("/api/v1/keys", json={"scope": "admin"}, headers=ADMIN).json()["key"]
         now = [time.monotonic()]
@@ -176,6 +179,29 @@ def test_x08_after_too_many_guesses_the_right_admin_token_is_refused_too_until_t
         now[0] += 61
         assert client.get("/api/v1/runs", headers=ADMIN).status_code == 200
         assert client.post("/login", data={"token": ADMIN_TOKEN}).status_code == 303
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("wrong", ["guess", "proof"])
+def test_x08_wrong_proofs_of_a_neighbor_lock_no_administrator_out(tmp_path: Path, wrong: str) -> None:
+    """Nobody guesses a token of 256 bits, so the right one is let in whatever else came from its address."""
+    token = secrets.token_urlsafe(32)
+    with api(tmp_path, admin_token=token) as client:
+        announced = announcement(settings_for(tmp_path).local_url)
+
+        def asked(header: str) -> int:
+            return client.get("/api/v1/keys", headers={"Authorization": header}).status_code
+
+        def proof(of: str) -> str:
+            return AdminProof(of, lambda: announced).header("GET", "/api/v1/keys")
+
+        statuses = [asked(proof("another token") if wrong == "proof" else f"Bearer guess-{n}") for n in range(15)]
+        assert statuses == [401] * 10 + [429] * 5
+        right = proof(token)
+        assert [asked(right), asked(proof(token)), asked(f"Bearer {token}")] == [200] * 3
+        assert client.post("/login", data={"token": token}).status_code == 303
+        assert asked(right) == 429, "a proof serves once"
+        assert asked(proof("another token")) == 429
 
 
 def test_an_administrator_is_not_shut_out_by_his_own_requests_nor_by_jobs_with_a_revoked_key(tmp_path: Path) -> None:
