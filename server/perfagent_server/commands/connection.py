@@ -45,6 +45,20 @@ class NotThere(PerfagentError):  # noqa: N818 - it reads as what the server says
     """The server has nothing of that name."""
 
 
+class _Object(dict[str, Any]):
+    """Part of an answer. A field that it lacks means that another program answered."""
+
+    def __init__(self, given: dict[str, Any], *, server: str) -> None:
+        super().__init__(given)
+        self._server = server
+
+    def __missing__(self, name: str) -> Any:
+        raise PerfagentError(
+            f"what answers at {self._server} does not answer like a perfagent server: {name!r} is missing; name the server "
+            "with --server"
+        )
+
+
 class AdminApi:
     """Requests with an administrator's rights, as far as this user has them (`credentials`)."""
 
@@ -121,7 +135,7 @@ class AdminApi:
 
     def _json(self, answer: httpx.Response) -> Any:
         try:
-            said = answer.json()
+            said = answer.json(object_hook=lambda given: _Object(given, server=self.server))
         except ValueError:
             said = None
         if isinstance(said, dict):  # as every answer of ours is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -114,13 +115,19 @@ def test_an_address_that_is_none_is_not_called_a_server_that_is_down(tmp_path: P
         AdminApi(address, tmp_path)
 
 
-def test_an_answer_of_another_program_is_said_to_be_one(tmp_path: Path) -> None:
+@contextmanager
+def another_program(kind: str, body: bytes) -> Iterator[str]:
+    """The address of something that answers every request with this."""
+
     class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Type", kind)
             self.end_headers()
-            self.wfile.write(b"<html>a notebook</html>")
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_PATCH = answer  # noqa: N815 - as http.server calls them
 
         def log_message(self, *_: object) -> None:
             pass
@@ -128,10 +135,31 @@ def test_an_answer_of_another_program_is_said_to_be_one(tmp_path: Path) -> None:
     with HTTPServer(("127.0.0.1", 0), Page) as other:
         thread = threading.Thread(target=other.serve_forever, daemon=True)
         thread.start()
-        with pytest.raises(PerfagentError, match="is no perfagent server: it sent text/html"):
-            AdminApi(f"http://127.0.0.1:{other.server_port}", tmp_path).request("GET", "/channels")
+        yield f"http://127.0.0.1:{other.server_port}"
         other.shutdown()
         thread.join(5)
+
+
+def test_an_answer_of_another_program_is_said_to_be_one(tmp_path: Path) -> None:
+    with (
+        another_program("text/html; charset=utf-8", b"<html>a notebook</html>") as url,
+        pytest.raises(PerfagentError, match="is no perfagent server: it sent text/html"),
+    ):
+        AdminApi(url, tmp_path).request("GET", "/channels")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "keys list", "keys login", "keys limit k", "users list", "users role u viewer", "channels list", "channels test c",
+        "alerts list", "silences list", "prices list", "retention list",
+    ],
+)  # fmt: skip
+def test_json_of_another_program_is_no_traceback(tmp_path: Path, command: str) -> None:
+    with another_program("application/json", b'{"status": "ok"}') as url:
+        ended = perfagent(tmp_path, *command.split(), "--server", url, PERFAGENT_API_KEY="k")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert url in ended.stderr and "does not answer like a perfagent server" in ended.stderr
 
 
 def test_only_an_administrator_may_and_a_missing_server_is_said(unchanged: Listening, tmp_path: Path) -> None:
