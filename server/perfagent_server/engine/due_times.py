@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 
 __all__ = ["DueTimes"]
@@ -19,16 +20,18 @@ class DueTimes:
         return run in self._of
 
     def set(self, run: str, due: float | None) -> None:
-        """None: never."""
+        """None: never. NaN: now, for in the heap it would hold up all others."""
         if due is None:
             self.drop(run)
-        elif self._of.get(run) != due:
+            return
+        due = -math.inf if math.isnan(due) else due
+        if self._of.get(run) != due:
             self._of[run] = due
             heapq.heappush(self._heap, (due, run))
 
     def put_off(self, run: str, now: float, later: float) -> None:
         """What is due still, although it was just looked at, is due later; else pop() would never end."""
-        if run in self._of and not self._of[run] > now:
+        if self._of.get(run, math.inf) <= now:
             self.set(run, later)
 
     def drop(self, run: str) -> None:
