@@ -45,6 +45,7 @@ __all__ = ["Checkpoint"]
 logger = logging.getLogger("perfagent")
 ARRIVE_S = 10.0
 """How long ranks wait for each other after an exception, before they give up saving."""
+_PREEMPTED = ("preempted", "terminated by SIGTERM")
 
 
 class Checkpoint:
@@ -91,7 +92,7 @@ class Checkpoint:
         self._damaged: list[Path] = []
         self._every, self._keep, self._best, self._asynchronous = every, keep, best, asynchronous
         self._tries, self._tolerate = tries, tolerate
-        self._emergency = Emergency(self._exception, grace_s=float(grace_s)) if emergency else None
+        self._emergency = Emergency(self._exception, _preempted, grace_s=float(grace_s)) if emergency else None
         self._ranks: Ranks | None = None
         self._agreement: Agreement | None = None
         self._copier: Copier | None = None
@@ -297,7 +298,7 @@ class Checkpoint:
         with contextlib.suppress(CheckpointError):  # a save that was under way; it was logged
             self.wait()
         run = current()
-        if run is not None:
+        if run is not None and not emergency.ends_the_process(signum):
             run._sender.flush(1.0)
         emergency.pass_on(signum)
 
@@ -501,6 +502,18 @@ def _run_of(state: dict[str, Any]) -> str | None:
         run = current()
         told = None if run is None else run.id
     return told
+
+
+def _preempted(interrupting: bool) -> None:
+    """SIGTERM is about to end the process, past the exit handlers: the run ends first."""
+    run = current()
+    if run is None:
+        return
+    with contextlib.suppress(Exception):  # the signal ends the process, whatever becomes of the run
+        if interrupting:  # the rest of an end takes locks that the interrupted code may hold
+            run._sender.close(*_PREEMPTED)
+        else:
+            run._end(*_PREEMPTED)
 
 
 @contextlib.contextmanager

@@ -28,12 +28,20 @@ class Emergency:
     """Signals and uncaught exceptions of this process.
 
     signum: the signal that came and has not been passed on; 0 for none. on_exception: called with an exception that
-    ends the process, after its traceback is printed. grace_s: how long a signal waits for the step to end.
+    ends the process, after its traceback is printed. on_termination: called before a signal ends the process by its
+    default action; True where it interrupts code that may hold a lock. grace_s: how long a signal waits for the step to
+    end.
     """
 
-    def __init__(self, on_exception: Callable[[BaseException], None], *, grace_s: float) -> None:
+    def __init__(
+        self,
+        on_exception: Callable[[BaseException], None],
+        on_termination: Callable[[bool], None],
+        *,
+        grace_s: float,
+    ) -> None:
         self.signum = 0
-        self._on_exception, self._grace_s = on_exception, grace_s
+        self._on_exception, self._on_termination, self._grace_s = on_exception, on_termination, grace_s
         self._previous: dict[int, Any] = {}
         self._excepthook: Any = None
         self._serial = 0
@@ -62,16 +70,21 @@ class Emergency:
                     signal.signal(signum, signal.SIG_DFL if previous is None else previous)
             self._previous.clear()
 
-    def pass_on(self, signum: int) -> None:
+    def ends_the_process(self, signum: int) -> bool:
+        """Whether the signal's default action follows, and no handler of the script's."""
+        return self._previous.get(signum) in (None, signal.SIG_DFL)
+
+    def pass_on(self, signum: int, *, interrupting: bool = False) -> None:
         """The signal does now what it would have done without us. Returns when that was nothing, or a handler that
         returns."""
         self.signum = 0
         self._serial += 1  # the grace time of this one is over
-        previous = self._previous.get(signum, signal.SIG_DFL)
+        previous = self._previous.get(signum)
         if callable(previous):
             previous(signum, None)
-        elif previous != signal.SIG_IGN:
-            signal.signal(signum, signal.SIG_DFL)
+        elif self.ends_the_process(signum):
+            signal.signal(signum, signal.SIG_DFL)  # one more ends it at once
+            self._on_termination(interrupting)
             os.kill(os.getpid(), signum)  # the whole process, as from outside; threads do not outlive it
             signal.pause()
 
@@ -81,11 +94,13 @@ class Emergency:
         signum, self.signum = self.signum, 0
         self._serial += 1
         if signum:
+            if signal.getsignal(signum) == signal.SIG_DFL:
+                self._on_termination(False)
             os.kill(os.getpid(), signum)
 
     def _noted(self, signum: int, _: FrameType | None) -> None:
         if self.signum:
-            self.pass_on(signum)
+            self.pass_on(signum, interrupting=True)
             return
         self.signum = signum
         self._serial += 1

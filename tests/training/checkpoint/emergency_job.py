@@ -15,6 +15,7 @@ import torch.distributed as dist
 from resumable import batches, small_loop
 from torch import nn
 
+import perfagent
 from perfagent.training.checkpoint import Checkpoint
 from perfagent.training.loop import loop
 
@@ -93,4 +94,6 @@ def of_two(folder: Path, mode: str) -> None:
 
 
 if __name__ == "__main__":
+    if "PERFAGENT_RECORD" in os.environ:
+        perfagent.attach()
     (of_two if "RANK" in os.environ else job)(Path(sys.argv[1]), sys.argv[2])

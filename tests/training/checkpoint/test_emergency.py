@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from agent_recorded import Recording
 from builders import free_port, job_environment, until
 from preloaded import Running, started
 from resumable import small_loop
@@ -137,15 +138,41 @@ def test_after_close_nothing_of_ours_is_left_in_the_process(tmp_path: Path) -> N
     assert saved(tmp_path) == []
 
 
+def last_state(record: Path) -> str:
+    states = [event["state"] for event in Recording(record).events("state") if "state" in event]
+    return str(states[-1])
+
+
+@pytest.mark.parametrize(("mode", "lines"), [("default", "\n"), ("late", "\nend\n"), ("grace", "")])
+def test_a_run_that_sigterm_ends_is_preempted(tmp_path: Path, mode: str, lines: str) -> None:
+    record = tmp_path / "record"
+    with jobs(tmp_path, mode, {"PERFAGENT_RECORD": str(record)}) as [child]:
+        reached(child, 2)
+        if mode != "late":
+            child.send_signal(signal.SIGTERM)
+        assert (child.communicate(lines).returncode if lines else child.wait()) == -signal.SIGTERM
+    assert last_state(record) == "preempted"
+
+
+def test_a_run_goes_on_after_a_sigterm_that_the_script_ignores(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    with jobs(tmp_path, "ignored", {"PERFAGENT_RECORD": str(record)}) as [child]:
+        reached(child, 2)
+        child.send_signal(signal.SIGTERM)
+        assert child.communicate("\n\nend\n").returncode == 0
+    assert last_state(record) == "finished"
+
+
 @contextmanager
-def two_ranks(folder: Path, mode: str) -> Iterator[list[Running]]:
-    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+def two_ranks(folder: Path, mode: str, **more: str) -> Iterator[list[Running]]:
+    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
     with jobs(folder, mode, *({"RANK": rank, **together} for rank in ("0", "1"))) as ranks:
         yield ranks
 
 
 def test_a_signal_to_one_rank_saves_and_ends_all_of_them_at_the_same_step(tmp_path: Path) -> None:
-    with two_ranks(tmp_path, "default") as ranks:
+    record = tmp_path / "record"
+    with two_ranks(tmp_path, "default", PERFAGENT_RECORD=str(record)) as ranks:
         for child in ranks:
             assert child.stdout.readline() == "3\n"
         ranks[1].send_signal(signal.SIGTERM)
@@ -153,6 +180,7 @@ def test_a_signal_to_one_rank_saves_and_ends_all_of_them_at_the_same_step(tmp_pa
     [(step, reason)] = saved(tmp_path)
     assert reason == "sigterm"
     assert step > 3
+    assert [event["state"] for event in Recording(record).events("state")].count("preempted") == 2
 
 
 def test_an_exception_on_all_ranks_at_the_same_step_saves_it(tmp_path: Path) -> None:
