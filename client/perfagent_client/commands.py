@@ -112,7 +112,8 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     figures = _figures(row)
-    rule = "" if figures["rule"] == "healthy" else f" {figures['rule']}"
+    own = row["verdict"]["title"] if figures["rule"] == "user_alert" else figures["rule"]
+    rule = "" if figures["rule"] == "healthy" else f" {own}"
     loss, rate = (figures[name] for name in ("loss", "samples_per_s"))
     return (
         row["run"], row["name"], row["project"], row["state"], f"{row['step']:,}", f"{row['severity']}{rule}",

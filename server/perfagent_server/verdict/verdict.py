@@ -68,7 +68,8 @@ def verdict(
     jump: Finding | None = None,
     lost: bool = False,
 ) -> Finding:
-    """The first finding; what is only info does not hold a run back, unless it is a share of its time.
+    """The first finding, else what the script says of itself; what is only info does not hold a run back, unless it is a
+    share of its time.
 
     findings: worst first. happened: alerts that are over; jump: the loss's last jump, whose alert is over. lost: nothing
     is heard of the run any more. One without an agent raises no alert by that, since most such programs just end; its
@@ -79,7 +80,8 @@ def verdict(
     if found is None and lost:
         found = _fell_silent(window)
     if found is None:
-        found = _lost_again(window) or _stands_still(findings) or next(filter(_is_share, findings), None)
+        found = _lost_again(window) or next(filter(_is_users_alarm, findings), None)
+        found = found or _stands_still(findings) or next(filter(_is_share, findings), None)
         found = found or held_back_by(window, shares)
     elif found.rule == LossSpike.id:
         grown = _lost_again(window)  # a jump that became much more than a jump
@@ -93,12 +95,17 @@ def verdict(
     said = _said_of(window, found, [*happened, *open_at_end])
     if still := _stands_still(findings):
         said += [f"{still.title.rstrip('.')}."] if still.rule != found.rule and still.title else []
-    evidence = {**found.evidence, **_wall_time(shares), **_proof(window.plan.rules.get(found.rule), found)}
+    evidence = {**found.evidence, **_wall_time(shares), **_proof(window, found)}
     return replace(found, message=" ".join([found.message, *said]), evidence=evidence)
 
 
 def _is_trouble(finding: Finding) -> bool:
     return finding.severity != "info" and finding.rule != USER_ALERT
+
+
+def _is_users_alarm(finding: Finding) -> bool:
+    """What a script says of itself holds a run back where no rule says more: lists call the run by it."""
+    return finding.severity != "info" and finding.rule == USER_ALERT
 
 
 def _stands_still(findings: Sequence[Finding]) -> Finding | None:
@@ -149,8 +156,9 @@ def _wall_time(shares: TimeShares | None) -> dict[str, object]:
     return {} if shares is None else {"wall_time_pct": shares.percents(), **shares.scaling()}
 
 
-def _proof(rule: Rule | None, found: Finding) -> dict[str, object]:
+def _proof(window: Window, found: Finding) -> dict[str, object]:
     """What would show that the fix worked, and what the gain takes for granted."""
+    rule = window.plan.rules.get(found.rule)
     if found.rule in _PAUSES:
         return {"proof": f"the share of {_PAUSES[found.rule]} in the wall time goes down"}
     if found.gain_pct is not None:
@@ -164,7 +172,8 @@ def _proof(rule: Rule | None, found: Finding) -> dict[str, object]:
         return {"proof": "the alert is resolved, and steps take less time (`perfagent show` has their median)"}
     if rule.place.question in (Question.DOES_IT_LEARN, Question.WILL_IT_GO_ON):
         return {"proof": "the alert is resolved, and does not come again in the next few hundred steps"}
-    return {"proof": f"the run gets past step {found.since_step:,}"} if found.since_step else {}
+    is_past = not found.since_step or window.step > found.since_step
+    return {} if is_past else {"proof": f"the run gets past step {found.since_step:,}"}
 
 
 def _said_of(window: Window, found: Finding | None, happened: Sequence[Happened]) -> list[str]:

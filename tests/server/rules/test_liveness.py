@@ -219,7 +219,7 @@ def test_a_users_alert_is_told_at_once_and_not_again_within_a_minute() -> None:
     assert (over.kind, over.alert, over.why) == ("resolve", first[0].alert, "said again")
     assert again.kind == "fire"
     assert again.alert != first[0].alert
-    assert evaluator.verdict().severity == "info", "what a user says holds no run back"
+    assert evaluator.verdict().title in ("accuracy fell", "disk"), "nothing else is open"
 
 
 def _said(evaluator: Evaluator, title: str, at: float) -> list:

@@ -76,6 +76,18 @@ def test_the_worst_verdict_comes_first_whether_its_run_goes_on_or_not(ended: Tes
     assert [row["severity"] for row in found] == ["critical", "unknown", "healthy", "healthy"]
 
 
+@pytest.mark.parametrize("level", ["warning", "critical", "info"])
+def test_severity_and_verdict_of_a_run_are_of_one_thing(client: TestClient, level: str) -> None:
+    """Of its user's own alert, where nothing else is open."""
+    said = Event(kind="alert", time=1_700_000_002.0, step=STEPS, data={"title": "BLEU fell", "level": level})
+    began = Event(kind="state", time=1_700_000_001.0, step=0, data={"state": "running"})
+    send(client, frame(FAST, run="own", name="own", events=[began, said]))
+    until(lambda: client.get("/api/v1/alerts", params={"run": "own"}).json()["alerts"])
+    (row,) = until(lambda: table(client)["runs"])
+    own = row["verdict"]["rule"] == "user_alert" and row["verdict"]["title"] == "BLEU fell"
+    assert (row["severity"], row["verdict"]["severity"], own) == (level, level, level != "info")
+
+
 def test_a_list_and_a_comparison_call_runs_alike(ended: TestClient) -> None:
     listed = {row["run"]: row["severity"] for row in ended.get("/api/v1/runs").json()["runs"]}
     assert listed == {"slow": "critical", "fast": "healthy", "empty": "unknown"}

@@ -331,3 +331,11 @@ def test_a_pause_after_an_attempt_that_finished_is_no_standstill() -> None:
     later = [state("running", start_step=41)]
     judge.take(frame(columns, range(41, 81), ident=3, attempt=2, late_s=3600.0, events=later))
     assert judge.verdict().rule == "healthy"
+
+
+@pytest.mark.parametrize("more", [0, 10])
+def test_the_proof_of_a_fix_is_no_step_that_the_run_has_passed(more: int) -> None:
+    _, judge = judge_series({"loss": [2.0] * 49 + [math.nan] * (1 + more)})
+    found = judge.verdict()
+    assert (found.rule, found.since_step) == ("nonfinite_loss", 50)
+    assert ("50" in str(found.evidence.get("proof"))) is (more == 0)
