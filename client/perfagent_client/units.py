@@ -7,7 +7,7 @@ import math
 
 from perfagent.wire import metric
 
-__all__ = ["duration", "figure", "is_share", "quantity", "size"]
+__all__ = ["duration", "figure", "is_share", "quantity", "short", "size"]
 
 _ALL_DIGITS = ("loss", "lr")
 _NOISE_PCT = 0.1  # what the agent costs is a difference of two measurements, and may come out below zero
@@ -44,28 +44,28 @@ def quantity(value: float, unit: str) -> str:
         return duration(value)
     if unit == "FLOP/s":
         prefix, divisor = next((one for one in _DECIMAL if abs(value) >= one[1]), ("", 1.0))
-        return f"{_short(value / divisor)} {prefix}FLOP/s"
-    return f"{_short(value)} {unit}" if unit else f"{value:.6g}"
+        return f"{short(value / divisor)} {prefix}FLOP/s"
+    return f"{short(value)} {unit}" if unit else f"{value:.6g}"
 
 
 def size(value: float) -> str:
     unit, divisor = next((one for one in _BINARY if abs(value) >= one[1]), ("B", 1))
-    return f"{_short(value / divisor)} {unit}"
+    return f"{short(value / divisor)} {unit}"
 
 
 def duration(seconds: float) -> str:
     """42.3 ms, 1.25 s, 3 min 5 s, 2 h 10 min."""
     if seconds < 1e-3:
-        return f"{_short(seconds * 1e6)} µs"
+        return f"{short(seconds * 1e6)} µs"
     if seconds < 1:
-        return f"{_short(seconds * 1e3)} ms"
+        return f"{short(seconds * 1e3)} ms"
     if seconds < 120:
-        return f"{_short(seconds)} s"
+        return f"{short(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes_left = divmod(minutes, 60)
     return f"{hours:,} h {minutes_left} min" if hours else f"{minutes} min {rest} s"
 
 
-def _short(value: float) -> str:
-    """Three digits, or all of those before the point."""
-    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+def short(value: float, digits: int = 3) -> str:
+    """So many digits, or all of those before the point."""
+    return f"{value:,.0f}" if abs(value) >= 10**digits - 0.5 else f"{value:.{digits}g}"

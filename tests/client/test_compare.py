@@ -13,7 +13,7 @@ from command_line import command
 
 from perfagent.wire import Event, encode
 from perfagent_client.compare.change import Change, changes, mean_changes
-from perfagent_client.compare.pages import headline
+from perfagent_client.compare.pages import comparison_page, headline
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,14 @@ def test_one_run_and_an_unknown_run_are_told(server: Listening, capsys: pytest.C
             "b and a: no difference of their speed was found; it is below 1.7 %.",
         ),
         (
+            Change("same", "tokens_per_s", high=138.0),
+            "b and a: no difference of their speed was found; it is below 138 %.",
+        ),
+        (
+            Change("slower", "step_time_s", 1110, 900, 1250),
+            "b takes 1,110 % more time a step than a (900 to 1,250 %).",
+        ),
+        (
             Change("too_short"),
             "b: too few steps to say how fast it is. At least 50 are needed, more if slow steps come in groups.",
         ),
@@ -121,3 +129,24 @@ def test_the_mean_is_told_where_slow_steps_change_the_story(
 
     found = {"sides": [{}, {}], "speed": [measure(*median)], "mean_step": measure(*mean)}
     assert [one is not None for one in mean_changes(found)] == [adds]
+
+
+def test_a_page_that_says_what_differs_does_not_say_that_nothing_was_found() -> None:
+    """The mean step differs; the median step does not."""
+
+    def measure(word: str, low: float, high: float) -> dict[str, object]:
+        edges = {"low": [None, low], "high": [None, high], "ratio": [None, (low + high) / 2]}
+        return {"name": "step_time_s", "values": [0.5, 0.6], "word": ["first", word], **edges}
+
+    side = {"run": "r", "state": "finished", "title": "", "begin": None, "end": None, "severity": "healthy"}
+    found = {
+        "sides": [side | {"name": "a"}, side | {"name": "b"}],
+        "speed": [measure("same", 0.9, 1.1)],
+        "mean_step": measure("faster", 0.6, 0.7),
+        "gains": [],
+        "not_alike": [],
+    }
+    lines = comparison_page(found)
+    said = [str(getattr(next(lines), "text", "")) for _ in range(2)]
+    assert "less time a step" in said[0]
+    assert "median" in said[1] and "was found" not in said[1]

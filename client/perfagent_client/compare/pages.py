@@ -8,7 +8,7 @@ from typing import Any
 from perfagent.command_line.terminal_output import Line, Table
 from perfagent.wire import metric
 from perfagent_client.compare.change import Change, changes, mean_changes
-from perfagent_client.units import duration, figure, size
+from perfagent_client.units import duration, figure, short, size
 
 __all__ = ["comparison_page", "headline"]
 
@@ -26,7 +26,11 @@ def comparison_page(found: Mapping[str, Any], *, everything: bool = False) -> It
     for side, change, mean in zip(sides[1:], changes(found), mean_changes(found), strict=True):
         yield Line(headline(side["name"], sides[0]["name"], mean or change), _HEAD)
         if mean is not None:
-            yield Line(f"In the median step: {headline(side['name'], sides[0]['name'], change)}")
+            yield Line(
+                "The median step shows no such difference: the slow steps among them make it."
+                if change.word == "same"
+                else f"In the median step: {headline(side['name'], sides[0]['name'], change)}"
+            )
     for gain in found["gains"]:
         name = next(side["name"] for side in sides if side["run"] == gain["run"])
         yield Line(_gain(name, gain))
@@ -50,7 +54,7 @@ def headline(name: str, first: str, change: Change) -> str:
     if change.word == "unknown":
         return f"{name}: nothing says how fast it is."
     if change.word == "same":
-        return f"{name} and {first}: no difference of their speed was found; it is below {change.high:.2g} %."
+        return f"{name} and {first}: no difference of their speed was found; it is below {short(change.high, 2)} %."
     more = "takes {} % less time a step" if change.word == "faster" else "takes {} % more time a step"
     if change.measure != "step_time_s":
         more = "is {} % " + change.word
@@ -58,13 +62,13 @@ def headline(name: str, first: str, change: Change) -> str:
     if change.phase:
         title = metric(change.phase).title.lower()
         why = f": {title} is {duration(change.seconds)} a step {'shorter' if change.word == 'faster' else 'longer'}"
-    return f"{name} {more.format(f'{change.percent:.3g}')} than {first} ({change.low:.3g} to {change.high:.3g} %){why}."
+    return f"{name} {more.format(short(change.percent))} than {first} ({short(change.low)} to {short(change.high)} %){why}."
 
 
 def _gain(name: str, gain: Mapping[str, Any]) -> str:
     return (
-        f"Predicted for {gain['rule']}: steps up to {gain['predicted_pct']:.3g} % shorter. In {name}, which lacks this "
-        f"finding, they are {gain['measured_pct']:.3g} % shorter ({gain['low_pct']:.3g} to {gain['high_pct']:.3g} %)."
+        f"Predicted for {gain['rule']}: steps up to {short(gain['predicted_pct'])} % shorter. In {name}, which lacks this "
+        f"finding, they are {short(gain['measured_pct'])} % shorter ({short(gain['low_pct'])} to {short(gain['high_pct'])} %)."
     )
 
 

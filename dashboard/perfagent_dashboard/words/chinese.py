@@ -546,6 +546,7 @@ CHINESE: dict[str, str] = {
     "change_unknown": "{name}：没有数据说明快慢。",
     "change_plain": "{told}。",
     "change_why": "{told}：{why}。",
+    "change_mean_only": "中位数的步没有这样的差别：差别来自其中的慢步。",
     "change_median": "只看中位步：{told}",
     "mean": "平均 {value}",
     "change_shorter": "{phase} 每步缩短 {seconds}",

@@ -547,6 +547,7 @@ ENGLISH: dict[str, str] = {
     "change_unknown": "{name}: nothing says how fast it is.",
     "change_plain": "{told}.",
     "change_why": "{told}: {why}.",
+    "change_mean_only": "The median step shows no such difference: the slow steps among them make it.",
     "change_median": "In the median step: {told}",
     "mean": "mean {value}",
     "change_shorter": "{phase} is {seconds} a step shorter",

@@ -70,6 +70,12 @@ def spell_bytes(size: float) -> str:
     return f"{_three_digits(size)} TiB"
 
 
+def spell_pct(percent: float, digits: int = 3) -> str:
+    """100 %, 31.2 %, 0.04 %."""
+    is_whole = abs(percent) >= 10**digits - 0.5  # then all digits before the point are shown: never 1e+03 %
+    return f"{percent:.0f} %" if is_whole else f"{percent:.{digits}g} %"
+
+
 def _three_digits(value: float) -> str:
     """Or as many as stand before the point: never 1e+03."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"

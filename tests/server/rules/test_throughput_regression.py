@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,6 +71,13 @@ def test_steps_that_take_six_percent_longer_are_found_in_ten_steps_with_the_phas
     assert "(P50; P90 107 ms) since step 401, " in found.message
     assert found.evidence["phase"] == "forward"
     assert found.gain_pct == pytest.approx(5.7, abs=0.6)
+
+
+def test_steps_that_take_twelve_times_as_long_are_said_in_plain_digits() -> None:
+    changes, _ = train(noisy(0.1, 400) + noisy(1.2, 60, seed=1))
+    found = fired(changes)[0].finding
+    assert re.search(r"take 1,?\d{3} % longer", found.title), found.title
+    assert "e+" not in found.title + found.message
 
 
 def test_a_tenth_is_critical_once_it_has_lasted_for_fifty_steps() -> None:

@@ -9,7 +9,7 @@ from dash import html
 
 from perfagent.wire import metric
 from perfagent_client.compare.change import Change, changes, mean_changes
-from perfagent_client.units import duration
+from perfagent_client.units import duration, short
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.marks import severity_mark, state_badge
 from perfagent_dashboard.components.numbers import count, percent, quantity, si
@@ -35,7 +35,9 @@ def headlines(found: Mapping[str, Any]) -> Component:
         whole = mean or change
         lines.append(html.P(headline(side["name"], first, whole), className=f"headline {whole.word}"))
         if mean is not None:
-            lines.append(html.P(say("change_median", told=headline(side["name"], first, change))))
+            is_same = change.word == "same"
+            told = say("change_mean_only" if is_same else "change_median", told=headline(side["name"], first, change))
+            lines.append(html.P(told))
     lines += [html.P(_gain(sides, gain), className="gain") for gain in found["gains"]]
     if found["not_alike"]:
         alike = ", ".join(say(f"not_alike_{one}") for one in found["not_alike"])
@@ -47,11 +49,11 @@ def headline(name: str, first: str, change: Change) -> str:
     if change.word in ("too_short", "unknown"):
         return say(f"change_{change.word}", name=name)
     if change.word == "same":
-        return say("change_same", name=name, first=first, most=f"{change.high:.2g}")
+        return say("change_same", name=name, first=first, most=short(change.high, 2))
     kind = change.word if change.measure != "step_time_s" else f"{change.word}_step"
     told = say(
-        f"change_{kind}", name=name, first=first, percent=f"{change.percent:.3g}", low=f"{change.low:.3g}",
-        high=f"{change.high:.3g}",
+        f"change_{kind}", name=name, first=first, percent=short(change.percent), low=short(change.low),
+        high=short(change.high),
     )  # fmt: skip
     if not change.phase:
         return say("change_plain", told=told)
@@ -63,8 +65,8 @@ def headline(name: str, first: str, change: Change) -> str:
 def _gain(sides: Sequence[Mapping[str, Any]], gain: Mapping[str, Any]) -> str:
     return say(
         "gain_came", rule=gain["title"] or gain["rule"], name=next(one["name"] for one in sides if one["run"] == gain["run"]),
-        predicted=f"{gain['predicted_pct']:.3g}", measured=f"{gain['measured_pct']:.3g}", low=f"{gain['low_pct']:.3g}",
-        high=f"{gain['high_pct']:.3g}",
+        predicted=short(gain['predicted_pct']), measured=short(gain['measured_pct']), low=short(gain['low_pct']),
+        high=short(gain['high_pct']),
     )  # fmt: skip
 
 

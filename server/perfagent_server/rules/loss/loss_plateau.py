@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.evidence import spell_pct
 from perfagent_server.rules.loss.loss_series import named
 from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
 from perfagent_server.rules.window import Window
@@ -126,7 +127,10 @@ class LossPlateau(Rule):
             how, cause = f"It has not fallen since the run began at {first:.4g}.", "never fell"
         elif lr is not None and peak > 0 and lr <= _LATE_SHARE * peak:
             left_pct = 100 * lr / peak
-            how, cause = f"The learning rate is down to {left_pct:.1g} % of its peak: normal late in training.", "late"
+            how, cause = (
+                f"The learning rate is down to {spell_pct(left_pct, 1)} of its peak: normal late in training.",
+                "late",
+            )
         else:
             how, cause = "Late in a training this is normal.", ""
         title = "never fell below its first values" if never else f"has not fallen over the newest {over:,.0f} values"

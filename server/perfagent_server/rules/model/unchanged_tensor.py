@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent.wire.limits import whole
+from perfagent_server.rules.evidence import spell_pct
 from perfagent_server.rules.model.parameter_events import PARAMETERS, named, names_in, newest
 from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.window import Noted, Window
@@ -110,11 +111,11 @@ class UnchangedTensor(Rule):
         }.get(cause, "They get gradients, and their updates are rounded away or zero.")
         return self.found(
             "warning" if share >= self.warning_pct and not only_experts else "info",
-            f"{share:.2g} % of the trainable numbers do not move",
-            f"{share:.2g} % of the trainable numbers did not change in {self.observations} comparisons up to step "
+            f"{spell_pct(share, 2)} of the trainable numbers do not move",
+            f"{spell_pct(share, 2)} of the trainable numbers did not change in {self.observations} comparisons up to step "
             f"{window.at:,}{who}. {why if told is not None else ''}".rstrip(),
             cause=cause,
-            cost=f"{share:.2g} % of the model does not learn",
+            cost=f"{spell_pct(share, 2)} of the model does not learn",
             since_step=max(window.start_step, first - steps),
             evidence={
                 "share_pct": share, "parameters": names, "count": told.data.get("count") if told is not None else None,

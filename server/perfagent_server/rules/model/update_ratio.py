@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.evidence import spell_pct
 from perfagent_server.rules.model.layer_rows import LayerRow, layer_rows, named_layers, short
 from perfagent_server.rules.model.learning import is_flat, loss_left
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words, within
@@ -206,4 +207,4 @@ def _row(track: StepSeries, after: int) -> LayerRow | None:
 
 
 def _spelled(ratio: float) -> str:
-    return f"{100 * ratio:.3g} %" if 1e-4 <= ratio < 10 else f"{ratio:.2g} times"
+    return spell_pct(100 * ratio) if 1e-4 <= ratio < 10 else f"{ratio:.2g} times"

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent.wire.limits import whole
+from perfagent_server.rules.evidence import spell_pct
 from perfagent_server.rules.model.parameter_events import PARAMETERS, fraction, named, names_in, newest
 from perfagent_server.rules.rule import Life, Place, Question, Rule, Words
 from perfagent_server.rules.window import Noted, Window
@@ -88,10 +89,10 @@ class WrongOptimizer(Rule):
         step, steps = told.step or window.step, whole(told.data.get("steps")) or 0
         return self.found(
             "warning",
-            f"{share:.2g} % of the model gets gradients that no optimizer uses",
-            f"{share:.2g} % of the trainable numbers received gradients over {steps} steps up to step {step:,}, and no "
+            f"{spell_pct(share, 2)} of the model gets gradients that no optimizer uses",
+            f"{spell_pct(share, 2)} of the trainable numbers received gradients over {steps} steps up to step {step:,}, and no "
             f"optimizer has them: {named(told)}. They stay as they were initialized.",
-            cost=f"{share:.2g} % of the model does not learn",
+            cost=f"{spell_pct(share, 2)} of the model does not learn",
             since_step=max(window.start_step, step - steps),
             evidence={
                 "share_pct": share, "parameters": names_in(told), "count": told.data.get("count"),

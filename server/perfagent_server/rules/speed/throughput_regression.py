@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from perfagent.wire import TIMED_PHASES, Finding, Severity
-from perfagent_server.rules.evidence import p90, spell_s
+from perfagent_server.rules.evidence import p90, spell_pct, spell_s
 from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
 from perfagent_server.rules.speed import cpu_load, drift, step_shares
 from perfagent_server.rules.speed.cpu_load import CpuLoad, ranks_of_nodes
@@ -275,15 +275,15 @@ class ThroughputRegression(Rule):
     ) -> Finding:
         took = window.by_step["step_time_s"]
         newest = sorted(took.last(max(self.steps, min(took.size, shift.groups * shift.size))))
-        step_p90_s, more = p90(newest), 100 * (shift.times - 1)
+        step_p90_s, more = p90(newest), spell_pct(100 * (shift.times - 1))
         is_critical = shift.times >= self.critical_times and shift.groups >= self.critical_steps
         severity: Severity = "info" if cause == "other programs" else "critical" if is_critical else "warning"
         crowd = _CROWDED if cause == "other programs" else ""
         lost_s = shift.level - shift.before
         return self.found(
             severity,
-            f"Steps take {more:.3g} % longer since step {shift.step:,}",
-            f"Steps take {spell_s(shift.level)} (P50; P90 {spell_s(step_p90_s)}) since step {shift.step:,}, {more:.3g} % more "
+            f"Steps take {more} longer since step {shift.step:,}",
+            f"Steps take {spell_s(shift.level)} (P50; P90 {spell_s(step_p90_s)}) since step {shift.step:,}, {more} more "
             f"than the {spell_s(shift.before)} of the steps before (P50 of up to {self.before_steps}).{growth.words}{crowd}",
             cause=cause,
             cost=f"{spell_s(lost_s)} of each step of {spell_s(shift.level)}",
