@@ -313,13 +313,19 @@ class Run:
         place = self.url or (f"recorded in {self.settings.record}" if self.settings.record is not None else None)
         if self.settings.disabled:
             return Shown(name, "disabled", None, None, None)
-        running = "running" if self._progress.last is not None or self._sender.logged[0] else "starting"
+        running = "running" if self._progress.last is not None or self._has_logged() else "starting"
         how = (
             "forked child"
             if self.inherited
             else self._sender.final or ("given up" if self._sender.disabled else running)
         )
         return Shown(name, how, self._progress.logged_at() or None, self._sender.newest_loss, place)
+
+    def _has_logged(self) -> bool:
+        """Whether log() was called, drained or not: its calls leave these traces."""
+        p = self._progress
+        by_calls = self._given_step >= 0 or p.first_logged >= 0 or p.early_step > (self.start_step or 0)
+        return by_calls or bool(p.early) or self._sender.logged[0] > 0
 
     def __enter__(self) -> Run:
         return self

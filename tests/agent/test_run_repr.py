@@ -94,6 +94,18 @@ def test_a_run_that_is_logged_by_hand_shows_its_page(tmp_path: Path) -> None:
     assert f'href="{run.url}"' in run._repr_html_()
 
 
+@pytest.mark.parametrize("start_step", [None, 500])
+@pytest.mark.parametrize("step", [None, 0, 7])
+def test_a_run_is_shown_as_running_from_its_first_log_on(
+    tmp_path: Path, start_step: int | None, step: int | None
+) -> None:
+    run = perfagent.init(record=tmp_path / "record", start_step=start_step)
+    assert ": starting" in repr(run)
+    run.log({"score": 1.0}, step=step)
+    assert ": running" in repr(run)
+    assert ": running" in run._repr_html_()
+
+
 def test_a_disabled_run_has_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERFAGENT_DISABLED", "1")
     run = perfagent.init(run_id="silent")
