@@ -107,6 +107,7 @@ class Context:
         from perfagent.context.environment import environment
         from perfagent.context.git import find
         from perfagent.context.packages import installed
+        from perfagent.redaction import Versions
 
         begun = self._clock()
         repository = find()
@@ -122,7 +123,7 @@ class Context:
                     git["dirty"] = dirty
                 yield False
         self._complete = True
-        self._tell(packages=dict(sorted(packages.items())), git=git)
+        self._tell(packages=Versions(sorted(packages.items())), git=git)
         while not (self._stepped or self._closing() or self._clock() - begun > WAIT_S):
             yield True
         due = self._clock()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from perfagent.redaction.arguments import redacted_arguments
 from perfagent.redaction.names import HIDDEN, secret_key
-from perfagent.redaction.structure import redacted
+from perfagent.redaction.structure import Versions, redacted
 from perfagent.redaction.text import redacted_text
 
-__all__ = ["HIDDEN", "redacted", "redacted_arguments", "redacted_text", "secret_key"]
+__all__ = ["HIDDEN", "Versions", "redacted", "redacted_arguments", "redacted_text", "secret_key"]

@@ -20,7 +20,7 @@ from perfagent.redaction.names import HEX, HIDDEN, compiled, may_stay, noted, ra
 from perfagent.redaction.remembered import learn, learn_environment
 from perfagent.redaction.text import redacted_lines, redacted_text
 
-__all__ = ["redacted"]
+__all__ = ["Versions", "redacted"]
 
 MAX_ITEMS = 2_000
 MAX_DEPTH = 12
@@ -35,6 +35,10 @@ _PRINTABLE = {
 _RECORDS = frozenset(("Namespace", "SimpleNamespace", "PretrainedConfig", "PreTrainedConfig"))
 """Classes, by name, whose objects are no more than their attributes."""
 _KEY = r"(?:^|[._-])(?:key|api)$"
+
+
+class Versions(dict[str, str]):
+    """Package -> version: the name of a package, as authlib, makes no secret of its version."""
 
 
 def redacted(value: Any) -> Any:
@@ -105,7 +109,9 @@ class _Walk:
                 result["..."] = f"{len(value) - len(result)} more"
                 break
             plain = str(key) if isinstance(key, (str, int, float, enum.Enum, type(None))) else type(key).__name__
-            result[redacted_text(plain)[:256]] = self._named(plain, item, everything, depth)
+            named = not isinstance(value, Versions)
+            shown = self._named(plain, item, everything, depth) if named else self.value(item, depth + 1)
+            result[redacted_text(plain)[:256]] = shown
         return result
 
     def _named(self, name: str, item: Any, siblings: list[tuple[Any, Any]], depth: int) -> Any:

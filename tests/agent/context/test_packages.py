@@ -4,6 +4,11 @@ import importlib.metadata
 import re
 from pathlib import Path
 
+import pytest
+from agent_recorded import Recording
+from canaries import BY_VALUE
+
+import perfagent
 from perfagent.context.packages import installed
 
 
@@ -27,3 +32,18 @@ def test_the_first_on_the_path_counts_and_odd_folders_do_no_harm(tmp_path: Path)
     (second / "broken.dist-info").mkdir()
     *_, found = installed([str(first), str(second), str(tmp_path / "none"), str(tmp_path / "x.zip")])
     assert found == {"my-package": "1.0", "old": "0.5", "linked": "3.1.dev0"}
+
+
+def test_a_version_is_shown_whatever_its_package_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("authlib", "google_auth", "oauthlib", "requests_oauthlib", "python_jwt", "secretstorage")
+    secret = BY_VALUE["hf"]
+    for folder in (*(f"{name}-1.3.0" for name in names), f"odd-1.0+{secret}"):
+        (tmp_path / "site" / f"{folder}.dist-info").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    perfagent.init(record=tmp_path / "record", config={"packages": {"authlib": "open sesame"}})
+    perfagent.finish()
+    told = Recording(tmp_path / "record").events("context")
+    packages = next(context["packages"] for context in reversed(told) if "packages" in context)
+    assert {packages[name.replace("_", "-")] for name in names} == {"1.3.0"}
+    assert secret not in str(told)
+    assert "open sesame" not in str(told)
