@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.frameworks.loggers.capture import Logs, captured
+from perfagent.frameworks.loggers.settings import note
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch
@@ -20,9 +21,17 @@ __all__ = ["install"]
 def install(library: ModuleType, patch: Patch) -> None:
     """library: wandb.sdk.wandb_run."""
     patch(library.Run, "_log", _watch_log)
+    patch(library.Run, "_finish", _watch_finish)  # both run.finish() and the end of a `with` call it
 
 
 @captured
 def _watch_log(run: Any, data: Any, step: Any = None, commit: Any = None) -> list[Logs]:  # noqa: ARG001
     """A dict among the values is a group of charts, with a dot in their names."""
     return [Logs(data, step, own_step=getattr(run, "_local_step", None), joint=".")]
+
+
+@captured
+def _watch_finish(run: Any, *_: Any, **__: Any) -> list[Logs]:
+    """Afterwards `wandb.run` is gone, and with it what was set since the agent's last look."""
+    note("wandb", dict(run.config.items()))
+    return []

@@ -14,6 +14,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import builders
 import pytest
 from agent_recorded import Recording
 from builders import job_environment
@@ -27,8 +28,10 @@ pytestmark = pytest.mark.long
 def trained(tracker: str) -> Path:
     _folders.append(tempfile.TemporaryDirectory())
     folder = Path(_folders[-1].name)
+    ours = str(Path(builders.__file__).parent)
+    environment = job_environment(folder / "environment", OMP_NUM_THREADS="1", PYTHONPATH=ours)
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), tracker], env=job_environment(folder / "environment", OMP_NUM_THREADS="1"),
+        [sys.executable, str(SCRIPT), str(folder), tracker], env=environment,
         capture_output=True, text=True, timeout=170, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
@@ -65,3 +68,11 @@ def test_settings_that_a_tracker_was_given_are_in_the_run_s_configuration(tracke
         pytest.skip(f"{tracker} is not installed: scripts/install --all installs it")
     told = Recording(trained(tracker) / tracker / "record").events("context")[-1]["config"][tracker]
     assert {name: int(value) for name, value in told.items()} == {"depth": 3, "width": 8}
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "trackio"])
+def test_settings_changed_right_before_a_tracker_finishes_are_kept(tracker):
+    if importlib.util.find_spec(tracker) is None:
+        pytest.skip(f"{tracker} is not installed: scripts/install --all installs it")
+    told = Recording(trained(tracker) / "untrained" / "record").events("context")[-1]["config"][tracker]
+    assert told["late"] == 5

@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from agent_recorded import Recording
+from builders import until
 from said import report
 
 import perfagent
@@ -26,6 +28,12 @@ STEPS = 5
 if tracker == "mlflow":
     from mlflow import log_metric  # by its name, before there is a run of ours
 logged = []
+
+
+def context_is_told():
+    """Waits for the configuration of the run in which nothing trains; the agent looks again much later, or at the end."""
+    record = Path(folder, "untrained", "record")
+    until(lambda: record.is_dir() and any("packages" in told for told in Recording(record).events("context")))
 
 
 def training():
@@ -65,9 +73,11 @@ def by_wandb():
     for n in range(3):
         wandb.log({"score": n, "lr": 0.5})
         logged.extend([("score", begin + n, n), ("lr", begin + n, 0.5)])
+    context_is_told()
+    wandb.config.update({"late": 5})
+    run.finish()
     perfagent.finish()
     report(f"{folder}/untrained", logged)
-    run.finish()
 
 
 def by_mlflow():
@@ -97,18 +107,24 @@ def by_mlflow():
 def by_trackio():
     import trackio
 
-    run = trackio.init(
-        project="mine", name="one", config={"depth": 3, "width": 8}, auto_log_gpu=False, auto_log_cpu=False
-    )
+    def begun():
+        config = {"depth": 3, "width": 8}
+        return trackio.init(project="mine", config=config, auto_log_gpu=False, auto_log_cpu=False)
+
+    run = begun()
     perfagent.attach(record=f"{folder}/untrained/record")
     for n in range(3):
         trackio.log({"score": n, "loss": 0.5})
         logged.extend([("score", n, n), ("loss", n, 0.5)])
+    context_is_told()
+    run.config["late"] = 5
+    trackio.finish()
     assert "torch" not in sys.modules
     perfagent.finish()
     report(f"{folder}/untrained", logged)
     del logged[:]
 
+    run = begun()
     perfagent.attach(record=f"{place}/record")
     for n, loss in training():
         trackio.log({"loss": loss.item(), "accuracy": n / 10, "note": "text"})
