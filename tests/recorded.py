@@ -65,8 +65,10 @@ def send(
     events: Sequence[Event] = (),
     seconds_a_step: float = 0.1,
 ) -> None:
-    """One frame through the public door; the last step is now."""
+    """One frame through the public door; the last step is now. Its sender sends no heartbeat unless its state says so."""
     now = time.time()
+    if not any(event.kind == "state" for event in events):
+        events = [Event(kind="state", time=now, data={"state": "running", "heartbeat": False}), *events]
     clock = now - (steps[-1] - steps) * seconds_a_step
     group = Group(steps.astype("<i8"), clock, clock - clock[0], dict(values))  # type: ignore[arg-type]
     frame = Frame(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import playwright.sync_api as playwright_errors
 import pytest
 from builders import ServerProcess, server_process, until
-from recorded import log
+from recorded import log, send
+
+from perfagent.wire import Event
 
 if TYPE_CHECKING:
     from conftest import OpenTab, Tab
@@ -139,3 +143,20 @@ def test_who_may_only_read_is_told_why_there_is_no_button(sick: ServerProcess, t
     page.expected += ["WebSocket", "403", "401"]
     page.wait("() => document.querySelector('#alerts-list .hint')?.textContent.includes('the role operator')")
     assert page.page.locator(".alert button").count() == 0
+
+
+def test_the_bar_counts_what_the_page_calls_open_and_every_tab_fits_a_phone(
+    server: ServerProcess, tab: OpenTab
+) -> None:
+    said = [Event(kind="alert", time=time.time(), step=9, data={"title": title}) for title in ("one", "two", "three")]
+    send(server, "talks", {"loss": np.ones(10)}, np.arange(1, 11), events=said)
+    nan(server, "sick")
+    until(lambda: len(server.get("/alerts", state="firing")["alerts"]) == 4)
+    page = tab("/alerts", server=server, width=390, height=844)
+    page.wait("() => document.querySelectorAll('.alert.card').length === 4")
+    assert "Open 4" in page.page.locator("#alerts-view").inner_text()
+    page.wait("() => document.getElementById('count-alerts').textContent === '4'")
+    cut = """() => [...document.querySelectorAll('#alerts-view label')].filter((one) => one.scrollWidth > one.clientWidth
+        || one.getBoundingClientRect().right > document.querySelector('#alerts-view').getBoundingClientRect().right
+        || one.getBoundingClientRect().right > innerWidth).map((one) => one.textContent)"""
+    assert page.page.evaluate(cut) == []

@@ -5,13 +5,17 @@ import { onTheme, say, theme, words } from "../lib/config.js";
 import { el, setChildren, setText } from "../lib/dom.js";
 import { Soonest } from "../lib/soonest.js";
 
+const QUIET = ["muted_until", "snoozed_until", "silenced_until"];
+const isOpen = (alert) => !alert.acknowledged && !QUIET.some((until) => Date.parse(alert[until]) > Date.now());
+
 const counting = new Soonest(async () => {
   const badge = document.getElementById("count-alerts");
-  const counted = await api("/runs?with=&limit=1").catch(() => null);
-  if (badge && counted) setText(badge, counted.counts.attention ? String(counted.counts.attention) : "");
+  const found = await api("/alerts?state=firing").catch(() => null);
+  if (badge && found) setText(badge, String(found.alerts.filter(isOpen).length || ""));
 }, 1000);
 
-/** How many runs need somebody, beside the word Alerts: alerts change by the dozen when several runs stop at once. */
+/** How many alerts are open, beside the word Alerts, as its page counts them. They change by the dozen when several runs
+ * stop at once. */
 export const countAlerts = () => counting.within(0);
 
 const CHOICES = { auto: ["system", "theme_system"], light: ["sun", "theme_light"], dark: ["moon", "theme_dark"] };
