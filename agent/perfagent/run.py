@@ -586,7 +586,7 @@ class Run:
     def _next_model(self) -> None:
         """The training goes on with another model, which the hooks have found."""
         self._model = None
-        self._sender.event("state", {"state": "running", "training_after": self._progress.completed})
+        self._sender.event("state", {"state": "running", "training_after": self._progress.began})
         self._watch_again()
 
     def _watch_again(self) -> None:

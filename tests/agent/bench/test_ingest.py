@@ -11,6 +11,7 @@ from api_builders import listening
 
 from perfagent.bench.ingest.agents import NAMES
 from perfagent.cli import main
+from perfagent_server.runs.run_filters import TableQuery
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -44,7 +45,7 @@ def test_the_runs_are_whole_runs_of_a_server_that_was_there(capsys: pytest.Captu
         assert "lost           0 of" in out
         assert "server  " not in out, "what the server takes is not known from outside"
         services = server.app.state.services
-        runs, _ = services.runs.page()
+        runs, _ = services.runs.page(TableQuery())
         assert [run.project for run in runs] == ["bench"] * 3
         assert {run.state for run in runs} == {"finished"}
         assert sorted(services.store.names(runs[0].run)) == sorted(NAMES)

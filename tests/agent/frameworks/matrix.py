@@ -217,6 +217,11 @@ Known limits:
 - **Ranks that a script starts itself** (multiprocessing) belong to one run under `perfagent run`. With `attach()` they belong to one
   run too, whether `attach()` comes before or after `init_process_group`. If you start ranks by hand without a launcher's variables,
   call `attach()` after `init_process_group`.
+- **Trainings in other processes.** `perfagent run` records the process that it starts, and the ranks that this process spawns. If it
+  makes no step and starts other processes (a driver of several trainings, a script that forks its training), an info alert says so:
+  put `perfagent run` before each command that trains, or call `attach()` in the function that trains.
+- **multiprocessing.Pool** ends its workers by SIGTERM, also when their work is done. A run that was attached in a worker is then
+  `lost`: call `run.finish()` at the end of the function that trains, or use `concurrent.futures.ProcessPoolExecutor`.
 - **Recordings that are synced.** The server judges a recording in the frames in which it arrives, whole minutes at once and one
   rank after the other. What rules tell by the clock, or by comparing ranks (`straggler`), may then be missing.
   `perfagent backtest FOLDER` judges the recording as the server would have judged the run live.
@@ -229,7 +234,8 @@ Known limits:
   `range_test` are not recorded: they belong to no training, and their loss diverges on purpose.
 - **gevent.** After `monkey.patch_all()` the agent works only while the training sleeps or waits, and it prints that. With
   `monkey.patch_all(thread=False)` it works as usual.
-- **One process is one run**, however many trainings it does, until `finish()` or an `attach()` with another name. Each job of Hydra's
+- **One process is one run**, however many trainings it does, until `finish()`, an `attach()` with another
+  name, or an `attach()` with a name and another model than the one that it has trained. Each job of Hydra's
   `--multirun` that calls `attach()` is a run of its own. If several threads train at the same time, perfagent records one of the
   trainings. Threads that take turns in one training (`asyncio.to_thread`), or follow each other, count as one.
 - **Optimizers of your own class**: name them, `attach(model, optimizer=...)`. perfagent finds fastai's by itself. Keras 3 on torch

@@ -14,8 +14,8 @@ def test_a_page_of_runs_with_large_configurations_has_fewer_runs_and_the_rest_fo
     for run in runs:
         shelf.append(frame(1, state("starting", config=config), run=run))
     pages = Runs(shelf.database)
-    first, cursor = pages.page(TableQuery(limit=1000))
+    first, cursor = pages.page(TableQuery(limit=1000, parts=()))
     assert len(first) == PAGE_CHARACTERS // (CONFIG_CHARACTERS + 20)
-    rest, end = pages.page(TableQuery(limit=1000), cursor)
+    rest, end = pages.page(TableQuery(limit=1000, parts=()), cursor)
     assert [summary.run for summary in first + rest] == runs[::-1]
     assert end is None

@@ -84,7 +84,7 @@ def _address(process: subprocess.Popen[bytes], file: Path, log: Path) -> str:
     end = time.monotonic() + _STARTS_WITHIN_S
     while process.poll() is None and time.monotonic() < end:
         with contextlib.suppress(OSError):
-            if address := file.read_text("utf-8").strip():
+            if address := file.read_text("utf-8").partition("\n")[0].strip():
                 return address
         time.sleep(0.05)
     said = " ".join(log.read_text("utf-8", "replace").split())[-500:]
