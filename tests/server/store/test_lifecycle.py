@@ -11,7 +11,7 @@ from sqlite_calls import sqlite_calls
 from perfagent.wire import Event
 from perfagent_server.runs.run_queries import Runs
 from perfagent_server.store import tables
-from perfagent_server.store.write.lifecycle import mark_lost
+from perfagent_server.store.write.lifecycle import JSON_SOURCE, mark_lost
 
 
 def run_of(shelf, run: str = "r1") -> dict[str, Any]:
@@ -224,9 +224,10 @@ def test_the_first_step_of_a_process_says_where_it_is_whatever_its_script_counts
     assert run_of(shelf)["step"] == 1
 
 
-def test_a_plain_client_sends_no_sign_of_life_by_itself(shelf) -> None:
+def test_only_rows_of_a_plain_client_come_without_signs_of_life(shelf) -> None:
     shelf.append(frame(1, rows({"acc": [0.5]}, [4])))
-    assert [row["heartbeat"] for row in sources_of(shelf)] == [False]
+    shelf.append(frame(1, rows({"acc": [0.5]}, [4]), source=f"{JSON_SOURCE}1", rank=1))
+    assert [row["heartbeat"] for row in sources_of(shelf)] == [True, False]
 
 
 def test_a_configuration_that_json_cannot_hold_becomes_text(shelf) -> None:

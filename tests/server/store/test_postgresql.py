@@ -207,7 +207,7 @@ def test_an_address_where_nobody_listens_is_told_without_the_password(tmp_path: 
 
 def test_a_missing_driver_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "perfagent_server.database.postgresql", None)
-    with pytest.raises(ConfigError, match=r"pip install 'perfagent\[postgresql\]'"):
+    with pytest.raises(ConfigError, match=r"psycopg.*\.\[postgresql\]"):
         open_database(Place(data=tmp_path, database="postgresql://user@127.0.0.1/perfagent"))
 
 
