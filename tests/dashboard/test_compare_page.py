@@ -59,7 +59,7 @@ def test_the_first_sentence_counts_slow_steps_and_the_second_is_of_the_median(
     first, second = page.page.locator(".headlines p").all_inner_texts()
     assert first.startswith("stalls takes")
     assert "more time a step than smooth" in first
-    assert second.startswith("In the median step: stalls and smooth: no difference")
+    assert second.startswith("The median step shows no such difference")
 
 
 def test_the_first_sentence_says_says_how_much_faster_with_its_interval_and_why(

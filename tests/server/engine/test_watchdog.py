@@ -24,6 +24,7 @@ from perfagent_server.alerts import channels
 from perfagent_server.app import create_app
 from perfagent_server.database import StorageError
 from perfagent_server.engine.scheduler import Engine, default_plan
+from perfagent_server.engine.set_aside import RULES_STOPPED
 from perfagent_server.engine.watchdog import Watchdog
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.plan import Plan
@@ -100,7 +101,9 @@ class Watched:
             self.dog.look()
 
     def told(self) -> list[tuple[str, str]]:
-        return [(row["event"], json.loads(row["body"])["data"]["alert"]["id"]) for row in self.bench.rows(delivery)]
+        """Event and id of what is to be sent of the rules. (Runs that are silent meanwhile are lost, which is told, too.)"""
+        bodies = [(row["event"], json.loads(row["body"])["data"]["alert"]) for row in self.bench.rows(delivery)]
+        return [(event, alert["id"]) for event, alert in bodies if alert["rule"] == RULES_STOPPED]
 
 
 def test_a_rule_that_blocks_is_told_once_and_so_is_its_end(bench: Bench) -> None:
