@@ -1,9 +1,8 @@
 """Proves that a command knows the admin token of this machine's server, and never sends the token itself.
 
-Each request carries a proof of its own: an HMAC with the token over the request's method and target, the time, a random
-number and what the running server has written into its address file. Whoever gets hold of a proof, a program on a port
-that the server has left for instance, can neither compute the token from it nor use it for another request, at another
-server or a second time.
+Each request carries its own proof: an HMAC, keyed with the token. It covers the request's method and target, the time, a
+random number, and the contents of the server's address file. A program that intercepts a proof cannot compute the token
+from it. It cannot use the proof again either: not for another request, not at another server, not a second time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What an event of each kind may hold, and how the server reads a frame whose events may be wrong.
 
-A wrong event is refused alone: the frame's samples and its other events are stored, and the answer names what was left
-out. Unknown fields are ignored, and so is what an event of an unknown kind holds: a newer agent sends both.
+The server refuses only the wrong event. It stores the frame's samples and other events, and its answer names the refused
+one. Unknown fields are ignored, and so are the data of an unknown kind: a newer agent may send both.
 
 The agent does not load this module: it sends what is right, and its tests prove that.
 """

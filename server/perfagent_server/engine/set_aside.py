@@ -1,7 +1,7 @@
 """Runs that the rules cannot judge for now: each is shown as such, tried again after growing pauses, and holds up no other.
 
-What cannot be loaded, or fails frame after frame, is an evaluator that nobody foresaw: of a settings row or a frame of
-another version, or a fault of ours. The run leaves the memory of the rules thread. Its row of state says up to which
+A run is set aside if its evaluator cannot be loaded, or fails frame after frame. The cause is a stored row or a frame that
+nobody foresaw, or a fault of ours. The run leaves the memory of the rules thread. Its row of state says up to which
 frame it was judged (Mark), so that a later try, of this server or the next one, judges what came since, as far as the
 tail still holds it.
 """

@@ -48,8 +48,8 @@ _MOST_WATCHED = 1000  # names of what pages on a server show; with more it names
 
 
 class Leases:
-    """start() and stop() the thread. secrets: what all servers must have in common; watching: what pages on this server show
-    (live/subscription.py has the form). can_judge: whether the thread of the rules runs. held: the shards that this server
+    """start() and stop() the thread. secrets: must be equal on all servers; watching: the runs that pages on this server show
+    (format: live/subscription.py). can_judge: whether the thread of the rules runs. held: the shards that this server
     holds (store/shards.py has the protocol). watched: what pages on other servers show."""
 
     def __init__(
