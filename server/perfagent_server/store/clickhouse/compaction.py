@@ -29,6 +29,7 @@ from perfagent_server.store.clickhouse.marks import Batches, batches_of, keep_ba
 from perfagent_server.store.clickhouse.rollups import Rollups
 from perfagent_server.store.clickhouse.rows import INPUT, Packed, TailRow, pack
 from perfagent_server.store.clickhouse.schema import cell, ensure_schema, sample
+from perfagent_server.store.codec.tail import is_readable
 from perfagent_server.store.interface import Check
 from perfagent_server.store.retention.policy import Scope
 from perfagent_server.store.shards import SHARDS, STORAGE, AllShards, StoreLeases
@@ -52,10 +53,15 @@ _fresh = Prepared(
         tail.c.id > bindparam("after"), tail.c.id <= bindparam("limit")
     )
 )
-_oldest = Prepared(select(tail.c.received).where(tail.c.id <= bindparam("limit")).order_by(tail.c.id).limit(1))
+_oldest = Prepared(
+    select(tail.c.received)
+    .where(tail.c.id > bindparam("after"), tail.c.id <= bindparam("limit"))
+    .order_by(tail.c.id)
+    .limit(1)
+)
 _rows = Prepared(
     select(*(tail.c[name] for name in TailRow._fields))
-    .where(tail.c.id <= bindparam("limit"))
+    .where(tail.c.id > bindparam("after"), tail.c.id <= bindparam("limit"))
     .order_by(tail.c.id)
     .limit(bindparam("count"))
 )
@@ -139,6 +145,7 @@ class ClickHouseCompactor:
         self.rollups = Rollups(database, clickhouse)
         self._ledger = LedgerTrim(database, clock=clock)
         self._looked = 0  # tail rows up to this id are counted as waiting
+        self._passed = 0  # tail rows up to this id that are still there cannot be read
         self._is_ready = False
         self._once = threading.Lock()
         self._stop = threading.Event()
@@ -220,7 +227,7 @@ class ClickHouseCompactor:
         """Whether this server does it. After another one did, the numbers that it gave are read anew."""
         term = self._leases.term(STORAGE)
         if term != self._term:
-            self._is_ready, self._term = False, term
+            self._is_ready, self._term, self._passed = False, term, 0
         return term is not None
 
     def _look(self) -> int:
@@ -241,7 +248,7 @@ class ClickHouseCompactor:
         if everything or self.counters["waiting_samples"] >= self.policy.samples:
             return True
         with self._database.read() as connection:
-            oldest = _oldest.all(connection, {"limit": limit})
+            oldest = _oldest.all(connection, {"after": self._passed, "limit": limit})
         return bool(oldest) and self._clock() - oldest[0][0] >= self.policy.age_s
 
     def _prepare(self) -> None:
@@ -282,11 +289,11 @@ class ClickHouseCompactor:
     def _batch(self, limit: int) -> bool:
         """Sends the oldest rows. False when there are none."""
         self._prepare()
-        rows = self._oldest_rows(limit)
-        if not rows:
+        found = self._oldest_rows(limit)
+        if not found:
             self.counters["waiting_samples"] = 0
             return False
-        packed = pack(rows)
+        rows, packed = self._pack(found)
         if not packed.samples:  # events only, which are kept elsewhere
             self._write(functools.partial(_store, rows=rows, packed=packed, number=0))
         else:
@@ -301,11 +308,25 @@ class ClickHouseCompactor:
                 self._give_up()
                 raise
             self.counters["batches"] += 1
+        if len(rows) < len(found):
+            self._passed = found[-1].id
         self.counters["rows"] += len(rows)
         self.counters["samples"] += packed.samples
-        self.counters["waiting_samples"] = max(0, self.counters["waiting_samples"] - sum(row.samples for row in rows))
+        self.counters["waiting_samples"] = max(0, self.counters["waiting_samples"] - sum(row.samples for row in found))
         self.rollups.note(packed)
         return True
+
+    def _pack(self, rows: list[TailRow]) -> tuple[list[TailRow], Packed]:
+        """What can be read of these rows. The others stay in the tail, and hold up nothing."""
+        try:
+            return rows, pack(rows)
+        except Exception:
+            readable = [row for row in rows if is_readable(row.frame)]
+            if len(readable) == len(rows):
+                raise
+            self.counters["failures"] += 1
+            _log.exception("%d rows of the tail cannot be read, and stay there", len(rows) - len(readable))
+            return readable, pack(readable)
 
     def _write(self, job: Callable[[Connection], T]) -> T:
         """Writes if this server still is the one that sends."""
@@ -323,8 +344,9 @@ class ClickHouseCompactor:
     def _oldest_rows(self, limit: int) -> list[TailRow]:
         rows: list[TailRow] = []
         size = samples = 0
+        where = {"after": self._passed, "limit": limit, "count": self.policy.rows_at_once}
         with self._database.read() as connection:
-            for found in _rows.stream(connection, {"limit": limit, "count": self.policy.rows_at_once}):
+            for found in _rows.stream(connection, where):
                 row = TailRow._make(found)
                 size += len(row.frame)
                 samples += row.samples

@@ -210,11 +210,17 @@ def unpack_whole(frame: bytes) -> tuple[list[TailGroup], list[Event]]:
 
 
 def is_readable(frame: bytes) -> bool:
+    """Whether each group has steps, times and values for all of its rows."""
     try:
-        unpack_whole(frame)
-    except (WireError, msgspec.MsgspecError, ValueError, TypeError, IndexError, RecursionError):
+        return all(_is_whole(group) for group in unpack_whole(frame)[0])
+    except Exception:  # noqa: BLE001 - bytes that nobody wrote may raise anything in msgpack, numpy and zstd
         return False
-    return True
+
+
+def _is_whole(group: TailGroup) -> bool:
+    rows, widths = group.rows, group.widths
+    fits = len(group.steps) == len(group.times) == rows > 0 and len(group.names) == len(widths)
+    return fits and set(widths) <= {4, 8} and len(group.values) == sum(widths) * rows
 
 
 def _parts(frame: bytes) -> tuple[Sequence[_Stored | _Unversioned], msgspec.Raw]:
