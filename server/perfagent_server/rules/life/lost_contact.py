@@ -35,8 +35,9 @@ class LostContact(Rule):
         ),
         remedies={
             "": (
-                "Look whether the process and its host are alive (a bare attach cannot tell a kill from a cut "
-                "network; `perfagent run` can), then at the network between them and this server."
+                "Look whether the process and its host are alive, then at the network between them and this server. If a "
+                "signal ended the process (SIGTERM of a scheduler, kill -9), start it with `perfagent run`, which "
+                "reports such an end at once; perfagent.attach() alone cannot."
             ),
         },
     )
@@ -46,8 +47,8 @@ class LostContact(Rule):
         fires="{after_s:g} 秒内没有收到某个进程的任何消息时触发（服务器启动后的第一分钟内，未曾联系过的进程除外）。",
         remedies={
             "": (
-                "检查该进程及其主机是否存活（单独的 attach 无法区分被杀死与网络中断；`perfagent run` 可以），"
-                "然后检查它们与服务器之间的网络。"
+                "检查该进程及其主机是否存活，然后检查它们与服务器之间的网络。如果进程是被信号结束的（调度器的 SIGTERM、"
+                "kill -9），请用 `perfagent run` 启动它，它会立即报告这种结束；单独的 perfagent.attach() 做不到。"
             ),
         },
     )
