@@ -84,7 +84,8 @@ def _head(facts: Facts, wrap: Wrap) -> Section:
         lines += [Line(text) for text in wrap(spent, 0, 2)]
     for what, told in run.left_out.items():
         kind = "metric names" if what == "names" else what
-        text = f"{told['count']:,} {kind} of this run, or more, were left out: the limit is {told['limit']:,}"
+        more = "" if told.get("exact") else ", or more,"
+        text = f"{told['count']:,} {kind} of this run{more} were left out: the limit is {told['limit']:,}"
         lines += [Line(folded, "yellow") for folded in wrap(text, 0, 2)]
     if facts.address:
         lines.append(Line(facts.address, "blue"))

@@ -601,6 +601,7 @@ def test_many_names_of_a_user_do_not_hide_a_nan(tmp_path, monkeypatch):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = perfagent.init("mine", record=tmp_path / "record")
     run.log({f"task/{n}": n for n in range(2100)}, step=0)
+    run.log({f"task/{n}": n for n in range(2000, 2130)}, step=1)
     for scale in (1.0, math.nan):
         (scale * model(torch.ones(4, 2)).square().mean()).backward()
         optimizer.step()
@@ -609,9 +610,9 @@ def test_many_names_of_a_user_do_not_hide_a_nan(tmp_path, monkeypatch):
     recorded = Recording(tmp_path / "record")
     assert [math.isnan(loss) for _, loss in recorded.series("loss")] == [False, True]
     assert {"step_time_s", "phase/forward_s", "grad/norm"} <= recorded.names()
-    assert recorded.series("agent/dropped")[-1][1] == 100
-    (left_out,) = recorded.events("left_out")
-    assert left_out == {"limit": 2000, "names": [f"task/{n}" for n in range(2000, 2010)]}
+    assert recorded.series("agent/dropped")[-1][1] == 100 + 130
+    left_out = recorded.events("left_out")[-1]
+    assert left_out == {"limit": 2000, "names": [f"task/{n}" for n in range(2000, 2010)], "count": 130}
 
 
 def test_a_prompt_offers_what_a_script_may_call(tmp_path):

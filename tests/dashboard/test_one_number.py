@@ -106,8 +106,10 @@ def test_alerts_are_marked_on_the_charts_that_their_rules_name(site: ServerProce
 
 def test_the_page_says_how_many_names_were_left_out(site: ServerProcess, tab: OpenTab) -> None:
     run = f"run-{uuid.uuid4().hex[:8]}"
-    told = {"limit": 2000, "names": ["user/1", "user/2", "user/3"]}
+    told = {"limit": 2000, "names": ["user/1", "user/2", "user/3"], "count": 1234}
     left_out = Event(kind="left_out", time=time.time(), data=told)
     send(site, run, {"loss": np.ones(3)}, np.arange(1, 4), events=[left_out])
     page = tab(f"/run/{run}")
-    page.wait("() => document.querySelector('.facts .left-out')?.textContent.startsWith('3 metric names')")
+    page.wait(
+        "() => document.querySelector('.facts .left-out')?.textContent.startsWith('1,234 metric names of this run were')"
+    )

@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Any
 
 from perfagent.wire import MAX_NAME_BYTES, Group, loss_kind
-from perfagent.wire.limits import MAX_NAMES_PER_RUN, room_of
+from perfagent.wire.limits import MAX_NAMES_PER_RUN, MOST_LEFT_OUT, room_of
 
 __all__ = [
     "DROPPED", "NUMBERS", "AnyRow", "Columns", "Row", "UserRow", "clean_name", "is_urgent", "merge", "must_be_finite",
@@ -42,7 +42,8 @@ class Columns:
     """Turns rows into groups and remembers which series the run has.
 
     max_series: how many names one run may have in each room but the catalogue's (wire/limits.py); samples of further
-    names are counted in `refused["series"]` and left out. left_out: the first of those names. refused: samples that
+    names are counted in `refused["series"]` and left out. left_out: the first of those names; left_out_count: how many
+    they are. refused: samples that
     could not be stored, by reason: "kind" (no number), "name" (empty), "series" (too many), "step". no_number: name and
     type of the first one of "kind". renamed: a sentence of each kind of name that is stored under another.
     """
@@ -50,6 +51,7 @@ class Columns:
     def __init__(self, max_series: int = MAX_NAMES_PER_RUN) -> None:
         self.max_series = max_series
         self.left_out: list[str] = []
+        self._left_out: set[int] = set()  # hashes
         self.refused: Counter[str] = Counter()
         self.no_number = ""
         self.renamed: dict[str, str] = {}
@@ -154,6 +156,10 @@ class Columns:
             return None
         return tuple(values), (step, time, monotonic, list(values.values()))
 
+    @property
+    def left_out_count(self) -> int:
+        return len(self._left_out)
+
     def name(self, key: Any) -> str | None:
         """The name under which samples of `key` are stored; None (and counted) where they are not."""
         try:
@@ -182,6 +188,8 @@ class Columns:
         if room != "catalogue" and self._taken[room] >= self.max_series:
             if len(self.left_out) < _MOST_NAMED and name not in self.left_out:
                 self.left_out.append(name)
+            if len(self._left_out) < MOST_LEFT_OUT:
+                self._left_out.add(hash(name))
             return False
         self._taken[room] += 1
         self._series.add(name)

@@ -586,6 +586,7 @@ class Dispatcher:
             time.sleep(0.01)
             self._drain(time.monotonic())
         self.spool.read_drafts()  # what of them is refused is reported with the last rows
+        self._notices.left_out(self._columns, last=True)
         self._drain(time.monotonic(), last=True)
         if self.sender.mirror is not None:
             self.spool.read_drafts()

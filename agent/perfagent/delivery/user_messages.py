@@ -5,6 +5,7 @@ meanwhile, what to do.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ __all__ = ["Notices", "damage"]
 
 TELL_AGAIN_S = 600.0
 """On a bad line a server comes and goes all the time; that is told so often."""
+COUNT_AGAIN_S = 60.0
+"""A script that logs a new name at every step leaves out one more each time."""
 
 
 class Notices:
@@ -34,6 +37,8 @@ class Notices:
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
         self._unreachable_at = 0.0
+        self._left_out = 0
+        self._left_out_due = 0.0
 
     def _what(self) -> str:
         """What the folder is to the user: one that he named, or ours."""
@@ -63,7 +68,6 @@ class Notices:
                 f"a run may have {columns.max_series:,} series beside the agent's own; samples of further names are left out, "
                 f"the first of {columns.left_out[0]!r:.80}. Log fewer names",
             )
-            self._sender.event("left_out", {"limit": columns.max_series, "names": columns.left_out})
         if refused["kind"]:
             self._warn(
                 "kind",
@@ -75,8 +79,17 @@ class Notices:
         if refused["name"]:
             self._warn("name", "some logged values have no name and were left out; a name is text of 1 to 256 bytes")
         refused.clear()
+        self.left_out(columns)
         for kind, sentence in columns.renamed.items():
             self._warn(kind, sentence)
+
+    def left_out(self, columns: Columns, *, last: bool = False) -> None:
+        """Sends how many names had no room, where they have become more."""
+        count, now = columns.left_out_count, time.monotonic()
+        if count > self._left_out and (last or now >= self._left_out_due):
+            self._left_out, self._left_out_due = count, now + COUNT_AGAIN_S
+            told = {"limit": columns.max_series, "names": [*columns.left_out], "count": count}
+            self._sender.event("left_out", told)
 
     def rejected(self, item: Mapping[str, Any], *, ours: bool) -> None:
         """The first reason for which the server left out samples or events of a frame that it took otherwise; the rest

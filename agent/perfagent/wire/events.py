@@ -288,10 +288,11 @@ class ParametersData(Struct):
 
 
 class LeftOutData(Struct):
-    """Names of metrics that the agent has no room for: the first of them."""
+    """Names of metrics that the agent has no room for: the first of them, and how many they are."""
 
     limit: Whole | None = None
     names: list[str] | None = None
+    count: Whole | None = None
 
 
 EVENT_DATA: Mapping[str, type[Struct]] = {

@@ -22,6 +22,7 @@ __all__ = [
     "MAX_GROUPS",
     "MAX_NAMES_PER_RUN",
     "MAX_STEP",
+    "MOST_LEFT_OUT",
     "check_frame",
     "name_problem",
     "room_of",
@@ -36,6 +37,8 @@ MAX_GROUPS = 10_000
 
 MAX_NAMES_PER_RUN = 2000
 """In each room (`room_of`) but the catalogue's, which has no limit."""
+MOST_LEFT_OUT = 10_000
+"""Names for which a run has no room are counted so far, and no further."""
 MAX_COUNT = 2**31 - 1
 """Of processes, and of their ids: the largest that a 32-bit column holds."""
 MAX_STEP = 2**53  # JSON numbers, and so the page, hold no larger integer exactly

@@ -132,8 +132,9 @@ class Alert:
 @dataclass(slots=True, kw_only=True)
 class RunSummary:
     """One run as in GET /api/v1/runs. step: the last completed one; started, updated, ended: RFC 3339 UTC; rules_off:
-    rules that do not judge it; left_out: `{"names": {"count", "limit"}, "tags": {...}}`, for how many names of metrics and
-    tags at least there was no room; severity: of OUTCOMES, "" where an older server does not say it."""
+    rules that do not judge it; left_out: `{"names": {"count", "limit", "exact"?}, "tags": {...}}`, for how many names of
+    metrics and tags, or more where `exact` is missing, there was no room; severity: of OUTCOMES, "" where an older
+    server does not say it."""
 
     run: str
     project: str

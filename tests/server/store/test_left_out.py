@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from frames import state
 
 from perfagent.wire import Event, encode
+from perfagent.wire.limits import MOST_LEFT_OUT
 
 LIMIT = 50
 
@@ -59,10 +60,24 @@ def test_a_restart_counts_no_name_twice(tmp_path: Path) -> None:
             assert left_out(client) == {"names": {"count": 7, "limit": LIMIT}}
 
 
-def test_the_run_says_what_its_agent_left_out(client: TestClient) -> None:
-    told = Event(kind="left_out", time=1.0, data={"limit": 2000, "names": ["a", "b"]})
-    send(client, frame({"loss": [1.0]}, events=[told]))
-    assert left_out(client) == {"names": {"count": 2, "limit": 2000}}
+def told_by_the_agent(client: TestClient, run: str, **data: Any) -> Any:
+    told = Event(kind="left_out", time=1.0, data={"limit": 2000, "names": ["a", "b"], **data})
+    assert send(client, frame({"loss": [1.0]}, run=run, source=run, events=[told]))["rejected"] == []
+    return left_out(client, run)
+
+
+def test_the_run_says_how_many_names_its_agent_left_out(client: TestClient) -> None:
+    assert told_by_the_agent(client, "old") == {"names": {"count": 2, "limit": 2000}}, "an agent that named the first"
+    exact = {"names": {"count": 1234, "limit": 2000, "exact": 1}}
+    assert told_by_the_agent(client, "new", count=1234) == exact
+    most = {"names": {"count": MOST_LEFT_OUT, "limit": 2000}}
+    assert told_by_the_agent(client, "many", count=MOST_LEFT_OUT) == most, "it counts no further"
+
+
+def test_counts_of_several_ranks_are_not_called_exact(client: TestClient) -> None:
+    told = Event(kind="left_out", time=1.0, data={"limit": 2000, "names": ["a"], "count": 3})
+    send(client, frame({"loss": [1.0]}, events=[state("starting", world_size=2), told]))
+    assert left_out(client) == {"names": {"count": 3, "limit": 2000}}
 
 
 def test_the_run_says_how_many_tags_it_has_no_room_for(client: TestClient) -> None:

@@ -69,10 +69,9 @@ def _facts(facts: RunFacts) -> list[Component]:
     parts += [html.Span(taken[0], title=", ".join(taken))] if taken else []
     parts += [html.Span(tag, className="tag") for tag in run["tags"][:_MOST_TAGS]]
     parts += [html.Span(f"+{len(run['tags']) - _MOST_TAGS}", className="tag")] if len(run["tags"]) > _MOST_TAGS else []
-    parts += [
-        html.Span(say(f"{what}_left_out", count=f"{told['count']:,}", limit=f"{told['limit']:,}"), className="left-out")
-        for what, told in run.get("left_out", {}).items()
-    ]
+    for what, told in run.get("left_out", {}).items():
+        key = f"{what}_left_out" if told.get("exact") else f"{what}_left_out_or_more"
+        parts.append(html.Span(say(key, count=f"{told['count']:,}", limit=f"{told['limit']:,}"), className="left-out"))
     return parts
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from perfagent.wire import Frame, Group, Rejected
-from perfagent.wire.limits import MAX_NAMES_PER_RUN, MAX_STEP, name_problem, room_of
+from perfagent.wire.limits import MAX_NAMES_PER_RUN, MAX_STEP, MOST_LEFT_OUT, name_problem, room_of
 from perfagent_server.database import Database
 from perfagent_server.database.backend import replica_of
 from perfagent_server.store import artifacts
@@ -47,7 +47,6 @@ _STEP_MARKS = frozenset(("step_time_s", "phase/optimizer_s"))
 _SAMPLED = ("gpu/", "node_gpu", "host/", "disk/", "process/", "agent/", "cuda/")
 
 Names = frozenset[str]
-_MOST_LEFT_OUT = 10_000  # names that are counted apart
 
 _encoder = msgspec.msgpack.Encoder()
 _claim_frame = Prepared(
@@ -267,7 +266,7 @@ class Appender:
             refused[name] = (
                 f"the run has {self._max_names} names already, which is the limit (PERFAGENT_MAX_NAMES at the server)"
             )
-            if len(of_run.left_out) < _MOST_LEFT_OUT:
+            if len(of_run.left_out) < MOST_LEFT_OUT:
                 of_run.left_out.add(hash(name))
         if admitted:
             of_run.names = self._grown(of_run.names, admitted)

@@ -112,12 +112,13 @@ class Descriptions:
         return _Description(dict.fromkeys(stored_names(tags)), notes, stored_object(config), known, by_people)
 
 
-def note_left_out(run: dict[str, Any], what: str, count: int, limit: int) -> bool:
-    """Notes that for so many names, or tags, of a run there was no room. False where that was noted before."""
+def note_left_out(run: dict[str, Any], what: str, count: int, limit: int, *, exact: bool = False) -> bool:
+    """Notes that for so many names, or tags, of a run there was no room; exact: for no more. False where that was noted
+    before."""
     known = stored_object(run["left_out"])
     if known.get(what, {}).get("count", 0) >= count:
         return False
-    run["left_out"] = json.dumps({**known, what: {"count": count, "limit": limit}})
+    run["left_out"] = json.dumps({**known, what: {"count": count, "limit": limit, **({"exact": 1} if exact else {})}})
     return True
 
 

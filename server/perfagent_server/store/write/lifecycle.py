@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, insert, null, select, update
 
 from perfagent.wire import STATES, Event, Frame
-from perfagent.wire.limits import MAX_COUNT, whole
+from perfagent.wire.limits import MAX_COUNT, MOST_LEFT_OUT, whole
 from perfagent_server.rules.life.first_failure import Failure, first_of
 from perfagent_server.store.attempt_starts import UNDECIDED, Starts
 from perfagent_server.store.changes import note_change
@@ -208,8 +208,11 @@ class _Book:
         for event in frame.events:
             if event.kind == "context":
                 self._describe(run, frame, event.data)
-            elif event.kind == "left_out":  # by the agent, which names the first of them
-                self._left_out(run, len(event.data.get("names") or ()), event.data.get("limit") or 0)
+            elif event.kind == "left_out":  # by the agent; of several ranks, each counts its own
+                counted = event.data.get("count")
+                count = len(event.data.get("names") or ()) if counted is None else counted
+                exact = counted is not None and run["world_size"] == 1
+                self._left_out(run, count, event.data.get("limit") or 0, exact=exact)
         if item.left_out is not None:
             self._left_out(run, *item.left_out)
         if item.first_step is not None and not frame.source.startswith(JSON_SOURCE):
@@ -375,8 +378,8 @@ class _Book:
         self.changed_runs[run["id"]] = None
         self.descriptions.add(run, frame.name, data)
 
-    def _left_out(self, run: dict[str, Any], count: int, limit: int) -> None:
-        if note_left_out(run, "names", count, limit):
+    def _left_out(self, run: dict[str, Any], count: int, limit: int, *, exact: bool = False) -> None:
+        if note_left_out(run, "names", count, limit, exact=exact and count < MOST_LEFT_OUT):
             self.changed_runs[run["id"]] = None
 
     def _is_fresh(self, frame: Frame, source: dict[str, Any]) -> bool:
