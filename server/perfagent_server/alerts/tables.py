@@ -9,8 +9,9 @@ one that is quiet (quiet.py), and of a warning on a channel that groups them. Wh
 dropped, and neither is sent.
 
 A channel is told at once that an alert fires, that it became critical (once for each opening), and that it is resolved.
-That it opened again is told ten minutes after the last message, if it is still open then. So a channel gets three
-messages about one alert in ten minutes at most, and its last word is wrong for ten minutes at most.
+That it opened again is told ten minutes after the last message, if it is still open then; at once where it is critical,
+for the channel believes that all is well. After three messages in ten minutes the next one waits, and one that is not
+true any more is dropped. So the last word of a channel is wrong for ten minutes at most.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, delete, select, update
-from sqlalchemy.sql.expression import func
+from sqlalchemy import Connection, Row, RowMapping, delete, select, update
 
 from perfagent.plural import some
 from perfagent.wire import SEVERITIES, Alert, Finding
@@ -48,7 +48,9 @@ __all__ = [
 SETTLED_S = 60.0
 """How long an alert that opened again must stay open before it is told again,"""
 QUIET_S = 600.0
-"""and how long after the last message about it."""
+"""and how long after the last message about it. What is critical waits for neither."""
+_MOST_TOLD = 3
+"""So often in QUIET_S a channel is told of one alert, whatever happens to it."""
 GATHERED_S = 10.0
 """How long a channel that groups messages waits for more of the same run: troubles seldom come alone."""
 
@@ -130,7 +132,9 @@ class _Book:
                 change, state="firing", resolved=None, since=since, last_step=change.step, **_columns(change.finding)
             )
             self._note(change, "reopened")
-            self._tell_firing(run, change, self.now + SETTLED_S)
+            self._drop_resolved(change)
+            settled_s = 0.0 if change.finding.severity == "critical" else SETTLED_S
+            self._tell_firing(run, change, self.now + settled_s)
         elif change.kind == "update":
             self._update(change, last_step=change.step, **_columns(change.finding))
             is_worse = before is not None and worse(change.finding.severity, before)
@@ -190,6 +194,12 @@ class _Book:
         # Also those that are switched off: when they are on again, their last word must be true.
         return [row for row in self.every_channel if last.get(row["id"]) == "alert.firing"]
 
+    def _drop_resolved(self, change: Change) -> None:
+        """What still waits to say that an alert is over is not true any more."""
+        waits = delivery.c.state == "waiting", delivery.c.tries == 0, delivery.c.due > self.now
+        its = delivery.c.alert == change.alert, delivery.c.event == "alert.resolved"
+        self.connection.execute(delete(delivery).where(*its, *waits))
+
     def _tell_firing(self, run: str, change: Change, ready: float, *, is_worse: bool = False) -> None:
         wanting = [row for row in self.channels if wants(row, self.runs[run], change.finding.severity)]
         if not wanting:
@@ -219,12 +229,20 @@ class _Book:
             return
         about = self.runs[run]
         finding = with_money(change.finding, present_rate_of(self.connection, run) if self.has_prices else None)
-        newest = select(delivery.c.channel, func.max(delivery.c.created)).where(delivery.c.alert == change.alert)
-        newest = newest.where(~quiet.held(self.now)).group_by(delivery.c.channel)
-        last: dict[str, float] = {row[0]: row[1] for row in self.connection.execute(newest)}
+        names = "channel", "id", "event", "created", "due", "delivered", "urgent"
+        its = select(*(delivery.c[name] for name in names)).where(
+            delivery.c.alert == change.alert, ~quiet.held(self.now)
+        )
+        sent: dict[str, list[Row[Any]]] = {}
+        for row in self.connection.execute(its.order_by(delivery.c.created)):
+            sent.setdefault(row.channel, []).append(row)
         urgent = change.finding.severity == "critical"
         for one in channels:
-            told = last.get(one["id"])
+            before = sent.get(one["id"], [])
+            told = before[-1].created if before else None
+            ident = _delivery_id(change, event, one["id"], again)
+            if before and before[-1].event == event and before[-1].id != ident and not again:
+                continue  # that it was over in between was never sent
             body = alert_body(
                 event, self.now, alert=change.alert, state=event.removeprefix("alert."),
                 finding=finding if told is None else self._with_what_was_held(finding, change, told),
@@ -233,10 +251,11 @@ class _Book:
             # Their order is that of `created` (outbox.py), also within one transaction and after a jump of the clock.
             created = max(self.now, (told or 0.0) + 1e-3)
             may_go = ready + (GATHERED_S if groups(one) and not urgent else 0.0)
-            if event == "alert.firing" and not again and told is not None and change.opening > 1:
+            if event == "alert.firing" and not urgent and told is not None and change.opening > 1:
                 may_go = max(may_go, told + QUIET_S)
+            may_go = max(may_go, _room(before))
             values = {
-                "id": _delivery_id(change, event, one["id"], again), "channel": one["id"], "alert": change.alert,
+                "id": ident, "channel": one["id"], "alert": change.alert,
                 "event": event, "body": body, "state": "waiting", "tries": 0, "created": created, "ready": may_go,
                 "due": max(may_go, until), "error": "", "run": run, "urgent": urgent,
             }  # fmt: skip
@@ -258,6 +277,16 @@ class _Book:
             return finding
         clock = datetime.fromtimestamp(since, UTC).strftime("%H:%M UTC")
         return replace(finding, message=f"{finding.message} Reopened {some(count, 'time')} since {clock}.")
+
+
+def _room(before: Sequence[Row[Any]]) -> float:
+    """When one more message keeps to _MOST_TOLD. What a channel asked to be told again (reminders.py) does not count."""
+    news = [
+        max(row.created, row.due, row.delivered or 0.0)
+        for earlier, row in zip([None, *before], before, strict=False)
+        if earlier is None or row.event != earlier.event or row.urgent > earlier.urgent
+    ]
+    return news[-_MOST_TOLD] + QUIET_S if len(news) >= _MOST_TOLD else 0.0
 
 
 def _delivery_id(change: Change, event: str, channel_id: str, again: str = "") -> str:

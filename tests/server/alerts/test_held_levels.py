@@ -135,9 +135,9 @@ def test_a_critical_level_that_fell_and_rose_again_is_told_once_for_an_opening(t
 
 
 def test_what_was_not_sent_is_summed_up_in_the_next_message(told: Told) -> None:
-    receiver = play(told, 620, lambda step: 0.4 if step % 400 < 200 else 0.0)
+    receiver = play(told, 620, lambda step: 0.15 if step % 400 < 200 else 0.0)
     assert [event for _, _, event in receiver.messages][:2] == ["firing", "resolved"]
-    play(told, 400, lambda _: 0.4, first=1241)
+    play(told, 400, lambda _: 0.15, first=1241)
     said = [json.loads(row["body"])["data"]["alert"] for row in told.deliveries() if b"Reopened" in row["body"]]
     [again] = [alert for alert in said if alert["rule"] == "data_bound"]
     assert "Reopened 3 times since 22:16 UTC." in again["message"]

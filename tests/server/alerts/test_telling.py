@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ def test_an_alert_that_opens_again_for_good_is_told_again(told: Told) -> None:
     told.judge([1, 2], loss=[2.0, NAN])
     heal(told, 3)
     told.judge([63], loss=[NAN])
-    assert told.due()[2] == ("firing", tables.QUIET_S - 1), "ten minutes after it was told that it is over"
+    assert told.due()[2] == ("firing", 0.0), "the receiver believes that all is well"
     for step in range(64, 200):
         told.judge([step], loss=[NAN])
     sent = told.deliveries()
@@ -41,13 +43,36 @@ def test_an_alert_that_opens_again_for_good_is_told_again(told: Told) -> None:
 
 
 @pytest.mark.fault
-def test_w03_an_alert_that_opens_again_for_a_moment_is_told_once(told: Told) -> None:
+def test_w03_a_loss_that_heals_again_and_again_is_told_three_times(told: Told) -> None:
     told.judge([1, 2], loss=[2.0, NAN])
+    begin = told.now
     for first in (3, 64, 125):
         heal(told, first)
         told.judge([first + 60], loss=[NAN])
+    assert [event for event, _ in told.due()] == ["firing", "resolved", "firing"]
     heal(told, 186)
-    assert [event for event, _ in told.due()] == ["firing", "resolved"]
+    assert [event for event, _ in told.due()] == ["firing", "resolved", "firing", "resolved"]
+    assert told.deliveries()[3]["due"] == begin + tables.QUIET_S
+    told.judge([246], loss=[NAN])
+    assert [event for event, _ in told.due()] == ["firing", "resolved", "firing"], "what the receiver knows is true"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_flapping_loss_is_told_three_times_in_ten_minutes_at_most(told: Told, seed: int) -> None:
+    draws, step = random.Random(seed), 1
+    sent: dict[str, list[tuple[float, str]]] = {}
+    for _ in range(150):
+        count = draws.choice([1, 60])
+        told.judge(range(step, step + count), loss=[NAN if count == 1 else 2.0] * count, after_s=draws.uniform(1, 90))
+        step += count
+        due = [row for row in told.deliveries() if row["due"] <= told.now and row["state"] == "waiting"]
+        told.deliver([row["id"] for row in due])
+        for row in due:
+            sent.setdefault(row["alert"], []).append((told.now, row["event"]))
+    assert max(map(len, sent.values())) > 3
+    for of_alert in sent.values():
+        assert all(sum(0 <= other - at < tables.QUIET_S for other, _ in of_alert) <= 3 for at, _ in of_alert)
+        assert all(one[1] != other[1] for one, other in pairwise(of_alert)), "the same is not told twice"
 
 
 def test_judging_the_same_again_after_a_kill_tells_nothing_twice(told: Told) -> None:
