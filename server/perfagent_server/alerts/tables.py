@@ -48,7 +48,9 @@ __all__ = [
 SETTLED_S = 60.0
 """How long an alert that opened again must stay open before it is told again,"""
 QUIET_S = 600.0
-"""and how long after the last message about it. What is critical waits for neither."""
+"""and how long after the last message about it."""
+_AT_ONCE_S = 1.0
+"""Instead of both, where it is critical: what is over in the same round is not told."""
 _MOST_TOLD = 3
 """So often in QUIET_S a channel is told of one alert, whatever happens to it."""
 GATHERED_S = 10.0
@@ -133,7 +135,7 @@ class _Book:
             )
             self._note(change, "reopened")
             self._drop_resolved(change)
-            settled_s = 0.0 if change.finding.severity == "critical" else SETTLED_S
+            settled_s = _AT_ONCE_S if change.finding.severity == "critical" else SETTLED_S
             self._tell_firing(run, change, self.now + settled_s)
         elif change.kind == "update":
             self._update(change, last_step=change.step, **_columns(change.finding))

@@ -28,7 +28,7 @@ def test_an_alert_that_opens_again_for_good_is_told_again(told: Told) -> None:
     told.judge([1, 2], loss=[2.0, NAN])
     heal(told, 3)
     told.judge([63], loss=[NAN])
-    assert told.due()[2] == ("firing", 0.0), "the receiver believes that all is well"
+    assert told.due()[2] == ("firing", 1.0), "the receiver believes that all is well"
     for step in range(64, 200):
         told.judge([step], loss=[NAN])
     sent = told.deliveries()
