@@ -7,11 +7,13 @@ that was behind them has been written; until then a restart judges those frames 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection, delete, select
 
+from perfagent_server.database import Database
 from perfagent_server.engine.evaluator import STATE_VERSION
+from perfagent_server.engine.held_shards import HeldShards
 from perfagent_server.store.shards import SHARDS
 from perfagent_server.store.statements import Prepared, put, upsert
 from perfagent_server.store.tables import cursor, rule_state
@@ -27,61 +29,67 @@ _save = Prepared(lambda dialect: upsert(dialect, rule_state, _COLUMNS), _COLUMNS
 
 
 class Checkpoints:
-    """verify: raises where shards belong to another server by now. due: when the next checkpoint begins, by the monotonic
-    clock. saved: shard -> the tail id that its cursor has reached. took_s: how long the pieces of this one took."""
+    """dirty: runs whose snapshot is older than their evaluator. due: when the next checkpoint begins, by the monotonic clock.
+    saved: shard -> the tail id that its cursor has reached. count: of complete checkpoints."""
 
     def __init__(
-        self,
-        write: Callable[[Callable[[Connection], None]], None],
-        verify: Callable[[Connection, Collection[str]], None],
-        *,
-        every_s: float,
-    ) -> None:
-        self._write, self._verify, self._every_s = write, verify, every_s
-        self.due = 0.0
+        self, database: Database, held: HeldShards, snapshots: Callable[[Iterable[str]], dict[str, bytes]],
+        monotonic: Callable[[], float], *, every_s: float,
+    ) -> None:  # fmt: skip
+        self._database, self._held, self._snapshots = database, held, snapshots
+        self._monotonic, self._every_s, self._took_s = monotonic, every_s, 0.0
+        self.due, self.count = monotonic(), 0
+        self.dirty: set[str] = set()
         self.saved: dict[str, int] = {}
-        self._target: dict[str, int] | None = None
+        self._target: dict[str, int] | None = None  # where the cursors are to go
         self._waiting: list[str] = []
-        self.took_s = 0.0
 
     @property
     def is_under_way(self) -> bool:
         return self._target is not None
 
-    def begin(self, dirty: Iterable[str], seen: Mapping[str, int]) -> None:
-        """From now on pieces are written, until the cursors are at `seen`."""
-        self._waiting, self._target, self.took_s = sorted(dirty), dict(seen), 0.0
+    def piece(self) -> bool:
+        """Writes the next piece of the checkpoint that is under way, or the first of one that is due. True when it was the
+        last one, and where there was nothing to write."""
+        begun = self._monotonic()
+        if self._target is None:
+            if begun < self.due or not self._held.seen:
+                return False
+            if not self.dirty and self._held.seen.items() <= self.saved.items():
+                self._plan_next(begun)
+                return True
+            self._waiting, self._target, self._took_s = sorted(self.dirty), dict(self._held.seen), 0.0
+        names, rest = self._waiting[:RUNS_A_PIECE], self._waiting[RUNS_A_PIECE:]
+        self._write(names, {} if rest else self._target)
+        self._waiting = rest
+        self.dirty.difference_update(names)
+        self._took_s += self._monotonic() - begun
+        if rest:
+            return False
+        self.saved, self._target, self.count = self.saved | self._target, None, self.count + 1
+        self._plan_next(self._monotonic())
+        return True
 
-    def next_piece(self) -> list[str]:
-        return self._waiting[:RUNS_A_PIECE]
+    def _plan_next(self, moment: float) -> None:
+        """The next one is due after every_s, or later where writing would take more than five percent of the time."""
+        self.due = moment + max(self._every_s, 20 * self._took_s)
 
-    def write_piece(self, snapshots: Mapping[str, bytes]) -> bool:
-        """Writes the snapshots of the piece, and the cursors behind the last one; whether the checkpoint is complete. A
-        run of which none could be made loses its old one, which knows nothing of the frames behind the cursors."""
-        failed = [run for run in self.next_piece() if run not in snapshots]
-        rest = self._waiting[RUNS_A_PIECE:]
-        target = self._target
+    def _write(self, names: Sequence[str], cursors: Mapping[str, int]) -> None:
+        """The snapshots of the piece, and with the last one the cursors. A run of which none could be made loses its old
+        one, which knows nothing of the frames behind the cursors."""
+        snapshots = self._snapshots(names)
+        failed = [run for run in names if run not in snapshots]
 
         def job(connection: Connection) -> None:
-            self._verify(connection, target or ())
+            self._held.verify(connection, self._target or ())
             save_snapshots(connection, snapshots)
             if failed:
                 connection.execute(delete(rule_state).where(rule_state.c.run.in_(failed)))
-            if not rest and target is not None:
-                for shard, judged in target.items():
-                    if judged != self.saved.get(shard):
-                        put(connection, cursor, {"name": cursor_of(shard), "tail_id": judged})
+            for shard, judged in cursors.items():
+                if judged != self.saved.get(shard):
+                    put(connection, cursor, {"name": cursor_of(shard), "tail_id": judged})
 
-        self._write(job)
-        self._waiting = rest
-        if rest or target is None:
-            return False
-        self.saved, self._target = self.saved | target, None
-        return True
-
-    def plan_next(self, moment: float) -> None:
-        """The next one is due after every_s, or later where writing would take more than five percent of the time."""
-        self.due = moment + max(self._every_s, 20 * self.took_s)
+        self._database.write(job, essential=True)
 
     def leave_out(self, run: str) -> None:
         """Its row of state stays as it is."""
@@ -94,6 +102,7 @@ class Checkpoints:
     def forget(self) -> None:
         """Begins anew from what the tables say."""
         self.cancel()
+        self.dirty.clear()
         self.saved = {}
 
 

@@ -130,6 +130,17 @@ class Evaluators:
                 gone.append(run)
         return gone
 
+    def snapshots(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Of those in memory; a run whose state cannot be written is rebuilt after a restart."""
+        taken = {}
+        for run in names:
+            try:
+                if (judge := self.in_memory.get(run)) is not None:
+                    taken[run] = judge.snapshot()
+            except Exception as error:  # noqa: BLE001 - one run's state
+                self._on_failure(run, "the state", error)
+        return taken
+
     def drop(self, run: str) -> None:
         self.in_memory.pop(run, None)
         self.moved.pop(run, None)

@@ -26,24 +26,25 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Protocol
 
 from sqlalchemy import Connection, select
 
 from perfagent.wire import Alert, Finding, outcome_of
-from perfagent_server.alerts import tables
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.database import Database, StorageError
 from perfagent_server.engine import set_aside
+from perfagent_server.engine.alert_writer import AlertWriter, Changes
 from perfagent_server.engine.canary import Canary
 from perfagent_server.engine.checkpoints import Checkpoints, load_cursors, save_snapshots
 from perfagent_server.engine.due_times import DueTimes
 from perfagent_server.engine.evaluator import Evaluator, HalfJudgedError
 from perfagent_server.engine.evaluators import Evaluators, PlanOf
+from perfagent_server.engine.held_shards import HeldShards
 from perfagent_server.engine.rules_thread import RulesThread
-from perfagent_server.engine.set_aside import CannotJudgeError, Mark, SetAside, is_of_the_run
+from perfagent_server.engine.set_aside import CannotJudgeError, Mark, SetAside
 from perfagent_server.engine.silence import Silence, Silent
 from perfagent_server.engine.snapshot_evaluators import SnapshotEvaluators
 from perfagent_server.engine.steady_clock import steady
@@ -51,7 +52,7 @@ from perfagent_server.engine.verdicts import Verdicts
 from perfagent_server.rules.catalogue import all_rules, rules_for
 from perfagent_server.rules.plan import Plan
 from perfagent_server.runs import outcomes
-from perfagent_server.store.changes import deletions_since, newest_deletion, note_change
+from perfagent_server.store.changes import deletions_since, newest_deletion
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.shards import AllShards, LeaseLost, Shards, shard_of
 from perfagent_server.store.stored import FromTail
@@ -115,29 +116,28 @@ class Engine(RulesThread):
         checkpoint_s: float = CHECKPOINT_S,
     ) -> None:
         self._database, self._store, self._hub = database, store, hub
-        self._clock, self._link, self._now = clock, link, steady(clock, monotonic)
+        self._clock, self._now = clock, steady(clock, monotonic)
         super().__init__(Canary(plan_of, default_plan, self._now, monotonic), monotonic)
-        self._shards: Shards = AllShards() if shards is None else shards
+        self.held = HeldShards(AllShards() if shards is None else shards)
         self.on_deliveries, self.on_states, self.on_fire = on_deliveries, on_states, on_fire
         self._lock = threading.RLock()  # evaluators: the thread judges, routes read verdicts
         self.aside = SetAside(clock, monotonic)
         self.evaluators = Evaluators(database, store, plan_of, on_failure=self._pass_over, on_set_aside=self._set_aside)
-        self.checkpoints = Checkpoints(
-            lambda job: self._database.write(job, essential=True), self._verify, every_s=checkpoint_s
-        )
-        self.checkpoints.due = monotonic()
+        self.checkpoints = Checkpoints(database, self.held, self.evaluators.snapshots, monotonic, every_s=checkpoint_s)
+        self._writer = AlertWriter(
+            database, self.held, clock, link, snapshots=self.evaluators.snapshots, forget=self.forget,
+            on_failure=self._pass_over, on_written=self._was_written,
+        )  # fmt: skip
         self.silence = Silence(database, clock, monotonic, plan_of=plan_of)
-        self._dirty: set[str] = set()  # runs whose snapshot is older than their evaluator
         self._due = DueTimes()
         self._next_lag = monotonic()
         self._said: set[tuple[str, str]] = set()  # run and what was passed over in it, logged already
         self._deletion: int | None = None  # the newest by another server that was heeded
-        self._terms: Mapping[str, int] = {}  # held shard -> the term in which what is in memory is valid
-        self._seen: dict[str, int] = {}  # held shard -> tail id up to which it was judged in memory
         self._to_reload: deque[str | None] = deque()  # runs whose rules have changed; None for all
         self._judged_again: set[str] = set()  # runs of which something was judged after their end
         self._of_others = SnapshotEvaluators(database, self.evaluators, self._now, monotonic)
         self._verdicts = Verdicts(database, self._lock, self._judge_of, self.aside, self._pass_over)
+        self.verdict, self.findings = self._verdicts.verdict, self._verdicts.findings
         # passed_over: frames, judgments of a rule, and changes of alerts; dropped_alerts: of users, for which there
         # was no room; set_aside: runs; left_out_frames: of runs that were set aside, when the tail held them no longer;
         # lag_frames, lag_s: how far behind the newest frame the rules are
@@ -150,7 +150,7 @@ class Engine(RulesThread):
 
     def judged(self) -> tuple[int, frozenset[str]]:
         """The tail id up to which frames of these shards were judged. Needs no lock."""
-        seen = dict(self._seen)
+        seen = dict(self.held.seen)
         return min(seen.values(), default=0), frozenset(seen)
 
     @property
@@ -183,40 +183,32 @@ class Engine(RulesThread):
         with self._lock:
             for run in list(self.evaluators.in_memory):
                 self.evaluators.drop(run)
-            self._dirty.clear()
             self._due.clear()
             self.checkpoints.forget()
-            self._terms, self._seen = {}, {}
-
-    def _judged_upto(self, run: str | None = None) -> int:
-        """The tail id up to which a run was judged; without a run the lowest of all shards that are held."""
-        if run is None:
-            return min(self._seen.values(), default=0)
-        return self._seen.get(shard_of(run), 0)
+            self.held.forget()
 
     def _follow_shards(self) -> None:
         """Forgets the runs of shards that went to another server, and begins with those that came, from where the tables say
         that they were judged. Never in the middle of a round: of a shard that comes then, frames would be missed."""
-        held = self._shards.held
-        if self._terms == held and self._seen.keys() == held.keys():
+        held = self.held.present
+        if self.held.terms == held and self.held.seen.keys() == held.keys():
             return
-        lost = {shard for shard, term in self._terms.items() if held.get(shard) != term}
-        if lost:
+        if lost := self.held.lost():
             self.checkpoints.cancel()
             for run in [run for run in self.evaluators.in_memory if shard_of(run) in lost]:
                 self._drop(run)
-            self._seen = {shard: seen for shard, seen in self._seen.items() if shard not in lost}
-        self._terms = held
+            self.held.seen = {shard: seen for shard, seen in self.held.seen.items() if shard not in lost}
+        self.held.terms = held
         with self._database.read() as connection:
             cursors = load_cursors(connection)
             marks = connection.execute(select(rule_state).where(rule_state.c.version == set_aside.VERSION)).all()
-        for shard in held.keys() - self._seen.keys():
-            self._seen[shard] = self.checkpoints.saved[shard] = cursors[shard]
+        for shard in held.keys() - self.held.seen.keys():
+            self.held.seen[shard] = self.checkpoints.saved[shard] = cursors[shard]
         for run in self.aside.names():
-            if shard_of(run) not in self._seen:
+            if run not in self.held:
                 self.aside.remove(run)
         for row in marks:
-            if shard_of(row.run) in self._seen and row.run not in self.aside:
+            if row.run in self.held and row.run not in self.aside:
                 self.aside.remember(row.run, Mark.read(row.state).error)
 
     # --- one round ----------------------------------------------------------------------------------------------------
@@ -227,8 +219,8 @@ class Engine(RulesThread):
         self._moves()
         with self._lock:
             self._follow_shards()
-            after = self._judged_upto()
-            shards = frozenset(self._seen)
+            after = self.held.upto()
+            shards = frozenset(self.held.seen)
             if not shards:
                 return 0
             batch = self._store.since(after, _BATCH, _BATCH_BYTES, shards=shards)
@@ -248,9 +240,9 @@ class Engine(RulesThread):
                 self._next_lag = moment + _LAG_EVERY_S
                 self._note_lag(batch)
             if changes:
-                self._commit(changes)
+                self._writer.commit(changes)
             if batch:
-                self._seen = {shard: max(seen, batch[-1].id) for shard, seen in self._seen.items()}
+                self.held.seen = {shard: max(seen, batch[-1].id) for shard, seen in self.held.seen.items()}
                 self.counters["frames"] += len(batch)
                 self.counters["rounds"] += 1
             return len(batch)
@@ -269,7 +261,7 @@ class Engine(RulesThread):
 
     def _take(self, stored: FromTail, moment: float, *, drained: bool) -> list[tuple[str, Change]]:
         judge = self.evaluators.in_memory.get(stored.run)
-        if stored.id <= self._judged_upto(stored.run):
+        if stored.id <= self.held.upto(stored.run):
             return []  # another shard is behind
         if judge is None or stored.id <= judge.upto:  # the run is deleted or set aside, or the snapshot knows the frame
             self.aside.note_frame(stored.run)
@@ -289,7 +281,7 @@ class Engine(RulesThread):
             return changes
         self.evaluators.in_memory.move_to_end(stored.run)
         self.evaluators.moved[stored.run] = moment
-        self._dirty.add(stored.run)
+        self.checkpoints.dirty.add(stored.run)
         if not drained:
             by_itself = not stored.source.startswith(lifecycle.JSON_SOURCE)
             self.silence.note(stored, moment, by_itself=by_itself)
@@ -322,7 +314,7 @@ class Engine(RulesThread):
                 found = outcomes.unsettled(connection, again)
             if found and self.run_once():
                 return len(found)
-            words = {run: self._outcome(run, state) for run, state in found.items() if shard_of(run) in self._seen}
+            words = {run: self._outcome(run, state) for run, state in found.items() if run in self.held}
             changed = self._database.write(partial(outcomes.settle, found=words), essential=True) if words else []
             self._judged_again.difference_update(again)
         if changed and self.on_states is not None:
@@ -360,24 +352,21 @@ class Engine(RulesThread):
             found = self._judged(run, "a tick", partial(judge.tick, now))
             changes += found
             if run in self.evaluators.in_memory:
-                self._dirty.update([run] if found else ())
+                self.checkpoints.dirty.update([run] if found else ())
                 self._schedule(run)
                 self._due.put_off(run, now, now + _AGAIN_S)
         return changes
 
     def look_for_silence(self) -> None:
         """One look at the sources (the thread does it every two seconds)."""
-        found = self.silence.look(frozenset(self._shards.held))
+        found = self.silence.look(frozenset(self.held.present))
         if not found:
             return
         newest = self._store.newest_id()  # what is committed but not yet judged may be the sign of life
-        while self._judged_upto() < newest and self.run_once() and not self._stopping:
+        while self.held.upto() < newest and self.run_once() and not self._stopping:
             self._checkpoint_piece()
         with self._lock:
-            self._call_lost([one for one in found if not self._was_heard(one)])
-
-    def _was_heard(self, one: Silent) -> bool:
-        return self.silence.quiet_s(one.source) < one.quiet_s
+            self._call_lost([one for one in found if self.silence.quiet_s(one.source) >= one.quiet_s])
 
     def _call_lost(self, found: Sequence[Silent]) -> None:
         silent: dict[str, dict[tuple[int, int], float]] = {}
@@ -392,14 +381,13 @@ class Engine(RulesThread):
             if judge is not None:
                 changes += self._judged(run, "the silence", partial(judge.silence, ranks, now))
                 if run in self.evaluators.in_memory:
-                    self._dirty.add(run)
+                    self.checkpoints.dirty.add(run)
         lost: list[str] = []
 
         def mark(connection: Connection) -> None:
-            self._verify(connection, {shard_of(one.run) for one in found})
             lost[:] = lifecycle.mark_lost(connection, [one.source for one in found])
 
-        self._commit(changes, mark)
+        self._writer.commit(changes, self.held.verified((one.run for one in found), mark))
         if lost and self.on_states is not None:
             self.on_states(lost)
 
@@ -437,7 +425,7 @@ class Engine(RulesThread):
         if upto is not None:
             mark = {run: Mark(upto, set_aside.spell(error)).row()}
             save = partial(save_snapshots, snapshots=mark, version=set_aside.VERSION)
-            self._database.write(self._verified([run], save), essential=True)
+            self._database.write(self.held.verified([run], save), essential=True)
 
     def _pass_over(self, run: str, what: str, error: Exception) -> None:
         self.counters["passed_over"] += 1
@@ -447,109 +435,8 @@ class Engine(RulesThread):
             self._said.add((run, what))
             log.error("%s of run %s is passed over, and so is what fails in this way later", what, run, exc_info=error)
 
-    def _snapshots(self, names: Iterable[str]) -> dict[str, bytes]:
-        taken = {}
-        for run in names:
-            judge = self.evaluators.in_memory.get(run)
-            try:
-                if judge is not None:
-                    taken[run] = judge.snapshot()
-            except Exception as error:  # noqa: BLE001 - one run's state; it is rebuilt after a restart
-                self._pass_over(run, "the state", error)
-        return taken
-
-    def _commit(self, changes: list[tuple[str, Change]], also: Callable[[Connection], object] | None = None) -> None:
-        """In transactions of some runs each, which let ingest write in between; `also` goes with the last one."""
-        *first, last = tables.in_jobs(changes)
-        for part in first:
-            self._commit_part(part, None)
-        self._commit_part(last, also)
-
-    def _commit_part(self, changes: list[tuple[str, Change]], also: Callable[[Connection], object] | None) -> None:
-        """Alerts, deliveries and the snapshots of the runs concerned, in one transaction. Where a table does not take
-        one of them, each is written by itself, so that it costs no other. Changes of runs whose shard was lost are left to
-        the server that has it."""
-        try:
-            self._commit_whole(changes, also)
-        except LeaseLost:
-            held = self._shards.held
-            lost = {shard for shard, term in self._terms.items() if held.get(shard) != term}
-            rest = [(run, change) for run, change in changes if shard_of(run) not in lost]
-            if also is not None or len(rest) == len(changes):
-                self.forget()
-                raise
-            if rest:
-                self._commit_part(rest, None)
-
-    def _commit_whole(self, changes: list[tuple[str, Change]], also: Callable[[Connection], object] | None) -> None:
-        snapshots = self._snapshots(sorted({run for run, _ in changes}))
-        also = self._verified({run for run, _ in changes}, also)
-        try:
-            try:
-                self._write(changes, snapshots, also)
-            except Exception as error:
-                if not is_of_the_run(error):
-                    raise
-                self._write_apart(changes, snapshots, also)
-        except LeaseLost:
-            raise
-        except BaseException:
-            self.forget()  # the evaluators have moved on from what the tables say
-            raise
-
-    def _verified(
-        self, runs_concerned: Iterable[str], also: Callable[[Connection], object] | None
-    ) -> Callable[[Connection], object]:
-        """Writes `also` if this server still holds the shards of these runs; raises StorageError if not."""
-        shards = {shard_of(run) for run in runs_concerned}
-
-        def job(connection: Connection) -> None:
-            self._verify(connection, shards)
-            if also is not None:
-                also(connection)
-
-        return job
-
-    def _verify(self, connection: Connection, shards: Collection[str]) -> None:
-        self._shards.verify(connection, {shard: self._terms.get(shard, -1) for shard in shards})
-
-    def _write_apart(
-        self,
-        changes: list[tuple[str, Change]],
-        snapshots: dict[str, bytes],
-        also: Callable[[Connection], object],
-    ) -> None:
-        """A kill between them has the rest written after the restart: a row that is there already is not written, nor
-        sent, again."""
-        for run, change in changes:
-            try:
-                self._write([(run, change)], {}, self._verified([run], None))
-            except Exception as error:
-                if not is_of_the_run(error):
-                    raise
-                self._pass_over(run, f"an alert ({change.finding.rule})", error)
-        self._write([], snapshots, also)
-
-    def _write(
-        self,
-        changes: list[tuple[str, Change]],
-        snapshots: dict[str, bytes],
-        also: Callable[[Connection], object],
-    ) -> None:
-        now = self._clock()
-
-        def job(connection: Connection) -> tuple[list[Alert], int]:
-            also(connection)
-            written, deliveries = tables.apply(connection, changes, now, self._link)
-            save_snapshots(connection, snapshots)
-            for alert in written:
-                note_change(connection, "alert", alert.id)
-            if deliveries:
-                note_change(connection, "delivery")
-            return written, deliveries
-
-        alerts, deliveries = self._database.write(job, essential=True)
-        self._dirty.difference_update(snapshots)
+    def _was_written(self, changes: Changes, saved: Iterable[str], alerts: Sequence[Alert], deliveries: int) -> None:
+        self.checkpoints.dirty.difference_update(saved)
         self.counters["alerts"] += sum(1 for _, change in changes if change.kind == "fire")
         if deliveries and self.on_deliveries is not None:
             self.on_deliveries()
@@ -576,38 +463,18 @@ class Engine(RulesThread):
             self._checkpoint_piece()
 
     def _checkpoint_piece(self) -> None:
-        """The next piece of the checkpoint that is under way, or the first of one that is due."""
         self._moves()
         with self._lock:
-            begun = self._monotonic()
-            points = self.checkpoints
-            if not points.is_under_way:
-                if begun < points.due or not self._seen:
-                    return
-                if not self._dirty and self._seen.items() <= points.saved.items():
-                    self._evict(begun)
-                    points.plan_next(begun)
-                    return
-                points.begin(self._dirty, self._seen)
-            names = points.next_piece()
-            snapshots = self._snapshots(names)
-            complete = points.write_piece(snapshots)
-            self._dirty.difference_update(names)
-            points.took_s += self._monotonic() - begun
-            if complete:
-                self.counters["checkpoints"] += 1
-                self._evict(begun)
-                points.plan_next(self._monotonic())
-
-    def _evict(self, moment: float) -> None:
-        for run in self.evaluators.evict(moment, self._dirty):
-            self._due.drop(run)
-        self.counters["runs_in_memory"] = len(self.evaluators.in_memory)
+            if self.checkpoints.piece():
+                self.counters["checkpoints"] = self.checkpoints.count
+                for run in self.evaluators.evict(self._monotonic(), self.checkpoints.dirty):
+                    self._due.drop(run)
+                self.counters["runs_in_memory"] = len(self.evaluators.in_memory)
 
     def _load(self, wanted: Iterable[str]) -> list[str]:
         """Those that were not in memory before. What came while a run was set aside is judged."""
-        held = [run for run in wanted if shard_of(run) in self._seen]
-        loaded = self.evaluators.load(held, self._monotonic(), self._now(), self._judged_upto)
+        held = [run for run in wanted if run in self.held]
+        loaded = self.evaluators.load(held, self._monotonic(), self._now(), self.held.upto)
         for run, is_behind in loaded.items():
             judged = self._catch_up(run) if is_behind else 0
             if run not in self.evaluators.in_memory:
@@ -627,7 +494,7 @@ class Engine(RulesThread):
 
     def _catch_up(self, run: str) -> int:
         """Judges the frames of a run that came while it was set aside, as far as the tail holds them; how many."""
-        count, upto, changes = 0, self._judged_upto(run), list[tuple[str, Change]]()
+        count, upto, changes = 0, self.held.upto(run), list[tuple[str, Change]]()
         while (judge := self.evaluators.in_memory.get(run)) is not None:
             batch = self._store.since(judge.upto, _BATCH, _BATCH_BYTES, run=run)
             rest = [stored for stored in batch if stored.id <= upto]
@@ -638,18 +505,10 @@ class Engine(RulesThread):
             if len(rest) < len(batch) or not batch:
                 break
         if changes:
-            self._commit(changes)
+            self._writer.commit(changes)
         return count
 
     # --- for routes ---------------------------------------------------------------------------------------------------
-
-    def verdict(self, run: str) -> Finding:
-        """Healthy, or the one thing that holds the run back."""
-        return self._verdicts.verdict(run)
-
-    def findings(self, run: str) -> list[Finding]:
-        """Everything that the rules find now, worst first; for a run that ended also what held most of the time."""
-        return self._verdicts.findings(run)
 
     def resolve(self, run: str, alert: str, why: str) -> bool:
         """Closes an alert by hand. False when its run has no such alert open."""
@@ -661,7 +520,7 @@ class Engine(RulesThread):
                 changes = judge.resolve(alert, self._now(), why)
                 self._judged_again.add(run)
                 if changes:
-                    self._commit([(run, change) for change in changes])
+                    self._writer.commit([(run, change) for change in changes])
                 return bool(changes)
         except CannotJudgeError:
             return False
@@ -676,19 +535,19 @@ class Engine(RulesThread):
             with self._lock:  # of each run alone: others wait for it
                 self._of_others.forget(name)
                 self._follow_shards()
-                if shard_of(name) not in self._seen:
+                if name not in self.held:
                     continue
                 self._load([name])
                 if name in self.aside:
                     continue
-                snapshots = self._snapshots([name])
+                snapshots = self.evaluators.snapshots([name])
                 self._database.write(
-                    self._verified([name], partial(save_snapshots, snapshots=snapshots)), essential=True
+                    self.held.verified([name], partial(save_snapshots, snapshots=snapshots)), essential=True
                 )
                 self._drop(name)
                 changes = self._without_rules(name)
                 if changes:
-                    self._commit(changes)
+                    self._writer.commit(changes)
                 self._judged_again.add(name)
         self.wake()
 
@@ -728,18 +587,18 @@ class Engine(RulesThread):
 
     def _drop(self, run: str) -> None:
         self.evaluators.drop(run)
-        self._dirty.discard(run)
+        self.checkpoints.dirty.discard(run)
         self._due.drop(run)
 
     def judges(self, run: str) -> bool:
         """Whether this server judges a run; if not, another one does."""
-        return shard_of(run) in self._shards.held
+        return shard_of(run) in self.held.present
 
     def _judge_of(self, run: str) -> Evaluator | None:
         """The evaluator of a run; of one that another server judges, as its newest snapshot has it. Raises CannotJudgeError
         for one that is set aside."""
         self._follow_shards()
-        if shard_of(run) not in self._seen:
+        if run not in self.held:
             return self._of_others.of(run)
         if run not in self.aside:
             self._load([run])

@@ -6,22 +6,19 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
-from engine_bench import NOW, Bench, Clock
+from engine_bench import NOW, Bench, Clock, OddRule
 from judging import make_evaluator
 
 from perfagent.wire import Event, Finding
+from perfagent_server.alerts import tables
 from perfagent_server.database import StorageError
-from perfagent_server.engine import scheduler as engine_module
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.engine.scheduler import Engine
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.plan import Plan
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
 from perfagent_server.rules.time_series import TimeSeries
 from perfagent_server.rules.window import Window
 from perfagent_server.store.tables import alert, cursor, delivery, rule_state
@@ -37,16 +34,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.database.close()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fragile(Rule):
+class Fragile(OddRule):
     """A rule with a fault: it raises at one step."""
-
-    id: ClassVar[str] = "fragile"
-    severities = ("warning",)
-    place = Place(Question.IS_IT_FAST, 99)
-    reads = (Series("loss", judged=True),)
-    life = Life()
-    english = chinese = Words("Fragile", "It raises.", "Never.", {"": "Mend it."})
 
     def judge(self, window: Window) -> Finding | None:
         if window.at == POISON:
@@ -150,14 +139,14 @@ def test_a_step_that_waits_for_a_rank_and_cannot_be_judged_is_passed_over(
 
 
 def test_an_alert_that_no_table_takes_costs_no_other_alert(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    apply = engine_module.tables.apply
+    apply = tables.apply
 
     def picky(connection, changes, now, link):  # type: ignore[no-untyped-def]
         if any(change.finding.rule == "nonfinite_gradient" and run == "a" for run, change in changes):
             raise OverflowError("Python int too large to convert to SQLite INTEGER")
         return apply(connection, changes, now, link)
 
-    monkeypatch.setattr(engine_module.tables, "apply", picky)
+    monkeypatch.setattr(tables, "apply", picky)
     engine = bench.engine()
     bench.send({"grad/norm": [math.nan]}, [1], name="a")
     bench.send({"loss": [2.0, math.nan]}, [1, 2], name="b")
@@ -178,7 +167,7 @@ def test_nothing_is_passed_over_while_the_database_cannot_be_written(
     engine = bench.engine()
     bench.send({"loss": [2.0, math.nan]}, [1, 2])
     with monkeypatch.context() as patch:
-        patch.setattr(engine_module.tables, "apply", full)
+        patch.setattr(tables, "apply", full)
         for _ in range(3):
             with pytest.raises(StorageError):
                 engine.run_once()
