@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from data_folder import place_of
 from sqlalchemy import select
@@ -12,11 +14,24 @@ from perfagent.wire import Event, Frame, Group
 from perfagent_server.alerts import channels
 from perfagent_server.database import Database, open_database
 from perfagent_server.engine.scheduler import Engine
+from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
 from perfagent_server.settings import Settings
 from perfagent_server.store.sql import SqlStore
 from perfagent_server.store.tables import channel
 
 NOW = 1_700_000_000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OddRule(Rule):
+    """A rule on the loss, for tests of what a rule does wrong: those say what, in judge()."""
+
+    id: ClassVar[str] = "odd"
+    severities = ("warning",)
+    place = Place(Question.IS_IT_FAST, 99)
+    reads = (Series("loss", judged=True),)
+    life = Life()
+    english = chinese = Words("Odd", "It does wrong.", "Never.", {"": "Mend it."})
 
 
 class Clock:

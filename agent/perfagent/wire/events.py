@@ -40,10 +40,9 @@ Cut = str
 """An entry "N more" stands in the place of what an agent left out of a long list."""
 
 
-class StateData(Struct):
-    """How a process is: at its start who it is, at its end why."""
+class _Described(Struct):
+    """What a process says of itself, at its start or when it knows."""
 
-    state: State
     name: str | None = None
     config: Table | None = None
     tags: Tags | None = None
@@ -51,37 +50,32 @@ class StateData(Struct):
     notes: str | None = None
     start_step: Whole | None = None
     world_size: Count | None = None
+    host: str | None = None
+    command: list[str] | str | None = None
+    python: str | None = None
+    torch: str | None = None
+
+
+class StateData(_Described, kw_only=True):
+    """How a process is: at its start who it is, at its end why."""
+
+    state: State
     pipeline_stage: Whole | None = None
     stage: Whole | None = None
-    host: str | None = None
     pid: Count | None = None
     heartbeat: bool | None = None
     started: float | None = None
     reason: str | None = None
     exception: str | None = None
     traceback: str | None = None
-    command: list[str] | str | None = None
-    python: str | None = None
-    torch: str | None = None
 
 
-class ContextData(Struct):
+class ContextData(_Described):
     """Configuration, code and environment."""
 
-    name: str | None = None
-    config: Table | None = None
-    tags: Tags | None = None
-    group: str | None = None
-    notes: str | None = None
-    start_step: Whole | None = None
-    world_size: Count | None = None
-    host: str | None = None
     git: Table | None = None
     environment: Table | None = None
     packages: Table | None = None
-    command: list[str] | str | None = None
-    python: str | None = None
-    torch: str | None = None
 
 
 class AlertData(Struct):

@@ -7,16 +7,15 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 import pytest
 import uvicorn
 from api_builders import frame, settings_for
 from builders import Receiver, until
-from engine_bench import NOW, Bench, Clock
+from engine_bench import NOW, Bench, Clock, OddRule
 
 from perfagent.wire import Finding, encode
 from perfagent_dashboard.pages import overview
@@ -28,7 +27,6 @@ from perfagent_server.engine.set_aside import RULES_STOPPED
 from perfagent_server.engine.watchdog import Watchdog
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.plan import Plan
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
 from perfagent_server.rules.window import Window
 from perfagent_server.services import open_services
 from perfagent_server.store.tables import delivery
@@ -51,16 +49,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.database.close()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Blocking(Rule):
+class Blocking(OddRule):
     """A rule that stands still."""
-
-    id: ClassVar[str] = "blocking"
-    severities = ("warning",)
-    place = Place(Question.IS_IT_FAST, 99)
-    reads = (Series("loss", judged=True),)
-    life = Life()
-    english = chinese = Words("Blocking", "It waits.", "Never.", {"": "Mend it."})
 
     def judge(self, window: Window) -> Finding | None:
         if window.run != "canary":

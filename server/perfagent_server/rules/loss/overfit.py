@@ -20,7 +20,7 @@ from perfagent_server.rules.rule import (
     Unknown,
     Words,
     within,
-)  # fmt: skip
+)
 from perfagent_server.rules.window import Window
 
 __all__ = ["Overfit"]

@@ -21,7 +21,7 @@ from perfagent_server.rules.rule import (
     Unknown,
     Words,
     within,
-)  # fmt: skip
+)
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.source_lines import told_lines
 from perfagent_server.rules.speed.step_shares import UTILIZATION, share_elsewhere
