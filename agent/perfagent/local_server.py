@@ -18,7 +18,7 @@ from perfagent.pids import owner_line
 
 __all__ = [
     "ADDRESS_FILE", "ADMIN_TOKEN_FILE", "LocalServer", "announcement", "credentials", "data_folder", "found_server",
-    "server_address",
+    "server_address", "stopped_server",
 ]  # fmt: skip
 
 ADDRESS_FILE = "address"
@@ -62,6 +62,12 @@ class LocalServer:
         announced = self._announced
         return announced and announced.partition("\n")[0]
 
+    @property
+    def last_address(self) -> str | None:
+        """Where it listened when it was killed, which left the file behind, or listens on another machine."""
+        text = self._read(ADDRESS_FILE)
+        return (text and self.address is None and text.partition("\n")[0]) or None
+
     def proof_for(self, server: str) -> AdminProof | None:
         """What makes a request an administrator's at the address of this folder's running server; None for every other
         address, whatever it looks like: a stranger may listen there, or a tunnel to a colleague's server begin."""
@@ -88,8 +94,9 @@ class LocalServer:
             )
         address = self.address
         if address is None:
+            last = f" (the last one was at {self.last_address})" if self.last_address else ""
             start = f"start it with `perfagent up --data {self.data}`"
-            raise ServerUnreachable(f"no server runs on the data folder {self.data}; {start}")
+            raise ServerUnreachable(f"no server runs on the data folder {self.data}{last}; {start}")
         return address
 
     @property
@@ -112,6 +119,19 @@ def found_server() -> str | None:
     with contextlib.suppress(RuntimeError):  # a user without a home
         return LocalServer().address
     return None
+
+
+def stopped_server(server: str) -> str:
+    """What to say where `server` does not answer, and nobody named it, since this user's own server was killed; else
+    ""."""
+    with contextlib.suppress(RuntimeError):
+        last = LocalServer().last_address
+        if last and server.rstrip("/") in (DEFAULT_SERVER, last):
+            return (
+                f"your server was last started at {last}, and its process does not run on this machine: start it again with "
+                "`perfagent up`"
+            )
+    return ""
 
 
 def server_address(server: str | None = None, data: Path | None = None) -> str:

@@ -20,7 +20,7 @@ import httpx
 from perfagent.addresses import is_on_this_machine
 from perfagent.admin_proof import AdminProof
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable, WireError
-from perfagent.local_server import server_address
+from perfagent.local_server import server_address, stopped_server
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.wire import Alert, Finding, Latest, LogRow, RankMatrix, RunSummary, Series, Timing
 from perfagent_client.models import RunDetails, parse
@@ -68,9 +68,10 @@ class _Options:
             self.server, error, hung_up=isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError))
         ):
             return ServerUnreachable(scheme)
+        start = "start it with `perfagent up`, or set PERFAGENT_SERVER to its address"
         return ServerUnreachable(
-            f"the server {self.server} does not answer ({error or type(error).__name__}): start it with `perfagent up`, "
-            "or set PERFAGENT_SERVER to its address"
+            f"the server {self.server} does not answer ({error or type(error).__name__}): "
+            f"{stopped_server(self.server) or start}"
         )
 
 

@@ -3,6 +3,9 @@ stranger who has taken its port."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +18,12 @@ from ingest_server import IngestServer, Scripted
 
 from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
-from perfagent.delivery.spool import owner
+from perfagent.delivery.spool import Header, Spool, owner
 from perfagent.delivery.transport import HttpTransport
 from perfagent.errors import ServerUnreachable
 from perfagent.identity import Identity
-from perfagent.local_server import LocalServer, data_folder
-from perfagent.wire import Frame, encode
+from perfagent.local_server import LocalServer, announcement, data_folder
+from perfagent.wire import Frame, Group, encode
 
 DEFAULT = "http://127.0.0.1:8420"
 
@@ -40,6 +43,52 @@ def test_a_command_that_asked_another_address_in_vain_names_the_own_server(
     ended = command(capsys, *words, "--server", f"http://127.0.0.1:{free_port()}")
     assert ended.code == 1
     assert "your server on this machine listens at http://127.0.0.1:8720" in ended.error
+
+
+@pytest.fixture
+def killed(local: LocalServer) -> str:
+    """Where this user's server listened until kill -9 left its address file behind."""
+    address = f"http://127.0.0.1:{free_port()}"
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        (local.data / "address").write_text(announcement(address, process.pid) + "\n")
+    return address
+
+
+@pytest.mark.parametrize("words", [("runs",), ("keys", "list"), ("sync",), ("doctor",)])
+@pytest.mark.parametrize("by_folder", [False, True])
+def test_a_command_says_where_the_server_was_that_was_killed(
+    local: LocalServer,
+    killed: str,
+    words: tuple[str, ...],
+    by_folder: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if words == ("sync",):
+        source = "a" * 32
+        left = Spool(
+            AgentConfig.from_env().sources / source,
+            Header(source=source, project="p", rank=0, server=DEFAULT, run="r", attempt=1),
+        )
+        left.append([Group(step=[1], time=[1.0], monotonic=[1.0], values={"loss": [1.0]})], [], now=0.0)
+        left.close(final="finished")
+    ended = command(capsys, *words, *(("--data", str(local.data)) if by_folder else ()))
+    assert ended.code == 1
+    assert {killed, "perfagent up"} <= set(re.findall(r"http://[\d.:]+|perfagent up", ended.out + ended.err))
+
+
+def test_a_job_says_where_the_server_was_that_was_killed(
+    sender: Sender, killed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender.start()
+    log(sender, 1)
+    until(lambda: killed in caplog.text)
+
+
+def test_an_address_that_was_named_is_not_taken_for_the_killed_server(
+    killed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = command(capsys, "runs", "--server", f"http://127.0.0.1:{free_port()}")
+    assert ended.code == 1 and killed not in ended.err
 
 
 def gone(local: LocalServer) -> None:

@@ -24,7 +24,7 @@ from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import HttpTransport, Transport, judge, packed
 from perfagent.delivery.user_messages import damage
 from perfagent.errors import ConfigError, ServerUnreachable, WireError
-from perfagent.local_server import credentials, found_server, server_address
+from perfagent.local_server import credentials, found_server, server_address, stopped_server
 from perfagent.plural import some
 from perfagent.variables import warn_of_misspelt
 from perfagent.wire import encode
@@ -236,10 +236,13 @@ class _Round:
 
     def _upload(self, spool: Spool) -> Upload:
         until = time.monotonic() + PATIENCE_S
-        once = self._away or self._own is not None
+        stopped = stopped_server(self.config.server)
+        once = self._away or self._own is not None or bool(stopped)
         result = upload(spool, self.transport, until=until, patience_s=PATIENCE_S, once=once, waits=self._waits)
         if result.away and self._own is not None:
             result.cure = f"your server listens at {self._own}: perfagent sync --server {self._own}"
+        elif result.away:
+            result.cure = stopped or result.cure
         return result
 
     def ask_for_foreign(self) -> None:

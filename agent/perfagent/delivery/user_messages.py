@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.agent_log import logger
 from perfagent.delivery import console_alarms
+from perfagent.local_server import stopped_server
 from perfagent.plural import some
 
 if TYPE_CHECKING:
@@ -209,7 +210,11 @@ class Notices:
             self._warn("busy", f"server {server} is busy ({answer.reason}), {meanwhile}; will retry")
         else:
             self._unreachable_at = self._unreachable_at if "unreachable" in self._sender.told else now
-            self._warn("unreachable", f"server {server} unreachable ({_line(answer.reason)}), {meanwhile}; will retry")
+            stopped = stopped_server(server)
+            more = f" ({stopped})" if stopped else ""
+            self._warn(
+                "unreachable", f"server {server} unreachable ({_line(answer.reason)}), {meanwhile}; will retry{more}"
+            )
 
 
 def damage(spool: Spool) -> str:

@@ -18,7 +18,7 @@ from perfagent.doctor import connection, machine, storage
 from perfagent.doctor.checks import Check, ok, problem, warning
 from perfagent.doctor.probes import has_driver, probe
 from perfagent.errors import ConfigError
-from perfagent.local_server import data_folder, found_server, server_address
+from perfagent.local_server import data_folder, found_server, server_address, stopped_server
 from perfagent.variables import misspelt
 
 __all__ = ["command", "examine"]
@@ -70,7 +70,9 @@ def examine(address: str | None = None) -> Iterator[Check]:
         root = config.state_dir / "spool"
         yield storage.spool(root, _tried(lambda: storage.left_in(root)), config.server)
         found = asked.result()
-        yield connection.server(config.server, found, __version__, own=found_server())
+        yield connection.server(
+            config.server, found, __version__, own=found_server(), stopped=stopped_server(config.server)
+        )
         yield connection.key(config.api_key is not None, found)
         yield connection.clock(found)
         for name, folder in (("disk of spool", root), ("disk of server", data_folder())):

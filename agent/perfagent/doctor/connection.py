@@ -68,10 +68,14 @@ def look(address: str, api_key: str | None) -> Look:
     )  # fmt: skip
 
 
-def server(address: str, found: Look, ours: str, *, own: str | None = None) -> Check:
-    """ours: the version of this package. own: where this user's server on this machine listens."""
+def server(address: str, found: Look, ours: str, *, own: str | None = None, stopped: str = "") -> Check:
+    """ours: the version of this package. own: where this user's server on this machine listens; stopped: what to say of
+    one that was killed."""
     if found.error:
-        step = "start one here: perfagent up. Elsewhere: set PERFAGENT_SERVER to its address, and look at firewall and proxy"
+        step = (
+            stopped
+            or "start one here: perfagent up. Elsewhere: set PERFAGENT_SERVER to its address, and look at firewall and proxy"
+        )
         if own is not None:
             step = f"your server on this machine listens at {own}: unset PERFAGENT_SERVER, and jobs find it"
         return problem("server", f"{address} does not answer ({found.error})", step)

@@ -15,7 +15,7 @@ from perfagent.addresses import DEFAULT_SERVER
 from perfagent.admin_proof import AdminProof
 from perfagent.command_line.server_options import add_server_options
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable
-from perfagent.local_server import LocalServer, credentials, data_folder, server_address
+from perfagent.local_server import LocalServer, credentials, data_folder, server_address, stopped_server
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.wire import plain
 
@@ -117,9 +117,8 @@ class AdminApi:
             hung_up = isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError))
             if scheme := wrong_scheme(self.server, error, hung_up=hung_up):
                 raise ServerUnreachable(scheme) from error
-            raise ServerUnreachable(
-                f"the server {self.server} does not answer ({error}); start it with `perfagent up`, or name it with --server"
-            ) from error
+            start = stopped_server(self.server) or "start it with `perfagent up`, or name it with --server"
+            raise ServerUnreachable(f"the server {self.server} does not answer ({error}); {start}") from error
 
     def _check(self, answer: httpx.Response) -> None:
         """Raises for an answer that is an error; its body must have been read."""
