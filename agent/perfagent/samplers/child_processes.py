@@ -39,7 +39,7 @@ def words(number: int) -> dict[str, Any]:
         "level": "info",  # they may be workers of an evaluation
         "title": f"This process made no optimizer step, and started {what}",
         "text": (
-            "perfagent run records the process that it starts. If another one trains, put `perfagent run` before its command, "
-            "or call perfagent.attach() in the function that trains."
+            "perfagent run records the process that it starts, and does not see how another one ends. If another one trains, "
+            "put `perfagent run` before its command, or call perfagent.attach() in the function that trains."
         ),
     }
