@@ -218,7 +218,8 @@ MACHINE = {"host/cpu_pct": 60.0, "host/cores": 8.0, "process/cpu_pct": 100.0}
 def test_too_few_workers_for_a_step_that_waits_are_told_with_how_many_the_cores_have_room_for() -> None:
     [one] = found(DataloaderWorkers(), {**MACHINE, "process/workers": 2.0}, phases=WAITS)
     assert (one.severity, one.cause) == ("warning", "too few")
-    assert one.fix.startswith("Set num_workers=4 here (2 now, 8 cores for 1 rank). ")
+    assert one.fix.startswith("Set num_workers=4 here (2 now, 8 cores for 1 rank)")
+    assert one.fix.count("num_workers") == 1, "one number, of this machine"
 
 
 @pytest.mark.parametrize(("cores", "advised"), [(1.0, None), (2.0, 1), (4.0, 2), (64.0, 2)])
@@ -234,7 +235,8 @@ def test_many_more_workers_than_cores_are_a_remark_and_a_warning_where_the_step_
     [warning] = found(DataloaderWorkers(), many, phases=WAITS)
     assert (remark.severity, warning.severity) == ("info", "warning")
     assert remark.title == "16 loader workers share 2 cores"
-    assert remark.fix.startswith("Set num_workers=1 here (16 now). ")
+    assert remark.fix.startswith("Set num_workers=1 here (16 now)")
+    assert remark.fix.count("num_workers") == 1, "one number, of this machine"
 
 
 @pytest.mark.parametrize(
@@ -261,7 +263,7 @@ def test_where_the_ranks_need_all_cores_no_worker_is_advised() -> None:
             changes += go_on(evaluator, range(second, second + 1), told, rank=rank)
     [change] = fired(changes)
     assert change.finding.title == "8 loader workers share 2 cores"
-    assert change.finding.fix.startswith("Set num_workers=0 here (4 now), so that each rank loads its batches itself. ")
+    assert change.finding.fix.startswith("Set num_workers=0 here (4 now), so that each rank loads its batches itself")
     assert change.finding.evidence["advised_workers"] == 0
 
 

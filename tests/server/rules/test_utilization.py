@@ -258,3 +258,4 @@ def test_the_fix_of_a_data_wait_never_asks_for_more_workers_than_there_are_cores
     changes, _ = judge_series({"host/cores": [cores] * 60, "process/workers": [workers] * 60, **series}, rows=10)
     [alert] = fired(changes, "data_bound")
     assert alert.finding.fix.startswith(said)
+    assert alert.finding.fix.count("num_workers=") == said.count("num_workers="), "one number, of this machine"

@@ -19,6 +19,11 @@ from perfagent_server.rules.window import Window
 __all__ = ["DataBound"]
 
 _FEWEST_GROUPS = 4
+_BESIDES = (
+    "persistent_workers=True and a higher prefetch_factor, and on a GPU pin_memory=True; cache what is decoded or tokenized "
+    "again in every epoch, and move slow transforms out of the loop, or to the GPU (torchvision.transforms.v2 on whole "
+    "batches, NVIDIA DALI)."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +75,7 @@ class DataBound(Rule):
         remedies={
             "": (
                 "Give the DataLoader more workers, up to one for each core that the training leaves free (with "
-                "num_workers=0, its default, it loads in the training process), persistent_workers=True and a higher "
-                "prefetch_factor, and on a GPU pin_memory=True; cache what is decoded or tokenized again in every "
-                "epoch, and move slow transforms out of the loop, or to the GPU (torchvision.transforms.v2 on whole "
-                "batches, NVIDIA DALI)."
+                f"num_workers=0, its default, it loads in the training process), {_BESIDES}"
             ),
             "no core is free": (
                 "More workers would only share the same cores: make the work for a sample smaller (cache what is "
@@ -171,8 +173,7 @@ class DataBound(Rule):
         wanted = machine.wanted(share / 100)
         if wanted <= machine.of_rank:
             return "no core is free", None, known
-        said = f"Set num_workers={wanted} ({machine.of_rank} now, on {machine.cores:.3g} cores). "
-        return "", said + self.english.remedies[""], known
+        return "", f"Set num_workers={wanted} ({machine.of_rank} now, on {machine.cores:.3g} cores), {_BESIDES}", known
 
 
 class _Row(NamedTuple):

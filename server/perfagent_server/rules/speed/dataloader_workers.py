@@ -113,7 +113,8 @@ class DataloaderWorkers(Rule):
             f"{machine.workers:.0f} loader workers share {machine.cores:.3g} cores",
             f"{machine.workers:.0f} loader workers of {machine.ranks} {machine.named_ranks} share {machine.cores:.3g} cores "
             f"({100 * machine.workers / machine.cores:.0f} %): they take turns.{more}",
-            fix=f"Set num_workers={most} here ({machine.of_rank} now){in_process}. {self.english.remedies['']}",
+            fix=f"Set num_workers={most} here ({machine.of_rank} now){in_process}: more of them only take turns with the ranks, "
+            "and each costs memory.",
             cost="memory of each worker, and cores that the training needs",
             since_step=window.at,
             evidence=self._evidence(machine, bound, most),
@@ -127,7 +128,7 @@ class DataloaderWorkers(Rule):
             f"their time for their batches, while {machine.cores:.3g} cores have room for {machine.free}. {bound.message}",
             cause="too few",
             fix=f"Set num_workers={wanted} here ({machine.of_rank} now, {machine.cores:.3g} cores for {machine.ranks} "
-            f"{machine.named_ranks}). {self.english.remedies['too few']}",
+            f"{machine.named_ranks}), with persistent_workers=True: workers load while the model computes.",
             cost=f"{wait_pct:.0f} % of the time",
             since_step=window.at,
             evidence={**self._evidence(machine, bound, wanted), "share_pct": wait_pct},
