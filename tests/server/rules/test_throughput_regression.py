@@ -214,14 +214,21 @@ def test_a_hundred_steps_are_too_few_to_judge() -> None:
 
 
 def crowded(
-    *, busy_after: float, own_after: float, steps_after: int, times: float, phases_of: Extra
+    *,
+    busy_after: float,
+    own_after: float,
+    steps_after: int,
+    times: float,
+    phases_of: Extra,
+    steps_before: int = 300,
+    step_s: float = 0.1,
 ) -> list[tuple[int, Finding]]:
-    """A run on two cores that uses one of them: from step 301 on the machine is as busy as said, and steps take `times` as
-    long. Returns what fired, and its step."""
+    """A run on two cores that uses one of them: after steps_before the machine is as busy as said, and steps take `times`
+    as long. Returns what fired, and its step."""
     evaluator = make_evaluator(rules=(RULE,))
     changes: list[Change] = []
     clock, ident, told = 0.0, 0, 0
-    took = noisy(0.1, 300, noise=0.03) + noisy(0.1 * times, steps_after, noise=0.03, seed=1)
+    took = noisy(step_s, steps_before, noise=0.03) + noisy(step_s * times, steps_after, noise=0.03, seed=1)
     for step, time in enumerate(took, 1):
         clock += time
         columns = {"step_time_s": [time], **{name: [value] for name, value in phases_of(step, time).items()}}
@@ -229,7 +236,7 @@ def crowded(
         changes += evaluator.take(frame(columns, [step], ident=ident, step_s=clock / step))
         while told < int(clock):
             told += 1
-            is_after = step > 300
+            is_after = step > steps_before
             load = {
                 "host/cpu_pct": busy_after if is_after else 70.0,
                 "process/cpu_pct": own_after if is_after else 99.0,
@@ -249,6 +256,12 @@ def test_steps_that_wait_for_cores_which_others_took_are_a_remark_after_a_minute
     [(_, found)] = crowded(busy_after=100.0, own_after=50.0, steps_after=400, times=2.0, phases_of=compute)
     assert (found.severity, found.cause) == ("info", "other programs")
     assert "other programs use many of them" in found.message
+
+
+def test_a_jump_before_the_load_of_the_cores_was_read_is_not_judged() -> None:
+    """The whole run takes two seconds, on a machine that others use: nobody can tell whose the slower steps are."""
+    short = {"steps_before": 200, "step_s": 0.003, "steps_after": 300, "times": 2.0}
+    assert crowded(busy_after=100.0, own_after=50.0, phases_of=compute, **short) == []
 
 
 def test_a_neighbour_on_the_other_thread_of_the_same_core_is_not_the_run() -> None:

@@ -253,7 +253,8 @@ class ThroughputRegression(Rule):
         return self._finding(window, shift, growth, "other programs" if others else _cause(growth), state["load"])
 
     def _others(self, window: Window, state: dict[str, Any], shift: Shift, growth: _Growth, time: float) -> bool | None:
-        """Whether other programs took the cores. None while no reading has come of the time after the jump."""
+        """Whether other programs took the cores. None while no reading has come of the time after the jump, and where none
+        had come before it."""
         nodes = ranks_of_nodes(window)
         if not nodes or growth.is_alone or UTILIZATION.name in window.by_time:
             return False
@@ -267,7 +268,9 @@ class ThroughputRegression(Rule):
                 if time - shift.time < _READINGS_S:
                     return None
                 continue
-            fallen = fallen or (bool(before) and _is_crowded(now, before[0], before[1], shift.times))
+            if not before:  # the jump came so early that the cores had not been read
+                return None
+            fallen = fallen or _is_crowded(now, before[0], before[1], shift.times)
         return fallen
 
     def _finding(
