@@ -115,7 +115,11 @@ class RunTable:
 
     def _sorted(self, asked: TableQuery) -> list[str]:
         """The ids of all that match, by a metric's newest value or by a setting; runs without one come last, and among
-        equals the newest first. Only that value is kept of a run, and none of its configuration."""
+        equals the newest first. Only that value is kept of a run, and none of its configuration.
+
+        A setting is read here and not by the database: a configuration is text that a script wrote, and NaN, half a
+        surrogate pair or a broken row in one of them would end the statement of PostgreSQL, and the answer, for all runs;
+        SQLite finds no key that json.dumps has escaped."""
         is_setting = asked.sort.startswith("config:")
         with self._database.read() as connection:
             query = matching(connection, asked)

@@ -88,8 +88,10 @@ class Accounts:
         """All, by name."""
         with self._database.read() as connection:
             rows = connection.execute(select(account).order_by(account.c.folded)).mappings().all()
-            roles = connection.execute(select(account_role).order_by(account_role.c.project)).all()
-        return [_account(row, [one for one in roles if one.account == row["id"]]) for row in rows]
+            roles: dict[str, list[Any]] = {}
+            for one in connection.execute(select(account_role).order_by(account_role.c.project)):
+                roles.setdefault(one.account, []).append(one)
+        return [_account(row, roles.get(row["id"], [])) for row in rows]
 
     def exist(self) -> bool:
         with self._database.read() as connection:
