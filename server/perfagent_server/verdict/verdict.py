@@ -75,12 +75,12 @@ def verdict(
     is heard of the run any more. One without an agent raises no alert by that, since most such programs just end; its
     verdict says so.
     """
-    shares = time_shares(window)
+    shares, users = time_shares(window), [one for one in findings if _is_users_alarm(one)]
     found = _first(window, findings) or _not_finite(window)
     if found is None and lost:
-        found = _fell_silent(window)
+        found = _fell_silent(window, users)
     if found is None:
-        found = _lost_again(window) or next(filter(_is_users_alarm, findings), None)
+        found = _lost_again(window) or next(iter(users), None)
         found = found or _stands_still(findings) or next(filter(_is_share, findings), None)
         found = found or held_back_by(window, shares)
     elif found.rule == LossSpike.id:
@@ -193,13 +193,17 @@ def _said_of(window: Window, found: Finding | None, happened: Sequence[Happened]
     return [f"It also happened: {'; '.join(said)}{f'; and {more} more' if more > 0 else ''}."]
 
 
-def _fell_silent(window: Window) -> Finding:
+def _fell_silent(window: Window, users: Sequence[Finding]) -> Finding:
+    """users: the script's own alerts that are open, worst first. A list calls the run by the worst of them."""
     after = f" after step {window.step:,}" if window.step else ""
+    more = f", and {len(users) - 1} more" if len(users) > 1 else ""
+    its_own = f"an alert of its own is open: {users[0].title} ({users[0].severity}){more}" if users else ""
     return Finding(
         rule="lost_contact",
         severity="info",
-        title="This run went silent",
-        message=f"This run went silent{after}, and did not say that it ended.",
+        title="This run went silent" + (f", and {its_own}" if users else ""),
+        message=f"This run went silent{after}, and did not say that it ended."
+        + (f" {its_own[:1].upper()}{its_own[1:]}." if users else ""),
         since_step=window.step or None,
         fix='A script that sends its own rows ends its run with `{"run": "NAME", "state": "finished"}`. If it should still be '
         "running, look at its process and at the network between it and this server.",

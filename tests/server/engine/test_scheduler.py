@@ -380,6 +380,26 @@ def _states(bench: Bench) -> list[str]:
     return [row["state"] for row in bench.rows(run)]
 
 
+def test_the_verdict_of_a_silent_program_names_its_open_alert_too(bench: Bench) -> None:
+    mono = Clock(1000.0)
+    engine = bench.engine(monotonic=mono)
+    for level, title in (("info", "note"), ("warning", "disk"), ("critical", "reward fell"), ("warning", "queue")):
+        said = Event(kind="alert", time=NOW, step=7, data={"title": title, "text": "look", "level": level})
+        bench.send({"loss": [1.0]}, [7], name="http-a", events=[said])
+    engine.run_once()
+    mono.at += 3601
+    engine.look_for_silence()
+    assert _states(bench) == ["lost"]
+    told = engine.verdict("http-a")
+    assert (told.rule, told.severity) == ("lost_contact", "info")
+    assert "went silent" in told.title
+    for words in (told.title, told.message):
+        assert "reward fell" in words
+        assert "critical" in words
+        assert "2 more" in words
+        assert "note" not in words
+
+
 def test_a_program_without_an_agent_is_lost_after_ten_times_its_longest_pause_and_comes_back(bench: Bench) -> None:
     mono = Clock(1000.0)
     lost: list[str] = []
