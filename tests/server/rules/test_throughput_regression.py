@@ -341,6 +341,15 @@ def test_steps_that_get_ever_longer_are_found_where_none_of_them_jumps(phase: st
     assert found.gain_pct is not None and found.gain_pct > 30
 
 
+def test_a_rise_within_a_few_seconds_is_no_drift() -> None:
+    """400 steps of some milliseconds, as of an example: a busy machine alone makes such a rise."""
+    times = [time / 50 for time in rising()]
+    assert sum(times) < 4.0
+    assert fired(train(times, extra=lambda _, time: {"phase/data_s": time})[0]) == []
+    longer = [time / 50 for time in rising(8000)]
+    assert fired(train(longer, extra=lambda _, time: {"phase/data_s": time})[0]), "a longer one is found"
+
+
 def test_steps_that_get_longer_with_the_sequence_are_silent() -> None:
     more = lambda _, time: {**phases(0, time), "tokens_per_s": 5000.0}  # noqa: E731
     assert fired(train(rising(), extra=more)[0]) == []

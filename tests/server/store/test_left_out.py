@@ -97,4 +97,8 @@ def test_show_says_what_was_left_out(
         body = encode(frame(many(LIMIT + 1234)))
         web().post(f"{server.url}/api/v1/ingest", content=body, headers=MSGPACK).raise_for_status()
         shown = command(capsys, "show", "r1").out
+        told = Event(kind="left_out", time=1.0, data={"limit": 2000, "names": ["a"], "count": 1234})
+        body = encode(frame({"loss": [1.0]}, run="r2", source="r2", events=[told]))
+        web().post(f"{server.url}/api/v1/ingest", content=body, headers=MSGPACK).raise_for_status()
+        assert "1,234 metric names of this run were left out: the limit is 2,000" in command(capsys, "show", "r2").out
     assert f"1,234 metric names of this run, or more, were left out: the limit is {LIMIT}" in shown

@@ -37,7 +37,8 @@ class ProcessCrash(Rule):
         name="Process crashed",
         meaning="A process of the run ended that should not have: by an exception, an exit code or a signal.",
         fires=(
-            "When a process ended by an exception, a non-zero exit code or a signal. Preemption and Ctrl-C are info. "
+            "When a process ended by an exception, a non-zero exit code or (as `perfagent run` reports it) a signal. "
+            "Preemption and Ctrl-C are info. "
             "If several ranks failed, the finding describes the earliest failure by the clocks of the ranks, even if "
             "it was reported last. An error that only says that another process is gone is passed over, if another "
             "rank ended within 3 s of it."
@@ -46,7 +47,7 @@ class ProcessCrash(Rule):
             "": (
                 "Look at what the script printed last, fix the cause, and start the run again from its last checkpoint."
             ),
-            "preempted": "Start the run again; it goes on from its last checkpoint.",
+            "preempted": "Start the run again from its last checkpoint.",
             "the script ended itself": (
                 "The script ended itself: look at what it printed last, and for sys.exit() in its code; fix the "
                 "cause, and start the run again from its last checkpoint."
@@ -92,12 +93,12 @@ class ProcessCrash(Rule):
         name="进程崩溃",
         meaning="运行的某个进程因异常、退出码或信号意外结束。",
         fires=(
-            "某个进程因异常、非零退出码或信号结束时触发；抢占和 Ctrl-C 为提示。多个 rank 失败时，"
+            "某个进程因异常、非零退出码或信号（由 `perfagent run` 报告）结束时触发；抢占和 Ctrl-C 为提示。多个 rank 失败时，"
             "按各自时钟最早的失败为准。"
         ),
         remedies={
             "": "查看脚本最后的输出，修复原因，然后从最后一个检查点重新开始。",
-            "preempted": "重新启动运行；它会从最后一个检查点继续。",
+            "preempted": "从最后一个检查点重新启动运行。",
             "the script ended itself": (
                 "脚本自行结束：查看最后的输出以及代码中的 sys.exit()，修复后从最后一个检查点重新开始。"
             ),

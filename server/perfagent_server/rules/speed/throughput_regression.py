@@ -28,6 +28,8 @@ _FULL, _HALF_FULL = 0.8, 0.5
 _MORE, _MUCH, _MOST = 0.08, 0.2, 0.5
 """Of all cores: how many are busy; how many more others use than before, and how many at all."""
 _LITTLE_TIMES = 1.25
+_DRIFT_S = 10.0
+"""For how long steps must have grown little by little: within less, a busy machine alone makes such a rise."""
 _CROWDED = " Meanwhile the cores are full, and other programs use many of them."
 _UNMEASURED = "Code that no phase measures"
 _LEAST_PART = 0.2
@@ -97,7 +99,8 @@ class ThroughputRegression(Rule):
             "below 0.05 s are put together into groups once there are enough of them. Evaluations, saves and the "
             "first steps do not count. Steps that get longer little by little are found, too: each time the number "
             "of steps doubles (16, 32, 64 ...), three times in a row, they must take 1.15 times as long, and 1.5 "
-            "times altogether. If only code that no phase measures grew, that is a remark. It does not fire where "
+            "times altogether, over 10 s at least. "
+            "If only code that no phase measures grew, that is a remark. It does not fire where "
             "tokens, samples or arithmetic a second stay level: then a step has more work. If other programs fill "
             "the cores, it is a remark (info) after {others_for_s:g} s. It is over when the steps are as fast as "
             "before."
@@ -136,7 +139,8 @@ class ThroughputRegression(Rule):
             "步达到 {critical_times:g} 倍（严重），并且明显超出此前的噪声（六倍标准误差、高于此前任何一段、"
             "偶然的可能性低于千万分之一）、持续至少 {least_s:g} 秒时触发。"
             "步数足够后，短于 0.05 秒的步会合并成组。评估、保存和最初几步不计。"
-            "逐渐变慢的步按步数判断：步数每翻一倍（16、32、64……）耗时至少为 1.15 倍，须连续三次，总计至少 1.5 倍；"
+            "逐渐变慢的步按步数判断：步数每翻一倍（16、32、64……）耗时至少为 1.15 倍，须连续三次，总计至少 1.5 倍，"
+            "且历时至少 10 秒；"
             "若只有未测量的代码变慢则仅为提示。"
             "若每秒的 token、样本或计算量不变，说明每步工作变多，不触发。若其他程序占满了核心，则在 {others_for_s:g} "
             "秒后仅作提示。步时间恢复后结束。"
@@ -212,7 +216,7 @@ class ThroughputRegression(Rule):
     def _drifted(self, window: Window, state: dict[str, Any], time: float) -> Finding | None:
         """Only a remark where the script's own code grew: episodes of reinforcement learning get longer as it learns."""
         found = drift.drift(state["drift"]) if state["drift"]["marks"] else None
-        if found is None:
+        if found is None or (window.at - found.step) * (found.before + found.level) / 2 < _DRIFT_S:
             return None
         after = _typical_now(window, _TYPICAL_STEPS)
         if _has_more_work(state["early"], after, found.times):
