@@ -41,7 +41,7 @@ from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
 
 __all__ = [
-    "GATHERED_S", "QUIET_S", "SETTLED_S", "alert_of", "apply", "as_dict", "in_jobs", "is_for", "one_alert",
+    "GATHERED_S", "QUIET_S", "SETTLED_S", "alert_of", "apply", "as_dict", "finding_of", "in_jobs", "is_for", "one_alert",
     "resolve_by_hand", "tell_of_deletion", "wants",
 ]  # fmt: skip
 
@@ -97,12 +97,17 @@ def tell_of_deletion(connection: Connection, run: str, now: float, link: Callabl
 
 
 def _resolve_of(connection: Connection, row: RowMapping, now: float, why: str) -> Change:
+    opening = history.openings(connection, row["id"])
+    return Change("resolve", row["id"], finding_of(row), row["last_step"] or 0, now, why, opening)
+
+
+def finding_of(row: Mapping[Any, Any]) -> Finding:
+    """What an alert says, from its row."""
     names = ("rule", "severity", "message", "since_step", "fix", "gain_pct", "title", "cause", "cost")
-    found = Finding(
+    return Finding(
         **{name: row[name] for name in names}, since=rfc3339(row["since"]), ranks=stored_list(row["ranks"]),
         evidence=stored_object(row["evidence"]),
     )  # fmt: skip
-    return Change("resolve", row["id"], found, row["last_step"] or 0, now, why, history.openings(connection, row["id"]))
 
 
 class _Book:

@@ -22,8 +22,6 @@ from perfagent_server.store.tables import run as runs
 __all__ = ["Checkpoints", "cursor_of", "load_cursors", "save_snapshots"]
 
 RUNS_A_PIECE = 50
-
-
 _COLUMNS = ("run", "version", "state")
 _save = Prepared(lambda dialect: upsert(dialect, rule_state, _COLUMNS), _COLUMNS)
 

@@ -223,14 +223,7 @@ class Evaluator:
 
     def resolve(self, alert: str, now: float, why: str) -> list[Change]:
         """Closes one alert by hand; it opens again only after its cool-down, or at the next finding of another kind."""
-        changes = []
-        for machine in self.machines.values():
-            if machine.alert == alert:
-                change = machine.close(self.window.step, now + self._ahead_s, why)
-                if change is not None:
-                    changes.append(change)
-        self.note_firing()
-        return changes
+        return self._close([one for one in self.machines.values() if one.alert == alert], now + self._ahead_s, why)
 
     # --- the life of the run ------------------------------------------------------------------------------------------
 
@@ -251,8 +244,10 @@ class Evaluator:
         return changes
 
     def _close_all(self, why: str) -> list[Change]:
-        window = self.window
-        closed = (machine.close(window.step, window.now, why) for machine in self.machines.values())
+        return self._close(self.machines.values(), self.window.now, why)
+
+    def _close(self, machines: Iterable[Machine], now: float, why: str) -> list[Change]:
+        closed = (machine.close(self.window.step, now, why) for machine in machines)
         changes = [change for change in closed if change is not None]
         self.note_firing()
         return changes
@@ -299,14 +294,10 @@ class Evaluator:
             window.state = state
         changes += self._judge_event("state")
         window.lost = {}
-        for rule, machine in self.machines.items():
-            if not self._life(rule).outlives_run:
-                machine.open_at_end = machine.open_at_end or machine.present(self._life(rule)) is not None
-                change = machine.close(window.step, window.now, f"the run ended ({state})")
-                if change is not None:
-                    changes.append(change)
-        self.note_firing()
-        return changes
+        over = {key: one for key, one in self.machines.items() if not self._life(key).outlives_run}
+        for key, machine in over.items():
+            machine.open_at_end = machine.open_at_end or machine.present(self._life(key)) is not None
+        return changes + self._close(over.values(), window.now, f"the run ended ({state})")
 
     def _note_end(self, end: End) -> None:
         """Of thousands of ranks that end those that finished say nothing of interest: they make room."""
@@ -565,9 +556,8 @@ class Evaluator:
     def snapshot(self) -> bytes:
         machines = {key: machine.snapshot() for key, machine in self.machines.items()}
         older = None if self._older is None else self._older.snapshot()
-        return _encoder.encode(
-            {"upto": self.upto, "window": self.window.snapshot(), "machines": machines, "older": older}
-        )
+        state = {"upto": self.upto, "window": self.window.snapshot(), "machines": machines, "older": older}
+        return _encoder.encode(state)
 
     @classmethod
     def restore(

@@ -14,9 +14,10 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from perfagent.wire import LOSS, Finding, loss_kind
+from perfagent.wire import LOSS, loss_kind
 from perfagent_server.alerts import history
 from perfagent_server.alerts.state_machine import Machine
+from perfagent_server.alerts.tables import finding_of
 from perfagent_server.database import Database
 from perfagent_server.engine.evaluator import Evaluator, HalfJudgedError
 from perfagent_server.engine.reports import title_key
@@ -25,11 +26,9 @@ from perfagent_server.rules.window import TERMINAL, End, is_end
 from perfagent_server.store.attempt_starts import UNDECIDED
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.stored import FromTail
-from perfagent_server.store.stored_json import stored_list, stored_object
 from perfagent_server.store.tables import alert, source
 from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import run as runs
-from perfagent_server.timestamps import rfc3339
 
 __all__ = ["rebuild"]
 
@@ -157,20 +156,7 @@ def _processes(judge: Evaluator, sources: Sequence[Any], frames: Sequence[FromTa
 def _machine(row: Mapping[str, Any], now: float) -> Machine:
     """The machine of an alert, as far as its row says. now: by the server clock of the frames: a clock that was set back
     meanwhile must not keep an alert open."""
-    finding = Finding(
-        rule=row["rule"],
-        severity=row["severity"],
-        message=row["message"],
-        since_step=row["since_step"],
-        since=rfc3339(row["since"]),
-        ranks=stored_list(row["ranks"]),
-        evidence=stored_object(row["evidence"]),
-        fix=row["fix"],
-        gain_pct=row["gain_pct"],
-        title=row["title"],
-        cause=row["cause"],
-        cost=row["cost"],
-    )
+    finding = finding_of(row)
     key = row["rule"]
     if key == USER_ALERT:
         key = title_key(str(finding.evidence.get("title", "")))

@@ -119,11 +119,8 @@ class RuleSettings:
             self._of_api, self._ignored = found, ignored
             self._plans.clear()
         for one in new:
-            log.warning(
-                "a stored setting of %s is ignored: %s",
-                f"project {one.project!r}" if one.project else "all projects",
-                one.why,
-            )
+            whose = f"project {one.project!r}" if one.project else "all projects"
+            log.warning("a stored setting of %s is ignored: %s", whose, one.why)
 
     def _overrides(self, project: str) -> list[Overrides]:
         """From the weakest to the strongest."""
@@ -147,11 +144,7 @@ def read_rules_file(file: Path) -> dict[str, Overrides]:
         raise ConfigError(f"{file} is no TOML: it is not UTF-8 ({error})") from error
     try:
         found = tomllib.loads(text)
-    except (
-        tomllib.TOMLDecodeError,
-        RecursionError,
-        ValueError,
-    ) as error:  # ValueError: a number of thousands of digits
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is no TOML: {error}") from error
     projects = found.pop("projects", {})
     if not isinstance(projects, dict):

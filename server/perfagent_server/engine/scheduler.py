@@ -283,8 +283,7 @@ class Engine(RulesThread):
         self.evaluators.moved[stored.run] = moment
         self.checkpoints.dirty.add(stored.run)
         if not drained:
-            by_itself = not stored.source.startswith(lifecycle.JSON_SOURCE)
-            self.silence.note(stored, moment, by_itself=by_itself)
+            self.silence.note(stored, moment, by_itself=not stored.source.startswith(lifecycle.JSON_SOURCE))
         if stored.run not in self._due:  # else a frame moves nothing before the time that is set already
             self._schedule(stored.run)
         return changes
@@ -482,12 +481,8 @@ class Engine(RulesThread):
             if came := self.aside.remove(run):
                 left_out = max(0, came - judged)
                 self.counters["left_out_frames"] += left_out
-                log.warning(
-                    "run %s is judged again: of %d frames that came meanwhile, the tail has lost %d",
-                    run,
-                    came,
-                    left_out,
-                )
+                said = "run %s is judged again: of %d frames that came meanwhile, the tail has lost %d"
+                log.warning(said, run, came, left_out)
             self._schedule(run)
         self.counters["set_aside"] = len(self.aside)
         return [run for run in loaded if run in self.evaluators.in_memory]
@@ -540,10 +535,8 @@ class Engine(RulesThread):
                 self._load([name])
                 if name in self.aside:
                     continue
-                snapshots = self.evaluators.snapshots([name])
-                self._database.write(
-                    self.held.verified([name], partial(save_snapshots, snapshots=snapshots)), essential=True
-                )
+                save = partial(save_snapshots, snapshots=self.evaluators.snapshots([name]))
+                self._database.write(self.held.verified([name], save), essential=True)
                 self._drop(name)
                 changes = self._without_rules(name)
                 if changes:
