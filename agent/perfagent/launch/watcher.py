@@ -170,6 +170,8 @@ class _Watch:
         self._owner = f"{told['pid']} {told['started']}"
         self._own: Spool | None = None
         self._children: set[int] = set()
+        self._running: dict[int, int] = {}  # of them: pid and pidfd
+        self._failed: list[str] = []
         self._transports: dict[str, HttpTransport] = {}
 
     def run(self) -> None:
@@ -193,11 +195,27 @@ class _Watch:
         if not self._told["speaks"] or any(self._trainers_folders(self._config.sources)):
             self._be_silent()
             return False
-        self._children |= pythons_below(self._pid)
+        self._look_at_children()
         if self._config.record is None:
             self._say("running", "")
             self._deliver(self._own, time.monotonic() + 2.0)
         return True
+
+    def _look_at_children(self) -> None:
+        """Which processes the trainer has started, and how those ended that are gone, where the kernel tells it of a
+        process that is not ours (Linux 6.15 and later)."""
+        for pid in pythons_below(self._pid) - self._children:
+            self._children.add(pid)
+            with contextlib.suppress(OSError):  # it has ended, or there are too many
+                self._running[pid] = os.pidfd_open(pid)
+        for pid, pidfd in list(self._running.items()):
+            status = _pidfd_status(pidfd)
+            if status is None:
+                continue
+            os.close(self._running.pop(pid))
+            state, reason = truth(Ending.from_status(status)) or ("", "")
+            if state not in ("finished", "preempted"):  # its starter ends by SIGTERM what it needs no more
+                self._failed.append(reason)
 
     def _be_silent(self) -> None:
         """The trainer speaks for itself, after all."""
@@ -220,7 +238,9 @@ class _Watch:
         at, monotonic = self._ended or _now()
         events = [Event(kind="state", time=at, monotonic=monotonic, data=redacted(data))] if data else []
         if final and self._children:
-            events.insert(0, Event(kind="alert", time=at, monotonic=monotonic, data=words(len(self._children))))
+            self._look_at_children()
+            told = words(len(self._children), self._failed)
+            events.insert(0, Event(kind="alert", time=at, monotonic=monotonic, data=told))
         if events or not spool.waiting:
             spool.append([], events, now=time.monotonic())
 

@@ -4,8 +4,10 @@ or a script that forks its training. Those are not recorded, so the run must not
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +27,25 @@ def pythons_below(pid: int, proc: Path = Path("/proc")) -> set[int]:
     try:
         for thread in (proc / str(pid) / "task").iterdir():
             for child in (thread / "children").read_text(encoding="ascii").split():
-                if os.readlink(proc / child / "exe").rpartition("/")[2].startswith("python"):  # noqa: PTH115
-                    found.add(int(child))
-    except OSError:  # it has ended, or the kernel does not tell
+                with contextlib.suppress(OSError):  # it has ended
+                    if os.readlink(proc / child / "exe").rpartition("/")[2].startswith("python"):  # noqa: PTH115
+                        found.add(int(child))
+    except OSError:  # the process has ended, or the kernel does not tell
         pass
     return found
 
 
-def words(number: int) -> dict[str, Any]:
-    """The alert."""
+def words(number: int, failed: Collection[str] = ()) -> dict[str, Any]:
+    """The alert. failed: how those ended of which it is known that they failed."""
     what = "another process" if number == 1 else f"{number} other processes"
+    how = ", which failed" if number == 1 else f", and {len(failed)} of them failed"
+    kinds = ", ".join(sorted(set(failed))[:5])
     return {
-        "level": "info",  # they may be workers of an evaluation
-        "title": f"This process made no optimizer step, and started {what}",
+        "level": "warning" if failed else "info",  # they may be workers of an evaluation
+        "title": f"This process made no optimizer step, and started {what}{how if failed else ''}",
         "text": (
-            "perfagent run records the process that it starts, and does not see how another one ends. If another one trains, "
-            "put `perfagent run` before its command, or call perfagent.attach() in the function that trains."
+            (f"How it ended: {kinds}. " if failed else "")
+            + "perfagent run records the process that it starts. If another one trains, put `perfagent run` before its command, "
+            "or call perfagent.attach() in the function that trains."
         ),
     }

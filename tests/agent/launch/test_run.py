@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -792,6 +793,35 @@ def test_a_run_without_a_step_tells_of_the_processes_that_it_started(
     (alert,) = server.events("alert")
     assert alert["level"] == "info"
     assert "another process" in alert["title"]
+
+
+KNOWS_HOW_OTHERS_END = tuple(map(int, platform.release().split(".")[:2])) >= (6, 15)
+
+
+@pytest.mark.skipif(not KNOWS_HOW_OTHERS_END, reason="before Linux 6.15 only its parent learns how a process ended")
+def test_a_driver_that_ends_well_tells_which_of_its_processes_failed(tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "train.py").write_text(
+        f"""
+import subprocess, sys
+waits = "import sys, time" + chr(10) + {WAITS!r}
+ends = ["sys.exit(0)", "sys.exit(3)", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+started = [subprocess.Popen([sys.executable, "-c", waits + end, sys.argv[1]]) for end in ends]
+[one.wait() for one in started]
+"""
+    )
+    gate = tmp_path / "gate"
+    gate.write_text("")
+    process = subprocess.Popen([*PERFAGENT, "train.py", str(gate)], cwd=tmp_path, env=environment(tmp_path, server))
+    try:
+        until(server.states, within_s=60, why="nobody spoke for the script")
+    finally:
+        gate.write_text("go")
+        process.wait(60)
+    assert ended(server) == "finished"
+    (alert,) = server.events("alert")
+    assert alert["level"] == "warning"
+    assert "3 other processes" in alert["title"] and "2 of them failed" in alert["title"]
+    assert "exit code 3" in alert["text"] and "SIGKILL" in alert["text"]
 
 
 SPAWNED = """
