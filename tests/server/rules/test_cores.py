@@ -267,6 +267,17 @@ def test_where_the_ranks_need_all_cores_no_worker_is_advised() -> None:
     assert change.finding.evidence["advised_workers"] == 0
 
 
+@pytest.mark.parametrize("workers", [0.0, 2.0, 6.0])
+@pytest.mark.parametrize("wait_s", [0.15, 0.3, 0.5, 0.8])
+def test_both_rules_on_a_wait_name_the_same_number_of_workers(workers: float, wait_s: float) -> None:
+    evaluator = make_evaluator(rules=(DataBound(), DataloaderWorkers()))
+    evaluator.start_clock(START)
+    phases = {"phase/data_s": wait_s, "phase/forward_s": 1.0 - wait_s, "phase/other_s": 0.0}
+    go_on(evaluator, range(1, 100), {**MACHINE, "host/cores": 64.0, "process/workers": workers}, phases=phases)
+    one, other = (one.fix.partition("num_workers=")[2].partition(" ")[0] for one in evaluator.findings())
+    assert one == other
+
+
 def test_too_few_workers_are_part_of_the_alert_on_the_wait() -> None:
     evaluator = make_evaluator(rules=(DataBound(), DataloaderWorkers()))
     evaluator.start_clock(START)

@@ -42,8 +42,8 @@ class LoaderCores(NamedTuple):
         in the training process (no workers) takes what the step waits; workers that deliver too slowly must be so many
         more. wait: share of the step, 0 to 1."""
         rest = max(0.05, 1.0 - wait)
-        needed = math.ceil(wait / rest) + 1 if self.of_rank < 1 else math.ceil(self.of_rank / rest)
-        return min(self.free, needed)
+        times = round(wait / rest if self.of_rank < 1 else self.of_rank / rest, 6)  # 10.000000001 is 10
+        return min(self.free, math.ceil(times) + (self.of_rank < 1))
 
 
 def loader_cores(window: Window) -> LoaderCores | None:
