@@ -10,7 +10,7 @@ from frames import frame, rows
 from sqlalchemy import select, update
 
 from perfagent_server.store.codec.tail import pack_tail
-from perfagent_server.store.tables import tail
+from perfagent_server.store.tables import run, tail
 
 LONG = rows({"loss": np.sin(np.arange(2048.0)), "lr": np.zeros(2048)}, range(2048))  # its values are stored packed
 GOOD = pack_tail([LONG], [])
@@ -40,6 +40,19 @@ def test_a_row_that_cannot_be_read_holds_up_no_other_frame(shelf, broken: bytes)
         shelf.compact()
         assert waiting(shelf) == ["odd"]
     assert shelf.store.series("after", "loss").mean == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_questions_pass_over_a_row_that_cannot_be_read(shelf, broken: bytes) -> None:
+    shelf.append(frame(1, rows({"loss": [1.0]}, [1]), run="odd"))
+    shelf.append(frame(2, LONG, run="odd"))
+    shelf.append(frame(1, rows({"loss": [2.0]}, [1]), run="other"))
+    its = (tail.c.run == "odd") & (tail.c.seq == 2)
+    shelf.database.write(lambda one: one.execute(update(tail).where(its).values(frame=broken)))
+    assert shelf.store.series("odd", "loss").mean == [1.0]
+    assert shelf.store.latest("odd")["loss"].value == 1.0
+    assert shelf.store.newest_of_runs(select(run.c.id), "loss") == {"odd": 1.0, "other": 2.0}
+    assert [row.value for row in shelf.store.samples("odd")] == [1.0]
 
 
 def test_a_row_that_cannot_be_read_makes_no_other_frame_due(shelf) -> None:

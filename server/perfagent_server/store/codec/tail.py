@@ -15,6 +15,7 @@ less takes 13 µs off the way of a frame through log, tail and compaction. zstd 
 from __future__ import annotations
 
 import functools
+import logging
 import struct
 import sys
 from array import array
@@ -29,7 +30,18 @@ from perfagent.wire import Event, Group
 from perfagent_server.store.codec.aggregates import Floats, Ints
 from perfagent_server.store.codec.compress import compress, decompress
 
-__all__ = ["TailGroup", "is_readable", "last_step", "pack_tail", "step_range", "unpack_tail", "unpack_whole"]
+__all__ = [
+    "TailGroup",
+    "is_readable",
+    "last_step",
+    "pack_tail",
+    "readable_groups",
+    "step_range",
+    "unpack_tail",
+    "unpack_whole",
+]
+
+log = logging.getLogger("perfagent.server")
 
 _ONE = 8  # bytes of a step, or a time
 _STEP, _TIME = struct.Struct("<q"), struct.Struct("<d")
@@ -211,16 +223,38 @@ def unpack_whole(frame: bytes) -> tuple[list[TailGroup], list[Event]]:
 
 def is_readable(frame: bytes) -> bool:
     """Whether each group has steps, times and values for all of its rows."""
+    return _whole_groups(frame) is not None
+
+
+def readable_groups(frame: bytes) -> list[TailGroup]:
+    """Those of a row that can be read, else none: who asks must get past it."""
+    return _whole_groups(frame) or []
+
+
+def _whole_groups(frame: bytes) -> list[TailGroup] | None:
     try:
-        return all(_is_whole(group) for group in unpack_whole(frame)[0])
-    except Exception:  # noqa: BLE001 - bytes that nobody wrote may raise anything in msgpack, numpy and zstd
-        return False
+        groups = unpack_tail(frame)
+        if not all(map(_is_whole, groups)):
+            raise WireError("a group has more or fewer steps, times or values than rows")
+        return groups
+    except Exception as error:  # noqa: BLE001 - bytes that nobody wrote may raise anything in msgpack and zstd
+        _say_unreadable(f"{type(error).__name__}: {error}")
+        return None
+
+
+@functools.lru_cache(maxsize=100)
+def _say_unreadable(why: str) -> None:
+    """Once: the row is met again until it goes with its run."""
+    log.error("a row of the tail cannot be read, and is passed over: %s", why)
 
 
 def _is_whole(group: TailGroup) -> bool:
-    rows, widths = group.rows, group.widths
-    fits = len(group.steps) == len(group.times) == rows > 0 and len(group.names) == len(widths)
-    return fits and set(widths) <= {4, 8} and len(group.values) == sum(widths) * rows
+    """Looks at lengths only: a question meets thousands of groups."""
+    rows, widths, between = group.rows, group.widths, max(1, group.rows - 1)
+    has_times = not len(group.stamps) % (8 if group.ticks is None else between)
+    has_steps = not group.step or len(group.step) == 8 * rows
+    has_names = len(group.names) == len(widths) == widths.count(4) + widths.count(8)
+    return rows > 0 and has_times and has_steps and has_names and len(group.values) == sum(widths) * rows
 
 
 def _parts(frame: bytes) -> tuple[Sequence[_Stored | _Unversioned], msgspec.Raw]:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Select, func, select
 from perfagent.wire import LOSS, parts_of
 from perfagent.wire.loss_names import loss_of
 from perfagent_server.store.codec.blocks import decode_axis
-from perfagent_server.store.codec.tail import unpack_tail
+from perfagent_server.store.codec.tail import readable_groups
 from perfagent_server.store.codec.wide_blocks import value_in_bundle
 from perfagent_server.store.read.ranks import latest_over_ranks
 from perfagent_server.store.read.sql_samples import newest_row
@@ -86,7 +86,7 @@ def _in_tail(connection: Connection, wanted: Select[Any], name: str) -> _Found:
     query = query.where(tail.c.run.in_(wanted), tail.c.samples > 0).order_by(tail.c.id)
     rows = connection.execute(query, execution_options={"yield_per": _ROWS_AT_ONCE})
     for run, rank, of, frame in rows:
-        for group in unpack_tail(frame):
+        for group in readable_groups(frame):
             mine = [at for at, its in enumerate(group.names) if (LOSS in its.lower() if name == LOSS else its == name)]
             if mine:
                 step, time = np.asarray(group.step_list()), np.asarray(group.time_list())

@@ -16,7 +16,7 @@ from perfagent.wire import LogRow
 from perfagent.wire.limits import MAX_STEP
 from perfagent_server.store.codec.aggregates import Cells, concatenate, of_samples, reduced
 from perfagent_server.store.codec.blocks import BLOCK_STEPS, Samples, merged
-from perfagent_server.store.codec.tail import unpack_tail
+from perfagent_server.store.codec.tail import readable_groups
 from perfagent_server.store.codec.tail_columns import Arrived, matrices, rows_below_each_other
 from perfagent_server.store.samples import Part, SampleSnapshot, StoredSeries
 from perfagent_server.store.tables import attempt as attempt_table
@@ -249,7 +249,7 @@ def tail_by_rank(
             kinds, size = {}, 0
         held = of
         size += samples
-        for group in unpack_tail(frame):
+        for group in readable_groups(frame):
             kinds.setdefault((attempt, group.names), []).append((group, received))
     if kinds:
         assert held is not None
