@@ -123,7 +123,7 @@ def test_the_picker_adds_a_run_and_takes_one_away_in_the_address(pair: ServerPro
     field = page.page.locator("#compare-runs")
     field.fill("before:200-300")
     field.press("Enter")
-    page.wait("() => document.querySelector('.headline')?.textContent.includes('no difference of their speed')")
+    page.wait("() => document.querySelector('.headline')?.textContent.includes('No difference in speed')")
     assert "200–300" in page.page.locator("table").first.inner_text()
     page.page.go_back()
     page.wait("() => document.body.textContent.includes('One run is there')")

@@ -26,11 +26,7 @@ def comparison_page(found: Mapping[str, Any], *, everything: bool = False) -> It
     for side, change, mean in zip(sides[1:], changes(found), mean_changes(found), strict=True):
         yield Line(headline(side["name"], sides[0]["name"], mean or change), _HEAD)
         if mean is not None:
-            yield Line(
-                "The median step shows no such difference: the slow steps among them make it."
-                if change.word == "same"
-                else f"In the median step: {headline(side['name'], sides[0]['name'], change)}"
-            )
+            yield Line(_by_median(side["name"], sides[0]["name"], change))
     for gain in found["gains"]:
         name = next(side["name"] for side in sides if side["run"] == gain["run"])
         yield Line(_gain(name, gain))
@@ -46,6 +42,15 @@ def comparison_page(found: Mapping[str, Any], *, everything: bool = False) -> It
     yield from _differences(found, everything=everything)
 
 
+def _by_median(name: str, first: str, change: Change) -> str:
+    """What the median step says where the mean step says something else."""
+    if change.word == "same":
+        return "The median step shows no such difference: the slow steps cause it."
+    if change.word in ("too_short", "unknown"):
+        return "There are too few steps to compare the median step."
+    return f"By the median step, {headline(name, first, change)}"
+
+
 def headline(name: str, first: str, change: Change) -> str:
     if change.word == "too_short":
         return (
@@ -54,7 +59,7 @@ def headline(name: str, first: str, change: Change) -> str:
     if change.word == "unknown":
         return f"{name}: nothing says how fast it is."
     if change.word == "same":
-        return f"{name} and {first}: no difference of their speed was found; it is below {short(change.high, 2)} %."
+        return f"No difference in speed was found between {name} and {first}; any difference is below {short(change.high, 2)} %."
     more = "takes {} % less time a step" if change.word == "faster" else "takes {} % more time a step"
     if change.measure != "step_time_s":
         more = "is {} % " + change.word

@@ -35,14 +35,21 @@ def headlines(found: Mapping[str, Any]) -> Component:
         whole = mean or change
         lines.append(html.P(headline(side["name"], first, whole), className=f"headline {whole.word}"))
         if mean is not None:
-            is_same = change.word == "same"
-            told = say("change_mean_only" if is_same else "change_median", told=headline(side["name"], first, change))
-            lines.append(html.P(told))
+            lines.append(html.P(_by_median(side["name"], first, change)))
     lines += [html.P(_gain(sides, gain), className="gain") for gain in found["gains"]]
     if found["not_alike"]:
         alike = ", ".join(say(f"not_alike_{one}") for one in found["not_alike"])
         lines.append(html.P([severity_mark("warning"), " ", say("not_alike", what=alike)]))
     return html.Section(lines, className="card headlines")
+
+
+def _by_median(name: str, first: str, change: Change) -> str:
+    """What the median step says where the mean step says something else."""
+    if change.word == "same":
+        return say("change_mean_only")
+    if change.word in ("too_short", "unknown"):
+        return say("change_median_unknown")
+    return say("change_median", told=headline(name, first, change))
 
 
 def headline(name: str, first: str, change: Change) -> str:
