@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from perfagent.command_line.terminal_output import Line, Table
 from perfagent.plural import some
 from perfagent.wire import CATALOGUE, FAMILIES, Finding, Latest, Series, Spent, Timing, metric
+from perfagent.wire.configuration import by_use
 from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.models import RunDetails
 from perfagent_client.page import Section
@@ -325,9 +326,9 @@ def _logged(latest: Mapping[str, Latest]) -> list[tuple[str, str]]:
 
 
 def _configuration(run: RunDetails, wrap: Wrap, *, everything: bool) -> Section:
-    section = Section("CONFIGURATION", least=2, gives_way=8)
+    section = Section("CONFIGURATION", least=4, gives_way=8)
     techniques = sentences(run.config)
-    config = {name: value for name, value in run.config.items() if name != "techniques"}
+    config = {name: value for name, value in by_use(run.config).items() if name != "techniques"}
     own = ", ".join(f"{name} {_short(value)}" for name, value in config.items() if not isinstance(value, dict))
     lines = [f"of the script: {own}"] if own else []
     lines += [

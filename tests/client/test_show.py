@@ -197,6 +197,22 @@ def test_a_run_that_says_nothing_has_a_page_too() -> None:
     assert [line.text for line in lines if not isinstance(line, Table)][:2] == ["empty  (p, r2)", "starting, step 0"]
 
 
+def test_a_short_page_keeps_the_settings_that_are_looked_at_first() -> None:
+    """The order in which the agent found them decides nothing: the optimizer and the model come before the library's."""
+    found = {
+        "techniques": {"adapters": {"library": "peft"}}, "deepspeed": {"zero_stage": 2}, "huggingface": {"bf16": True},
+        "model": {"class": "GPT", "parameters": 83_000}, "optimizer": {"class": "AdamW", "lr": 0.125},
+    }  # fmt: skip
+    facts = huge()
+    facts = replace(facts, run=replace(facts.run, config=found), findings=facts.findings[:1])
+    lines = [part.text for part in flat(fitted(sections(facts, Screen().wrapped), 60)) if not isinstance(part, Table)]
+    shown = lines[lines.index("CONFIGURATION") + 1 :]
+    assert "AdamW" in shown[0] and "0.125" in shown[0]
+    assert "GPT" in shown[1]
+    assert "bf16" in shown[2]
+    assert "--all" in shown[3]
+
+
 def replace_run(run: RunDetails) -> RunDetails:
     return replace(
         run, run="r2", name="empty", state="starting", step=0, reason="", config={}, meta={}, notes="", world_size=1

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["GROUPS", "divided", "flattened"]
+__all__ = ["GROUPS", "by_use", "divided", "flattened"]
 
 GROUPS = ("yours", "found", "code", "environment", "packages")
 
-_FOUND = frozenset(
-    {"argparse", "click", "absl", "huggingface", "hydra", "lightning", "deepspeed", "model", "optimizer", "techniques"}
-)
-"""Keys of the configuration that the agent writes (docs/wire.md, Context events)."""
+_FOUND = (
+    "argparse", "click", "absl", "hydra", "optimizer", "model", "huggingface", "lightning", "deepspeed", "techniques",
+)  # fmt: skip
+"""Keys of the configuration that the agent writes (docs/wire.md, Context events). Most looked at first."""
 _CODE = ("git", "command", "script")
 
 
@@ -21,11 +21,17 @@ def divided(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Map
     packages = meta.get("packages")
     return {
         "yours": {name: value for name, value in config.items() if name not in _FOUND},
-        "found": {name: value for name, value in config.items() if name in _FOUND},
+        "found": {name: config[name] for name in _FOUND if name in config},
         "code": {name: meta[name] for name in _CODE if name in meta},
         "environment": {name: value for name, value in meta.items() if name not in (*_CODE, "packages")},
         "packages": packages if isinstance(packages, Mapping) else {},
     }
+
+
+def by_use(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration in the order in which it is read: what the user set, then what the agent found."""
+    groups = divided(config, {})
+    return {**groups["yours"], **groups["found"]}
 
 
 def flattened(table: Mapping[str, Any], front: str = "", *, with_empty: bool = False) -> Iterator[tuple[str, Any]]:

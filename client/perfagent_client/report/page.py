@@ -20,7 +20,7 @@ from perfagent import __version__
 from perfagent.command_line.terminal_output import CONTROL
 from perfagent.plural import some
 from perfagent.wire import Alert, Finding, outcome_of
-from perfagent.wire.configuration import flattened
+from perfagent.wire.configuration import by_use, flattened
 from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.report.charts import charts_of
 from perfagent_client.report.facts import ReportFacts
@@ -212,7 +212,7 @@ def _spent(facts: ReportFacts) -> list[Row]:
 
 def _config(facts: ReportFacts) -> list[Row]:
     """A row a value: nested tables have names with dots."""
-    config = {name: value for name, value in facts.run.config.items() if name != "techniques"}
+    config = {name: value for name, value in by_use(facts.run.config).items() if name != "techniques"}
     rows = [Row(*line.partition(": ")[::2]) for line in sentences(facts.run.config)]
     return _cut_rows([*_flat(config), *rows])
 

@@ -62,7 +62,7 @@ def _tables(run: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]]
     for group, table in divided(run["config"], run["meta"]).items():
         told = {name: value for name, value in table.items() if name != "techniques"} if group == "found" else table
         entries = [(name, _spelled(name, value)) for name, value in flattened(told)]
-        yield f"config_{group}", [*techniques, *entries] if group == "found" else entries
+        yield f"config_{group}", [*entries, *techniques] if group == "found" else entries
 
 
 def _spelled(key: str, value: Any) -> str:
