@@ -205,4 +205,4 @@ def test_job_sync_doctor_and_commands_mean_the_same_server(server: ServerProcess
     )
     assert offline.returncode == 0, offline.stderr
     assert perfagent(tmp_path, "sync", str(recorded), **own).returncode == 0
-    until(lambda: len(server.get("/runs", name="job")["runs"]) == 2)
+    until(lambda: [run["state"] for run in server.get("/runs", name="job")["runs"]] == ["finished"] * 2)
