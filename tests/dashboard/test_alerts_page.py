@@ -160,3 +160,12 @@ def test_the_bar_counts_what_the_page_calls_open_and_every_tab_fits_a_phone(
         || one.getBoundingClientRect().right > document.querySelector('#alerts-view').getBoundingClientRect().right
         || one.getBoundingClientRect().right > innerWidth).map((one) => one.textContent)"""
     assert page.page.evaluate(cut) == []
+
+
+def test_a_card_says_what_happened_to_its_alert(sick: ServerProcess, tab: OpenTab) -> None:
+    judged(sick, "told")
+    [alert] = [one for one in sick.get("/alerts", state="firing")["alerts"] if one["run_name"] == "told"]
+    page = tab("/alerts?q=told", server=sick)
+    page.page.locator(f"[data-alert={alert['id']}] summary").click()
+    page.wait("() => document.querySelector('.alert.card details ol li time')")
+    assert "fired" in page.page.locator(".alert.card details ol").inner_text()

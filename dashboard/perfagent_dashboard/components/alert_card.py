@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -18,7 +18,7 @@ from perfagent_dashboard.words import say
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["alert_actions", "alert_card", "taken"]
+__all__ = ["alert_actions", "alert_card", "alert_history", "taken"]
 
 Alert = dict[str, Any]
 
@@ -79,11 +79,11 @@ def taken(alert: Mapping[str, Any]) -> list[Component | str]:
 
 
 def _more(alert: Alert, title: str) -> Component:
-    """The whole sentence, its cost, what to do, and a link to what happened."""
+    """The whole sentence, its cost, what to do, and what happened to it, which is asked for when this is opened."""
     fix = advice(alert["fix"])
     return html.Details(
         [
-            html.Summary(say("more_text")),
+            html.Summary(say("more_text"), id={"more-of": alert["id"]}),
             html.P(prose(alert["message"])) if alert["message"] != title else None,
             html.P(say("costs", cost=alert["cost"])) if alert["cost"] else None,
             html.H3(say("fix")) if fix else None,
@@ -91,6 +91,24 @@ def _more(alert: Alert, title: str) -> Component:
             html.Div(id={"history-of": alert["id"]}),
         ]
     )
+
+
+def alert_history(events: Sequence[Mapping[str, str]]) -> Component:
+    """What happened to an alert, oldest first."""
+    rows = []
+    for event in events:
+        known = say(f"alert_{event['event']}") if event["event"] in HAPPENINGS else event["event"]
+        by = f", {say('by_whom', who=event['who'])}" if event["who"] else ""
+        rows.append(
+            html.Li([moment(event["time"]), " ", html.B(known), by, *([": ", event["note"]] if event["note"] else [])])
+        )
+    return html.Div([html.H3(say("alert_history")), html.Ol(rows)])
+
+
+HAPPENINGS = (
+    "fired", "reopened", "worse", "better", "resolved",
+    "acknowledged", "unacknowledged", "muted", "unmuted", "snoozed", "unsnoozed",
+)  # fmt: skip
 
 
 def alert_actions(alert: Alert, at: str = "card") -> Component:

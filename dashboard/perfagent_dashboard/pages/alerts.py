@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, MATCH, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from perfagent_dashboard import ids
-from perfagent_dashboard.components.alert_card import alert_card
+from perfagent_dashboard.components.alert_card import alert_card, alert_history
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.digest import digest
 from perfagent_dashboard.components.feedback import note, nothing, trouble
@@ -104,6 +104,11 @@ class _Inbox:
             prevent_initial_call=True,
         )(self._act)  # fmt: skip
         app.callback(
+            Output({"history-of": MATCH}, "children"),
+            Input({"more-of": MATCH}, "n_clicks"), State({"more-of": MATCH}, "id"),
+            prevent_initial_call=True,
+        )(self._history)  # fmt: skip
+        app.callback(
             Output(ids.NOTES, "sendNotifications", allow_duplicate=True),
             Output("alerts-silences", "children"),
             Output("alerts-tick", "data", allow_duplicate=True),
@@ -157,6 +162,13 @@ class _Inbox:
         words = {(one["note-of"], one["at"]): told for one, told in zip(noted, notes, strict=True)}
         said, done = await ask_for(self._server, asked["act"], asked["alert"], words.get((asked["alert"], asked["at"])))
         return said, (tick or 0) + 1 if done else no_update
+
+    async def _history(self, _clicks: int | None, of: dict[str, str]) -> Any:
+        """Of every page, as the acts."""
+        try:
+            return alert_history((await self._server.get(f"/alerts/{quote(of['more-of'], safe='')}"))["history"])
+        except Problem as problem:
+            return trouble(problem)
 
     async def _silence(
         self, add: int | None, ends: Sequence[int | None], matcher: str, value: str, hours: float, repeats: str,

@@ -129,7 +129,6 @@ class _Book:
     def enter(self, run: str, change: Change) -> None:
         if run not in self.runs:
             return  # deleted meanwhile
-        before = self.connection.execute(select(alert.c.severity).where(alert.c.id == change.alert)).scalar()
         if change.kind == "fire" and self._insert(run, change):
             self._note(change, "fired")
             self._tell_firing(run, change, self.now)
@@ -143,10 +142,7 @@ class _Book:
             settled_s = _AT_ONCE_S if change.finding.severity == "critical" else SETTLED_S
             self._tell_firing(run, change, self.now + settled_s)
         elif change.kind == "update":
-            self._update(change, last_step=change.step, **_columns(change.finding))
-            is_worse = before is not None and worse(change.finding.severity, before)
-            if is_worse:
-                self._note(change, "worse", f"{before} became {change.finding.severity}")
+            is_worse = self._update(change, last_step=change.step, **_columns(change.finding))
             # Channels that were notified are not notified again; a channel whose threshold it passes only now is.
             self._tell_firing(run, change, self.now, is_worse=is_worse)
         elif change.kind == "resolve":
@@ -184,11 +180,25 @@ class _Book:
         statement = insert(table).values(**values).on_conflict_do_nothing(index_elements=["id"]).returning(table.c.id)
         return self.connection.execute(statement).first() is not None
 
-    def _update(self, change: Change, **values: Any) -> None:
-        self.connection.execute(update(alert).where(alert.c.id == change.alert).values(**values))
+    def _update(self, change: Change, **values: Any) -> bool:
+        """Rewrites the row, and notes a change of its severity; whether that became worse."""
+        its = alert.c.id == change.alert
+        before = self.connection.execute(select(alert.c.severity).where(its)).scalar()
+        self.connection.execute(update(alert).where(its).values(**values))
+        if before is None or before == change.finding.severity:
+            return False
+        is_worse = worse(change.finding.severity, before)
+        self._note(
+            change, "worse" if is_worse else "better",
+            f"{before} became {change.finding.severity}: {change.finding.message}",
+        )  # fmt: skip
+        return is_worse
 
     def _note(self, change: Change, event: history.Happening, text: str = "") -> None:
-        history.note(self.connection, change.alert, event, self.now, text=text, once=f"{change.opening}\n{text}")
+        once = (
+            f"{change.opening}\n{change.step}\n{text}" if event in history.OF_SEVERITY else f"{change.opening}\n{text}"
+        )
+        history.note(self.connection, change.alert, event, self.now, text=text, once=once)
 
     def _told(self, change: Change) -> list[RowMapping]:
         """The channels whose last word on the alert is that it fires, or soon will be; drops what was not sent to them

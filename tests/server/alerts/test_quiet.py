@@ -199,9 +199,51 @@ def test_everything_that_happened_to_an_alert_is_kept_in_its_order(told: Told) -
     }  # fmt: skip
 
 
-def raise_alert(told: Told, name: str, severity: Severity, kind: Literal["fire", "resolve"] = "fire") -> None:
-    change = Change(kind, name, Finding(rule=name, severity=severity, message=f"{name} is wrong"), 1, told.now)
+def raise_alert(
+    told: Told, name: str, severity: Severity, kind: Literal["fire", "update", "reopen", "resolve"] = "fire", step: int = 1
+) -> None:  # fmt: skip
+    change = Change(kind, name, Finding(rule=name, severity=severity, message=f"{name} is wrong"), step, told.now)
     told.database.write(lambda connection: tables.apply(connection, [("r", change)], told.now, str))
+
+
+def changes_of_severity(told: Told, name: str) -> list[tuple[str, str, str]]:
+    with told.database.read() as connection:
+        found = history.history_of(connection, name)
+    return [(one["time"], one["event"], one["note"]) for one in found if one["event"] in ("worse", "better")]
+
+
+def test_each_change_of_severity_is_in_the_history(told: Told) -> None:
+    raise_alert(told, "cpu", "critical")
+    times = []
+    for step, severity in enumerate(("info", "critical", "critical", "info", "critical"), 2):
+        told.now += 60
+        times.append(told.now)
+        for _ in range(2):  # the same data judged again after a kill adds nothing
+            raise_alert(told, "cpu", severity, "update", step)  # type: ignore[arg-type]
+    found = changes_of_severity(told, "cpu")
+    assert [event for _, event, _ in found] == ["better", "worse", "better", "worse"]
+    assert [datetime.fromisoformat(at).timestamp() for at, _, _ in found] == [*times[:2], *times[3:]]
+    assert all({"info", "critical"} < {*words.replace(":", "").split()} for _, _, words in found)
+    assert all("cpu is wrong" in words for _, _, words in found)
+
+
+def test_an_alert_that_opens_again_milder_says_so(told: Told) -> None:
+    raise_alert(told, "cpu", "critical")
+    raise_alert(told, "cpu", "critical", "resolve")
+    raise_alert(told, "cpu", "info", "reopen", 99)
+    assert [event for _, event, _ in changes_of_severity(told, "cpu")] == ["better"]
+
+
+def test_an_alert_that_flips_for_hours_keeps_its_newest_changes(told: Told) -> None:
+    raise_alert(told, "cpu", "info")
+    for step in range(2, 302):
+        told.now += 60
+        raise_alert(told, "cpu", "info" if step % 2 else "critical", "update", step)
+    with told.database.read() as connection:
+        found = history.history_of(connection, "cpu")
+    assert len(found) < 100
+    assert found[0]["event"] == "fired", "what is no change of severity stays"
+    assert datetime.fromisoformat(found[-1]["time"]).timestamp() == told.now
 
 
 def test_warnings_of_a_run_come_together_and_what_is_critical_at_once(told: Told) -> None:
