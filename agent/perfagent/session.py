@@ -21,6 +21,7 @@ from perfagent.boundary.agent_log import logger
 from perfagent.end_reason import cause
 from perfagent.errors import ConfigError
 from perfagent.exit_status import Leaving, handled, told_from_afar
+from perfagent.frameworks.process_pools import end_with_task
 from perfagent.run import Run
 from perfagent.step.state import state
 from perfagent.variables import warn_of_misspelt
@@ -153,6 +154,7 @@ def attach(
         _watch_process()
         _tell_green_threads()
     run.start()
+    end_with_task(run.finish)
     _current = run
     return run
 

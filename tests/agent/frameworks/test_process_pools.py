@@ -1,0 +1,51 @@
+"""multiprocessing.Pool, which ends its workers by SIGTERM as soon as the results are there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from agent.frameworks.recordings import recorded
+from builders import job_environment
+
+TRAINS_IN_A_POOL = """
+import sys, torch, torch.multiprocessing as for_tensors, multiprocessing as plain
+
+def train(k):
+    import perfagent
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    perfagent.attach(model, optimizer, name=f"trial-{k}")
+    for _ in range(5 + k):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    return 1 // k
+
+if __name__ == "__main__":
+    module = for_tensors if sys.argv[2] == "tensors" else plain
+    with module.get_context(sys.argv[1]).Pool(1) as pool:
+        results = [pool.apply_async(train, (k,)) for k in range(3)]
+        for result in results:
+            result.wait()
+        print([result.successful() for result in results])
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "module"),
+    [("fork", "plain"), pytest.param("spawn", "tensors", marks=pytest.mark.long)],
+)
+def test_a_training_in_a_pool_ends_with_its_task(tmp_path: Path, method: str, module: str) -> None:
+    (tmp_path / "train.py").write_text(TRAINS_IN_A_POOL)
+    variables = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
+    command = [sys.executable, "train.py", method, module]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "[False, True, True]\n", done.stderr
+    ends = sorted((len(one.series["loss"]), one.states[-1]["state"]) for one in recorded(tmp_path / "record"))
+    assert ends == [(5, "failed"), (6, "finished"), (7, "finished")]
