@@ -74,7 +74,7 @@ def delete(parser: argparse.ArgumentParser) -> None:
 def _runs(arguments: argparse.Namespace) -> int:
     chosen = {name: getattr(arguments, name) for name in _FILTERS if getattr(arguments, name)}
     order = {"sort": arguments.sort, "order": "desc" if arguments.sort not in _ASCENDING else "asc"}
-    asked = {"with": "verdict,latest,config", **chosen, **(order if arguments.sort else {})}
+    asked = {"with": "verdict,latest,timing,config", **chosen, **(order if arguments.sort else {})}
     with reader(arguments) as client:
         listed = list(islice(_rows(client, asked), arguments.limit))
     if arguments.json:
@@ -106,8 +106,12 @@ def _rows(client: Client, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _figures(row: dict[str, Any]) -> dict[str, Any]:
-    latest, verdict = row["latest"], row["verdict"]
-    return {"rule": verdict["rule"], "loss": latest.get(row["loss"]), "samples_per_s": latest.get("samples_per_s")}
+    """As `perfagent show` and the pages have them: severity and rule of the verdict, and throughput over the window."""
+    verdict = row["verdict"]
+    return {
+        "severity": verdict["outcome"], "rule": verdict["rule"], "loss": row["latest"].get(row["loss"]),
+        "samples_per_s": row["timing"]["rates"].get("samples_per_s"),
+    }  # fmt: skip
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -116,7 +120,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     rule = "" if figures["rule"] == "healthy" else f" {own}"
     loss, rate = (figures[name] for name in ("loss", "samples_per_s"))
     return (
-        row["run"], row["name"], row["project"], row["state"], f"{row['step']:,}", f"{row['severity']}{rule}",
+        row["run"], row["name"], row["project"], row["state"], f"{row['step']:,}", f"{figures['severity']}{rule}",
         "" if loss is None else f"{from_json(loss):.4g}", "" if rate is None else f"{from_json(rate):.4g}",
         " ".join(row["tags"]), datetime.fromisoformat(row["started"]).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
     )  # fmt: skip

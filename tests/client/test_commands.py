@@ -68,6 +68,25 @@ def test_runs_come_with_verdict_loss_throughput_and_tags(server: Listening, tmp_
     assert wrong.returncode == 2 and "24h" in wrong.stderr
 
 
+def test_runs_and_show_say_the_same_of_a_run(server: Listening, tmp_path: Path) -> None:
+    """Also while a rule already finds something, and holds its alert back."""
+    values = {"step_time_s": [0.5] * 32, "phase/data_s": [0.4] * 32, "samples_per_s": [103.0] * 31 + [619.0]}
+    began = Event(kind="state", time=1_700_000_001.0, step=0, data={"state": "running"})
+    body = encode(frame(values, run="held", name="held", project="held", events=[began]))
+    web().post(
+        f"{server.url}/api/v1/ingest", content=body, headers={"Content-Type": "application/x-msgpack"}
+    ).raise_for_status()
+    with Client(server.url) as client:
+        until(lambda: client.verdict("held").rule == "data_bound")
+        assert client.alerts("held") == []
+        verdict, rates = client.verdict("held"), client.timing("held").rates
+    [row] = json.loads(perfagent(server, tmp_path, "runs", "--json", "--project", "held").stdout)["runs"]
+    assert (row["severity"], row["rule"]) == (verdict.severity, verdict.rule)
+    assert row["samples_per_s"] == rates["samples_per_s"].p50 == 103.0
+    table = perfagent(server, tmp_path, "runs", "--project", "held").stdout
+    assert f"{verdict.severity} data_bound" in table and " 103 " in table and "619" not in table
+
+
 @pytest.mark.parametrize("run", ["r1", "my run"])
 def test_show_takes_an_id_or_a_name(server: Listening, tmp_path: Path, run: str) -> None:
     shown = perfagent(server, tmp_path, "show", run, "--json")

@@ -139,7 +139,7 @@ def _row(row: dict[str, Any]) -> Component:
     verdict = row["verdict"]
     return html.A(
         [
-            severity_mark(row["severity"]),
+            severity_mark(verdict["outcome"]),
             html.B(row["name"] or row["run"]),
             html.Span(verdict["title"] or verdict["message"], className="says"),
             html.Span(f"{say('step')} {row['step']:,}", className="quiet"),

@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from perfagent.wire import OUTCOMES, Finding, Timing, plain
+from perfagent.wire import OUTCOMES, Finding, Timing, outcome_of, plain
 from perfagent.wire.loss_names import loss_of
 from perfagent_server.database import Database
 from perfagent_server.runs.figures import Figures
@@ -141,7 +141,7 @@ class RunTable:
         """The costly parts of a run, made where they are not kept."""
         made = self._kept_of(row)
         if "verdict" in wanted and "verdict" not in made:
-            made["verdict"] = _brief(self._verdict_of(row.id))
+            made["verdict"] = _brief(self._verdict_of(row.id), row.state)
         if {"latest", "trend"} & {*wanted} and "all" not in made:
             made["all"] = {name: one.value for name, one in self._store.latest(row.id).items()}
         if "timing" in wanted and "timing" not in made:
@@ -170,7 +170,7 @@ class RunTable:
         return [value if math.isfinite(value) else None for value in found.mean]
 
 
-def _brief(found: Finding) -> dict[str, Any]:
+def _brief(found: Finding, state: str) -> dict[str, Any]:
     names = (
         "rule",
         "severity",
@@ -184,7 +184,7 @@ def _brief(found: Finding) -> dict[str, Any]:
         "gain_pct",
     )
     judged = found.rule != "healthy" or bool(found.evidence.get("step"))
-    return {**{name: getattr(found, name) for name in names}, "judged": judged}
+    return {**{name: getattr(found, name) for name in names}, "outcome": outcome_of(found, state), "judged": judged}
 
 
 def _wanted(values: Mapping[str, float], columns: Sequence[str]) -> dict[str, float]:
@@ -200,6 +200,7 @@ def _timing(timing: Timing) -> dict[str, Any]:
         "step_time_s": None if took is None else took.p50,
         "throughput": None if rate is None else timing.rates[rate].p50,
         "throughput_name": rate,
+        "rates": {name: one.p50 for name, one in timing.rates.items()},
         "window": timing.window,
     }
 

@@ -53,7 +53,7 @@ const facts = (data) => [data.project, data.world_size > 1 ? say("ranks", { coun
 
 function verdictOf(data) {
   const verdict = data.verdict ?? {};
-  const tone = SHAPES[data.severity] ? data.severity : "unknown";
+  const tone = SHAPES[verdict.outcome] ? verdict.outcome : "unknown"; // of the verdict that stands beside it, as on the run's page
   const more = Object.values(data.alerts?.firing ?? {}).reduce((sum, count) => sum + count, 0) - 1;
   return e("span", { className: "cell-verdict", title: verdict.message },
     e("span", { className: `severity ${tone}`, title: words[`severity_${tone}`] }, SHAPES[tone]), " ", verdict.title || verdict.message || "",
