@@ -1,5 +1,6 @@
 """`perfagent wait RUN --until finding,step=N,end`: for scripts and CI. The exit code says what came: 0 the step or a
-good end, 3 a finding at warning or above, 4 a bad end, 1 no server or the time is over, 2 wrong use."""
+good end, 3 a finding at warning or above or a critical verdict at the end, 4 a bad end, 1 no server or the time is over,
+2 wrong use."""
 
 from __future__ import annotations
 
@@ -23,6 +24,8 @@ __all__ = ["Until", "wait"]
 POLL_S = 0.5
 SETTLE_S = 3.0
 """So long after the end a finding about the last steps may still come: the rules judge behind what arrives."""
+VERDICT_S = 30.0
+"""So long after the end a verdict is waited for: a busy server settles it later, and a gate must not pass a NaN."""
 _FINDING, _BAD_END, _TIME_OVER = 3, 4, 1
 _OF_THE_END = ("process_crash", "oom_observed", "lost_contact")
 """Rules that say no more than that the run ended badly."""
@@ -49,7 +52,8 @@ def wait(parser: argparse.ArgumentParser) -> None:
         "Waits for a run, and says by its exit code what came first. The end of the run always ends the waiting."
     )
     parser.epilog = (
-        "exit codes: 0 the step was reached, or the run finished; 3 a finding at warning or above; 4 the run ended badly "
+        "exit codes: 0 the step was reached, or the run finished and its verdict is not critical; 3 --until finding and "
+        "one at warning or above came, or the run finished and its verdict is critical; 4 the run ended badly "
         f"({', '.join(BAD_ENDS)}); 1 no server, no such run, or --timeout is over; 2 wrong use"
     )
     add_run(parser)
@@ -122,9 +126,11 @@ def _first(
         ended = latest.state in ENDED
         ended_at = time.monotonic() if ended and ended_at is None else ended_at if ended else None
         judged_to_the_end = any(finding.rule in _OF_THE_END for finding in findings)
-        waited = ended_at is not None and time.monotonic() - ended_at >= SETTLE_S
-        settled = not until.finding or judged_to_the_end or waited
-        outcome = _judged(latest, findings, until, settled=settled)
+        waited_s = 0.0 if ended_at is None else time.monotonic() - ended_at
+        settled = not until.finding or judged_to_the_end or waited_s >= SETTLE_S
+        settled = settled and (_has_verdict(latest) or waited_s >= VERDICT_S)
+        verdict = patience.ask(lambda: client.verdict(run.run)) if settled and latest.state == "finished" else None
+        outcome = _judged(latest, findings, until, verdict, settled=settled)
         if outcome is not None:
             return outcome
         if over is not None and time.monotonic() >= over:
@@ -133,8 +139,16 @@ def _first(
         time.sleep(POLL_S)
 
 
-def _judged(run: RunDetails, findings: list[Finding], until: Until, *, settled: bool) -> Outcome | None:
-    """What has come; None while nothing has. settled: no more findings can come of a run that has ended."""
+def _has_verdict(run: RunDetails) -> bool:
+    """Whether a run that has ended was judged to its end, or its verdict decides nothing."""
+    return run.state in BAD_ENDS or run.step == 0 or run.severity != "unknown"
+
+
+def _judged(
+    run: RunDetails, findings: list[Finding], until: Until, verdict: Finding | None, *, settled: bool
+) -> Outcome | None:
+    """What has come; None while nothing has. verdict: of a run that finished. settled: no more findings can come of a run
+    that has ended."""
     bad = run.state in BAD_ENDS
     for finding in findings:
         if finding.severity != "info" and not (bad and finding.rule in _OF_THE_END):
@@ -146,4 +160,8 @@ def _judged(run: RunDetails, findings: list[Finding], until: Until, *, settled: 
     before = f", before step {until.step:,}" if until.step is not None else ""
     why = f": {run.reason}" if run.reason else ""
     what = "lost contact" if run.state == "lost" else f"ended ({run.state})"
-    return Outcome("end", _BAD_END if bad else 0, f"{run.name} {what} at step {run.step:,}{before}{why}")
+    words = f"{run.name} {what} at step {run.step:,}{before}{why}"
+    if verdict is None or verdict.rule == "healthy":
+        return Outcome("end", _BAD_END if bad else 0, words)
+    code = _FINDING if verdict.severity == "critical" else 0
+    return Outcome("end", code, f"{words}; verdict: [{verdict.severity}] {verdict.rule}: {verdict.message}", verdict)

@@ -94,6 +94,21 @@ def test_a_good_end_is_code_0(
     assert ended.out.splitlines()[-1] == f"{run} ended (finished) at step 2"
 
 
+@pytest.mark.parametrize("until", [[], ["--until", "end"], ["--until", "step=100"], ["--until", "finding,end"]])
+def test_a_run_that_finished_with_a_nan_is_code_3(
+    server: Listening, after_one_answer: Happens, capsys: pytest.CaptureFixture[str], until: list[str]
+) -> None:
+    """`perfagent wait RUN && deploy` deploys no such run, however soon after the end it asks."""
+    run = "-".join(["spoilt", *until[1:]])
+    send(server, run, [1.0] * 20)
+    after_one_answer(lambda: send(server, run, [NAN] * 5, first_step=21, state="finished"))
+    ended = command(capsys, "wait", run, *until)
+    assert ended.code == 3
+    assert "critical" in ended.out and "nonfinite_loss" in ended.out
+    said = json.loads(command(capsys, "wait", run, *until, "--json").out)
+    assert (said["exit_code"], said["state"], said["finding"]["rule"]) == (3, "finished", "nonfinite_loss")
+
+
 @pytest.mark.parametrize("state", ["failed", "oom", "killed", "preempted"])
 def test_a_bad_end_is_code_4_also_though_a_rule_finds_it(
     server: Listening, capsys: pytest.CaptureFixture[str], state: str
