@@ -31,6 +31,7 @@ def frame(
     source: str | None = None,
     sent: float | None = None,
     name: str | None = None,
+    **more: Any,
 ) -> Frame:
     """Frame `seq` of a source, by default the only one of this rank and attempt."""
     return Frame(
@@ -44,4 +45,5 @@ def frame(
         events=[piece for piece in pieces if isinstance(piece, Event)],
         sent=sent,
         name=name,
+        **more,
     )

@@ -7,14 +7,20 @@ import random
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
-from builders import free_port, job_environment, until
+from builders import free_port, job_environment, sync, until
+from engine_bench import Bench, Clock
 from faults import loops
 from faults.accounts import Accounts, row
 from faults.test_server_away import ServerProcess
 from ingest_server import Scripted
+
+from perfagent_server.store.sql import SqlStore
+from perfagent_server.store.tables import alert, delivery, run
 
 pytestmark = pytest.mark.fault
 
@@ -47,6 +53,57 @@ def test_a11_kill_9_at_random_loses_at_most_the_last_tick_and_the_next_start_del
         newest = [1, *map(int, (ticks / one.run).read_text().split())][-1]
         assert len(stored) >= newest - 1, f"{one.run}: what a tick has taken is gone"
     assert successor.config.spool_tick_s <= 0.2
+
+
+@pytest.mark.parametrize("relay", ["job", "sync"])
+def test_a11_what_a_killed_process_left_is_no_sign_of_its_life(relay: str, fault: Accounts, tmp_path: Path) -> None:
+    """Neither another job on its machine nor `perfagent sync` brings a lost run back by sending what it left."""
+    is_away = threading.Event()
+    server = fault.server(rule=lambda _: Scripted(status=503) if is_away.is_set() else None)
+    variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url)
+    command = [sys.executable, str(Path(loops.__file__).with_name("killed_agent.py")), "killed"]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=variables)
+    until(lambda: server.values("value"), within_s=60, why="the agent never sent a step")
+    is_away.set()
+    came = len(server.frames)
+    until(lambda: len(server.frames) > came + 1, within_s=60, why="nothing of it waits")
+    child.kill()
+    child.wait()
+    bench, clock = Bench(tmp_path / "server"), Clock(time.time())
+    engine = bench.engine(clock=clock)
+    clock.at += 70  # of uptime, so that silence counts
+
+    def deliver() -> tuple[object, ...]:
+        """All that the agents have sent reaches the server, and a minute goes by: what is told of the run then."""
+        frames = [frame for frame in server.stored.values() if frame.run == "killed"]
+        bench.database.write(lambda connection: bench.store.append_in(connection, frames, clock.at))
+        for _ in range(6):
+            engine.run_once()
+            engine.look_for_silence()
+            clock.at += 10
+        (found,) = bench.rows(run)
+        alerts, told = bench.rows(alert), bench.rows(delivery)
+        return (
+            found["state"],
+            *(one["state"] for one in alerts),
+            *(one["event"] for one in told),
+            engine.verdict("killed").rule,
+        )
+
+    try:
+        assert deliver() == ("lost", "firing", "alert.firing", "lost_contact")
+        stored = len(server.values("value"))
+        is_away.clear()
+        if relay == "sync":
+            sync(variables)
+        else:
+            fault.sender(server, state_dir=fault.state / "perfagent").rows.append(row(1))
+        until(lambda: len(server.values("value")) > stored, why="nobody sent what it left")
+        assert deliver() == ("lost", "firing", "alert.firing", "lost_contact")
+        kept = SqlStore(bench.database).series("killed", "value", points=10**6)
+        assert len(kept.step) == len(server.values("value"))
+    finally:
+        bench.database.close()
 
 
 # ---- A13

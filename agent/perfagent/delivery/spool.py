@@ -126,6 +126,8 @@ class Spool:
             recording=recording,
         )
         self.early = Early(self.files)
+        self.relayed = False
+        """Whether its process is dead, so that a frame of it is no sign of life."""
         self._pending = _Pending()
         self._inflight: Outgoing | None = None
         self._inflight_upto = 0
@@ -158,7 +160,7 @@ class Spool:
             if found is None and not numbered(folder, "ticks", "frames", "early"):
                 spool.remove()  # whoever had it has deleted it meanwhile; the lock is ours
                 raise FileNotFoundError(f"{folder} holds no samples of perfagent any more")
-            spool.files.header = found or unknown
+            spool.files.header, spool.relayed = found or unknown, True
             spool.files.take_over()
             spool._recover()
         except BaseException:
@@ -354,6 +356,7 @@ class Spool:
             events=outgoing.events,
             name=header.name,
             sent=time.time(),
+            relayed=self.relayed,
         )
 
     def empty(self) -> Outgoing:

@@ -143,7 +143,7 @@ class Frame(msgspec.Struct, kw_only=True):
     run: the run's id; source: unique id of the sending process; attempt: which start of the job (any increasing
     integer; the agent takes the start time of rank 0 in Unix milliseconds); rank: global rank; seq: counts the source's
     frames from 1. name: the run's name, where the user gave one. sent: the sender's wall clock when the frame was made,
-    Unix seconds.
+    Unix seconds. relayed: the source is dead, and another process sends what it left.
     """
 
     project: str
@@ -156,6 +156,7 @@ class Frame(msgspec.Struct, kw_only=True):
     events: list[Event] = []
     name: str | None = None
     sent: float | None = None
+    relayed: bool = False
     version: int = WIRE_VERSION
 
     @property

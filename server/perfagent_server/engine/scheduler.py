@@ -493,9 +493,10 @@ class Engine(RulesThread):
         while (judge := self.evaluators.in_memory.get(run)) is not None:
             batch = self._store.since(judge.upto, _BATCH, _BATCH_BYTES, run=run)
             rest = [stored for stored in batch if stored.id <= upto]
+            drained = self._still_lost(rest)
             for stored in rest:
                 if run in self.evaluators.in_memory:
-                    changes += self._take_by(judge, stored, self._monotonic(), drained=False)
+                    changes += self._take_by(judge, stored, self._monotonic(), drained=stored.source in drained)
                     count += 1
             if len(rest) < len(batch) or not batch:
                 break

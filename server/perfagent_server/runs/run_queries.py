@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Select, and_, bindparam, func, or_, select, update
+from sqlalchemy import Connection, Select, and_, bindparam, case, func, or_, select, update
 
 from perfagent.errors import WireError
 from perfagent.wire import OUTCOMES, RunSummary
@@ -31,7 +31,10 @@ PAGE_CHARACTERS = 8 * 2**20
 """Of the configurations on one page of runs: a thousand of 256 kB would be 256 MB, several times over on the way."""
 
 _LEVEL = LEVEL.label("level")
-_SUMMARY = [*(column for column in run.c if column.name != "notes"), _LEVEL]
+_CONTACT = select(func.max(source.c.contact)).where(source.c.run == run.c.id).scalar_subquery()
+_HEARD = case((run.c.state == "lost", func.coalesce(_CONTACT, run.c.updated)), else_=run.c.updated).label("heard")
+"""When a run was heard of last. What others send of a dead process comes later, and is no word of it."""
+_SUMMARY = [*(column for column in run.c if column.name != "notes"), _LEVEL, _HEARD]
 _ROW = [column for column in _SUMMARY if column.name not in ("attempt", "config", "meta", "rules_off", "left_out")]
 _newest_named = Prepared(
     select(run.c.id, run.c.attempt)
@@ -240,7 +243,7 @@ def _summary(row: Mapping[Any, Any], *, brief: bool = False) -> RunSummary:
         meta = {name: value for name, value in meta.items() if name not in _LONG}
     return RunSummary(
         run=row["id"], project=row["project"], name=row["name"], state=row["state"], step=row["step"],
-        started=rfc3339(row["started"]), updated=rfc3339(row["updated"]), ended=rfc3339(row["ended"]), reason=row["reason"],
+        started=rfc3339(row["started"]), updated=rfc3339(row["heard"]), ended=rfc3339(row["ended"]), reason=row["reason"],
         world_size=row["world_size"], attempts=row["attempts"], tags=stored_names(row["tags"]), group=row["group_name"],
         host=row["host"], config=stored_object(row["config"]), meta=meta, rules_off=stored_names(row["rules_off"]),
         left_out=stored_object(row["left_out"]), severity=OUTCOMES[row["level"]],
@@ -250,7 +253,7 @@ def _summary(row: Mapping[Any, Any], *, brief: bool = False) -> RunSummary:
 def _row(row: Mapping[Any, Any]) -> dict[str, Any]:
     return {
         "project": row["project"], "name": row["name"], "state": row["state"], "step": row["step"],
-        "started": rfc3339(row["started"]), "updated": rfc3339(row["updated"]), "ended": rfc3339(row["ended"]),
+        "started": rfc3339(row["started"]), "updated": rfc3339(row["heard"]), "ended": rfc3339(row["ended"]),
         "reason": row["reason"], "world_size": row["world_size"], "attempts": row["attempts"],
         "tags": stored_names(row["tags"]), "group": row["group_name"], "host": row["host"],
         "severity": OUTCOMES[row["level"]],

@@ -102,7 +102,7 @@ source = Table(
     Column("host", String(256)),
     Column("pid", Integer),
     Column("started", Float(53), nullable=False),
-    Column("contact", Float(53), nullable=False),  # server clock of the last frame
+    Column("contact", Float(53), nullable=False),  # server clock of the last sign of life, or of its end
     Column("ended", Float(53)),
     Column("clock_offset_s", Float(53)),  # agent's wall clock minus ours when the first frame came
     # it sent its state: an agent, whose silence means something

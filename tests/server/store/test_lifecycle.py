@@ -12,6 +12,7 @@ from perfagent.wire import Event
 from perfagent_server.runs.run_queries import Runs
 from perfagent_server.store import tables
 from perfagent_server.store.write.lifecycle import JSON_SOURCE, mark_lost
+from perfagent_server.timestamps import rfc3339
 
 
 def run_of(shelf, run: str = "r1") -> dict[str, Any]:
@@ -125,6 +126,28 @@ def test_a_spool_found_later_does_not_bring_a_lost_run_back(shelf) -> None:
     shelf.database.write(lambda connection: mark_lost(connection, ["r1-1-0"]))
     shelf.append(frame(2, steps(2), sent=BEGIN + 1), now=BEGIN + 3600)
     assert (run_of(shelf)["state"], run_of(shelf)["step"]) == ("lost", 2)
+
+
+@pytest.mark.parametrize("said", [(), (state("running"),), (state("starting"),)], ids=["rows", "running", "starting"])
+def test_what_another_process_sends_brings_no_lost_run_back_and_no_time(shelf, said: tuple[Event, ...]) -> None:
+    shelf.append(frame(1, state("running"), steps(1), sent=BEGIN + 1), now=BEGIN + 1)
+    shelf.database.write(lambda connection: mark_lost(connection, ["r1-1-0"]))
+    late = frame(2, *said, steps(8), sent=BEGIN + 46, relayed=True)
+    shelf.append(late, now=BEGIN + 46)
+    assert (run_of(shelf)["state"], run_of(shelf)["step"]) == ("lost", 8)
+    shown = Runs(shelf.database).get("r1")
+    assert shown.updated == rfc3339(BEGIN + 2), "it was alive when it measured this, and not when it came"
+    (row,) = Runs(shelf.database).rows(["r1"]).values()
+    assert row["updated"] == shown.updated
+    shelf.append(frame(3, state("failed", time=BEGIN + 900), sent=BEGIN + 46, relayed=True), now=BEGIN + 1000)
+    assert (run_of(shelf)["state"], run_of(shelf)["ended"]) == ("failed", BEGIN + 900)
+
+
+def test_a_killed_run_that_is_only_heard_of_later_lived_as_long_as_its_frames_say(shelf) -> None:
+    shelf.append(frame(1, state("running"), steps(4), sent=BEGIN + 9000, relayed=True), now=BEGIN + 9000)
+    shelf.database.write(lambda connection: mark_lost(connection, ["r1-1-0"]))
+    shown = Runs(shelf.database).get("r1")
+    assert (shown.started, shown.updated) == (rfc3339(BEGIN), rfc3339(BEGIN + 1))
 
 
 def started(shelf, table=tables.run, **where: Any) -> float:

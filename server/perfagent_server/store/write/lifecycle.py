@@ -5,7 +5,7 @@ disagree. A run's state is computed from the sources of its newest attempt, so i
 reports arrive:
 - the earliest failure among the ranks is the run's (a rank that another rank's crash brings down reports later);
 - finished, when every rank that ever reported has finished;
-- lost, when no rank that has not finished is in contact; a frame that was made just now brings it back;
+- lost, when no rank that has not finished is in contact; a frame that its process made just now brings it back;
 - frames that arrive late for a source that has ended (a drained spool) change nothing.
 
 When a run began and ended is its senders' word, put right where their clocks are wrong; when it was last heard is ours.
@@ -191,17 +191,17 @@ class _Book:
         source = self.sources.get(frame.source)
         if source is None:
             source = self._source(frame, run, states)
-        elif source["state"] == "lost" and self._is_fresh(frame, source):
+        lives = self._lives(frame, source)
+        if lives and source["state"] == "lost":
             source["state"] = "running" if source["step"] or item.step is not None else "starting"
             self._changed(source)
         # a clock may have been set since the source's first frame
         sent = frame.sent
         offset = sent - self.now if sent is not None and math.isfinite(sent) else source["clock_offset_s"]
         self._began(run, source, frame, offset)
-        note_held(
-            source, frame, min(self.now, max((_our_time(time, offset) for time in _last_times(frame)), default=0.0))
-        )
-        source["contact"] = self.now
+        newest = min(self.now, max((_our_time(time, offset) for time in _last_times(frame)), default=0.0))
+        note_held(source, frame, newest)
+        source["contact"] = self.now if lives else max(source["contact"], newest, source["started"])
         self.touched_sources[source["id"]] = None
         for event in states:
             self._report(run, source, frame, event)
@@ -288,7 +288,7 @@ class _Book:
             "host": None,
             "pid": None,
             "started": self.now,
-            "contact": self.now,
+            "contact": 0.0,
             "ended": None,
             "clock_offset_s": sent - self.now,
             "heartbeat": not frame.source.startswith(JSON_SOURCE),  # until it says otherwise
@@ -353,8 +353,11 @@ class _Book:
         if source["state"] in ENDED and not (state in FAILED and source["state"] == "finished"):
             self._changed(source)  # how it ended is known; only a failure after "finished" is news
             return
+        if source["state"] == "lost" and state not in ENDED:
+            return  # a frame that shows that its process lives has brought it back already
         source["state"] = state
         if state in ENDED:
+            source["contact"] = self.now  # nothing of it came later than its end
             source["ended"] = event.time if math.isfinite(event.time) else self.now
             source["reason"] = str(data.get("reason") or data.get("exception") or "")[:_REASON_CHARACTERS]
         self._changed(source)
@@ -382,11 +385,10 @@ class _Book:
         if note_left_out(run, "names", count, limit, exact=exact and count < MOST_LEFT_OUT):
             self.changed_runs[run["id"]] = None
 
-    def _is_fresh(self, frame: Frame, source: dict[str, Any]) -> bool:
-        """Whether the frame was made just now, so that its sender lives, and not drained from a spool that somebody
-        found."""
-        if frame.sent is None:
-            return True
+    def _lives(self, frame: Frame, source: dict[str, Any]) -> bool:
+        """Whether the frame is a sign of life: its own process sent it, and, of a lost one, just now."""
+        if frame.relayed or frame.sent is None or source["state"] != "lost":
+            return not frame.relayed
         return self.now - (frame.sent - (source["clock_offset_s"] or 0.0)) < FRESH_S
 
     def _changed(self, source: dict[str, Any]) -> None:
