@@ -55,6 +55,14 @@ class Misuse:
             "or init() begins one",
         )
 
+    def another_model(self, run: str, step: int) -> None:
+        """attach() of another model, without a name."""
+        self._say(
+            "another model",
+            f"attach() was called with another model and without a name: the run {run} goes on after step {step:,}, and its "
+            "curves hold both trainings. For a run of its own, call run.finish() before, or give attach() a name=",
+        )
+
     def phase_name(self, name: str) -> str:
         """The name that a phase gets: of letters, digits, `_`, `-` and `.`, as part of the name of a series."""
         kept = "".join(letter if letter.isalnum() or letter in "_-." else "_" for letter in name)

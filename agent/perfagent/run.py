@@ -580,6 +580,11 @@ class Run:
         known = self._known_model()  # None: it is gone
         return known is None or not (_holds(known, model) or _holds(model, known))
 
+    def tell_of_next_training(self, model: Any) -> None:
+        """Where attach() was given the model of another training, and no name: both are one run."""
+        if self.trains_another(model):
+            self._misuse.another_model(self.called, self._progress.logged_at())
+
     def _watch_model(self) -> None:
         self._watching.put_on(self._known_model(), self._known_optimizer())
 

@@ -114,6 +114,7 @@ def attach(
         # each training is a run of its own, and under an id that was given an attempt of its own
         next_training = (name is not None or run_id is not None) and run.trains_another(model)
         if run_id in (None, run.id) and (same or unnamed) and not moves and not next_training:
+            run.tell_of_next_training(model)
             run.take_up(model, optimizer, settled, labels, project=project, name=name, group=group, notes=notes)
             run.mirror(AgentConfig.from_env(tensorboard=tensorboard, tune_malloc=tune_malloc).tensorboard)
             if tune_malloc is not None:

@@ -651,6 +651,27 @@ def test_another_training_of_the_same_name_is_a_run_of_its_own(tmp_path):
     assert [run.name for run in runs] == ["same", "same"]
 
 
+def test_another_training_without_a_name_goes_on_in_the_run_and_is_told_so_once(tmp_path, caplog):
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "finish()" in record.getMessage()]
+
+    first, generator = nn.Linear(3, 1), nn.Linear(3, 1)
+    run = perfagent.attach(first, record=tmp_path / "record")
+    perfagent.attach(generator)  # of the same training: nothing was trained yet
+    stepped(generator)
+    perfagent.attach(nn.Sequential(generator))
+    assert told() == []
+    for _ in range(2):
+        model = nn.Linear(3, 1)
+        assert perfagent.attach(model) is run
+        stepped(model)
+    assert len(told()) == 1
+    assert "name=" in told()[0]
+    run.finish()
+    assert perfagent.attach(nn.Linear(3, 1), record=tmp_path / "record") is not run
+    assert len(told()) == 1
+
+
 def test_a_second_attach_of_the_same_training_goes_on_with_its_run(tmp_path):
     model = nn.Linear(3, 1)
     run = perfagent.attach(model, name="same", record=tmp_path / "record")
