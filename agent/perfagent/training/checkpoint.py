@@ -338,7 +338,7 @@ class Checkpoint:
             with contextlib.suppress(CheckpointError):  # this save is what counts now
                 self.wait()
             self.save(loop.step_count, loop.state_dict(), engine=_engine_of(loop), reason=reason)
-            tell("emergency checkpoint", f"of step {loop.step_count}, because of {reason}", level="warning")
+            tell("emergency checkpoint", f"of step {loop.step_count}, because of {reason}", level="info", shown=True)
         except BaseException as problem:
             if is_fatal(problem):
                 raise

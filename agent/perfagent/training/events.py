@@ -14,10 +14,12 @@ __all__ = ["count", "tell"]
 logger = logging.getLogger("perfagent")
 
 
-def tell(title: str, text: str, *, level: str = "warning") -> None:
-    """An alert event of the current run, and the same in the log. level: info, warning or critical."""
+def tell(title: str, text: str, *, level: str = "warning", shown: bool = False) -> None:
+    """An alert event of the current run, and the same in the log. level: info, warning or critical. shown: on the
+    console, though it is info."""
     line = f"perfagent: {title}: {text}" if text else f"perfagent: {title}"
-    logger.log({"info": logging.INFO, "critical": logging.ERROR}.get(level, logging.WARNING), "%s", line)
+    loud = "warning" if shown else level
+    logger.log({"info": logging.INFO, "critical": logging.ERROR}.get(loud, logging.WARNING), "%s", line)
     run = current()
     if run is not None:
         run.alert(title, text, level)

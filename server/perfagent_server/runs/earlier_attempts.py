@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
 
+from perfagent_server.rules.rule import USER_ALERT
 from perfagent_server.store.tables import alert, source
 from perfagent_server.store.tables import attempt as attempts
 
@@ -55,8 +56,11 @@ def _said(connection: Connection, run: str, number: int, attempt: int, began: fl
 
 
 def _alerts(connection: Connection, run: str, began: float, until: float) -> str:
-    """The rules that fired in it, in brackets."""
-    its = and_(alert.c.run == run, alert.c.fired >= began, alert.c.fired < until, alert.c.severity != "info")
-    found: Sequence[Any] = connection.execute(select(alert.c.rule).where(its).order_by(alert.c.fired)).scalars().all()
+    """The rules that fired in it, in brackets. What a script said is no cause of its end."""
+    its = and_(alert.c.run == run, alert.c.fired >= began, alert.c.fired < until)
+    caused = and_(its, alert.c.severity != "info", alert.c.rule != USER_ALERT)
+    found: Sequence[Any] = (
+        connection.execute(select(alert.c.rule).where(caused).order_by(alert.c.fired)).scalars().all()
+    )
     rules = list(dict.fromkeys(found))
     return f" ({', '.join(rules[:_MOST_SAID])})" if rules else ""

@@ -52,6 +52,15 @@ def test_how_each_attempt_before_ended_with_its_step_and_its_rules(bench: Bench)
     assert "Earlier attempts: attempt 1 ran out of memory after step 40 (oom_observed); attempt 2 was preempted" in told
 
 
+def test_a_remark_of_the_script_is_no_cause_of_an_end(bench: Bench) -> None:
+    wall = Clock(NOW)
+    remark = Event(kind="alert", time=wall.at, step=40, data={"title": "checkpoint saved", "level": "warning"})
+    bench.send({}, [], attempt=1, events=[remark], now=wall.at)
+    train(bench, wall, 1, range(1, 41), "oom")
+    train(bench, wall, 2, range(41, 91), "finished")
+    assert "attempt 1 ran out of memory after step 40 (oom_observed)." in verdict(bench, wall).message
+
+
 def test_a_finding_of_the_newest_attempt_comes_first(bench: Bench) -> None:
     wall = Clock(NOW)
     train(bench, wall, 1, range(1, 41), "oom")

@@ -106,6 +106,7 @@ def test_an_uncaught_exception_saves_the_last_whole_step(tmp_path: Path) -> None
         ended = child.communicate("raise\n")
     assert ended.returncode == 1
     assert "ValueError: broken on purpose" in ended.stderr
+    assert "checkpoint: of step 3" in ended.stderr
     assert saved(tmp_path) == [(3, "exception")]
 
 
@@ -152,6 +153,7 @@ def test_a_run_that_sigterm_ends_is_preempted(tmp_path: Path, mode: str, lines: 
             child.send_signal(signal.SIGTERM)
         assert (child.communicate(lines).returncode if lines else child.wait()) == -signal.SIGTERM
     assert last_state(record) == "preempted"
+    assert {told["level"] for told in Recording(record).events("alert")} <= {"info"}, "a save at SIGTERM is no trouble"
 
 
 def test_a_run_goes_on_after_a_sigterm_that_the_script_ignores(tmp_path: Path) -> None:
