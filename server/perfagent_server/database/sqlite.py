@@ -136,6 +136,8 @@ def sqlite_engine(path: Path) -> Engine:
     @event.listens_for(engine, "connect")
     def configure(connection: sqlite3.Connection, _record: object) -> None:
         connection.create_function("REGEXP", 2, _matches, deterministic=True)  # SQLAlchemy's own is Python's re
+        # Whoever reads a text that is not UTF-8 must not fail for it: many rows are read in one statement.
+        connection.text_factory = lambda text: text.decode("utf-8", "replace")
         connection.isolation_level = None  # the driver's own BEGIN would come too late for DDL and too weak for writing
         if connection.execute("PRAGMA page_count").fetchone() == (0,):
             # Before the first table, else without effect; and then only, because setting it writes and wants the lock.

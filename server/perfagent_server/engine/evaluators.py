@@ -14,7 +14,7 @@ from functools import partial
 from sqlalchemy import Connection, select
 from sqlalchemy.sql.expression import func
 
-from perfagent_server.database import Database
+from perfagent_server.database import Database, StorageError
 from perfagent_server.engine import set_aside
 from perfagent_server.engine.evaluator import STATE_VERSION, Evaluator
 from perfagent_server.engine.rebuild import rebuild
@@ -54,7 +54,8 @@ class Evaluators:
     """in_memory: run -> its evaluator, least recently moved first. moved: when that was, by the monotonic clock.
 
     on_failure: called with a run, what could not be done, and the error. on_set_aside: with a run that cannot be loaded,
-    up to which tail id it was judged (None where its row says that), and the error.
+    up to which tail id it was judged (None where its row says that), and the error. on_progress: before each run that is
+    loaded, and each frame that is judged for it.
     """
 
     def __init__(
@@ -65,8 +66,9 @@ class Evaluators:
         *,
         on_failure: Callable[[str, str, Exception], None],
         on_set_aside: Callable[[str, int | None, Exception], None],
+        on_progress: Callable[[], None],
     ) -> None:
-        self._on_set_aside = on_set_aside
+        self._on_set_aside, self._on_progress = on_set_aside, on_progress
         self._database, self._store, self._plan_of, self._on_failure = database, store, plan_of, on_failure
         self.in_memory: OrderedDict[str, Evaluator] = OrderedDict()
         self.moved: dict[str, float] = {}
@@ -77,13 +79,25 @@ class Evaluators:
         missing = [run for run in wanted if run not in self.in_memory]
         loaded: dict[str, bool] = {}
         for start in range(0, len(missing), 500):
-            known, newest = self._read(missing[start : start + 500], judged)
+            names = missing[start : start + 500]
+            try:
+                known, newest = self._read(names, judged)
+            except StorageError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a row that cannot be read: each run alone says whose
+                if len(names) == 1:
+                    self._on_set_aside(names[0], judged(names[0]), error)
+                else:
+                    for run in names:
+                        loaded |= self.load([run], moment, now, judged)
+                continue
             for run, about in known.items():
+                self._on_progress()
                 try:
                     judge = self._evaluator(run, about, now, judged(run))
-                except Exception as error:
-                    if not set_aside.is_of_the_run(error):
-                        raise
+                except StorageError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is one run's
                     self._on_set_aside(run, None if about.says_upto else judged(run), error)
                     continue
                 self.in_memory[run], self.moved[run] = judge, moment
@@ -100,9 +114,9 @@ class Evaluators:
             raise set_aside.CannotJudgeError(set_aside.Mark.read(about.state).error)
         try:
             return self._evaluator(run, about, now, judged(run))
+        except StorageError:
+            raise
         except Exception as error:
-            if not set_aside.is_of_the_run(error):
-                raise
             raise set_aside.CannotJudgeError(set_aside.spell(error)) from error
 
     def _read(self, names: Sequence[str], judged: Callable[[str], int]) -> tuple[dict[str, _Run], dict[str, int]]:
@@ -151,7 +165,7 @@ class Evaluators:
         if judge is None:
             judge = Evaluator(run, plan, on_failure=partial(self._on_failure, run))
             upto = set_aside.Mark.read(about.state).upto if about.version == set_aside.VERSION else judged
-            rebuild(judge, self._database, self._store, upto)
+            rebuild(judge, self._database, self._store, upto, self._on_progress)
             judge.upto = max(judge.upto, upto)
         judge.set_clock(now)
         for one in judge.firing() & about.resolved:  # by hand, while no server judged the run

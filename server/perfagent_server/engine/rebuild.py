@@ -9,7 +9,7 @@ of the series from the store. The alert table has the last word on what is open.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -36,9 +36,11 @@ _MOST_FRAMES = 64  # frames that wait to be judged, of which the first steps are
 _MOST_PAST, _MOST_PAST_BYTES = 256, 4 * 2**20  # frames that are judged once more
 
 
-def rebuild(judge: Evaluator, database: Database, store: MetricStore, judged: int) -> None:
-    """Fills a fresh evaluator with what was judged. judged: the tail id up to which. Of a run that is new there is
-    nothing to fill in."""
+def rebuild(
+    judge: Evaluator, database: Database, store: MetricStore, judged: int, on_progress: Callable[[], None]
+) -> None:
+    """Fills a fresh evaluator with what was judged. judged: the tail id up to which; on_progress: called before each
+    frame. Of a run that is new there is nothing to fill in."""
     run = judge.window.run
     frames = store.since(judged, _MOST_FRAMES, run=run)
     with database.read() as connection:
@@ -56,7 +58,7 @@ def rebuild(judge: Evaluator, database: Database, store: MetricStore, judged: in
     if about.attempts > 1 or not _begins(sources, [*past, *frames]):
         _fill(judge, store, about, sources, [*past, *frames], start)
         _open_before(judge, alerts, past[0].received if past else math.inf)
-    _judge_again(judge, past)
+    _judge_again(judge, past, on_progress)
     window = judge.window
     window.lost.update({row.rank: 0.0 for row in sources if row.state == "lost"})
     if about.state in TERMINAL and not frames:
@@ -85,12 +87,13 @@ def _open_before(judge: Evaluator, alerts: Sequence[Mapping[str, Any]], time: fl
     judge.note_firing()
 
 
-def _judge_again(judge: Evaluator, past: Sequence[FromTail]) -> None:
+def _judge_again(judge: Evaluator, past: Sequence[FromTail], on_progress: Callable[[], None]) -> None:
     """What it changes is known: it was written when these frames were judged first. One that was passed over then is passed
     over again."""
     if past:
         judge.start_clock(past[0].received)
     for stored in past:
+        on_progress()
         try:
             judge.take(stored)
             if (due := judge.due()) is not None and due <= stored.received:

@@ -122,7 +122,9 @@ class Engine(RulesThread):
         self.on_deliveries, self.on_states, self.on_fire = on_deliveries, on_states, on_fire
         self._lock = threading.RLock()  # evaluators: the thread judges, routes read verdicts
         self.aside = SetAside(clock, monotonic)
-        self.evaluators = Evaluators(database, store, plan_of, on_failure=self._pass_over, on_set_aside=self._set_aside)
+        self.evaluators = Evaluators(
+            database, store, plan_of, on_failure=self._pass_over, on_set_aside=self._set_aside, on_progress=self._moves
+        )
         self.checkpoints = Checkpoints(database, self.held, self.evaluators.snapshots, monotonic, every_s=checkpoint_s)
         self._writer = AlertWriter(
             database, self.held, clock, link, snapshots=self.evaluators.snapshots, forget=self.forget,
@@ -322,6 +324,7 @@ class Engine(RulesThread):
 
     def _outcome(self, run: str, state: str) -> str:
         was_in_memory = run in self.evaluators.in_memory
+        self._moves()
         try:
             found = self.verdict(run)
             return "unknown" if found.rule == set_aside.RULES_STOPPED else outcome_of(found, state)
@@ -416,15 +419,23 @@ class Engine(RulesThread):
 
     def _set_aside(self, run: str, upto: int | None, error: Exception) -> None:
         """upto: the tail id up to which it was judged; None: its row of state says it."""
+        was_judged = run in self.evaluators.in_memory
         self._drop(run)
         self.checkpoints.leave_out(run)
-        if self.aside.add(run, set_aside.spell(error)):
+        is_new = self.aside.add(run, set_aside.spell(error))
+        if is_new:
             log.error("run %s cannot be judged, and is set aside: it is tried again later", run, exc_info=error)
         self.counters["set_aside"] = len(self.aside)
-        if upto is not None:
-            mark = {run: Mark(upto, set_aside.spell(error)).row()}
-            save = partial(save_snapshots, snapshots=mark, version=set_aside.VERSION)
+        if upto is None or not (is_new or was_judged):  # else its Mark says more
+            return
+        mark = {run: Mark(upto, set_aside.spell(error)).row()}
+        save = partial(save_snapshots, snapshots=mark, version=set_aside.VERSION)
+        try:
             self._database.write(self.held.verified([run], save), essential=True)
+        except StorageError:
+            raise
+        except Exception as unwritten:  # noqa: BLE001 - its row is broken
+            self._pass_over(run, "the mark", unwritten)
 
     def _pass_over(self, run: str, what: str, error: Exception) -> None:
         self.counters["passed_over"] += 1

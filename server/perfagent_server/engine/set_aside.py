@@ -50,7 +50,7 @@ class Mark(msgspec.Struct):
         """Of one that cannot be read, what the tail still holds is judged again, to the same alerts."""
         try:
             return msgspec.msgpack.decode(state, type=cls)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, TypeError):
             return cls(0, "its row of state cannot be read")
 
 

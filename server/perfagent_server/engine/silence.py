@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import select
 
-from perfagent_server.database import Database
-from perfagent_server.engine import set_aside
+from perfagent_server.database import Database, StorageError
 from perfagent_server.engine.evaluators import PlanOf
 from perfagent_server.rules.life.lost_contact import LostContact
 from perfagent_server.store.shards import EVERY, shard_of
@@ -120,9 +119,9 @@ class Silence:
         if heartbeat:
             try:
                 rule = self._plan_of(project, stored_names(off)).rules.get(LostContact.id)
-            except Exception as error:
-                if not set_aside.is_of_the_run(error):
-                    raise
+            except StorageError:
+                raise
+            except Exception:  # noqa: BLE001 - the rules of one project
                 rule = None
             return (rule if isinstance(rule, LostContact) else LostContact()).after_s
         count, longest = self._pauses.get(name, (0, 0.0))

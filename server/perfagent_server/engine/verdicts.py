@@ -70,11 +70,9 @@ class Verdicts:
             raise StorageError(f"the rules did not answer within {_ANSWER_S:g} s; try again later")
         try:
             yield
-        except CannotJudgeError:
+        except (CannotJudgeError, StorageError):
             raise
         except Exception as error:
-            if not set_aside.is_of_the_run(error):
-                raise
             self._on_failure(run, "the verdict", error)
             raise CannotJudgeError(set_aside.spell(error)) from error
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -15,7 +16,7 @@ from builders import until
 from engine_bench import NOW, Bench, Clock
 from frames import frame as one_frame
 from frames import rows
-from sqlalchemy import update
+from sqlalchemy import text, update
 
 from perfagent.wire import Event, encode
 from perfagent_server.alerts import channels
@@ -117,10 +118,11 @@ class Breakable:
     """Rules of which those of one project cannot be made."""
 
     is_broken = True
+    error: Exception = LookupError("no such threshold")
 
     def __call__(self, project: str, off: Sequence[str]) -> Plan:
         if self.is_broken:
-            raise LookupError("no such threshold")
+            raise self.error
         return default_plan(project, off)
 
 
@@ -163,6 +165,19 @@ def test_a_run_that_cannot_be_loaded_is_shown_and_judged_later(bench: Bench) -> 
     assert told(bench) == [("r", "nonfinite_loss"), ("sick", "nonfinite_loss")]
     assert engine.verdict("r").rule == "nonfinite_loss"
     assert (engine.counters["set_aside"], engine.counters["left_out_frames"]) == (0, 0)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(75, "Value too large for defined data type")])
+def test_whatever_fails_while_one_run_is_loaded_is_of_that_run(bench: Bench, error: Exception) -> None:
+    plans = Breakable()
+    plans.error = error
+    bench.send({"loss": [2.0]}, [1])
+    break_run(bench)
+    send_nan(bench)
+    engine = engine_of(bench, plans, Clock(NOW))
+    engine.run_once()
+    assert told(bench) == [("sick", "nonfinite_loss")]
+    assert engine.verdict("r").rule == "rules_stopped"
 
 
 def test_the_pauses_between_two_tries_grow(bench: Bench) -> None:
@@ -304,15 +319,15 @@ def test_an_event_of_a_frame_that_cannot_be_judged_is_told(bench: Bench) -> None
     assert told(bench) == [("r", "process_crash"), ("r", "user_alert")]
 
 
-def settings_of(bench: Bench, rule: str, text: str, project: str = "") -> RuleSettings:
+def settings_of(bench: Bench, rule: str, stored: str, project: str = "") -> RuleSettings:
     """The rules of a server that starts with this row."""
-    row = {"project": project, "rule": rule, "settings": text}
+    row = {"project": project, "rule": rule, "settings": stored}
     bench.database.write(lambda connection: connection.execute(rule_setting.insert().values(**row)))
     return RuleSettings(bench.database, bench.settings.data / RULES_FILE)
 
 
 @pytest.mark.parametrize(
-    ("rule", "text", "named"),
+    ("rule", "stored", "named"),
     [
         ("loss_spike", '{"gone": 1}', "gone"),
         ("no_such_rule", '{"enabled": false}', "there is no rule 'no_such_rule'"),
@@ -325,8 +340,8 @@ def settings_of(bench: Bench, rule: str, text: str, project: str = "") -> RuleSe
         ("nonfinite_loss", "[" * 100_000, "is no JSON"),
     ],
 )
-def test_a_stored_setting_that_is_none_is_ignored_and_shown(bench: Bench, rule: str, text: str, named: str) -> None:
-    settings = settings_of(bench, rule, text)
+def test_a_stored_setting_that_is_none_is_ignored_and_shown(bench: Bench, rule: str, stored: str, named: str) -> None:
+    settings = settings_of(bench, rule, stored)
     engine = bench.engine(plan_of=settings.plan_of)
     send_nan(bench)
     engine.run_once()
@@ -411,6 +426,67 @@ def test_a_row_of_the_tail_that_cannot_be_read_is_passed_over(bench: Bench) -> N
         compactor.run_once()
     compactor.run_once()
     assert [row["run"] for row in bench.rows(tail)] == ["odd"], "those of others are packed"
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "run SET rules_off = CAST(x'ff' AS TEXT)",
+        "run SET project = CAST(x'ff' AS TEXT)",
+        "run SET state = CAST(x'ff' AS TEXT), ended = 5",
+        "source SET state = CAST(x'ff' AS TEXT)",
+        "alert SET state = CAST(x'ff' AS TEXT)",
+        "tail SET source = CAST(x'ff' AS TEXT)",
+        "tail SET frame = 5",
+        "tail SET frame = 'text'",
+        "tail SET received = 'soon'",
+        "tail SET attempt = 'x', rank = 'x', seq = 'x'",
+        "rule_state SET state = 'text', version = -1",
+    ],
+)
+def test_a_row_of_one_run_that_cannot_be_read_holds_up_no_round(bench: Bench, broken: str, is_restarted: bool) -> None:
+    engine = bench.engine()
+    send_nan(bench, "odd")
+    if is_restarted:
+        engine.run_once()
+        engine.checkpoint()
+    bench.database.write(lambda connection: connection.execute(text(f"UPDATE {broken}")))
+    send_nan(bench)
+    for _ in range(2):
+        engine = bench.engine()
+        while engine.run_once():
+            pass
+        engine.look_for_silence()
+        engine.settle_outcomes()
+        engine.checkpoint()
+    assert ("sick", "nonfinite_loss") in told(bench)
+    assert engine.verdict("odd").rule
+
+
+@pytest.mark.sqlite
+def test_a_damaged_page_of_one_run_costs_no_other_run_its_alert(bench: Bench) -> None:
+    bench.send({"loss": [2.0]}, [1], name="odd")
+    marked = b"A mark in the middle of a row on several pages." * 1000
+    row = {"run": "odd", "version": 0, "state": marked}
+    bench.database.write(lambda connection: connection.execute(rule_state.insert().values(**row)))
+    file = bench.settings.data / "perfagent.db"
+    with sqlite3.connect(file) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        page = other.execute("PRAGMA page_size").fetchone()[0]
+    other.close()
+    damaged = bytearray(file.read_bytes())
+    middle = damaged.index(marked[:47], damaged.index(marked[:47]) + 2 * page) // page * page
+    damaged[middle : middle + 4] = b"\xff" * 4  # where the row goes on
+    file.write_bytes(damaged)
+    engine = bench.engine()
+    send_nan(bench)
+    engine.run_once()
+    engine.run_once()
+    assert told(bench) == [("sick", "nonfinite_loss")]
+    assert "malformed" in engine.verdict("odd").message
+    engine.checkpoint()
 
 
 def test_a_retention_that_cannot_be_read_deletes_nothing(bench: Bench) -> None:

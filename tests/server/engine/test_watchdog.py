@@ -17,7 +17,7 @@ from api_builders import frame, settings_for
 from builders import Receiver, until
 from engine_bench import NOW, Bench, Clock, OddRule
 
-from perfagent.wire import Finding, encode
+from perfagent.wire import Event, Finding, encode
 from perfagent_dashboard.pages import overview
 from perfagent_server.alerts import channels
 from perfagent_server.app import create_app
@@ -139,6 +139,45 @@ def test_a_server_that_was_stopped_for_a_minute_tells_nothing(bench: Bench) -> N
     watched.recover()
     assert watched.told() == []
     watched.engine.stop()
+
+
+class Slow:
+    """Rules of which those of each run take two seconds to make, and what the engine says of itself meanwhile. The first run
+    waits at the gate."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.watched: Watched | None = None
+
+    def __call__(self, project: str, off: Sequence[str]) -> Plan:
+        if project and len(self.said) < RUNS:
+            ENTERED.set()
+            MAY_GO_ON.wait(60)
+            assert self.watched is not None
+            self.said.append(self.watched.engine.trouble())
+            self.watched.mono.at += 2
+        return default_plan(project, off)
+
+
+RUNS = 30  # of which all together need more than the 45 s after which it is told that the rules stand still
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_many_runs_that_are_loaded_after_a_start_are_no_trouble(bench: Bench, has_ended: bool) -> None:
+    end = [Event(kind="state", time=NOW, step=1, data={"state": "finished"})] if has_ended else []
+    for number in range(RUNS):
+        bench.send({"loss": [1.0]}, [1], name=f"r{number}", events=end)
+    if has_ended:  # and all were judged: it is their outcomes that are missing
+        before = bench.engine()
+        before.run_once()
+        before.checkpoint()
+    slow = Slow()
+    slow.watched = Watched(bench, plan_of=slow)
+    assert ENTERED.wait(30)
+    MAY_GO_ON.set()
+    until(lambda: len(slow.said) == RUNS, why="all runs are loaded")
+    assert not any(slow.said)
+    slow.watched.engine.stop()
 
 
 class Faulty:

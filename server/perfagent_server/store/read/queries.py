@@ -13,16 +13,14 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 from sqlalchemy import Connection, Select, bindparam, func, select
 
-from perfagent.errors import PerfagentError
-from perfagent.wire import LOSS, Event, Latest, LogRow, RankMatrix, Series, metric, parts_of, whole_of
+from perfagent.wire import LOSS, Latest, LogRow, RankMatrix, Series, metric, parts_of, whole_of
 from perfagent.wire.loss_names import loss_of
 from perfagent_server.database import Database
 from perfagent_server.store.codec.aggregates import Cells, Floats, concatenate, reduced
-from perfagent_server.store.codec.tail import TailGroup, unpack_whole
+from perfagent_server.store.codec.tail import unpack_whole
 from perfagent_server.store.read.newest import newest_of_run
 from perfagent_server.store.read.newest_of_runs import asked_alone, newest_of_runs
 from perfagent_server.store.read.ranks import latest_over_ranks, over_ranks
@@ -103,11 +101,12 @@ class Answers:
         found: list[FromTail] = []
         size = 0
         with self.database.read() as connection, closing(rows_of.stream(connection, wanted)) as rows:
-            for id_, run, attempt, rank, source, seq, received, frame in rows:
-                size += len(frame)
+            for row in rows:
+                frame = row[-1]
+                size += len(frame) if isinstance(frame, bytes) else 0
                 if found and max_bytes is not None and size > max_bytes:
                     break
-                found.append(FromTail(id_, run, attempt, rank, source, seq, received, *_unpacked(id_, frame)))
+                found.append(_from_tail(*row))
         return found
 
     def newest_id(self) -> int:
@@ -301,13 +300,16 @@ def _answer(name: str, rank: int | str, width: int, exact: bool, cells: Cells, m
     )
 
 
-def _unpacked(id_: int, frame: bytes) -> tuple[list[TailGroup], list[Event]]:
-    """A row that cannot be read is an empty frame: what reads the tail must get past it."""
+def _from_tail(
+    id_: int, run: str, attempt: int, rank: int, source: str, seq: int, received: float, frame: bytes
+) -> FromTail:
+    """A row that cannot be read is an empty frame of no attempt: what reads the tail must get past it. SQLite keeps a text in
+    a column of numbers."""
     try:
-        return unpack_whole(frame)
-    except (PerfagentError, msgspec.MsgspecError, ValueError, TypeError, IndexError, RecursionError):
+        return FromTail(id_, run, int(attempt), int(rank), source, int(seq), float(received), *unpack_whole(frame))
+    except Exception:  # noqa: BLE001 - bytes that nobody wrote may raise anything in msgpack and zstd
         _say_unreadable(id_)
-        return [], []
+        return FromTail(id_, run, -1, 0, source, 0, 0.0, [], [])
 
 
 @lru_cache(maxsize=1000)
