@@ -66,8 +66,8 @@ def test_values_come_in_a_unit_that_fits_their_size(page: Page, name: str, value
 
 
 def test_durations_are_told_in_two_units(page: Page) -> None:
-    told = call(page, "lib/times.js", "[5.9, 61, 3660, 90061].map(m.duration)")
-    assert told == ["5 s", "1 min 1 s", "1 h 1 min", "1 d 1 h"]
+    told = call(page, "lib/times.js", "[0.04, 0.43, 5.9, 61, 3660, 90061].map(m.duration)")
+    assert told == ["0.1 s", "0.4 s", "5 s", "1 min 1 s", "1 h 1 min", "1 d 1 h"]
 
 
 def test_the_last_element_at_or_before_a_value(page: Page) -> None:

@@ -23,6 +23,7 @@ export const shortTime = (unix) => short.format(new Date(unix * 1000));
 
 export function duration(seconds) {
   const s = Math.max(0, seconds);
+  if (s > 0 && s < 1) return `${Math.max(0.1, Math.floor(10 * s) / 10)} s`;
   if (s < 60) return `${Math.floor(s)} s`;
   if (s < 3600) return `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s`;
   if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
