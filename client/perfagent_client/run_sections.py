@@ -13,7 +13,7 @@ from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.models import RunDetails
 from perfagent_client.page import Section
 from perfagent_client.sparkline import sparkline
-from perfagent_client.spent import amounts, money
+from perfagent_client.spent import amounts, money, took_s
 from perfagent_client.techniques import sentences
 from perfagent_client.timing_table import about_percentiles, timing_head, timing_rows
 from perfagent_client.units import duration, figure, quantity
@@ -73,7 +73,7 @@ def sections(facts: Facts, wrap: Wrap, *, everything: bool = False, bars: bool =
 def _head(facts: Facts, wrap: Wrap) -> Section:
     run = facts.run
     started = run.started[:19].replace("T", " ")
-    took = _seconds_between(run.started, run.ended or run.updated)
+    took = took_s(run)
     how_long = f"{'took' if run.ended else 'for'} {duration(took)}"
     state = f"{run.state}{': ' + run.reason if run.reason else ''}"
     ranks = f", {run.world_size} ranks" if run.world_size > 1 else ""
@@ -99,15 +99,6 @@ def _spent(spent: Spent) -> str:
     """`took 3.2 GPU hours, 1.1 kWh, 0.4 J a token; cost 9.80 EUR, 3.10 EUR an hour`."""
     took, cost = ", ".join(amounts(spent)), money(spent)
     return f"took {took}; cost {cost}" if cost else f"took {took}" if took else ""
-
-
-def _seconds_between(first: str, last: str) -> float:
-    from datetime import datetime
-
-    try:
-        return max(0.0, (datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds())
-    except (ValueError, TypeError):
-        return 0.0
 
 
 def _verdict(facts: Facts, wrap: Wrap, *, everything: bool) -> Section:

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from perfagent.money import spell_money
 from perfagent.wire import Spent
+from perfagent_client.models import RunDetails
 
-__all__ = ["amounts", "money"]
+__all__ = ["amounts", "money", "paused_s", "took_s"]
+
+
+def took_s(run: RunDetails) -> float:
+    """How long it trained: of several attempts their sum, without the time between them."""
+    return _whole_s(run) - paused_s(run)
+
+
+def paused_s(run: RunDetails) -> float:
+    """How long no attempt ran between the first and the last."""
+    return max(0.0, _whole_s(run) - 3600 * run.spent.hours) if run.attempts > 1 and run.spent.hours else 0.0
+
+
+def _whole_s(run: RunDetails) -> float:
+    try:
+        began, last = (datetime.fromisoformat(moment) for moment in (run.started, run.ended or run.updated))
+    except (ValueError, TypeError):
+        return 0.0
+    return max(0.0, (last - began).total_seconds())
 
 
 def amounts(spent: Spent) -> list[str]:

@@ -21,6 +21,9 @@ from perfagent_client import Client
 from perfagent_client.models import RunDetails
 from perfagent_client.page import fitted, flat
 from perfagent_client.run_sections import Facts, sections
+from perfagent_client.spent import paused_s
+from perfagent_client.watch.run_text import head_lines
+from perfagent_client.watch.run_view import RunView
 
 TRAINING = """
 import torch, perfagent
@@ -97,6 +100,28 @@ def test_all_adds_every_layer_and_the_raw_values(capsys: pytest.CaptureFixture[s
     raw = {line[0]: line[1:] for line in lines[lines.index(["RAW", "VALUES", "(newest)"]) :] if line}
     assert raw["accuracy"] == ["0.39", "40", "0"]
     assert raw["memory/parameters_bytes"][1] == "B"
+
+
+def test_the_time_between_two_attempts_is_no_training(
+    server: Listening, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A script that ended is started again twenty minutes later, and goes on."""
+    with Client(server.url) as client:
+        for attempt, first in ((1, 1), (2, 1231)):
+            begin = 1_700_000_000.0 + first
+            told = [(begin, first - 1, {"state": "running"}), (begin + 29, first + 29, {"state": "finished"})]
+            events = [Event(kind="state", time=time, step=step, data=data) for time, step, data in told]
+            made = frame(
+                {"loss": [1.0] * 30}, run="again", name="again", first_step=first, attempt=attempt, events=events
+            )
+            headers = {"Content-Type": "application/x-msgpack"}
+            client.http.post(f"{server.url}/api/v1/ingest", content=encode(made), headers=headers).raise_for_status()
+        run = until(lambda: (found := client.run("again")).ended and found)
+    assert "took 58 s" in command(capsys, "show", "again").out
+    assert command(capsys, "report", "again", "-o", str(tmp_path / "report.html")).code == 0
+    assert "took 58 s" in (tmp_path / "report.html").read_text()
+    assert "took 58 s" in str(head_lines(RunView(run), 200, 2e9)[1])
+    assert paused_s(run) == pytest.approx(1201)  # the page's clock leaves it out
 
 
 def test_json_keeps_its_shape(capsys: pytest.CaptureFixture[str]) -> None:

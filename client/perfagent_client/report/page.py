@@ -9,7 +9,6 @@ import base64
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from perfagent_client.report.charts import charts_of
 from perfagent_client.report.facts import ReportFacts
 from perfagent_client.report.line_chart import HEIGHT, WIDTH
 from perfagent_client.report.step_bar import step_bar
-from perfagent_client.spent import amounts, money
+from perfagent_client.spent import amounts, money, took_s
 from perfagent_client.techniques import sentences
 from perfagent_client.timing_table import about_percentiles, timing_head, timing_rows
 from perfagent_client.units import duration
@@ -154,19 +153,12 @@ def _head(facts: ReportFacts) -> list[str]:
     """The facts in the line below the name."""
     run = facts.run
     parts = [f"step {run.step:,}", f"started {_moment(run.started)}"]
-    if took := _seconds_between(run.started, run.ended or run.updated):
+    if took := took_s(run):
         parts.append(f"{'took' if run.ended else 'for'} {duration(took)}")
     parts += [some(run.world_size, "rank")] if run.world_size > 1 else []
     parts += [f"attempt {run.attempts}"] if run.attempts > 1 else []
     parts += [f"on {run.host}"] if run.host else []
     return parts
-
-
-def _seconds_between(first: str, last: str) -> float:
-    try:
-        return max(0.0, (datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds())
-    except (ValueError, TypeError):
-        return 0.0
 
 
 def _finding(finding: Finding, most: _Most, state: str) -> _ShownFinding:

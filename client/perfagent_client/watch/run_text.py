@@ -10,6 +10,7 @@ from rich.text import Text
 
 from perfagent.wire import PHASES, metric, outcome_of
 from perfagent_client.sparkline import sparkline
+from perfagent_client.spent import paused_s, took_s
 from perfagent_client.units import duration, figure
 from perfagent_client.watch.fleet import RATES
 from perfagent_client.watch.run_view import RunView
@@ -36,8 +37,13 @@ def head_lines(view: RunView, width: int, now: float) -> list[Text]:
     facts += [f"attempt {run.attempts}"] if run.attempts > 1 else []
     began, ended, heard = (seconds_of(moment) for moment in (run.started, run.ended, run.updated))
     if began is not None:
-        took = max(0.0, ended - began) if ended else 0.0
-        facts.append(f"took {duration(took if took < 1 else round(took))}" if ended else f"for {age(now - began)}")
+        took = took_s(run)
+        how_long = (
+            f"took {duration(took if took < 1 else round(took))}"
+            if ended
+            else f"for {age(now - began - paused_s(run))}"
+        )
+        facts.append(how_long)
     if heard is not None and ended is None:
         facts.append(f"heard {age(now - heard)} ago")
     facts += [f"on {run.host}"] if run.host else []

@@ -33,9 +33,9 @@ def at_clock(unix: float) -> Component:
     return _time(unix, "clock")
 
 
-def since_then(time: str, until: str | None) -> Component:
-    """`1 h 3 min`: how long it was, or has been so far."""
-    return _time(time, "since", data_until=until or "")
+def since_then(time: str, until: str | None, paused_s: float = 0.0) -> Component:
+    """`1 h 3 min`: how long it was, or has been so far, without the seconds that it paused."""
+    return _time(time, "since", data_until=until or "", data_paused=f"{paused_s:g}")
 
 
 def _time(time: str | float | None, how: str, **more: str) -> Component:

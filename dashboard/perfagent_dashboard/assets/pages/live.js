@@ -19,7 +19,7 @@ function writeTimes(root) {
   for (const node of root.querySelectorAll("time[data-time]")) {
     const unix = unixOf(node.dateTime);
     if (unix == null) continue;
-    const spent = () => duration((unixOf(node.dataset.until || null) ?? Date.now() / 1000) - unix);
+    const spent = () => duration((unixOf(node.dataset.until || null) ?? Date.now() / 1000) - unix - Number(node.dataset.paused ?? 0));
     setText(node, { ago: () => ago(unix), clock: () => clockTime(unix), since: spent }[node.dataset.time]?.() ?? shortTime(unix));
     node.title ||= fullTime(unix);
   }

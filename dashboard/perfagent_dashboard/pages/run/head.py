@@ -9,8 +9,8 @@ import dash_mantine_components as dmc
 from dash import html
 
 from perfagent.wire import Spent
-from perfagent_client.models import parse
-from perfagent_client.spent import amounts, money
+from perfagent_client.models import RunDetails, parse
+from perfagent_client.spent import amounts, money, paused_s
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.icons import icon
 from perfagent_dashboard.components.marks import state_badge
@@ -60,7 +60,9 @@ def _facts(facts: RunFacts) -> list[Component]:
         parts.append(html.Span([say("last_heard_word"), " ", ago(run["updated"])]))
     elif run["started"]:
         words = say("took_word" if run["ended"] else "starting_word" if run["state"] == "starting" else "running_word")
-        parts.append(html.Span([words, " ", since_then(run["started"], run["ended"])]))
+        parts.append(
+            html.Span([words, " ", since_then(run["started"], run["ended"], paused_s(parse(RunDetails, run)))])
+        )
     parts += [html.Span(say("ranks", count=facts.ranks))] if facts.ranks > 1 else []
     parts += [html.Span(say("attempts", count=run["attempts"]))] if run["attempts"] > 1 else []
     parts += [html.Span(run["host"], title=say("host"))] if run["host"] else []
