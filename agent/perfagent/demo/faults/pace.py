@@ -153,7 +153,7 @@ FAULTS: tuple[Fault, ...] = (
         name="data-stall",
         story=f"the loader needs {_STALL_S * 1000:.0f} ms more for every batch, as with a slow disk or a heavy transform",
         expects=("data_bound",),
-        min_steps=40,  # the verdict names it after 25 steps
+        min_steps=60,  # the rule judges 20 steps, and its finding must hold for as long again
     ),
     SlowRank(
         name="straggler",
