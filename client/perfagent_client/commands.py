@@ -38,12 +38,12 @@ def runs(parser: argparse.ArgumentParser) -> None:
     state.completer = lambda **_: STATES  # type: ignore[attr-defined] # no `choices`: a newer server may know more
     severity = parser.add_argument(
         "--severity", metavar="WORD", action="append",
-        help=f"only runs of this verdict: {', '.join(OUTCOMES)} (nothing was judged); may be given again",
+        help=f"only runs of this verdict: {', '.join(OUTCOMES)} (unknown: nothing was judged); may be given again",
     )  # fmt: skip
     severity.completer = lambda **_: OUTCOMES  # type: ignore[attr-defined]
     parser.add_argument("--tag", help="only with this tag")
     parser.add_argument(
-        "--since", type=moment, metavar="WHEN", help="only runs heard of since then: 24h, 7d, 2026-03-01"
+        "--since", type=moment, metavar="WHEN", help="only runs heard of since then: 90m, 24h, 7d, 2026-03-01"
     )
     parser.add_argument(
         "--sort", metavar="BY",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import commands
@@ -13,6 +14,7 @@ from builders import free_port, until, web
 from preloaded import Ended
 from pyarrow import parquet
 
+from perfagent.command_line.option_types import moment
 from perfagent.wire import Event, encode
 from perfagent_client import ApiError, Client
 
@@ -66,6 +68,18 @@ def test_runs_come_with_verdict_loss_throughput_and_tags(server: Listening, tmp_
     )
     wrong = perfagent(server, tmp_path, "runs", "--since", "yesterday")
     assert wrong.returncode == 2 and "24h" in wrong.stderr
+
+
+@pytest.mark.parametrize("since", ["30s", "3m", "90min", "24h", "7d"])
+def test_a_length_of_time_has_the_usual_units(since: str) -> None:
+    seconds = {"30s": 30, "3m": 180, "90min": 5400, "24h": 86_400, "7d": 604_800}[since]
+    ago = datetime.now(UTC) - datetime.fromisoformat(moment(since))
+    assert seconds <= ago.total_seconds() < seconds + 25
+
+
+def test_help_says_at_unknown_that_nothing_was_judged(tmp_path: Path) -> None:
+    words = " ".join(commands.perfagent(tmp_path, "runs", "--help").stdout.split())
+    assert "unknown: nothing was judged" in words
 
 
 def test_runs_and_show_say_the_same_of_a_run(server: Listening, tmp_path: Path) -> None:

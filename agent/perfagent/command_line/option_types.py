@@ -49,16 +49,16 @@ def seconds(text: str) -> float:
 
 
 def moment(text: str) -> str:
-    """A moment as RFC 3339: so long ago (`90min`, `24h`, `7d`), or a local date with or without a time."""
-    ago = re.fullmatch(r"(\d{1,6})(min|h|d)", text.strip())
+    """A moment as RFC 3339: so long ago (`30s`, `90m` or `90min`, `24h`, `7d`), or a local date with or without a time."""
+    ago = re.fullmatch(r"(\d{1,6})\s*(s|m|min|h|d)", text.strip())
     try:
         if ago:
-            length = timedelta(minutes=int(ago[1]) * {"min": 1, "h": 60, "d": 1440}[ago[2]])
+            length = timedelta(seconds=int(ago[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}[ago[2]])
             return (datetime.now(UTC) - length).isoformat()
         return datetime.fromisoformat(text.strip()).astimezone(UTC).isoformat()
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
-            f"is {text!r}; allowed are 90min, 24h, 7d, and a date such as 2026-03-01 or 2026-03-01T18:00"
+            f"is {text!r}; allowed are 30s, 90m, 24h, 7d, and a date such as 2026-03-01 or 2026-03-01T18:00"
         ) from None
 
 
