@@ -83,8 +83,13 @@ def test_one_run_and_an_unknown_run_are_told(server: Listening, capsys: pytest.C
             "b takes 1,110 % more time a step than a (900 to 1,250 %).",
         ),
         (
-            Change("too_short"),
-            "b: too few steps to say how fast it is. At least 50 are needed, more if slow steps come in groups.",
+            Change("too_short", "step_time_s", lacking="a", steps=38, independent=38),
+            "b: too few steps to say how fast it is. a has 38 steps with Step time after the warm-up; at least 50 are needed.",
+        ),
+        (
+            Change("too_short", "step_time_s", lacking="b", steps=379, independent=12),
+            "b: too few steps to say how fast it is. b has 379 steps with Step time after the warm-up; slow steps come in "
+            "groups, so they count as 12; at least 20 are needed.",
         ),
         (Change("unknown"), "b: nothing says how fast it is."),
     ],
@@ -137,7 +142,8 @@ def test_a_page_that_says_what_differs_does_not_say_that_nothing_was_found(media
 
     def measure(word: str, low: float, high: float) -> dict[str, object]:
         edges = {"low": [None, low], "high": [None, high], "ratio": [None, (low + high) / 2]}
-        return {"name": "step_time_s", "values": [0.5, 0.6], "word": ["first", word], **edges}
+        counts = {"steps": [40, 40], "independent": [40, 40]}
+        return {"name": "step_time_s", "values": [0.5, 0.6], "word": ["first", word], **edges, **counts}
 
     side = {"run": "r", "state": "finished", "title": "", "begin": None, "end": None, "severity": "healthy"}
     found = {

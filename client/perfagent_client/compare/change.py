@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Change", "changes", "mean_changes"]
+__all__ = ["LEAST_INDEPENDENT", "LEAST_STEPS", "Change", "changes", "mean_changes"]
 
 _SPEED = ("tokens_per_s", "samples_per_s", "step_time_s")
+LEAST_STEPS, LEAST_INDEPENDENT = 50, 20
+"""Of the server's interval, named in the sentence on a run that has fewer."""
 _WORTH = 0.2  # of the change of the step time: a phase that makes less of it is not named
 
 
@@ -16,7 +18,9 @@ _WORTH = 0.2  # of the change of the step time: a phase that makes less of it is
 class Change:
     """word: faster, slower, same, too_short or unknown. measure: what it is said of, throughput where there is one.
     percent, low, high: by how much, with the 95 % interval, above 0; of a `same`, high is how much may be hidden. phase:
-    the series of the phase that changed most in that direction, or ""; seconds: by how much, a step."""
+    the series of the phase that changed most in that direction, or ""; seconds: by how much, a step. Of too_short, lacking:
+    the run that has too few steps; steps: how many have the measure after the warm-up; independent: as how many independent
+    ones they count."""
 
     word: str
     measure: str = ""
@@ -25,13 +29,21 @@ class Change:
     high: float = 0.0
     phase: str = ""
     seconds: float = 0.0
+    lacking: str = ""
+    steps: int = 0
+    independent: int = 0
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether the steps are enough in number, but slow ones come in groups."""
+        return self.steps >= LEAST_STEPS
 
 
 def changes(comparison: Mapping[str, Any]) -> list[Change]:
     """One for each run after the first."""
     speed = {one["name"]: one for one in comparison["speed"]}
     measure = next((speed[name] for name in _SPEED if name in speed), None)
-    return [_change(measure, speed, place) for place in range(1, len(comparison["sides"]))]
+    return [_change(measure, speed, place, comparison["sides"]) for place in range(1, len(comparison["sides"]))]
 
 
 def mean_changes(comparison: Mapping[str, Any]) -> list[Change | None]:
@@ -42,7 +54,9 @@ def mean_changes(comparison: Mapping[str, Any]) -> list[Change | None]:
     phases = {one["name"]: one for one in comparison["speed"] if one["name"].startswith("phase/")}
     places = range(1, len(comparison["sides"]))
     return [
-        _change(mean, {"step_time_s": mean, **phases}, place) if mean and _adds(mean, median, place) else None
+        _change(mean, {"step_time_s": mean, **phases}, place, comparison["sides"])
+        if mean and _adds(mean, median, place)
+        else None
         for place in places
     ]
 
@@ -55,10 +69,16 @@ def _adds(mean: Mapping[str, Any], median: Mapping[str, Any] | None, place: int)
     return bool(mean["low"][place] > median["high"][place] or mean["high"][place] < median["low"][place])
 
 
-def _change(measure: Mapping[str, Any] | None, speed: Mapping[str, Mapping[str, Any]], place: int) -> Change:
+def _change(
+    measure: Mapping[str, Any] | None, speed: Mapping[str, Mapping[str, Any]], place: int, sides: Sequence[Mapping[str, Any]]
+) -> Change:  # fmt: skip
     if measure is None:
         return Change("unknown")
     word, name = measure["word"][place], measure["name"]
+    if word == "too_short":
+        fewest = min((0, place), key=lambda at: (min(measure["steps"][at], LEAST_STEPS), measure["independent"][at]))
+        steps, independent = measure["steps"][fewest], measure["independent"][fewest]
+        return Change(word, name, lacking=sides[fewest]["name"], steps=steps, independent=independent)
     if measure["ratio"][place] is None:
         return Change(word, name)
     percents = sorted(100 * (measure[one][place] - 1) for one in ("low", "high"))

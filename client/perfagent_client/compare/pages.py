@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfagent.command_line.terminal_output import Line, Table
+from perfagent.plural import some
 from perfagent.wire import metric
-from perfagent_client.compare.change import Change, changes, mean_changes
+from perfagent_client.compare.change import LEAST_INDEPENDENT, LEAST_STEPS, Change, changes, mean_changes
 from perfagent_client.units import duration, figure, short, size
 
 __all__ = ["comparison_page", "headline"]
@@ -53,9 +54,11 @@ def _by_median(name: str, first: str, change: Change) -> str:
 
 def headline(name: str, first: str, change: Change) -> str:
     if change.word == "too_short":
-        return (
-            f"{name}: too few steps to say how fast it is. At least 50 are needed, more if slow steps come in groups."
-        )
+        has = f"{change.lacking} has {some(change.steps, 'step')} with {metric(change.measure).title} after the warm-up"
+        lacks = f"at least {LEAST_STEPS} are needed"
+        if change.is_grouped:
+            lacks = f"slow steps come in groups, so they count as {change.independent}; at least {LEAST_INDEPENDENT} are needed"
+        return f"{name}: too few steps to say how fast it is. {has}; {lacks}."
     if change.word == "unknown":
         return f"{name}: nothing says how fast it is."
     if change.word == "same":

@@ -555,7 +555,13 @@ CHINESE: dict[str, str] = {
     "change_faster_step": "{name} 每步比 {first} 少用 {percent} % 的时间（{low} 至 {high} %）",
     "change_slower_step": "{name} 每步比 {first} 多用 {percent} % 的时间（{low} 至 {high} %）",
     "change_same": "{name} 与 {first}：没有发现速度差别，差别小于 {most} %。",
-    "change_too_short": "{name}：步数太少，无法判断快慢：至少需要 50 步，慢步集中出现时需要更多。",
+    "change_too_short": (
+        "{name}：步数太少，无法判断快慢：{lacking} 在预热之后只有 {steps:,} 步有 {measure}，至少需要 {least} 步。"
+    ),
+    "change_grouped": (
+        "{name}：步数太少，无法判断快慢：{lacking} 在预热之后有 {steps:,} 步有 {measure}，"
+        "但慢步集中出现，只相当于 {independent:,} 步，至少需要 {least} 步。"
+    ),
     "change_unknown": "{name}：没有数据说明快慢。",
     "change_plain": "{told}。",
     "change_why": "{told}：{why}。",

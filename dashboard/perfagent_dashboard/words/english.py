@@ -556,7 +556,14 @@ ENGLISH: dict[str, str] = {
     "change_faster_step": "{name} takes {percent} % less time a step than {first} ({low} to {high} %)",
     "change_slower_step": "{name} takes {percent} % more time a step than {first} ({low} to {high} %)",
     "change_same": "No difference in speed was found between {name} and {first}; any difference is below {most} %.",
-    "change_too_short": "{name}: too few steps to say how fast it is. At least 50 are needed, more if slow steps come in groups.",
+    "change_too_short": (
+        "{name}: too few steps to say how fast it is. {lacking} has {steps:,} {steps|step|steps} with {measure} after the "
+        "warm-up; at least {least} are needed."
+    ),
+    "change_grouped": (
+        "{name}: too few steps to say how fast it is. {lacking} has {steps:,} {steps|step|steps} with {measure} after the "
+        "warm-up; slow steps come in groups, so they count as {independent:,}; at least {least} are needed."
+    ),
     "change_unknown": "{name}: nothing says how fast it is.",
     "change_plain": "{told}.",
     "change_why": "{told}: {why}.",

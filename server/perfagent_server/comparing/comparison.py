@@ -13,7 +13,7 @@ import numpy.typing as npt
 from perfagent.wire import PHASES, Finding, RunSummary, Series, outcome_of
 from perfagent.wire.loss_names import loss_of
 from perfagent_server.comparing.differences import Differences, differences_of
-from perfagent_server.comparing.ratio_interval import Statistic, is_enough, ratio_of, resampled
+from perfagent_server.comparing.ratio_interval import Statistic, independent, is_enough, ratio_of, resampled
 from perfagent_server.comparing.windows import Window
 from perfagent_server.store.interface import MetricStore
 
@@ -58,7 +58,8 @@ class Side:
 class Measure:
     """A quantity of speed. values: one a run: the median, of `mean_step` the mean; for a phase the mean seconds a step.
     ratio, low, high: to the first run, with the 95 % interval; null for the first and where it cannot be said. word: first,
-    faster, slower, same, too_short or unknown. shares: of the step time, for phases."""
+    faster, slower, same, too_short or unknown. shares: of the step time, for phases. steps: how many have it after the
+    warm-up; independent: as how many independent ones they count."""
 
     name: str
     values: list[float | None]
@@ -67,6 +68,8 @@ class Measure:
     low: list[float | None]
     high: list[float | None]
     word: list[str]
+    steps: list[int] = field(default_factory=list)
+    independent: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -256,6 +259,7 @@ def _compared(
 ) -> Measure:
     values = [float(statistic(one)) if len(one) else None for one in columns]
     made = Measure(name, values, [None] * len(columns), [], [], [], [])
+    made.steps, made.independent = [len(one) for one in columns], [independent(one) for one in columns]
     base = resampled(statistic, columns[0]) if len(columns[0]) else None
     for place, column in enumerate(columns):
         found = ratio_of(statistic, columns[0], column, base) if place else None
@@ -265,7 +269,8 @@ def _compared(
         if not place:
             made.word.append("first")
         elif found is None:
-            made.word.append("too_short" if len(column) and len(columns[0]) else "unknown")
+            is_short = len(column) and len(columns[0]) and not (is_enough(columns[0]) and is_enough(column))
+            made.word.append("too_short" if is_short else "unknown")
         elif found.low <= 1 <= found.high or abs(found.value - 1) < _TELLING:
             made.word.append("same")
         else:

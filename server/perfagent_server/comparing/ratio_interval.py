@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LEAST_STEPS", "Ratio", "Statistic", "block_length", "is_enough", "ratio_of", "resampled"]
+__all__ = ["LEAST_STEPS", "Ratio", "Statistic", "block_length", "independent", "is_enough", "ratio_of", "resampled"]
 
 LEAST_STEPS = 50
 """With fewer, nothing is said."""
@@ -40,7 +40,12 @@ class Ratio:
 
 def is_enough(values: Values) -> bool:
     """Whether there are enough steps for an interval. Steps that depend on each other count less."""
-    return len(values) >= LEAST_STEPS and len(values) >= _LEAST_INDEPENDENT * _dependence(values)
+    return len(values) >= LEAST_STEPS and independent(values) >= _LEAST_INDEPENDENT
+
+
+def independent(values: Values) -> int:
+    """As how many independent steps these count: their effective sample size."""
+    return int(len(values) / _dependence(values)) if len(values) else 0
 
 
 def ratio_of(statistic: Statistic, first: Values, second: Values, base: Values | None = None) -> Ratio | None:

@@ -25,19 +25,21 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         run(client, "fast", seconds=0.3, wait=0.02, config={"lr": 0.1, "workers": 8, "seed": 1}, floor=0.8)
         run(client, "twin", seconds=0.5, wait=0.25, config={"lr": 0.1, "workers": 0, "seed": 2}, floor=1.0, luck=1)
         run(client, "stalls", seconds=0.5, wait=0.25, config={}, floor=1.0, luck=2, stall=0.6)
+        run(client, "drifts", seconds=0.5, wait=0.0, config={}, floor=1.0, steps=389, drift=1.0)
         run(client, "short", seconds=0.5, wait=0.0, config={}, floor=1.0, steps=8)
         yield client
 
 
 def run(
     client: TestClient, name: str, *, seconds: float, wait: float, config: dict[str, Any], floor: float, steps: int = 400,
-    luck: int = 0, stall: float = 0.0,
+    luck: int = 0, stall: float = 0.0, drift: float = 0.0,
 ) -> None:  # fmt: skip
     random = np.random.default_rng(luck)
     step = np.arange(1, steps + 1)
     times = seconds * np.exp(random.normal(0, 0.05, steps))
     times[:5] *= 10  # compiling
     times[::10] += stall
+    times += drift * (step > steps / 2)
     values = {
         "loss": (floor + 2 / step).tolist(),
         "step_time_s": times.tolist(),
@@ -101,6 +103,14 @@ def test_a_run_that_is_too_short_is_not_judged(client: TestClient) -> None:
     found = compared(client, "slow", "short")
     assert measure(found, "step_time_s")["word"] == ["first", "too_short"]
     assert [one["too_short"] for one in found["sides"]] == [False, True]
+    assert measure(found, "step_time_s")["steps"] == [390, found["sides"][1]["steps"]]
+
+
+def test_steps_that_are_slow_in_a_group_are_many_but_count_as_few(client: TestClient) -> None:
+    step = measure(compared(client, "slow", "drifts"), "step_time_s")
+    assert step["word"] == ["first", "too_short"]
+    assert step["steps"][1] == 379
+    assert step["independent"][1] < 20 <= step["independent"][0]
 
 
 def test_loss_is_compared_at_the_last_step_that_all_have(client: TestClient) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dash import html
 
 from perfagent.wire import metric
-from perfagent_client.compare.change import Change, changes, mean_changes
+from perfagent_client.compare.change import LEAST_INDEPENDENT, LEAST_STEPS, Change, changes, mean_changes
 from perfagent_client.units import duration, short
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.marks import severity_mark, state_badge
@@ -53,8 +53,14 @@ def _by_median(name: str, first: str, change: Change) -> str:
 
 
 def headline(name: str, first: str, change: Change) -> str:
-    if change.word in ("too_short", "unknown"):
-        return say(f"change_{change.word}", name=name)
+    if change.word == "unknown":
+        return say("change_unknown", name=name)
+    if change.word == "too_short":
+        return say(
+            "change_grouped" if change.is_grouped else "change_too_short", name=name, lacking=change.lacking,
+            steps=change.steps, measure=metric(change.measure).title, independent=change.independent,
+            least=LEAST_INDEPENDENT if change.is_grouped else LEAST_STEPS,
+        )  # fmt: skip
     if change.word == "same":
         return say("change_same", name=name, first=first, most=short(change.high, 2))
     kind = change.word if change.measure != "step_time_s" else f"{change.word}_step"
