@@ -12,7 +12,7 @@ import pytest
 from recorded import record_run
 
 import perfagent_dashboard
-from perfagent.wire import CATALOGUE
+from perfagent.wire import CATALOGUE, OUTCOMES
 from perfagent_dashboard.words import ENGLISH, LANGUAGES, say
 from perfagent_dashboard.words.chinese import CHINESE
 
@@ -34,6 +34,10 @@ LEFT = """words => {
   }
   return found;
 }"""
+
+
+def test_a_verdict_has_one_word_on_the_pages_and_on_the_wire() -> None:
+    assert [say(f"severity_{one}") for one in OUTCOMES] == [*OUTCOMES]
 
 
 def test_both_languages_say_the_same_things_with_the_same_values() -> None:

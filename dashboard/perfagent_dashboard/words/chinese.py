@@ -164,6 +164,7 @@ CHINESE: dict[str, str] = {
     "chart_failed": "没有加载：{message}",
     "too_many": "还有 {count} 个指标：在搜索框里输入名称的一部分。",
     "nonfinite": "{count} 个 NaN 或 Inf",
+    "nonfinite_shown": "所示步中有 {count} 个 NaN 或 Inf",
     "where": "一步的时间花在哪里",
     "where_over": "一步的时间花在哪里，{over}",
     "where_unit": "所示各步的平均",

@@ -413,7 +413,8 @@ export class Chart {
     if (low !== high) this.value.append(el("small", null, ` ${low} … ${high}`));
     this.value.classList.toggle("bad", bad);
     const lost = this.data.bad.slice(...this.shown()).reduce((sum, count) => sum + count, 0);
-    setText(this.flag, [...(this.clipped ?? []), ...(lost ? [say("nonfinite", { count: thousands(lost) })] : [])].join(" · "));
+    const told = lost ? [say(this.board.window() ? "nonfinite_shown" : "nonfinite", { count: thousands(lost) })] : [];
+    setText(this.flag, [...(this.clipped ?? []), ...told].join(" · "));
   }
 
   marks(layout) {
