@@ -53,10 +53,11 @@ class Checkpoints:
         if self._target is None:
             if begun < self.due or not self._held.seen:
                 return False
-            if not self.dirty and self._held.seen.items() <= self.saved.items():
+            cursors = {shard: max(judged, self.saved.get(shard, 0)) for shard, judged in self._held.cursors().items()}
+            if not self.dirty and cursors.items() <= self.saved.items():
                 self._plan_next(begun)
                 return True
-            self._waiting, self._target, self._took_s = sorted(self.dirty), dict(self._held.seen), 0.0
+            self._waiting, self._target, self._took_s = sorted(self.dirty), cursors, 0.0
         names, rest = self._waiting[:RUNS_A_PIECE], self._waiting[RUNS_A_PIECE:]
         self._write(names, {} if rest else self._target)
         self._waiting = rest

@@ -73,11 +73,11 @@ class Evaluators:
         self.in_memory: OrderedDict[str, Evaluator] = OrderedDict()
         self.moved: dict[str, float] = {}
 
-    def load(self, wanted: Iterable[str], moment: float, now: float, judged: Callable[[str], int]) -> dict[str, bool]:
-        """Brings the evaluators of these runs into memory; those that were not there, and whether the tail holds frames of
-        them that they have not seen, though all others of their shard were judged. judged: the tail id up to which."""
+    def load(self, wanted: Iterable[str], moment: float, now: float, judged: Callable[[str], int]) -> dict[str, int]:
+        """Brings the evaluators of these runs into memory; those that were not there, and how many frames of them the tail
+        holds that they have not seen, though all others of their shard were judged. judged: the tail id up to which."""
         missing = [run for run in wanted if run not in self.in_memory]
-        loaded: dict[str, bool] = {}
+        loaded: dict[str, int] = {}
         for start in range(0, len(missing), 500):
             names = missing[start : start + 500]
             try:
@@ -101,7 +101,7 @@ class Evaluators:
                     self._on_set_aside(run, None if about.says_upto else judged(run), error)
                     continue
                 self.in_memory[run], self.moved[run] = judge, moment
-                loaded[run] = newest.get(run, 0) > judge.upto
+                loaded[run] = self._waiting(run, judge.upto, judged(run)) if newest.get(run, 0) > judge.upto else 0
         return loaded
 
     def made(self, run: str, now: float, judged: Callable[[str], int]) -> Evaluator | None:
@@ -131,6 +131,11 @@ class Evaluators:
                 found = select(tail.c.run, func.max(tail.c.id)).where(*its).group_by(tail.c.run)
                 newest.update((row[0], row[1]) for row in connection.execute(found))
         return known, newest
+
+    def _waiting(self, run: str, after: int, upto: int) -> int:
+        its = tail.c.run == run, tail.c.id > after, tail.c.id <= upto
+        with self._database.read() as connection:
+            return connection.execute(select(func.count()).select_from(tail).where(*its)).scalar_one()
 
     def evict(self, moment: float, dirty: set[str]) -> list[str]:
         """Drops those that lie in their snapshots as they are: idle ones, and the oldest when there are many."""

@@ -17,6 +17,9 @@ No run, frame or rule stops the others. A rule that raises is left out at that s
 an alert that no table takes, is passed over, counted and logged once. A run that cannot be loaded, or fails frame after
 frame, is set aside and tried again later (set_aside.py).
 
+Nor does a slow run delay them. If its frames take more than its share of a round, it is late: its frames are judged
+behind those of all others, some in each round, until it has caught up.
+
 No jump of the wall clock reaches the rules: they are judged by a clock that moves like the monotonic one.
 """
 
@@ -25,7 +28,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Protocol
@@ -67,6 +70,8 @@ CHECKPOINT_S = 2.0
 MOST_LAG_FRAMES = 100_000
 """So many frames the rules may be behind; then agents are told to send again later."""
 _BATCH = 256  # frames judged between two commits
+_ROUND_S = 2.0  # or as many as take so long
+_SHARE_S = 1.0  # of one run in a round: if its frames take longer, the rest waits for those of all others
 _RELOADED = 16  # runs that get other rules between two rounds
 _BATCH_BYTES = 8 * 2**20  # as stored
 _LAG_EVERY_S = 1.0
@@ -145,7 +150,7 @@ class Engine(RulesThread):
         # lag_frames, lag_s: how far behind the newest frame the rules are
         self.counters: dict[str, float] = {
             "frames": 0, "rounds": 0, "alerts": 0, "checkpoints": 0, "failures": 0, "runs_in_memory": 0, "passed_over": 0,
-            "dropped_alerts": 0, "set_aside": 0, "left_out_frames": 0, "lag_frames": 0, "lag_s": 0.0,
+            "dropped_alerts": 0, "set_aside": 0, "left_out_frames": 0, "late_runs": 0, "lag_frames": 0, "lag_s": 0.0,
         }  # fmt: skip
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -230,10 +235,7 @@ class Engine(RulesThread):
             moment = self._monotonic()
             loaded = self._load(self.aside.due())
             loaded += self._load({stored.run for stored in batch if stored.run not in self.aside})
-            changes: list[tuple[str, Change]] = []
-            drained = self._still_lost(batch)
-            for stored in batch:
-                changes += self._take(stored, moment, drained=stored.source in drained)
+            batch, changes = self._take_all(batch)
             for run in loaded:
                 # A step of these frames may be due sooner than what was due when the run was loaded.
                 self._schedule(run)
@@ -245,9 +247,56 @@ class Engine(RulesThread):
                 self._writer.commit(changes)
             if batch:
                 self.held.seen = {shard: max(seen, batch[-1].id) for shard, seen in self.held.seen.items()}
-                self.counters["frames"] += len(batch)
                 self.counters["rounds"] += 1
-            return len(batch)
+            return len(batch) + self._judge_late()
+
+    def _take_all(self, batch: list[FromTail]) -> tuple[list[FromTail], list[tuple[str, Change]]]:
+        """Judges as much of a batch as a round has time for; that part, and what follows from it."""
+        began = before = self._monotonic()
+        spent: defaultdict[str, float] = defaultdict(float)
+        changes: list[tuple[str, Change]] = []
+        drained = self._still_lost(batch)
+        for place, stored in enumerate(batch, 1):
+            if stored.run in self.held.late:
+                self.aside.note_frame(stored.run)
+                continue
+            changes += self._take(stored, before, drained=stored.source in drained)
+            now = self._monotonic()
+            spent[stored.run] += now - before
+            before = now
+            if spent[stored.run] > _SHARE_S and stored.run in self.evaluators.in_memory:
+                self.held.late[stored.run] = stored.id
+            if now - began > _ROUND_S:
+                return batch[:place], changes
+        return batch, changes
+
+    def _judge_late(self) -> int:
+        """Frames of late runs, of one run after the other; how many."""
+        count, until = 0, self._monotonic() + _ROUND_S
+        for run in list(self.held.late):
+            while run in self.held.late and self._monotonic() < until:
+                count += self._catch_up(run, until)
+        return count
+
+    def _catch_up(self, run: str, until: float) -> int:
+        """Judges frames of a late run, as far as the tail holds them, up to a moment; how many."""
+        judge, upto = self.evaluators.in_memory[run], self.held.upto(run)
+        batch = [one for one in self._store.since(judge.upto, _BATCH, _BATCH_BYTES, run=run) if one.id <= upto]
+        if not batch:
+            self._is_up_to_date(run)
+            return 0
+        drained, changes, count = self._still_lost(batch), list[tuple[str, Change]](), 0
+        for stored in batch:
+            count += 1
+            changes += self._take_by(judge, stored, self._monotonic(), drained=stored.source in drained)
+            self.aside.note_judged(run)
+            if run not in self.held.late or self._monotonic() > until:
+                break  # it was set aside, or it is the turn of others
+        if changes:
+            self._writer.commit(changes)
+        if self.held.late.pop(run, None) is not None:
+            self.held.late[run] = judge.upto  # behind the other late ones
+        return count
 
     def _heed_deletions(self) -> None:
         """Another server may have deleted a run. Asked behind the frames: those of a new run of the same id come after it."""
@@ -273,6 +322,7 @@ class Engine(RulesThread):
     def _take_by(self, judge: Evaluator, stored: FromTail, moment: float, *, drained: bool) -> list[tuple[str, Change]]:
         self._moves()
         now = self._now()
+        self.counters["frames"] += 1
         changes = self._judged(stored.run, "a frame", lambda: judge.take(stored, drained=drained, now=now))
         judge.upto = max(judge.upto, stored.id)  # also of one that was passed over
         self.counters["dropped_alerts"] += judge.dropped
@@ -303,7 +353,7 @@ class Engine(RulesThread):
 
     def _note_lag(self, batch: Sequence[FromTail]) -> None:
         behind = max(0, self._store.newest_id() - batch[-1].id) if batch else 0
-        self.counters["lag_frames"] = behind
+        self.counters["lag_frames"], self.counters["late_runs"] = behind, len(self.held.late)
         self.counters["lag_s"] = round(max(0.0, self._clock() - batch[-1].received), 3) if behind else 0.0
 
     def settle_outcomes(self) -> int:
@@ -316,8 +366,9 @@ class Engine(RulesThread):
             if found and self.run_once():
                 return len(found)
             words = {run: self._outcome(run, state) for run, state in found.items() if run in self.held}
+            words = {run: word for run, word in words.items() if run not in self.held.late}  # not everything was judged
             changed = self._database.write(partial(outcomes.settle, found=words), essential=True) if words else []
-            self._judged_again.difference_update(again)
+            self._judged_again.difference_update(set(again) - self.held.late.keys())
         if changed and self.on_states is not None:
             self.on_states(changed)
         return len(words)
@@ -334,7 +385,7 @@ class Engine(RulesThread):
             self._pass_over(run, "the verdict", error)
             return "unknown"
         finally:
-            if not was_in_memory:
+            if not was_in_memory and run not in self.held.late:
                 self._drop(run)  # runs that go on keep their places there
 
     # --- what time alone changes --------------------------------------------------------------------------------------
@@ -348,7 +399,7 @@ class Engine(RulesThread):
         changes: list[tuple[str, Change]] = []
         for run in self._due.pop(now):
             judge = self.evaluators.in_memory.get(run)
-            if judge is None:
+            if judge is None or run in self.held.late:  # what it has sent meanwhile waits to be judged
                 continue
             self._moves()
             found = self._judged(run, "a tick", partial(judge.tick, now))
@@ -371,11 +422,12 @@ class Engine(RulesThread):
             self._call_lost([one for one in found if self.silence.quiet_s(one.source) >= one.quiet_s])
 
     def _call_lost(self, found: Sequence[Silent]) -> None:
+        self._load({one.run for one in found if one.heartbeat})
+        found = [one for one in found if one.run not in self.held.late]  # a sign of life may wait to be judged
         silent: dict[str, dict[tuple[int, int], float]] = {}
         for one in found:
             if one.heartbeat:
                 silent.setdefault(one.run, {})[one.attempt, one.rank] = one.quiet_s
-        self._load(silent)
         now = self._now()
         changes: list[tuple[str, Change]] = []
         for run, ranks in silent.items():
@@ -477,43 +529,30 @@ class Engine(RulesThread):
         with self._lock:
             if self.checkpoints.piece():
                 self.counters["checkpoints"] = self.checkpoints.count
-                for run in self.evaluators.evict(self._monotonic(), self.checkpoints.dirty):
+                for run in self.evaluators.evict(self._monotonic(), self.checkpoints.dirty | self.held.late.keys()):
                     self._due.drop(run)
                 self.counters["runs_in_memory"] = len(self.evaluators.in_memory)
 
     def _load(self, wanted: Iterable[str]) -> list[str]:
-        """Those that were not in memory before. What came while a run was set aside is judged."""
+        """Those that were not in memory before. One that is behind its shard, as after it was set aside, is late."""
         held = [run for run in wanted if run in self.held]
         loaded = self.evaluators.load(held, self._monotonic(), self._now(), self.held.upto)
-        for run, is_behind in loaded.items():
-            judged = self._catch_up(run) if is_behind else 0
-            if run not in self.evaluators.in_memory:
-                continue  # set aside again
-            if came := self.aside.remove(run):
-                left_out = max(0, came - judged)
-                self.counters["left_out_frames"] += left_out
-                said = "run %s is judged again: of %d frames that came meanwhile, the tail has lost %d"
-                log.warning(said, run, came, left_out)
-            self._schedule(run)
-        self.counters["set_aside"] = len(self.aside)
-        return [run for run in loaded if run in self.evaluators.in_memory]
+        for run, waiting in loaded.items():
+            if lost := self.aside.note_waiting(run, waiting):
+                self.counters["left_out_frames"] += lost
+                log.warning("of the frames of run %s that came while it was set aside, the tail has lost %d", run, lost)
+            if waiting:
+                self.held.late[run] = self.evaluators.in_memory[run].upto
+            else:
+                self._is_up_to_date(run)
+        return list(loaded)
 
-    def _catch_up(self, run: str) -> int:
-        """Judges the frames of a run that came while it was set aside, as far as the tail holds them; how many."""
-        count, upto, changes = 0, self.held.upto(run), list[tuple[str, Change]]()
-        while (judge := self.evaluators.in_memory.get(run)) is not None:
-            batch = self._store.since(judge.upto, _BATCH, _BATCH_BYTES, run=run)
-            rest = [stored for stored in batch if stored.id <= upto]
-            drained = self._still_lost(rest)
-            for stored in rest:
-                if run in self.evaluators.in_memory:
-                    changes += self._take_by(judge, stored, self._monotonic(), drained=stored.source in drained)
-                    count += 1
-            if len(rest) < len(batch) or not batch:
-                break
-        if changes:
-            self._writer.commit(changes)
-        return count
+    def _is_up_to_date(self, run: str) -> None:
+        self.held.late.pop(run, None)
+        if self.aside.remove(run):
+            log.warning("run %s is judged again", run)
+        self.counters["set_aside"] = len(self.aside)
+        self._schedule(run)
 
     # --- for routes ---------------------------------------------------------------------------------------------------
 
@@ -592,6 +631,7 @@ class Engine(RulesThread):
 
     def _drop(self, run: str) -> None:
         self.evaluators.drop(run)
+        self.held.late.pop(run, None)
         self.checkpoints.dirty.discard(run)
         self._due.drop(run)
 

@@ -110,10 +110,21 @@ class SetAside:
         if run in self._runs:
             self._runs[run].frames += 1
 
-    def remove(self, run: str) -> int:
-        """It is judged again, or deleted; how many frames came meanwhile."""
-        known = self._runs.pop(run, None)
-        return 0 if known is None else known.frames
+    def note_waiting(self, run: str, waiting: int) -> int:
+        """So many of its frames the tail still holds; how many it has lost."""
+        known = self._runs.get(run)
+        lost = 0 if known is None else max(0, known.frames - waiting)
+        if known is not None:
+            known.frames -= lost
+        return lost
+
+    def note_judged(self, run: str) -> None:
+        if run in self._runs:
+            self._runs[run].frames -= 1
+
+    def remove(self, run: str) -> bool:
+        """It is judged again, or deleted; whether it was here."""
+        return self._runs.pop(run, None) is not None
 
     def shown(self) -> list[dict[str, Any]]:
         """What GET /self lists."""

@@ -72,6 +72,9 @@ NAMES: dict[tuple[str, str], Named] = {
         "counter",
         "Frames of such runs that the tail held no longer when they were judged again.",
     ),
+    ("rules", "late_runs"): Named(
+        "rules_late_runs", "gauge", "Runs whose frames take long to judge, and wait for those of all others."
+    ),
     ("rules", "lag_frames"): Named("rules_lag_frames", "gauge", "Frames that wait for the rules."),
     ("rules", "lag_s"): Named("rules_lag_seconds", "gauge", "How long the oldest of them waits."),
     ("outbox", "tries"): Named("delivery_tries", "counter", "Tries to deliver a message."),
