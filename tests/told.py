@@ -61,7 +61,7 @@ class Told:
 
     def due(self) -> list[tuple[str, float]]:
         """Events, and after how many seconds from now they are sent."""
-        return [(row["event"].removeprefix("alert."), row["due"] - self.now) for row in self.deliveries()]
+        return [(row["event"].removeprefix("alert."), max(0.0, row["due"] - self.now)) for row in self.deliveries()]
 
 
 def heal(told: Told, first: int) -> None:

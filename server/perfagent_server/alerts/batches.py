@@ -17,7 +17,9 @@ from perfagent_server.alerts import quiet
 from perfagent_server.alerts.kinds import groups
 from perfagent_server.store.tables import channel, delivery
 
-__all__ = ["Batch", "Due", "put_off", "what_is_due"]
+__all__ = ["Batch", "Due", "Later", "put_off", "what_is_due"]
+
+Later = Mapping[str, Mapping[str, float]]
 
 _PER_CHANNEL = 4
 _MOST_GROUPED = 50  # in one message
@@ -33,10 +35,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """later: delivery -> when its time has come, of those that are put off; following: when more is due."""
+    """later: delivery -> the new values of its row, of those that are put off; following: when more is due."""
 
     batches: Sequence[Batch]
-    later: Mapping[str, float]
+    later: Later
     following: float | None
 
 
@@ -49,7 +51,7 @@ def what_is_due(connection: Connection, now: float, flying: Mapping[str, str]) -
     following = connection.execute(select(func.min(delivery.c.due)).where(waiting, delivery.c.due > now)).scalar()
     busy = Counter(flying.values())
     batches: list[Batch] = []
-    later: dict[str, float] = {}
+    later: dict[str, Mapping[str, float]] = {}
     for one in channels:
         free = _PER_CHANNEL - busy[one["id"]]
         if free <= 0:
@@ -61,11 +63,11 @@ def what_is_due(connection: Connection, now: float, flying: Mapping[str, str]) -
     return Due(batches, later, following)
 
 
-def put_off(connection: Connection, later: Mapping[str, float]) -> None:
+def put_off(connection: Connection, later: Later) -> None:
     """Writes down when the time of these deliveries has come."""
-    for identifier, due in later.items():
+    for identifier, values in later.items():
         its = (delivery.c.id == identifier) & (delivery.c.state == "waiting")
-        connection.execute(update(delivery).where(its).values(due=due))
+        connection.execute(update(delivery).where(its).values(**values))
 
 
 def _rows(connection: Connection, one: RowMapping, now: float, flying: Mapping[str, str]) -> list[RowMapping]:
@@ -90,16 +92,18 @@ def _batches(one: RowMapping, rows: Sequence[RowMapping]) -> list[Batch]:
     return [Batch(one, together[:_MOST_GROUPED]) for together in of_runs.values()]
 
 
-def _quiet(connection: Connection, rows: Sequence[RowMapping], now: float) -> dict[str, float]:
+def _quiet(connection: Connection, rows: Sequence[RowMapping], now: float) -> dict[str, Mapping[str, float]]:
     """Those that are quiet, and until when. What was tried once is not: the receiver may have it."""
     first = [row for row in rows if row["event"] == "alert.firing" and row["tries"] == 0]
     if not first:
         return {}
     until = quiet.Quiet(connection, now).until({row["alert"] for row in first})
-    return {row["id"]: until[row["alert"]] for row in first if row["alert"] in until}
+    return {row["id"]: {"due": until[row["alert"]]} for row in first if row["alert"] in until}
 
 
-def _grouped(connection: Connection, one: RowMapping, rows: Sequence[RowMapping], now: float) -> dict[str, float]:
+def _grouped(
+    connection: Connection, one: RowMapping, rows: Sequence[RowMapping], now: float
+) -> dict[str, Mapping[str, float]]:
     """Those for which it is too early, because the channel was told about their run a moment ago."""
     if not groups(one):
         return {}
@@ -108,8 +112,9 @@ def _grouped(connection: Connection, one: RowMapping, rows: Sequence[RowMapping]
         delivery.c.channel == one["id"], delivery.c.run.in_({row["run"] for row in patient})
     )
     told = {row.run: row.at for row in connection.execute(newest.group_by(delivery.c.run)) if row.at is not None}
-    free = {run: at + one["group_s"] for run, at in told.items() if at + one["group_s"] > now}
-    return {row["id"]: free[row["run"]] for row in patient if row["run"] in free}
+    # A message that the clock dates into the future was sent before the clock was set back: it holds nothing back.
+    free = {run: at + one["group_s"] for run, at in told.items() if at <= now < at + one["group_s"]}
+    return {row["id"]: {"due": free[row["run"]], "ready": free[row["run"]]} for row in patient if row["run"] in free}
 
 
 def _waits_for_another() -> ColumnElement[bool]:

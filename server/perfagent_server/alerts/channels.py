@@ -201,7 +201,7 @@ def new_test(connection: Connection, identifier: str, now: float) -> str | None:
     connection.execute(
         insert(delivery).values(
             id=message_id, channel=identifier, alert=None, event="channel.test", body=body, state="waiting", tries=0, created=now,
-            due=now, error="",
+            due=0.0, error="",
         )
     )  # fmt: skip
     return message_id

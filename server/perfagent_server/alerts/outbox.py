@@ -11,6 +11,7 @@ arrive in their order: "resolved" waits until "firing" has arrived, and "firing"
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -21,9 +22,10 @@ from sqlalchemy import Connection, RowMapping, select
 
 from perfagent.errors import PerfagentError
 from perfagent_server.alerts import retries
-from perfagent_server.alerts.batches import Batch, put_off, what_is_due
+from perfagent_server.alerts.batches import Batch, Later, put_off, what_is_due
 from perfagent_server.alerts.outcome import Outcome
 from perfagent_server.alerts.senders import Post, send
+from perfagent_server.alerts.waits import AT_ONCE, overlong
 from perfagent_server.database import Database, StorageError
 from perfagent_server.security.outbound import Guard, post
 from perfagent_server.store.tables import alert, delivery
@@ -38,6 +40,7 @@ _LOOK_S = 0.5
 _UNWRITTEN_S = 1.0  # between two tries to write down what became of a message
 _CHORES_S = 5.0
 _KEPT_S = 30 * 86400.0  # delivered and failed rows are kept that long
+_SET_BACK_S = 30.0  # less makes a wait no longer than anybody minds
 
 Chore = Callable[[float], object]
 """Writes what is to be sent for another reason than that an alert changed, at this time."""
@@ -47,8 +50,8 @@ class Outbox:
     """start() and stop() the threads; wake() when deliveries were written; wait() for the outcome of one.
 
     allow: receivers that may be used although they are loopback or private. chores: what to carry out every few
-    seconds. is_mine: whether this server sends; where several share a database, one of them does. clock: Unix seconds.
-    send: one POST; the guarded one unless a test drives it.
+    seconds. is_mine: whether this server sends; where several share a database, one of them does. clock: Unix seconds;
+    monotonic: shows when it was set back. send: one POST; the guarded one unless a test drives it.
     """
 
     def __init__(
@@ -59,19 +62,21 @@ class Outbox:
         guard: Guard | None = None,
         is_mine: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
         send: Post = post,
     ) -> None:
         self._is_mine = is_mine
         self._database, self.guard = database, guard or Guard(allow)
         self.chores: list[Chore] = []
-        self._clock, self._post = clock, send
+        self._clock, self._monotonic, self._post = clock, monotonic, send
+        self._offset = clock() - monotonic()
         self._event = threading.Event()
         self._done = threading.Condition()  # one more try is finished; guards what follows
         self._flying: dict[str, str] = {}  # delivery -> channel
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._cleaned = self._chores_done = 0.0
+        self._cleaned = self._chores_done = self._waits_seen = 0.0
         self.counters = {
             "tries": 0,
             "delivered": 0,
@@ -134,20 +139,30 @@ class Outbox:
         if not self._is_mine():
             return _IDLE_S
         now = self._clock()
-        self._keep_house(now)
+        before, self._offset = self._offset, now - self._monotonic()
+        self._keep_house(now, was_set_back=self._offset < before - _SET_BACK_S)
         with self._done:
             flying = dict(self._flying)
         with self._database.read() as connection:
             due = what_is_due(connection, now, flying)
         if due.later:
-            self._database.write(lambda connection: put_off(connection, due.later), essential=True)
+            self._put_off(due.later)
         for batch in due.batches:
             self._launch(batch)
-        following = min((at for at in (due.following, *due.later.values()) if at is not None), default=None)
-        return _IDLE_S if following is None else min(_IDLE_S, max(0.02, float(following) - now))
+        times = *(values["due"] for values in due.later.values()), *([] if due.following is None else [due.following])
+        return min(_IDLE_S, max(0.02, min(times, default=math.inf) - now))
 
-    def _keep_house(self, now: float) -> None:
-        if now - self._cleaned > 3600:
+    def _put_off(self, later: Later) -> None:
+        self._database.write(lambda connection: put_off(connection, later), essential=True)
+
+    def _keep_house(self, now: float, *, was_set_back: bool) -> None:
+        if was_set_back or abs(now - self._waits_seen) > _CHORES_S:
+            self._waits_seen = now
+            with self._database.read() as connection:
+                over = overlong(connection, now, was_set_back=was_set_back)
+            if over:
+                self._put_off({name: {"due": AT_ONCE, "ready": AT_ONCE} for name in over})
+        if abs(now - self._cleaned) > 3600:
             self._cleaned = now
             self._database.write(lambda connection: _clean(connection, now - _KEPT_S), essential=True)
         if self.chores and abs(now - self._chores_done) > _CHORES_S:

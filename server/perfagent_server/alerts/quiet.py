@@ -120,7 +120,7 @@ class Quiet:
 
 def held(now: float) -> ColumnElement[bool]:
     """Whether a delivery waits for its time: it was never tried, and is not about to be."""
-    later = (delivery.c.tries == 0) & (delivery.c.due > now) & (delivery.c.due > delivery.c.created)
+    later = (delivery.c.tries == 0) & (delivery.c.due > now)
     return (delivery.c.event == "alert.firing") & (delivery.c.state == "waiting") & later
 
 
@@ -130,7 +130,7 @@ def release(connection: Connection, now: float) -> bool:
     columns = delivery.c.id, delivery.c.alert, delivery.c.ready, delivery.c.due
     rows = connection.execute(select(*columns).where(held(now))).all()
     quiet = Quiet(connection, now).until({row.alert for row in rows})
-    due = {row.id: max(now, row.ready if row.due <= row.ready else now, quiet.get(row.alert, now)) for row in rows}
+    due = {row.id: max(row.ready if row.due <= row.ready else 0.0, quiet.get(row.alert, 0.0)) for row in rows}
     for identifier, time in due.items():
         connection.execute(update(delivery).where(delivery.c.id == identifier).values(due=time))
     return any(time <= now for time in due.values())

@@ -27,11 +27,11 @@ __all__ = ["due_again", "forget", "remind", "repeat"]
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """newest: when the newest delivery of this alert on this channel was written."""
+    """newest: when the newest delivery of this alert on this channel was written; None: by a clock that was ahead."""
 
     alert: str
     channel: str
-    newest: float
+    newest: float | None
 
 
 Link = Callable[[str], str]
@@ -53,7 +53,7 @@ def forget(connection: Connection, alert_id: str) -> None:
 
 def due_again(connection: Connection, now: float) -> list[Again]:
     """What is due again on channels that repeat."""
-    newest = func.max(delivery.c.created).label("newest")
+    newest = func.max(case((delivery.c.created <= now, delivery.c.created))).label("newest")
     waits = func.max(case((delivery.c.state == "waiting", 1), else_=0)).label("waits")
     query = (
         select(delivery.c.alert, delivery.c.channel, channel.c.repeat_s, newest, waits)
@@ -64,7 +64,7 @@ def due_again(connection: Connection, now: float) -> list[Again]:
         .where(alert.c.state == "firing", alert.c.acknowledged.is_(None), runs.c.ended.is_(None))
         .group_by(delivery.c.alert, delivery.c.channel, channel.c.repeat_s)
     )
-    due = [row for row in connection.execute(query) if not row.waits and now - row.newest >= row.repeat_s]
+    due = [row for row in connection.execute(query) if not row.waits and now - (row.newest or 0.0) >= row.repeat_s]
     silent = quiet.Quiet(connection, now).until({row.alert for row in due}) if due else {}
     return [
         Again(row.alert, row.channel, row.newest)
@@ -84,7 +84,7 @@ def _is_wanted(connection: Connection, alert_id: str, channel_id: str) -> bool:
 def repeat(connection: Connection, again: Iterable[Again], now: float, link: Link) -> None:
     """Writes what due_again() found."""
     for one in again:
-        _write(connection, one.alert, one.channel, now, now, link, delivery_id(one.alert, one.channel, str(one.newest)))
+        _write(connection, one.alert, one.channel, 0.0, now, link, delivery_id(one.alert, one.channel, str(one.newest)))
 
 
 def _have_heard(connection: Connection, alert_id: str) -> Iterable[str]:
@@ -100,7 +100,7 @@ def _have_heard(connection: Connection, alert_id: str) -> Iterable[str]:
 
 
 def _write(
-    connection: Connection, alert_id: str, channel_id: str, ready: float, now: float, link: Link, identifier: str
+    connection: Connection, alert_id: str, channel_id: str, due: float, now: float, link: Link, identifier: str
 ) -> None:
     row = _firing(connection, alert_id)
     if row is None:
@@ -112,7 +112,7 @@ def _write(
     )  # fmt: skip
     values: dict[str, Any] = {
         "id": identifier, "channel": channel_id, "alert": alert_id, "event": "alert.firing", "body": body, "state": "waiting",
-        "tries": 0, "created": now, "ready": ready, "due": ready, "error": "", "run": row["run"],
+        "tries": 0, "created": now, "ready": 0.0, "due": due, "error": "", "run": row["run"],
         "urgent": row["severity"] == "critical",
     }  # fmt: skip
     insert = insert_for(connection.dialect.name)(delivery)

@@ -155,7 +155,7 @@ class Reports:
         )
         values = {
             "id": ident, "channel": one["id"], "alert": None, "event": event, "body": body, "state": "waiting", "tries": 0,
-            "created": now, "due": now, "error": "", "urgent": True,
+            "created": now, "due": 0.0, "error": "", "urgent": True,
         }  # fmt: skip
         insert = insert_for(connection.dialect.name)(delivery)
         connection.execute(insert.values(**values).on_conflict_do_nothing(index_elements=["id"]))

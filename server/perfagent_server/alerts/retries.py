@@ -20,7 +20,7 @@ from perfagent_server.alerts.outcome import Outcome
 from perfagent_server.alerts.webhooks import delivery_id, notice_body
 from perfagent_server.store.tables import channel, delivery
 
-__all__ = ["DISABLE_AFTER_S", "RETRY_AFTER_S", "next_try", "write_down"]
+__all__ = ["DISABLE_AFTER_S", "LONGEST_WAIT_S", "RETRY_AFTER_S", "next_try", "write_down"]
 
 log = logging.getLogger("perfagent.server")
 
@@ -31,6 +31,7 @@ RETRY_AFTER_S = (
 )
 DISABLE_AFTER_S = 5 * 86400.0
 _LONGEST_RETRY_AFTER_S = 6 * 3600.0
+LONGEST_WAIT_S = 1.2 * max(RETRY_AFTER_S)
 Count = Callable[[str], None]
 
 
@@ -57,7 +58,7 @@ def _write_down(
         else:
             is_back = connection.execute(healed.where(channel.c.failing_since.is_not(None)).values(failing_since=None))
             if is_back.rowcount:
-                _hurry(connection, row["channel"], now)
+                _hurry(connection, row["channel"])
         return
     due = None if row["event"] in ("channel.test", "heartbeat") else again
     if outcome.status == 410:
@@ -67,7 +68,7 @@ def _write_down(
         connection.execute(mine.values(state="failed", **values))
         count("given_up")
     else:
-        connection.execute(mine.values(due=due, **values))
+        connection.execute(mine.values(due=due, ready=due, **values))
     if row["event"] == "channel.test":
         return
     failing = connection.execute(
@@ -90,10 +91,10 @@ def _was_tried(connection: Connection, row: RowMapping, now: float) -> bool:
     return connection.execute(select(delivery.c.id).where(*others, *recent).limit(1)).first() is not None
 
 
-def _hurry(connection: Connection, name: str, now: float) -> None:
+def _hurry(connection: Connection, name: str) -> None:
     """The receiver is back: what failed there before is tried now, and not by its schedule in up to a day."""
-    waits = delivery.c.channel == name, delivery.c.state == "waiting", delivery.c.tries > 0, delivery.c.due > now
-    connection.execute(update(delivery).where(*waits).values(due=now))
+    waits = delivery.c.channel == name, delivery.c.state == "waiting", delivery.c.tries > 0
+    connection.execute(update(delivery).where(*waits).values(due=0.0, ready=0.0))
 
 
 def _disable(connection: Connection, name: str, now: float, why: str, count: Count) -> None:
@@ -123,7 +124,7 @@ def _disable(connection: Connection, name: str, now: float, why: str, count: Cou
                 id=delivery_id("channel.disabled", name, other, str(now)), channel=other, alert=None,
                 event="channel.disabled",
                 body=notice_body("channel.disabled", now, message, severity="warning", channel=name), state="waiting",
-                tries=0, created=now, due=now, error="",
+                tries=0, created=now, due=0.0, error="",
             )
         )  # fmt: skip
 

@@ -29,6 +29,7 @@ from perfagent.wire import SEVERITIES, Alert, Finding
 from perfagent_server.alerts import history, quiet
 from perfagent_server.alerts.kinds import HEARTBEAT, groups
 from perfagent_server.alerts.state_machine import Change, worse
+from perfagent_server.alerts.waits import AT_ONCE, when_to_send
 from perfagent_server.alerts.webhooks import alert_body, delivery_id, text_json
 from perfagent_server.rules.rule import USER_ALERT
 from perfagent_server.spending.finding_cost import with_money
@@ -41,20 +42,9 @@ from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
 
 __all__ = [
-    "GATHERED_S", "QUIET_S", "SETTLED_S", "alert_of", "apply", "as_dict", "finding_of", "in_jobs", "is_for", "one_alert",
-    "resolve_by_hand", "tell_of_deletion", "wants",
+    "alert_of", "apply", "as_dict", "finding_of", "in_jobs", "is_for", "one_alert", "resolve_by_hand", "tell_of_deletion",
+    "wants",
 ]  # fmt: skip
-
-SETTLED_S = 60.0
-"""How long an alert that opened again must stay open before it is told again,"""
-QUIET_S = 600.0
-"""and how long after the last message about it."""
-_AT_ONCE_S = 1.0
-"""Instead of both, where it is critical: what is over in the same round is not told."""
-_MOST_TOLD = 3
-"""So often in QUIET_S a channel is told of one alert, whatever happens to it."""
-GATHERED_S = 10.0
-"""How long a channel that groups messages waits for more of the same run: troubles seldom come alone."""
 
 _RUNS_OF_A_JOB = 50  # written in one transaction: senders wait for no longer one
 
@@ -131,7 +121,7 @@ class _Book:
             return  # deleted meanwhile
         if change.kind == "fire" and self._insert(run, change):
             self._note(change, "fired")
-            self._tell_firing(run, change, self.now)
+            self._tell_firing(run, change)
         elif change.kind == "reopen":
             since = _seconds(change.finding.since, self.now)
             self._update(
@@ -139,12 +129,11 @@ class _Book:
             )
             self._note(change, "reopened")
             self._drop_resolved(change)
-            settled_s = _AT_ONCE_S if change.finding.severity == "critical" else SETTLED_S
-            self._tell_firing(run, change, self.now + settled_s)
+            self._tell_firing(run, change)
         elif change.kind == "update":
             is_worse = self._update(change, last_step=change.step, **_columns(change.finding))
             # Channels that were notified are not notified again; a channel whose threshold it passes only now is.
-            self._tell_firing(run, change, self.now, is_worse=is_worse)
+            self._tell_firing(run, change, is_worse=is_worse)
         elif change.kind == "resolve":
             # A finding of its own: the one in the machine may fire again, and is then not resolved.
             change = replace(
@@ -164,7 +153,7 @@ class _Book:
         told = self._told(change)
         if change.finding.rule != _UNTOLD:
             # Quiet or not: a channel that was notified of the firing would else believe it for ever.
-            self._tell(run, change, "alert.resolved", told, self.now)
+            self._tell(run, change, "alert.resolved", told)
 
     def _insert(self, run: str, change: Change) -> bool:
         """False when it was written before: the same data judged again."""
@@ -217,18 +206,16 @@ class _Book:
         its = delivery.c.alert == change.alert, delivery.c.event == "alert.resolved"
         self.connection.execute(delete(delivery).where(*its, *waits))
 
-    def _tell_firing(self, run: str, change: Change, ready: float, *, is_worse: bool = False) -> None:
+    def _tell_firing(self, run: str, change: Change, *, is_worse: bool = False) -> None:
         wanting = [row for row in self.channels if wants(row, self.runs[run], change.finding.severity)]
         if not wanting:
             return
-        until = self.quiet.until([change.alert]).get(change.alert, ready)
+        until = self.quiet.until([change.alert]).get(change.alert, AT_ONCE)
         if is_worse and change.finding.severity == "critical":
             milder = self._told_milder(change)
-            self._tell(
-                run, change, "alert.firing", [row for row in wanting if row["id"] in milder], ready, until, "critical"
-            )
+            self._tell(run, change, "alert.firing", [row for row in wanting if row["id"] in milder], until, "critical")
             wanting = [row for row in wanting if row["id"] not in milder]
-        self._tell(run, change, "alert.firing", wanting, ready, until)
+        self._tell(run, change, "alert.firing", wanting, until)
 
     def _told_milder(self, change: Change) -> set[str]:
         """The channels that were told of this opening, and not yet that it is critical."""
@@ -237,11 +224,9 @@ class _Book:
         return {row.channel for row in rows if row.id == _delivery_id(change, "alert.firing", row.channel)}
 
     def _tell(
-        self, run: str, change: Change, event: str, channels: Sequence[RowMapping], ready: float, until: float = 0.0,
-        again: str = "",
+        self, run: str, change: Change, event: str, channels: Sequence[RowMapping], until: float = AT_ONCE, again: str = "",
     ) -> None:  # fmt: skip
-        """ready: when it may be sent at the earliest; until: when the quiet is over; again: why the same is told once
-        more of an opening."""
+        """until: when the quiet is over; again: why the same is told once more of an opening."""
         if not channels:
             return
         about = self.runs[run]
@@ -267,14 +252,11 @@ class _Book:
             )  # fmt: skip
             # Their order is that of `created` (outbox.py), also within one transaction and after a jump of the clock.
             created = max(self.now, (told or 0.0) + 1e-3)
-            may_go = ready + (GATHERED_S if groups(one) and not urgent else 0.0)
-            if event == "alert.firing" and not urgent and told is not None and change.opening > 1:
-                may_go = max(may_go, told + QUIET_S)
-            may_go = max(may_go, _room(before))
+            ready = when_to_send(before, change, self.now, gathers=groups(one))
             values = {
                 "id": ident, "channel": one["id"], "alert": change.alert,
-                "event": event, "body": body, "state": "waiting", "tries": 0, "created": created, "ready": may_go,
-                "due": max(may_go, until), "error": "", "run": run, "urgent": urgent,
+                "event": event, "body": body, "state": "waiting", "tries": 0, "created": created, "ready": ready,
+                "due": max(ready, until), "error": "", "run": run, "urgent": urgent,
             }  # fmt: skip
             if self._insert_new(delivery, values):
                 self.deliveries += 1
@@ -294,16 +276,6 @@ class _Book:
             return finding
         clock = datetime.fromtimestamp(since, UTC).strftime("%H:%M UTC")
         return replace(finding, message=f"{finding.message} Reopened {some(count, 'time')} since {clock}.")
-
-
-def _room(before: Sequence[Row[Any]]) -> float:
-    """When one more message keeps to _MOST_TOLD. What a channel asked to be told again (reminders.py) does not count."""
-    news = [
-        max(row.created, row.due, row.delivered or 0.0)
-        for earlier, row in zip([None, *before], before, strict=False)
-        if earlier is None or row.event != earlier.event or row.urgent > earlier.urgent
-    ]
-    return news[-_MOST_TOLD] + QUIET_S if len(news) >= _MOST_TOLD else 0.0
 
 
 def _delivery_id(change: Change, event: str, channel_id: str, again: str = "") -> str:
@@ -372,6 +344,6 @@ def as_dict(row: RowMapping) -> dict[str, Any]:
     return {
         "id": row["id"], "channel": row["channel"], "alert": row["alert"], "event": row["event"], "state": row["state"],
         "tries": row["tries"], "created": rfc3339(row["created"]),
-        "due": rfc3339(row["due"]) if row["state"] == "waiting" else None,
+        "due": rfc3339(row["due"] or row["created"]) if row["state"] == "waiting" else None,
         "delivered": rfc3339(row["delivered"]), "status": row["status"], "error": row["error"],
     }  # fmt: skip

@@ -208,7 +208,7 @@ class Watchdog:
         for one in connection.execute(select(channel.c.id).where(*wanted)).scalars().all():
             values = {
                 "id": delivery_id(told.alert, event, one), "channel": one, "alert": None, "event": event, "body": body,
-                "state": "waiting", "tries": 0, "created": now, "due": now, "error": "", "urgent": True,
+                "state": "waiting", "tries": 0, "created": now, "due": 0.0, "error": "", "urgent": True,
             }  # fmt: skip
             connection.execute(insert.values(**values).on_conflict_do_nothing(index_elements=["id"]))
         note_change(connection, "delivery")

@@ -507,8 +507,8 @@ delivery = Table(
     Column("state", String(16), nullable=False),  # waiting, delivered, failed
     Column("tries", Integer, nullable=False, default=0),
     Column("created", Float(53), nullable=False),
-    Column("due", Float(53), nullable=False),
-    # before that it is not sent, whatever is muted or not; `due` is later while it is
+    Column("due", Float(53), nullable=False),  # 0: at once
+    # before that it is not sent, whatever is muted or not; `due` is later while it is; 0: it waits for no other reason
     Column("ready", Float(53), nullable=False, default=0.0, server_default="0"),
     Column("delivered", Float(53)),
     Column("status", Integer),  # of the last answer

@@ -13,7 +13,7 @@ from sqlalchemy import insert, update
 from told import NAN, Told, heal
 
 from perfagent.wire import Finding, Severity
-from perfagent_server.alerts import acts, history, quiet, retries, tables
+from perfagent_server.alerts import acts, history, quiet, retries, tables, waits
 from perfagent_server.alerts.batches import put_off, what_is_due
 from perfagent_server.alerts.outcome import Outcome
 from perfagent_server.alerts.quiet import UNTIL_UNDONE, Silence
@@ -116,7 +116,7 @@ def test_a_window_that_begins_before_the_time_has_come_puts_a_delivery_off(told:
     told.now += 600
     with told.database.read() as connection:
         due = what_is_due(connection, told.now, {})
-    assert list(due.later.values()) == [pytest.approx(told.now - 570 + HOUR)]
+    assert [row["due"] for row in due.later.values()] == [pytest.approx(told.now - 570 + HOUR)]
     assert due.batches == []
 
 
@@ -253,7 +253,7 @@ def test_warnings_of_a_run_come_together_and_what_is_critical_at_once(told: Told
     raise_alert(told, "data_bound", "warning")
     raise_alert(told, "sync_bound", "warning")
     assert sent_now(told) == [], "troubles seldom come alone"
-    told.now += tables.GATHERED_S
+    told.now += waits.GATHERED_S
     assert messages(told) == [["data_bound", "sync_bound"]]
     delivered(told)
     first = told.now
@@ -275,7 +275,7 @@ def test_what_went_out_together_and_failed_is_tried_again_together(told: Told) -
     )
     for name in ("data_bound", "sync_bound", "eval_bound"):
         raise_alert(told, name, "warning")
-    told.now += tables.GATHERED_S
+    told.now += waits.GATHERED_S
     with told.database.read() as connection:
         [batch] = what_is_due(connection, told.now, {}).batches
     failed = Outcome(503, "not now")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from told import NAN, Told, heal
 
-from perfagent_server.alerts import tables
+from perfagent_server.alerts import waits
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.security.outbound import Guard, Reply
@@ -37,7 +37,7 @@ def test_an_alert_that_opens_again_for_good_is_told_again(told: Told) -> None:
     assert b"in step 63" in sent[2]["body"]
     assert b"Reopened 1 time since 22:13 UTC" in sent[2]["body"]
     assert told.alerts() == [("nonfinite_loss", "firing", 63)]
-    told.judge([200], loss=[NAN], after_s=tables.QUIET_S)
+    told.judge([200], loss=[NAN], after_s=waits.QUIET_S)
     heal(told, 201)
     assert [row["event"] for row in told.deliveries()][3:] == ["alert.resolved"]
 
@@ -52,7 +52,7 @@ def test_w03_a_loss_that_heals_again_and_again_is_told_three_times(told: Told) -
     assert [event for event, _ in told.due()] == ["firing", "resolved", "firing"]
     heal(told, 186)
     assert [event for event, _ in told.due()] == ["firing", "resolved", "firing", "resolved"]
-    assert told.deliveries()[3]["due"] == begin + tables.QUIET_S
+    assert told.deliveries()[3]["due"] == begin + waits.QUIET_S
     told.judge([246], loss=[NAN])
     assert [event for event, _ in told.due()] == ["firing", "resolved", "firing"], "what the receiver knows is true"
 
@@ -71,7 +71,7 @@ def test_a_flapping_loss_is_told_three_times_in_ten_minutes_at_most(told: Told, 
             sent.setdefault(row["alert"], []).append((told.now, row["event"]))
     assert max(map(len, sent.values())) > 3
     for of_alert in sent.values():
-        assert all(sum(0 <= other - at < tables.QUIET_S for other, _ in of_alert) <= 3 for at, _ in of_alert)
+        assert all(sum(0 <= other - at < waits.QUIET_S for other, _ in of_alert) <= 3 for at, _ in of_alert)
         assert all(one[1] != other[1] for one, other in pairwise(of_alert)), "the same is not told twice"
 
 
@@ -99,7 +99,7 @@ def test_firing_again_is_not_sent_before_resolved_has_arrived(told: Told) -> Non
     outbox = Outbox(told.database, clock=lambda: told.now, send=send)
     launched: list = []
     outbox._launch = launched.append  # type: ignore[method-assign]
-    told.now += tables.QUIET_S
+    told.now += waits.QUIET_S
     while any(row["state"] == "waiting" for row in told.deliveries()):
         outbox._schedule()
         assert len(launched) <= 1, "one of them at a time"
