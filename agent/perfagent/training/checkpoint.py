@@ -32,6 +32,7 @@ from perfagent.training import deepspeed_checkpoint
 from perfagent.training.emergency import Emergency
 from perfagent.training.events import count, tell
 from perfagent.training.folder import Folder
+from perfagent.training.folder_use import FolderUse, folder_use
 from perfagent.training.manifest import FileSum, Manifest
 from perfagent.training.ranks import Agreement, Ranks
 from perfagent.training.resume import newest_whole, read
@@ -90,6 +91,8 @@ class Checkpoint:
             raise ConfigError(f"folder must be a folder, and {path} is a file; name another, or remove it")
         self._folder = Folder(path)
         self._damaged: list[Path] = []
+        self._use: FolderUse | None = None
+        self._warned = False
         self._every, self._keep, self._best, self._asynchronous = every, keep, best, asynchronous
         self._tries, self._tolerate = tries, tolerate
         self._emergency = Emergency(self._exception, _preempted, grace_s=float(grace_s)) if emergency else None
@@ -129,6 +132,8 @@ class Checkpoint:
         with _phase():
             self.wait()
             ranks = self._all_ranks()
+            if ranks.first and self._use is None:
+                self._used_beside(begins=True)
             sharded = has_shards({name: state.get(name) for name in ("model", "optimizer")})
             parts = split(state, sharded=sharded)
             kind = "deepspeed" if engine is not None else "sharded" if sharded else "plain"
@@ -171,7 +176,7 @@ class Checkpoint:
             if self._copier is not None:
                 self._copier.close()
                 self._copier = None
-            self._loop = None
+            self._loop = self._use = None
             if self._emergency is not None:
                 self._emergency.release()
 
@@ -256,7 +261,10 @@ class Checkpoint:
             with self._fitting(manifest.step):
                 loop.load_state_dict(state)
         self._last_step = manifest.step
-        continue_run(manifest.run, manifest.step)  # every rank reads the same one
+        ranks = self._all_ranks()
+        beside = ranks.gather(self._used_beside(begins=False) if ranks.first else None)[0]
+        # every rank reads the same one; while another process trains in it, the run is that one's
+        continue_run(None if beside else manifest.run, manifest.step)
         tell("resumed", f"from step {manifest.step}", level="info")
         return manifest.step
 
@@ -285,6 +293,8 @@ class Checkpoint:
         ranks = self._all_ranks()
         check_loadable(loop.state_dict())
         self._check_folder(ranks)
+        if ranks.first:
+            self._used_beside(begins=True)
         if self._emergency is not None:
             self._emergency.install()
             if ranks.world > 1:
@@ -358,6 +368,22 @@ class Checkpoint:
         problem = ranks.gather(problem)[0]
         if problem:
             raise ConfigError(f"no checkpoint can be written into {self._folder.path}: {problem}; name another folder")
+
+    def _used_beside(self, *, begins: bool) -> bool:
+        """Whether another process trains in the folder: the user is told once, and the training goes on all the same.
+        begins: this one trains in it from here on."""
+        use = folder_use(self._folder.path, begins=begins)
+        if begins:
+            self._use = use
+        if use.other is not None and not self._warned:
+            self._warned = True
+            logger.warning(
+                "perfagent: %s trains in the checkpoint folder %s already, and both write into it; the next start resumes "
+                "from whichever saved last. Stop one of them, or give this training a folder of its own",
+                use.other,
+                self._folder.path,
+            )
+        return use.other is not None
 
     @contextlib.contextmanager
     def _fitting(self, step: int) -> Iterator[None]:

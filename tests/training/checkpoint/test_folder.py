@@ -20,7 +20,7 @@ from perfagent.training.manifest import Manifest, sum_of
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != ".in_use")
 
 
 def state(step: int) -> dict[str, Any]:

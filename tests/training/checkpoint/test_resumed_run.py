@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from agent_recorded import Recording
-from builders import until
+from builders import job_environment, until
 from ingest_server import IngestServer
 from resumable import small_loop, train
 
@@ -126,3 +129,51 @@ def test_a_recording_continues_its_run(tmp_path: Path, server: IngestServer) -> 
     resumed(run, tmp_path / "saved")
     assert run.id == first
     assert [value for _, value in Recording(tmp_path / "record").series(LEVEL)] == [1.0, 2.0, 3.0]
+
+
+IN_A_FOLDER = """
+import sys
+from pathlib import Path
+from resumable import small_loop, train
+import perfagent
+
+run = perfagent.attach(name="training", record=sys.argv[2])
+training = small_loop(Path(sys.argv[1]), every=1)
+training.resume()
+train(training, steps=training.step_count + 2)
+print(training.step_count, run.id, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_second_start_beside_a_living_one_is_told_so_and_is_a_run_of_its_own(tmp_path: Path) -> None:
+    children: list[subprocess.Popen[str]] = []
+
+    def start() -> list[str]:
+        """Its step and the id of its run, once it waits after its last step."""
+        words = [sys.executable, "-c", IN_A_FOLDER, str(tmp_path / "runs"), str(tmp_path / f"record{len(children)}")]
+        with (tmp_path / f"said{len(children)}").open("w") as said:
+            child = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
+                env=job_environment(tmp_path, PYTHONPATH=str(Path(__file__).parents[2])),
+            )  # fmt: skip
+        children.append(child)
+        assert child.stdout is not None
+        return child.stdout.readline().split()
+
+    try:
+        step, first = start()
+        assert (step, (tmp_path / "said0").read_text()) == ("2", "")
+        step, second = start()
+        assert step == "4", "it trains on, from the newest checkpoint"
+        assert second != first
+        assert (tmp_path / "said1").read_text().count(f"process {children[0].pid} on {os.uname().nodename}") == 1
+        for child in children:
+            child.kill()
+            child.wait()
+        step, third = start()
+        assert (step, third, (tmp_path / "said2").read_text()) == ("6", second, "")
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
