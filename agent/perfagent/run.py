@@ -278,10 +278,12 @@ class Run:
         return timed(self._progress, iterable)
 
     def verdict(self) -> Finding | None:
-        """What the server says about this run now; None when there is no server and, with a warning, when it does not
-        answer within 2 s, does not know the run yet, or the key may not read."""
-        if self._sender.disabled or self.settings.record is not None or not self.id:
+        """What the server says about this run, also after its end; what was measured so far is sent before, in at most
+        1 s. None where nothing goes to a server (a recording, a forked child, PERFAGENT_DISABLED) and, with a warning,
+        when the server does not answer within 2 s, does not know the run yet, or the key may not read."""
+        if self.settings.disabled or self.inherited or self.settings.record is not None or not self.id:
             return None
+        self._sender.flush(1.0)
         return verdict.ask(self.id, self._sender.config, self._sender.tell)
 
     def finish(self, status: str | int | None = None, *, exit_code: int | None = None) -> None:

@@ -35,7 +35,7 @@ def evidence_lines(finding: Finding, *, everything: bool = False) -> list[str]:
             front = f"rank {cause.get('rank')}: " if several else ""
             lines += [front + line for line in _of_cause(cause, everything=everything)]
     lines += _groups(finding.evidence.get("groups"))
-    seen = {"groups", "absent", *(("step",) if finding.since_step is not None else ())}
+    seen = {"groups", "absent", "judged", *(("step",) if finding.since_step is not None else ())}
     lines += list(_plain_lines(finding.evidence, leave=seen))
     return [line for line in lines if line.partition(": ")[2] not in said or len(line) < 4]
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from perfagent.command_line.terminal_output import Screen
+from perfagent.wire import outcome_of
 from perfagent_client.client import Client
 from perfagent_client.models import RunDetails
 from perfagent_client.page import Section, flat
@@ -70,7 +71,8 @@ def _line(client: Client, run: RunDetails) -> str:
         facts.append(f"loss {quantity(latest['loss'].value, '')}")
     if "step_time_s" in timing.series:
         facts.append(f"{duration(timing.series['step_time_s'].p50)} a step (median of {timing.window})")
-    facts.append(
-        verdict.rule if verdict.rule == "healthy" else f"[{verdict.severity}] {verdict.rule}: {verdict.message}"
-    )
+    if verdict.rule == "healthy":
+        facts.append(outcome_of(verdict, run.state))
+    else:
+        facts.append(f"[{verdict.severity}] {verdict.rule}: {verdict.message}")
     return "  ".join(facts)

@@ -124,9 +124,9 @@ def _verdict(facts: Facts, wrap: Wrap, *, everything: bool) -> Section:
 def _sentence(finding: Finding, wrap: Wrap) -> list[Line]:
     since = f" (since step {finding.since_step:,})" if finding.since_step is not None else ""
     ranks = f" (ranks {', '.join(map(str, finding.ranks[:8]))})" if len(finding.ranks) > 1 else ""
-    is_well = finding.rule == "healthy" and finding.evidence.get("step")
+    is_well = finding.rule == "healthy" and finding.is_judged
     style = "green" if is_well else severity_style(finding.severity)
-    text = f"[{finding.severity}] {finding.rule}: {finding.message}{since}{ranks}"
+    text = f"[{finding.severity}] {finding.rule if finding.is_judged else 'unknown'}: {finding.message}{since}{ranks}"
     return [Line(folded, style) for folded in wrap(text, 0, 4)]
 
 

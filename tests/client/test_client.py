@@ -125,7 +125,7 @@ def test_a_finding_prints_as_a_sentence_and_shows_in_a_notebook() -> None:
         "<p><b>data_bound (warning, since step 1,200)</b>: The loader is &lt;slow&gt;.<br>Fix: Add workers.</p>"
     )
     assert (
-        str(Finding(rule="healthy", severity="info", message="Nothing holds it back."))
+        str(Finding(rule="healthy", severity="info", message="Nothing holds it back.", evidence={"step": 90}))
         == "healthy: Nothing holds it back."
     )
 

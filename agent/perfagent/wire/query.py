@@ -84,9 +84,14 @@ class Finding:
         advice = f"<br>Fix: {escape(self.fix)}" if self.fix else ""
         return f"<p><b>{escape(self._heading())}</b>: {escape(self.message)}{advice}</p>"
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether it says something of the run: a healthy verdict before enough steps were seen does not."""
+        return self.rule != "healthy" or bool(self.evidence.get("step") and self.evidence.get("judged", True))
+
     def _heading(self) -> str:
         if self.rule == "healthy":
-            return self.rule
+            return self.rule if self.is_judged else "unknown"
         return f"{self.rule} ({self.severity}" + (
             f", since step {self.since_step:,})" if self.since_step is not None else ")"
         )

@@ -257,7 +257,8 @@ def _healthy(
     if losses:
         since = f" (from {window.first_loss:.4g})" if window.first_loss is not None and window.step > 1 else ""
         facts.append(f"{window.loss_name} {losses[-1]:.4g}{since}")
-    if window.step - window.start_step < _FEW_STEPS:
+    few = window.step - window.start_step < _FEW_STEPS
+    if few:
         opening = "Too few steps to judge, nothing wrong so far"
     else:
         opening = f"Nothing {'held' if window.ended else 'holds'} this run back"
@@ -268,7 +269,7 @@ def _healthy(
         if one.severity == "info" and one.title and one.rule not in (USER_ALERT, _SAYS_THE_BOUND)
     ][:_MOST_SAID]
     slows = next((one for one in remarks if _is_about_time(window, one)), None)
-    if slows is not None and window.step - window.start_step >= _FEW_STEPS:
+    if slows is not None and not few:
         opening = f"Little {'held' if window.ended else 'holds'} this run back"
     return Healthy(
         opening=opening,
@@ -279,8 +280,13 @@ def _healthy(
             *(f"{one.title.rstrip('.')}." for one in remarks),
             *_said_of(window, None, happened),
         ],
-        # without a step nothing was judged, and a page says so
-        evidence={"step": window.step, **_wall_time(shares), **({} if bound is None else _bound(bound))},
+        # without a step, or with few, nothing was judged, and whoever shows it says so
+        evidence={
+            "step": window.step,
+            **({"judged": False} if few else {}),
+            **_wall_time(shares),
+            **({} if bound is None else _bound(bound)),
+        },
         fix=slows.fix if slows is not None else "" if bound is None else bound.next_try,
     )
 

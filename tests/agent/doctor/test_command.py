@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import ServerProcess, free_port, job_environment, server_process
+from builders import ServerProcess, free_port, job_environment, server_process, until
 
 import perfagent
 from perfagent import verdict
@@ -108,3 +108,14 @@ def test_a_run_says_why_it_has_no_verdict(
     assert "the key in PERFAGENT_API_KEY may not read. `perfagent keys create read` on the machine of server" in said[0]
     assert "`perfagent show asks` prints the verdict" in said[0]
     assert f"server {away} gave none within 2 s (ConnectError" in said[1]
+
+
+def test_a_run_is_healthy_once_it_was_judged_and_has_a_verdict_after_its_end(tmp_path: Path) -> None:
+    with server_process(tmp_path / "server") as server, perfagent.init(server=server.url, run_id="judged") as run:
+        run.log({"loss": 1.0})
+        first = until(run.verdict, why="the server never knew the run")
+        assert str(first).startswith("unknown: "), first
+        for _ in range(300):
+            run.log({"loss": 1.0})
+        run.finish()
+        until(lambda: str(run.verdict()).startswith("healthy: "), why="no verdict after the end")

@@ -32,7 +32,13 @@ def test_a_nan_whose_alert_somebody_closed_does_not_make_a_run_healthy(name: str
 )
 def test_few_steps_are_no_proof_of_health(steps: int, said: str) -> None:
     _, judge = judge_series({"loss": [3.0] * steps})
-    assert judge.verdict().message.startswith(said)
+    found = judge.verdict()
+    assert found.message.startswith(said)
+    assert str(found).startswith("healthy: " if steps >= 10 else "unknown: ")
+
+
+def test_a_run_of_which_nothing_came_is_not_called_healthy() -> None:
+    assert str(make_evaluator().verdict()).startswith("unknown: Nothing to judge yet")
 
 
 def test_a_run_whose_newest_step_the_scaler_skipped_is_healthy_by_its_last_finite_loss() -> None:
