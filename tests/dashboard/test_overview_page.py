@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
-from builders import ServerProcess, server_process
-from recorded import log, record_run
+from builders import ServerProcess, server_process, until
+from recorded import log, record_run, send
+
+from perfagent.wire import Event
 
 if TYPE_CHECKING:
     from conftest import OpenTab
@@ -47,6 +51,26 @@ def test_what_needs_somebody_is_first_and_is_acknowledged_in_place(tmp_path: Pat
         [alert] = server.get("/alerts?state=firing")["alerts"]
         assert (alert["note"], alert["acknowledged_by"]) == ("I look into it", "local")
         page.wait("() => document.getElementById('count-alerts').textContent === ''")
+
+
+def test_bar_overview_and_alerts_page_count_open_alerts_alike(tmp_path: Path, tab: OpenTab) -> None:
+    with server_process(tmp_path / "counts") as server:
+        said = [
+            Event(kind="alert", time=time.time(), step=9, data={"title": title, "level": "info"})
+            for title in ("a", "b")
+        ]
+        send(server, "talks", {"loss": np.ones(10)}, np.arange(1, 11), events=said)
+        log(server, "sick", 1, loss=2.0)
+        log(server, "sick", 2, loss=math.nan)
+        until(lambda: len(server.get("/alerts", state="firing")["alerts"]) == 3)
+        page = tab("/", server=server)
+        told = "Open alerts: 3 (1 critical or warning, 2 info)"
+        page.wait(f"() => document.querySelector('#overview-head a[href=\"/alerts\"]')?.textContent === '{told}'")
+        page.wait(f"() => document.getElementById('count-alerts').title === '{told}'")
+        assert page.page.locator("#count-alerts").inner_text() == "3"
+        assert page.page.locator("h1").first.inner_text().startswith("1 of 2 runs needs attention")
+        page.page.locator("#overview-head a[href='/alerts']").click()
+        page.wait("() => document.querySelector('#alerts-view')?.textContent.includes('Open 3')")
 
 
 def test_links_to_the_old_table_lead_to_the_new_one(tab: OpenTab) -> None:

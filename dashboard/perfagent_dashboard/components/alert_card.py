@@ -18,7 +18,7 @@ from perfagent_dashboard.words import say
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["alert_actions", "alert_card", "alert_history", "taken"]
+__all__ = ["alert_actions", "alert_card", "alert_history", "taken", "view_of"]
 
 Alert = dict[str, Any]
 
@@ -44,6 +44,16 @@ def alert_card(alert: Alert, *, may_act: bool) -> Component:
         className=f"alert card {alert['state']}",
         **hyphenated(data_alert=alert["id"]),
     )
+
+
+def view_of(alert: Alert) -> str:
+    """In which of the four lists of the alerts page an alert stands. bar.js counts the open ones in the same way."""
+    if alert["state"] != "firing":
+        return "resolved"
+    if alert["acknowledged"]:
+        return "acknowledged"
+    is_quiet = any(is_ahead(alert[name]) for name in ("muted_until", "snoozed_until", "silenced_until"))
+    return "quiet" if is_quiet else "open"
 
 
 def _facts(alert: Alert) -> list[Component | str | None]:

@@ -11,11 +11,11 @@ import dash_mantine_components as dmc
 from dash import ALL, MATCH, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from perfagent_dashboard import ids
-from perfagent_dashboard.components.alert_card import alert_card, alert_history
+from perfagent_dashboard.components.alert_card import alert_card, alert_history, view_of
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.digest import digest
 from perfagent_dashboard.components.feedback import note, nothing, trouble
-from perfagent_dashboard.components.times import is_ahead, moment
+from perfagent_dashboard.components.times import moment
 from perfagent_dashboard.pages.alert_acts import ask_for
 from perfagent_dashboard.pages.registry import Page
 from perfagent_dashboard.server_api import Problem, ServerApi
@@ -38,19 +38,6 @@ _HOUR_S = 3600
 def page(server: ServerApi) -> Page:
     inbox = _Inbox(server)
     return Page(name="alerts", path="/alerts", layout=inbox.layout, register=inbox.register, icon="alerts")
-
-
-def _is_quiet(alert: Alert) -> bool:
-    return any(is_ahead(alert[name]) for name in ("muted_until", "snoozed_until", "silenced_until"))
-
-
-def _view_of(alert: Alert) -> str:
-    """In which of the four lists an alert stands."""
-    if alert["state"] != "firing":
-        return "resolved"
-    if alert["acknowledged"]:
-        return "acknowledged"
-    return "quiet" if _is_quiet(alert) else "open"
 
 
 _VIEWS = ("open", "acknowledged", "quiet", "resolved")
@@ -139,8 +126,8 @@ class _Inbox:
         alerts = [*firing["alerts"], *resolved["alerts"]]
         words = text.lower().split()
         found = [one for one in alerts if all(word in _searched(one) for word in words)]
-        counts = {name: sum(_view_of(one) == name for one in found) for name in _VIEWS}
-        shown = [one for one in found if _view_of(one) == view]
+        counts = {name: sum(view_of(one) == name for one in found) for name in _VIEWS}
+        shown = [one for one in found if view_of(one) == view]
         if view != "resolved":
             shown.sort(key=lambda one: _ORDER.get(one["severity"], 3))  # stable: newest first within
         cards = [alert_card(one, may_act=may_in(session, "operate", one["project"])) for one in shown[:most]]

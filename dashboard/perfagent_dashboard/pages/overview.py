@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
-from perfagent_dashboard.components.alert_card import alert_card
+from perfagent_dashboard.components.alert_card import alert_card, view_of
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.digest import digest
 from perfagent_dashboard.components.feedback import trouble
@@ -101,7 +101,7 @@ class _Overview:
         cards = [alert_card(one, may_act=may_in(session, "operate", one["project"])) for one in alerts[:_MOST_ALERTS]]
         if stopped is not None:  # nothing else is to be believed then, least of all that all is well
             return [server_trouble(stopped), *(_head(counts) if counts["attention"] else [])], cards, _running(running)
-        return _head(counts), cards, _running(running)
+        return [*_head(counts), *_open_alerts(firing["alerts"])], cards, _running(running)
 
 
 def _head(counts: dict[str, Any]) -> list[Component]:
@@ -119,6 +119,16 @@ def _head(counts: dict[str, Any]) -> list[Component]:
             ]
         )
     ]  # fmt: skip
+
+
+def _open_alerts(firing: list[dict[str, Any]]) -> list[Component]:
+    """How many alerts the bar and their page count: those of severity info need nobody."""
+    severities = [one["severity"] for one in firing if view_of(one) == "open"]
+    if not severities:
+        return []
+    info = severities.count("info")
+    told = say("open_alerts", count=len(severities), severe=len(severities) - info, info=info)
+    return [html.A(told, href="/alerts", **hyphenated(data_nav="/alerts"))]
 
 
 def _running(found: dict[str, Any]) -> list[Component]:

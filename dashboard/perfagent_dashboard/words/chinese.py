@@ -372,6 +372,7 @@ CHINESE: dict[str, str] = {
     "all_well": "没有需要你处理的事。{all:,} 个任务都正常或已结束。",
     "ended_ill": "{count:,} 个任务的结论为严重或警告",
     "attention_head": "{all:,} 个任务中有 {count:,} 个需要处理",
+    "open_alerts": "待处理的告警：{count}（{severe} 个严重或警告，{info} 个提示）",
     "to_table": "在表中显示",
     "running_now": "正在运行：{count:,}",
     "none_running": "现在没有任务在运行。",

@@ -372,6 +372,7 @@ ENGLISH: dict[str, str] = {
     "all_well": "Nothing needs you. {all:,} {all|run is well, or has ended|runs are well, or have ended}.",
     "ended_ill": "{count:,} {count|run has|runs have} a critical or warning verdict",
     "attention_head": "{count:,} of {all:,} {all|run|runs} {count|needs|need} attention",
+    "open_alerts": "Open alerts: {count} ({severe} critical or warning, {info} info)",
     "to_table": "Show in the table",
     "running_now": "Running now: {count:,}",
     "none_running": "Nothing is running now.",

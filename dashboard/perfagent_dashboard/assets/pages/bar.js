@@ -11,7 +11,11 @@ const isOpen = (alert) => !alert.acknowledged && !QUIET.some((until) => Date.par
 const counting = new Soonest(async () => {
   const badge = document.getElementById("count-alerts");
   const found = await api("/alerts?state=firing").catch(() => null);
-  if (badge && found) setText(badge, String(found.alerts.filter(isOpen).length || ""));
+  if (!badge || !found) return;
+  const open = found.alerts.filter(isOpen);
+  const info = open.filter((alert) => alert.severity === "info").length;
+  setText(badge, String(open.length || ""));
+  badge.title = open.length ? say("open_alerts", { count: open.length, severe: open.length - info, info }) : "";
 }, 1000);
 
 /** How many alerts are open, beside the word Alerts, as its page counts them. They change by the dozen when several runs
