@@ -89,7 +89,8 @@ def test_a01_without_a_server_the_start_is_quick_and_says_so_once(
     assert re.search(
         rf"not all of this run has reached server {url}: \d frames? \(1 KiB\) kept in {sender.spool.folder}\.", left
     )
-    assert left.endswith("`perfagent sync` sends it; so does the next run here within a week")
+    assert f"`perfagent sync --server {url}` sends it" in left, "whatever server the next command would find"
+    assert left.endswith("so does the next run here that sends to this server, within a week")
     frames = left_in(sender.spool.folder)
     assert [s for f in frames for g in f.groups for s in g.steps()] == list(range(10))
     assert [e.data["state"] for f in frames for e in f.events] == ["finished"]

@@ -118,11 +118,13 @@ class Notices:
     def left(self, frames: int, size: int, *, by_next_run: bool) -> None:
         """At the end, when not all was delivered: frames that wait, of so many bytes on the disk. by_next_run: whether
         another process may send it, which it may not for a rank that never learned which run it is of."""
-        much = f"{some(frames, 'frame')} ({max(1, size >> 10):,} KiB)"
+        much, config = f"{some(frames, 'frame')} ({max(1, size >> 10):,} KiB)", self._sender.config
+        there = f" --server {config.server}" if config.is_server_given else ""
+        later = "; so does the next run here that sends to this server, within a week" if by_next_run else ""
         self._warn(
             "left",
-            f"not all of this run has reached server {self._sender.config.server}: {much} kept in {self._sender.folder}. "
-            "`perfagent sync` sends it" + ("; so does the next run here within a week" if by_next_run else ""),
+            f"not all of this run has reached server {config.server}: {much} kept in {self._sender.folder}. "
+            f"`perfagent sync{there}` sends it{later}",
         )
 
     # ---- the training
