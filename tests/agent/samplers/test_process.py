@@ -11,8 +11,14 @@ from typing import Any
 
 import psutil
 import pytest
+from builders import until
+from ingest_server import IngestServer
 
+from perfagent.agent_config import AgentConfig
+from perfagent.delivery.handoff import Sender
+from perfagent.identity import Identity
 from perfagent.samplers.process import ProcessReader, WorkerReader
+from perfagent.samplers.sampler import Sampler
 from perfagent.samplers.worker_memory import WorkerMemory
 from perfagent.wire import CATALOGUE
 
@@ -163,6 +169,21 @@ def test_the_memory_of_workers_is_asked_for_as_seldom_as_it_costs(worker: tuple[
         now[0] = float(second)
         assert memory.poll()
     assert len(told) == 3, "50 ms each, and 0.2 % of the time"
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux tells it")
+@pytest.mark.parametrize("worker", ["fork"], indirect=True)
+def test_the_memory_of_workers_and_the_room_on_disks_reach_the_server(
+    worker: tuple[Any, Connection], tmp_path: Path
+) -> None:
+    with IngestServer() as server:
+        config = AgentConfig(state_dir=tmp_path, server=server.url, sample_s=0.2)
+        sender = Sender(config, Identity(project="p", run="r", attempt=1))
+        Sampler(sender, step=lambda: 1, device=lambda: None, environ={}).install()
+        sender.start()
+        for name in ("process/workers_pss_bytes", "disk/spool_free_bytes"):
+            until(lambda name=name: server.samples(name), why=f"no {name} has come")  # type: ignore[misc]
+        sender.close("finished")
 
 
 def test_where_the_system_does_not_tell_the_memory_of_workers_it_is_asked_once(
