@@ -17,6 +17,7 @@ from types import FrameType, MemberDescriptorType
 from typing import Any
 
 from perfagent.device import Reading, collect
+from perfagent.signals.source_lines import short
 from perfagent.stack_variables import variables_of
 
 __all__ = ["Fingerprint", "can_be_counted", "count_nonfinite", "in_callers", "tensors_in"]
@@ -193,7 +194,9 @@ def in_callers(samples: int | None, frame: FrameType | None) -> tuple[str, list[
             with variables_of(frame) as variables:
                 found = _batch_among(variables, samples, left)
             if found:
-                where = f"local variables of {frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
+                where = (
+                    f"local variables of {frame.f_code.co_name} ({short(frame.f_code.co_filename)}:{frame.f_lineno})"
+                )
                 return where, found
         frame = frame.f_back
     return "", []

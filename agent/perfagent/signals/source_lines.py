@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from pathlib import Path
@@ -40,5 +41,7 @@ def most_often(lines: Counter[tuple[str, int]]) -> list[dict[str, Any]]:
 
 def short(name: str) -> str:
     """Returns a path as people write it: below the working directory, or its last three parts."""
-    path, here = Path(name), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else "/".join(path.parts[-3:])
+    path = Path(name)
+    with contextlib.suppress(OSError, ValueError):  # the directory was removed, or does not hold the file
+        return str(path.relative_to(Path.cwd()))
+    return str(Path(*path.parts[-3:]))

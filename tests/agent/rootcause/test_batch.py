@@ -8,8 +8,10 @@ import weakref
 from collections import OrderedDict, UserDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from perfagent.rootcause.batch import MOST_OBJECTS, in_callers, tensors_in
@@ -25,6 +27,25 @@ def test_the_batch_of_the_loop_is_found_by_its_size() -> None:
     where, names = train()
     assert names == ["inputs", "labels"]
     assert where.startswith("local variables of train (")
+
+
+@pytest.mark.parametrize(
+    ("folder", "written"), [("work", "train.py"), ("work/deeper", "jobs/work/train.py"), (None, "jobs/work/train.py")]
+)
+def test_the_place_of_the_batch_is_written_as_the_user_types_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None, written: str
+) -> None:
+    """folder: the working directory; None: it was removed while the run trained."""
+    here = tmp_path / "jobs" / (folder or "gone")
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    if folder is None:
+        here.rmdir()
+    script = compile("x = torch.ones(6, 3)\nanswer = found(6, frame())", str(tmp_path / "jobs/work/train.py"), "exec")
+    names: dict[str, Any] = {"torch": torch, "found": in_callers, "frame": sys._getframe}
+    exec(script, names)
+    where = names["answer"][0]
+    assert where.endswith(f" ({written}:2)")
 
 
 def test_a_list_of_all_batches_does_not_hide_the_one_that_was_trained_on() -> None:
