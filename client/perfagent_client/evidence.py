@@ -17,8 +17,13 @@ _NEWEST = 5
 _SUFFIXES = {"_s": "s", "_bytes": "B", "_pct": "%"}
 _BYTES = ("categories", "allocator")
 """Tables whose values are bytes, without saying so in their names."""
+_WHOLE_RUN = {
+    "wall_time_pct": "time", "comm_to_compute": "communication to compute", "scaling_efficiency_pct": "scaling efficiency",
+}  # fmt: skip
+"""Figures of all steps, beside those of the newest steps that a rule looks at."""
 _ELSEWHERE = (
-    "traceback", "message", "history", "last_steps", "explains", "causes", "reason", "state", "number", "remedies", "where",
+    "wall_time_rank", "traceback", "message", "history", "last_steps", "explains", "causes", "reason", "state", "number",
+    "remedies", "where",
 )  # fmt: skip
 """In the message or the advice already, or too long for a line."""
 _SPELLED = ("NaN", "Infinity", "-Infinity")
@@ -128,7 +133,12 @@ def _plain_lines(evidence: Mapping[str, Any], leave: set[str]) -> Iterator[str]:
             continue
         words = _value(name, value)
         if words:
-            yield f"{_label(name)}: {words}"
+            yield f"{_of_whole_run(name, evidence) if name in _WHOLE_RUN else _label(name)}: {words}"
+
+
+def _of_whole_run(name: str, evidence: Mapping[str, Any]) -> str:
+    rank = evidence.get("wall_time_rank")
+    return f"{_WHOLE_RUN[name]} of the whole run{'' if rank is None else f' on rank {rank}'}"
 
 
 def _label(name: str) -> str:

@@ -15,7 +15,7 @@ from perfagent_client.page import Section
 from perfagent_client.sparkline import sparkline
 from perfagent_client.spent import amounts, money, took_s
 from perfagent_client.techniques import sentences
-from perfagent_client.timing_table import about_percentiles, timing_head, timing_rows
+from perfagent_client.timing_table import about_figures, timing_head, timing_rows
 from perfagent_client.units import duration, figure, quantity
 
 __all__ = ["Facts", "sections", "severity_style"]
@@ -199,7 +199,7 @@ def _steps(facts: Facts) -> Section:
     if timing.series:
         rows = timing_rows(timing, facts.latest)
         section.parts.append(Table(timing_head(timing), rows, right=range(1, 7), indent=2))
-        section.parts += [Line(f"  ({note})", "dim") for note in [about_percentiles(timing)] if note]
+        section.parts += [Line(f"  ({note})", "dim") for note in [about_figures(timing, facts.run.world_size)] if note]
     return section
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from perfagent.wire import Latest, Timing
 from perfagent_client.units import duration
 
-__all__ = ["about_percentiles", "timing_head", "timing_rows"]
+__all__ = ["about_figures", "timing_head", "timing_rows"]
 
 
 def timing_head(timing: Timing) -> tuple[str, ...]:
@@ -28,8 +28,14 @@ def timing_rows(timing: Timing, latest: Mapping[str, Latest]) -> list[tuple[str,
     return rows
 
 
-def about_percentiles(timing: Timing) -> str:
-    """What to know of them where the server read the run in buckets."""
-    if timing.window is None or timing.window.bucket_steps == 1:
-        return ""
-    return f"median, p90 and p99 are those of the means of {timing.window.bucket_steps:,} steps"
+def about_figures(timing: Timing, ranks: int | None) -> str:
+    """What to know of the table: whose figures these are where several ranks have their own, and what the percentiles
+    are of where the server read the run in buckets."""
+    notes = (
+        [f"whole step: the slowest rank in each step; phases: the mean of the {ranks:,} ranks"]
+        if (ranks or 1) > 1
+        else []
+    )
+    if timing.window is not None and timing.window.bucket_steps > 1:
+        notes.append(f"median, p90 and p99 are those of the means of {timing.window.bucket_steps:,} steps")
+    return "; ".join(notes)

@@ -172,6 +172,24 @@ def test_the_time_in_the_verdict_is_that_of_the_table_and_names_its_window(
     assert "the newest 40 steps share median mean p90 p99 newest whole step 100.0 % 100 ms" in text
 
 
+def test_shares_of_several_ranks_name_their_steps_and_rank(
+    server: Listening, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rule looks at the newest steps of one rank, the verdict at all steps of another, the table at all ranks."""
+    steps, headers = 60, {"Content-Type": "application/x-msgpack"}
+    begins = Event(kind="state", time=1_700_000_000.0, data={"state": "starting", "world_size": 2})
+    with Client(server.url) as client:
+        for rank, waits in ((0, [0.03] * 30 + [0.06] * 30), (1, [0.05] * steps)):
+            values = {"step_time_s": [0.1] * steps, "phase/comm_s": waits, "phase/forward_s": [0.04] * steps}
+            body = encode(frame(values, run="two ranks", name="two ranks", rank=rank, events=[begins]))
+            client.http.post(f"{server.url}/api/v1/ingest", content=body, headers=headers).raise_for_status()
+    until(lambda: "comm_bound" in command(capsys, "show", "two ranks").out)
+    text = " ".join(command(capsys, "show", "two ranks").out.split())
+    assert "50 ms of 100 ms (50 %)" in text and "newest 20 steps on the rank that waits least" in text
+    assert "of the whole run on rank 0: communication 45 %" in text and "training 40 %" in text
+    assert "mean of the 2 ranks" in text
+
+
 def huge() -> Facts:
     """More of everything than any page holds."""
     names = [f"grad_norm/layers.{layer}.weight" for layer in range(300)] + [f"metric/{number}" for number in range(500)]

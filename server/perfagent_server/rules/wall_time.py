@@ -153,6 +153,11 @@ class WallTime:
                 if place is not None and step >= self._newest and 0 < seconds < math.inf:
                     self._whole.add_rest(place, seconds)
 
+    @property
+    def rank(self) -> int | None:
+        """The rank that this is the time of."""
+        return self._rank
+
     def whole(self) -> Spent:
         """Of all steps of the run, attempts before this one included."""
         return self._whole.spent(self._phases, self._stopped_s)

@@ -49,6 +49,8 @@ class TimeShares:
     phases: dict[str, float]
     often: dict[str, int]
     steps: int
+    rank: int | None = None
+    """Whose time this is, where several ranks have their own."""
 
     def share(self, name: str) -> float:
         return self.seconds.get(name, 0.0) / self.wall_s if self.wall_s > 0 else 0.0
@@ -57,6 +59,13 @@ class TimeShares:
         """Of the wall time, largest first; what took less than 0.1 % is left out."""
         shares = {name: 100 * seconds / self.wall_s for name, seconds in self.seconds.items() if self.wall_s > 0}
         return {name: round(share, 1) for name, share in sorted(shares.items(), key=_largest) if share >= 0.1}
+
+    def on_rank(self) -> str:
+        return "" if self.rank is None else f" on rank {self.rank}"
+
+    def evidence(self) -> dict[str, object]:
+        rank = {} if self.rank is None else {"wall_time_rank": self.rank}
+        return {"wall_time_pct": self.percents(), **rank, **self.scaling()}
 
     def scaling(self) -> dict[str, float]:
         """Of a run with communication: what it takes as a multiple of compute, and the scaling efficiency that follows
@@ -98,6 +107,7 @@ def time_shares(window: Window) -> TimeShares | None:
         phases={**whole.seconds},
         often={**whole.often},
         steps=whole.steps,
+        rank=window.wall.rank if window.world_size > 1 else None,
     )
 
 
@@ -173,9 +183,9 @@ def _on_phase(shares: TimeShares, phase: str, beside: dict[str, float], in_steps
     return _rule(_RULE_OF.get(phase, "unmeasured_time")).found(
         "info",
         said,
-        f"{said} of the {shares.steps:,} steps: {took}. All of the time: {shares.spelled()}.",
+        f"{said} of the {shares.steps:,} steps{shares.on_rank()}: {took}. All of the time: {shares.spelled()}.",
         fix=None if is_known and phase != "rollout" else next_try_of("rollout" if phase == "rollout" else "own code"),
-        evidence={"share_pct": share, "seconds": spent_s, "steps": shares.steps, "wall_time_pct": shares.percents()},
+        evidence={"share_pct": share, "seconds": spent_s, "steps": shares.steps, **shares.evidence()},
         cost=took,
         gain_pct=gain_pct,
     )
@@ -204,5 +214,5 @@ def _stopped(shares: TimeShares) -> Finding:
         f"The run stood still for {spell_s(stopped_s)} of the {spell_s(shares.wall_s)} since its first step: it was started "
         f"again. All of the time: {shares.spelled()}.",
         fix="Look at how the attempts before ended (the alerts of the run), and save often enough that a restart repeats little.",
-        evidence={"stopped_s": stopped_s, "wall_time_pct": shares.percents()},
+        evidence={"stopped_s": stopped_s, **shares.evidence()},
     )

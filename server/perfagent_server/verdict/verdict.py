@@ -153,7 +153,7 @@ def _is_about_time(window: Window, finding: Finding) -> bool:
 
 
 def _wall_time(shares: TimeShares | None) -> dict[str, object]:
-    return {} if shares is None else {"wall_time_pct": shares.percents(), **shares.scaling()}
+    return {} if shares is None else shares.evidence()
 
 
 def _proof(window: Window, found: Finding) -> dict[str, object]:

@@ -95,7 +95,7 @@ def test_communication_that_takes_a_third_of_every_ranks_step_is_told() -> None:
     assert change.finding.rule == "comm_bound"
     assert 40 < change.finding.evidence["share_pct"] < 50
     assert f"{change.finding.evidence['share_pct']:.0f} %" in change.finding.message
-    assert "(medians of the newest 20 steps; P90 of the wait " in change.finding.message
+    assert "medians of the newest 20 steps on the rank that waits least" in change.finding.message
 
 
 def test_a_wait_for_one_slow_rank_is_not_communication() -> None:

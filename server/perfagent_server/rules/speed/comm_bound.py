@@ -96,9 +96,10 @@ class CommBound(Rule):
         waits_p90_s = p90(sorted(merged.last(self.steps)))
         return self.found(
             "warning",
-            f"Communication that nothing overlaps takes {share:.0f} % of the step",
+            f"Each rank waits for communication for at least {share:.0f} % of the step",
             f"Every rank waits at least {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %) for communication that "
-            f"nothing overlaps (medians of the newest {self.steps} steps; P90 of the wait {spell_s(waits_p90_s)}).",
+            f"nothing overlaps (medians of the newest {self.steps} steps on the "
+            f"rank that waits least; P90 of the wait of a typical rank {spell_s(waits_p90_s)}).",
             cost=f"{spell_s(wait_s)} of each step of {spell_s(step_s)}",
             since_step=window.at,
             evidence={

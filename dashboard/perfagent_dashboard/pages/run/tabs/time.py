@@ -11,7 +11,7 @@ from dash import html
 
 from perfagent.wire import Latest, Timing
 from perfagent_client.models import parse
-from perfagent_client.timing_table import about_percentiles, timing_head, timing_rows
+from perfagent_client.timing_table import about_figures, timing_head, timing_rows
 from perfagent_client.units import duration
 from perfagent_dashboard.components.board import board
 from perfagent_dashboard.components.feedback import nothing
@@ -56,7 +56,7 @@ def _spread(facts: RunFacts) -> Component:
     timing = parse(Timing, dict(facts.timing))
     latest = {name: parse(Latest, dict(one)) for name, one in facts.latest.items()}
     first, *rest = timing_head(timing)
-    note = about_percentiles(timing)
+    note = about_figures(timing, facts.run.get("world_size"))
     return html.Section(
         [
             html.H2(say("where_over", over=first)),
