@@ -170,7 +170,7 @@ class _Round:
 
     def __init__(self, config: AgentConfig, proof: str | AdminProof | None, *, recordings: bool, every: bool) -> None:
         self.config, self.recordings, self.every = config, recordings, every
-        self.transport = HttpTransport(config.server, config.api_key)
+        self.transport = HttpTransport(config.server, config.api_key, follows=not config.is_server_given)
         self.failed = False
         self._proof = proof if isinstance(proof, AdminProof) else None
         own = found_server()
@@ -227,7 +227,7 @@ class _Round:
             self._refused = result
             self._unsent.append(_who(spool))
         if not result.hopeless or result.frames or lost:
-            _say(_told(spool, result, self.config.server) + _torn(spool) + lost)
+            _say(_told(spool, result, self.transport.server) + _torn(spool) + lost)
         self.failed = self.failed or bool(lost) or not result.complete
         if result.complete and ours and not result.refused:
             spool.remove()

@@ -289,6 +289,24 @@ def test_a_port_of_this_machine_that_refuses_is_not_waited_for_where_the_own_ser
     assert clock.now == 1000.0, "not for a moment"
 
 
+def test_the_own_server_is_found_at_the_port_that_it_takes_while_sync_waits(
+    run_sync: Sync, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_folder().mkdir(parents=True)
+    LocalServer().announce(f"http://127.0.0.1:{free_port()}")
+    record(tmp_path / "recorded")
+    with IngestServer() as server:
+
+        def starts_again(seconds: float) -> None:
+            clock.now += seconds
+            LocalServer().announce(server.url)
+
+        monkeypatch.setattr(clock, "sleep", starts_again)
+        status, said = run_sync("", tmp_path / "recorded")
+    assert status == 0, said
+    assert server.values("loss") == {step: float(step) for step in range(30)}
+
+
 def test_a_folder_of_the_spool_that_was_named_is_gone_once_it_was_sent(run_sync: Sync, tmp_path: Path) -> None:
     (folder,) = leave(tmp_path, "a")
     with IngestServer() as server:
