@@ -10,6 +10,7 @@ GPU fills its column and leaves the other. Quick runs are not written. Fails whe
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import subprocess
 import sys
@@ -26,7 +27,7 @@ LEAST = {"packing.fill": 99.0, "workers.speed": 4.0, "async-checkpoint.blocked":
 """What perfagent promises: the script fails below it."""
 MOST_PACK_S = 1.0
 KINDS = {"cpu": "CPU", "cuda": "GPU"}
-SHOWN = ("machine", "setup", "figures")
+SHOWN = ("machine", "date", "setup", "figures")
 NONE: dict[str, Any] = {"figures": {}}
 
 
@@ -42,7 +43,7 @@ def run(name: str, device: str | None, *, quick: bool) -> dict[str, Any]:
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
-    return dict(json.loads(done.stdout))
+    return dict(json.loads(done.stdout)) | {"date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"}
 
 
 def broken(report: dict[str, Any]) -> list[str]:
@@ -72,7 +73,7 @@ def page(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     """found: kind of device -> benchmark -> report."""
     parts = [_machines(found)]
     for name, (_, what) in BENCHMARKS.items():
-        setups = [f"{KINDS[kind]}: {reports[name]['setup']}." for kind, reports in found.items() if name in reports]
+        setups = [_setup(KINDS[kind], reports[name]) for kind, reports in found.items() if name in reports]
         names = dict.fromkeys(each for reports in found.values() for each in reports.get(name, NONE)["figures"])
         rows = [
             [each, *(_cell(found[kind].get(name), each) for kind in KINDS), _condition(found, name, each)]
@@ -81,6 +82,10 @@ def page(found: dict[str, dict[str, dict[str, Any]]]) -> str:
         parts += [f"## `perfagent bench {name}`", f"{what[0].upper()}{what[1:]}. {' '.join(setups)}".rstrip()]
         parts += [tables.table(["gain", "CPU", "GPU", "when it helps"], rows)]
     return "\n\n".join(parts)
+
+
+def _setup(title: str, report: dict[str, Any]) -> str:
+    return f"{title} ({report['machine']}; {report['date']}): {report['setup']}."
 
 
 def _machines(found: dict[str, dict[str, dict[str, Any]]]) -> str:
