@@ -321,7 +321,7 @@ class Run:
             if self.inherited
             else self._sender.final or ("given up" if self._sender.disabled else running)
         )
-        return Shown(name, how, self._progress.logged_at() or None, self._sender.newest_loss, place)
+        return Shown(name, how, self._progress.done_at() or None, self._sender.newest_loss, place)
 
     def _has_logged(self) -> bool:
         """Whether log() was called, drained or not: its calls leave these traces."""

@@ -10,7 +10,7 @@ __all__ = ["Shown"]
 class Shown(NamedTuple):
     """A run at this moment.
 
-    name: empty on a rank that has not learned it yet; step: the one that it is at, None before the first; loss: step
+    name: empty on a rank that has not learned it yet; step: the last that is over, None before the first; loss: step
     and value of the newest that is known; place: the address of its page or, in words, where else it goes.
     """
 

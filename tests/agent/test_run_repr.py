@@ -94,6 +94,19 @@ def test_a_run_that_is_logged_by_hand_shows_its_page(tmp_path: Path) -> None:
     assert f'href="{run.url}"' in run._repr_html_()
 
 
+def test_a_run_shows_its_last_completed_step_while_the_next_is_in_progress(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = perfagent.attach(model, optimizer, record=tmp_path / "record")
+    for done in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        assert ("step" in repr(run)) is (done > 0)
+        if done:
+            assert f"step {done}" in repr(run)
+        optimizer.step()
+        assert f"step {done + 1}" in repr(run)
+
+
 @pytest.mark.parametrize("start_step", [None, 500])
 @pytest.mark.parametrize("step", [None, 0, 7])
 def test_a_run_is_shown_as_running_from_its_first_log_on(

@@ -301,10 +301,18 @@ class Progress(_EveryStep):
     def logged_at(self) -> int:
         """Returns the step of the newest log() call, or of another logger's if there is none, if such calls count the
         steps; otherwise the step in progress."""
-        if self.last is not None or (self.seen_backward and not self.by_log):
+        if self._is_stepped():
             return self.in_progress()
         by_calls = max(0, self.early_step + sum(not log.goes_on for log in self.early) - 1)
         return by_calls or self.captured_step
+
+    def done_at(self) -> int:
+        """Returns the last completed step; where log() calls or those of another logger count the steps, the newest's."""
+        return self.completed if self._is_stepped() else self.logged_at()
+
+    def _is_stepped(self) -> bool:
+        """Whether the steps of an optimizer count, and not log() calls."""
+        return self.last is not None or (self.seen_backward and not self.by_log)
 
     # ---- log() before the first backward pass
 
