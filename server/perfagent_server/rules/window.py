@@ -173,8 +173,8 @@ class Window:
             return
         steps, times = group.step_list(), group.time_list()
         values = dict(zip(columns.places, group.numbers(columns.places), strict=True))
-        if columns.merged or columns.step_time is not None or not self._is_timed:
-            # Where steps are timed, a script may count its own losses otherwise, and readings carry the step in progress.
+        if columns.step_time is not None or not self._is_timed:
+            # Where steps are timed, losses and readings may be of the step in progress, which may never be completed.
             self._note_step(max(steps))
         for column in (*columns.merged, *losses):
             if column.noted:

@@ -268,6 +268,24 @@ def test_a_muted_alert_tells_only_that_it_is_over(bench: Bench) -> None:
 # --- silence ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("end", ["killed", "failed"])
+def test_all_places_name_the_last_completed_step_of_a_run_that_broke_off(bench: Bench, end: str) -> None:
+    """The loss of a step is known before the step is over."""
+    engine = bench.engine(clock=Clock(NOW))
+    steps = range(1, 41)
+    bench.send({"loss": [1.0] * 40, "step_time_s": [0.1] * 40}, steps, events=[told("running")])
+    bench.send({"loss": [1.0]}, [41])
+    bench.send({}, [], events=[told(end, reason="gone")])
+    while engine.run_once():
+        pass
+    assert bench.rows(run)[0]["step"] == 40
+    (alerted,) = bench.rows(alert)
+    assert "after step 40" in alerted["title"]
+    for one in (engine, bench.engine(clock=Clock(NOW))):  # in memory, and from what is stored
+        assert one.verdict("r").title == alerted["title"]
+        assert one.verdict("r").since_step == 40
+
+
 def _silent(bench: Bench) -> list[str]:
     return [row["state"] for row in bench.rows(alert) if row["rule"] == "lost_contact"]
 
