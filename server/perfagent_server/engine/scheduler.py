@@ -71,6 +71,7 @@ MOST_LAG_FRAMES = 100_000
 """So many frames the rules may be behind; then agents are told to send again later."""
 _BATCH = 256  # frames judged between two commits
 _ROUND_S = 2.0  # or as many as take so long
+_AT_ONCE = 8  # whose runs are loaded together; then the round may be over
 _SHARE_S = 1.0  # of one run in a round: if its frames take longer, the rest waits for those of all others
 _RELOADED = 16  # runs that get other rules between two rounds
 _BATCH_BYTES = 8 * 2**20  # as stored
@@ -233,12 +234,8 @@ class Engine(RulesThread):
             batch = self._store.since(after, _BATCH, _BATCH_BYTES, shards=shards)
             self._heed_deletions()
             moment = self._monotonic()
-            loaded = self._load(self.aside.due())
-            loaded += self._load({stored.run for stored in batch if stored.run not in self.aside})
+            self._load(self.aside.due())
             batch, changes = self._take_all(batch)
-            for run in loaded:
-                # A step of these frames may be due sooner than what was due when the run was loaded.
-                self._schedule(run)
             changes += self._tick_due(self._now())
             if moment >= self._next_lag:
                 self._next_lag = moment + _LAG_EVERY_S
@@ -252,23 +249,33 @@ class Engine(RulesThread):
 
     def _take_all(self, batch: list[FromTail]) -> tuple[list[FromTail], list[tuple[str, Change]]]:
         """Judges as much of a batch as a round has time for; that part, and what follows from it."""
-        began = before = self._monotonic()
-        spent: defaultdict[str, float] = defaultdict(float)
+        began, spent = self._monotonic(), defaultdict[str, float](float)
         changes: list[tuple[str, Change]] = []
-        drained = self._still_lost(batch)
-        for place, stored in enumerate(batch, 1):
-            if stored.run in self.held.late:
-                self.aside.note_frame(stored.run)
-                continue
-            changes += self._take(stored, before, drained=stored.source in drained)
-            now = self._monotonic()
-            spent[stored.run] += now - before
-            before = now
-            if spent[stored.run] > _SHARE_S and stored.run in self.evaluators.in_memory:
-                self.held.late[stored.run] = stored.id
-            if now - began > _ROUND_S:
-                return batch[:place], changes
+        for start in range(0, len(batch), _AT_ONCE):
+            part = batch[start : start + _AT_ONCE]
+            loaded = self._load({stored.run for stored in part if stored.run not in self.aside})
+            drained = self._still_lost(part)
+            for stored in part:
+                changes += self._take_share(stored, spent, drained=stored.source in drained)
+            for run in loaded:
+                # A step of these frames may be due sooner than what was due when the run was loaded.
+                self._schedule(run)
+            if self._monotonic() - began > _ROUND_S:
+                return batch[: start + _AT_ONCE], changes
         return batch, changes
+
+    def _take_share(self, stored: FromTail, spent: dict[str, float], *, drained: bool) -> list[tuple[str, Change]]:
+        """spent: run -> the seconds that its frames took in this round."""
+        run = stored.run
+        if run in self.held.late:
+            self.aside.note_frame(run)
+            return []
+        began = self._monotonic()
+        changes = self._take(stored, began, drained=drained)
+        spent[run] += self._monotonic() - began
+        if spent[run] > _SHARE_S and run in self.evaluators.in_memory:
+            self.held.late[run] = stored.id
+        return changes
 
     def _judge_late(self) -> int:
         """Frames of late runs, of one run after the other; how many."""

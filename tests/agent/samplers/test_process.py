@@ -173,9 +173,7 @@ def test_the_memory_of_workers_is_asked_for_as_seldom_as_it_costs(worker: tuple[
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux tells it")
 @pytest.mark.parametrize("worker", ["fork"], indirect=True)
-def test_the_memory_of_workers_and_the_room_on_disks_reach_the_server(
-    worker: tuple[Any, Connection], tmp_path: Path
-) -> None:
+def test_slow_readings_of_workers_and_disks_reach_the_server(worker: tuple[Any, Connection], tmp_path: Path) -> None:
     with IngestServer() as server:
         config = AgentConfig(state_dir=tmp_path, server=server.url, sample_s=0.2)
         sender = Sender(config, Identity(project="p", run="r", attempt=1))

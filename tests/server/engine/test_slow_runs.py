@@ -95,8 +95,25 @@ def test_what_many_runs_have_caused_is_told_after_seconds(bench: Bench) -> None:
     assert MONOTONIC.at - began < 5
 
 
+def test_a_nan_is_told_before_many_other_runs_are_loaded(bench: Bench) -> None:
+    def slow_plan_of(_project: str, _off: Sequence[str]) -> Plan:
+        MONOTONIC.at += 1.0
+        return plan_of("", ())
+
+    engine = bench.engine(clock=Clock(NOW), monotonic=MONOTONIC, plan_of=slow_plan_of)
+    bench.send({"loss": [1.0, math.nan]}, [1, 2], name="sick")
+    for number in range(60):
+        bench.send({"loss": [1.0]}, [1], name=f"other {number}")
+    began = MONOTONIC.at
+    engine.run_once()
+    assert told(bench) == [("sick", "nonfinite_loss")]
+    assert MONOTONIC.at - began < 15
+    judge_all(engine)
+    assert engine.counters["frames"] == 61
+
+
 @pytest.mark.parametrize("has_snapshot", [True, False])
-def test_a_late_run_goes_on_after_a_restart_although_nothing_comes(bench: Bench, has_snapshot: bool) -> None:
+def test_a_late_run_goes_on_after_a_restart(bench: Bench, has_snapshot: bool) -> None:
     engine = engine_of(bench)
     send_slow(bench, 50, last=math.nan)
     engine.run_once()
