@@ -21,7 +21,7 @@ from perfagent_server.engine.rebuild import rebuild
 from perfagent_server.rules.plan import Plan
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.stored_json import stored_names
-from perfagent_server.store.tables import alert, rule_state, tail
+from perfagent_server.store.tables import SET_ASIDE, alert, rule_state, tail
 from perfagent_server.store.tables import run as runs
 
 __all__ = ["Evaluators", "PlanOf"]
@@ -47,7 +47,7 @@ class _Run:
     @property
     def says_upto(self) -> bool:
         """Whether its row of state says up to which frame it was judged."""
-        return self.version in (STATE_VERSION, set_aside.VERSION)
+        return self.version in (STATE_VERSION, SET_ASIDE)
 
 
 class Evaluators:
@@ -110,7 +110,7 @@ class Evaluators:
         about = self._read([run], judged)[0].get(run)
         if about is None:
             return None
-        if about.version == set_aside.VERSION:
+        if about.version == SET_ASIDE:
             raise set_aside.CannotJudgeError(set_aside.Mark.read(about.state).error)
         try:
             return self._evaluator(run, about, now, judged(run))
@@ -169,7 +169,7 @@ class Evaluators:
         judge = self._restored(run, about, plan)
         if judge is None:
             judge = Evaluator(run, plan, on_failure=partial(self._on_failure, run))
-            upto = set_aside.Mark.read(about.state).upto if about.version == set_aside.VERSION else judged
+            upto = set_aside.Mark.read(about.state).upto if about.version == SET_ASIDE else judged
             rebuild(judge, self._database, self._store, upto, self._on_progress)
             judge.upto = max(judge.upto, upto)
         judge.set_clock(now)

@@ -14,13 +14,13 @@ from perfagent_server.database import StorageError
 from perfagent_server.engine import set_aside
 from perfagent_server.engine.canary import Canary
 
-__all__ = ["STUCK_S", "RulesThread"]
+__all__ = ["QUIET_S", "STUCK_S", "RulesThread"]
 
 log = logging.getLogger("perfagent.server")
 
 STUCK_S = 120.0
 """A thread that has not moved for so long is taken for one that never will: no wait for the database is as long."""
-_QUIET_S = 45.0
+QUIET_S = 45.0
 """After that it is told that the rules have stopped: a round says at each frame that it moves, and waits for the database
 30 s at most."""
 _MOST_FAILED_ROUNDS = 3
@@ -90,7 +90,7 @@ class RulesThread(ABC):
         if not self.is_alive:
             return "the thread of the rules has ended"
         still = self._monotonic() - self._moved_at
-        if self._thread is not None and still > min(_QUIET_S, STUCK_S):
+        if self._thread is not None and still > QUIET_S:
             return f"the thread of the rules has not moved for {still:.0f} s"
         if self._failed_rounds >= _MOST_FAILED_ROUNDS:
             return f"the last {self._failed_rounds} rounds have failed ({self._round_error})"

@@ -59,7 +59,7 @@ from perfagent_server.store.changes import deletions_since, newest_deletion
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.shards import AllShards, LeaseLost, Shards, shard_of
 from perfagent_server.store.stored import FromTail
-from perfagent_server.store.tables import rule_state, source
+from perfagent_server.store.tables import SET_ASIDE, rule_state, source
 from perfagent_server.store.write import lifecycle
 
 __all__ = ["CHECKPOINT_S", "MOST_LAG_FRAMES", "Engine", "Listener", "default_plan"]
@@ -209,7 +209,7 @@ class Engine(RulesThread):
         self.held.terms = held
         with self._database.read() as connection:
             cursors = load_cursors(connection)
-            marks = connection.execute(select(rule_state).where(rule_state.c.version == set_aside.VERSION)).all()
+            marks = connection.execute(select(rule_state).where(rule_state.c.version == SET_ASIDE)).all()
         for shard in held.keys() - self.held.seen.keys():
             self.held.seen[shard] = self.checkpoints.saved[shard] = cursors[shard]
         for run in self.aside.names():
@@ -488,7 +488,7 @@ class Engine(RulesThread):
         if upto is None or not (is_new or was_judged):  # else its Mark says more
             return
         mark = {run: Mark(upto, set_aside.spell(error)).row()}
-        save = partial(save_snapshots, snapshots=mark, version=set_aside.VERSION)
+        save = partial(save_snapshots, snapshots=mark, version=SET_ASIDE)
         try:
             self._database.write(self.held.verified([run], save), essential=True)
         except StorageError:

@@ -20,12 +20,10 @@ from perfagent.wire import Finding
 from perfagent_server.database import StorageError
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["MOST_FAILING", "RULES_STOPPED", "VERSION", "CannotJudgeError", "Mark", "SetAside", "is_of_the_run", "spell"]
+__all__ = ["MOST_FAILING", "RULES_STOPPED", "CannotJudgeError", "Mark", "SetAside", "is_of_the_run", "spell"]
 
 RULES_STOPPED = "rules_stopped"
 """The rule id of what the server says of itself."""
-VERSION = -1
-"""Of a row of state that is no snapshot but a Mark."""
 MOST_FAILING = 5
 """So many frames in a row that cannot be judged, or looks by the clock, are no trouble of the frames."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Select, and_, case, exists, func, or_, select
 
 from perfagent.wire import OUTCOMES
 from perfagent_server.store.changes import note_change
-from perfagent_server.store.tables import alert, rule_state
+from perfagent_server.store.tables import SET_ASIDE, alert, rule_state
 from perfagent_server.store.tables import run as runs
 
 __all__ = ["ATTENTION", "AT_ONCE", "LEVEL", "settle", "unsettle", "unsettled", "with_outcome"]
@@ -35,8 +35,7 @@ _open = (
 AT_ONCE = 32
 _has_ended = runs.c.ended.is_not(None)
 
-_SET_ASIDE = -1  # the version of a row of state that says so (engine/set_aside.py)
-_is_set_aside = exists().where(rule_state.c.run == runs.c.id, rule_state.c.version == _SET_ASIDE)
+_is_set_aside = exists().where(rule_state.c.run == runs.c.id, rule_state.c.version == SET_ASIDE)
 
 
 def _is(level: int) -> Any:

@@ -389,6 +389,8 @@ rule_state = Table(
     Column("version", Integer, nullable=False),
     Column("state", LargeBinary, nullable=False),  # MessagePack: windows and alert machines of the run
 )
+SET_ASIDE = -1
+"""The version of a row that is no snapshot: of a run that the rules cannot judge for now (engine/set_aside.py)."""
 
 rule_setting = Table(
     "rule_setting",

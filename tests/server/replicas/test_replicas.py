@@ -491,6 +491,7 @@ def test_a_server_whose_rules_thread_is_stuck_gives_its_runs_up_until_it_moves(
     may_go_on = threading.Event()
     with monkeypatch.context() as patched:
         patched.setattr(rules_thread, "STUCK_S", 2.0)
+        patched.setattr(rules_thread, "QUIET_S", 2.0)
         patched.setattr(a.services.engine, "_work", lambda: may_go_on.wait(60))
         until(lambda: b.held == frozenset(SHARDS), why="the other server judges all runs")
         assert httpx.get(f"{a.running.url}/readyz", timeout=30).status_code == 503

@@ -13,8 +13,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from perfagent.wire import Event
-from perfagent_server.engine import set_aside
-from perfagent_server.store.tables import rule_state
+from perfagent_server.store.tables import SET_ASIDE, rule_state
 
 STEPS = 120
 SLOW = {"step_time_s": [0.5] * STEPS, "phase/data_s": [0.4] * STEPS, "phase/forward_s": [0.05] * STEPS}
@@ -139,6 +138,6 @@ def test_a_run_that_the_rules_cannot_judge_for_now_is_not_healthy(client: TestCl
     until(lambda: outcome(client, "going") == "healthy")
     services = client.app.state.services  # type: ignore[attr-defined]
     services.engine.stop()  # with a checkpoint: the run has a row of state, which nothing overwrites
-    services.database.write(lambda connection: connection.execute(update(rule_state).values(version=set_aside.VERSION)))
+    services.database.write(lambda connection: connection.execute(update(rule_state).values(version=SET_ASIDE)))
     assert outcome(client, "going") == "unknown"
     assert table(client, severity="healthy")["total"] == 0
