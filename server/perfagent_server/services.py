@@ -98,8 +98,8 @@ class Services:
 
     @property
     def is_well(self) -> bool:
-        """Whether the threads that store samples and judge runs are alive. If not, only a restart helps."""
-        return self.database.is_alive and self.engine.can_judge
+        """Whether the threads that store samples, judge runs and send alerts are alive. If not, only a restart helps."""
+        return self.database.is_alive and self.engine.can_judge and self.outbox.is_well
 
     def counters(self) -> dict[str, dict[str, float]]:
         """Every counter of every part, by part: what /api/v1/self and /metrics show."""
@@ -258,7 +258,10 @@ def _wired(
         with database.read() as connection:
             return with_money(found, rate_of(connection, run))
 
-    watchdog = Watchdog(database, store, engine, server=settings.url, link=link(""), on_deliveries=outbox.wake)
+    watchdog = Watchdog(
+        database, store, engine, server=settings.url, link=link(""), on_deliveries=outbox.wake,
+        outbox_trouble=lambda: outbox.trouble,
+    )  # fmt: skip
     reports = Reports(
         database=database, verdict_of=verdict_of, is_well=lambda: not watchdog.trouble and not database.full, link=link
     )

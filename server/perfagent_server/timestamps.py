@@ -15,10 +15,10 @@ def rfc3339(seconds: float) -> str: ...
 def rfc3339(seconds: None) -> None: ...
 def rfc3339(seconds: float | None) -> str | None:
     """ "2026-03-01T12:00:00.000Z" of Unix seconds; a clock beyond the years 1 to 9999 is shown as the nearest of them,
-    and one that says NaN as 1970."""
+    and one that says no number as 1970."""
     if seconds is None:
         return None
-    if math.isnan(seconds):
+    if not isinstance(seconds, (int, float)) or math.isnan(seconds):
         seconds = 0.0
     clamped = min(max(seconds, -62135596800.0), 253402300799.0)
     return datetime.fromtimestamp(clamped, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, RowMapping, func, or_, select, update
 from sqlalchemy.sql.elements import ColumnElement
@@ -19,7 +20,7 @@ from perfagent_server.store.tables import channel, delivery
 
 __all__ = ["Batch", "Due", "Later", "put_off", "what_is_due"]
 
-Later = Mapping[str, Mapping[str, float]]
+Later = Mapping[str, Mapping[str, Any]]
 
 _PER_CHANNEL = 4
 _MOST_GROUPED = 50  # in one message
@@ -35,11 +36,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """later: delivery -> the new values of its row, of those that are put off; following: when more is due."""
+    """later: delivery -> the new values of its row, of those that are put off, or that cannot be read; following: when more
+    is due; errors: of channels for which nothing can be said."""
 
     batches: Sequence[Batch]
     later: Later
     following: float | None
+    errors: Sequence[Exception]
 
 
 def what_is_due(connection: Connection, now: float, flying: Mapping[str, str]) -> Due:
@@ -51,16 +54,21 @@ def what_is_due(connection: Connection, now: float, flying: Mapping[str, str]) -
     following = connection.execute(select(func.min(delivery.c.due)).where(waiting, delivery.c.due > now)).scalar()
     busy = Counter(flying.values())
     batches: list[Batch] = []
-    later: dict[str, Mapping[str, float]] = {}
+    later: dict[str, Mapping[str, Any]] = {}
+    errors: list[Exception] = []
     for one in channels:
-        free = _PER_CHANNEL - busy[one["id"]]
+        free = (_PER_CHANNEL if one["failing_since"] is None else 1) - busy[one["id"]]
         if free <= 0:
             continue
-        rows = _rows(connection, one, now, flying)
-        put = _quiet(connection, rows, now) | _grouped(connection, one, rows, now)
+        try:
+            rows, put = _rows(connection, one, now, flying)
+            put |= _quiet(connection, rows, now) | _grouped(connection, one, rows, now)
+        except (TypeError, ValueError, LookupError, ArithmeticError) as error:  # of what its rows say
+            errors.append(error)
+            continue
         later |= put
         batches += _batches(one, [row for row in rows if row["id"] not in put])[:free]
-    return Due(batches, later, following)
+    return Due(batches, later, following, errors)
 
 
 def put_off(connection: Connection, later: Later) -> None:
@@ -70,17 +78,30 @@ def put_off(connection: Connection, later: Later) -> None:
         connection.execute(update(delivery).where(its).values(**values))
 
 
-def _rows(connection: Connection, one: RowMapping, now: float, flying: Mapping[str, str]) -> list[RowMapping]:
+def _rows(
+    connection: Connection, one: RowMapping, now: float, flying: Mapping[str, str]
+) -> tuple[list[RowMapping], dict[str, Mapping[str, Any]]]:
+    """What is due on a channel, and what is to become of the rows among it that cannot be read."""
     enabled = or_(channel.c.enabled.is_(True), delivery.c.event == "channel.test")
     query = (
-        select(delivery)
+        select(delivery.c.id)
         .join(channel, channel.c.id == delivery.c.channel)
         .where(delivery.c.channel == one["id"], delivery.c.state == "waiting", delivery.c.due <= now, enabled)
         .where(~_waits_for_another())
         .order_by(delivery.c.due, delivery.c.created)
         .limit(len(flying) + (_MOST_GROUPED if groups(one) else _PER_CHANNEL))
     )
-    return [row for row in connection.execute(query).mappings() if row["id"] not in flying]
+    due = [name for name in connection.execute(query).scalars() if name not in flying]
+    rows: list[RowMapping] = []
+    unreadable: dict[str, Mapping[str, Any]] = {}
+    for name in due:
+        try:
+            row = connection.execute(select(delivery).where(delivery.c.id == name)).mappings().one()
+            memoryview(row["body"])  # what is no bytes cannot be sent
+            rows.append(row)
+        except (TypeError, ValueError) as error:
+            unreadable[name] = {"state": "failed", "due": now, "error": f"this row cannot be read: {error}"[:500]}
+    return rows, unreadable
 
 
 def _batches(one: RowMapping, rows: Sequence[RowMapping]) -> list[Batch]:
@@ -111,9 +132,9 @@ def _grouped(
     newest = select(delivery.c.run, func.max(delivery.c.delivered).label("at")).where(
         delivery.c.channel == one["id"], delivery.c.run.in_({row["run"] for row in patient})
     )
-    told = {row.run: row.at for row in connection.execute(newest.group_by(delivery.c.run)) if row.at is not None}
-    # A message that the clock dates into the future was sent before the clock was set back: it holds nothing back.
-    free = {run: at + one["group_s"] for run, at in told.items() if at <= now < at + one["group_s"]}
+    newest = newest.where(delivery.c.delivered <= now)  # one of later was sent before the clock was set back
+    told = {row.run: row.at for row in connection.execute(newest.group_by(delivery.c.run))}
+    free = {run: at + one["group_s"] for run, at in told.items() if at + one["group_s"] > now}
     return {row["id"]: {"due": free[row["run"]], "ready": free[row["run"]]} for row in patient if row["run"] in free}
 
 

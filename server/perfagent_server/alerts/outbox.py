@@ -1,8 +1,9 @@
 """The outbox: sends what the deliveries table says is due, until it arrived, over restarts.
 
-One scheduling thread and a few sending ones. Each channel has its own share of them, so that a dead receiver delays
-nobody else. A delivery keeps its id (webhook-id) over all tries and kills; it leaves the table's waiting rows only when
-a 2xx was seen, so a receiver may get the same id again if we are killed in just that moment, and never misses one.
+One scheduling thread and some sending ones. Each channel has its own share of them, and one only while its newest try
+failed: a dead receiver delays nobody else, as long as no 64 of them begin to hang at once. A delivery keeps its id
+(webhook-id) over all tries and kills; it leaves the table's waiting rows only when a 2xx was seen, so a receiver may get
+the same id again if we are killed in just that moment, and never misses one.
 
 What is due, and in which messages, is decided in batches.py; what a try means, in retries.py. The messages of one alert
 arrive in their order: "resolved" waits until "firing" has arrived, and "firing" again until "resolved" has.
@@ -34,7 +35,10 @@ __all__ = ["Chore", "Outbox"]
 
 log = logging.getLogger("perfagent.server")
 
-_THREADS = 32
+_THREADS = 256  # made as they are needed
+_STANDS_S = 60.0
+"""So long the scheduling thread may take for one look: no wait for the database is as long."""
+_LONGEST_PAUSE_S = 60.0
 _IDLE_S = 5.0
 _LOOK_S = 0.5
 _UNWRITTEN_S = 1.0  # between two tries to write down what became of a message
@@ -73,7 +77,10 @@ class Outbox:
         self._event = threading.Event()
         self._done = threading.Condition()  # one more try is finished; guards what follows
         self._flying: dict[str, str] = {}  # delivery -> channel
-        self._stopping = False
+        self._stopped = threading.Event()
+        self._moved_at = self._looked_at = monotonic()
+        self._error = ""
+        self._unwritten: dict[str, int] = {}  # delivery -> how often what became of it could not be written
         self._thread: threading.Thread | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._cleaned = self._chores_done = self._waits_seen = 0.0
@@ -87,13 +94,14 @@ class Outbox:
         }
 
     def start(self) -> None:
+        self._moves()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="perfagent-webhook")
         self._thread = threading.Thread(target=self._run, name="perfagent-outbox", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Starts no more tries, and waits a moment for those in the air."""
-        self._stopping = True
+        self._stopped.set()
         self._event.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
@@ -103,6 +111,22 @@ class Outbox:
                 self._done.wait_for(lambda: not self._flying, timeout=3)
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the thread runs and moves; if not, only a restart helps."""
+        return self._thread is None or (self._thread.is_alive() and self._monotonic() - self._moved_at <= _STANDS_S)
+
+    @property
+    def trouble(self) -> str:
+        """Why no message is sent; empty while they are, and while the database is away. Of no lock, for any thread."""
+        thread, still = self._thread, self._monotonic() - self._looked_at
+        if thread is None:
+            return ""
+        if not thread.is_alive():
+            return "the thread that sends messages to channels has ended"
+        said = f" ({self._error})" if self._error else ""
+        return f"for {still:.0f} s no message to a channel was looked for{said}" if still > _STANDS_S else ""
 
     def wake(self) -> None:
         self._event.set()
@@ -124,13 +148,18 @@ class Outbox:
     # --- the scheduling thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._stopping:
-            pause = _IDLE_S
+        while not self._stopped.is_set():
+            pause, self._moved_at = _IDLE_S, self._monotonic()
             try:
                 pause = self._schedule()
-            except Exception as error:  # noqa: BLE001 - the outbox must outlive whatever the database does; it is counted and said
-                self.counters["failures"] += 1
-                log.warning("the outbox waits %.0f s: %s", pause, error)
+                self._moves()
+                self._error = ""
+            except BaseException as error:  # noqa: BLE001 - the outbox must outlive whatever is raised in it; it is counted and said
+                if isinstance(error, StorageError):
+                    self._moves()
+                self._error = f"{type(error).__name__}: {_speakable(str(error))}"
+                self._count("failures")
+                log.warning("the outbox waits %.0f s: %s", pause, self._error)
             self._event.wait(pause)
             self._event.clear()
 
@@ -147,6 +176,9 @@ class Outbox:
             due = what_is_due(connection, now, flying)
         if due.later:
             self._put_off(due.later)
+        for error in due.errors:
+            self._count("failures")
+            log.warning("what is due on a channel cannot be sent: %s: %s", type(error).__name__, error)
         for batch in due.batches:
             self._launch(batch)
         times = *(values["due"] for values in due.later.values()), *([] if due.following is None else [due.following])
@@ -170,16 +202,20 @@ class Outbox:
             for chore in self.chores:
                 self._do(chore, now)
 
+    def _moves(self) -> None:
+        self._moved_at = self._looked_at = self._monotonic()
+
     def _do(self, chore: Chore, now: float) -> None:
         """What a chore cannot do now, such as a digest while the disk is full, must not keep alerts back."""
+        self._moves()
         try:
             chore(now)
-        except Exception as error:  # noqa: BLE001 - counted and said
+        except BaseException as error:  # noqa: BLE001 - counted and said
             self._count("failures")
             log.warning("a report could not be written, and is tried again: %s", error)
 
     def _launch(self, batch: Batch) -> None:
-        if self._pool is None or self._stopping:
+        if self._pool is None or self._stopped.is_set():
             return
         with self._done:
             self._flying.update({row["id"]: row["channel"] for row in batch.rows})
@@ -195,10 +231,12 @@ class Outbox:
             if self._write_down(batch, outcome, self._clock()):
                 self._count("tries")
                 self._count("delivered" if outcome.delivered else "failed_tries")
-        except Exception:
+                self._unwritten.pop(named, None)
+        except BaseException:
             self._count("failures")
             log.exception("the outcome of webhook %s could not be written", named)
-            time.sleep(0 if self._stopping else 1)
+            failures = self._unwritten[named] = self._unwritten.get(named, 0) + 1
+            self._stopped.wait(min(2.0 ** min(failures, 10), _LONGEST_PAUSE_S))  # else its receiver is flooded
         finally:
             with self._done:
                 for row in batch.rows:
@@ -218,7 +256,7 @@ class Outbox:
                 )
             except StorageError as error:
                 self._count("failures")
-                if self._stopping:
+                if self._stopped.is_set():
                     return False
                 if not told:
                     log.warning("the outcome of webhook %s cannot be written yet: %s", batch.rows[0]["id"], error)
@@ -244,7 +282,7 @@ class Outbox:
             httpcore.ConnectionNotAvailable,
         ) as error:
             return Outcome(None, _speakable(f"{type(error).__name__}: {error}"))
-        except Exception as error:
+        except BaseException as error:
             self._count("failures")
             log.exception("delivery %s could not be tried", batch.rows[0]["id"])
             return Outcome(None, _speakable(f"the server failed on this delivery: {type(error).__name__}: {error}"))

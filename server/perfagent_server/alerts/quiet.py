@@ -18,11 +18,11 @@ from sqlalchemy import Connection, select, update
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.expression import func
 
-from perfagent_server.store.stored_json import stored_names
+from perfagent_server.store.stored_json import stored_names, stored_number
 from perfagent_server.store.tables import alert, delivery, silence
 from perfagent_server.store.tables import run as runs
 
-__all__ = ["DAY_S", "UNTIL_UNDONE", "WEEK_S", "Quiet", "Silence", "held", "release"]
+__all__ = ["DAY_S", "UNTIL_UNDONE", "WEEK_S", "Quiet", "Silence", "held", "release", "unreadable_silences"]
 
 UNTIL_UNDONE = 253402300799.0
 """The last second of the year 9999."""
@@ -46,7 +46,10 @@ class Silence:
     repeats: str
 
     @classmethod
-    def of(cls, row: Mapping[Any, Any]) -> Silence:
+    def read(cls, row: Mapping[Any, Any]) -> Silence | None:
+        """None where it names no times: nobody knows what is to be quiet, and so nothing is."""
+        if _time(row["starts"]) is None or _time(row["ends"]) is None:
+            return None
         return cls(**{name: row[name] for name in cls.__dataclass_fields__})
 
     def matches(self, about: _About) -> bool:
@@ -84,7 +87,8 @@ class Quiet:
 
     def __init__(self, connection: Connection, now: float) -> None:
         self.connection, self.now = connection, now
-        self.silences = [Silence.of(row) for row in connection.execute(select(silence)).mappings()]
+        rows = connection.execute(select(silence)).mappings()
+        self.silences = [found for row in rows if (found := Silence.read(row)) is not None]
 
     def until(self, ids: Iterable[str]) -> dict[str, float]:
         """Until when each of these alerts is quiet. One that is not is left out."""
@@ -115,7 +119,13 @@ class Quiet:
         newest = select(alert.c.run, alert.c.muted_rule, func.max(alert.c.muted_until).label("until"))
         newest = newest.where(alert.c.run.in_(list(of_runs)), alert.c.muted_until > self.now)
         rows = self.connection.execute(newest.group_by(alert.c.run, alert.c.muted_rule))
-        return {(row.run, row.muted_rule): row.until for row in rows}
+        return {(row.run, row.muted_rule): _time(row.until) or 0.0 for row in rows}
+
+
+def unreadable_silences(connection: Connection) -> list[str]:
+    """The ids of those that silence nothing, because nobody can read when."""
+    rows = connection.execute(select(silence).order_by(silence.c.id)).mappings()
+    return [row["id"] for row in rows if Silence.read(row) is None]
 
 
 def held(now: float) -> ColumnElement[bool]:
@@ -128,7 +138,8 @@ def release(connection: Connection, now: float) -> bool:
     """Gives each delivery that is held back its time anew, after something became quiet or loud. Whether one is due now,
     as is what only a quiet held back that is over: it has waited long enough to show that it does not flap."""
     columns = delivery.c.id, delivery.c.alert, delivery.c.ready, delivery.c.due
-    rows = connection.execute(select(*columns).where(held(now))).all()
+    is_number = delivery.c.ready <= UNTIL_UNDONE, delivery.c.due <= UNTIL_UNDONE
+    rows = connection.execute(select(*columns).where(held(now), *is_number)).all()
     quiet = Quiet(connection, now).until({row.alert for row in rows})
     due = {row.id: max(row.ready if row.due <= row.ready else 0.0, quiet.get(row.alert, 0.0)) for row in rows}
     for identifier, time in due.items():
@@ -145,4 +156,12 @@ def _read(connection: Connection, ids: Iterable[str]) -> list[_About]:
 
 
 def _about(row: Any) -> _About:
-    return _About(row.id, row.run, row.rule, row.project, row.name, stored_names(row.tags), row.snoozed_until or 0.0)
+    return _About(
+        row.id, row.run, row.rule, row.project, row.name, stored_names(row.tags), _time(row.snoozed_until) or 0.0
+    )
+
+
+def _time(value: object) -> float | None:
+    """Unix seconds of a row, as far as they are any."""
+    found = stored_number(value)
+    return None if found is None or abs(found) > UNTIL_UNDONE else found

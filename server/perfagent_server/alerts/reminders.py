@@ -6,6 +6,7 @@ nor one of which something still waits to be sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from perfagent_server.alerts.webhooks import alert_body, delivery_id
 from perfagent_server.spending.finding_cost import with_money
 from perfagent_server.spending.run_cost import present_rate_of
 from perfagent_server.store.statements import insert_for
+from perfagent_server.store.stored_json import stored_number
 from perfagent_server.store.tables import alert, channel, delivery
 from perfagent_server.store.tables import run as runs
 
@@ -64,7 +66,11 @@ def due_again(connection: Connection, now: float) -> list[Again]:
         .where(alert.c.state == "firing", alert.c.acknowledged.is_(None), runs.c.ended.is_(None))
         .group_by(delivery.c.alert, delivery.c.channel, channel.c.repeat_s)
     )
-    due = [row for row in connection.execute(query) if not row.waits and now - (row.newest or 0.0) >= row.repeat_s]
+    due = [
+        row
+        for row in connection.execute(query)
+        if not row.waits and now - (row.newest or 0.0) >= (stored_number(row.repeat_s) or math.inf)
+    ]
     silent = quiet.Quiet(connection, now).until({row.alert for row in due}) if due else {}
     return [
         Again(row.alert, row.channel, row.newest)

@@ -11,7 +11,8 @@ Each is written once, whatever is killed: its id is made of what it is about.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,9 +26,10 @@ from perfagent_server.alerts import reminders
 from perfagent_server.alerts.kinds import HEARTBEAT
 from perfagent_server.alerts.tables import is_for
 from perfagent_server.alerts.webhooks import delivery_id, notice_body
-from perfagent_server.database import Database
+from perfagent_server.database import Database, StorageError
 from perfagent_server.spending.run_cost import spent_of
 from perfagent_server.store.statements import insert_for
+from perfagent_server.store.stored_json import stored_number
 from perfagent_server.store.tables import alert, channel, delivery
 from perfagent_server.store.tables import run as runs
 
@@ -51,16 +53,21 @@ class Reports:
     _summarised: set[tuple[str, float]] = field(default_factory=set)
 
     def write(self, now: float) -> None:
-        """Writes what is due into the outbox."""
+        """Writes what is due into the outbox. What fails for one channel, or one run, is raised when the rest is written."""
+        errors: list[Exception] = []
         with self.database.read() as connection:
             channels = connection.execute(select(channel).where(channel.c.enabled.is_(True))).mappings().all()
             again = reminders.due_again(connection, now)
         if again:
             self.database.write(lambda connection: reminders.repeat(connection, again, now, self.link), essential=True)
-        self._summaries([one for one in channels if one["summaries"]], now)
+        self._summaries([one for one in channels if one["summaries"]], now, errors)
         for one in channels:
-            if one["every_s"] and not 0 <= now - (one["told"] or 0.0) < one["every_s"]:
-                self.database.write(partial(self._regular, one=one, now=now))
+            with _apart(errors):
+                every_s, told = stored_number(one["every_s"]), stored_number(one["told"]) or 0.0
+                if every_s and not 0 <= now - told < every_s:
+                    self.database.write(partial(self._regular, one=one, now=now))
+        if errors:
+            raise errors[0]
 
     def _regular(self, connection: Connection, one: RowMapping, now: float) -> None:
         """A heartbeat or a digest."""
@@ -74,7 +81,7 @@ class Reports:
 
     # --- runs that ended ----------------------------------------------------------------------------------------------
 
-    def _summaries(self, channels: list[RowMapping], now: float) -> None:
+    def _summaries(self, channels: list[RowMapping], now: float, errors: list[Exception]) -> None:
         if not channels:
             return
         recent = runs.c.updated.between(now - _LATE_S, now - _SETTLES_S)
@@ -82,8 +89,9 @@ class Reports:
             ended = connection.execute(select(runs).where(runs.c.ended.is_not(None), recent)).mappings().all()
         new = [row for row in ended if (row["id"], row["ended"]) not in self._summarised]
         for row in new:
-            said = self.verdict_of(row["id"])
-            self.database.write(partial(self._summary, channels=channels, row=row, verdict=said, now=now))
+            with _apart(errors):
+                said = self.verdict_of(row["id"])
+                self.database.write(partial(self._summary, channels=channels, row=row, verdict=said, now=now))
         self._summarised = {(row["id"], row["ended"]) for row in ended}
 
     def _summary(
@@ -100,7 +108,7 @@ class Reports:
         if spent.money is not None:
             message += f" It cost {spell_money(spent.money, spent.currency)}."
         for one in channels:
-            if one["created"] <= row["updated"] and is_for(one, row["project"], row["tags"]):
+            if (stored_number(one["created"]) or 0.0) <= row["updated"] and is_for(one, row["project"], row["tags"]):
                 ident = delivery_id("run.ended", row["id"], str(row["ended"]), one["id"])
                 self._send(connection, one, "run.ended", ident, title, message, now, run=row)
 
@@ -108,7 +116,7 @@ class Reports:
 
     def _digest(self, connection: Connection, one: RowMapping, now: float) -> None:
         """What is open, whether its run is heard of or not, and how many runs go on and have ended."""
-        since = one["told"] or one["created"]
+        since = stored_number(one["told"]) or stored_number(one["created"]) or now
         columns = runs.c.id, runs.c.name, runs.c.project, runs.c.tags, runs.c.state
         moving = runs.c.state.in_(_GO_ON) | (runs.c.ended >= since)
         rows = [
@@ -159,6 +167,17 @@ class Reports:
         }  # fmt: skip
         insert = insert_for(connection.dialect.name)(delivery)
         connection.execute(insert.values(**values).on_conflict_do_nothing(index_elements=["id"]))
+
+
+@contextmanager
+def _apart(errors: list[Exception]) -> Iterator[None]:
+    """What fails here is kept for later, unless it is the database that does."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - what one row says must not keep the reports of others back
+        errors.append(error)
 
 
 _ENDED = {

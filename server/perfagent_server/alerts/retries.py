@@ -18,6 +18,7 @@ from sqlalchemy import Connection, RowMapping, and_, insert, select, update
 from perfagent_server.alerts import channels
 from perfagent_server.alerts.outcome import Outcome
 from perfagent_server.alerts.webhooks import delivery_id, notice_body
+from perfagent_server.store.stored_json import stored_number
 from perfagent_server.store.tables import channel, delivery
 
 __all__ = ["DISABLE_AFTER_S", "LONGEST_WAIT_S", "RETRY_AFTER_S", "next_try", "write_down"]
@@ -37,9 +38,7 @@ Count = Callable[[str], None]
 
 def write_down(connection: Connection, rows: Sequence[RowMapping], outcome: Outcome, now: float, count: Count) -> None:
     """Of the deliveries that went out in one try. count: called with "given_up" and "disabled_channels"."""
-    again = next_try(
-        1 + max(row["tries"] for row in rows), now, outcome.retry_after
-    )  # the same for all: in one message
+    again = next_try(1 + max(_tries(row) for row in rows), now, outcome.retry_after)  # the same for all: in one message
     for row in rows:
         _write_down(connection, row, outcome, now, again, count)
 
@@ -47,7 +46,7 @@ def write_down(connection: Connection, rows: Sequence[RowMapping], outcome: Outc
 def _write_down(
     connection: Connection, row: RowMapping, outcome: Outcome, now: float, again: float | None, count: Count
 ) -> None:
-    tries = row["tries"] + 1
+    tries = _tries(row) + 1
     values = {"tries": tries, "status": outcome.status, "error": outcome.error}
     mine = update(delivery).where(delivery.c.id == row["id"])
     if outcome.delivered:
@@ -76,12 +75,15 @@ def _write_down(
     ).first()
     if failing is None or not failing.enabled:
         return
-    if failing.failing_since is None or (
-        now - failing.failing_since >= DISABLE_AFTER_S and not _was_tried(connection, row, now)
-    ):
+    since = stored_number(failing.failing_since)
+    if since is None or (now - since >= DISABLE_AFTER_S and not _was_tried(connection, row, now)):
         connection.execute(update(channel).where(channel.c.id == row["channel"]).values(failing_since=now))
-    elif now - failing.failing_since >= DISABLE_AFTER_S:
+    elif now - since >= DISABLE_AFTER_S:
         _disable(connection, row["channel"], now, f"no delivery arrived for {DISABLE_AFTER_S / 86400:.0f} days", count)
+
+
+def _tries(row: RowMapping) -> int:
+    return min(max(0, int(stored_number(row["tries"]) or 0)), len(RETRY_AFTER_S))
 
 
 def _was_tried(connection: Connection, row: RowMapping, now: float) -> bool:

@@ -13,6 +13,7 @@ from perfagent_server.alerts.kinds import CHAT_KINDS, HEARTBEAT
 from perfagent_server.alerts.outcome import Outcome
 from perfagent_server.alerts.webhooks import headers
 from perfagent_server.security.outbound import Guard, Reply
+from perfagent_server.store.stored_json import stored_number
 
 __all__ = ["Post", "send"]
 
@@ -44,5 +45,5 @@ def _answered(reply: Reply) -> Outcome:
 def _secrets(channel: RowMapping, now: float) -> str:
     """All that sign. The old one of a rotation ("new old") does until its time is over."""
     secrets = str(channel["secret"])
-    until = channel["old_secret_until"]
+    until = stored_number(channel["old_secret_until"])
     return secrets if until is None or now < until else secrets.split(" ")[0]

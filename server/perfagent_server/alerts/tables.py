@@ -236,7 +236,9 @@ class _Book:
             delivery.c.alert == change.alert, ~quiet.held(self.now)
         )
         sent: dict[str, list[Row[Any]]] = {}
-        for row in self.connection.execute(its.order_by(delivery.c.created)):
+        for row in self.connection.execute(
+            its.where(delivery.c.created <= quiet.UNTIL_UNDONE).order_by(delivery.c.created)
+        ):
             sent.setdefault(row.channel, []).append(row)
         urgent = change.finding.severity == "critical"
         for one in channels:

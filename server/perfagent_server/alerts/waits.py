@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row, case, func, or_, select
 from perfagent_server.alerts.quiet import UNTIL_UNDONE
 from perfagent_server.alerts.retries import LONGEST_WAIT_S
 from perfagent_server.alerts.state_machine import Change
+from perfagent_server.store.stored_json import stored_number
 from perfagent_server.store.tables import channel, delivery
 
 __all__ = ["AT_ONCE", "GATHERED_S", "QUIET_S", "SETTLED_S", "overlong", "when_to_send"]
@@ -53,7 +54,7 @@ def _times_of_news(history: Sequence[Row[Any]]) -> list[float]:
     """When each message that said something new was sent. What a channel asked to be told again (reminders.py) does not
     count."""
     return [
-        max(row.created, row.due, row.delivered or 0.0)
+        max(stored_number(time) or 0.0 for time in (row.created, row.due, row.delivered))
         for earlier, row in zip([None, *history], history, strict=False)
         if earlier is None or row.event != earlier.event or row.urgent > earlier.urgent
     ]

@@ -16,12 +16,16 @@ from perfagent_server.engine.held_shards import HeldShards
 from perfagent_server.engine.set_aside import is_of_the_run
 from perfagent_server.store.changes import note_change
 from perfagent_server.store.shards import LeaseLost, shard_of
+from perfagent_server.store.statements import insert_for
+from perfagent_server.store.tables import run as runs
 
 __all__ = ["AlertWriter", "Changes"]
 
 Changes = Sequence[tuple[str, Change]]
 """Of runs, in order."""
 Job = Callable[[Connection], object]
+_MOST_UNWRITTEN = 3
+"""Where alerts of so many runs in a row could not be written, it is no fault of a run."""
 
 
 class AlertWriter:
@@ -38,6 +42,7 @@ class AlertWriter:
         self._database, self._held, self._clock, self._link = database, held, clock, link
         self._snapshots, self._forget = snapshots, forget
         self._on_failure, self._on_written = on_failure, on_written
+        self._unwritten: set[str] = set()  # runs whose alerts could not be written, since one could
 
     def commit(self, changes: Changes, also: Job | None = None) -> None:
         """In transactions of some runs each, which let ingest write in between; `also` goes with the last one."""
@@ -45,6 +50,27 @@ class AlertWriter:
         for part in first:
             self._commit_part(part, None)
         self._commit_part(last, also)
+
+    @property
+    def trouble(self) -> str:
+        """Why no alert is written, as far as alerts of several runs show it. Of no lock, for any thread."""
+        count = len(self._unwritten)
+        return f"no alert of the last {count} runs could be written" if count >= _MOST_UNWRITTEN else ""
+
+    def rehearse(self, run: str, changes: Sequence[Change]) -> int:
+        """Writes alerts of a run that there is not, and rolls all of it back; how many were written."""
+        now = self._clock()
+
+        def job(connection: Connection) -> int:
+            undone = connection.begin_nested()
+            try:
+                about = {"id": run, "project": "", "name": run, "state": "running", "started": now, "updated": now}
+                connection.execute(insert_for(connection.dialect.name)(runs).values(**about).on_conflict_do_nothing())
+                return len(tables.apply(connection, [(run, change) for change in changes], now, self._link)[0])
+            finally:
+                undone.rollback()
+
+        return self._database.write(job, essential=True)
 
     def _commit_part(self, changes: Changes, also: Job | None) -> None:
         """Changes of runs whose shard was lost are left to the server that has it."""
@@ -83,6 +109,7 @@ class AlertWriter:
                 if not is_of_the_run(error):
                     raise
                 self._on_failure(run, f"an alert ({change.finding.rule})", error)
+                self._unwritten.add(run)
         self._write([], snapshots, also)
 
     def _write(self, changes: Changes, snapshots: dict[str, bytes], also: Job) -> None:
@@ -99,4 +126,6 @@ class AlertWriter:
             return written, deliveries
 
         alerts, deliveries = self._database.write(job, essential=True)
+        if changes:
+            self._unwritten.clear()
         self._on_written(changes, snapshots, alerts, deliveries)

@@ -123,7 +123,7 @@ class Engine(RulesThread):
     ) -> None:
         self._database, self._store, self._hub = database, store, hub
         self._clock, self._now = clock, steady(clock, monotonic)
-        super().__init__(Canary(plan_of, default_plan, self._now, monotonic), monotonic)
+        super().__init__(Canary(plan_of, default_plan, self._now, monotonic, self._rehearse), monotonic)
         self.held = HeldShards(AllShards() if shards is None else shards)
         self.on_deliveries, self.on_states, self.on_fire = on_deliveries, on_states, on_fire
         self._lock = threading.RLock()  # evaluators: the thread judges, routes read verdicts
@@ -160,6 +160,12 @@ class Engine(RulesThread):
         """The tail id up to which frames of these shards were judged. Needs no lock."""
         seen = dict(self.held.seen)
         return min(seen.values(), default=0), frozenset(seen)
+
+    def _rehearse(self, run: str, changes: Sequence[Change]) -> int:
+        return self._writer.rehearse(run, changes)
+
+    def trouble(self) -> str:
+        return super().trouble() or self._writer.trouble
 
     @property
     def is_behind(self) -> bool:

@@ -54,13 +54,14 @@ class _Open(msgspec.Struct):
 
 class Watchdog:
     """start() and stop() the thread; look() by hand. server: the address of this one, of several on one database; link: to
-    the overview, in messages; on_deliveries: wakes the outbox."""
+    the overview, in messages; on_deliveries: wakes the outbox; outbox_trouble: why that sends nothing."""
 
     def __init__(
         self, database: Database, store: MetricStore, engine: Engine, *, server: str, link: str,
         on_deliveries: Callable[[], object], clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = time.monotonic, outbox_trouble: Callable[[], str] = lambda: "",
     ) -> None:  # fmt: skip
+        self.outbox_trouble = outbox_trouble
         self._database, self._store, self._engine, self._server, self._link = database, store, engine, server, link
         self._on_deliveries, self._clock, self._monotonic = on_deliveries, clock, monotonic
         self._row = "stopped/" + hashlib.sha256(server.encode()).hexdigest()[:16]
@@ -87,10 +88,10 @@ class Watchdog:
 
     @property
     def trouble(self) -> str:
-        """Why the rules do not judge; empty while they do, and while it is the database that does not."""
+        """Why no alert is raised, or sent; empty while they are, and while it is the database that does not."""
         if self._engine.waits_for_database and not (self._waits_for_database and self._is_reached()):
             return ""
-        return self._engine.trouble() or self._stands
+        return self._engine.trouble() or self._stands or self.outbox_trouble()
 
     def finding(self) -> Finding | None:
         """What pages show of it."""

@@ -11,6 +11,8 @@ from sqlalchemy import Connection
 from starlette.responses import Response
 
 from perfagent.errors import ConfigError
+from perfagent_server.alerts import quiet
+from perfagent_server.engine.rule_settings import Ignored
 from perfagent_server.routes.dependencies import Administrator, ProjectAsked, Reader, ServicesDep, check_project
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
@@ -80,12 +82,15 @@ class RuleChange:
 @router.get("/rules", responses={200: {"model": RuleList}})
 def list_rules(services: ServicesDep, identity: Reader, project: ProjectAsked = "") -> Response:
     """Every rule that judges runs, in the order of verdicts. `project`: with the thresholds of this project. `ignored`:
-    what is stored for it, or for all projects, and does not count."""
+    what is stored for it, or for all projects, and does not count; also a silence that cannot be read."""
     if project:
         check_project(identity, "read", project)
     rules = services.rule_settings.rules_of(project)
-    ignored = [asdict(one) for one in services.rule_settings.ignored(project)]
-    return reply({"rules": [describe(one) for one in rules], "ignored": ignored})
+    with services.database.read() as connection:
+        silences = quiet.unreadable_silences(connection)
+    why = "its start or its end is no time; delete it with DELETE /api/v1/silences/{id}"
+    ignored = [*services.rule_settings.ignored(project), *(Ignored("", "", f"silence {one}", why) for one in silences)]
+    return reply({"rules": [describe(one) for one in rules], "ignored": [asdict(one) for one in ignored]})
 
 
 @router.put("/rules/{rule}", responses={200: {"model": RuleShown}})

@@ -81,14 +81,14 @@ class SilenceList:
 @router.get("/silences", responses={200: {"model": SilenceList}})
 def list_silences(services: ServicesDep, identity: Reader) -> Response:
     """Silences that are on, that are to come, and that ended in the last 30 days; newest first. Who sees some projects
-    only sees those of these projects."""
+    only sees those of these projects. One that cannot be read silences nothing: GET /rules names it as ignored."""
     now = time.time()
     query = select(silence).where((silence.c.repeats != "") | (silence.c.ends > now - _KEPT_S))
     if identity.seen_projects is not None:
         query = query.where(silence.c.project.in_(identity.seen_projects))
     with services.database.read() as connection:
         rows = connection.execute(query.order_by(silence.c.created.desc(), silence.c.id)).mappings()
-        return reply({"silences": [_shown(row, now) for row in rows]})
+        return reply({"silences": [_shown(row, now) for row in rows if Silence.read(row) is not None]})
 
 
 @router.post("/silences", status_code=201, responses={201: {"model": SilenceShown}})
@@ -187,4 +187,4 @@ def _matched(values: dict[str, Any]) -> str:
 def _shown(row: Mapping[Any, Any], now: float) -> dict[str, Any]:
     told = {name: row[name] for name in ("id", *_MATCHERS, "repeats", "note", "who")}
     times = {name: rfc3339(row[name]) for name in ("starts", "ends", "created")}
-    return {**told, **times, "active": Silence.of(row).until(now) is not None}
+    return {**told, **times, "active": (found := Silence.read(row)) is not None and found.until(now) is not None}

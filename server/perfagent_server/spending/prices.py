@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, select
 
 from perfagent_server.store.statements import put
+from perfagent_server.store.stored_json import stored_number
 from perfagent_server.store.tables import price
 
 __all__ = ["ALL_PROJECTS", "Price", "drop_price", "price_of", "prices", "set_price"]
@@ -43,7 +44,7 @@ def prices(connection: Connection, projects: tuple[str, ...] | None = None) -> d
         query = query.where(price.c.project.in_(projects))
     return {
         row["project"]: Price(
-            gpu_hour=row["gpu_hour"], cpu_core_hour=row["cpu_core_hour"], kwh=row["kwh"], currency=row["currency"]
+            **{name: stored_number(row[name]) for name in ("gpu_hour", "cpu_core_hour", "kwh")}, currency=str(row["currency"])
         )
         for row in connection.execute(query).mappings()
     }  # fmt: skip

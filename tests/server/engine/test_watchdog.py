@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.window import Window
 from perfagent_server.services import open_services
-from perfagent_server.store.tables import delivery
+from perfagent_server.store.tables import alert, delivery, run
 
 ENTERED, MAY_GO_ON = threading.Event(), threading.Event()
 
@@ -336,3 +337,35 @@ def test_the_overview_shows_that_the_rules_have_stopped_and_not_that_all_is_well
     text = str(asyncio.run(page.layout()).to_plotly_json())
     assert "The rules of the server have stopped" in text
     assert "all-well" not in text
+
+
+def refuses(_run: str) -> str:
+    """A link that fails every message."""
+    raise LookupError("no address")
+
+
+def test_a_test_run_whose_alert_cannot_be_written_is_told(bench: Bench) -> None:
+    watched = Watched(bench, link=refuses)
+
+    def fails() -> bool:
+        watched.mono.at += 1
+        watched.engine.wake()
+        return "LookupError: no address" in watched.dog.trouble
+
+    until(fails, why="the test run failed three times")
+    assert bench.rows(alert) == bench.rows(run) == []
+    watched.engine.stop()
+
+
+def test_alerts_of_three_runs_that_cannot_be_written_are_trouble(bench: Bench) -> None:
+    broken = [True]
+    engine = bench.engine(link=lambda name: refuses(name) if broken else name, clock=Clock(NOW))
+    for name in "abc":
+        assert engine.trouble() == ""
+        bench.send({"loss": [2.0, math.nan]}, [1, 2], name=name)
+        engine.run_once()
+    assert engine.trouble() == "no alert of the last 3 runs could be written"
+    broken.clear()
+    bench.send({"loss": [2.0, math.nan]}, [1, 2], name="d")
+    engine.run_once()
+    assert engine.trouble() == ""

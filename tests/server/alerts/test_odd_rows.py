@@ -1,0 +1,155 @@
+"""Rows of silences, channels and deliveries that nobody of ours writes keep no alert from the other channels."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import postgresql_server
+import pytest
+from api_builders import api
+from engine_bench import NOW, Bench, Clock
+from sqlalchemy import delete, select, text
+
+from perfagent.wire import Finding
+from perfagent_server.alerts import channels
+from perfagent_server.alerts.outbox import Outbox
+from perfagent_server.alerts.reports import Reports
+from perfagent_server.database import Database
+from perfagent_server.security.outbound import Guard, Reply
+from perfagent_server.store.tables import channel, delivery, silence
+
+ODD: list[Any] = ["soon", "", -1.0, 1e308, math.inf, -math.inf, b"\xff", 2**62]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    if postgresql_server.is_wanted():
+        pytest.skip("only SQLite stores a text where a number is due")
+    made = Bench(tmp_path)
+    yield made
+    made.database.close()
+
+
+def put(database: Database, table: Any, **values: Any) -> None:
+    """A row as it is: the types of its columns are not asked. What the table refuses is not stored."""
+    columns = ", ".join(f'"{name}"' for name in values)
+    row = text(f"INSERT INTO {table.name} ({columns}) VALUES ({', '.join(f':{name}' for name in values)})")
+    with contextlib.suppress(Exception):
+        database.write(lambda connection: connection.execute(row, values) and None)
+
+
+def set_odd(bench: Bench, table: Any, column: str, value: Any, row: str) -> None:
+    changed = text(f'UPDATE {table.name} SET "{column}" = :value WHERE id = :row')
+    with contextlib.suppress(Exception):
+        bench.database.write(lambda connection: connection.execute(changed, {"value": value, "row": row}) and None)
+
+
+def columns_of(table: Any, *left_out: str) -> list[str]:
+    return [one.name for one in table.columns if one.name not in ("id", *left_out)]
+
+
+def got(bench: Bench, at: float = NOW + 20) -> list[str]:
+    """Where an outbox that looks three times sends something."""
+    sent: list[str] = []
+
+    def send(guard: Guard, url: str, body: bytes, headers: dict[str, str]) -> Reply:
+        sent.append(url)
+        return Reply(200, {})
+
+    outbox, launched = Outbox(bench.database, clock=Clock(at), send=send), list[Any]()
+    outbox._launch = launched.append  # type: ignore[method-assign]
+    for _ in range(3):
+        outbox._schedule()
+        while launched:
+            outbox._deliver(launched.pop(0))
+    return sent
+
+
+def odd_channel(bench: Bench, **options: Any) -> str:
+    new = channels.NewChannel(name="odd", url="https://example.org/odd", **options)
+    return bench.database.write(lambda connection: channels.create(connection, new, NOW))[0]
+
+
+def tell(bench: Bench) -> None:
+    engine = bench.engine(clock=Clock(NOW))
+    bench.send({"loss": [2.0, math.nan]}, [1, 2])
+    engine.run_once()
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("repeats", ["", "daily", "often"])
+def test_s2_a_silence_whose_time_is_no_time_silences_nothing(bench: Bench, repeats: str) -> None:
+    rest = {"project": "", "tag": "", "run": "", "rule": "", "note": "", "who": "", "created": 0.0, "repeats": repeats}
+    for number, odd in enumerate(ODD):
+        put(bench.database, silence, id=f"a{number}", starts=odd, ends=NOW + 9e9, **rest)
+        put(bench.database, silence, id=f"b{number}", starts=0.0, ends=odd, **rest)
+    assert len(bench.rows(silence)) > 8
+    readable = [row["id"] for row in bench.rows(silence) if _is_time(row["starts"]) and _is_time(row["ends"])]
+    bench.database.write(
+        lambda connection: connection.execute(delete(silence).where(silence.c.id.in_(readable))) and None
+    )
+    tell(bench)
+    assert got(bench) == ["https://example.org/hook"]
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) < 1e12
+
+
+def test_a_silence_that_cannot_be_read_is_named_where_ignored_settings_are(tmp_path: Path) -> None:
+    if postgresql_server.is_wanted():
+        pytest.skip("only SQLite stores a text where a number is due")
+    with api(tmp_path) as client:
+        rest = {"project": "", "tag": "", "run": "x", "rule": "", "note": "", "who": "", "created": "?", "repeats": ""}
+        put(client.app.state.services.database, silence, id="si_1", starts="soon", ends=NOW, **rest)
+        [named] = client.get("/api/v1/rules").json()["ignored"]
+        assert "si_1" in named["setting"]
+        assert client.get("/api/v1/silences").json() == {"silences": []}
+        assert client.delete("/api/v1/silences/si_1").status_code == 204
+
+
+def test_a_channel_with_an_odd_column_keeps_no_alert_from_the_others(bench: Bench) -> None:
+    for kind, column, odd in product(("webhook", "slack"), columns_of(channel), ODD):
+        name = odd_channel(bench, summaries=True)
+        set_odd(bench, channel, "kind", kind, name)
+        set_odd(bench, channel, column, odd, name)
+    tell(bench)
+    assert "https://example.org/hook" in got(bench)
+
+
+def test_a_delivery_with_an_odd_column_keeps_no_other_back(bench: Bench) -> None:
+    tell(bench)
+    first = bench.rows(delivery)[0]
+    row = {name: first[name] for name in first} | {"alert": None, "run": "r"}
+    for number, (column, odd) in enumerate(product(columns_of(delivery, "channel", "alert"), ODD)):
+        put(bench.database, delivery, **{**row, "id": f"odd{number}"})
+        set_odd(bench, delivery, column, odd, f"odd{number}")
+    bench.send({"loss": [2.0, math.nan]}, [1, 2], name="other")
+    bench.engine(clock=Clock(NOW)).run_once()
+    known = select(delivery.c.state).where(delivery.c.alert.is_not(None))
+    states: list[str] = []
+    for _ in range(40):
+        got(bench)
+        with bench.database.read() as connection:
+            states = list(connection.execute(known).scalars())
+        if states == ["delivered", "delivered"]:
+            break
+    assert states == ["delivered", "delivered"]
+
+
+def test_reports_reach_a_channel_beside_one_with_an_odd_column(bench: Bench) -> None:
+    for column, odd in product(columns_of(channel), ODD):
+        set_odd(bench, channel, column, odd, odd_channel(bench, summaries=True, every_s=60.0, repeat_s=60.0))
+    new = channels.NewChannel(name="digests", url="https://example.org/digests", every_s=60.0)
+    fine = bench.database.write(lambda connection: channels.create(connection, new, NOW))[0]
+    found = Finding(rule="healthy", severity="info", message="", ranks=[])
+    reports = Reports(database=bench.database, verdict_of=lambda _run: found, is_well=lambda: True, link=str)
+    tell(bench)
+    with contextlib.suppress(TypeError, ValueError, LookupError):
+        reports.write(NOW + 100)
+    assert [row["event"] for row in bench.rows(delivery) if row["channel"] == fine].count("digest") == 1
