@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -17,6 +17,7 @@ import uvicorn
 from api_builders import frame, settings_for
 from builders import Receiver, until
 from engine_bench import NOW, Bench, Clock, OddRule
+from sqlalchemy import update
 
 from perfagent.wire import Event, Finding, encode
 from perfagent_dashboard.pages import overview
@@ -30,7 +31,7 @@ from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.window import Window
 from perfagent_server.services import open_services
-from perfagent_server.store.tables import alert, delivery, run
+from perfagent_server.store.tables import alert, delivery, rule_state, run
 
 ENTERED, MAY_GO_ON = threading.Event(), threading.Event()
 
@@ -179,6 +180,35 @@ def test_many_runs_that_are_loaded_after_a_start_are_no_trouble(bench: Bench, ha
     until(lambda: len(slow.said) == RUNS, why="all runs are loaded")
     assert not any(slow.said)
     slow.watched.engine.stop()
+
+
+class TwoSeconds(OddRule):
+    """A rule that takes two seconds for a step, and what the engine says of itself meanwhile."""
+
+    said: ClassVar[list[str]] = []
+    watched: ClassVar[Watched]
+
+    def judge(self, window: Window) -> Finding | None:
+        if window.run != "canary":
+            MAY_GO_ON.wait(60)
+            self.said.append(self.watched.engine.trouble())
+            self.watched.mono.at += 2
+        return None
+
+
+def test_a_run_that_is_made_anew_from_many_frames_is_no_trouble(bench: Bench) -> None:
+    before = bench.engine()
+    for step in range(1, RUNS + 1):
+        bench.send({"loss": [1.0]}, [step])
+    before.run_once()
+    before.checkpoint()
+    bench.database.write(lambda connection: connection.execute(update(rule_state).values(version=0)))
+    bench.send({"loss": [1.0]}, [RUNS + 1])
+    TwoSeconds.watched = Watched(bench, plan_of=lambda *_: Plan((*all_rules(), TwoSeconds())))
+    MAY_GO_ON.set()
+    until(lambda: len(TwoSeconds.said) > RUNS, why="all its frames are judged")
+    assert not any(TwoSeconds.said)
+    TwoSeconds.watched.engine.stop()
 
 
 class Faulty:
