@@ -1,10 +1,16 @@
-"""Why a write or a reading is not possible now."""
+"""Why a write or a reading is not possible: now, or ever."""
 
 from __future__ import annotations
 
+import sqlite3
+
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+
 from perfagent.errors import PerfagentError
 
-__all__ = ["QueueFull", "StorageError", "StorageFull", "Unreachable", "Unsure"]
+__all__ = ["QueueFull", "StorageError", "StorageFull", "Unreachable", "Unsure", "is_of_the_run", "spell"]
+
+_SAID = 300  # characters of an error
 
 
 class StorageError(PerfagentError):
@@ -29,3 +35,16 @@ class Unreachable(StorageError):  # noqa: N818 - as above
 
 class Unsure(Unreachable):
     """The connection was lost during a commit: what was written may be stored, or not."""
+
+
+def spell(error: BaseException) -> str:
+    """An error, as people read it in one line."""
+    return f"{type(error).__name__}: {error}"[:_SAID].replace("\x00", "").encode("utf-8", "replace").decode()
+
+
+def is_of_the_run(error: Exception) -> bool:
+    """Whether what a run caused could not be written for what it is, and never will be; and not for the database of this
+    moment."""
+    if isinstance(error, DBAPIError):
+        return isinstance(error, (DataError, IntegrityError))
+    return not isinstance(error, (StorageError, sqlite3.Error, OSError, MemoryError))

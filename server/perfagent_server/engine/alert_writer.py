@@ -11,9 +11,9 @@ from perfagent.wire import Alert
 from perfagent_server.alerts import tables
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.database import Database
+from perfagent_server.database.errors import is_of_the_run
 from perfagent_server.engine.checkpoints import save_snapshots
 from perfagent_server.engine.held_shards import HeldShards
-from perfagent_server.engine.set_aside import is_of_the_run
 from perfagent_server.store.changes import note_change
 from perfagent_server.store.shards import LeaseLost, shard_of
 from perfagent_server.store.statements import insert_for

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from perfagent.wire import Group
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.database import StorageError
-from perfagent_server.engine import set_aside
+from perfagent_server.database.errors import spell
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.engine.evaluators import PlanOf
 from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
@@ -52,7 +52,7 @@ class Canary:
         except StorageError:  # the database cannot write for now, which says nothing of the rules
             self._error = ""
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what would befall every run
-            self._error = set_aside.spell(error)
+            self._error = spell(error)
         moment = self._monotonic()
         if self._error:
             self._failures, self.due = self._failures + 1, moment + _AGAIN_S

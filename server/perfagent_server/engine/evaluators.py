@@ -15,6 +15,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.sql.expression import func
 
 from perfagent_server.database import Database, StorageError
+from perfagent_server.database.errors import spell
 from perfagent_server.engine import set_aside
 from perfagent_server.engine.evaluator import STATE_VERSION, Evaluator
 from perfagent_server.engine.rebuild import rebuild
@@ -117,7 +118,7 @@ class Evaluators:
         except StorageError:
             raise
         except Exception as error:
-            raise set_aside.CannotJudgeError(set_aside.spell(error)) from error
+            raise set_aside.CannotJudgeError(spell(error)) from error
 
     def _read(self, names: Sequence[str], judged: Callable[[str], int]) -> tuple[dict[str, _Run], dict[str, int]]:
         """What the tables say of these runs, and the newest frame in the tail of those with a row of state, as far as

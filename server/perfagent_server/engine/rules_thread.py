@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from perfagent_server.database import StorageError
-from perfagent_server.engine import set_aside
+from perfagent_server.database.errors import spell
 from perfagent_server.engine.canary import Canary
 
 __all__ = ["QUIET_S", "STUCK_S", "RulesThread"]
@@ -123,7 +123,7 @@ class RulesThread(ABC):
             self.checkpoint()
 
     def _failed(self, error: Exception, pause: float) -> None:
-        self._round_error, self._is_database_away = set_aside.spell(error), isinstance(error, StorageError)
+        self._round_error, self._is_database_away = spell(error), isinstance(error, StorageError)
         self._failed_rounds += 1
         if isinstance(error, StorageError):
             log.warning("the rules wait %.0f s for the database: %s", pause, error)

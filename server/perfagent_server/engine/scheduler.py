@@ -38,6 +38,7 @@ from sqlalchemy import Connection, select
 from perfagent.wire import Alert, Finding, outcome_of
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.database import Database, StorageError
+from perfagent_server.database.errors import spell
 from perfagent_server.engine import set_aside
 from perfagent_server.engine.alert_writer import AlertWriter, Changes
 from perfagent_server.engine.canary import Canary
@@ -487,13 +488,13 @@ class Engine(RulesThread):
         was_judged = run in self.evaluators.in_memory
         self._drop(run)
         self.checkpoints.leave_out(run)
-        is_new = self.aside.add(run, set_aside.spell(error))
+        is_new = self.aside.add(run, spell(error))
         if is_new:
             log.error("run %s cannot be judged, and is set aside: it is tried again later", run, exc_info=error)
         self.counters["set_aside"] = len(self.aside)
         if upto is None or not (is_new or was_judged):  # else its Mark says more
             return
-        mark = {run: Mark(upto, set_aside.spell(error)).row()}
+        mark = {run: Mark(upto, spell(error)).row()}
         save = partial(save_snapshots, snapshots=mark, version=SET_ASIDE)
         try:
             self._database.write(self.held.verified([run], save), essential=True)

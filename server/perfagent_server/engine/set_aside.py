@@ -8,26 +8,22 @@ tail still holds it.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from perfagent.wire import Finding
-from perfagent_server.database import StorageError
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["MOST_FAILING", "RULES_STOPPED", "CannotJudgeError", "Mark", "SetAside", "is_of_the_run", "spell"]
+__all__ = ["MOST_FAILING", "RULES_STOPPED", "CannotJudgeError", "Mark", "SetAside"]
 
 RULES_STOPPED = "rules_stopped"
 """The rule id of what the server says of itself."""
 MOST_FAILING = 5
 """So many frames in a row that cannot be judged, or looks by the clock, are no trouble of the frames."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0
-_SAID = 300  # characters of an error
 
 
 class CannotJudgeError(Exception):
@@ -148,16 +144,3 @@ class SetAside:
 
     def _next(self, one: _Aside) -> float:
         return self._clock() + max(0.0, one.due - self._monotonic())
-
-
-def spell(error: BaseException) -> str:
-    """An error, as people read it in one line."""
-    return f"{type(error).__name__}: {error}"[:_SAID].replace("\x00", "").encode("utf-8", "replace").decode()
-
-
-def is_of_the_run(error: Exception) -> bool:
-    """Whether something failed for what was to be read or written, and will fail again; and not for the database of
-    this moment."""
-    if isinstance(error, DBAPIError):
-        return isinstance(error, (DataError, IntegrityError))
-    return not isinstance(error, (StorageError, sqlite3.Error, OSError, MemoryError))

@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from perfagent.wire import Finding, healthy
 from perfagent_server.database import Database, StorageError
-from perfagent_server.engine import set_aside
+from perfagent_server.database.errors import spell
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.engine.set_aside import CannotJudgeError, SetAside
 from perfagent_server.runs.earlier_attempts import earlier_attempts
@@ -74,6 +74,6 @@ class Verdicts:
             raise
         except Exception as error:
             self._on_failure(run, "the verdict", error)
-            raise CannotJudgeError(set_aside.spell(error)) from error
+            raise CannotJudgeError(spell(error)) from error
         finally:
             self._lock.release()
