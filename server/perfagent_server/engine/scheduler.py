@@ -29,7 +29,7 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Protocol
 
@@ -379,13 +379,24 @@ class Engine(RulesThread):
                 found = outcomes.unsettled(connection, again)
             if found and self.run_once():
                 return len(found)
-            words = {run: self._outcome(run, state) for run, state in found.items() if run in self.held}
-            words = {run: word for run, word in words.items() if run not in self.held.late}  # not everything was judged
+            words = self._outcomes(found)
             changed = self._database.write(partial(outcomes.settle, found=words), essential=True) if words else []
-            self._judged_again.difference_update(set(again) - self.held.late.keys())
+            left = {run for run in found if run in self.held and run not in words}
+            self._judged_again.difference_update(set(again) - left)
         if changed and self.on_states is not None:
             self.on_states(changed)
         return len(words)
+
+    def _outcomes(self, states: Mapping[str, str]) -> dict[str, str]:
+        """Of these runs, as far as a round has time and all that they sent was judged."""
+        words, until = dict[str, str](), self._monotonic() + _ROUND_S
+        for run, state in states.items():
+            if self._monotonic() > until:
+                break
+            word = self._outcome(run, state) if run in self.held else ""
+            if word and run not in self.held.late:
+                words[run] = word
+        return words
 
     def _outcome(self, run: str, state: str) -> str:
         was_in_memory = run in self.evaluators.in_memory

@@ -95,11 +95,30 @@ def test_what_many_runs_have_caused_is_told_after_seconds(bench: Bench) -> None:
     assert MONOTONIC.at - began < 5
 
 
-def test_a_nan_is_told_before_many_other_runs_are_loaded(bench: Bench) -> None:
-    def slow_plan_of(_project: str, _off: Sequence[str]) -> Plan:
-        MONOTONIC.at += 1.0
-        return plan_of("", ())
+def slow_plan_of(_project: str, _off: Sequence[str]) -> Plan:
+    """Each run takes a second to load."""
+    MONOTONIC.at += 1.0
+    return plan_of("", ())
 
+
+def test_the_verdicts_of_runs_that_ended_delay_no_round(bench: Bench) -> None:
+    end = Event(kind="state", time=NOW, step=1, data={"state": "finished"})
+    for number in range(12):
+        bench.send({"loss": [1.0]}, [1], name=f"ended {number}", events=[end])
+    before = engine_of(bench)
+    judge_all(before)
+    before.checkpoint()
+    engine = bench.engine(clock=Clock(NOW), monotonic=MONOTONIC, plan_of=slow_plan_of)
+    engine.run_once()
+    began = MONOTONIC.at
+    engine.settle_outcomes()
+    assert MONOTONIC.at - began < 5
+    while engine.settle_outcomes():
+        pass
+    assert {row["outcome"] for row in bench.rows(run)} == {"healthy"}
+
+
+def test_a_nan_is_told_before_many_other_runs_are_loaded(bench: Bench) -> None:
     engine = bench.engine(clock=Clock(NOW), monotonic=MONOTONIC, plan_of=slow_plan_of)
     bench.send({"loss": [1.0, math.nan]}, [1, 2], name="sick")
     for number in range(60):
