@@ -1,4 +1,4 @@
-"""What nobody should send or store, made by hypothesis: frames, events, settings, files of rules, and clocks."""
+"""What nobody should send or store, made by hypothesis: frames, events, bodies, rows, settings, files of rules, clocks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import perfagent_server
 from perfagent.wire import EVENT_KINDS, Event, Frame, Group
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.rule import Series
+from perfagent_server.store.tables import channel, delivery, rule_state, run, silence, source
 
 __all__ = ["ODD", "Odd"]
 
 
 class Odd(NamedTuple):
-    """kind: frame (by HTTP), stored (past the edge), bytes (a row of the tail), setting, file, or clock."""
+    """kind: frame or log (by HTTP), stored (past the edge), bytes (a row of the tail), row (of another table), setting,
+    file, or clock."""
 
     kind: str
     what: Any
@@ -140,11 +142,43 @@ _FILES = st.binary(max_size=60) | st.builds(
     st.sampled_from([*RULES, "projects.odd", "projects", "gone", "odd.odd"]), _THRESHOLDS,
     st.sampled_from(["1", "-1", "nan", "inf", "1e400", "9" * 5000, '"x"', "[]", "true", "1979-05-27", "[" * 2000]),
 )  # fmt: skip
+_NO_TIMES = st.sampled_from(["soon", "", b"\xff", math.inf, -math.inf, 1e308])
+_CELLS = _NO_TIMES | st.sampled_from([-1.0, 0.0, 2**62, "[", "\x00"])
+_KEPT = {"id", "run", "channel", "alert", "shard"}  # they say whose a row is
+_TABLES = {table.name: table for table in (silence, channel, delivery, run, source, rule_state)}
+
+
+@st.composite
+def _rows(draw: st.DrawFn) -> tuple[str, str, Any]:
+    """A table, a column of it, and what is in there. A silence that can be read, or a channel that is off, may keep an alert
+    back: of a silence, only the times are odd."""
+    table = draw(st.sampled_from(sorted(_TABLES)))
+    if table == "silence":
+        return table, draw(st.sampled_from(["starts", "ends"])), draw(_NO_TIMES)
+    columns = sorted({column.name for column in _TABLES[table].columns} - _KEPT)
+    return table, draw(st.sampled_from(columns)), draw(_CELLS)
+
+
+_LOG = st.one_of(
+    _JSON,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "run": _JSON | st.sampled_from("abcd"),
+            "project": _JSON,
+            "rows": _JSON | st.lists(_DATA, max_size=3),
+        },
+    ),
+    st.builds(lambda values: {"run": "a", "project": "odd", **values}, _DATA),
+)
 ODD: st.SearchStrategy[Odd] = st.one_of(
     st.builds(Odd, st.just("frame"), _frames()),
     st.builds(Odd, st.just("stored"), _frames()),
     st.builds(Odd, st.just("stored"), _frames()),
     st.builds(Odd, st.just("setting"), _SETTINGS),
+    st.builds(Odd, st.just("row"), _rows()),
+    st.builds(Odd, st.just("row"), _rows()),
+    st.builds(Odd, st.just("log"), _LOG),
     st.builds(Odd, st.just("bytes"), st.binary(max_size=40)),
     st.builds(Odd, st.just("file"), _FILES),
     st.builds(

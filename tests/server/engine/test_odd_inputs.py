@@ -1,4 +1,5 @@
-"""Whatever comes or is stored: the NaN of another run is told within two rounds, and the server says that it is ready.
+"""Whatever comes or is stored: the NaN of another run is sent to a channel within two rounds, and the server says that it
+is ready.
 
 The inputs are given in batches to one server whose rules go round by hand. A batch that silences the rules is given again,
 one input after the other, to a new server, so that the failure names the input.
@@ -7,12 +8,15 @@ one input after the other, to a new server, so that the failure names the input.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import clickhouse_server
+import msgspec
 import postgresql_server
 import pytest
 from api_builders import MSGPACK, settings_for
@@ -22,20 +26,27 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from odd_inputs import ODD, Odd
-from sqlalchemy import select
+from sqlalchemy import Connection, insert, select, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from perfagent.errors import ConfigError, PerfagentError
 from perfagent.wire import Frame, Group, encode
+from perfagent_server.alerts import channels
+from perfagent_server.alerts.batches import Batch
+from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.app import create_app
 from perfagent_server.engine.rule_settings import read_rules_file
 from perfagent_server.engine.scheduler import Engine
 from perfagent_server.engine.watchdog import Watchdog
 from perfagent_server.rules.catalogue import rules_for
 from perfagent_server.rules.plan import Plan
+from perfagent_server.security.outbound import Guard, Reply
 from perfagent_server.services import Services, open_services
 from perfagent_server.store.statements import put
-from perfagent_server.store.tables import alert, rule_setting, tail
+from perfagent_server.store.tables import alert, channel, delivery, rule_setting, silence, tail
 
+HOOK = "https://example.org/hook"
+_MOST_LOOKS = 30  # at what is due: odd rows go first
 BATCH = 25
 OF_A_SERVER = 40  # batches: a round takes longer with each run that goes on
 
@@ -46,10 +57,35 @@ class ByHand(Engine):
     def start(self) -> None: ...
 
 
+class Sending(Outbox):
+    """The outbox goes by hand, too. got: the runs of what was sent to the channel that takes everything."""
+
+    def __init__(self, services: Services, clock: Clock, monotonic: Clock) -> None:
+        super().__init__(services.database, clock=clock, monotonic=monotonic, send=self._send_by_hand)
+        self.got: list[str] = []
+
+    def start(self) -> None: ...
+
+    def _send_by_hand(self, guard: Guard, url: str, body: bytes, headers: dict[str, str]) -> Reply:
+        if url == HOOK:
+            self.got.append(json.loads(body)["data"].get("run"))
+        return Reply(200, {})
+
+    def look(self) -> None:
+        launched: list[Batch] = []
+        self._launch = launched.append  # type: ignore[method-assign]
+        self._schedule()
+        for batch in launched:
+            self._deliver(batch)
+
+
 class Server:
     """clock, monotonic: the first is what jumps."""
 
-    def __init__(self, services: Services, client: TestClient, clock: Clock, monotonic: Clock, folder: Path) -> None:
+    def __init__(
+        self, services: Services, client: TestClient, clock: Clock, monotonic: Clock, folder: Path, outbox: Sending
+    ) -> None:
+        self.outbox, self.has_odd_runs = outbox, False
         self.services, self.client, self.clock, self.monotonic, self.folder = services, client, clock, monotonic, folder
         self.fresh, self.seq, self.pace = 0, 0, 1.0
 
@@ -61,8 +97,7 @@ class Server:
             frame = replace(odd.what, seq=self.seq)
         if odd.kind == "frame":
             with contextlib.suppress(PerfagentError):
-                answer = self.client.post("/api/v1/ingest", content=encode(frame), headers=MSGPACK)
-                assert answer.status_code < 500, answer.text
+                self._post("ingest", encode(frame), MSGPACK)
         elif odd.kind == "stored":
             self._store(frame)
         elif odd.kind == "bytes":
@@ -71,6 +106,10 @@ class Server:
             newest = select(tail.c.id).order_by(tail.c.id.desc()).limit(1).scalar_subquery()
             broken = tail.update().where(tail.c.id == newest, tail.c.run == "bytes").values(frame=odd.what)
             services.database.write(lambda connection: connection.execute(broken))
+        elif odd.kind == "row":
+            self._put_row(*odd.what)
+        elif odd.kind == "log":
+            self._post("log", msgspec.json.encode(odd.what), {"Content-Type": "application/json"})
         elif odd.kind == "setting":
             project, rule, text = odd.what
             row = {"project": project, "rule": rule, "settings": text}
@@ -87,6 +126,37 @@ class Server:
         else:
             self.clock.at += odd.what
 
+    def _post(self, path: str, body: bytes, headers: dict[str, str]) -> None:
+        with self._own_trouble():
+            answer = self.client.post(f"/api/v1/{path}", content=body, headers=headers)
+            assert answer.status_code < 500, answer.text
+
+    def _put_row(self, table: str, column: str, value: Any) -> None:
+        """A row that is as usual but for one column, whose type the database is not told. Of runs and what they have, a row
+        that is there."""
+        self.seq += 1
+        name = f"odd-{self.seq}"
+
+        def job(connection: Connection) -> None:
+            key, row = "id", name
+            if table == "silence":
+                connection.execute(insert(silence).values(id=name, starts=0.0, ends=9e9, created=0.0))
+            elif table == "channel":
+                new = channels.NewChannel(name=name, url=f"https://example.org/{name}", summaries=True)
+                row, _ = channels.create(connection, new, NOW)
+            elif table == "delivery":
+                hook = connection.execute(select(channel.c.id).where(channel.c.url == HOOK)).scalar_one()
+                its = {"id": name, "channel": hook, "event": "notice", "body": b"{}", "state": "waiting"}
+                connection.execute(insert(delivery).values(**its, created=NOW, due=0.0))
+            else:
+                key, row = "id" if table == "run" else "run", "abcd"[self.seq % 4]
+                self.has_odd_runs = True
+            changed = text(f'UPDATE {table} SET "{column}" = :value WHERE {key} = :row')
+            connection.execute(changed, {"value": value, "row": row})
+
+        with contextlib.suppress(SQLAlchemyError, OverflowError):  # PostgreSQL takes no text for a number
+            self.services.database.write(job)
+
     def _store(self, frame: Frame) -> None:
         with contextlib.suppress(Exception):  # what no table takes has no way to the rules
             self.services.database.write(
@@ -102,7 +172,12 @@ class Server:
         self.services.engine.settle_outcomes()
         self.services.engine.checkpoint()
         for run in "abcd":
-            self.services.engine.verdict(run)
+            with self._own_trouble():
+                self.services.engine.verdict(run)
+
+    def _own_trouble(self) -> contextlib.AbstractContextManager[None]:
+        """A run whose own rows are odd may be refused in any way."""
+        return contextlib.suppress(*[TypeError, ValueError, SQLAlchemyError] if self.has_odd_runs else [])
 
     def silence(self) -> str:
         """What is wrong after a NaN in a fresh run; empty if it is told."""
@@ -114,12 +189,18 @@ class Server:
             self.services.engine.run_once()
             self.services.engine.run_once()
             self.services.watchdog.look()
+            for _ in range(_MOST_LOOKS):
+                self.outbox.look()
+                if run in self.outbox.got:
+                    break
         except Exception as error:
             return f"a round failed: {error!r}"
         with self.services.database.read() as connection:
             told = connection.execute(select(alert.c.rule).where(alert.c.run == run)).scalars().all()
         if "nonfinite_loss" not in told:
             return f"the NaN raised {told}"
+        if run not in self.outbox.got:
+            return "the alert was not sent"
         ready = self.client.get("/readyz")
         return "" if ready.status_code == 200 else ready.text
 
@@ -145,13 +226,16 @@ def serving(folder: Path) -> Iterator[Server]:
         plan_of=services.rule_settings.plan_of,
     )
     services.engine = engine
+    services.outbox = outbox = Sending(services, clock, monotonic)
+    new = channels.NewChannel(name="hook", url=HOOK)
+    services.database.write(lambda connection: channels.create(connection, new, NOW))
     services.watchdog = Watchdog(
         services.database, services.store, engine, server="http://here", link="", on_deliveries=lambda: None, clock=clock,
         monotonic=monotonic,
     )  # fmt: skip
     app = create_app(place, dashboard=False, services=services)
     with TestClient(app, base_url="http://127.0.0.1:8420") as client:
-        yield Server(services, client, clock, monotonic, folder)
+        yield Server(services, client, clock, monotonic, folder, outbox)
 
 
 def one_by_one(folder: Path, batch: Sequence[Odd]) -> str:
