@@ -66,7 +66,7 @@ def apply(
     """Carries out changes of alerts. Gives the alerts as they are now, and how many deliveries were written."""
     book = _Book(connection, now, link, {run for run, _ in changes})
     for run, change in changes:
-        book.enter(run, change)
+        book.carry_out(run, change)
     return book.alerts, book.deliveries
 
 
@@ -116,12 +116,12 @@ class _Book:
         self.quiet = quiet.Quiet(connection, now)
         self.has_prices = bool(prices(connection))
 
-    def enter(self, run: str, change: Change) -> None:
+    def carry_out(self, run: str, change: Change) -> None:
         if run not in self.runs:
             return  # deleted meanwhile
         if change.kind == "fire" and self._insert(run, change):
             self._note(change, "fired")
-            self._tell_firing(run, change)
+            self._notify_firing(run, change)
         elif change.kind == "reopen":
             since = _seconds(change.finding.since, self.now)
             self._update(
@@ -129,11 +129,11 @@ class _Book:
             )
             self._note(change, "reopened")
             self._drop_resolved(change)
-            self._tell_firing(run, change)
+            self._notify_firing(run, change)
         elif change.kind == "update":
             is_worse = self._update(change, last_step=change.step, **_columns(change.finding))
             # Channels that were notified are not notified again; a channel whose threshold it passes only now is.
-            self._tell_firing(run, change, is_worse=is_worse)
+            self._notify_firing(run, change, is_worse=is_worse)
         elif change.kind == "resolve":
             # A finding of its own: the one in the machine may fire again, and is then not resolved.
             change = replace(
@@ -150,10 +150,10 @@ class _Book:
         its = update(alert).where(alert.c.id == change.alert, alert.c.snoozed_until == quiet.UNTIL_UNDONE)
         self.connection.execute(its.values(snoozed_until=None))
         self._note(change, "resolved", change.why)
-        told = self._told(change)
+        told = self._notified(change)
         if change.finding.rule != _UNTOLD:
             # Quiet or not: a channel that was notified of the firing would else believe it for ever.
-            self._tell(run, change, "alert.resolved", told)
+            self._notify(run, change, "alert.resolved", told)
 
     def _insert(self, run: str, change: Change) -> bool:
         """False when it was written before: the same data judged again."""
@@ -189,7 +189,7 @@ class _Book:
         )
         history.note(self.connection, change.alert, event, self.now, text=text, once=once)
 
-    def _told(self, change: Change) -> list[RowMapping]:
+    def _notified(self, change: Change) -> list[RowMapping]:
         """The channels whose last word on the alert is that it fires, or soon will be; drops what was not sent to them
         yet."""
         self.connection.execute(delete(delivery).where(delivery.c.alert == change.alert, quiet.held(self.now)))
@@ -206,24 +206,26 @@ class _Book:
         its = delivery.c.alert == change.alert, delivery.c.event == "alert.resolved"
         self.connection.execute(delete(delivery).where(*its, *waits))
 
-    def _tell_firing(self, run: str, change: Change, *, is_worse: bool = False) -> None:
+    def _notify_firing(self, run: str, change: Change, *, is_worse: bool = False) -> None:
         wanting = [row for row in self.channels if wants(row, self.runs[run], change.finding.severity)]
         if not wanting:
             return
         until = self.quiet.until([change.alert]).get(change.alert, AT_ONCE)
         if is_worse and change.finding.severity == "critical":
-            milder = self._told_milder(change)
-            self._tell(run, change, "alert.firing", [row for row in wanting if row["id"] in milder], until, "critical")
+            milder = self._notified_of_milder(change)
+            self._notify(
+                run, change, "alert.firing", [row for row in wanting if row["id"] in milder], until, "critical"
+            )
             wanting = [row for row in wanting if row["id"] not in milder]
-        self._tell(run, change, "alert.firing", wanting, until)
+        self._notify(run, change, "alert.firing", wanting, until)
 
-    def _told_milder(self, change: Change) -> set[str]:
+    def _notified_of_milder(self, change: Change) -> set[str]:
         """The channels that were told of this opening, and not yet that it is critical."""
         its = select(delivery.c.channel, delivery.c.id).where(delivery.c.alert == change.alert, ~quiet.held(self.now))
         rows = self.connection.execute(its.where(delivery.c.urgent.is_(False))).all()
         return {row.channel for row in rows if row.id == _delivery_id(change, "alert.firing", row.channel)}
 
-    def _tell(
+    def _notify(
         self, run: str, change: Change, event: str, channels: Sequence[RowMapping], until: float = AT_ONCE, again: str = "",
     ) -> None:  # fmt: skip
         """until: when the quiet is over; again: why the same is told once more of an opening."""

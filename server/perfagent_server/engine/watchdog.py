@@ -219,9 +219,9 @@ def _finding(server: str, why: str, since: float) -> Finding:
     return Finding(
         rule=RULES_STOPPED,
         severity="critical",
-        title="The rules of the server have stopped",
-        message=f"The rules of the server at {server} have stopped: {why}. No alert of a run that it judges fires until they "
-        "go on. Samples are stored, and judged then.",
+        title="The alerts of the server have stopped",
+        message=f"The alerts of the server at {server} have stopped: {why}. No alert of a run that it judges fires, or is "
+        "sent, until then. Samples are stored, and judged then.",
         since=rfc3339(since),
         evidence={"server": server, "why": why},
         fix="Look at the server's log, and restart it. If they stop again, upgrade perfagent, or report it with that log.",
