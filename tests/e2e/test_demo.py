@@ -99,7 +99,7 @@ def test_a_server_that_stalls_at_the_end_of_the_job_gets_the_rest(server: Server
     ("fault", "state", "rule", "words"),
     [
         ("straggler", "finished", "straggler", r"Rank 2 needs .* of it in forward"),
-        ("hang", "preempted", "hang", r"No step has ended for 60 s after step 19;"),
+        ("hang", "preempted", "hang", r"No step has ended for .* after step 19;"),
         ("leak", "finished", "host_memory_leak", r"The memory of the training processes grew from"),
     ],
     ids=["straggler", "hang", "leak"],

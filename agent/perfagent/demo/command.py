@@ -111,7 +111,7 @@ def _train(server: DemoServer, run: str, steps: int, fault: faults.Fault, *, sta
             if finding is not None and screen.step and _judged(finding):
                 screen.verdict(finding)
             screen.draw()
-            match vigil.look(trains=screen.step > 0, rule=finding["rule"] if finding else ""):
+            match vigil.look(trains=screen.step > 0, is_named=_is_named(server, run, fault)):
                 case "let go":
                     ranks.let_go()
                 case "stop":
@@ -133,6 +133,12 @@ def _train(server: DemoServer, run: str, steps: int, fault: faults.Fault, *, sta
     return ranks.code, vigil.stays
 
 
+def _is_named(server: DemoServer, run: str, fault: faults.Fault) -> bool:
+    """By an alert: the verdict speaks of a standstill before its rule is sure."""
+    found = server.get(f"/runs/{run}/alerts") or {"alerts": ()}
+    return any(alert["rule"] in fault.expects for alert in found["alerts"])
+
+
 class _Vigil:
     """Says when a job that does not end after its steps has trained, or hung, for long enough.
 
@@ -145,14 +151,14 @@ class _Vigil:
         self._begun: float | None = None
         self._found: float | None = None
 
-    def look(self, *, trains: bool, rule: str) -> Literal["", "let go", "stop", "stay"]:
-        """What to do now. trains: the first steps have come; rule: that of the verdict."""
+    def look(self, *, trains: bool, is_named: bool) -> Literal["", "let go", "stop", "stay"]:
+        """What to do now. trains: the first steps have come; is_named: an alert has named the fault."""
         if self._fault.ends == "after its steps" or self.stays:
             return ""
         now = self._clock()
         if self._begun is None and trains:
             self._begun = now
-        if self._found is None and rule in self._fault.expects:
+        if self._found is None and is_named:
             self._found = now
         if self._found is None and (self._begun is None or now - self._begun < self._fault.verdict_s):
             return ""

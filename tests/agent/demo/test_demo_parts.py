@@ -125,14 +125,14 @@ class Clock:
 def test_a_hanging_job_is_stopped_when_its_stacks_have_come_or_left_alone_to_be_looked_at() -> None:
     clock = Clock()
     vigil = command._Vigil(faults.named("hang"), stays=False, clock=clock)
-    assert vigil.look(trains=True, rule="healthy") == ""
+    assert vigil.look(trains=True, is_named=False) == ""
     clock.now = 70.0
-    assert vigil.look(trains=True, rule="hang") == ""
+    assert vigil.look(trains=True, is_named=True) == ""
     clock.now += command.STACKS_S
-    assert vigil.look(trains=True, rule="hang") == "stop"
+    assert vigil.look(trains=True, is_named=True) == "stop"
     stays = command._Vigil(faults.named("hang"), stays=True, clock=clock)
-    assert stays.look(trains=True, rule="hang") == "stay"
-    assert stays.look(trains=True, rule="hang") == "", "said once"
+    assert stays.look(trains=True, is_named=True) == "stay"
+    assert stays.look(trains=True, is_named=True) == "", "said once"
     assert stays.stays
 
 
@@ -141,10 +141,10 @@ def test_a_verdict_that_does_not_come_is_not_waited_for_for_ever(fault: str, doe
     clock = Clock()
     vigil = command._Vigil(faults.named(fault), stays=True, clock=clock)
     clock.now = 1000.0
-    assert vigil.look(trains=False, rule="healthy") == "", "a slow start is no time of the rule"
-    assert vigil.look(trains=True, rule="healthy") == ""
+    assert vigil.look(trains=False, is_named=False) == "", "a slow start is no time of the rule"
+    assert vigil.look(trains=True, is_named=False) == ""
     clock.now = 2000.0
-    assert vigil.look(trains=True, rule="healthy") == does
+    assert vigil.look(trains=True, is_named=False) == does
 
 
 def started(program: str, count: int) -> tuple[ranks.Ranks, list[str]]:
