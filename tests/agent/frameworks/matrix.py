@@ -219,9 +219,14 @@ Known limits:
   call `attach()` after `init_process_group`.
 - **Trainings in other processes.** `perfagent run` records the process that it starts, and the ranks that this process spawns. If it
   makes no step and starts other processes (a driver of several trainings, a script that forks its training), an info alert says so:
-  put `perfagent run` before each command that trains, or call `attach()` in the function that trains.
-- **multiprocessing.Pool** ends its workers by SIGTERM, also when their work is done. A run that was attached in a worker is then
-  `lost`: call `run.finish()` at the end of the function that trains, or use `concurrent.futures.ProcessPoolExecutor`.
+  put `perfagent run` before each command that trains, or call `attach()` in the function that trains. In a driver that imports torch,
+  the alert counts what `multiprocessing` starts. In another one it counts every Python process that runs for ten seconds, and is a
+  warning if one of them failed; only Linux 6.15 and later can tell that. If the driver itself ends well, its run is `finished`.
+- **Ends that a process cannot report itself.** With `attach()` alone, a run whose process was ended by a signal (SIGTERM without a
+  handler of yours, `kill -9`, a crash in C) or by `os._exit` is `lost`, with a critical alert after 30 s. A handler of Python's would
+  delay the end until the interpreter runs, so perfagent installs none. `perfagent run` reports such an end at once.
+- **multiprocessing.Pool** ends its workers by SIGTERM, also when their work is done. A run that a task attached therefore ends with
+  that task. A run that the pool's `initializer` attached is `lost`: call `attach()` in the function that trains.
 - **Recordings that are synced.** The server judges a recording in the frames in which it arrives, whole minutes at once and one
   rank after the other. What rules tell by the clock, or by comparing ranks (`straggler`), may then be missing.
   `perfagent backtest FOLDER` judges the recording as the server would have judged the run live.

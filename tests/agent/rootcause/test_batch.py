@@ -30,7 +30,8 @@ def test_the_batch_of_the_loop_is_found_by_its_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "written"), [("work", "train.py"), ("work/deeper", "jobs/work/train.py"), (None, "jobs/work/train.py")]
+    ("folder", "written"),
+    [("vision", "train.py"), ("vision/deeper", "jobs/vision/train.py"), (None, "jobs/vision/train.py")],
 )
 def test_the_place_of_the_batch_is_written_as_the_user_types_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None, written: str
@@ -41,7 +42,7 @@ def test_the_place_of_the_batch_is_written_as_the_user_types_it(
     monkeypatch.chdir(here)
     if folder is None:
         here.rmdir()
-    script = compile("x = torch.ones(6, 3)\nanswer = found(6, frame())", str(tmp_path / "jobs/work/train.py"), "exec")
+    script = compile("x = torch.ones(6, 3)\nanswer = found(6, frame())", str(tmp_path / "jobs/vision/train.py"), "exec")
     names: dict[str, Any] = {"torch": torch, "found": in_callers, "frame": sys._getframe}
     exec(script, names)
     where = names["answer"][0]

@@ -286,9 +286,13 @@ def test_a_failure_told_by_a_row_is_an_alert(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         told = {"run": "a", "metrics": {"loss": 1.0}, "state": "failed", "reason": "ValueError: no such file"}
         run = client.post("/api/v1/log", json=told).json()["run"]
-        verdict = client.get(f"/api/v1/runs/{run}/verdict").json()
-        assert verdict["rule"] == "process_crash"
-        assert "ValueError: no such file" in verdict["message"]
+
+        def verdict() -> dict[str, Any]:
+            found: dict[str, Any] = client.get(f"/api/v1/runs/{run}/verdict").json()
+            return found
+
+        until(lambda: verdict()["rule"] == "process_crash", why="the failure raised no alert")
+        assert "ValueError: no such file" in verdict()["message"]
 
 
 def test_a_result_that_comes_after_the_end_still_belongs_to_the_run(tmp_path: Path) -> None:
