@@ -2,7 +2,8 @@
 
 Tries follow the schedule of Standard Webhooks (5 s, 5 min, 30 min, 2 h ... in all some four days), with quick ones
 among the first, because most failures of receivers last a moment. A channel on which nothing arrived for five days, or
-whose receiver says that it is gone for good, is disabled, and the others are told.
+whose receiver says that it is gone for good, is disabled, and the others are told. A clock may have jumped over the five
+days: something must have failed there in many tries, too, which take most of a day.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ RETRY_AFTER_S = (
     *(300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0, 86400.0),
 )
 DISABLE_AFTER_S = 5 * 86400.0
+_MANY_TRIES = 12
 _LONGEST_RETRY_AFTER_S = 6 * 3600.0
 LONGEST_WAIT_S = 1.2 * max(RETRY_AFTER_S)
 Count = Callable[[str], None]
@@ -76,20 +78,25 @@ def _write_down(
     if failing is None or not failing.enabled:
         return
     since = stored_number(failing.failing_since)
-    if since is None or (now - since >= DISABLE_AFTER_S and not _was_tried(connection, row, now)):
+    was_tried = tries >= _MANY_TRIES or _was_tried(connection, row, now)
+    if since is None or (now - since >= DISABLE_AFTER_S and not was_tried):
         connection.execute(update(channel).where(channel.c.id == row["channel"]).values(failing_since=now))
     elif now - since >= DISABLE_AFTER_S:
         _disable(connection, row["channel"], now, f"no delivery arrived for {DISABLE_AFTER_S / 86400:.0f} days", count)
 
 
 def _tries(row: RowMapping) -> int:
-    return min(max(0, int(stored_number(row["tries"]) or 0)), len(RETRY_AFTER_S))
+    tries = stored_number(row["tries"]) or 0
+    return int(tries) if 0 <= tries <= len(RETRY_AFTER_S) else 0
 
 
 def _was_tried(connection: Connection, row: RowMapping, now: float) -> bool:
-    """Whether something else failed there in these days: a channel that nothing was sent to is not a dead one."""
+    """Whether something else failed there again and again in these days: a channel that nothing was sent to is not dead."""
     others = delivery.c.channel == row["channel"], delivery.c.id != row["id"], delivery.c.state != "delivered"
-    recent = delivery.c.tries > 0, delivery.c.created >= now - 2 * DISABLE_AFTER_S
+    recent = (
+        delivery.c.tries.between(_MANY_TRIES, len(RETRY_AFTER_S) + 1),
+        delivery.c.created >= now - 2 * DISABLE_AFTER_S,
+    )
     return connection.execute(select(delivery.c.id).where(*others, *recent).limit(1)).first() is not None
 
 

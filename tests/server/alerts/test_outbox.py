@@ -18,7 +18,7 @@ import pytest
 from builders import Receiver, free_port, until
 from data_folder import place_of
 from engine_bench import NOW, Clock
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 from standardwebhooks import Webhook
 
 from perfagent.wire import Finding
@@ -317,6 +317,20 @@ def test_w04_tries_follow_the_schedule_and_the_channel_is_disabled_after_five_da
     assert [(row["event"], row["channel"]) for row in deliveries(database) if row["channel"] == other] == [
         ("channel.disabled", other)
     ]
+
+
+def test_a_clock_that_jumps_ahead_disables_no_channel(database: Database) -> None:
+    name, _ = add_channel(database, "https://fails.example/")
+    clock = Clock(NOW)
+    fire(database, "al_1", severity="warning")
+    _advance(database, clock, lambda: 500, 3)
+    database.write(lambda connection: connection.execute(update(delivery).values(state="failed")))
+    fire(database, "al_2", severity="warning", at=clock.at)
+    clock.at += DISABLE_AFTER_S + 3600
+    _advance(database, clock, lambda: 500, 3)
+    with database.read() as connection:
+        [shown] = [row for row in channels.all_channels(connection) if row["id"] == name]
+    assert shown["enabled"]
 
 
 @pytest.mark.fault
