@@ -147,8 +147,8 @@ def _has_verdict(run: RunDetails) -> bool:
 def _judged(
     run: RunDetails, findings: list[Finding], until: Until, verdict: Finding | None, *, settled: bool
 ) -> Outcome | None:
-    """What has come; None while nothing has. verdict: of a run that finished. settled: no more findings can come of a run
-    that has ended."""
+    """Why the wait is over; None while it goes on. verdict: the verdict of a finished run. settled: whether an ended run can
+    get no more findings."""
     bad = run.state in BAD_ENDS
     for finding in findings:
         if finding.severity != "info" and not (bad and finding.rule in _OF_THE_END):

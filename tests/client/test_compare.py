@@ -72,11 +72,11 @@ def test_one_run_and_an_unknown_run_are_told(server: Listening, capsys: pytest.C
         ),
         (
             Change("same", "tokens_per_s", high=1.7),
-            "No difference in speed was found between b and a; any difference is below 1.7 %.",
+            "No difference in speed was found between b and a; any difference is at most 1.7 %.",
         ),
         (
             Change("same", "tokens_per_s", high=138.0),
-            "No difference in speed was found between b and a; any difference is below 138 %.",
+            "No difference in speed was found between b and a; any difference is at most 138 %.",
         ),
         (
             Change("slower", "step_time_s", 1110, 900, 1250),

@@ -142,7 +142,7 @@ def test_a_window_that_moves_on_is_scaled_by_what_it_shows(site: ServerProcess, 
     page = tab(f"/run/{run}?x=last100")
     page.drawn(3)
     page.live()
-    assert shown(page, "loss", ".flag") == "1 NaN or Inf in the steps shown"
+    assert shown(page, "loss", ".flag") == "1 NaN or Inf in view"
     for seq, start in enumerate((151, 251), 2):
         x = np.arange(start, start + 100)
         later = {"loss": 1 + 0.1 * np.sin(x / 9), "step_time_s": 0.1 + 0.0 * x, "phase/data_s": 0.01 + 0.0 * x}

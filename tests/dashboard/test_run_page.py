@@ -380,7 +380,7 @@ def test_alert_is_marked_listed_and_can_be_acknowledged(site: ServerProcess, tab
     page.wait("() => document.querySelector('.verdict.critical .proof .plot')?.layout?.shapes.length === 1")
     page.wait("() => document.querySelector('#run-charts [data-name=\"loss\"] .plot').layout.shapes.length === 1")
     flag = "() => document.querySelector('{} .flag')?.textContent === '{}'"
-    page.wait(flag.format(".proof", "1 NaN or Inf in the steps shown"))  # it shows a part of the run
+    page.wait(flag.format(".proof", "1 NaN or Inf in view"))  # it shows a part of the run
     page.wait(flag.format('#run-charts [data-name="loss"]', "1 NaN or Inf"))
     page.page.locator(".verdict").get_by_role("button", name="Acknowledge").click()
     dialog = page.page.get_by_role("dialog")

@@ -62,7 +62,7 @@ def headline(name: str, first: str, change: Change) -> str:
     if change.word == "unknown":
         return f"{name}: nothing says how fast it is."
     if change.word == "same":
-        return f"No difference in speed was found between {name} and {first}; any difference is below {short(change.high, 2)} %."
+        return f"No difference in speed was found between {name} and {first}; any difference is at most {short(change.high)} %."
     more = "takes {} % less time a step" if change.word == "faster" else "takes {} % more time a step"
     if change.measure != "step_time_s":
         more = "is {} % " + change.word

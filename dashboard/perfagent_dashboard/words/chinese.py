@@ -164,7 +164,7 @@ CHINESE: dict[str, str] = {
     "chart_failed": "没有加载：{message}",
     "too_many": "还有 {count} 个指标：在搜索框里输入名称的一部分。",
     "nonfinite": "{count} 个 NaN 或 Inf",
-    "nonfinite_shown": "所示步中有 {count} 个 NaN 或 Inf",
+    "nonfinite_shown": "视图内 {count} 个 NaN 或 Inf",
     "where": "一步的时间花在哪里",
     "where_over": "一步的时间花在哪里，{over}",
     "where_unit": "所示各步的平均",
@@ -556,7 +556,7 @@ CHINESE: dict[str, str] = {
     "change_slower": "{name} 比 {first} 慢 {percent} %（{low} 至 {high} %）",
     "change_faster_step": "{name} 每步比 {first} 少用 {percent} % 的时间（{low} 至 {high} %）",
     "change_slower_step": "{name} 每步比 {first} 多用 {percent} % 的时间（{low} 至 {high} %）",
-    "change_same": "{name} 与 {first}：没有发现速度差别，差别小于 {most} %。",
+    "change_same": "{name} 与 {first}：没有发现速度差别，差别至多 {most} %。",
     "change_too_short": (
         "{name}：步数太少，无法判断快慢：{lacking} 在预热之后只有 {steps:,} 步有 {measure}，至少需要 {least} 步。"
     ),

@@ -163,7 +163,7 @@ ENGLISH: dict[str, str] = {
     "chart_failed": "Not loaded: {message}",
     "too_many": "More metrics ({count}): type a part of a name into the filter.",
     "nonfinite": "{count} NaN or Inf",
-    "nonfinite_shown": "{count} NaN or Inf in the steps shown",
+    "nonfinite_shown": "{count} NaN or Inf in view",
     "where": "Where a step goes",
     "where_over": "Where a step goes, {over}",
     "where_unit": "mean of the steps shown",
@@ -557,7 +557,7 @@ ENGLISH: dict[str, str] = {
     "change_slower": "{name} is {percent} % slower than {first} ({low} to {high} %)",
     "change_faster_step": "{name} takes {percent} % less time a step than {first} ({low} to {high} %)",
     "change_slower_step": "{name} takes {percent} % more time a step than {first} ({low} to {high} %)",
-    "change_same": "No difference in speed was found between {name} and {first}; any difference is below {most} %.",
+    "change_same": "No difference in speed was found between {name} and {first}; any difference is at most {most} %.",
     "change_too_short": (
         "{name}: too few steps to say how fast it is. {lacking} has {steps:,} {steps|step|steps} with {measure} after the "
         "warm-up; at least {least} are needed."

@@ -62,7 +62,7 @@ def headline(name: str, first: str, change: Change) -> str:
             least=LEAST_INDEPENDENT if change.is_grouped else LEAST_STEPS,
         )  # fmt: skip
     if change.word == "same":
-        return say("change_same", name=name, first=first, most=short(change.high, 2))
+        return say("change_same", name=name, first=first, most=short(change.high))
     kind = change.word if change.measure != "step_time_s" else f"{change.word}_step"
     told = say(
         f"change_{kind}", name=name, first=first, percent=short(change.percent), low=short(change.low),
