@@ -25,9 +25,8 @@ def test_a_buffer_that_is_made_while_a_script_validates_serves_its_training_too(
     assert buffer.tolist() == [2.5]
 
 
-def test_pinned_memory_is_made_for_many_small_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each allocation of it waits for the device; a host that runs thirty steps ahead has thirty losses on their
-    way."""
+def allocations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers that each allocation of pinned memory has room for, as they come. It is pageable memory without a GPU."""
     made: list[int] = []
     original = device._buffer
 
@@ -36,6 +35,13 @@ def test_pinned_memory_is_made_for_many_small_values_at_once(monkeypatch: pytest
         return original(size, dtype, pinned=not pinned)
 
     monkeypatch.setattr(device, "_buffer", buffer)
+    return made
+
+
+def test_pinned_memory_is_made_for_many_small_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each allocation of it waits for the device; a host that runs thirty steps ahead has thirty losses on their
+    way."""
+    made = allocations(monkeypatch)
     monkeypatch.setattr(torch.cuda, "Event", SimpleNamespace)
     with torch.inference_mode():
         small, large = device._buffers(torch, 1, torch.float32), device._buffers(torch, 300, torch.float32)
@@ -72,14 +78,7 @@ class OnCuda:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Stands for a driver that has done all it was given. Holds the numbers that each allocation of pinned memory has
     room for."""
-    made: list[int] = []
-    original = device._buffer
-
-    def buffer(size: int, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
-        made.append(size)
-        return original(size, dtype, pinned=not pinned)
-
-    monkeypatch.setattr(device, "_buffer", buffer)
+    made = allocations(monkeypatch)
     for name in ("_pools", "_streams"):
         monkeypatch.setattr(device, name, {})
     for name in ("_on_their_way", "_elsewhere", "_device"):

@@ -1,7 +1,7 @@
 """What an event of each kind may hold, and how the server reads a frame whose events may be wrong.
 
-The server refuses only the wrong event. It stores the frame's samples and other events, and its answer names the refused
-one. Unknown fields are ignored, and so are the data of an unknown kind: a newer agent may send both.
+The server refuses a wrong event alone: it stores the samples and the other events of the frame, and names the refused
+event in its answer. It ignores unknown fields and the data of an unknown kind, since a newer agent may send both.
 
 The agent does not load this module: it sends what is right, and its tests prove that.
 """

@@ -36,8 +36,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """later: delivery -> the new values of its row, of those that are put off, or that cannot be read; following: when more
-    is due; errors: of channels for which nothing can be said."""
+    """What the outbox does next. batches: messages to send now. later: id of a delivery -> new values of its row; the
+    delivery waits longer, or its row cannot be read. following: when the next delivery is due. errors: one for each channel
+    whose deliveries could not be read."""
 
     batches: Sequence[Batch]
     later: Later

@@ -88,8 +88,8 @@ def _open_before(judge: Evaluator, alerts: Sequence[Mapping[str, Any]], time: fl
 
 
 def _judge_again(judge: Evaluator, past: Sequence[FromTail], on_progress: Callable[[], None]) -> None:
-    """What it changes is known: it was written when these frames were judged first. One that was passed over then is passed
-    over again."""
+    """Its changes are not written: the first judgment of these frames has written them. A frame that fails is passed over, as
+    it was then."""
     if past:
         judge.start_clock(past[0].received)
     for stored in past:

@@ -21,8 +21,8 @@ log = logging.getLogger("perfagent.server")
 STUCK_S = 120.0
 """A thread that has not moved for so long is taken for one that never will: no wait for the database is as long."""
 QUIET_S = 45.0
-"""After that it is told that the rules have stopped: a round says at each frame that it moves, and waits for the database
-30 s at most."""
+"""If the thread makes no progress for so long, the watchdog raises `rules_stopped`. A healthy round reports progress at each
+frame, and waits for the database for 30 s at most."""
 _MOST_FAILED_ROUNDS = 3
 _IDLE_WAIT_S = 1.0
 _GATHER_S = 0.05

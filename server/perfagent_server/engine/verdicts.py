@@ -24,8 +24,8 @@ _ANSWER_S = 10.0  # how long a question waits for the rules thread
 
 
 class Verdicts:
-    """lock: of the evaluators; judge_of: the one of a run, asked while the lock is held; on_failure: called with a run, what
-    could not be done, and the error."""
+    """lock: guards the evaluators. judge_of: returns the evaluator of a run; called with the lock held. on_failure: called
+    with the run, the name of the step that failed, and the error."""
 
     def __init__(
         self, database: Database, lock: RLock, judge_of: Callable[[str], Evaluator | None], aside: SetAside,

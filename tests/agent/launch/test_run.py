@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_recorded import Recording
@@ -778,14 +779,12 @@ child.join()
 """
 
 
-@pytest.mark.parametrize("script", [DRIVER, FORKS], ids=["driver", "forks"])
-def test_a_run_without_a_step_tells_of_the_processes_that_it_started(
-    script: str, tmp_path: Path, server: IngestServer
-) -> None:
-    (tmp_path / "train.py").write_text(script)
-    gate = tmp_path / "gate"
+def alert_of_driver(script: str, folder: Path, server: IngestServer) -> dict[str, Any]:
+    """Runs a script that starts other processes, and lets them end once the server has heard of it."""
+    (folder / "train.py").write_text(script)
+    gate = folder / "gate"
     gate.write_text("")
-    process = subprocess.Popen([*PERFAGENT, "train.py", str(gate)], cwd=tmp_path, env=environment(tmp_path, server))
+    process = subprocess.Popen([*PERFAGENT, "train.py", str(gate)], cwd=folder, env=environment(folder, server))
     try:
         until(server.states, within_s=60, why="nobody spoke for the script")
     finally:
@@ -793,6 +792,14 @@ def test_a_run_without_a_step_tells_of_the_processes_that_it_started(
         process.wait(60)
     assert ended(server) == "finished"
     (alert,) = server.events("alert")
+    return alert
+
+
+@pytest.mark.parametrize("script", [DRIVER, FORKS], ids=["driver", "forks"])
+def test_a_run_without_a_step_tells_of_the_processes_that_it_started(
+    script: str, tmp_path: Path, server: IngestServer
+) -> None:
+    alert = alert_of_driver(script, tmp_path, server)
     assert alert["level"] == "info"
     assert "another process" in alert["title"]
 
@@ -802,25 +809,14 @@ KNOWS_HOW_OTHERS_END = tuple(map(int, platform.release().split(".")[:2])) >= (6,
 
 @pytest.mark.skipif(not KNOWS_HOW_OTHERS_END, reason="before Linux 6.15 only its parent learns how a process ended")
 def test_a_driver_that_ends_well_tells_which_of_its_processes_failed(tmp_path: Path, server: IngestServer) -> None:
-    (tmp_path / "train.py").write_text(
-        f"""
+    script = f"""
 import subprocess, sys
 waits = "import sys, time" + chr(10) + {WAITS!r}
 ends = ["sys.exit(0)", "sys.exit(3)", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
 started = [subprocess.Popen([sys.executable, "-c", waits + end, sys.argv[1]]) for end in ends]
 [one.wait() for one in started]
 """
-    )
-    gate = tmp_path / "gate"
-    gate.write_text("")
-    process = subprocess.Popen([*PERFAGENT, "train.py", str(gate)], cwd=tmp_path, env=environment(tmp_path, server))
-    try:
-        until(server.states, within_s=60, why="nobody spoke for the script")
-    finally:
-        gate.write_text("go")
-        process.wait(60)
-    assert ended(server) == "finished"
-    (alert,) = server.events("alert")
+    alert = alert_of_driver(script, tmp_path, server)
     assert alert["level"] == "warning"
     assert "3 other processes" in alert["title"] and "2 of them failed" in alert["title"]
     assert "exit code 3" in alert["text"] and "SIGKILL" in alert["text"]

@@ -1,5 +1,5 @@
-"""Whatever comes or is stored: the NaN of another run is sent to a channel within two rounds, and the server says that it
-is ready.
+"""No input silences the alerts: after any input, a NaN in another run reaches a channel within two rounds, and /readyz
+answers 200.
 
 The inputs are given in batches to one server whose rules go round by hand. A batch that silences the rules is given again,
 one input after the other, to a new server, so that the failure names the input.

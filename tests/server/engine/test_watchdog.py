@@ -77,6 +77,16 @@ class Watched:
         )  # fmt: skip
         self.engine.start()
 
+    def waits_for_trouble(self, error: str) -> None:
+        """Until the test run has failed three times with this error."""
+
+        def fails() -> bool:
+            self.mono.at += 1
+            self.engine.wake()
+            return error in self.dog.trouble
+
+        until(fails, why="the test run failed three times")
+
     def pass_time(self, seconds: float) -> None:
         self.mono.at += seconds
         self.dog.look()
@@ -283,12 +293,7 @@ def test_a_test_run_whose_nan_raises_no_alert_is_told(bench: Bench) -> None:
 
     watched = Watched(bench, plan_of=broken)
 
-    def fails() -> bool:
-        watched.mono.at += 1
-        watched.engine.wake()
-        return "LookupError: no rules" in watched.dog.trouble
-
-    until(fails, why="the test run failed three times")
+    watched.waits_for_trouble("LookupError: no rules")
     watched.engine.stop()
 
 
@@ -377,12 +382,7 @@ def refuses(_run: str) -> str:
 def test_a_test_run_whose_alert_cannot_be_written_is_told(bench: Bench) -> None:
     watched = Watched(bench, link=refuses)
 
-    def fails() -> bool:
-        watched.mono.at += 1
-        watched.engine.wake()
-        return "LookupError: no address" in watched.dog.trouble
-
-    until(fails, why="the test run failed three times")
+    watched.waits_for_trouble("LookupError: no address")
     assert bench.rows(alert) == bench.rows(run) == []
     watched.engine.stop()
 
