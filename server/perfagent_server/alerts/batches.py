@@ -16,6 +16,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from perfagent_server.alerts import quiet
 from perfagent_server.alerts.kinds import groups
+from perfagent_server.store.stored_json import stored_number
 from perfagent_server.store.tables import channel, delivery
 
 __all__ = ["Batch", "Due", "Later", "put_off", "what_is_due"]
@@ -52,7 +53,8 @@ def what_is_due(connection: Connection, now: float, flying: Mapping[str, str]) -
     ripe = select(delivery.c.channel).where(waiting, delivery.c.due <= now).distinct()
     channels = connection.execute(select(channel).where(channel.c.id.in_(ripe))).mappings().all()
     # Not the earliest of all: one that waits for another delivery, or for its channel, may have been due for long.
-    following = connection.execute(select(func.min(delivery.c.due)).where(waiting, delivery.c.due > now)).scalar()
+    soonest = select(func.min(delivery.c.due)).where(waiting, delivery.c.due > now)
+    following = stored_number(connection.execute(soonest).scalar())
     busy = Counter(flying.values())
     batches: list[Batch] = []
     later: dict[str, Mapping[str, Any]] = {}

@@ -17,6 +17,7 @@ from sqlalchemy import delete, select, text
 
 from perfagent.wire import Finding
 from perfagent_server.alerts import channels
+from perfagent_server.alerts.batches import what_is_due
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.alerts.reports import Reports
 from perfagent_server.database import Database
@@ -140,6 +141,13 @@ def test_a_delivery_with_an_odd_column_keeps_no_other_back(bench: Bench) -> None
         if states == ["delivered", "delivered"]:
             break
     assert states == ["delivered", "delivered"]
+
+
+def test_a_due_time_that_is_no_number_is_no_time_to_wait_for(bench: Bench) -> None:
+    tell(bench)
+    set_odd(bench, delivery, "due", "soon", bench.rows(delivery)[0]["id"])
+    with bench.database.read() as connection:
+        assert not isinstance(what_is_due(connection, NOW, {}).following, str)
 
 
 def test_reports_reach_a_channel_beside_one_with_an_odd_column(bench: Bench) -> None:
