@@ -101,14 +101,15 @@ class Reports:
         per = select(alert.c.severity, count).where(alert.c.run == row["id"], alert.c.severity != "info")
         alerts = sorted((row[0], row[1]) for row in connection.execute(per.group_by(alert.c.severity)))
         raised = ", ".join(some(number, f"{severity} alert") for severity, number in alerts)
-        lasted = spell_duration(max(0.0, row["ended"] - row["started"]))
-        title = f"{row['name']} {_ENDED.get(row['state'], 'ended')} after step {row['step']:,}, in {lasted}"
+        started, ended, updated = (stored_number(row[name]) or 0.0 for name in ("started", "ended", "updated"))
+        lasted = spell_duration(max(0.0, ended - started))
+        title = f"{row['name']} {_ENDED.get(row['state'], 'ended')} after step {stored_number(row['step']) or 0:,}, in {lasted}"
         message = f"{title}. {verdict.title or verdict.message}. Alerts: {raised or 'none'}."
         spent = spent_of(connection, row["id"])
         if spent.money is not None:
             message += f" It cost {spell_money(spent.money, spent.currency)}."
         for one in channels:
-            if (stored_number(one["created"]) or 0.0) <= row["updated"] and is_for(one, row["project"], row["tags"]):
+            if (stored_number(one["created"]) or 0.0) <= updated and is_for(one, row["project"], row["tags"]):
                 ident = delivery_id("run.ended", row["id"], str(row["ended"]), one["id"])
                 self._send(connection, one, "run.ended", ident, title, message, now, run=row)
 

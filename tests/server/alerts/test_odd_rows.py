@@ -13,6 +13,7 @@ import postgresql_server
 import pytest
 from api_builders import api
 from engine_bench import NOW, Bench, Clock
+from frames import state
 from sqlalchemy import delete, select, text
 
 from perfagent.wire import Finding
@@ -22,7 +23,8 @@ from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.alerts.reports import Reports
 from perfagent_server.database import Database
 from perfagent_server.security.outbound import Guard, Reply
-from perfagent_server.store.tables import channel, delivery, silence
+from perfagent_server.store.tables import channel, delivery, run, silence, source
+from perfagent_server.store.write.lifecycle import mark_lost
 
 ODD: list[Any] = ["soon", "", -1.0, 1e308, math.inf, -math.inf, b"\xff", 2**62]
 
@@ -74,6 +76,11 @@ def got(bench: Bench, at: float = NOW + 20) -> list[str]:
 def odd_channel(bench: Bench, **options: Any) -> str:
     new = channels.NewChannel(name="odd", url="https://example.org/odd", **options)
     return bench.database.write(lambda connection: channels.create(connection, new, NOW))[0]
+
+
+def reports_of(bench: Bench) -> Reports:
+    found = Finding(rule="healthy", severity="info", message="", ranks=[])
+    return Reports(database=bench.database, verdict_of=lambda _run: found, is_well=lambda: True, link=str)
 
 
 def tell(bench: Bench) -> None:
@@ -155,9 +162,26 @@ def test_reports_reach_a_channel_beside_one_with_an_odd_column(bench: Bench) -> 
         set_odd(bench, channel, column, odd, odd_channel(bench, summaries=True, every_s=60.0, repeat_s=60.0))
     new = channels.NewChannel(name="digests", url="https://example.org/digests", every_s=60.0)
     fine = bench.database.write(lambda connection: channels.create(connection, new, NOW))[0]
-    found = Finding(rule="healthy", severity="info", message="", ranks=[])
-    reports = Reports(database=bench.database, verdict_of=lambda _run: found, is_well=lambda: True, link=str)
     tell(bench)
     with contextlib.suppress(TypeError, ValueError, LookupError):
-        reports.write(NOW + 100)
+        reports_of(bench).write(NOW + 100)
     assert [row["event"] for row in bench.rows(delivery) if row["channel"] == fine].count("digest") == 1
+
+
+@pytest.mark.parametrize("column", ["started", "ended", "clock_offset_s", "contact"])
+def test_a_source_that_cannot_be_read_keeps_no_other_from_being_lost(bench: Bench, column: str) -> None:
+    bench.send({"loss": [1.0]}, [1], name="a", events=[state("failed", time=NOW)])
+    bench.send({"loss": [1.0]}, [1], name="a", rank=1)
+    bench.send({"loss": [1.0]}, [1], name="b")
+    set_odd(bench, source, column, "soon", "a-1-0")
+    said = [row["id"] for row in bench.rows(source)]
+    assert "b" in bench.database.write(lambda connection: mark_lost(connection, said))
+
+
+@pytest.mark.parametrize("column", ["started", "ended", "step"])
+def test_a_run_that_cannot_be_read_is_summed_up_all_the_same(bench: Bench, column: str) -> None:
+    odd_channel(bench, summaries=True)
+    bench.send({"loss": [1.0]}, [1], name="a", events=[state("finished", time=NOW + 1)])
+    set_odd(bench, run, column, "soon", "a")
+    reports_of(bench).write(NOW + 60)
+    assert [row["event"] for row in bench.rows(delivery)] == ["run.ended"]

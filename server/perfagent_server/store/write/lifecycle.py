@@ -27,6 +27,7 @@ from perfagent_server.rules.life.first_failure import Failure, first_of
 from perfagent_server.store.attempt_starts import UNDECIDED, Starts
 from perfagent_server.store.changes import note_change
 from perfagent_server.store.statements import Prepared, among
+from perfagent_server.store.stored_json import stored_number
 from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source as sources
@@ -77,6 +78,13 @@ class _RankState(NamedTuple):
     contact: float
     ended: float | None
     clock_offset_s: float | None
+
+    @classmethod
+    def of(cls, rank: object, state: str, reason: str, *times: object) -> _RankState:
+        """Of a row, which may hold anything: a rank that cannot be read must not keep others from being marked."""
+        started, contact, ended, clock_offset_s = map(stored_number, times)
+        number = int(stored_number(rank) or 0)
+        return cls(number, str(state), str(reason), started or 0.0, contact or 0.0, ended, clock_offset_s)
 
     def ended_by_our_clock(self) -> float:
         """Between the start and the last contact, give or take what clocks may be apart, whatever its own clock
@@ -439,7 +447,7 @@ def mark_lost(connection: Connection, source_ids: Sequence[str]) -> list[str]:
 
 def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str, float | None]:
     """State, reason and end (Unix seconds) of a run, from the sources of one attempt."""
-    rows = [_RankState(*row) for row in _states_of_attempt.all(connection, {"run": run, "attempt": attempt})]
+    rows = [_RankState.of(*row) for row in _states_of_attempt.all(connection, {"run": run, "attempt": attempt})]
     # By the ranks' own clocks: on one host they resolve milliseconds, which our guess of how far a clock is off does
     # not.
     failures = [row for row in rows if row.state in FAILED]
