@@ -50,7 +50,7 @@ def main() -> None:
     shutil.rmtree(code, ignore_errors=True)
     code.mkdir()
     for file in sorted(HERE.glob("*.py")):
-        if not file.name.startswith("test_") and file.name != Path(__file__).name:
+        if file.name != Path(__file__).name:
             shutil.copy(file, code)
     commit = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
