@@ -11,15 +11,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "agent")]
-
-from agent.frameworks.recordings import recorded  # noqa: E402
-from libraries.catalogue import LIBRARIES, Library  # noqa: E402
-from libraries.comparing import compared  # noqa: E402
-from libraries.environments import NotInstalledError, interpreter, version  # noqa: E402
-from libraries.page import PAGE, Result, document  # noqa: E402
-from libraries.running import TRAININGS, FailedError, both  # noqa: E402
+from agent.frameworks.recordings import recorded
+from libraries.catalogue import LIBRARIES, Library
+from libraries.comparing import compared
+from libraries.environments import NotInstalledError, interpreter, version
+from libraries.page import PAGE, Result, document
+from libraries.running import TRAININGS, FailedError, both
 
 
 def result(library: Library, environments: Path) -> Result:

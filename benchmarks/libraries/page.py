@@ -17,7 +17,7 @@ HEAD = """\
 
 Written by `scripts/libraries --write`; do not edit by hand.
 
-Each row is a real training of a few steps with a library's own trainer (tests/libraries/trainings). It runs twice: plain,
+Each row is a real training of a few steps with a library's own trainer (benchmarks/libraries/trainings). It runs twice: plain,
 and under `perfagent run`. The script notes its own losses, norms and step counts, and the suite compares that with what perfagent
 recorded. The project does not depend on these libraries, so `scripts/test` does not run this suite. The trainings that it does
 run, and the known limits, are in [compatibility.md](compatibility.md).

@@ -1,4 +1,4 @@
-"""A plain loop of torch, none of the libraries: test_comparing.py tries the comparison on it."""
+"""A plain loop of torch, none of the libraries: tests/benchmarks/test_libraries.py tries the comparison on it."""
 
 import torch
 import truth
