@@ -4,12 +4,17 @@ at all."""
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -170,3 +175,40 @@ class IngestServer:
 
     def states(self) -> list[str]:
         return [data["state"] for data in self.events("state")]
+
+
+_PROCESS = """
+import sys
+from ingest_server import IngestServer
+with IngestServer(port=int(sys.argv[1])) as server:
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(*sorted(server.values("loss")), flush=True)
+"""
+
+
+class IngestProcess:
+    """The server in a process of its own, so that it can be stopped."""
+
+    def __init__(self, port: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _PROCESS, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def steps(self) -> list[int]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return [int(word) for word in self.process.stdout.readline().split()]
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.communicate()

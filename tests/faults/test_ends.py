@@ -16,8 +16,7 @@ from builders import free_port, job_environment, sync, until
 from engine_bench import Bench, Clock
 from faults import loops
 from faults.accounts import Accounts, row
-from faults.test_server_away import ServerProcess
-from ingest_server import Scripted
+from ingest_server import IngestProcess, Scripted
 
 from perfagent_server.store.sql import SqlStore
 from perfagent_server.store.tables import alert, delivery, run
@@ -92,13 +91,14 @@ def test_a11_what_a_killed_process_left_is_no_sign_of_its_life(relay: str, fault
 
     try:
         assert deliver() == ("lost", "firing", "alert.firing", "lost_contact")
-        stored = len(server.values("value"))
+        (source,) = {source for source, _ in server.stored}
         is_away.clear()
         if relay == "sync":
             sync(variables)
         else:
             fault.sender(server, state_dir=fault.state / "perfagent").rows.append(row(1))
-        until(lambda: len(server.values("value")) > stored, why="nobody sent what it left")
+        left = fault.state / "perfagent" / "spool" / source
+        until(lambda: not left.exists(), within_s=60, why="nobody sent all that it left")
         assert deliver() == ("lost", "firing", "alert.firing", "lost_contact")
         kept = SqlStore(bench.database).series("killed", "value", points=10**6)
         assert len(kept.step) == len(server.values("value"))
@@ -216,7 +216,7 @@ def test_a13_a_process_ends_within_two_seconds_with_its_own_code(
     fault: Accounts, tmp_path: Path, server: str, how: str
 ) -> None:
     port = free_port()
-    stopped = ServerProcess(port) if server == "stopped" else None
+    stopped = IngestProcess(port) if server == "stopped" else None
     if server == "slow":
         fault.server(port=port, rule=lambda _: Scripted(delay_s=30.0))
     code, expected = HOW[how]

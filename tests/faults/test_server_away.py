@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,50 +13,12 @@ from builders import free_port, until
 from faults import loops
 from faults.accounts import Accounts, ends_in_time, left_in, pauses, row
 from faults.proxy import Proxy
-from ingest_server import IngestServer, Scripted
+from ingest_server import IngestProcess, IngestServer, Scripted
 from stepped_clock import SteppedClock
 
 import perfagent
 
 pytestmark = pytest.mark.fault
-TESTS = Path(__file__).parents[1]
-
-SERVER = """
-import sys, time
-from ingest_server import IngestServer
-with IngestServer(port=int(sys.argv[1])) as server:
-    print("ready", flush=True)
-    for line in sys.stdin:
-        print(*sorted(server.values("loss")), flush=True)
-"""
-
-
-class ServerProcess:
-    """The ingest server in a process of its own, so that it can be stopped."""
-
-    def __init__(self, port: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(TESTS)},
-        )
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n"
-
-    def steps(self) -> list[int]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return [int(word) for word in self.process.stdout.readline().split()]
-
-    def end(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-        self.process.kill()
-        self.process.communicate()
-
 
 # ---- A01
 
@@ -131,7 +90,7 @@ def test_a01_a_server_that_comes_later_gets_everything(fault: Accounts) -> None:
 
 def test_a02_a_stopped_server_delays_neither_append_nor_exit_and_gets_all_when_it_wakes(tmp_path: Path) -> None:
     port = free_port()
-    server = ServerProcess(port)
+    server = IngestProcess(port)
     books = Accounts(tmp_path)
     try:
         sender = books.sender(f"http://127.0.0.1:{port}")

@@ -24,7 +24,7 @@ _WORDS = {
 def killed_and_resumed(folder: Path, kind: str, *, trials: int, seed: int = 11) -> Outcome:
     """kill -9 at random moments, then resume: counts the trainings whose losses are those of one that nobody
     interrupted."""
-    variables = job_environment(folder, PYTHONPATH=str(HERE.parent), DS_ACCELERATOR="cpu")
+    variables = job_environment(folder, DS_ACCELERATOR="cpu")
     words = [str(HERE / "resuming.py"), kind, str(folder / kind), str(trials), str(seed)]
     [done] = run(words, folder, [variables], timeout_s=60 + 60 * trials)
     lines = done.stdout.strip().splitlines()

@@ -1,6 +1,6 @@
 """kill -9 of a training at random moments, then resume: are the losses those of a training that nobody interrupted?
 
-    PYTHONPATH=tests python tests/faults/resuming.py KIND FOLDER TRIALS SEED
+    python resuming.py KIND FOLDER TRIALS SEED
 
 KIND: plain, ddp, fsdp2, zero1, zero2, zero3; all but the first on two ranks. A program of its own, so that it can fork
 trainings from one process that has imported torch once. Prints one line of JSON: trials, equal, resumed (went on from a

@@ -21,14 +21,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import nan_latency
+import tables
+from faults import agent_rows, alert_rows, demo_faults, resume_rows, rows
+from faults.outcome import Outcome
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
-
-import nan_latency  # noqa: E402
-import tables  # noqa: E402
-from faults import agent_rows, alert_rows, demo_faults, resume_rows, rows  # noqa: E402
-from faults.outcome import Outcome  # noqa: E402
-
 FAULTS = {
     "A01": "no server at the start",
     "A02": "the server stands still",

@@ -1,0 +1,155 @@
+"""docs/compatibility.md, put together of sections. Started by scripts/compatibility.
+
+A section is a function that gives its text, named in SECTIONS. What another script measures for a section of its own, it
+keeps in a file of docs/, so that every section can be written anew without measuring.
+"""
+
+# ruff: noqa: E501 - a row of a table is one line
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent.frameworks.matrix import COLUMNS, REASONS, ROWS
+
+__all__ = ["PAGE", "document"]
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
+
+_TITLE = """\
+# Compatibility
+
+Written by `scripts/compatibility` from the matrix that the tests run (tests/agent/frameworks/matrix.py); do not edit by hand.
+"""
+
+
+def document() -> str:
+    """The whole page."""
+    return "\n".join([_TITLE, *(section() for section in SECTIONS)])
+
+
+def trainings() -> str:
+    """The matrix of tests/agent/frameworks."""
+    letters = {reason: chr(ord("a") + place) for place, reason in enumerate(REASONS)}
+    lines = [f"| | {' | '.join(COLUMNS.values())} |", f"|---|{'---|' * len(COLUMNS)}"]
+    family = ""
+    for row in ROWS:
+        if row.family != family:
+            family = row.family
+            lines.append(f"| **{family}** |{' |' * len(COLUMNS)}")
+        cells = [letters[row.absent[column]] if column in row.absent else "yes" for column in COLUMNS]
+        lines.append(f"| {row.name} | {' | '.join(cells)} |")
+    table = "\n".join(lines)
+    notes = "  \n".join(f"{letter}: {REASONS[reason]}" for reason, letter in letters.items())
+    return f"{_TRAININGS}\n{table}\n\n{notes}\n\n\n{_ELSEWHERE}"
+
+
+def libraries() -> str:
+    return _LIBRARIES
+
+
+def limits() -> str:
+    return _LIMITS
+
+
+_TRAININGS = """\
+Every row is a real training of a few steps. It runs twice: without the agent and with it. **Every cell is an assertion** of
+tests/agent/frameworks/test_matrix.py, which compares what perfagent recorded with what the script knows of its steps. *yes* means
+that the value is recorded and right. A letter means that there is nothing to record, for the reason below the table, and that
+perfagent records nothing.
+
+| column | what *yes* means |
+|---|---|
+| Steps | every optimizer step has its number, from 1 on without a gap, also those that a scaler skipped |
+| Loss | the loss of every step, bit-equal to the script's; to 1 part in 10⁶ if micro-batches are summed in another order |
+| Rate | the learning rate of every step |
+| Norm | the norm of all gradients of the main optimizer (and of other optimizers on the same backward pass), after unscaling and before clipping, to 1 part in 10⁵; with DDP, FSDP2 and ZeRO, the norm that one process computes on the joined batches |
+| Samples/s, Tokens/s | multiplied by the step time, exactly what the script consumed |
+| Data, Forward, Backward, Optimizer | the time of the phase in every step from the second on; with communication, evaluation and the rest they add up to the step time, to 5 % |
+| Scale, skipped | the loss scale of every step and the number of skipped steps, exactly |
+| End | the run is `finished` when the script is |
+| One run | all ranks are one run, each with its own rank, and node samples come from one of them |
+| Bit-equal | losses, learning rates, norms, final weights, the state of both random generators and (with torch.compile) the number of graphs are the same without the agent and with it |
+"""
+_ELSEWHERE = """\
+Launchers (`torchrun`, `deepspeed`, SLURM, Open MPI) have tests of their own: tests/agent/frameworks/test_launchers.py. Another test
+compares the phases with the timers of scripts: tests/e2e/test_foreign_scripts.py. Not tried: real accelerators here (docs/gpu.md),
+DeepSpeed's pipeline engine, ZeRO offload, Megatron.
+"""
+_LIBRARIES = """\
+**Other libraries.** On 24 November 2026, small trainings with the libraries below ran with and without the agent. Their results were
+bit-equal, and perfagent's figures were compared with what the scripts counted. Faults that were found are repaired, or listed below.
+`scripts/libraries` repeats many of these trainings: [libraries.md](libraries.md).
+
+| kind | tried |
+|---|---|
+| language | sentence-transformers 6.2, trl 1.16 (SFT, DPO, GRPO, reward models), peft 0.21 and Transformers 5.23 with their options, a diffusers loop, accumulation as in open_clip, cached gradients |
+| loops and optimizers | ignite, fastai, skorch, torchtnt, poutyne, monai, speechbrain, mmengine, catalyst, Fabric, timm, 22 optimizers |
+| domains | Ultralytics, Stable-Baselines3, tianshou, torchrl, d3rlpy, Pyro, gpytorch, botorch, torch_geometric, torchdiffeq, nflows, pytorch-forecasting, darts, neuralforecast, recbole |
+| schemes | k-fold, Optuna, federated averaging, MAML, physics-informed networks |
+"""
+_LIMITS = """\
+Known limits:
+
+- **Gradient norm, how often.** These tests measure the norm in every step. A real job measures it as often as the overhead budget
+  allows, unless clipping or DeepSpeed computes it anyway. FSDP2 with clipping has a norm from its second step on. So has FSDP's first
+  version if `torch.nn.utils.clip_grad_norm_`, which sees one rank's pieces, clips it. With
+  `zero_optimization.compute_grad_norm: false` DeepSpeed computes no norm, and perfagent reports none.
+- **Gradient norm with FSDP.** perfagent assumes that tensors which FSDP does not shard are the same on all ranks. Experts that differ
+  from rank to rank, as plain tensors next to sharded ones, make the norm wrong.
+- **Loss with accumulation.** If the script divides the loss by the number of micro-batches, perfagent sums the micro-batches. If the
+  script divides by the items of each micro-batch (a masked mean), perfagent averages them. Accelerate divides a short last window by
+  the full number, and perfagent reports that loss, which is the one that Accelerate minimizes.
+- **Pipeline schedules** (torch.distributed.pipelining). The last stage reports the loss, as the mean over the micro-batches. Each
+  stage reports the norm of its own gradients (tests/agent/frameworks/test_pipelining.py).
+- **Truncated backpropagation through time.** If a script takes a step for each part of a batch, perfagent counts the first part of
+  the first batch as the whole batch.
+- **Ranks that a script starts itself** (multiprocessing) belong to one run under `perfagent run`. With `attach()` they belong to one
+  run too, whether `attach()` comes before or after `init_process_group`. If you start ranks by hand without a launcher's variables,
+  call `attach()` after `init_process_group`.
+- **Trainings in other processes.** `perfagent run` records the process that it starts, and the ranks that this process spawns. If it
+  makes no step and starts other processes (a driver of several trainings, a script that forks its training), an info alert says so:
+  put `perfagent run` before each command that trains, or call `attach()` in the function that trains. In a driver that imports torch,
+  the alert counts what `multiprocessing` starts. In another one it counts every Python process that runs for ten seconds, and is a
+  warning if one of them failed; only Linux 6.15 and later can tell that. If the driver itself ends well, its run is `finished`.
+- **Ends that a process cannot report itself.** With `attach()` alone, a run whose process was ended by a signal (SIGTERM without a
+  handler of yours, `kill -9`, a crash in C) or by `os._exit` is `lost`, with a critical alert after 30 s. A handler of Python's would
+  delay the end until the interpreter runs, so perfagent installs none. `perfagent run` reports such an end at once.
+- **multiprocessing.Pool** ends its workers by SIGTERM, also when their work is done. A run that a task attached therefore ends with
+  that task. A run that the pool's `initializer` attached is `lost`: call `attach()` in the function that trains.
+- **Recordings that are synced.** The server judges a recording in the frames in which it arrives, whole minutes at once and one
+  rank after the other. What rules tell by the clock, or by comparing ranks (`straggler`), may then be missing.
+  `perfagent backtest FOLDER` judges the recording as the server would have judged the run live.
+- **Several processes on one GPU.** NVML tells how busy the device is, not with whose work. `host_bound` and the bound in a verdict
+  may then speak of work that another process gave it.
+- **Resuming.** A Transformers Trainer or a Lightning training that resumes from its own checkpoint continues to count its steps from
+  there, unless `start_step` says otherwise. Under the same run id its steps replace those that the previous attempt made after the
+  checkpoint. A second training in the same process continues to count where the first ended.
+- **Searches before the training.** The steps of Lightning's `lr_find` and `scale_batch_size`, of fastai's `lr_find` and of torch-lr-finder's
+  `range_test` are not recorded: they belong to no training, and their loss diverges on purpose.
+- **gevent.** After `monkey.patch_all()` the agent works only while the training sleeps or waits, and it prints that. With
+  `monkey.patch_all(thread=False)` it works as usual.
+- **One process is one run**, however many trainings it does, until `finish()`, an `attach()` with another
+  name, or an `attach()` with a name and another model than the one that it has trained. Each job of Hydra's
+  `--multirun` that calls `attach()` is a run of its own. If several threads train at the same time, perfagent records one of the
+  trainings. Threads that take turns in one training (`asyncio.to_thread`), or follow each other, count as one.
+- **Optimizers of your own class**: name them, `attach(model, optimizer=...)`. perfagent finds fastai's by itself. Keras 3 on torch
+  has optimizers of another kind: perfagent records only what the script logs.
+- **Gradients by `torch.autograd.grad` or `torch.func`**: perfagent records the steps, the learning rate and the norm, nothing else.
+- **Samples are missing** for batches of torch_geometric's NeighborLoader and of recbole, for updates from a replay memory with more
+  than two backward passes, and for adjoint equations.
+- **Evaluations and rollouts.** Calls of the model between steps count as an evaluation. They count as a rollout if the script stepped
+  an environment of gymnasium, gym or Stable-Baselines3; an environment of your own class does not count. perfagent notices the
+  evaluation of another model than the trained one if its loader is read to the end.
+- **A second, smaller training in one process.** While the first training's optimizer exists, perfagent recognizes the second training
+  only after up to 64 steps. It then records these steps together, without gradient norms. It recognizes a second training of the same
+  size after ten steps. If several shorter trainings run and all their optimizers exist, perfagent records the first.
+- **Exit by `raise SystemExit(1)`.** With `attach()` alone the run is `finished`. With `sys.exit(1)`, or under `perfagent run`, it is
+  `failed`.
+"""
+
+SECTIONS = (trainings, libraries, limits)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(document(), "utf-8")
