@@ -1,6 +1,6 @@
 """What a sample costs a server, end to end: CPU, bytes on the wire, bytes on disk, memory; and what a fleet then costs.
 
-    PYTHONPATH=benchmarks python benchmarks/capacity.py [--quick] [--write]
+    PYTHONPATH=benchmarks:tests python benchmarks/capacity.py [--quick] [--write]
 
 A real `perfagent up` takes frames over HTTP as agents send them: a rank makes two steps a second with 20 series each,
 its sampler writes 25 series once a second, and a frame goes out every three seconds: 195 samples. The frames are sent as
@@ -19,8 +19,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # the server process is the tests' own
 
 import httpx
 import numpy as np

@@ -1,6 +1,6 @@
 """What the finders are worth: the memory estimate beside torch.profiler's peak, and workers found for data that waits.
 
-    PYTHONPATH=benchmarks python benchmarks/finders.py [--quick] [--write]
+    PYTHONPATH=benchmarks:tests python benchmarks/finders.py [--quick] [--write]
 
 Exits with 1 when an estimate is more than 10 % off, or when 8 workers are not what is found for data of which each
 sample waits 10 ms. (How much faster an epoch over such data gets with 8 workers than with 2 is measured, and held to 4
@@ -22,12 +22,12 @@ from typing import Any
 import tables
 import torch
 from torch.utils.data import DataLoader, Dataset
+from training.search import memory_models as trainings
 
 from perfagent.training.estimates.memory import estimate_memory
 from perfagent.training.search.workers import search_num_workers
 
 ROOT = Path(__file__).resolve().parents[1]
-MODELS = ROOT / "tests" / "training" / "finding" / "memory_models.py"
 PAGE = ROOT / "docs" / "finders.md"
 MOST_OFF, MOST_WORKERS = 0.10, 8
 WAIT_S, BATCH = 0.010, 16
@@ -46,9 +46,6 @@ class Waiting(Dataset[int]):
 
 def memory() -> tuple[list[list[str]], bool]:
     """Rows of the table, and whether all estimates are near enough."""
-    sys.path.insert(0, str(MODELS.parent))
-    import memory_models as trainings
-
     cases = [
         *trainings.MODELS,
         "gpt/bf16",
@@ -58,7 +55,7 @@ def memory() -> tuple[list[list[str]], bool]:
         "separable/bf16",
         "gpt/checkpointed",
     ]
-    done = subprocess.run([sys.executable, str(MODELS), *cases], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, trainings.__file__, *cases], capture_output=True, text=True, check=True)
     measured = {line["name"]: line["peak_bytes"] for line in map(json.loads, done.stdout.splitlines()[-len(cases) :])}
     rows, good = [], True
     for case in cases:

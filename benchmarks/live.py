@@ -1,7 +1,7 @@
 """What a live page costs, and how late it is: WebSocket messages and bytes while a job trains, and the time from
 sending a point to the frame in which Chromium has painted it.
 
-    PYTHONPATH=benchmarks python benchmarks/live.py [--seconds 30] [--quick] [--write]
+    PYTHONPATH=benchmarks:tests python benchmarks/live.py [--seconds 30] [--quick] [--write]
 
 The subscription is that of the run page: bands over ranks of every series of the run. The latency is measured on a real
 page, with the clock of this machine on both ends: from before the POST of one row of twelve series until after the
@@ -23,8 +23,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # the server process is the tests' own
 
 import httpx
 import tables

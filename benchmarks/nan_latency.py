@@ -1,6 +1,6 @@
 """How long from a NaN loss in training to the signed webhook at a local receiver: separate runs, one after the other.
 
-    PYTHONPATH=benchmarks python benchmarks/nan_latency.py [--runs 50] [--quick] [--write]
+    PYTHONPATH=benchmarks:tests python benchmarks/nan_latency.py [--runs 50] [--quick] [--write]
 
 Every delivery is verified with the `standardwebhooks` package. --write puts the result into docs/benchmarks.md.
 """
@@ -15,8 +15,6 @@ import tempfile
 from pathlib import Path
 
 # the server process and the receiver are the tests' own
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
 import standardwebhooks
 import tables
 from builders import Receiver, job_environment, server_process, until

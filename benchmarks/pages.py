@@ -1,7 +1,7 @@
 """What a page of the dashboard weighs, and how long it takes to show its content: a first visit with an empty cache, and a
 second one.
 
-    PYTHONPATH=benchmarks python benchmarks/pages.py [--quick] [--write]
+    PYTHONPATH=benchmarks:tests python benchmarks/pages.py [--quick] [--write]
 
 The server holds 300 runs, one of them with a NaN. Bytes are those on the wire, as Chromium's network events count them,
 until two seconds after the content is there. Every visit opens a new page; the table shows medians.
@@ -18,8 +18,6 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # the server process is the tests' own
 
 import tables
 from builders import server_process, until

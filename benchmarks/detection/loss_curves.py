@@ -1,6 +1,6 @@
 """How well the rules on the loss do on recorded training curves: alerts on healthy ones, and spikes and ramps put in.
 
-    python benchmarks/detection/loss_curves.py [FOLDER...] [--per-curve 8]
+    PYTHONPATH=benchmarks:tests python benchmarks/detection/loss_curves.py [FOLDER...] [--per-curve 8]
 
 FOLDER holds CSV files with the columns step and loss, and lr and grad_norm where they were logged; without one, the
 curves of tests/data/loss_curves are taken. Everything here is a pure function of curves; runs are judged by the
@@ -17,12 +17,9 @@ import argparse
 import csv
 import math
 import random
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))  # the made-up healthy losses are the tests' own
 
 import healthy_losses
 

@@ -1,6 +1,6 @@
 """How fast a server acknowledges a thousand agents while a fleet page is open: real HTTP, a real `perfagent up`.
 
-    PYTHONPATH=benchmarks python benchmarks/engine/load.py [--quick] [--agents 1000] [--seconds 60] [--no-fleet] [--write]
+    PYTHONPATH=benchmarks:tests python benchmarks/engine/load.py [--quick] [--agents 1000] [--seconds 60] [--no-fleet] [--write]
 
 Each agent is a run of its own with a connection that stays open. It sends a frame of 63 series and one step every three
 seconds, or every second while the server tells it that a page shows its run. All agents live in one process with a lower
@@ -24,8 +24,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))  # the server process is the tests' own
 
 import measure
 import psutil

@@ -217,5 +217,4 @@ JOBS: dict[str, Callable[..., None]] = {
 }
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(HERE))
     JOBS[sys.argv[1]](sys.argv[2], float(sys.argv[3]), *(sys.argv[4:] or ["cuda"]))

@@ -1,6 +1,6 @@
 """What a request to the ingest routes costs the server: CPU by thread, real HTTP, a real `perfagent up`.
 
-    PYTHONPATH=benchmarks python benchmarks/ingest/cost.py [--quick] [--kinds frame,log1] [--compare CHECKOUT] [--write]
+    PYTHONPATH=benchmarks:tests python benchmarks/ingest/cost.py [--quick] [--kinds frame,log1] [--compare CHECKOUT] [--write]
 
 64 connections send requests. Each connection sends its next request when the previous one is answered. The kernel counts
 the CPU time of the server: of the event loop's thread, and of all threads. With --compare, a server of another checkout is
@@ -23,7 +23,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))  # the server process is the tests' own
 sys.path.append(str(Path(__file__).resolve().parents[1] / "engine"))
 
 import measure

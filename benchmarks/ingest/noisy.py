@@ -1,6 +1,6 @@
 """What one noisy run does to the others: their acknowledgements with and without it, and with and without the limits.
 
-    PYTHONPATH=benchmarks python benchmarks/ingest/noisy.py [--quick] [--agents 50] [--write]
+    PYTHONPATH=benchmarks:tests python benchmarks/ingest/noisy.py [--quick] [--agents 50] [--write]
 
 The others are the simulated agents of `perfagent bench ingest`, a frame of 63 series a second each. The noisy run sends
 frames of 1000 series x 100 steps over ten connections, as fast as it is let in, and heeds no Retry-After. Each load runs on
@@ -22,8 +22,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))  # the server process is the tests' own
 
 import numpy as np
 import tables

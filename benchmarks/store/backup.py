@@ -1,6 +1,6 @@
 """How long a backup and its restore take, of SQLite and of PostgreSQL: seconds, with the same data in both.
 
-    PYTHONPATH=benchmarks python benchmarks/store/backup.py [--quick] [--write]
+    PYTHONPATH=benchmarks:tests python benchmarks/store/backup.py [--quick] [--write]
 
 PostgreSQL is a real server on the same machine, without fsync as in the tests: a slower disk makes its restore slower.
 --write puts the table into docs/operations.md.
@@ -15,8 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))  # the PostgreSQL server is the tests' own
 
 import numpy as np
 import postgresql_server

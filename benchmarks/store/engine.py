@@ -184,7 +184,6 @@ class PerfagentClickHouse(Perfagent):
     CPU is not counted."""
 
     def __init__(self, folder: Path, case: Case) -> None:
-        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
         from clickhouse_server import Engine
 
         from perfagent_server.store.clickhouse.compaction import ClickHouseCompactor

@@ -1,6 +1,6 @@
 """What charts cost with many samples, compacted: the newest values, a series, and a heat map of 64 ranks.
 
-    PYTHONPATH=benchmarks nice python benchmarks/store/reading.py [--millions 10] [--engines sqlite,clickhouse]
+    PYTHONPATH=benchmarks:tests nice python benchmarks/store/reading.py [--millions 10] [--engines sqlite,clickhouse]
 
 One run of 64 ranks and 10 names, float32 noise, one step a quarter of a second; what is asked comes back in the wire's
 shape. A figure is the median wall time of 15 tries. Bytes a sample: of SQLite's pages in use, and of ClickHouse's parts
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -52,7 +51,6 @@ def frames(first: int) -> list[Frame]:
 def measure(engine: str, millions: int, folder: Path) -> list[str]:
     metrics, server = None, None
     if engine == "clickhouse":
-        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
         from clickhouse_server import Engine
 
         server = Engine(folder / "clickhouse")

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,14 @@ def test_several_calls_become_one_section_of_the_page(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports one of the checks. They have short names, and none of them stays for other tests."""
     monkeypatch.syspath_prepend(str(CHECKS))
-    return importlib.import_module
+    before = set(sys.modules)
+    yield importlib.import_module
+    for path in CHECKS.glob("*.py"):
+        if path.stem not in before:
+            sys.modules.pop(path.stem, None)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Runs the sick and the healthy programs of strangers under `perfagent run` and compares the verdicts with what a good
 engineer would say.
 
-    PYTHONPATH=benchmarks python benchmarks/detection/programs/run.py [--only NAMES] [--jobs 2] [--limit-s 240] [--write]
+    PYTHONPATH=benchmarks:tests python benchmarks/detection/programs/run.py [--only NAMES] [--jobs 2] [--limit-s 240] [--write]
 
 Each program's docstring names its illness and the expected rules. The server and the jobs are real; the verdict is read
 over HTTP, while a program runs and after it ended. A sick program is right when the verdict after its end, or else the
@@ -27,8 +27,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "tests"))  # the server process is the tests' own
 
 import psutil
 import tables
