@@ -5,165 +5,133 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from judging import fired, frame, make_evaluator, restored
+from step_job import StepJob
 
-from perfagent_server.alerts.state_machine import Change
 from perfagent_server.rules.data.data_bug import DataBug
 from perfagent_server.rules.data.data_repeats import DataRepeats
 from perfagent_server.rules.rule import Rule
 from perfagent_server.rules.speed.tokens_wasted import TokensWasted
 
-STEP_S = 0.1
 EVERY = 20  # steps between two readings
 
 
 def train(
-    rule: Rule, readings: Sequence[dict[str, float]], *, ranks: int = 1, every: int = EVERY, waits_s: float = 0.0
-) -> list[Change]:
-    """A run whose agent says one of these every two seconds; the server is started again in the middle."""
-    evaluator = make_evaluator(rules=(rule,))
-    changes: list[Change] = []
-    for number, values in enumerate(readings):
-        steps = range(1 + every * number, 1 + every * (number + 1))
-        for rank in range(ranks):
-            took = {"step_time_s": [STEP_S] * every}
-            if waits_s:
-                took["phase/data_s"] = [waits_s] * every
-            changes += evaluator.take(frame(took, steps, rank=rank, ident=evaluator.upto + 1, step_s=STEP_S))
-            if values:
-                told = {name: [value] for name, value in values.items()}
-                changes += evaluator.take(frame(told, [steps[-1]], rank=rank, ident=evaluator.upto + 1, step_s=STEP_S))
-        if number % 3 == 1:
-            evaluator = restored(evaluator)
-    return changes
+    rule: Rule, readings: Sequence[dict[str, float]], *, ranks: int = 1, waits_s: Sequence[float] = ()
+) -> StepJob:
+    """Steps of 0.1 s, and one of these readings with each 20th. waits_s: for a batch, of each step."""
+    steps = EVERY * len(readings)
+    columns = {"step_time_s": [0.1] * steps} | ({"phase/data_s": waits_s} if waits_s else {})
+    measured = {EVERY * number: values for number, values in enumerate(readings, 1) if values}
+    return StepJob(rule, ranks=ranks, restarts=3).go_on(columns, rows=EVERY, measured=measured)
 
 
-def only(changes: list[Change]) -> Change:
-    [change] = fired(changes)
-    return change
+def padded(*pct: float) -> list[dict[str, float]]:
+    return [{"batch/padding_pct": one} for one in pct]
 
 
-# ---- tokens_wasted
+@pytest.mark.parametrize(("ranks", "step"), [(1, 100), (4, 160)])  # rank 0 is heard first
+def test_padding_of_a_third_is_a_remark(ranks: int, step: int) -> None:
+    job = train(TokensWasted(), padded(*[30.0] * 20), ranks=ranks)
+    assert (job.found.rule, job.found.severity, job.alert.step) == ("tokens_wasted", "info", step)
+    assert job.found.gain_pct == pytest.approx(30)
+    assert train(TokensWasted(), padded(*[52.0, 53.0, 54.0] * 5)).found.evidence["highest_pct"] == 54
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_much_padding_is_a_remark(ranks: int) -> None:
-    change = only(
-        train(TokensWasted(), [{"batch/padding_pct": 52.0 + number % 3} for number in range(20)], ranks=ranks)
-    )
-    found = change.finding
-    assert (found.rule, found.severity) == ("tokens_wasted", "info")
-    assert found.title == "53 % of the tokens are padding"
-    assert "2.1 times as many as there are tokens" in found.message
-    assert found.gain_pct == pytest.approx(53, abs=1)
-    assert change.step >= 100
+@pytest.mark.parametrize(
+    "readings", [padded(*[29.9] * 30), [{}] * 30, padded(*[80.0] * 4), [*[{}] * 9, *padded(80.0)]],
+    ids=["little", "none", "few steps", "one reading"],
+)  # fmt: skip
+def test_little_padding_is_silent(readings: list[dict[str, float]]) -> None:
+    assert train(TokensWasted(), readings).changes == []
 
 
-def test_little_padding_is_nothing() -> None:
-    assert train(TokensWasted(), [{"batch/padding_pct": 22.0}] * 30) == []
-    assert train(TokensWasted(), [{}] * 30) == []
-    assert train(TokensWasted(), [{"batch/padding_pct": 80.0}] * 4) == [], "too few steps"
-
-
-def test_padding_that_comes_and_goes_around_the_threshold_is_one_remark() -> None:
-    changes = train(TokensWasted(), [{"batch/padding_pct": 33.0 if number < 20 else 27.0} for number in range(80)])
-    assert [change.kind for change in changes if change.kind != "update"] == ["fire"]
+def test_padding_around_the_threshold_is_one_remark() -> None:
+    assert train(TokensWasted(), padded(*[33.0] * 20, *[27.0] * 60)).kinds == ["fire"]
+    assert train(TokensWasted(), padded(*[33.0] * 20, *[20.0] * 60)).kinds == ["fire", "resolve"]
 
 
 # ---- data_repeats
 
 
-def repeated(counts: Sequence[float], *, distinct: float = 100.0) -> list[dict[str, float]]:
+def repeated(*counts: float, distinct: float = 100.0) -> list[dict[str, float]]:
     return [{"batch/repeats": count, **({"batch/distinct": distinct} if count else {})} for count in counts]
 
 
-def test_batches_that_come_again_are_told_with_their_number() -> None:
-    change = only(train(DataRepeats(), repeated([0, 0, 0, 1, 3, 8, 9, 12, *[12] * 10])))
-    found = change.finding
-    assert (found.severity, found.cause) == ("warning", "")
-    assert "batches came again in their epoch" in found.title
-    assert "the epoch has 100 different batches so far" in found.message
+def test_the_third_repeat_is_told_with_the_number_of_batches() -> None:
+    job = train(DataRepeats(), repeated(0, 0, 1, 2, 2, 2, 2, 3, *[12] * 5))
+    assert (job.found.severity, job.found.cause, job.alert.step, job.found.since_step) == ("warning", "", 160, 60)
+    assert (job.found.evidence["repeats"], job.found.evidence["distinct"]) == (3, 100)
 
 
-def test_workers_that_each_read_everything_are_named() -> None:
-    readings = [{"batch/repeats": 10.0 * number, "batch/distinct": 10.0 * number} for number in range(1, 6)]
-    found = only(train(DataRepeats(), readings)).finding
-    assert found.cause == "several times in a row"
-    assert "get_worker_info" in found.fix
-
-
-def test_one_batch_is_a_remark() -> None:
-    found = only(train(DataRepeats(), repeated([19, 39, 59, 79], distinct=1.0))).finding
-    assert (found.severity, found.cause) == ("info", "one batch")
-
-
-def test_a_loader_that_always_gives_the_same_batch_is_no_test_of_overfitting() -> None:
-    found = only(train(DataRepeats(), repeated([19, 39, 59, 79], distinct=1.0), waits_s=0.002)).finding
-    assert (found.severity, found.cause) == ("warning", "one batch")
-    assert "sampler that is seeded for each batch" in found.fix
+@pytest.mark.parametrize(
+    ("readings", "waits_s", "severity", "cause", "fix"),
+    [
+        (repeated(45, 90, distinct=55.0), (), "warning", "several times in a row", "get_worker_info"),
+        (repeated(44, distinct=56.0), (), "warning", "", "sampler"),
+        (repeated(19, 39, 59, distinct=1.0), (), "info", "one batch", "overfit"),
+        (repeated(19, 39, 59, distinct=1.0), [0.002] * 60, "warning", "one batch", "seeded for each batch"),
+        (repeated(*[0] * 3, 19, 39, distinct=1.0), [0.002] * 59 + [0.0] * 41, "info", "one batch", "overfit"),
+    ],
+    ids=["each worker reads all", "fewer", "one batch", "of a loader", "of a loader once"],
+)
+def test_repeats_are_told_with_their_cause(
+    readings: list[dict[str, float]], waits_s: list[float], severity: str, cause: str, fix: str
+) -> None:
+    found = train(DataRepeats(), readings, waits_s=waits_s).found
+    assert (found.severity, found.cause) == (severity, cause)
+    assert fix in found.fix
 
 
 def test_two_repeats_are_nothing_and_old_ones_are_forgotten() -> None:
-    assert train(DataRepeats(), repeated([0, 0, 1, 1, 2, 2, *[2] * 40])) == []
-    assert train(DataRepeats(), repeated([0] * 40)) == []
-    slowly = [number // 30 for number in range(120)]  # one in 600 steps
-    assert train(DataRepeats(), repeated(slowly)) == []
+    for counts in ([0, 0, 1, 1, *[2] * 40], [0] * 40, [number // 30 for number in range(120)]):
+        assert train(DataRepeats(), repeated(*counts)).changes == []
 
 
-def test_the_alert_is_over_when_no_batch_has_come_again_for_long() -> None:
-    changes = train(DataRepeats(), repeated([0, 5, 10, *[10] * 60]))
-    assert [change.kind for change in changes if change.kind != "update"] == ["fire", "resolve"]
+def test_a_process_that_counts_anew_is_counted_anew() -> None:
+    assert len(train(DataRepeats(), repeated(2, 2, 0, 1, 2, 2)).changes) == 0
+    assert train(DataRepeats(), repeated(2, 2, 0, 1, 3)).found.evidence["repeats"] == 3
+
+
+def test_repeats_are_over_after_500_steps_without_one() -> None:
+    job = train(DataRepeats(), repeated(0, 5, 10, *[10] * 60))
+    assert job.kinds == ["fire", "resolve"]
+    assert job.changes[-1].step == 600, "judged every five seconds: 560 is not more than 500 after 60"
 
 
 # ---- data_bug
 
 
-def bug(name: str, value: float, count: int = 6, **more: float) -> list[dict[str, float]]:
-    return [{f"batch/{name}": value, **more}] * count
-
-
 @pytest.mark.parametrize(
-    ("name", "cause"),
+    ("name", "lowest", "cause"),
     [
-        ("ignored_pct", "no label counts"),
-        ("constant_pct", "all rows the same"),
-        ("one_class_pct", "one class a batch"),
+        ("ignored_pct", 99.9, "no label counts"),
+        ("constant_pct", 95.0, "all rows the same"),
+        ("one_class_pct", 95.0, "one class a batch"),
     ],
 )
-def test_a_defect_of_all_batches_is_named(name: str, cause: str) -> None:
-    change = only(train(DataBug(), bug(name, 100.0)))
-    assert (change.finding.severity, change.finding.cause) == ("warning", cause)
-    assert change.step <= 160
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("ignored_pct", 93.0), ("constant_pct", 40.0), ("one_class_pct", 50.0), ("ignored_pct", 0.0)]
-)
-def test_what_some_batches_have_is_no_defect(name: str, value: float) -> None:
-    """Of a fine-tuning on answers, most labels are left out."""
-    assert train(DataBug(), bug(name, value, 40)) == []
-
-
-def test_a_single_reading_is_no_defect() -> None:
-    readings = [{"batch/ignored_pct": 100.0 if number == 5 else 60.0} for number in range(20)]
-    assert train(DataBug(), readings) == []
+def test_a_defect_in_two_readings_in_a_row_is_named(name: str, lowest: float, cause: str) -> None:
+    """What some batches have is none: of a fine-tuning on answers, most labels are left out."""
+    job = train(DataBug(), [{f"batch/{name}": lowest}] * 6)
+    assert (job.found.severity, job.found.cause, job.alert.step) == ("warning", cause, 60)
+    assert job.found.evidence[name] == pytest.approx(lowest)
+    assert train(DataBug(), [{f"batch/{name}": lowest - 0.1}] * 40).changes == []
+    assert train(DataBug(), [{f"batch/{name}": 100.0 if number == 5 else 60.0} for number in range(20)]).changes == []
 
 
 def test_a_mended_loader_resolves_the_alert() -> None:
     readings = [{"batch/constant_pct": 100.0 if number < 10 else 0.0} for number in range(30)]
-    assert [change.kind for change in train(DataBug(), readings) if change.kind != "update"] == ["fire", "resolve"]
-
-
-def test_pictures_from_0_to_255_are_a_remark_after_500_steps() -> None:
-    readings = [{"batch/input_mean": 117.0 + number % 2, "batch/input_std": 66.0} for number in range(40)]
-    change = only(train(DataBug(), readings))
-    assert (change.finding.severity, change.finding.cause) == ("info", "not normalized")
-    assert change.step >= 500
+    assert train(DataBug(), readings).kinds == ["fire", "resolve"]
 
 
 @pytest.mark.parametrize(
-    ("mean", "spread"), [(0.47, 0.25), (0.13, 0.31), (0.0, 1.0), (-1.2, 0.9), (3.0, 0.0), (2.5, 8.0)],
-    ids=["pictures by 255", "digits by 255", "normalized", "negative", "constant", "wide"],
+    ("mean", "spread", "is_far"),
+    [
+        (117.0, 66.0, True), (10.0, 8.0, True), (-3.0, 1.0, True), (9.9, 8.0, False), (-2.9, 1.0, False), (0.47, 0.25, False),
+        (0.0, 1.0, False), (3.0, 0.0, False),
+    ],
+    ids=["0 to 255", "ten units", "three spreads", "less", "fewer", "by 255", "normalized", "constant"],
 )  # fmt: skip
-def test_usual_inputs_are_no_remark(mean: float, spread: float) -> None:
-    assert train(DataBug(), [{"batch/input_mean": mean, "batch/input_std": spread}] * 60) == []
+def test_inputs_far_from_zero_are_a_remark_after_500_steps(mean: float, spread: float, is_far: bool) -> None:
+    job = train(DataBug(), [{"batch/input_mean": mean, "batch/input_std": spread}] * 60)
+    told = [(change.finding.severity, change.finding.cause, change.step) for change in job.fired]
+    assert told == ([("info", "not normalized", 500)] if is_far else [])

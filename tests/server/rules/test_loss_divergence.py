@@ -4,211 +4,182 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
-from judging import DATA, fired, frame, judge_series, make_evaluator, read_curve, restored
+from case_selection import everyday
+from judging import DATA, read_curve
+from step_job import StepJob
 
-from perfagent_server.alerts.state_machine import Change
 from perfagent_server.rules.loss.loss_divergence import LossDivergence
 from perfagent_server.rules.loss.loss_spike import LossSpike
 
 CURVES = sorted((DATA / "loss_curves").glob("*.csv"))
-RULES = (LossDivergence(),)
 
 
-def _falling(steps: int, *, seed: int = 1, spread: float = 0.05, first: float = 10.0, last: float = 3.0) -> np.ndarray:
-    draw = np.random.default_rng(seed)
-    return last + (first - last) * (1 + np.arange(steps) / 20) ** -1.0 + spread * draw.normal(size=steps)
+def falling(steps: int, *, spread: float = 0.05, first: float = 10.0, last: float = 3.0) -> Any:
+    noise = spread * np.random.default_rng(1).normal(size=steps)
+    return last + (first - last) * (1 + np.arange(steps) / 20) ** -1.0 + noise
 
 
-def _judge(losses: Sequence[float], **series: Sequence[float]) -> list[Change]:
-    changes, _ = judge_series(
-        {"loss": list(losses), **{name: list(column) for name, column in series.items()}}, rules=RULES
-    )
-    return changes
+def train(losses: Any, *, rows: int = 50, restarts: int = 7, **series: Any) -> StepJob:
+    return StepJob(LossDivergence(), restarts=restarts).go_on({"loss": losses, **series}, rows=rows)
 
 
-def test_a_ramp_on_a_real_curve_is_found_while_it_grows() -> None:
+@pytest.mark.parametrize(("draws", "latest"), everyday(1, [(1, 1500), (4, 100_000)]))
+def test_a_ramp_on_real_curves_is_found_while_it_grows(draws: int, latest: int) -> None:
     """+0.5 nat over 300 steps, from step 400 on: before, these curves fall by half of that themselves."""
-    draw = random.Random(7)
-    late = []
-    for path in CURVES:
+    draw, late = random.Random(7), []
+    for path in draws * CURVES:
         curve = read_curve(path)["loss"]
-        for _ in range(4):
-            place = draw.randrange(400, len(curve) - 301)
-            losses = [*curve[: place + 301]]
-            for at in range(place, place + 301):
-                losses[at] += 0.5 * (at - place) / 300
-            steps = [change.step for change in fired(_judge(losses))]
-            assert not steps or steps[0] > place
-            late += [steps[0] - place if steps else 999]
+        place = draw.randrange(400, min(len(curve) - 301, latest))
+        losses = curve[: place + 301]
+        for age in range(301):
+            losses[place + age] += 0.5 * age / 300
+        steps = [change.step for change in train(losses, rows=500, restarts=0).fired]
+        assert not steps or steps[0] > place
+        late.append(steps[0] - place if steps else 999)
     assert sum(steps < 999 for steps in late) >= 0.95 * len(late)
     assert sorted(late)[len(late) // 2] < 230
 
 
-def test_a_warning_becomes_critical_as_the_loss_goes_on_growing_and_ends_when_it_is_back() -> None:
-    losses = _falling(3000)
+def test_a_rise_is_critical_as_it_grows_and_over_when_it_is_back() -> None:
+    losses = falling(3000)
     losses[1000:1600] += np.concatenate((np.linspace(0, 1.0, 500), np.linspace(1.0, 0, 100)))
-    changes = _judge(losses)
+    changes = train(losses).changes
     assert [change.kind for change in changes] == ["fire", "update", "resolve"]
     assert [change.finding.severity for change in changes] == ["warning", "critical", "critical"]
+    assert 1080 < changes[0].step < changes[1].step < 1250
     found = changes[0].finding
-    assert 1080 < changes[0].step < 1250
-    assert changes[1].step < 1300
     assert 900 <= (found.since_step or 0) <= 1050
-    assert found.evidence["lowest_step"] == found.since_step
-    assert len(found.evidence["last_losses"]) == 50
-    assert "turned round" in found.title
-    assert "above the" in found.message
-    assert len(found.title) <= 90
+    assert (found.evidence["lowest_step"], len(found.evidence["last_losses"])) == (found.since_step, 50)
+
+
+@pytest.mark.parametrize(("rise", "told"), [(0.17, []), (0.19, ["warning"]), (0.23, ["warning"]), (0.25, ["critical"])])
+def test_six_percent_above_the_lowest_is_told_eight_are_critical(rise: float, told: list[str]) -> None:
+    """3.0 is the lowest, and held for 25 steps."""
+    losses = np.concatenate(
+        (3 + 7 * np.exp(-np.arange(2000) / 100), np.linspace(3, 3 + rise, 300), np.full(200, 3 + rise))
+    )
+    job = train(losses + 0.001 * np.random.default_rng(1).normal(size=2500))
+    assert [one.finding.severity for one in job.changes[-1:]] == told
 
 
 def test_a_loss_that_stays_up_stays_diverged() -> None:
-    losses = _falling(4000)
+    losses = falling(4000)
     losses[1000:] += np.minimum(1.0, np.arange(3000) / 300)
-    changes = _judge(losses)
-    assert len(fired(changes)) == 1
-    assert "resolve" not in {change.kind for change in changes}
-    assert changes[-1].finding.severity == "critical"
+    job = train(losses)
+    assert (job.kinds, job.changes[-1].finding.severity) == (["fire"], "critical")
 
 
-def test_a_spike_that_decays_is_no_divergence() -> None:
-    losses = _falling(1500)
-    losses[1000:] += np.exp(-np.arange(500) / 15)
-    assert fired(_judge(losses)) == []
-
-
-def test_a_spike_that_stays_is_one_alert_with_the_divergence_that_it_was() -> None:
-    losses = _falling(1500)
+def test_a_spike_that_stays_is_one_alert_with_its_divergence() -> None:
+    losses = falling(1500)
     losses[1000:] += 2.0
-    changes, evaluator = judge_series({"loss": losses.tolist()}, rules=(LossSpike(), *RULES))
-    [alert] = fired(changes)
-    assert (alert.finding.rule, alert.step) == ("loss_spike", 1005)
-    assert {change.alert for change in changes} == {alert.alert}
-    assert changes[-1].finding.rule == "loss_divergence"
-    assert evaluator.verdict().rule == "loss_divergence"
+    job = StepJob(LossSpike(), LossDivergence()).go_on({"loss": losses}, rows=50)
+    assert (job.found.rule, job.alert.step) == ("loss_spike", 1005)
+    assert {change.alert for change in job.changes} == {job.alert.alert}
+    assert job.changes[-1].finding.rule == job.evaluator.verdict().rule == "loss_divergence"
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_loss_of_any_sign_may_diverge(sign: float) -> None:
     """A negative log-likelihood below zero: a percentage of its level says nothing."""
-    losses = _falling(3000, first=sign * 5 + 4, last=sign * 5 - 2, spread=0.3)
+    losses = falling(3000, first=sign * 5 + 4, last=sign * 5 - 2, spread=0.3)
     losses[2000:] += np.linspace(0, 6, 1000)
-    [alert] = fired(_judge(losses))
-    assert 2000 < alert.step < 2500
+    assert 2000 < train(losses).alert.step < 2500
 
 
-def test_a_warm_restart_is_silent_and_a_loss_that_grows_after_it_is_not() -> None:
-    at = np.arange(3000)
-    lr = 1e-6 + 5e-4 * (1 + np.cos(np.pi * (at % 1000) / 1000))
-    losses = _falling(3000) + 0.4 * lr / lr.max()
-    assert fired(_judge(losses, lr=lr)) == []
+def test_a_warm_restart_is_silent_and_growth_after_it_is_not() -> None:
+    lr = 1e-6 + 5e-4 * (1 + np.cos(np.pi * (np.arange(3000) % 1000) / 1000))
+    losses = falling(3000) + 0.4 * lr / lr.max()
+    assert train(losses, lr=lr).fired == []
     losses[2500:] += np.linspace(0, 1.5, 500)
-    [alert] = fired(_judge(losses, lr=lr))
-    assert 2500 < alert.step < 2800
+    assert 2500 < train(losses, lr=lr).alert.step < 2800
 
 
-def test_a_rate_raised_beyond_all_before_is_named_as_the_cause() -> None:
-    lr = np.full(1500, 1e-3)
-    lr[1000:] = 3e-2
-    losses = _falling(1500)
-    losses[1000:] += 1.5
-    [alert] = fired(_judge(losses, lr=lr))
-    assert alert.step < 1060
-    assert alert.finding.cause == "the learning rate was raised"
-    assert "0.03" in alert.finding.message
+def test_a_rate_raised_beyond_all_before_is_the_cause() -> None:
+    lr, losses = np.full(1500, 1e-3), falling(1500)
+    lr[1000:], losses[1000:] = 3e-2, losses[1000:] + 1.5
+    job = train(losses, lr=lr)
+    assert (job.found.cause, job.found.evidence["lr"]) == ("the learning rate was raised", 3e-2)
+    assert job.alert.step < 1060
 
 
-def test_in_the_warm_up_of_the_rate_a_small_rise_is_silent_and_a_large_one_is_not() -> None:
+def test_in_the_warm_up_of_the_rate_only_a_large_rise_is_told() -> None:
     lr = np.minimum(np.arange(1, 1501) / 1000, 1.0) * 1e-3
-    losses = _falling(1500)
+    losses = falling(1500)
     losses[600:] += np.minimum(0.5, np.arange(900) / 600)
     losses[800:] -= np.minimum(0.5, np.arange(700) / 400)
-    assert fired(_judge(losses, lr=lr)) == []
+    assert train(losses, lr=lr).fired == []
     losses[700:] += np.minimum(4.0, np.arange(800) / 20)
-    assert [600 < change.step < 900 for change in fired(_judge(losses, lr=lr))] == [True]
+    assert 600 < train(losses, lr=lr).alert.step < 900
 
 
-@pytest.mark.parametrize(("end", "raised"), [(2.0, True), (1.0, True), (2.0, False), (6.0, False)])
-def test_a_short_noisy_run_that_loses_what_it_learned_is_told(end: float, raised: bool) -> None:
+@pytest.mark.parametrize(("end", "raised", "told"), [(2.0, True, 1), (1.0, True, 0), (2.0, False, 0), (6.0, False, 1)])
+def test_a_short_noisy_run_that_loses_what_it_learned_is_told(end: float, raised: bool, told: int) -> None:
     """From 2.3 down to 0.35 and up again, in 500 steps: what is usual for it, nobody knows yet."""
-    draw = np.random.default_rng(4)
-    level = np.concatenate(
-        [np.geomspace(2.3, 0.35, 30), np.full(330, 0.35), np.geomspace(0.35, end, 40), np.full(100, end)]
-    )
-    losses = level * np.exp(0.25 * draw.normal(size=500))
+    parts = [np.geomspace(2.3, 0.35, 30), np.full(330, 0.35), np.geomspace(0.35, end, 40), np.full(100, end)]
+    losses = np.concatenate(parts) * np.exp(0.25 * np.random.default_rng(4).normal(size=500))
     lr = 0.3 * np.minimum(np.arange(500) / 150, 1.0) if raised else np.full(500, 1e-3)
-    lost = end >= (1.9 if raised else 5.0)
-    assert [alert.finding.rule for alert in fired(_judge(losses, lr=lr))] == (["loss_divergence"] if lost else [])
+    assert len(train(losses, lr=lr).fired) == told
 
 
 # ---- from the start
 
 
 @pytest.mark.parametrize("lr", [None, 1e-2])
-def test_a_loss_that_grows_from_its_first_steps_on_is_critical_at_once(lr: float | None) -> None:
+def test_a_loss_that_grows_from_its_first_steps_is_critical(lr: float | None) -> None:
     """A rate a hundred times too high, in the warm-up of any rule."""
-    draw = np.random.default_rng(3)
     at = np.arange(150)
-    losses = np.where(at < 20, 2.3, 2.3 * np.exp((at - 20) / 25)) * np.exp(0.05 * draw.normal(size=150))
-    series = {} if lr is None else {"lr": [lr] * 150}
-    [alert] = fired(_judge(losses, **series))
-    assert (alert.finding.severity, alert.finding.cause) == ("critical", "from the start")
-    assert 45 <= alert.step <= 75
-    assert alert.finding.evidence["first"] == pytest.approx(2.3, rel=0.2)
+    noise = np.exp(0.05 * np.random.default_rng(3).normal(size=150))
+    job = train(
+        np.where(at < 20, 2.3, 2.3 * np.exp((at - 20) / 25)) * noise, **({} if lr is None else {"lr": [lr] * 150})
+    )
+    assert (job.found.severity, job.found.cause) == ("critical", "from the start")
+    assert 45 <= job.alert.step <= 75
+    assert job.found.evidence["first"] == pytest.approx(2.3, rel=0.2)
 
 
-def test_a_loss_that_exploded_in_its_second_step_is_critical() -> None:
-    draw = np.random.default_rng(3)
-    losses = [2.3, *(200 * np.exp(0.5 * draw.normal(size=200)))]
-    changes = _judge(losses)
-    assert changes[0].step == 16
-    assert changes[0].finding.severity == "critical"
-    assert "never below" in changes[0].finding.message
+@pytest.mark.parametrize(("times", "critical"), [(9.9, False), (11.0, True)])
+def test_a_loss_that_exploded_in_its_second_step_is_critical(times: float, critical: bool) -> None:
+    """All of its first 16 values after the first are ten times as high."""
+    job = train([2.3] + [2.3 * times] * 200)
+    assert [one.finding.severity for one in job.fired if one.step == 16] == (["critical"] if critical else [])
 
 
-def test_a_loss_that_shot_up_and_learned_nothing_since_is_told_after_the_warm_up() -> None:
-    draw = np.random.default_rng(3)
-    losses = [2.30, 30.0, 2.52, *(2.32 + 0.02 * draw.normal(size=400))]
-    [alert] = fired(_judge(losses))
-    assert alert.step == 200
-    assert "shot up to 30" in alert.finding.message
-    healthy = [2.30, 30.0, 2.52, *(2.32 * np.exp(-np.arange(400) / 300) + 0.02 * draw.normal(size=400))]
-    assert fired(_judge(healthy)) == []
+def test_a_loss_that_shot_up_and_learned_nothing_is_told_later() -> None:
+    noise = 0.02 * np.random.default_rng(3).normal(size=400)
+    job = train([2.30, 30.0, 2.52, *(2.32 + noise)])
+    assert (job.alert.step, job.found.cause) == (200, "from the start")
+    assert train([2.30, 30.0, 2.52, *(2.32 * np.exp(-np.arange(400) / 300) + noise)]).fired == []
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_what_begins_near_zero_or_is_noisy_may_grow(seed: int) -> None:
-    """A critic's loss before and after its first rewards; a generator whose discriminator gets better."""
-    draw = np.random.default_rng(seed)
-    at = np.arange(600)
-    critic = (0.001 + 0.5 * at / 600) * draw.lognormal(sigma=0.4, size=600)
-    generator = (4 + 16 * (1 - np.exp(-at / 40))) * (1 + 0.25 * draw.normal(size=600))
-    assert fired(_judge(critic)) == []
-    assert fired(_judge(generator)) == []
+DRAW, AT = np.random.default_rng(0), np.arange(600)
+HEALTHY = {
+    "a spike that decays": falling(1500) + np.where(np.arange(1500) < 1000, 0, np.exp(-(np.arange(1500) - 1000) / 15)),
+    "a critic before and after its first rewards": (0.001 + 0.5 * AT / 600) * DRAW.lognormal(sigma=0.4, size=600),
+    "a generator": (4 + 16 * (1 - np.exp(-AT / 40))) * (1 + 0.25 * DRAW.normal(size=600)),
+}
+
+
+@pytest.mark.parametrize("kind", HEALTHY)
+def test_what_may_grow_is_silent(kind: str) -> None:
+    assert train(HEALTHY[kind]).fired == []
 
 
 @pytest.mark.parametrize("rows", [1, 50])
-def test_judging_goes_on_from_a_snapshot_at_any_frame(rows: int) -> None:
-    losses = _falling(1700)
+def test_a_restart_of_the_server_changes_no_judgment(rows: int) -> None:
+    losses = falling(1700)
     losses[600:] += np.linspace(0, 1.5, 1100)
-    whole, _ = judge_series({"loss": losses.tolist()}, rules=RULES, rows=rows)
-    pieces, evaluator = [], make_evaluator(rules=RULES)
-    for begin in range(0, 1700, rows):
-        if begin % 100 == 0:
-            evaluator = restored(evaluator)
-        columns = {"loss": losses[begin : begin + rows].tolist()}
-        pieces += evaluator.take(frame(columns, range(begin + 1, begin + rows + 1), ident=evaluator.upto + 1))
-    said = [(change.kind, change.step, change.finding.severity, change.finding.message) for change in whole]
-    assert [(one.kind, one.step, one.finding.severity, one.finding.message) for one in pieces] == said
-    assert len(said) >= 2
+    whole, pieces = (train(losses, rows=rows, restarts=restarts).changes for restarts in (0, 100 // rows))
+    assert [(one.kind, one.step, one.finding) for one in pieces] == [(one.kind, one.step, one.finding) for one in whole]
+    assert len(whole) >= 2
 
 
 def test_nan_in_between_changes_nothing() -> None:
-    losses = _falling(1500)
+    losses = falling(1500)
     losses[1000:] += np.minimum(1.0, np.arange(500) / 300)
     some = losses.copy()
     some[[500, 900, 1050]] = math.nan
-    assert abs(fired(_judge(some))[0].step - fired(_judge(losses))[0].step) <= 5
+    assert abs(train(some).fired[0].step - train(losses).fired[0].step) <= 5

@@ -6,67 +6,62 @@ from typing import Any
 
 import numpy as np
 import pytest
-from judging import fired, frame, judge_series, make_evaluator, restored
+from step_job import StepJob
 
 from perfagent_server.rules.loss.loss_plateau import LossPlateau
 
-RULES = (LossPlateau(),)
+
+def noise(steps: int) -> Any:
+    return 0.05 * np.random.default_rng(1).normal(size=steps)
 
 
-def _judge(losses: np.ndarray, **series: Any) -> list[Any]:
-    return judge_series({"loss": losses.tolist(), **series}, rules=RULES)[0]
+def train(losses: Any, **series: Any) -> StepJob:
+    return StepJob(LossPlateau()).go_on({"loss": losses, **series}, rows=250)
 
 
-def _noise(steps: int, seed: int = 1) -> np.ndarray:
-    return 0.05 * np.random.default_rng(seed).normal(size=steps)
+def test_a_loss_that_stopped_falling_is_a_remark() -> None:
+    job = train(3 + 2 * np.exp(-np.arange(5000) / 300) + noise(5000))
+    assert (job.found.severity, job.found.cause) == ("info", "")
+    assert 2000 < job.alert.step < 4000
+    assert job.found.evidence["values"] >= 1000
+    assert job.found.evidence["standard_error"] == pytest.approx(
+        0.05 * (4 / job.found.evidence["values"]) ** 0.5, rel=0.1
+    )
 
 
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_loss_that_stopped_falling_is_a_remark(restart: bool) -> None:
-    at = np.arange(5000)
-    losses = 3 + 2 * np.exp(-at / 300) + _noise(5000)
-    evaluator, changes = make_evaluator(rules=RULES), []
-    for begin in range(0, 5000, 250):
-        stored = frame(
-            {"loss": losses[begin : begin + 250].tolist()}, range(begin + 1, begin + 251), ident=evaluator.upto + 1
-        )
-        changes += evaluator.take(stored)
-        evaluator = restored(evaluator) if restart else evaluator
-    [alert] = fired(changes)
-    assert alert.finding.severity == "info"
-    assert 2000 < alert.step < 4000
-    assert "improved by" in alert.finding.message
-    assert "normal" in alert.finding.message
-    assert alert.finding.evidence["values"] >= 1000
-
-
-def test_a_rate_that_is_used_up_is_why() -> None:
-    losses = 3 + _noise(4000)
+@pytest.mark.parametrize(("left", "cause"), [(0.05, "late"), (0.051, "")])
+def test_a_rate_that_is_used_up_is_why(left: float, cause: str) -> None:
+    losses = 3 + noise(4000)
     losses[:500] += np.linspace(2, 0, 500)
-    lr = [*np.linspace(1e-3, 1e-5, 1500), *[1e-5] * 2500]
-    alert = fired(_judge(losses, lr=lr))[0]
-    assert alert.finding.cause == "late"
-    assert "1 % of its peak" in alert.finding.message
+    lr = [*np.linspace(1e-3, left * 1e-3, 1500), *[left * 1e-3] * 2500]
+    assert train(losses, lr=lr).found.cause == cause
 
 
 def test_a_loss_that_never_fell_is_told_so() -> None:
-    alert = fired(_judge(2.303 + _noise(2500)))[0]
-    assert alert.finding.cause == "never fell"
-    assert "has not fallen since the run began" in alert.finding.message
+    job = train(2.303 + noise(2500))
+    assert (job.found.cause, job.alert.step) == ("never fell", 1350)
+
+
+@pytest.mark.parametrize(("fall", "fires"), [(0.0, True), (0.0015, True), (0.0045, False)])
+def test_improving_by_four_thousandths_of_the_level_is_none(fall: float, fires: bool) -> None:
+    """fall: from one half of the newest 1,000 values to the next, as a share of the level."""
+    losses = 3 * (1 - fall * np.arange(1250) / 500) + noise(1250) / 100
+    assert len(train(losses).fired) == fires
 
 
 @pytest.mark.parametrize("level", [0.0, -4.0])
 def test_a_level_of_zero_or_below_is_measured_by_the_spread(level: float) -> None:
-    assert fired(_judge(level + 20 * _noise(4000)))
-    falling = level - 0.002 * np.arange(4000) + 20 * _noise(4000)
-    assert _judge(falling) == []
+    assert train(level + 20 * noise(4000)).fired
+    assert train(level - 0.002 * np.arange(4000) + 20 * noise(4000)).changes == []
 
 
-@pytest.mark.parametrize("steps", [900, 12_000])
-def test_a_power_law_is_no_plateau(steps: int) -> None:
-    losses = 8 * (1 + np.arange(steps)) ** -0.1 + _noise(steps)
-    assert _judge(losses) == []
-
-
-def test_a_loss_that_rises_is_no_plateau() -> None:
-    assert _judge(3 + np.arange(4000) / 1000 + _noise(4000)) == []
+@pytest.mark.parametrize(
+    "losses",
+    [
+        *(8 * (1 + np.arange(steps)) ** -0.1 + noise(steps) for steps in (900, 12_000)),
+        3 + np.arange(4000) / 1000 + noise(4000),
+    ],
+    ids=["short power law", "power law", "rises"],
+)
+def test_a_loss_that_moves_is_no_plateau(losses: Any) -> None:
+    assert train(losses).changes == []

@@ -6,93 +6,69 @@ import random
 from collections.abc import Callable
 
 import pytest
-from judging import fired, frame, make_evaluator, restored
+from step_job import StepJob
 
-from perfagent_server.alerts.state_machine import Change
-from perfagent_server.engine.evaluator import Evaluator
-from perfagent_server.rules.rule import Rule
 from perfagent_server.rules.speed.low_mfu import LowMfu
 from perfagent_server.rules.speed.throughput_regression import ThroughputRegression
 
 PEAK = 989e12
+SHARES = {"forward": 0.33, "backward": 0.6, "optimizer": 0.05, "other": 0.02}
 
 
 def train(
-    mfu_of: Callable[[int], float],
-    steps: range,
-    *,
-    work_of: Callable[[int], float] = lambda _: 1.2e14,
-    noise: float = 0.005,
-    rules: tuple[Rule, ...] = (LowMfu(),),
-    evaluator: Evaluator | None = None,
-) -> tuple[list[Change], Evaluator]:
-    """Steps of so much arithmetic, at that utilization of an H100."""
-    evaluator = evaluator or make_evaluator(rules=rules)
-    draw = random.Random(steps.start)
-    changes: list[Change] = []
-    for step in steps:
-        mfu = mfu_of(step) * (1 + draw.gauss(0, noise))
-        took = work_of(step) / (mfu * PEAK)
-        columns = {
-            "step_time_s": [took], "mfu": [mfu], "flops_per_s": [mfu * PEAK], "phase/forward_s": [0.33 * took],
-            "phase/backward_s": [0.6 * took], "phase/optimizer_s": [0.05 * took], "phase/other_s": [0.02 * took],
-        }  # fmt: skip
-        changes += evaluator.take(frame(columns, [step], ident=evaluator.upto + 1, step_s=0.3))
-    return changes, evaluator
+    mfu_of: Callable[[int], float], steps: int = 359, *, noise: float = 0.005, doubles: bool = False, job: StepJob | None = None,
+) -> StepJob:  # fmt: skip
+    """Steps at that utilization of an H100. doubles: the arithmetic of a step, at step 301."""
+    job = job or StepJob(LowMfu())
+    draw = random.Random(job.step + 1)
+    numbers = range(job.step + 1, job.step + 1 + steps)
+    mfu = [mfu_of(step) * (1 + draw.gauss(0, noise)) for step in numbers]
+    work = [1.2e14 * (2 if doubles and step > 300 else 1) for step in numbers]
+    took = [flops / (one * PEAK) for flops, one in zip(work, mfu, strict=True)]
+    columns = {"step_time_s": took, "mfu": mfu, "flops_per_s": [one * PEAK for one in mfu]}
+    columns |= {f"phase/{phase}_s": [share * one for one in took] for phase, share in SHARES.items()}
+    return job.go_on(columns, rows=1, step_s=0.3)
 
 
-def test_a_fall_by_six_percent_is_a_warning_with_the_step_and_both_levels() -> None:
-    changes, _ = train(lambda step: 0.40 if step <= 300 else 0.376, range(1, 360))
-    [change] = fired(changes)
-    found = change.finding
+def falls_to(level: float) -> Callable[[int], float]:
+    return lambda step: 0.40 if step <= 300 else level
+
+
+def test_a_fall_by_six_percent_is_a_warning_with_the_step() -> None:
+    found = train(falls_to(0.376)).found
     assert (found.severity, found.cause) == ("warning", "fell")
     assert 299 <= (found.since_step or 0) <= 303
-    assert "MFU is 37." in found.message
-    assert "than the 40" in found.message
-    assert "forward, backward and optimizer take 98 % of a step (P50" in found.message
+    assert (found.evidence["mfu_pct"], found.evidence["before_pct"]) == (
+        pytest.approx(37.6, 0.01),
+        pytest.approx(40, 0.01),
+    )
+    assert found.evidence["work_flops"] == pytest.approx(1.2e14, rel=0.02)
 
 
 def test_other_shapes_with_another_utilization_are_a_remark() -> None:
-    changes, _ = train(
-        lambda step: 0.40 if step <= 300 else 0.35,
-        range(1, 360),
-        work_of=lambda step: 1.2e14 if step <= 300 else 2.4e14,
-    )
-    [change] = fired(changes)
-    assert change.finding.severity == "info"
-    assert "a step has other arithmetic since then" in change.finding.message
+    assert train(falls_to(0.35), doubles=True).found.severity == "info"
 
 
-def test_a_low_level_is_a_remark_from_the_start_and_is_over_when_it_rises() -> None:
-    changes, evaluator = train(lambda _: 0.08, range(1, 200))
-    [change] = fired(changes)
-    assert change.finding.severity == "info"
-    assert change.finding.title == "MFU is 8.01 %: the devices could do 12 times the arithmetic"
-    changes, _ = train(lambda _: 0.45, range(200, 1200), evaluator=evaluator)
-    assert "resolve" in [change.kind for change in changes]
+@pytest.mark.parametrize(
+    ("mfu", "noise", "told"),
+    [(0.45, 0.005, []), (0.45, 0.05, []), (0.45, 0.2, []), (0.203, 0.0, []), (0.198, 0.0, ["info"])],
+)
+def test_below_a_fifth_is_a_remark_and_a_good_level_is_silent(mfu: float, noise: float, told: list[str]) -> None:
+    assert train(lambda _: mfu, 700, noise=noise).severities == told
+
+
+def test_a_low_level_is_over_when_it_rises() -> None:
+    job = train(lambda _: 0.08, 200)
+    assert (job.found.severity, job.found.evidence["mfu_pct"]) == ("info", pytest.approx(8.0, 0.01))
+    assert "resolve" not in train(lambda _: 0.21, 300, job=job).kinds
+    assert "resolve" in train(lambda _: 0.45, 700, job=job).kinds
 
 
 def test_slower_steps_and_their_lower_utilization_are_one_alert() -> None:
-    rules = (ThroughputRegression(), LowMfu())
-    changes, evaluator = train(lambda step: 0.40 if step <= 300 else 0.36, range(1, 360), rules=rules)
-    assert {change.alert for change in changes} == {change.alert for change in fired(changes)}
-    assert evaluator.machines["low_mfu"].absorbed
-
-
-def test_an_alert_on_mfu_outlives_a_restart_of_the_server() -> None:
-    _, evaluator = train(lambda step: 0.40 if step <= 300 else 0.37, range(1, 360))
-    evaluator = restored(evaluator)
-    changes, evaluator = train(lambda _: 0.37, range(360, 460), evaluator=evaluator)
-    assert {change.kind for change in changes} <= {"update"}
-    assert [one.rule for one in evaluator.findings()] == ["low_mfu"]
-
-
-@pytest.mark.parametrize("noise", [0.005, 0.05, 0.2])
-def test_a_good_level_with_its_noise_is_silent(noise: float) -> None:
-    assert train(lambda _: 0.45, range(1, 1500), noise=noise)[0] == []
+    job = train(falls_to(0.36), job=StepJob(ThroughputRegression(), LowMfu()))
+    assert {change.alert for change in job.changes} == {change.alert for change in job.fired}
+    assert job.evaluator.machines["low_mfu"].absorbed
 
 
 def test_without_a_known_peak_there_is_nothing_to_say() -> None:
-    evaluator = make_evaluator(rules=(LowMfu(),))
-    for step in range(1, 200):
-        assert evaluator.take(frame({"step_time_s": [1.0], "flops_per_s": [1e12]}, [step], ident=step)) == []
+    assert StepJob(LowMfu()).go_on({"step_time_s": [1.0] * 200, "flops_per_s": [1e12] * 200}).changes == []

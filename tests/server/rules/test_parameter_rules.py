@@ -2,103 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from judging import START, fired, frame, make_evaluator, restored
+from judging import START
+from step_job import StepJob
 
 from perfagent.wire import Event
-from perfagent_server.alerts.state_machine import Change
 from perfagent_server.rules.model.unchanged_tensor import UnchangedTensor
 from perfagent_server.rules.model.wrong_optimizer import WrongOptimizer
 from perfagent_server.rules.rule import Rule
 
 NAMES = [f"encoder.{place}.weight" for place in range(7)]
+EXPERTS = [f"layers.{place}.experts.7.up" for place in range(4)]
 
 
-def told(what: str, share: float, step: int, **data: Any) -> Event:
+def told(what: str, share: Any, step: int, **data: Any) -> Event:
     more = {"names": NAMES, "count": 9, "numbers": 900, "steps": 20, **data}
     return Event(kind="parameters", time=START + step, step=step, data={"what": what, "share": share, **more})
 
 
-def train(
-    rule: Rule, says: dict[int, list[Event]], unmoved: dict[int, float] | None = None, steps: int = 400
-) -> list[Change]:
-    evaluator = make_evaluator(rules=(rule,))
-    changes: list[Change] = []
-    for step in range(20, steps + 1, 20):
-        columns = {"step_time_s": [0.1]}
-        if step in (unmoved or {}):
-            columns["update/unmoved_share"] = [(unmoved or {})[step]]
-        changes += evaluator.take(frame(columns, [step], ident=evaluator.upto + 1, events=says.get(step, [])))
-        if step % 60 == 0:
-            evaluator = restored(evaluator)
-    return changes
-
-
-def only(changes: list[Change]) -> Change:
-    [change] = fired(changes)
-    return change
+def train(rule: Rule, events: Sequence[Event] = (), unmoved: Mapping[int, float] | None = None) -> StepJob:
+    measured = {step: {"update/unmoved_share": share} for step, share in (unmoved or {}).items()}
+    by_step = {one.step: [one] for one in events if one.step is not None}
+    job = StepJob(rule, restarts=3, first=20)
+    job.step = 0
+    return job.go_on({"step_time_s": [0.1] * 20}, rows=1, every=20, measured=measured, events=by_step)
 
 
 def test_parameters_that_no_optimizer_has_are_named() -> None:
-    change = only(train(WrongOptimizer(), {60: [told("unoptimized", 0.37, 60)]}))
-    found = change.finding
-    assert found.severity == "warning"
-    assert found.title == "37 % of the model gets gradients that no optimizer uses"
-    assert (
-        "encoder.0.weight, encoder.1.weight, encoder.2.weight, encoder.3.weight, encoder.4.weight and 4 more"
-        in found.message
-    )
-    assert found.since_step == 40
+    found = train(WrongOptimizer(), [told("unoptimized", 0.01, 60)]).found
+    assert (found.severity, found.since_step, found.evidence["share_pct"]) == ("warning", 40, 1.0)
     assert found.evidence["parameters"] == NAMES
+    assert "encoder.4.weight and 4 more" in found.message
 
 
-def test_a_layer_that_is_added_to_the_optimizer_resolves_the_alert() -> None:
-    says = {60: [told("unoptimized", 0.37, 60)], 200: [told("unoptimized", 0.0, 200, names=[], count=0)]}
-    changes = train(WrongOptimizer(), says)
-    assert [change.kind for change in changes if change.kind != "update"] == ["fire", "resolve"]
+def test_an_optimizer_without_any_gradient_comes_first() -> None:
+    events = [told("unoptimized", 0.37, 60), told("without_gradient", 1.0, 80)]
+    assert train(WrongOptimizer(), events).changes[-1].finding.cause == "no gradient"
 
 
-@pytest.mark.parametrize("events", [[told("unoptimized", 0.004, 60)], [told("unmoved", 0.5, 60)], []])
-def test_little_or_nothing_is_no_finding(events: list[Event]) -> None:
-    assert train(WrongOptimizer(), {60: events}) == []
-
-
-def test_an_event_that_makes_no_sense_is_no_finding() -> None:
-    odd = Event(kind="parameters", time=START, step=60, data={"what": "unoptimized", "share": "much", "names": 3})
-    assert train(WrongOptimizer(), {60: [odd]}) == []
-    found = only(
-        train(WrongOptimizer(), {60: [told("unoptimized", 7.0, 60, names=None, count="?", steps=None)]})
-    ).finding
-    assert found.evidence["share_pct"] == 100
+def test_a_layer_that_the_optimizer_gets_resolves_the_alert() -> None:
+    events = [told("unoptimized", 0.37, 60), told("unoptimized", 0.0, 200, names=[], count=0)]
+    assert train(WrongOptimizer(), events).kinds == ["fire", "resolve"]
 
 
 @pytest.mark.parametrize(
-    ("data", "cause"),
-    [
-        ({"without_gradient": 900, "without_rate": 0}, "no gradient"),
-        ({"without_gradient": 0, "without_rate": 900}, "learning rate"),
-        ({"without_gradient": 0, "without_rate": 0}, ""),
-    ],
+    "events",
+    [[told("unoptimized", 0.0099, 60)], [told("unmoved", 0.5, 60)], [], [told("unoptimized", "much", 60, names=3)]],
+    ids=["little", "something else", "nothing", "no sense"],
 )
-def test_parameters_that_stand_still_are_named_with_the_cause(data: dict[str, int], cause: str) -> None:
-    says = {step: [told("unmoved", 0.4, step, **data)] for step in (40, 80, 120)}
-    change = only(train(UnchangedTensor(), says, {40: 0.4, 80: 0.4, 120: 0.4}))
-    found = change.finding
-    assert (found.severity, found.cause) == ("warning", cause)
-    assert found.title == "40 % of the trainable numbers do not move"
-    assert "encoder.0.weight" in found.message
-    assert change.step == 80
-    assert found.since_step == 20
+def test_little_or_nothing_is_no_finding(events: list[Event]) -> None:
+    assert train(WrongOptimizer(), events).changes == []
 
 
-def test_a_small_part_and_idle_experts_are_remarks() -> None:
-    small = only(train(UnchangedTensor(), {}, {40: 0.03, 80: 0.03})).finding
-    assert small.severity == "info"
-    experts = [f"layers.{place}.experts.7.up" for place in range(4)]
-    says = {step: [told("unmoved", 0.3, step, names=experts, count=4)] for step in (40, 80)}
-    assert only(train(UnchangedTensor(), says, {40: 0.3, 80: 0.3})).finding.severity == "info"
+def test_a_share_above_all_is_all() -> None:
+    odd = told("unoptimized", 7.0, 60, names=None, count="?", steps=None)
+    assert train(WrongOptimizer(), [odd]).found.evidence["share_pct"] == 100
+
+
+@pytest.mark.parametrize(
+    ("share", "data", "severity", "cause"),
+    [
+        (0.4, {"without_gradient": 451, "without_rate": 0}, "warning", "no gradient"),
+        (0.4, {"without_gradient": 450, "without_rate": 900}, "warning", "learning rate"),
+        (0.4, {"without_gradient": 0, "without_rate": 0}, "warning", ""),
+        (0.1, None, "warning", ""),
+        (0.099, None, "info", ""),
+        (0.3, {"names": EXPERTS, "count": 4}, "info", ""),
+    ],
+    ids=["no gradient", "no rate", "rounded away", "a tenth", "a small part", "idle experts"],
+)
+def test_parameters_that_stand_still_are_told_with_the_cause(
+    share: float, data: dict[str, Any] | None, severity: str, cause: str
+) -> None:
+    events = [] if data is None else [told("unmoved", share, step, **data) for step in (40, 80, 120)]
+    job = train(UnchangedTensor(), events, dict.fromkeys((40, 80, 120), share))
+    assert (job.found.severity, job.found.cause, job.alert.step) == (severity, cause, 80)
+    assert job.found.since_step == (40 if data is None else 20)
+    assert job.found.evidence["parameters"] == ([] if data is None else data.get("names", NAMES))
 
 
 @pytest.mark.parametrize(
@@ -107,15 +90,16 @@ def test_a_small_part_and_idle_experts_are_remarks() -> None:
         {40: 0.0, 80: 0.0, 120: 0.0},
         {40: 0.4, 80: 0.0, 120: 0.4, 160: 0.0},
         {40: 1.0, 80: 1.0, 120: 1.0},
-        {40: 0.005, 80: 0.005, 120: 0.005},
+        {40: 0.0099, 80: 0.0099, 120: 0.0099},
         {40: 0.9},
     ],
     ids=["all move", "by turns", "nothing moves at all", "an unused pooler", "one comparison"],
 )
 def test_healthy_parameters_are_silent(shares: dict[int, float]) -> None:
-    assert train(UnchangedTensor(), {}, shares) == []
+    assert train(UnchangedTensor(), (), shares).changes == []
 
 
 def test_parameters_that_move_again_resolve_the_alert() -> None:
-    changes = train(UnchangedTensor(), {}, {40: 0.4, 80: 0.4, 120: 0.4, 160: 0.0})
-    assert [change.kind for change in changes if change.kind != "update"] == ["fire", "resolve"]
+    shares = {40: 0.4, 80: 0.4, 120: 0.4, 160: 0.009, 200: 0.009, 240: 0.0}
+    job = train(UnchangedTensor(), (), shares)
+    assert (job.kinds, job.changes[-1].step) == (["fire", "resolve"], 240)
