@@ -30,6 +30,7 @@ def status_of(folder: Path) -> dict[str, str]:
     return {one["check"]: one["status"] for one in told["results"]}
 
 
+@pytest.mark.real
 def test_without_a_gpu_nothing_is_checked(tmp_path: Path) -> None:
     done = check(folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
@@ -37,6 +38,7 @@ def test_without_a_gpu_nothing_is_checked(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.real
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work", "utf-8")
     done = check("--dry-run-cpu", "--out", str(tmp_path), folder=tmp_path)
@@ -45,6 +47,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").exists()
 
 
+@pytest.mark.real
 def test_a_dry_run_records_and_is_no_result_of_a_gpu(tmp_path: Path) -> None:
     page = tmp_path / "gpu.md"
     page.write_text(EMPTY_PAGE, "utf-8")
@@ -56,6 +59,7 @@ def test_a_dry_run_records_and_is_no_result_of_a_gpu(tmp_path: Path) -> None:
     assert page.read_text("utf-8") == EMPTY_PAGE
 
 
+@pytest.mark.real
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_group_runs_dry(tmp_path: Path) -> None:
@@ -88,6 +92,7 @@ def call(folder: Path, name: str, *, device: str = "H200") -> str:
     return str(folder / name)
 
 
+@pytest.mark.real
 def test_several_calls_become_one_section_of_the_page(tmp_path: Path) -> None:
     page = tmp_path / "gpu.md"
     page.write_text(f"# GPU\n\n{EMPTY_PAGE}after\n", "utf-8")

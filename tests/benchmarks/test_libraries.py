@@ -46,6 +46,7 @@ def test_what_is_as_the_script_knows_it_is_right() -> None:
     assert compared(RAN, RAN, [RECORDED]) == dict.fromkeys(COLUMNS, "")
 
 
+@pytest.mark.real
 @pytest.mark.long
 def test_a_plain_training_is_right_in_every_column(tmp_path: Path) -> None:
     alone, watched = both(Path(sys.executable), TRAININGS / "plain.py", tmp_path)
