@@ -49,7 +49,11 @@ _UNREAD_IN_TRAINING = ("running_mean", "running_var")
 
 
 def first_bad_operator(
-    loss: Any, names: Mapping[int, str], buffers: Mapping[int, str] | None = None
+    loss: Any,
+    names: Mapping[int, str],
+    buffers: Mapping[int, str] | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any] | None:
     """{"operator"?, "inputs_known"?, "inputs_unseen"?, "read_by"?, "read_as"?, "buffer"?, "minus_infinity"?, "made"?,
     "after"?, "before"?, "of"?}; names: parameters by id(), all of them good; buffers: the same of these, good or bad.
@@ -70,12 +74,16 @@ def first_bad_operator(
     if nodes is None:
         return None
     nodes.sort(key=lambda node: node._sequence_nr())
-    until = time.monotonic() + MOST_S
+    until = clock() + MOST_S
+
+    def over() -> bool:
+        return clock() > until
+
     reader = producer = None
     read: list[tuple[str, Any]] = []
     good: set[Any] = set()  # what put out something that was kept
     for node in nodes:
-        if time.monotonic() > until:
+        if over():
             return None
         saved = _saved(node)
         if saved is None:
@@ -96,10 +104,10 @@ def first_bad_operator(
     found: dict[str, Any] = {}
     lower, read_it = None, ""
     if producer is not None:
-        producer, made = _origin(_past_what_stays_finite(producer), until)
+        producer, made = _origin(_past_what_stays_finite(producer), over)
         while not made and (given := _only_unseen(producer, good, names)) is not None:
-            producer, made = _origin(_past_what_stays_finite(given), until)
-        lower = None if made else _maker_of_minus_infinity(producer, until)
+            producer, made = _origin(_past_what_stays_finite(given), over)
+        lower = None if made else _maker_of_minus_infinity(producer, over)
         if lower is not None:
             read_it, (producer, made) = _name(producer), lower
         found["operator"] = _name(producer)
@@ -107,7 +115,7 @@ def first_bad_operator(
             found["made"] = made
         elif found["operator"] in (*_ADDS_UP, *_OF_MASKS):
             found["inputs_unseen"] = True
-        if made in ("nan", "inf") or _inputs_are_known(producer, names, until):
+        if made in ("nan", "inf") or _inputs_are_known(producer, names, over):
             found["inputs_known"] = True
         below = _minus_infinity(producer)
         if below is not None:
@@ -133,12 +141,12 @@ def first_bad_operator(
     return found
 
 
-def _inputs_are_known(producer: Any, names: Mapping[int, str], until: float) -> bool:
+def _inputs_are_known(producer: Any, names: Mapping[int, str], over: Callable[[], bool]) -> bool:
     """Whether all that the operator computed from was kept, or is a parameter, or was computed by operators of which
     the same is so. What was kept is good: it was read before anything bad was."""
     waiting, seen = [producer], {producer}
     while waiting:
-        if time.monotonic() > until:
+        if over():
             return False
         node = waiting.pop()
         kept = _saved(node) or []
@@ -269,7 +277,7 @@ def _scaled(node: Any) -> int | None:
     return 1 - _PLACES[name] if small else None
 
 
-def _origin(producer: Any, until: float) -> tuple[Any, str]:
+def _origin(producer: Any, over: Callable[[], bool]) -> tuple[Any, str]:
     """What made the value that `producer` put out, and what that was, as far as it can be known; else the producer
     itself.
 
@@ -278,7 +286,7 @@ def _origin(producer: Any, until: float) -> tuple[Any, str]:
     """
     waiting, seen, makers = [producer], {producer}, []
     while waiting and len(seen) < MOST_RUN_AGAIN:
-        if time.monotonic() > until:  # the first of those that are known is not the first of all
+        if over():  # the first of those that are known is not the first of all
             return producer, ""
         node = waiting.pop()
         saved = dict(_saved(node) or ())
@@ -355,7 +363,7 @@ def _minus_infinity(producer: Any) -> dict[str, Any] | None:
     return {"read_as": read, **({"from": _name(origin)} if origin is not None else {})}
 
 
-def _maker_of_minus_infinity(producer: Any, until: float) -> tuple[Any, str] | None:
+def _maker_of_minus_infinity(producer: Any, over: Callable[[], bool]) -> tuple[Any, str] | None:
     """What made the -inf that an operator read, and "-inf" where it is known to have, if between the two it was only
     added to and the like: a linear layer makes NaN of it, and is not to blame."""
     below = [
@@ -366,7 +374,7 @@ def _maker_of_minus_infinity(producer: Any, until: float) -> tuple[Any, str] | N
         return None
     waiting, seen = [last], {last}
     makers: list[tuple[int, Any]] = []
-    while waiting and len(seen) < MOST_RUN_AGAIN and time.monotonic() < until:
+    while waiting and len(seen) < MOST_RUN_AGAIN and not over():
         node = waiting.pop()
         saved = dict(_saved(node) or ())
         made = _run_again(node, saved)

@@ -63,12 +63,20 @@ class Task(Protocol):
 
 
 class Investigator:
-    """One run's. model: gives the root module, or None while it is not known."""
+    """One run's. model: gives the root module, or None while it is not known. clock: of what is logged and looked into,
+    in seconds."""
 
     history_steps = 32
 
-    def __init__(self, progress: Progress, sender: Sender, model: Callable[[], Any]) -> None:
-        self.progress, self.sender, self.model = progress, sender, model
+    def __init__(
+        self,
+        progress: Progress,
+        sender: Sender,
+        model: Callable[[], Any],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.progress, self.sender, self.model, self.clock = progress, sender, model, clock
         self._recent: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=self.history_steps)
         self._bad_gradients: deque[tuple[int, list[str]]] = deque(maxlen=_BAD_STEPS)
         # what came last; see judged_sound
@@ -217,7 +225,7 @@ class Investigator:
 
         rows = chain(taken.rows, *(rows_in(block) for block in taken.packed if not is_finite(block)))
         if self._wants_look() and any(map(_logs_bad_loss, rows)):
-            self._bad_logged = self._bad_logged or (time.monotonic(), self.progress.completed + 1)
+            self._bad_logged = self._bad_logged or (self.clock(), self.progress.completed + 1)
 
     def judged_sound(
         self, steps: Sequence[int], names: Sequence[str], newest: Callable[[], list[tuple[int, Mapping[str, float]]]]
@@ -270,7 +278,7 @@ class Investigator:
         inquiry = self._inquiry
         if inquiry is not None and inquiry.tell_if_ready():
             self._inquiry = None
-        if self._bad_logged is not None and time.monotonic() - self._bad_logged[0] >= SETTLED_S:
+        if self._bad_logged is not None and self.clock() - self._bad_logged[0] >= SETTLED_S:
             self._look_into_logged(self._bad_logged[1])
         if self._commands is not None:
             self._commands.poll()
@@ -286,7 +294,7 @@ class Investigator:
 
     def _wants_look(self) -> bool:
         free = self._inquiry is None and self._inquiries < MOST_INQUIRIES
-        return self._watchful and free and time.monotonic() - self._opened_at > PAUSE_S
+        return self._watchful and free and self.clock() - self._opened_at > PAUSE_S
 
     def _tell_age(self) -> None:
         """The heartbeat of steps, apart from that of the process: while none ends, how long that has been so."""
@@ -338,7 +346,7 @@ class Investigator:
             self._inquiry = Inquiry(self, logged[1] if logged is not None else self.progress.completed + 1)
 
     def _open(self, inquiry: Inquiry) -> None:
-        self._opened_at = time.monotonic()
+        self._opened_at = self.clock()
         self._inquiries += 1
         self._bad_step = inquiry.step
         self._inquiry = self._newest = inquiry

@@ -55,36 +55,52 @@ class Training:
 
     def __init__(self, record: Callable[..., Any], model: nn.Module | None = None, lr: float = 0.01) -> None:
         self.model = model if model is not None else Net()
+        self.call: Callable[..., torch.Tensor] = self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
         self.recorded = record(self.model)
         self.sender, self.run = self.recorded.sender, self.recorded.run
+        self.progress = self.sender.progress
+        self.watch = self.progress.investigator
+        self.inputs: Callable[[], torch.Tensor] = lambda: torch.randn(6, 8)
         self.losses: list[float] = []
         self.spoil: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss
         self.guard = False  # whether the loop steps on no gradients after a bad loss
+        self.looks = True  # whether the sender's thread gets to anything
+        self.every: int | None = None  # in every so manieth step gradients are measured, whatever that costs
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.randn(6, 8), torch.randint(0, 4, (6,))
+        return self.inputs(), torch.randint(0, 4, (6,))
 
     def step(self, inputs: torch.Tensor | None = None) -> None:
         x, y = self.batch()
         if inputs is not None:
             x = inputs
+        if self.every is not None:
+            done = self.progress.completed
+            self.progress.measure_at = done if done % self.every == 0 else done + 1
         self.optimizer.zero_grad()
-        loss = self.spoil(nn.functional.cross_entropy(self.model(x), y))
+        loss = self.spoil(nn.functional.cross_entropy(self.call(x), y))
         loss.backward()
         if self.guard and not torch.isfinite(loss):
             self.optimizer.zero_grad()
         self.optimizer.step()
         self.losses.append(loss.item())
-        self.look()
+        if self.looks:
+            self.look()
 
     def steps(self, count: int) -> None:
         for _ in range(count):
             self.step()
 
+    def spoilt(self, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """One step with such a loss."""
+        self.spoil = spoil
+        self.step()
+        self.spoil = lambda loss: loss
+
     def look(self) -> None:
         self.recorded.rows += self.sender.drain()
-        self.run._investigator.poll()
+        self.watch.poll()
 
     def command(self, kind: str, identity: str = "c1", **params: Any) -> None:
         for callback in self.sender.on_command:
@@ -92,6 +108,10 @@ class Training:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [data for name, data, _ in self.sender.events if name == kind]
+
+    def answers(self, identity: str = "c1") -> list[tuple[str, str]]:
+        """(state, message) of what a command was answered."""
+        return [(one["state"], one.get("message", "")) for one in self.events("command") if one["command"] == identity]
 
     def finding(self) -> dict[str, Any]:
         (found,) = self.events("finding")
@@ -102,8 +122,3 @@ class Training:
 def train(record: Callable[..., Any]) -> Callable[..., Training]:
     """train(model=None): a job under the agent, with a sender that only records."""
     return lambda *args, **more: Training(record, *args, **more)
-
-
-@pytest.fixture
-def make_net() -> Callable[..., Net]:
-    return Net

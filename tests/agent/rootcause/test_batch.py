@@ -14,15 +14,19 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from perfagent.rootcause.batch import MOST_OBJECTS, in_callers, tensors_in
+from perfagent.rootcause.batch import MOST_OBJECTS, Fingerprint, in_callers, tensors_in
+
+
+def found_here() -> list[str]:
+    """The names of what a function that calls this has of six samples."""
+    return [name for name, _ in in_callers(6, sys._getframe(1))[1]]
 
 
 def test_the_batch_of_the_loop_is_found_by_its_size() -> None:
     def train() -> tuple[str, list[str]]:
         inputs, labels = torch.ones(6, 3), torch.zeros(6)  # noqa: F841
         table, loss = torch.ones(5, 3), torch.ones(6, requires_grad=True).exp()  # noqa: F841
-        where, found = in_callers(6, sys._getframe())
-        return where, [name for name, _ in found]
+        return in_callers(6, sys._getframe())[0], found_here()
 
     where, names = train()
     assert names == ["inputs", "labels"]
@@ -33,7 +37,7 @@ def test_the_batch_of_the_loop_is_found_by_its_size() -> None:
     ("folder", "written"),
     [("vision", "train.py"), ("vision/deeper", "jobs/vision/train.py"), (None, "jobs/vision/train.py")],
 )
-def test_the_place_of_the_batch_is_written_as_the_user_types_it(
+def test_its_place_is_written_as_the_user_types_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None, written: str
 ) -> None:
     """folder: the working directory; None: it was removed while the run trained."""
@@ -45,16 +49,15 @@ def test_the_place_of_the_batch_is_written_as_the_user_types_it(
     script = compile("x = torch.ones(6, 3)\nanswer = found(6, frame())", str(tmp_path / "jobs/vision/train.py"), "exec")
     names: dict[str, Any] = {"torch": torch, "found": in_callers, "frame": sys._getframe}
     exec(script, names)
-    where = names["answer"][0]
-    assert where.endswith(f" ({written}:2)")
+    assert names["answer"][0].endswith(f" ({written}:2)")
 
 
-def test_a_list_of_all_batches_does_not_hide_the_one_that_was_trained_on() -> None:
+def test_a_list_of_all_batches_does_not_hide_the_one_trained_on() -> None:
     def train() -> list[str]:
         data = [{"x": torch.ones(6, 3), "y": torch.zeros(6)} for _ in range(300)]
         batch = data[200]
         batch["x"][0, 0] = float("nan")
-        return [name for name, _ in in_callers(6, sys._getframe())[1]]
+        return found_here()
 
     assert train()[:2] == ["batch.x", "batch.y"]
 
@@ -63,21 +66,20 @@ def test_what_was_looked_at_is_let_go() -> None:
     """Up to Python 3.12 a look at `f_locals` keeps all that a function holds until it returns: here that would be a
     batch."""
 
-    def train() -> bool:
+    def train() -> tuple[list[str], object]:  # without an assert: pytest has such a function call locals()
         inputs = torch.ones(6, 3)
         gone = weakref.ref(inputs)
-        assert in_callers(6, sys._getframe())[1]
+        found = found_here()
         del inputs
-        return gone() is None
+        return found, gone()
 
-    assert train()
+    assert train() == (["inputs"], None)
 
 
 class Store(Mapping[int, Any]):
     """Reads each item from somewhere when it is asked, as h5py, zarr and shelve do."""
 
-    def __init__(self) -> None:
-        self.reads = 0
+    reads = 0
 
     def __len__(self) -> int:
         return 20_000
@@ -94,22 +96,31 @@ class LazyDict(dict[str, Any]):
     reads = 0
 
     def __getitem__(self, key: str) -> Any:
-        type(self).reads += 1
+        self.reads += 1
         return super().__getitem__(key)
 
     def items(self) -> Any:
         return [(key, self[key]) for key in self]
 
 
-def test_nothing_is_read_from_a_store_among_the_variables() -> None:
-    store, lazy = Store(), LazyDict(kept=torch.ones(6))
+class Counted(list[Any]):
+    reads = 0
 
-    def train(rows: Any, more: Any) -> list[str]:
+    def __iter__(self) -> Iterator[Any]:
+        self.reads += 1
+        return super().__iter__()
+
+
+def test_no_store_is_read_and_no_long_list_looked_through() -> None:
+    store, lazy, history = Store(), LazyDict(kept=torch.ones(6)), Counted([0.5] * 10 * MOST_OBJECTS)
+    history.append(torch.ones(6))
+
+    def train(rows: Any, more: Any, losses: Any) -> list[str]:
         inputs = torch.ones(6, 3)  # noqa: F841
-        return [name for name, _ in in_callers(6, sys._getframe())[1]]
+        return found_here()
 
-    assert train(store, lazy) == ["more.kept", "inputs"]
-    assert (store.reads, LazyDict.reads) == (0, 0)
+    assert train(store, lazy, history) == ["more.kept", "inputs"]
+    assert (store.reads, lazy.reads, history.reads) == (0, 0, 0)
 
 
 class Pair(NamedTuple):
@@ -137,14 +148,13 @@ def test_the_usual_forms_of_a_batch_are_looked_through() -> None:
     one = torch.ones(2)
     slotted = Slotted(one)
     del slotted.unset
-    nested = type("TensorDict", (), {"__module__": "tensordict._td"})()
+    nested: Any = type("TensorDict", (), {"__module__": "tensordict._td"})()
     nested._tensordict = {"ids": one}
     for batch, names in (
         ({"a": one, "b": [one, (one,)], 3: one}, ["a", "b[0]", "b[1][0]", "3"]),
         (OrderedDict(a=one), ["a"]),
         (UserDict({"ids": one, "mask": one}), ["ids", "mask"]),  # transformers' BatchEncoding is one
         (Pair(one, one), ["0", "1"]),
-        (Sample(one), ["image"]),
         ({"sample": Sample(one)}, ["sample.image"]),
         (slotted, ["image"]),
         (nested, ["ids"]),
@@ -153,25 +163,19 @@ def test_the_usual_forms_of_a_batch_are_looked_through() -> None:
         assert [name for name, _ in tensors_in(batch)] == names
 
 
-def test_a_long_list_is_not_looked_through_and_hides_nothing_behind_it() -> None:
-    asked = 0
-
-    class Counted(list[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            nonlocal asked
-            asked += 1
-            return super().__iter__()
-
-    def train() -> list[str]:
-        history, inputs = Counted([0.5] * 10 * MOST_OBJECTS), torch.ones(6, 3)
-        history.append(torch.ones(6))
-        return [name for name, _ in in_callers(6, sys._getframe())[1]] if len(inputs) else []
-
-    assert train() == ["inputs"]
-    assert asked == 0
+def test_a_fingerprint_is_of_the_values() -> None:
+    x = torch.randn(4, 3)
+    same, other = x.clone(), x.clone()
+    other[3, 2] += 1e-3
+    hashes = [Fingerprint(1, "", [("x", tensor)]).result()["hash"] for tensor in (x, same, other)]
+    assert hashes[0] == hashes[1] != hashes[2]
+    for kind in (torch.uint16, torch.float8_e4m3fn, torch.complex64):  # have no order
+        (shown,) = Fingerprint(1, "", [("x", torch.ones(6, 2).to(kind))]).result()["tensors"]
+        assert shown["hash"]
+        assert "min" not in shown
 
 
-def test_a_clone_that_is_made_while_outputs_are_checked_computes_with_its_own_weights():
+def test_a_clone_made_during_checks_computes_with_its_own_weights() -> None:
     from perfagent.rootcause.modules import OutputChecks
 
     model = torch.nn.Sequential(torch.nn.Linear(4, 1))

@@ -8,64 +8,54 @@ from typing import Any
 import pytest
 import torch
 
-from perfagent.rootcause import graph
 from perfagent.rootcause.evidence import Evidence
-from perfagent.rootcause.graph import first_bad_operator
+from perfagent.rootcause.graph import MOST_S, first_bad_operator
 
 
-def overflowing(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A product that no operator keeps, and its two factors' loss: the softmax behind it is the first to show the
-    NaN."""
-    first, second = torch.ones(rows, columns, requires_grad=True), torch.ones(rows, columns, requires_grad=True)
-    with torch.no_grad():
-        first[0, 0] = second[0, 0] = 1e30
-    return torch.softmax(first * second, -1).sum(), first
+def factors(*shapes: tuple[int, int], **more: Any) -> list[torch.Tensor]:
+    """Two tensors whose product is too large in one place. No operator keeps it: the softmax behind it is the first to
+    show the NaN."""
+    made = [torch.ones(*shape, **more) for shape in shapes]
+    for one in made:
+        one[0, 0] = 1e30
+    return [one.requires_grad_() for one in made]
+
+
+def named(loss: torch.Tensor, **more: Any) -> tuple[str, str | None]:
+    assert math.isnan(loss.item())
+    found = first_bad_operator(loss, {}, **more)
+    assert found is not None
+    return found["operator"], found.get("made")
 
 
 def test_a_product_of_two_wide_tensors_is_run_again() -> None:
     """A multiplication for each number, and not for each number and column."""
-    loss, _ = overflowing(64, 16_384)
-    assert math.isnan(loss.item())
-    found = first_bad_operator(loss, {})
-    assert found is not None
-    assert (found["operator"], found["made"]) == ("Mul", "inf")
+    first, second = factors((64, 16_384), (64, 16_384))
+    assert named(torch.softmax(first * second, -1).sum()) == ("Mul", "inf")
 
 
-def test_what_would_take_much_memory_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("side", "run"), [(5_700, True), (5_800, False)])
+def test_what_makes_more_than_128_mib_is_not_run_again(side: int, run: bool) -> None:
     """An outer product makes far more than it reads."""
-    monkeypatch.setattr(graph, "MOST_MADE", 1000)
-    made: list[int] = []
-    monkeypatch.setitem(graph._AGAIN, "Mul", (("self", "other"), lambda x, y: made.append(1) or x * y))
-    row, column = torch.full((1, 40), 1e30, requires_grad=True), torch.full((40, 1), 1e30, requires_grad=True)
-    found = first_bad_operator(torch.softmax(row * column, -1).sum(), {})
-    assert found is not None
-    assert (found["operator"], made) == ("Softmax", [])
+    row, column = factors((1, side), (side, 1), dtype=torch.bfloat16)
+    found = named(torch.softmax((row * column)[:1], -1).sum())
+    assert found == (("Mul", "inf") if run else ("Softmax", None))
 
 
-@pytest.mark.parametrize(
-    ("shapes", "size"),
-    [
-        (((1, 3000), (3000, 1)), (9_000_000, 9_000_000)),
-        (((5, 7), (7,)), (35, 35)),
-    ],
-)
-def test_the_size_of_a_broadcast_is_that_of_its_result(shapes: Any, size: tuple[int, int]) -> None:
-    assert graph._size(graph._AGAIN["Mul"][1], [torch.empty(shape) for shape in shapes]) == size
+@pytest.mark.parametrize(("side", "run"), [(640, True), (650, False)])
+def test_what_takes_many_multiplications_is_not_run_again(side: int, run: bool) -> None:
+    first, second = factors((side, side), (side, side))
+    found = named(torch.softmax(first @ second, -1).sum())
+    assert found == (("Mm", "inf") if run else ("Softmax", None))
 
 
-def test_the_size_of_a_product_of_matrices_is_told_apart_from_its_work() -> None:
-    assert graph._size(graph._AGAIN["Bmm"][1], [torch.empty(2, 3, 5), torch.empty(2, 5, 7)]) == (
-        2 * 3 * 7,
-        2 * 3 * 5 * 7,
-    )
-
-
-def test_once_its_time_is_over_the_look_blames_nobody_further_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    loss, _ = overflowing(2, 4)
-    times = iter([0.0] * 3 + [1e9] * 100)
-    monkeypatch.setattr(graph.time, "monotonic", lambda: next(times))
-    found = first_bad_operator(loss, {})
-    assert found is None or "made" not in found
+@pytest.mark.parametrize("looks", [0, 3])
+def test_once_its_time_is_over_nobody_further_back_is_blamed(looks: int) -> None:
+    """looks: at the clock, until it is over."""
+    first, second = factors((2, 4), (2, 4))
+    times = iter([0.0] * (1 + looks))
+    found = first_bad_operator(torch.softmax(first * second, -1).sum(), {}, clock=lambda: next(times, MOST_S + 1))
+    assert found is None or (looks and "made" not in found)
 
 
 class Watched(torch.Tensor):
@@ -82,19 +72,17 @@ class Watched(torch.Tensor):
 
 def test_tensors_of_other_classes_are_left_alone() -> None:
     x = torch.full((3,), 1e30).as_subclass(Watched).requires_grad_()
-    loss = torch.softmax(x * x, -1).sum()
-    first_bad_operator(loss, {})
+    first_bad_operator(torch.softmax(x * x, -1).sum(), {})
     assert Watched.looks == 0
 
 
-def test_looking_leaves_the_graph_and_the_random_numbers_as_they_were() -> None:
+def test_looking_leaves_graph_and_random_numbers_as_they_were() -> None:
     state = torch.get_rng_state()
-    loss, first = overflowing(4, 8)
-    versions = first._version
+    first, second = factors((4, 8), (4, 8))
+    version, loss = first._version, torch.softmax(first * second, -1).sum()
     first_bad_operator(loss, {})
     assert torch.equal(torch.get_rng_state(), state)
-    assert first._version == versions
-    assert first.grad is None
+    assert (first._version, first.grad) == (version, None)
     loss.backward()
 
 

@@ -1,0 +1,406 @@
+"""How a bad step is looked into: once, without a trace in the training, and told also where the run ends with it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+
+import preloaded
+import pytest
+import torch
+from agent.rootcause.conftest import Net
+from agent_recorded import Recording
+from builders import job_environment
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+NAN = math.nan
+
+
+def has_checks(model: nn.Module) -> bool:
+    """Whether a module has anything of ours on it. The root has its own, which counts its calls."""
+    return any("_compiled_call_impl" in module.__dict__ for name, module in model.named_modules() if name)
+
+
+def spoil_head(job) -> None:
+    with torch.no_grad():
+        job.model.head.bias[0] = NAN
+
+
+def test_checks_are_gone_after_their_steps_and_in_no_copy(train):
+    job = train()
+    job.guard = True
+    job.steps(5)
+    job.model.blocks[0].broken = NAN
+    job.step()
+    assert has_checks(job.model), "the next step is being watched"
+    torch.save(job.model.state_dict(), io.BytesIO())
+    twin = copy.deepcopy(job.model)
+    assert not any(module.__dict__.get("_compiled_call_impl") for module in twin.modules())
+    job.steps(5)
+    assert not has_checks(job.model)
+    assert job.finding()
+
+
+def test_one_bad_stretch_is_one_finding_and_three_the_most(train):
+    job = train()
+    job.guard = True
+    for _ in range(5):
+        job.steps(3)
+        job.model.blocks[2].broken = NAN
+        job.steps(6)
+        job.model.blocks[2].broken = None
+    assert [found["since_step"] for found in job.events("finding")] == [4, 13, 22]
+
+
+@pytest.mark.parametrize("looks", ["bad losses", "a profile"])
+def test_looking_changes_nothing_that_training_produces(record, looks):
+    def trained(looked_at: bool) -> list:
+        torch.manual_seed(3)
+        model = Net()
+        model.blocks[1] = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Dropout(0.2))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        recorded = record(model) if looked_at else None
+        losses = []
+        for step in range(1, 15):
+            optimizer.zero_grad()
+            loss = model(torch.randn(6, 8)).square().mean()
+            if looks == "bad losses" and step in (5, 10):
+                loss = loss * math.inf
+            loss.backward()
+            if not torch.isfinite(loss):
+                optimizer.zero_grad()
+            optimizer.step()
+            losses.append(loss.item())
+            if recorded is not None:
+                if looks == "a profile" and step == 3:
+                    options = {"steps": 5, "shapes": True, "memory": True, "python": True}
+                    for callback in recorded.sender.on_command:
+                        callback({"id": "c", "kind": "profile", "params": options})
+                recorded.rows += recorded.sender.drain()
+                recorded.sender.progress.investigator.poll()
+        if recorded is not None:
+            kinds = [kind for kind, data, _ in recorded.sender.events if kind == "finding" or "operators" in data]
+            assert kinds == (["finding"] * 2 if looks == "bad losses" else ["profile"]), "it was looked into"
+            recorded.finish()
+        return [losses, [tensor.clone() for tensor in model.state_dict().values()], torch.get_rng_state()]
+
+    (losses, tensors, random), (again, same, state) = trained(False), trained(True)
+    assert losses == again
+    assert all(torch.equal(one, other) for one, other in zip(tensors, same, strict=True))
+    assert torch.equal(random, state)
+
+
+# ---- models that are not looked into as others are
+
+
+def test_a_checkpointed_model_is_not_run_again(train):
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.calls = nn.Linear(8, 16), nn.Linear(16, 4), 0
+
+        def inner(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return torch.tanh(self.first(x))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(checkpoint(self.inner, x, use_reentrant=False))
+
+    job = train(Checkpointed())
+    job.steps(5)
+    job.spoil = lambda loss: loss * NAN
+    job.steps(3)
+    assert job.model.calls == 2 * 8, "forward and recomputation, no third"
+    assert "operator" not in job.finding()["evidence"]
+
+
+def test_a_compiled_model_is_not_compiled_again(train):
+    torch._dynamo.reset()
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    job = train(torch.compile(Net(blocks=1), backend=backend))
+    job.guard = True
+    job.steps(5)
+    before = len(compiled)
+    job.step(torch.full((6, 8), NAN))
+    job.steps(5)
+    assert len(compiled) == before
+    assert job.finding()["evidence"]["batch_tensor"] == "inputs"
+    torch._dynamo.reset()
+
+
+def test_activations_that_unpack_once_are_left_to_backward(train):
+    """As torchtune and TRL offload activations: what is given back is gone, and there is no second time."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> int:
+        pack.count += 1
+        kept[pack.count] = tensor.clone()
+        return pack.count
+
+    pack.count = 0
+    job = train()
+
+    def offloaded(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(pack, kept.pop):
+            return job.model(x)
+
+    job.call = offloaded
+    job.steps(5)
+    spoil_head(job)
+    job.steps(3)
+    assert not kept, "backward had them all"
+    found = job.finding()["evidence"]
+    assert (found["parameter"], "operator" in found) == ("head.bias", False)
+
+
+def test_a_model_that_is_gone_when_it_is_told_was_looked_at(train):
+    job = train()
+    job.steps(5)
+    job.spoilt(lambda loss: loss / 0)
+    job.watch.model = lambda: None
+    job.recorded.finish()
+    assert "Div after module 'head'" in job.finding()["message"]
+
+
+# ---- rows that are read late
+
+
+def test_a_loss_that_a_scaler_scaled_is_looked_into(train):
+    """The loss is seen before it is scaled, and judged on the sender's thread, as on a GPU."""
+    job = train(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(1, 12):
+        x = torch.randn(6, 8)
+        if step >= 6:
+            x[0, 0] = NAN
+        job.optimizer.zero_grad()
+        scaler.scale(job.model(x).square().mean()).backward()
+        scaler.step(job.optimizer)
+        scaler.update()
+        job.look()
+    found = job.finding()["evidence"]
+    assert (found["cause"], found["loss_scale"]) == ("batch", 1024.0)
+    assert found["parameters_after"]["nonfinite"] == 0, "the scaler skipped the step"
+
+
+def test_rows_read_after_the_finding_begin_no_second_look(train):
+    """By then the bad step, those before it and those after lie there together."""
+    job = train()
+    job.looks = False
+    job.steps(5)
+    spoil_head(job)
+    job.steps(4)
+    job.watch.poll()
+    job.looks = True
+    job.look()
+    job.steps(4)
+    assert job.finding()["evidence"]["parameter"] == "head.bias"
+
+
+def test_rows_read_after_it_is_told_are_in_its_history(train):
+    job = train()
+    job.looks = False
+    job.steps(5)
+    job.spoil = lambda loss: loss * NAN
+    job.step()
+    job.recorded.finish()  # only now rows are read
+    history = job.finding()["evidence"]["history"]
+    assert [entry["step"] for entry in history] == [1, 2, 3, 4, 5, 6]
+    assert [entry["loss"] for entry in history[:5]] == pytest.approx(job.losses[:5])
+
+
+def test_an_earlier_loss_is_not_told_as_that_of_the_bad_step(train):
+    job = train()
+    job.steps(5)
+    job.looks = False
+    job.spoil = lambda loss: loss * NAN
+    job.steps(3)
+    for _ in range(4):
+        job.watch.poll()  # it is told although the rows of these steps are not read
+    found = job.finding()["evidence"]
+    assert (found["step"], found["lr"]) == (6, 0.01)
+    assert found["history"][-1]["step"] < 6
+    assert not {"loss", "grad_norm"} & found.keys()
+
+
+def test_a_history_is_of_the_bad_step_however_many_followed(train):
+    job = train()
+    job.steps(5)
+    job.looks = False
+    job.spoil = lambda loss: loss * NAN
+    job.steps(40)
+    job.look()
+    found = job.finding()["evidence"]
+    assert [entry["step"] for entry in found["history"]] == [1, 2, 3, 4, 5, 6]
+    assert math.isnan(found["loss"])
+
+
+def test_a_bad_step_whose_row_is_read_at_the_end_is_not_the_last(train):
+    """A framework that leaves out the update of a bad step, twice within a second."""
+    job = train()
+    job.guard, job.looks = True, False
+    for _ in range(2):
+        job.steps(4)
+        job.spoilt(lambda loss: loss * NAN)
+        job.steps(4)
+        for _ in range(4):
+            job.watch.poll()  # the first is told, its row is not read
+    job.look()
+    job.recorded.finish()
+    first, second = job.events("finding")
+    assert (first["since_step"], second["since_step"]) == (5, 14)
+    assert (second["evidence"]["steps_after"], second["evidence"]["looked_after_step"]) == (4, 18)
+    assert "4 more" in second["message"]
+
+
+def test_sound_steps_judged_meanwhile_begin_no_second_look(train):
+    """The sender's thread judges step 5 while the training thread looks into step 6."""
+    job = train()
+    job.steps(5)
+    known = job.watch.model
+
+    def judged_meanwhile():
+        job.watch.judged_sound([5], ["loss"], lambda: [(5, {"loss": 1.0})])
+        return known()
+
+    job.watch.model = judged_meanwhile
+    job.spoil = lambda loss: loss * NAN
+    job.steps(6)
+    found = job.finding()["evidence"]
+    assert (found["step"], found["cause"], found["parameters_before"]["nonfinite"]) == (6, "operator", 0)
+
+
+# ---- runs that end with it, and guards before any backward pass
+
+
+def test_a_run_that_stops_at_its_nan_tells_what_is_known(train):
+    job = train()
+    job.steps(5)
+    spoil_head(job)
+    job.step()
+    job.recorded.finish()
+    assert job.finding()["evidence"]["parameter"] == "head.bias"
+    assert not has_checks(job.model)
+
+
+def test_a_run_that_logs_its_nan_and_leaves_tells_what_is_known(train):
+    job = train()
+    job.steps(5)
+    spoil_head(job)
+    job.run.log({"train/loss": job.model(torch.randn(6, 8)).square().mean().item()})
+    job.recorded.finish()
+    found = job.finding()["evidence"]
+    assert (found["step"], found["cause"], found["parameter"]) == (6, "parameter", "head.bias")
+
+
+def test_a_logged_loss_is_looked_into_after_a_second(train):
+    """Till then the step itself may tell more exactly. What is no training loss is no reason to look."""
+    from perfagent.delivery.drain import Taken
+
+    def logged(at_s: float, **values: float):
+        job.watch.clock = lambda: at_s
+        job.watch.pressing(Taken([(6, 0.0, 1.0, values)], [], 1))
+
+    job = train()
+    job.guard = True
+    job.steps(5)
+    logged(100.0, val_loss=NAN, note=math.inf)
+    logged(102.0, **{"train/loss": NAN})
+    spoil_head(job)
+    for now_s in (102.0, 102.9):
+        job.watch.clock = lambda at=now_s: at
+        job.watch.poll()
+    assert not job.progress.boundary, "nothing is to be looked at"
+    job.watch.clock = lambda: 103.0
+    job.watch.poll()
+    assert job.progress.boundary
+    job.steps(2)
+    found = job.finding()["evidence"]
+    assert (found["step"], found["first_module"]["module"]) == (6, "head")
+
+
+def test_a_run_that_ends_well_is_not_looked_at(train):
+    job = train()
+    job.steps(3)
+    job.run.log({"train/loss": 0.5, "val_loss": NAN})
+    job.recorded.finish()
+    assert job.events("finding") == []
+
+
+def test_a_guard_that_raises_is_looked_into_where_it_raised(train):
+    """`if not torch.isfinite(loss): raise`, before any backward pass and without a word to us."""
+    job = train()
+    job.steps(5)
+
+    def guarded_step(x: torch.Tensor) -> None:
+        loss = (job.model(x) / (job.model(x).detach() * 0)).mean()
+        if not torch.isfinite(loss):
+            raise FloatingPointError("the loss is no number")
+
+    before = [parameter.detach().clone() for parameter in job.model.parameters()]
+    with pytest.raises(FloatingPointError) as raised:
+        guarded_step(torch.ones(6, 8))
+    job.run.fail(raised.value)
+    assert job.finding()["explains"][-1] == "process_crash", (
+        "no row holds that loss: no other alert may say why it ended"
+    )
+    found = job.finding()["evidence"]
+    assert (found["step"], found["cause"], found["operator"]["operator"], found["lr"]) == (6, "operator", "Div", 0.01)
+    assert [tensor["name"] for tensor in found["batch"]["tensors"]] == ["x"]
+    assert all(torch.equal(one, other) for one, other in zip(before, job.model.parameters(), strict=True))
+
+
+def test_an_exception_beside_a_sound_loss_is_no_finding(train):
+    job = train()
+    job.steps(5)
+    loss = job.model(torch.ones(6, 8)).mean()
+    try:
+        raise ValueError(f"no such file, {loss.item()}")
+    except ValueError as error:
+        job.run.fail(error)
+    assert job.events("finding") == []
+
+
+SCRIPT = """
+import os, sys, torch, perfagent
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+perfagent.attach(model, optimizer)
+
+def train_one_epoch():
+    for step in range(6):
+        loss = model(torch.ones(2, 4)).mean()
+        if step == 5:
+            loss = (loss * 0 - 1).log()
+        if not torch.isfinite(loss):
+            if os.environ["BY"] == "exit":
+                exit(1)
+            sys.exit(1 if os.environ["BY"] == "number" else "Loss is nan, stopping training")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+train_one_epoch()
+"""
+
+
+@pytest.mark.real
+def test_a_guard_that_exits_is_looked_into_where_it_left(tmp_path):
+    """`print("Loss is nan, stopping training"); sys.exit(1)`, as the training scripts of many vision papers have it."""
+    ways = ("exit", "number", "text")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    environments = [job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / by), BY=by) for by in ways]
+    ended = preloaded.run([str(tmp_path / "train.py")], tmp_path, environments)
+    assert [done.returncode for done in ended] == [1, 1, 1], ended
+    for by in ways:
+        (finding,) = Recording(tmp_path / by).events("finding")
+        assert (finding["evidence"]["step"], finding["evidence"]["operator"]["operator"]) == (6, "Log"), by

@@ -1,0 +1,227 @@
+"""What the events of a profile say: operators, gaps and shares of the time. What only a GPU records is given as Kineto
+gives it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from perfagent.rootcause import trace
+from perfagent.rootcause.shares import sentences, shares
+
+GPU = "DeviceType.CUDA"
+
+
+@dataclass
+class Fake:
+    """One event of Kineto. link: correlation of the operator that launched a kernel."""
+
+    title: str
+    start: int
+    end: int
+    device: str = "DeviceType.CPU"
+    correlation: int = 0
+    link: int = 0
+    thread: int = 1
+
+    def name(self) -> str:
+        return self.title
+
+    def start_ns(self) -> int:
+        return self.start
+
+    def end_ns(self) -> int:
+        return self.end
+
+    def start_thread_id(self) -> int:
+        return self.thread
+
+    def device_type(self) -> str:
+        return self.device
+
+    def correlation_id(self) -> int:
+        return self.correlation
+
+    def linked_correlation_id(self) -> int:
+        return self.link
+
+    def is_async(self) -> bool:
+        return False
+
+    def is_user_annotation(self) -> bool:
+        return self.title.startswith(("ProfilerStep#", "enumerate(DataLoader)#"))
+
+    def is_python_function(self) -> bool:
+        return ".py(" in self.title
+
+
+def operators(*events: Fake) -> dict[str, dict]:
+    return {row["name"]: row for row in trace.operators(trace.record(events).cpu)}
+
+
+def recorded(train) -> torch.profiler.profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        train()
+    return profiler
+
+
+def test_operator_times_are_those_of_torchs_own_table():
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def train() -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(16, 32)).square().mean().backward()
+            optimizer.step()
+
+    profiler = recorded(train)
+    cpu, device, _ = trace.record(profiler.profiler.kineto_results.events())
+    assert device == []
+    ours = {row["name"]: row for row in trace.operators(cpu)}
+    torchs = {row.key: row for row in profiler.key_averages()}
+    assert len(ours) > 30
+    for name, row in ours.items():
+        assert row["calls"] == torchs[name].count, name
+        assert row["self_cpu_s"] * 1e6 == pytest.approx(torchs[name].self_cpu_time_total, rel=1e-6, abs=1.0), name
+        assert row["total_cpu_s"] * 1e6 >= row["self_cpu_s"] * 1e6 - 1.0
+
+
+def test_what_a_user_named_goes_through_redaction(tmp_path):
+    with torch.profiler.record_function("before"):
+        pass
+    named = torch.profiler.record_function('stage "one" api_key=sk-abcdefghijklmnopqrstuv')
+
+    def train() -> None:
+        with named:
+            nn.Linear(4, 4)(torch.randn(2, 4))
+
+    plain, packed = tmp_path / "t.json", tmp_path / "t.json.gz"
+    recorded(train).export_chrome_trace(str(plain))
+    trace.compress(plain, packed)
+    text = gzip.decompress(packed.read_bytes()).decode()
+    names = [event["name"] for event in json.loads(text)["traceEvents"]]
+    assert "sk-abcdefghij" not in text
+    assert any(name.startswith('stage "one" api_key=') for name in names)
+    assert "aten::linear" in names
+
+
+EVENTS = [
+    Fake("aten::linear", 0, 100, correlation=1),
+    Fake("aten::addmm", 10, 90, correlation=2),
+    Fake("aten::relu", 100, 120, correlation=3),
+    Fake("gemm_kernel", 50, 450, GPU, link=2),
+    Fake("relu_kernel", 650, 700, GPU, link=3),
+]
+
+
+def test_device_time_is_that_of_the_operator_that_launched_it():
+    rows = operators(*EVENTS)
+    assert rows["aten::addmm"]["self_device_s"] == rows["aten::addmm"]["total_device_s"] == 400e-9
+    assert (rows["aten::linear"]["self_device_s"], rows["aten::linear"]["total_device_s"]) == (0.0, 400e-9)
+    assert (rows["aten::linear"]["self_cpu_s"], rows["aten::linear"]["total_cpu_s"]) == pytest.approx((20e-9, 100e-9))
+    assert [name for _, _, name in trace.record(EVENTS).device] == ["gemm_kernel", "relu_kernel"]
+    assert next(iter(rows)) == "aten::addmm", "the largest of the own times first, on whichever side"
+
+
+def test_calls_of_cuda_take_no_kernel_from_an_operator():
+    """Those of operators and those of calls both begin at 1; and the library's threads are numbered in another way."""
+    calls = [
+        Fake("cudaStreamIsCapturing", 12, 14, correlation=3, link=2, thread=4711),
+        Fake("cudaLaunchKernel", 20, 60, correlation=2, link=2, thread=4711),
+        Fake("cudaEventRecord", 125, 130, correlation=1, thread=4711),
+        Fake("cuLaunchKernelEx", 105, 115, correlation=4, link=3, thread=4711),
+    ]
+    rows = operators(*EVENTS, *calls)
+    assert (rows["aten::addmm"]["self_device_s"], rows["aten::relu"]["self_device_s"]) == (400e-9, 50e-9)
+    assert not any("self_device_s" in rows[call.title] for call in calls)
+    own = rows["aten::addmm"]["self_cpu_s"], rows["aten::relu"]["self_cpu_s"]
+    assert own == pytest.approx(((80 - 2 - 40) * 1e-9, 10e-9)), "without what CUDA's own calls took"
+
+
+def test_gaps_on_the_device_are_named_by_what_ran_around_them():
+    cpu, device, _ = trace.record(EVENTS)
+    found = trace.gaps(cpu, device, 1, 0, 1000)
+    assert (found["of"], found["busy_s"], found["idle_pct"]) == ("device", 450e-9, 55.0)
+    first, second, third = found["longest"]
+    assert (first["s"], first["after"], first["before"]) == (300e-9, "relu_kernel", "the end")
+    assert (second["s"], second["after"], second["before"]) == (200e-9, "gemm_kernel", "relu_kernel")
+    assert (third["s"], third["after"]) == (50e-9, "the beginning")
+
+
+def test_python_functions_are_those_of_the_training_thread():
+    rows = operators(
+        Fake("ProfilerStep#1", 0, 100),
+        Fake("train.py(7): step", 5, 95),
+        Fake("aten::mm", 10, 40),
+        Fake("bell.py(65): wait", 0, 100, thread=2),
+        Fake("aten::index", 20, 30, thread=2),
+    )
+    assert {name: row["calls"] for name, row in rows.items()} == {
+        "train.py(7): step": 1,
+        "aten::mm": 1,
+        "aten::index": 1,
+    }
+
+
+def test_a_name_that_is_no_text_is_told_as_far_as_it_goes():
+    """So torch names a module that was imported meanwhile, where Python functions are recorded."""
+
+    class Freed(Fake):
+        def name(self) -> str:
+            return b"json/__init__.py(0): \xe0v`\x7f".decode()
+
+    assert [one.name for one in trace.record([Freed("", 0, 10)]).cpu] == ["json/__init__.py(0): \ufffdv`\x7f"]
+
+
+def test_a_recursive_operator_counts_each_time_once():
+    row = operators(
+        Fake("a", 0, 100), Fake("a", 10, 60), Fake("b", 20, 30), Fake("c", 70, 80), Fake("a", 0, 50, thread=2)
+    )["a"]
+    assert row["calls"] == 3
+    assert (row["total_cpu_s"], row["self_cpu_s"]) == pytest.approx((150e-9, (40 + 40 + 50) * 1e-9))
+
+
+def test_what_is_long_only_by_what_it_calls_is_listed_too():
+    """Of a model with more kinds of operators than are listed."""
+    most = trace.MOST_OPERATORS
+    parts = [Fake(f"part {number}", 10 * number, 10 * number + 10) for number in range(most + 5)]
+    *rows, last = operators(Fake("all of it", 0, 10 * (most + 5)), *parts).values()
+    assert (last["name"], last["total_cpu_s"]) == ("all of it", pytest.approx(10e-9 * (most + 5)))
+    assert [row["self_cpu_s"] for row in rows] == [10e-9] * most
+
+
+def test_shares_of_a_device_tell_copies_by_direction():
+    """And communication is that of its kernels."""
+    records = trace.record([
+        Fake("ProfilerStep#1", 0, 1000),
+        Fake("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 100),
+        Fake("aten::copy_", 100, 300),
+        Fake("cudaStreamSynchronize", 150, 280, thread=4711),
+        Fake("aten::mm", 300, 400),
+        Fake("aten::mm", 350, 450, thread=2),
+        Fake("Memcpy HtoD (Pageable -> Device)", 120, 220, GPU),
+        Fake("gemm", 320, 520, GPU),
+        Fake("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 420, 720, GPU),
+        Fake("Memcpy DtoH (Device -> Pinned)", 800, 850, GPU),
+        Fake("cudaDeviceSynchronize", 700, 900, thread=4711),
+    ])  # fmt: skip
+    taken = shares(records, 1, 0, 1000)
+    found = {name: round(1e9 * seconds) for name, seconds in taken.items()}
+    assert (found["h2d_s"], found["d2h_s"], found["d2d_s"]) == (100, 50, 0)
+    assert (found["communication_s"], found["communication_alone_s"]) == (300, 200)
+    assert found["device_wait_s"] == 130 + 200
+    assert (found["loader_s"], found["operators_s"], found["outside_s"]) == (100, 350 + 200, 350)
+    said = sentences({
+        "shares": taken, "gaps": trace.gaps(records.cpu, records.device, 1, 0, 1000),
+        "operators": trace.operators(records.cpu), "first_step": 1, "last_step": 1,
+    })  # fmt: skip
+    assert "idle for 45 %" in said[0]
+    assert "(33 %) for the device" in said[1]
+    assert "(10 %) to the device" in said[3]
+    assert "(5 %) from it" in said[3]
