@@ -9,9 +9,11 @@ from typing import Protocol
 
 from sqlalchemy import Connection, Engine
 
-__all__ = ["REPLICA", "Backend", "Trouble", "replica_of"]
+__all__ = ["PATIENCE_S", "REPLICA", "Backend", "Trouble", "replica_of"]
 
 REPLICA = "perfagent_replica"
+PATIENCE_S = 5.0
+"""How long locks of others, and a connection, are waited for."""
 
 
 def replica_of(connection: Connection) -> str | None:

@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.extras import how_to_install
 from perfagent_server import schema
+from perfagent_server.database.backend import PATIENCE_S
 from perfagent_server.database.sqlite import RESERVE_BYTES, open_sqlite
 from perfagent_server.database.writer import MAX_WAITING, Database
 
@@ -47,18 +48,22 @@ def open_database(
     replica: str = "",
     reserve_bytes: int = RESERVE_BYTES,
     max_waiting: int = MAX_WAITING,
+    patience_s: float = PATIENCE_S,
 ) -> Database:
     """Opens, creates or upgrades the database. alone: no other server may use it. PostgreSQL guards that with a lock; for
     SQLite commands/server_lock.py does. replica: the id of this server, if others use the database, too. Raises
-    ConfigError or ResourceError, which name the database and the cure."""
+    ConfigError or ResourceError, which name the database and the cure. patience_s: how long others' locks, and a
+    connection, are waited for."""
     url = database_url(settings)
     if url is None or is_sqlite(settings):
         if replica:
             raise ConfigError(
                 "several servers on one database need PostgreSQL: --database postgresql://user@host/perfagent"
             )
-        return Database(open_sqlite(sqlite_path(settings), reserve_bytes=reserve_bytes), max_waiting=max_waiting)
-    return Database(_postgresql().open_postgresql(url, alone=alone, replica=replica), max_waiting=max_waiting)
+        opened = open_sqlite(sqlite_path(settings), reserve_bytes=reserve_bytes, patience_s=patience_s)
+        return Database(opened, max_waiting=max_waiting, patience_s=patience_s)
+    backend = _postgresql().open_postgresql(url, alone=alone, replica=replica, patience_s=patience_s)
+    return Database(backend, max_waiting=max_waiting, patience_s=patience_s)
 
 
 def open_to_read(settings: DatabaseSettings) -> Database:

@@ -204,7 +204,9 @@ class Postgresql:
         return 0
 
 
-def open_postgresql(url: URL, *, alone: bool = False, replica: str = "", migrate: bool = True) -> Postgresql:
+def open_postgresql(
+    url: URL, *, alone: bool = False, replica: str = "", migrate: bool = True, patience_s: float = _FREED_S
+) -> Postgresql:
     """Creates or upgrades the tables, unless migrate is False. alone: as the database's one server; replica: as one of
     several, under this id; neither: beside servers, whose tables stay as they are. Raises ResourceError for a database that
     cannot be used."""
@@ -212,7 +214,7 @@ def open_postgresql(url: URL, *, alone: bool = False, replica: str = "", migrate
     try:
         _check(opened.engine, opened.where)
         if alone:
-            _connect_writer(opened, patience_s=_FREED_S)
+            _connect_writer(opened, patience_s=min(_FREED_S, patience_s))
         if replica:
             _join(opened)
         elif alone:

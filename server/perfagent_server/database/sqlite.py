@@ -18,16 +18,15 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from perfagent.errors import ResourceError
-from perfagent_server.database.backend import Trouble
+from perfagent_server.database.backend import PATIENCE_S, Trouble
 from perfagent_server.database.migrating import upgrade
 
-__all__ = ["LOCK_PATIENCE_S", "LOG_BYTES", "RESERVE", "RESERVE_BYTES", "Sqlite", "open_sqlite", "sqlite_engine"]
+__all__ = ["LOG_BYTES", "RESERVE", "RESERVE_BYTES", "Sqlite", "open_sqlite", "sqlite_engine"]
 
 RESERVE = "reserve-for-a-full-disk"
 RESERVE_BYTES = 64 * 2**20
 """Room for the log of what is written while the disk is full: deletions and alerts."""
 _FORMER_RESERVE = "ballast"
-LOCK_PATIENCE_S = 5.0  # how long a statement waits for another program's lock
 _WRITER_CACHE_KIB, _READERS_CACHE_KIB = 16_384, 4096
 # The size of the log before a checkpoint (wal_autocheckpoint, 1000 pages) and the largest commit beyond it. Tried and
 # not taken: checkpoints after 4000 pages, or a log of 16 MB (7 % less written, no less CPU); pages of 8 or 16 kB (11 to
@@ -100,12 +99,12 @@ class Sqlite:
             self._reserve.unlink(missing_ok=True)
 
 
-def open_sqlite(path: Path, *, reserve_bytes: int = RESERVE_BYTES) -> Sqlite:
+def open_sqlite(path: Path, *, reserve_bytes: int = RESERVE_BYTES, patience_s: float = PATIENCE_S) -> Sqlite:
     """Opens, creates or upgrades the file. Raises ResourceError, with the file and the cure, if it must not be used."""
     _prepare(path)
-    engine = sqlite_engine(path)
+    engine = sqlite_engine(path, patience_s)
     try:
-        _refuse_damage(path)
+        _refuse_damage(path, patience_s)
         upgrade(engine, str(path), cure="restore it with `perfagent db restore`, or move it away to start empty")
         _grow_log(engine, path)
     except BaseException:
@@ -122,9 +121,10 @@ def _matches(pattern: str, text: str | None) -> bool:
     return text is not None and re2.search(pattern, text) is not None
 
 
-def sqlite_engine(path: Path) -> Engine:
-    """An engine whose transactions really are SQLite's: reads BEGIN, the writer BEGIN IMMEDIATE."""
-    options = {"check_same_thread": False, "timeout": LOCK_PATIENCE_S}
+def sqlite_engine(path: Path, patience_s: float = PATIENCE_S) -> Engine:
+    """An engine whose transactions really are SQLite's: reads BEGIN, the writer BEGIN IMMEDIATE. patience_s: how long a
+    statement waits for another program's lock."""
+    options = {"check_same_thread": False, "timeout": patience_s}
     engine = create_engine(
         f"sqlite:///{path}",
         pool_size=8,
@@ -198,11 +198,11 @@ def _private_file(path: Path, flags: int = 0) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _refuse_damage(path: Path) -> None:
+def _refuse_damage(path: Path, patience_s: float) -> None:
     """Never start on half the data. Files too large for a quick start are checked by their schema only."""
     cure = "restore it with `perfagent db restore`, or move the file away to start empty"
     try:
-        connection = sqlite3.connect(path, timeout=LOCK_PATIENCE_S)
+        connection = sqlite3.connect(path, timeout=patience_s)
         try:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if path.stat().st_size <= CHECK_UP_TO_BYTES:

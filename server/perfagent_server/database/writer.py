@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from perfagent_server.database.backend import Backend, Trouble
+from perfagent_server.database.backend import PATIENCE_S, Backend, Trouble
 from perfagent_server.database.errors import QueueFull, StorageError, StorageFull, Unreachable, Unsure
 
 log = logging.getLogger("perfagent.server")
@@ -35,7 +35,6 @@ T = TypeVar("T")
 
 MAX_WAITING = 20_000  # jobs; far above what a healthy writer ever leaves waiting
 MAX_BATCH = 256  # jobs in one commit: bounds how long the first of them waits for the last
-PATIENCE_S = 5.0  # how long a write waits for a lock or a connection before its caller is asked to come back
 _PAUSE_S = 0.2  # between two tries to connect
 
 
@@ -53,10 +52,11 @@ class _Job:
 class Database:
     """Made by open_database(). `on_rollback`: called on the writer thread whenever something that a job wrote was
     undone, so that caches filled inside jobs can forget it. `on_commit`: called there after each commit, with the seconds
-    that its jobs and the commit itself took."""
+    that its jobs and the commit itself took. patience_s: how long a write waits for a lock or a connection before its
+    caller is asked to come back."""
 
-    def __init__(self, backend: Backend, *, max_waiting: int = MAX_WAITING) -> None:
-        self.backend = backend
+    def __init__(self, backend: Backend, *, max_waiting: int = MAX_WAITING, patience_s: float = PATIENCE_S) -> None:
+        self.backend, self._patience_s = backend, patience_s
         self.on_rollback: list[Callable[[], None]] = []
         self.on_commit: list[Callable[[float], None]] = []
         self.commits = 0
@@ -300,7 +300,7 @@ class Database:
         again = []
         for job in batch:
             job.started = True
-            if now - job.since < PATIENCE_S and not self._closing:
+            if now - job.since < self._patience_s and not self._closing:
                 again.append(job)
             else:
                 job.future.set_exception(told)
@@ -317,7 +317,5 @@ def _told(trouble: Trouble) -> StorageError:
             "the disk with the data folder is full: free some space or delete runs; agents then send the rest by themselves"
         )
     if trouble is Trouble.BUSY:
-        return QueueFull(
-            f"another program has kept the database locked for more than {PATIENCE_S:.0f} s; send again later"
-        )
+        return QueueFull("another program keeps the database locked; send again later")
     return Unreachable("the database cannot be reached now; send again later")

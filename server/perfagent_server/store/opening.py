@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable
 
 from sqlalchemy import Connection, select
@@ -39,9 +40,11 @@ def open_store(
     max_names: int = MAX_NAMES_PER_RUN,
     rules_enabled: bool = True,
     leases: StoreLeases | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> tuple[SqlStore, SampleCompactor, Thin | None]:
     """The store, its compactor, and what thins samples that are not in the database. metrics: the address of ClickHouse;
-    leases: of a server that shares the database. Raises ConfigError where the samples of this database are elsewhere."""
+    leases: of a server that shares the database; clock: the compactor's. Raises ConfigError where the samples of this
+    database are elsewhere."""
     with database.read() as connection:
         where = batches_of(connection).address
         in_blocks = _has_blocks(connection)
@@ -51,7 +54,7 @@ def open_store(
                 f"the samples of this database are in ClickHouse at {where}; name it with --metrics clickhouse://user:password@{where}"
             )
         store = SqlStore(database, max_names=max_names)
-        return store, Compactor(database, rules_enabled=rules_enabled, shards=leases), None
+        return store, Compactor(database, rules_enabled=rules_enabled, shards=leases, clock=clock), None
     address = Address.parse(metrics)
     if in_blocks:
         raise ConfigError(
@@ -61,7 +64,7 @@ def open_store(
     if where and where.partition("/")[2] != address.database:  # the host may have moved, or have several names
         raise ConfigError(f"the samples of this database are in ClickHouse at {where}, not in {address.database}")
     clickhouse = open_clickhouse(address)
-    compactor = ClickHouseCompactor(database, clickhouse, rules_enabled=rules_enabled, leases=leases)
+    compactor = ClickHouseCompactor(database, clickhouse, rules_enabled=rules_enabled, leases=leases, clock=clock)
     store = SqlStore(database, max_names=max_names, snapshot=functools.partial(ClickHouseSamples, clickhouse))
     return store, compactor, compactor.thin
 

@@ -1,8 +1,8 @@
 """A random history of a run, in the store and in a plain list side by side: every answer must be that of the list.
 
-Frames come late, out of order and twice. Values are float32 or float64, and among them are infinity and NaN with payloads.
-The compactor runs at any time, and takes little at once. New attempts cut older ones. The same test runs on every engine:
-SQLite, PostgreSQL (--postgresql) and ClickHouse (--clickhouse).
+Frames come late, out of order and twice, of a few names or of so many that they lie in bundles. Values are float32 or
+float64, and among them are infinity and NaN with payloads. The compactor runs at any time, and takes little at once. New
+attempts cut older ones. The same test runs on every engine: SQLite, PostgreSQL (--postgresql) and ClickHouse (--clickhouse).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import random
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,187 +19,159 @@ from frames import BEGIN, frame, state
 
 from perfagent.wire import Frame, Group
 
-NAMES = ("loss", "grad/norm", "a", "b", "c", "d", "e", "f", "g")
-SEEDS = [pytest.param(seed, marks=[pytest.mark.long] if seed >= 1 else []) for seed in range(60)]
+NAMES = [f"m{at}" for at in range(45)]
+FEW = NAMES[:9]
+SEEDS = [pytest.param(seed, marks=[pytest.mark.long] if seed >= 2 else []) for seed in range(60)]
 VALUES = (0.0, -0.0, 1.0, -1.5, 1e300, -1e300, 5e-324, math.inf, -math.inf, math.nan)
 ODD_NANS = (0x7FF8000000000001, 0xFFF80000DEADBEEF, 0x7FFFFFFFFFFFFFFF)
 
 
-@dataclass
-class Model:
-    """What must be visible."""
+class History:
+    """What was sent, and what of it must be visible."""
 
-    samples: list[tuple[str, int, int, int, float, bytes]] = field(default_factory=list)
-    """Name, rank, attempt, step, time and the eight bytes of the value."""
-    starts: dict[int, int] = field(default_factory=dict)
+    def __init__(self, shelf, seed: int) -> None:
+        self.shelf, self.random = shelf, random.Random(seed)
+        self.reach = self.random.choice([40, 600, 6000, 30_000])
+        self.attempt, self.starts = 0, dict[int, int]()
+        self.sent: list[Frame] = []
+        self.late: list[Frame] = []
+        self.samples = defaultdict[tuple[str, int], list[tuple[int, int, float, bytes]]](list)
+        """Of a name and rank: attempt, step, time and the eight bytes of the value."""
+        self.seqs = defaultdict[str, int](int)
 
-    def visible(self, name: str, rank: int | None = None) -> list[tuple[int, float, bytes, int]]:
-        """(step, time, value, rank)"""
-        found = []
-        for of, sender, attempt, step, time, value in self.samples:
-            cut = min((start for later, start in self.starts.items() if later > attempt), default=1 << 62)
-            if of == name and rank in (None, sender) and step < cut:
-                found.append((step, time, value, sender))
-        return found
+    def visible(self, name: str, rank: int | None = None) -> list[tuple[int, float, bytes]]:
+        """Step, time and value."""
+        cuts = {
+            one: min((self.starts[later] for later in self.starts if later > one), default=1 << 62)
+            for one in self.starts
+        }
+        ranks = (0, 1, 2) if rank is None else (rank,)
+        samples = (sample for sender in ranks for sample in self.samples[name, sender])
+        return [(step, time, value) for attempt, step, time, value in samples if step < cuts[attempt]]
+
+    def begin_attempt(self) -> None:
+        self.attempt += 1
+        start = self.starts[self.attempt] = self.random.randrange(self.reach) if self.attempt > 1 else 0
+        self.shelf.append(self.frame(0, state("starting", start_step=start)))
+
+    def frame(self, rank: int, *pieces) -> Frame:
+        source = f"s{self.attempt}-{rank}"
+        self.seqs[source] += 1
+        return frame(self.seqs[source], *pieces, run="run", source=source, attempt=self.attempt, rank=rank, sent=BEGIN)
+
+    def make(self) -> Frame:
+        return self.frame(self.random.choice([0, 0, 1, 2]), *(self.group() for _ in range(self.random.randint(1, 2))))
+
+    def group(self) -> Group:
+        count = self.random.choice([1, 1, 3, 20, 200, 1500])
+        of = NAMES if count <= 20 and self.random.random() < 0.5 else FEW
+        first = self.starts[self.attempt] + self.random.randrange(self.reach)
+        step = [first + at for at in range(count)]
+        if self.random.random() < 0.3:
+            self.random.shuffle(step)
+        stamp = np.array([BEGIN + each * 0.25 + self.random.random() / 100 for each in step]).tobytes()
+        names = self.random.sample(of, self.random.choice([1, 2, len(of)]))
+        return Group(np.array(step, "<i8").tobytes(), stamp, stamp, {name: self.values(count) for name in names})
+
+    def values(self, count: int) -> bytes:
+        kind = "<f4" if self.random.random() < 0.6 else "<f8"
+        column = np.array([self.random.uniform(-10, 10) for _ in range(count)], kind)
+        with np.errstate(over="ignore", under="ignore"):
+            for _ in range(self.random.choice([0, 0, 1, 3])):
+                column[self.random.randrange(count)] = self.random.choice(VALUES)
+        if kind == "<f8" and self.random.random() < 0.3:
+            column.view("<u8")[self.random.randrange(count)] = self.random.choice(ODD_NANS)
+        return column.tobytes()
+
+    def take(self, sent: Frame) -> None:
+        self.sent.append(sent)
+        for group in sent.groups:
+            step, time = np.frombuffer(group.step, "<i8").tolist(), np.frombuffer(group.time, "<f8").tolist()
+            for name, column in group.values.items():
+                wide = np.frombuffer(column, f"<f{len(column) // len(step)}").astype("<f8")
+                its = zip(step, time, (value.tobytes() for value in wide), strict=True)
+                self.samples[name, sent.rank] += ((sent.attempt, *sample) for sample in its)
+        [receipt] = self.shelf.append(sent)
+        assert receipt.stored == sent.samples
+
+    def go_on(self) -> None:
+        """One event of the history."""
+        what = self.random.random()
+        if what < 0.60:
+            sent = self.make()
+            if self.random.random() < 0.2:
+                self.late.append(sent)
+            else:
+                self.take(sent)
+        elif what < 0.66 and self.late:
+            self.take(self.late.pop(self.random.randrange(len(self.late))))
+        elif what < 0.71 and self.sent:
+            assert [receipt.stored for receipt in self.shelf.append(self.random.choice(self.sent))] == [0]
+        elif what < 0.90:
+            self.shelf.compactor.run_once(everything=self.random.random() < 0.8)
+        elif what < 0.94 and self.attempt < 4:
+            self.begin_attempt()
+
+    def check_a_range(self) -> None:
+        name, rank = self.random.choice(FEW), self.random.choice([0, 1, "all"])
+        samples = self.visible(name, None if rank == "all" else rank)
+        points = self.random.choice([1, 3, 10, 100, 1000])
+        first = last = None
+        if samples and self.random.random() < 0.7:
+            ends = min(samples)[0], max(samples)[0]
+            first, last = sorted((self.random.randint(*ends), self.random.randint(*ends)))
+            samples = [sample for sample in samples if first <= sample[0] <= last]
+        answer = self.shelf.store.series("run", name, rank=rank, from_step=first, to_step=last, points=points)
+        assert len(answer.step) <= points
+        assert sum(answer.count) == len(samples)
+        inside = [(step, time, struct.unpack("<d", value)[0]) for step, time, value in samples]
+        assert sum(answer.nonfinite) == sum(not math.isfinite(value) for _, _, value in inside)
+        if answer.exact or rank == "all":
+            return
+        width = answer.bucket_steps
+        buckets = defaultdict[int, list[tuple[float, float]]](list)
+        for step, time, value in inside:
+            buckets[step // width].append((time, value))
+        assert [step // width for step in answer.step] == sorted(buckets)
+        columns = (answer.min, answer.max, answer.mean, answer.count, answer.nonfinite, answer.time)
+        for step, *found in zip(answer.step, *columns, strict=True):
+            its = buckets[step // width]
+            finite = [value for _, value in its if math.isfinite(value)]
+            assert found[3:] == [len(its), len(its) - len(finite), min(time for time, _ in its)]
+            if not finite:
+                assert all(math.isnan(one) for one in found[:3])
+                continue
+            assert found[:2] == [min(finite), max(finite)]
+            exact = math.fsum(finite) / len(finite)
+            assert math.isclose(found[2], exact, rel_tol=1e-9, abs_tol=1e-12 * max(map(abs, finite)))
+
+    def check_all(self) -> None:
+        """Every sample, bit by bit."""
+        found = defaultdict[tuple[str, int], list](list)
+        for row in self.shelf.store.samples("run"):
+            found[row.name, row.rank].append((row.step, row.time, struct.pack("<d", row.value)))
+        for name in NAMES:
+            for rank in (0, 1, 2):
+                expected, got = sorted(self.visible(name, rank)), found.pop((name, rank), [])
+                assert [item[:2] for item in got] == [item[:2] for item in expected]
+                assert sorted(got) == expected
+        assert not found
+        assert {name for name in NAMES if self.visible(name)} == self.shelf.store.latest("run").keys()
 
 
+@pytest.mark.sql
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_answer_is_that_of_a_plain_list(shelf, seed: int) -> None:
-    random_of = random.Random(seed)
-    model = Model()
-    shelf.compactor.policy = replace(shelf.compactor.policy, rows_at_once=random_of.choice([1, 3, 64]))
-    seqs: dict[str, Iterator[int]] = {}
-    kept: list[Frame] = []
-    late: list[Frame] = []
-    attempt, start = 1, 0
-    reach = random_of.choice([40, 600, 6000, 30_000])
-    model.starts[1] = 0
-    shelf.append(_begins(attempt, start, seqs))
-    for _ in range(random_of.randint(20, 50)):
-        what = random_of.random()
-        if what < 0.60:
-            sent = _frame(random_of, attempt, start, reach, seqs)
-            if random_of.random() < 0.2:
-                late.append(sent)
-            else:
-                _take(shelf, model, kept, sent)
-        elif what < 0.66 and late:
-            _take(shelf, model, kept, late.pop(random_of.randrange(len(late))))
-        elif what < 0.71 and kept:
-            again = random_of.choice(kept)
-            assert [receipt.stored for receipt in shelf.append(again)] == [0]
-        elif what < 0.90:
-            shelf.compactor.run_once(everything=random_of.random() < 0.8)
-        elif what < 0.94 and attempt < 4:
-            attempt, start = attempt + 1, random_of.randrange(reach)
-            model.starts[attempt] = start
-            shelf.append(_begins(attempt, start, seqs))
-        _check_a_range(shelf, model, random_of)
-    for sent in late:
-        _take(shelf, model, kept, sent)
-    _check_all(shelf, model)
+    history = History(shelf, seed)
+    shelf.compactor.policy = replace(shelf.compactor.policy, rows_at_once=history.random.choice([1, 3, 64]))
+    history.begin_attempt()
+    for _ in range(history.random.randint(20, 50)):
+        history.go_on()
+        history.check_a_range()
+    for sent in history.late:
+        history.take(sent)
+    history.check_all()
     shelf.compact()
-    _check_all(shelf, model)
+    history.check_all()
     for _ in range(5):
-        _check_a_range(shelf, model, random_of)
-
-
-def _begins(attempt: int, start: int, seqs: dict[str, Iterator[int]]) -> Frame:
-    source = f"s{attempt}-0"
-    event = state("starting", start_step=start)
-    return frame(_next(seqs, source), event, run="run", source=source, attempt=attempt, sent=BEGIN)
-
-
-def _next(seqs: dict[str, Iterator[int]], source: str) -> int:
-    return next(seqs.setdefault(source, iter(range(1, 1 << 20))))
-
-
-def _frame(random_of: random.Random, attempt: int, start: int, reach: int, seqs: dict[str, Iterator[int]]) -> Frame:
-    rank = random_of.choice([0, 0, 1, 2])
-    groups = []
-    for _ in range(random_of.randint(1, 2)):
-        rows = random_of.choice([1, 1, 3, 20, 200, 1500])
-        first = start + random_of.randrange(reach)
-        step = [first + at for at in range(rows)]
-        if random_of.random() < 0.3:
-            random_of.shuffle(step)
-        time = [BEGIN + each * 0.25 + random_of.random() / 100 for each in step]
-        names = random_of.sample(NAMES, random_of.choice([1, 2, 9]))
-        values = {name: _values(random_of, rows) for name in names}
-        stamp = np.array(time).tobytes()
-        groups.append(Group(np.array(step, "<i8").tobytes(), stamp, stamp, values))
-    source = f"s{attempt}-{rank}"
-    return Frame(
-        project="p",
-        run="run",
-        source=source,
-        attempt=attempt,
-        rank=rank,
-        seq=_next(seqs, source),
-        groups=groups,
-        sent=BEGIN,
-    )
-
-
-def _values(random_of: random.Random, rows: int) -> bytes:
-    kind = "<f4" if random_of.random() < 0.6 else "<f8"
-    column = np.array([random_of.uniform(-10, 10) for _ in range(rows)], kind)
-    for _ in range(random_of.choice([0, 0, 1, 3])):
-        with np.errstate(over="ignore", under="ignore"):
-            column[random_of.randrange(rows)] = random_of.choice(VALUES)
-    if kind == "<f8" and random_of.random() < 0.3:
-        column.view("<u8")[random_of.randrange(rows)] = random_of.choice(ODD_NANS)
-    return column.tobytes()
-
-
-def _take(shelf, model: Model, kept: list[Frame], sent: Frame) -> None:
-    kept.append(sent)
-    for group in sent.groups:
-        step, time = np.frombuffer(group.step, "<i8"), np.frombuffer(group.time, "<f8")
-        for name, column in group.values.items():
-            wide = np.frombuffer(column, f"<f{len(column) // len(step)}").astype("<f8")
-            for at in range(len(step)):
-                sample = (name, sent.rank, sent.attempt, int(step[at]), float(time[at]), wide[at : at + 1].tobytes())
-                model.samples.append(sample)
-    [receipt] = shelf.append(sent)
-    assert receipt.stored == sent.samples
-
-
-def _check_a_range(shelf, model: Model, random_of: random.Random) -> None:
-    name = random_of.choice(NAMES)
-    rank = random_of.choice([0, 1, "all"])
-    samples = model.visible(name, None if rank == "all" else rank)
-    points = random_of.choice([1, 3, 10, 100, 1000])
-    first = last = None
-    if samples and random_of.random() < 0.7:
-        low, high = min(samples)[0], max(samples)[0]
-        first, last = sorted((random_of.randint(low, high), random_of.randint(low, high)))
-    answer = shelf.store.series("run", name, rank=rank, from_step=first, to_step=last, points=points)
-    inside = [item for item in samples if (first is None or item[0] >= first) and (last is None or item[0] <= last)]
-    assert len(answer.step) <= points
-    assert sum(answer.count) == len(inside)
-    values = [struct.unpack("<d", item[2])[0] for item in inside]
-    assert sum(answer.nonfinite) == sum(not math.isfinite(value) for value in values)
-    if answer.exact or rank == "all":
-        return
-    width = answer.bucket_steps
-    buckets: dict[int, list[float]] = {}
-    times: dict[int, float] = {}
-    for (step, time, _, _), value in zip(inside, values, strict=True):
-        buckets.setdefault(step // width, []).append(value)
-        times[step // width] = min(times.get(step // width, math.inf), time)
-    assert [step // width for step in answer.step] == sorted(buckets)
-    assert answer.time is not None
-    rows = zip(
-        answer.step, answer.min, answer.max, answer.mean, answer.count, answer.nonfinite, answer.time, strict=True
-    )
-    for step, low, high, mean, count, nonfinite, time in rows:
-        bucket = buckets[step // width]
-        finite = [value for value in bucket if math.isfinite(value)]
-        assert (count, nonfinite, time) == (len(bucket), len(bucket) - len(finite), times[step // width])
-        if not finite:
-            assert math.isnan(low)
-            assert math.isnan(high)
-            assert math.isnan(mean)
-            continue
-        assert (low, high) == (min(finite), max(finite))
-        exact = math.fsum(finite) / len(finite)
-        assert math.isclose(mean, exact, rel_tol=1e-9, abs_tol=1e-12 * max(map(abs, finite)))
-
-
-def _check_all(shelf, model: Model) -> None:
-    """Every sample, bit by bit."""
-    found: dict[tuple[str, int], list[tuple[int, float, bytes]]] = {}
-    for row in shelf.store.samples("run"):
-        found.setdefault((row.name, row.rank), []).append((row.step, row.time, struct.pack("<d", row.value)))
-    for name in NAMES:
-        for rank in (0, 1, 2):
-            expected = sorted((step, time, value) for step, time, value, _ in model.visible(name, rank))
-            got = found.pop((name, rank), [])
-            assert [item[:2] for item in got] == [item[:2] for item in expected]
-            assert sorted(got) == expected
-    assert not found
-    newest = shelf.store.latest("run")
-    for name in NAMES:
-        visible = model.visible(name)
-        assert (name in newest) == bool(visible)
+        history.check_a_range()

@@ -18,7 +18,7 @@ import pytest
 from builders import server_process, until
 from frame_sender import FrameSender, stored_once
 
-pytestmark = pytest.mark.postgresql
+pytestmark = [pytest.mark.postgresql, pytest.mark.real]
 WITHIN_S = 15.0
 """Until a frame is acknowledged again: PostgreSQL's own recovery, and the wait between two tries to reach it."""
 
@@ -46,10 +46,9 @@ def kill(postgresql: Any) -> None:
     psutil.wait_procs(family, timeout=10)
 
 
+@pytest.mark.sql
 @pytest.mark.fault
-@pytest.mark.parametrize(
-    "kills", [2, pytest.param(300, marks=[pytest.mark.long, pytest.mark.timeout(1800)], id="300 kills")]
-)
+@pytest.mark.parametrize("kills", [1, pytest.param(300, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
 def test_s01_a_killed_postgresql_loses_nothing_acknowledged(tmp_path: Path, postgresql: Any, kills: int) -> None:
     chance = random.Random(7)
     with server_process(tmp_path, PERFAGENT_DATABASE=postgresql.get_uri()) as server:
@@ -61,9 +60,6 @@ def test_s01_a_killed_postgresql_loses_nothing_acknowledged(tmp_path: Path, post
             kill(postgresql)
             before = sender.acknowledged.total()
             postgresql.ensure_postgres_running()
-            until(
-                lambda before=before: sender.acknowledged.total() > before + 1,
-                within_s=WITHIN_S, why="frames are acknowledged again",
-            )  # fmt: skip
+            until(lambda least=before + 2: sender.acknowledged.total() >= least, within_s=WITHIN_S)
         sender.stop()
         stored_once(sender, server)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from frames import frame, rows, state
+from frames import frame, rows
 from sqlalchemy import insert
 
 from perfagent.wire import TIMED_PHASES
@@ -15,7 +15,6 @@ from perfagent_server.store.codec.aggregates import Cells, of_samples
 from perfagent_server.store.read import view
 from perfagent_server.store.read.ranks import over_ranks
 from perfagent_server.store.tables import series
-from perfagent_server.store.write import lifecycle
 
 
 def cells_of(draw: np.random.Generator, steps: int) -> Cells:
@@ -26,17 +25,8 @@ def cells_of(draw: np.random.Generator, steps: int) -> Cells:
     return of_samples(step, step * 0.25, value)
 
 
-@pytest.mark.parametrize(
-    ("name", "combine"),
-    [
-        ("loss", lambda values: np.mean(values)),
-        ("samples_per_s", np.sum),
-        ("step_time_s", np.max),
-    ],
-)
-def test_ranks_one_after_the_other_give_what_they_give_side_by_side(
-    name: str, combine: Callable[[np.ndarray], float]
-) -> None:
+@pytest.mark.parametrize(("name", "combine"), [("loss", np.mean), ("samples_per_s", np.sum), ("step_time_s", np.max)])
+def test_ranks_one_by_one_give_what_they_give_side_by_side(name: str, combine: Callable[[np.ndarray], float]) -> None:
     draw = np.random.default_rng(7)
     ranks = [cells_of(draw, 50) for _ in range(9)]
     cells, mean = over_ranks(name, iter(ranks))
@@ -60,55 +50,34 @@ def peak_bytes(ask: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def test_putting_ranks_together_takes_no_more_room_for_more_ranks() -> None:
-    def many(ranks: int) -> Iterator[Cells]:
-        for _ in range(ranks):
-            yield cells_of(np.random.default_rng(1), 5000)
+def test_putting_more_ranks_together_takes_no_more_room() -> None:
+    def of(ranks: int) -> int:
+        draws = np.random.default_rng
+        return peak_bytes(lambda: over_ranks("loss", (cells_of(draws(1), 5000) for _ in range(ranks))))
 
-    assert peak_bytes(lambda: over_ranks("loss", many(64))) < 1.2 * peak_bytes(lambda: over_ranks("loss", many(4)))
+    assert of(64) < 1.2 * of(4)
 
 
 @pytest.mark.parametrize("name", ["loss", "grad/norm"])
-def test_a_series_of_many_ranks_is_read_a_few_ranks_at_a_time(
-    shelf, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view, "_CELLS_AT_ONCE", 32 * 256)  # a quarter of what is asked for
+def test_a_series_of_many_ranks_is_read_a_few_at_a_time(shelf, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "_CELLS_AT_ONCE", 16 * 256)  # a quarter of what is asked for
     sent = "grad/local_square_sum" if name == "grad/norm" else name
-    steps = range(4096)
-    for rank in range(128):
-        shelf.append(frame(1, rows({sent: np.full(4096, 4.0)}, steps), rank=rank))
+    shelf.append(*(frame(1, rows({sent: np.full(4096, 4.0)}, range(4096)), rank=rank) for rank in range(64)))
     shelf.compact()
-    answer = shelf.store.series("r1", name, points=256)
-    assert answer.mean == [4.0 if name == "loss" else np.sqrt(128 * 4.0)] * 256
-    side_by_side = 128 * 256 * 7 * 8
-    assert peak_bytes(lambda: shelf.store.series("r1", name, points=256)) < side_by_side
+    assert shelf.mean(name, points=256) == [4.0 if name == "loss" else np.sqrt(64 * 4.0)] * 256
+    side_by_side = 64 * 256 * 7 * 8
+    assert peak_bytes(lambda: shelf.mean(name, points=256)) < side_by_side
 
 
-NAMES = (
-    "step_time_s",
-    "tokens_per_s",
-    "samples_per_s",
-    "flops_per_s",
-    "mfu",
-    *(f"phase/{one}_s" for one in TIMED_PHASES),
-)
-RANKS = 4096
-
-
+@pytest.mark.sql
 def test_sixteen_series_of_four_thousand_ranks_are_one_question(shelf) -> None:
     """More series than PostgreSQL takes parameters in a statement, and twice what SQLite of python.org does."""
-    shelf.append(frame(1, rows({name: [0.25] for name in NAMES}, [1])))
+    names = ["step_time_s", "tokens_per_s", "samples_per_s", "flops_per_s", "mfu"]
+    names += [f"phase/{one}_s" for one in TIMED_PHASES]
+    shelf.append(frame(1, rows({name: [0.25] for name in names}, [1])))
     shelf.compact()
-    others = [{"run": "r1", "rank": rank, "name": name} for rank in range(1, RANKS) for name in NAMES]
+    others = [{"run": "r1", "rank": rank, "name": name} for rank in range(1, 4096) for name in names]
     assert len(others) > 65_500
     shelf.database.write(lambda connection: connection.execute(insert(series), others))
-    found = shelf.store.newest("r1", NAMES, steps=100)
-    assert {name: one.mean for name, one in found.items()} == {name: [0.25] for name in NAMES}
-
-
-def test_thousands_of_silent_ranks_are_called_lost_together(shelf) -> None:
-    sent = [frame(1, state("running"), rank=rank) for rank in range(100)]
-    shelf.append(*sent)
-    silent = [one.source for one in sent] + [f"gone-{number}" for number in range(70_000)]
-    changed = shelf.database.write(lambda connection: lifecycle.mark_lost(connection, silent))
-    assert changed == ["r1"]
+    found = shelf.store.newest("r1", names, steps=100)
+    assert {name: one.mean for name, one in found.items()} == {name: [0.25] for name in names}

@@ -1,37 +1,23 @@
+"""Statements that go straight to the driver."""
+
+from __future__ import annotations
+
+import pytest
 from sqlalchemy import insert, select
 
 from perfagent_server.store.statements import Prepared
 from perfagent_server.store.tables import ledger
-from perfagent_server.store.write import append, compaction
 
 
-def test_rows_that_come_by_the_thousand_go_to_the_driver_as_they_are(database) -> None:
-    """Blocks come by the thousand: a dictionary and a list for each took as long as SQLite's own work."""
-    statements = (
-        append._new_series,
-        compaction._put_axis,
-        compaction._put_block,
-        compaction._put_rollup,
-        compaction._put_last,
-    )
-    for statement in statements:
-        statement._in(database.engine)
-        assert statement._as_given["sqlite"]
-
-
-def test_rows_in_another_order_than_the_statement_has_still_reach_their_columns(database) -> None:
-    turned = Prepared(insert(ledger), ("seq", "source"))
-    database.write(lambda connection: turned.rows(connection, [(7, "a"), (8, "b")]))
-    with database.read() as connection:
-        found = connection.execute(select(ledger.c.source, ledger.c.seq).order_by(ledger.c.seq)).all()
-    assert [tuple(row) for row in found] == [("a", 7), ("b", 8)]
-
-
-def test_rows_that_go_several_at_once_all_arrive_with_those_that_are_left_over(database) -> None:
-    together = Prepared(insert(ledger), ("source", "seq"), at_once=5)
-    for source, count in (("few", 4), ("full", 5), ("more", 23)):
-        database.write(lambda connection, s=source, n=count: together.rows(connection, [(s, seq) for seq in range(n)]))
+@pytest.mark.sql
+@pytest.mark.parametrize("columns", [("source", "seq"), ("seq", "source")])
+@pytest.mark.parametrize("at_once", [1, 5])
+def test_rows_of_any_number_and_order_reach_their_columns(database, columns: tuple[str, ...], at_once: int) -> None:
+    statement = Prepared(insert(ledger), columns, at_once=at_once)
+    sent = [[(f"of {count}", seq) for seq in range(count)] for count in (4, 5, 23)]
+    for rows in sent:
+        given = rows if columns[0] == "source" else [row[::-1] for row in rows]
+        database.write(lambda connection, given=given: statement.rows(connection, given))
     with database.read() as connection:
         found = connection.execute(select(ledger.c.source, ledger.c.seq)).all()
-    wanted = [(source, seq) for source, count in (("few", 4), ("full", 5), ("more", 23)) for seq in range(count)]
-    assert sorted(tuple(row) for row in found) == sorted(wanted)
+    assert sorted(map(tuple, found)) == sorted(row for rows in sent for row in rows)

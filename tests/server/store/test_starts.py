@@ -3,59 +3,56 @@ earlier."""
 
 from __future__ import annotations
 
+import pytest
 from frames import frame, rows, state
 
 from perfagent_server.store.sql import SqlStore
 
+WHOLE = [(step, 1.0) for step in range(1, 101)]
+CUT = [(step, 1.0) for step in range(1, 90)] + [(step, 2.0) for step in range(90, 100)]
+SAMPLERS = rows({"host/cpu_pct": [1.0]}, [0]), rows({"disk/work_used_pct": [1.0]}, [0])
 
-def loss(shelf) -> list[tuple[int, float]]:
-    answer = shelf.store.series("r1", "loss")
-    return list(zip(answer.step, answer.mean, strict=True))
+
+def losses(first: int, end: int):
+    return rows({"loss": [2.0] * (end - first)}, range(first, end))
 
 
-def first_attempt(shelf) -> None:
+@pytest.fixture
+def shelf(shelf):
+    """With a first attempt of a hundred steps."""
     shelf.append(frame(1, state("starting", start_step=None), rows({"loss": [1.0] * 100}, range(1, 101))))
+    return shelf
 
 
-EXPECTED = [(step, 1.0) for step in range(1, 90)] + [(step, 2.0) for step in range(90, 100)]
+@pytest.mark.parametrize(
+    "first",
+    [
+        frame(1, state("starting", start_step=None), attempt=2),
+        frame(1, *SAMPLERS, attempt=2),
+        frame(1, rows({"eval": [0.5]}, [20]), attempt=2, source="http-1"),  # without an agent
+    ],
+    ids=["starting", "samplers", "no agent"],
+)
+def test_what_has_no_step_does_not_say_where_it_begins(shelf, first) -> None:
+    shelf.append(first)
+    assert shelf.samples() == WHOLE
+    shelf.append(frame(2, losses(90, 100), attempt=2))
+    assert shelf.samples() == CUT
 
 
-def test_an_attempt_whose_first_frame_only_says_starting_hides_nothing_before_its_rows(shelf) -> None:
-    first_attempt(shelf)
-    shelf.append(frame(1, state("starting", start_step=None), attempt=2))
-    assert len(loss(shelf)) == 100
-    shelf.append(frame(2, rows({"loss": [2.0] * 10}, range(90, 100)), attempt=2))
-    assert loss(shelf) == EXPECTED
-
-
-def test_rows_of_samplers_do_not_say_where_an_attempt_begins(shelf) -> None:
-    first_attempt(shelf)
-    shelf.append(frame(1, rows({"host/cpu_pct": [1.0]}, [0]), rows({"disk/work_used_pct": [1.0]}, [0]), attempt=2))
-    assert len(loss(shelf)) == 100
-    shelf.append(frame(2, rows({"loss": [2.0] * 10}, range(90, 100)), attempt=2))
-    assert loss(shelf) == EXPECTED
-
-
+@pytest.mark.sql
 def test_frames_of_an_attempt_may_come_in_any_order(shelf) -> None:
-    first_attempt(shelf)
-    shelf.append(frame(2, rows({"loss": [2.0] * 5}, range(95, 100)), attempt=2))
-    shelf.append(frame(1, rows({"loss": [2.0] * 5}, range(90, 95)), attempt=2))
-    assert loss(shelf) == EXPECTED
+    shelf.append(frame(2, losses(95, 100), attempt=2))
+    shelf.append(frame(1, losses(90, 95), attempt=2))
+    assert shelf.samples() == CUT
 
 
-def test_what_an_agent_told_is_not_moved_by_rows_below_it_nor_by_another_rank(shelf) -> None:
-    first_attempt(shelf)
-    shelf.append(frame(1, state("starting", start_step=90), rows({"loss": [2.0] * 10}, range(90, 100)), attempt=2))
+@pytest.mark.sql
+def test_what_an_agent_told_is_moved_by_nothing_else(shelf) -> None:
+    """Neither by rows below it nor by another rank, nor after a restart of the server."""
+    shelf.append(frame(1, state("starting", start_step=90), losses(90, 100), attempt=2))
     shelf.append(frame(1, state("starting", start_step=0), attempt=2, rank=1))
-    shelf.append(frame(2, rows({"eval": [2.0]}, [50]), attempt=2))
-    assert loss(shelf) == EXPECTED
-    shelf.store = SqlStore(shelf.database)  # as after a restart of the server
-    shelf.append(frame(3, rows({"eval": [2.0]}, [40]), attempt=2))
-    assert loss(shelf) == EXPECTED
-
-
-def test_rows_without_an_agent_do_not_say_where_an_attempt_begins(shelf) -> None:
-    first_attempt(shelf)
-    shelf.append(frame(1, state("starting"), attempt=2))
-    shelf.append(frame(1, rows({"eval": [0.5]}, [20]), attempt=2, source="http-1"))
-    assert len(loss(shelf)) == 100
+    for seq in (2, 3):
+        shelf.append(frame(seq, rows({"eval": [2.0]}, [60 - 10 * seq]), attempt=2))
+        assert shelf.samples() == CUT
+        shelf.store = SqlStore(shelf.database)
