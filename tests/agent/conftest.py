@@ -46,6 +46,33 @@ class Recorded:
         self.finish()
         return [(step, values[name]) for step, values in self.rows if name in values]
 
+    def series(self, name: str) -> dict[int, float]:
+        """The values of one series by step; ends the run."""
+        return dict(self.of(name))
+
+    def numbers(self, name: str) -> list[int]:
+        """The steps that have a value of this series; ends the run."""
+        return [step for step, _ in self.of(name)]
+
+    def consumed(self, unit: str = "samples") -> dict[int, int]:
+        """Samples or tokens of each step that has a rate; ends the run."""
+        rates = self.series(f"{unit}_per_s")
+        return {step: round(rates[step] * values["step_time_s"]) for step, values in self.steps() if step in rates}
+
+    def phases(self) -> list[tuple[str, int]]:
+        """Name and beginning of each phase that is an event."""
+        return [(data["name"], data["begin_step"]) for kind, data, _ in self.sender.events if kind == "phase"]
+
+    @property
+    def progress(self) -> Any:
+        """The state that hooks and sender share."""
+        return self.sender.progress
+
+    def poll(self) -> None:
+        """What the sender's thread does now and then."""
+        for source in list(self.sender.sources):
+            source()
+
 
 @pytest.fixture
 def record(tmp_path: Path) -> Iterator[Callable[..., Recorded]]:

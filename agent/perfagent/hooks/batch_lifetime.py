@@ -33,7 +33,7 @@ from perfagent.boundary.guard import guarded
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import DATA, FIELDS
 
-__all__ = ["Release"]
+__all__ = ["Costs", "Release"]
 
 _AT_ONCE_NS = 50_000
 """Longest time after the iterator returned, or after the tensor before: a tensor freed later is the loop's own work."""
@@ -78,19 +78,19 @@ class Release:
     __slots__ = (
         "__weakref__",
         "_callers",
-        "_costs",
         "_expected_ns",
         "_held_since",
         "_lines",
         "_loaders",
         "_progress",
+        "costs",
         "held",
     )
 
     def __init__(self, p: Progress) -> None:
         self._progress = p
         self._loaders: dict[int, _Loader] = {}
-        self._costs = _Costs()
+        self.costs = Costs()
         self._callers: dict[int, int] = {}
         self._lines: dict[tuple[int, int, int], tuple[CodeType, bool]] = {}
         self._expected_ns = self._held_since = 0
@@ -101,7 +101,7 @@ class Release:
         """Frees the held storages when a batch is requested, and records how long that took."""
         held, self.held = self.held, []
         for size, ns in _let_go_of(held):
-            self._costs.note(size, ns)
+            self.costs.note(size, ns)
 
     def expire(self) -> None:
         """Frees storages that were held for long: the loop has ended, or a step takes so long that the time does not
@@ -154,11 +154,11 @@ class Release:
         if kind != DATA or now() - ended > _AT_ONCE_NS + self._expected_ns or not self._fetches(frame):
             return
         size = storage.nbytes()
-        if self._costs.wants(size) and self._may_hold(size, shared=loader.shared):
+        if self.costs.wants(size) and self._may_hold(size, shared=loader.shared):
             self.held.append(storage)
             self._held_since = now()
         else:
-            self._expected_ns = self._costs.ns(size)
+            self._expected_ns = self.costs.ns(size)
             p.trace[-4] = now() + self._expected_ns
 
     def _loader(self, number: int) -> _Loader:
@@ -168,7 +168,7 @@ class Release:
         return made
 
     def _costs_nothing(self, loader: _Loader) -> bool:
-        return sum(self._costs.ns(storage.nbytes()) for _, storage in loader.newest.values()) < _NEGLIGIBLE_NS
+        return sum(self.costs.ns(storage.nbytes()) for _, storage in loader.newest.values()) < _NEGLIGIBLE_NS
 
     def _may_hold(self, size: int, *, shared: bool) -> bool:
         """True if the workers' next batch still fits into shared memory."""
@@ -210,7 +210,7 @@ def _let_go_of(held: list[Any]) -> Iterator[tuple[int, int]]:
         yield size, now() - began
 
 
-class _Costs:
+class Costs:
     """The ns that it takes to free a storage of a given size: the median of the latest few."""
 
     __slots__ = ("_asked", "_latest", "_medians")

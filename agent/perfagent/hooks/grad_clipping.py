@@ -94,6 +94,11 @@ class Clips:
 
     __slots__ = ("_of", "_only", "_seen", "_touched", "measured", "newest", "unnamed")
 
+    @property
+    def remembered(self) -> int:
+        """Gradients that are kept by their ids."""
+        return len(self._of) - 1
+
     def __init__(self) -> None:
         self._of = {_NONE: _ABSENT}
         self._only: tuple[list[int], Clip] | None = None

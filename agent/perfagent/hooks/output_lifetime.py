@@ -14,10 +14,10 @@ never comes. Nothing is held where a device's clock runs, since that clock does 
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections.abc import Iterator
 from itertools import islice
-from time import monotonic, perf_counter_ns
 from typing import Any
 
 from perfagent.boundary.guard import guarded
@@ -65,22 +65,22 @@ class Outputs:
         """Called when the model returns an output that holds the loss."""
         self._last = [*map(weakref.ref, _parts(output))]
         self.held = None if self.waits else (self.held, output)
-        self.waits, self._since = True, monotonic()
+        self.waits, self._since = True, time.monotonic()
 
     def let_go(self) -> None:
         """Called when backward begins: frees the outputs."""
         self.waits = False
         if self.held is None:
             return
-        began = perf_counter_ns()
+        began = time.perf_counter_ns()
         self.held = None
-        self._cheap = self._cheap + 1 if perf_counter_ns() - began < _NEGLIGIBLE_NS else 0
+        self._cheap = self._cheap + 1 if time.perf_counter_ns() - began < _NEGLIGIBLE_NS else 0
         if self._cheap >= _LOOKS:
             self._cheap, self.rest, self._last = 0, _REST_CALLS, []
 
     def expire(self) -> None:
         """Frees outputs that were held for long, since no backward pass came. Any thread."""
-        if self.held and monotonic() - self._since > _MOST_HELD_S:
+        if self.held and time.monotonic() - self._since > _MOST_HELD_S:
             self.held = None
 
 

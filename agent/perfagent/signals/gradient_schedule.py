@@ -61,13 +61,14 @@ class Health:
 
     rank: global rank.
     deeper: every how many passes the deeper measurements run.
+    passes: so far.
     on_nonfinite: called on the sender's thread with a step and the names of the parameters whose gradient held NaN or
         Inf (not for steps that mixed precision skipped).
     """
 
     __slots__ = (
-        "_beyond_ns", "_cost_ns", "_extra_ns", "_looks_at", "_others", "_others_ns", "_passes", "_plan", "_planned_ns",
-        "_suspects", "_told", "_unmoved", "_weights", "deeper", "on_nonfinite", "rank",
+        "_beyond_ns", "_cost_ns", "_extra_ns", "_looks_at", "_others", "_others_ns", "_plan", "_planned_ns",
+        "_suspects", "_told", "_unmoved", "_weights", "deeper", "on_nonfinite", "passes", "rank",
     )  # fmt: skip
 
     def __init__(self, rank: int = 0) -> None:
@@ -78,7 +79,7 @@ class Health:
         self._weights: Weights | None = None
         self._suspects: list[int] = []
         self._told: set[str] = set()
-        self._passes = self._cost_ns = self._extra_ns = 0
+        self.passes = self._cost_ns = self._extra_ns = 0
         self._planned_ns = 0.0  # expected cost of the next pass, on all threads and the device
         self._beyond_ns = 0.0  # how much longer the last pass took on the device than on the training thread
         self._others: dict[int, Plan] = {}  # id of an optimizer besides the primary one -> its plan
@@ -115,10 +116,10 @@ class Health:
         self._count(p, cost)
         if found is not None and begin is not None and end is not None:
             p.extras.append(_OnDevice(p, begin, end, cost))
-        if found is not None and not after and not is_bad and self._passes % self.deeper == 1 % self.deeper:
+        if found is not None and not after and not is_bad and self.passes % self.deeper == 1 % self.deeper:
             self._weights = Weights(parameters, plan)
             self._extra_ns = time.perf_counter_ns() - started - cost
-        self._passes += 1
+        self.passes += 1
 
     def measure_other(self, p: Progress, optimizer: Any) -> GradientNorms | None:
         """Measures the gradients of an optimizer that steps on the same backward pass as the primary one."""
@@ -131,7 +132,7 @@ class Health:
     def compares(self, p: Progress) -> bool:
         """True if the weights are compared before and after the step in progress, provided its gradients
         are measured."""
-        return self._weights is not None or (p.gradients is None and self._passes % self.deeper == 1 % self.deeper)
+        return self._weights is not None or (p.gradients is None and self.passes % self.deeper == 1 % self.deeper)
 
     def keep_other(self, p: Progress, optimizer: Any) -> Weights:
         """Copies the weights that another optimizer is about to change."""
@@ -175,7 +176,7 @@ class Health:
         if plan is None or not plan.fits([parameter for parameter, _ in pieces]):
             plan = self._plan = Plan.of_pieces(pieces, model)
         p.gradients, p.amp.grad_scale = norms([piece for _, piece in pieces], plan), carried
-        self._passes += 1
+        self.passes += 1
         self._count(p, time.perf_counter_ns() - started)
 
     def _count(self, p: Progress, cost: int) -> None:

@@ -20,7 +20,7 @@ class Unrelated:
         raise AssertionError("was asked for its class")
 
 
-def test_instances_of_a_class_and_of_those_derived_from_it_are_found():
+def test_instances_of_a_class_and_derived_ones_are_found():
     kept = [Base(), Derived(), Derived(), Unrelated()]
     assert {id(thing) for thing in living(Base)} == {id(thing) for thing in kept[:3]}
     assert [id(thing) for thing in living(Derived) if thing is kept[1]] == [id(kept[1])]

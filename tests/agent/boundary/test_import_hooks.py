@@ -25,28 +25,28 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         sys.modules.pop(name, None)
 
 
-def test_a_library_that_imports_torch_half_way_is_adapted_when_it_is_complete(package) -> None:
+@pytest.fixture
+def found(package) -> list[bool]:
+    """What an adapter of the library sees when it is called."""
     found: list[bool] = []
 
     def adapt() -> None:
         found.append(hasattr(sys.modules["half_way_library"], "Trainer"))
 
     patching.when_imported("half_way_torch", lambda: patching.when_imported("half_way_library", adapt))
+    return found
+
+
+def test_a_library_importing_torch_waits_to_be_complete(found) -> None:
     importlib.import_module("half_way_library")
     importlib.import_module("half_way_later")
     assert found == [True]
 
 
-def test_a_library_whose_import_failed_is_adapted_at_the_next_one(package, tmp_path: Path) -> None:
-    found: list[bool] = []
+def test_a_library_whose_import_failed_is_adapted_later(found, tmp_path: Path) -> None:
     broken = tmp_path / "half_way_library.py"
     whole = broken.read_text()
     broken.write_text("import half_way_torch\nraise ImportError('not today')\n")
-
-    def adapt() -> None:
-        found.append(hasattr(sys.modules["half_way_library"], "Trainer"))
-
-    patching.when_imported("half_way_torch", lambda: patching.when_imported("half_way_library", adapt))
     with pytest.raises(ImportError, match="not today"):
         importlib.import_module("half_way_library")
     importlib.import_module("half_way_later")

@@ -10,13 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch  # noqa: F401 - what devices can do is asked of it
+import torch
 
-from perfagent.decode import step_blocks
 from perfagent.decode.columnar import read_alike
-from perfagent.decode.step_blocks import StepPacker, Steps, joined, notes_in
+from perfagent.decode.step_blocks import StepPacker, Steps
 from perfagent.decode.step_decoder import StepReader
-from perfagent.delivery import drafts
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft, groups_of, is_pressing, read, rows_of
 from perfagent.hooks.new_progress import new_progress
@@ -142,14 +140,13 @@ class Silent:
         self.rows: deque = deque()
 
 
-def reader(*, embedded: bool) -> StepReader:
+def reader(*, embedded: bool = False) -> StepReader:
     inputs.changes.clear()  # what other tests fetched
+    inputs.changes.append((0, ()))
     made = StepReader()
     made.epoch = 1_000_000.0
     made.account.embedded = embedded
-    made.flops = StepFlops(lambda: None)
-    made.flops._shape = ()
-    made.flops._known[32, 0] = Counted(products=1e9, attention=0.0)
+    made.flops = StepFlops(lambda: None, {(32, 0): Counted(products=1e9, attention=0.0)})
     made.investigator = Investigator(new_progress(deque(), None), Silent(), lambda: None)
     return made
 
@@ -163,48 +160,53 @@ def table(groups) -> dict[str, list[tuple[int, float, float, str]]]:
     return {name: sorted(rows) for name, rows in found.items()}
 
 
-@pytest.mark.parametrize("seed", range(24))
+def one_by_one(notes, made: StepReader) -> list[Any]:
+    lost: list[object] = []
+    groups = groups_of(rows_of(notes, made, lost.append), Columns(), lost.append)
+    assert not lost
+    return groups
+
+
+def at_once(rows, made: StepReader) -> list[Any]:
+    lost: list[object] = []
+    groups = read([Draft([], rows)], made, Columns(), lost.append)
+    assert not lost
+    return groups
+
+
+def knows(made: StepReader, steps: int) -> list[object]:
+    """What a reader has taken from the steps so far for those to come."""
+    batches, investigator = made.account.batches, made.investigator
+    found: list[object] = [batches.feeding, made.loss_by_user, made.flops.has_seen(steps)]
+    found += [batches.has_waiting(loader) for loader in LOADERS]
+    return [*found, repr(investigator.history()), [investigator.stays_bad(step) for step in range(steps + 2)]]
+
+
+@pytest.mark.parametrize("seed", range(16))
 def test_whatever_the_loop_does_both_ways_of_reading_agree(seed):
     notes = Loop(seed).notes(320)
-    alone, together = reader(embedded=seed % 2 == 0), reader(embedded=seed % 2 == 0)
-    failed: list[object] = []
-    one, other = [], []
-    packer = StepPacker()
+    alone, one = reader(embedded=seed % 2 == 0), []
+    for begin in range(0, len(notes), 80):
+        one += one_by_one(notes[begin : begin + 80], alone)
+    together, other, packer = reader(embedded=seed % 2 == 0), [], StepPacker()
     for begin in range(0, len(notes), 80):
         part = notes[begin : begin + 80]
-        one += groups_of(rows_of(part, alone, failed.append), Columns(), failed.append)
-        rows = written(packed(part[:30], packer) + packed(part[30:], packer))
-        other += read([Draft([], rows)], together, Columns(), failed.append)
+        other += at_once(written(packed(part[:30], packer) + packed(part[30:], packer)), together)
     assert table(other) == table(one)
-    assert not failed
-    assert together.investigator.history() == alone.investigator.history()
-    batches, batches_alone = together.account.batches, alone.account.batches
-    for loader in LOADERS:
-        assert batches.has_waiting(loader) == batches_alone.has_waiting(loader)
-    assert (batches.feeding, batches._loader) == (batches_alone.feeding, batches_alone._loader)
-    for name in ("_watchful", "_inquiries", "_bad_step"):
-        assert getattr(together.investigator, name) == getattr(alone.investigator, name)
-    assert together.loss_by_user == alone.loss_by_user
-    assert together.flops._newest == alone.flops._newest
-
-
-def usual_loop(seed: int = 1) -> Loop:
-    """What most loops do: a batch, a call, clearing, backward, the optimizer."""
-    loop = Loop(seed)
-    loop.habits |= {
-        "data": 7,
-        "ahead": False,
-        "returned": False,
-        "cleared": "after",
-        "size": (32, None, False),
-        "lr": 0.1,
-    }
-    return loop_with(loop, micro=1, phase=False, training=True, wall=False, logs=0.0)
+    assert knows(together, len(notes)) == knows(alone, len(notes))
 
 
 def loop_with(loop: Loop, **habits: object) -> Loop:
     loop.habits |= habits
     return loop
+
+
+def usual_loop(seed: int = 1) -> Loop:
+    """What most loops do: a batch, a call, clearing, backward, the optimizer."""
+    return loop_with(
+        Loop(seed), data=7, ahead=False, returned=False, cleared="after", size=(32, None, False), lr=0.1, micro=1,
+        phase=False, training=True, wall=False, logs=0.0,
+    )  # fmt: skip
 
 
 def is_sound(note: Note) -> bool:
@@ -223,97 +225,61 @@ def is_sound(note: Note) -> bool:
     )
 
 
+def sound_notes(count: int, loop: Loop | None = None) -> list[Note]:
+    loop = loop or usual_loop()
+    loop.note()
+    sound: list[Note] = []
+    while len(sound) < count:
+        sound += filter(is_sound, [loop.note()])
+    return sound
+
+
 def test_the_usual_loop_is_read_at_once():
-    loop = usual_loop()
-    sound = [note for note in [loop.note() for _ in range(150)][1:] if is_sound(note)]
+    sound = sound_notes(100)
     first, block = packed(sound)
-    assert (first, len(sound)) == (sound[0], len(block.data) // 128 + 1)
-    assert len(sound) > 60
-    found = read_alike(reader(embedded=False), block, Columns().knows)
+    assert first == sound[0]
+    found = read_alike(reader(), block, Columns().knows)
     assert found is not None
     table, rows = found
     assert [*table.steps] == [note.step for note in sound[1:] if note.rare is None]
     assert [row[0] for row in rows] == [note.step for note in sound[1:] if note.rare is not None]
     assert len(rows) > 3
-    assert table.names[-5:] == (
-        "phase/data_s",
-        "phase/forward_s",
-        "phase/backward_s",
-        "phase/optimizer_s",
-        "phase/other_s",
-    )
+    assert [name for name in table.names if name.startswith("phase/")] == [
+        f"phase/{name}_s" for name in ("data", "forward", "backward", "optimizer", "other")
+    ]
+    assert "flops_per_s" in table.names
 
 
 def test_a_loss_that_stays_nan_is_read_at_once_once_it_is_known():
-    loop = usual_loop()
-    notes = [note for note in [loop.note() for _ in range(200)][1:] if is_sound(note) and note.rare is None]
     bad = []
-    for note in notes:
+    for note in sound_notes(100):
         entries = [list(entry) for entry in entries_of(note.trace)]
         entries[4][3] = math.nan
-        bad.append(note._replace(trace=trace_of([tuple(entry) for entry in entries])))
-    alone, together = reader(embedded=False), reader(embedded=False)
-    (block,) = packed(bad)[1:] or packed(bad)
-    assert read_alike(together, block, Columns().knows) is None, "it may be looked into"
-    for one in (alone, together):
-        one.investigator._watchful, one.investigator._bad_step = False, bad[0].step
+        bad.append(note._replace(trace=trace_of([tuple(entry) for entry in entries]), rare=None))
     first, *rest = bad
-    failed: list[object] = []
-    expected = groups_of(rows_of([first], alone, failed.append), Columns(), failed.append)
-    expected += groups_of(rows_of(rest, alone, failed.append), Columns(), failed.append)
-    found = groups_of(rows_of([first], together, failed.append), Columns(), failed.append)
-    found += read([Draft([], written(packed(rest)))], together, Columns(), failed.append)
+    assert read_alike(reader(), packed(bad)[-1], Columns().knows) is None, "it may be looked into"
+
+    def warned() -> StepReader:
+        made = reader()
+        made.investigator.progress.completed = first.step - 1
+        assert made.investigator.suspect(torch.tensor(math.nan))
+        return made
+
+    alone = warned()
+    expected = one_by_one([first], alone) + one_by_one(rest, alone)
+    together = warned()
+    found = one_by_one([first], together) + at_once(written(packed(rest)), together)
     assert table(found) == table(expected)
     assert read_alike(together, packed(rest)[-1], Columns().knows) is not None
-    assert not together.investigator._watchful
-    told = [(one["step"], repr(one["loss"])) for one in together.investigator.history()]
-    assert told == [(one["step"], repr(one["loss"])) for one in alone.investigator.history()]
+    assert knows(together, rest[-1].step) == knows(alone, rest[-1].step)
 
 
-def comparable(note: Note) -> list[str]:
-    """NaN is NaN, and a loss of 3 is one of 3.0."""
-    return [
-        repr(float(item)) if type(item) in (int, float) else repr(item) for item in (*note[:7], *note.trace, note.rare)
-    ]
-
-
-def test_a_packed_step_is_the_note_that_it_was():
-    for seed in range(20):
-        notes = Loop(seed).notes(200)
-        again = [one for row in packed(notes) for one in (notes_in(row) if isinstance(row, Steps) else [row])]
-        assert [*map(comparable, again)] == [*map(comparable, notes)]
-
-
-def test_an_odd_step_among_usual_ones_is_a_note_and_ends_no_habit():
-    loop = usual_loop()
-    notes = [note for note in [loop.note() for _ in range(400)][1:] if is_sound(note)][:100]
+def test_an_odd_step_among_usual_ones_ends_no_habit():
+    notes = sound_notes(100)
     notes[50] = notes[50]._replace(trace=[*notes[50].trace[:5], *notes[50].trace])
     rows = packed(notes)
-    assert [len(row) == len(Steps._fields) for row in rows] == [False, True, False, True]
+    assert [isinstance(row, Steps) for row in rows] == [False, True, False, True]
     assert rows[2] == notes[50]
-
-
-def test_a_loop_whose_steps_are_never_alike_is_hardly_looked_at(monkeypatch):
-    looked = []
-    real = step_blocks.layout_of
-    monkeypatch.setattr(step_blocks, "layout_of", lambda kinds: looked.append(kinds) or real(kinds))
-    loop = usual_loop()
-    notes = [loop_with(loop, size=(32, number, True)).note() for number in range(1, 1001)]
-    assert packed(notes) == notes
-    assert len(looked) < 60
-    looked.clear()
-    loop_with(loop, size=(32, None, False))
-    rows = packed(notes + [note for note in [loop.note() for _ in range(300)] if is_sound(note)])
-    assert isinstance(rows[-1], Steps), "it has changed its ways, and that is found out"
-
-
-def test_many_steps_of_one_tick_are_several_blocks():
-    loop = usual_loop()
-    notes = [note for note in [loop.note() for _ in range(1500)][1:] if is_sound(note)][:700]
-    first, *blocks = packed(notes)
-    assert len(blocks) == 3
-    assert [first, *notes_in(joined(blocks))] == notes
-    assert [one for block in blocks for one in notes_in(block)] == notes[1:]
 
 
 def damaged(block: Any) -> list[Any]:
@@ -336,31 +302,11 @@ def damaged(block: Any) -> list[Any]:
 
 @pytest.mark.parametrize("kind", range(10))
 def test_a_damaged_block_costs_itself_and_no_other(kind):
-    loop = usual_loop()
-    notes = [note for note in [loop.note() for _ in range(150)][1:] if is_sound(note)]
+    notes = sound_notes(60)
     first, block = written(packed(notes))
     lost: list[object] = []
-    rows = [first, block, damaged(block)[kind], loop.note(), block]
-    groups = read([Draft([], rows)], reader(embedded=False), Columns(), lost.append)
+    rows = [first, block, damaged(block)[kind], *sound_notes(1), block]
+    groups = read([Draft([], rows)], reader(), Columns(), lost.append)
     losses = sum(len(group.column("loss")) for group in groups if "loss" in group.values)
     assert losses >= 2 + 2 * (len(notes) - 1)
     assert lost or losses > 2 + 2 * (len(notes) - 1), "what is lost is counted"
-
-
-def test_blocks_of_few_steps_are_read_one_by_one(monkeypatch):
-    """A loop that hardly ever does the same twice has blocks of one step; each as columns would take four times as
-    long."""
-    together = []
-    real = drafts.read_alike
-    monkeypatch.setattr(drafts, "read_alike", lambda *given: together.append(given) or real(*given))
-    loop = usual_loop()
-    notes = [note for note in [loop.note() for _ in range(150)][1:] if is_sound(note)]
-    first, block = packed(notes)
-    size = len(block.data) // (len(notes) - 1)
-    few = [Steps(block.alike, block.data[at * size : (at + 2) * size], []) for at in range(0, 40, 2)]
-    rows = [row for pair in zip(notes[41:61], few, strict=True) for row in pair]
-    lost: list[object] = []
-    one = groups_of(rows_of(rows, reader(embedded=False), lost.append), Columns(), lost.append)
-    assert table(read([Draft([], rows)], reader(embedded=False), Columns(), lost.append)) == table(one)
-    assert (together, lost) == ([], [])
-    assert first == notes[0]

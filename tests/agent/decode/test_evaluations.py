@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-import time
 
 import pytest
 import torch
+from agent.hooks.loops import about, nap, one_ahead, sgd, step
 from torch import nn
 from torch.utils.data import DataLoader
 
 from perfagent.decode.evaluations import unseen_evaluations
-from perfagent.hooks.evaluation import after_last_step
 from perfagent.step.trace import (
     BACKWARD,
     BACKWARD_END,
@@ -25,23 +24,24 @@ from perfagent.step.trace import (
     PHASE,
 )
 
-NAP_S = 0.03
+NAP_S, DATA_S = 0.03, 0.004
 DATASET = torch.arange(16.0).reshape(8, 2)
 
 
-def batches(sleep=time.sleep) -> DataLoader:
+pytestmark = pytest.mark.usefixtures("clock")
+
+
+def batches() -> DataLoader:
     def collate(items):
-        sleep(0.004)
+        nap(DATA_S)
         return torch.stack(items)
 
     return DataLoader(DATASET, batch_size=2, collate_fn=collate)
 
 
-def train(model, optimizer, sleep=time.sleep):
-    for x in batches(sleep):
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+def train(model, optimizer):
+    for x in batches():
+        step(optimizer, model(x).square())
 
 
 def evaluate(model):
@@ -49,37 +49,29 @@ def evaluate(model):
     with torch.no_grad():
         for x in batches():
             model(x)
-            time.sleep(NAP_S)
+            nap(NAP_S)
     model.train()
 
 
 def start(record):
     model = nn.Linear(2, 1)
-    return record(model), model, torch.optim.SGD(model.parameters(), lr=0.01)
+    return record(model), model, sgd(model, lr=0.01)
 
 
 def test_the_evaluation_of_an_average_once_an_epoch_is_told(record):
     recorded, model, optimizer = start(record)
     average = torch.optim.swa_utils.AveragedModel(model)
-    took = []
     for _ in range(3):
         train(model, optimizer)
         average.update_parameters(model)
-        began = time.perf_counter()
         evaluate(average)
-        took.append(time.perf_counter() - began)
-    after_last_step(recorded.run._progress)
     series = recorded.of("phase/eval_s")
     assert [number for number, _ in series] == [5, 9, 12]
-    for (_, told), truth in zip(series, took, strict=True):
-        assert 4 * (NAP_S + 0.004) <= told <= truth + NAP_S
-    steps = dict(recorded.steps())
-    assert steps[5]["phase/data_s"] + steps[5]["phase/other_s"] < steps[5]["phase/eval_s"], "the evaluation is neither"
-    assert steps[5]["samples_per_s"] * steps[5]["step_time_s"] == pytest.approx(2)
-    events = [
-        data["begin_step"] for kind, data, _ in recorded.sender.events if kind == "phase" and data["name"] == "eval"
-    ]
-    assert events[:2] == [4, 8]
+    assert all(about(seconds, 4 * (NAP_S + DATA_S)) for _, seconds in series)
+    values = dict(recorded.steps())[5]
+    assert about(values["phase/data_s"] + values["phase/other_s"], DATA_S), "the evaluation is neither"
+    assert recorded.consumed()[5] == 2
+    assert recorded.phases()[:2] == [("eval", 4), ("eval", 8)]
 
 
 def test_it_is_one_besides_that_of_the_model_itself(record):
@@ -91,20 +83,10 @@ def test_it_is_one_besides_that_of_the_model_itself(record):
     train(model, optimizer)
     ((number, told),) = recorded.of("phase/eval_s")
     assert number == 5
-    assert told > 8 * NAP_S
+    assert about(told, 8 * (NAP_S + DATA_S))
 
 
-def test_batches_that_are_only_collected_are_data(clock, record):
-    recorded, model, optimizer = start(record)
-    train(model, optimizer, clock.sleep)
-    kept = list(batches(clock.sleep))
-    train(model, optimizer, clock.sleep)
-    assert len(kept) == 4
-    assert recorded.of("phase/eval_s") == []
-    assert dict(recorded.steps())[5]["phase/data_s"] >= 5 * 0.004
-
-
-def test_a_step_of_several_micro_batches_is_told_with_the_evaluation_before_it(record):
+def test_a_step_of_micro_batches_has_the_evaluation_before(record):
     recorded, model, optimizer = start(record)
     for _ in range(2):
         for number, x in enumerate(batches()):
@@ -115,72 +97,73 @@ def test_a_step_of_several_micro_batches_is_told_with_the_evaluation_before_it(r
         evaluate(model)
     train(model, optimizer)
     assert [number for number, _ in recorded.steps()] == [*range(1, 9)]
-    assert [number for number, _ in recorded.of("phase/eval_s")] == [3, 5]
+    assert recorded.numbers("phase/eval_s") == [3, 5]
 
 
-def test_what_is_read_before_the_first_step_is_no_evaluation(record):
-    recorded, model, optimizer = start(record)
+# ---- what is none
+
+
+def collects(model, optimizer):
+    train(model, optimizer)
+    assert len(list(batches())) == 4
+    train(model, optimizer)
+
+
+def reads_before_the_first_step(model, optimizer):
     evaluate(copy.deepcopy(model))
     train(model, optimizer)
-    assert recorded.of("phase/eval_s") == []
 
 
-def test_an_epoch_of_one_batch_of_a_loop_that_looks_ahead_is_none(record):
-    recorded, model, optimizer = start(record)
+def looks_ahead_in_epochs_of_one_batch(model, optimizer):
     for _ in range(4):
-        loader = iter(DataLoader(DATASET, batch_size=8))
-        x = next(loader)
-        time.sleep(NAP_S)  # on its way to a device
-        while x is not None:
-            ahead = next(loader, None)
-            model(x).square().mean().backward()
-            optimizer.step()
-            x = ahead
-    assert recorded.of("phase/eval_s") == []
-    assert [number for number, _ in recorded.of("samples_per_s")] == [2, 3, 4]
+        for x in one_ahead(DataLoader(DATASET, batch_size=8)):
+            nap(NAP_S)  # on its way to a device
+            step(optimizer, model(x).square())
 
 
-def test_batches_that_are_fetched_by_the_chunk_are_data(record):
-    recorded, model, optimizer = start(record)
+def fetches_by_the_chunk(model, optimizer):
     for _ in range(3):
         chunk = []
         for x in batches():
-            time.sleep(0.003)
+            nap(0.003)
             chunk.append(x)
         for x in chunk:
-            model(x).square().mean().backward()
-            optimizer.step()
-    assert recorded.of("phase/eval_s") == []
+            step(optimizer, model(x).square())
 
 
-def test_what_each_step_learns_from_first_is_training(record):
-    """An episode: the samples that its classes are made of, and those that the loss is of."""
-    recorded, model, optimizer = start(record)
+def learns_an_episode(model, optimizer):
+    """The samples that its classes are made of, and those that the loss is of."""
     for _ in range(4):
         weight = model.weight.clone()
         for x in batches():
-            time.sleep(NAP_S / 5)
+            nap(NAP_S / 5)
             weight = weight - 0.01 * x.mean(0)
         for x in DataLoader(DATASET, batch_size=8):
-            (model(x) - x @ weight.T).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert recorded.of("phase/eval_s") == []
+            step(optimizer, (model(x) - x @ weight.T).square())
 
 
-def test_a_pass_over_all_data_that_is_trained_on_is_none(record):
-    weight = nn.Parameter(torch.ones(2))
-    recorded = record(nn.ParameterList([weight]))
-    optimizer = torch.optim.SGD([weight], lr=0.01)
+def trains_on_all_data_at_once(model, optimizer):
     for _ in range(3):
-        loss = torch.zeros(())
+        losses = []
         for x in batches():
-            loss = loss + (x @ weight).square().mean()
-            time.sleep(NAP_S)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+            losses.append((x @ model.weight.T).square())
+            nap(NAP_S)
+        step(optimizer, *losses)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [collects, reads_before_the_first_step, looks_ahead_in_epochs_of_one_batch, fetches_by_the_chunk, learns_an_episode,
+     trains_on_all_data_at_once],
+)  # fmt: skip
+def test_a_pass_over_a_loader_that_trains_or_waits_is_none(record, loop):
+    recorded, model, optimizer = start(record)
+    loop(model, optimizer)
     assert recorded.of("phase/eval_s") == []
+    assert loop is not collects or about(recorded.series("phase/data_s")[5], 5 * DATA_S)
+
+
+# ---- as it was noted
 
 
 # places: what was noted, 10 ns for each fetch and as much for what the loop does with the batch
@@ -208,7 +191,7 @@ COMPILES = (PHASE, "compile", None, None)
 @pytest.mark.parametrize(
     "trace", [(BEGIN, BATCH, COMPILES, BATCH, COMPILES, END), (BEGIN, COMPILES, BATCH, BATCH, BATCH, END)]
 )
-def test_a_model_that_is_compiled_at_its_first_batch_is_evaluated_all_the_same(trace):
+def test_a_model_compiled_at_its_first_batch_is_evaluated(trace):
     assert unseen_evaluations(entries(*trace, OTHER, FORWARD, BACKWARD)) == [range(6)]
 
 
@@ -234,38 +217,25 @@ def test_several_are_found_each_by_itself():
     assert unseen_evaluations(trace) == [range(3), range(4, 8)]
 
 
-@pytest.mark.parametrize(
-    "trace",
-    [
-        (BEGIN, END, OTHER),
-        (BATCH, BATCH, END, BEGIN, OTHER),
-        (BEGIN, BATCH, BATCH, BEGIN, OTHER),
-        (BEGIN, BATCH, OTHER, END, OTHER),
-        (BEGIN, OTHER, BATCH, END, OTHER),
-        (BEGIN, BATCH, FORWARD, END, OTHER),
-        (BEGIN, PHASE, BATCH, END, OTHER),
-        (BEGIN, BATCH, OTHER, BATCH, END, OTHER),
-        (CLEARED, BATCH, FORWARD, BACKWARD, BACKWARD_END, BATCH, END, BEGIN, OTHER),
-    ],
-    ids=[
-        "empty",
-        "begun before",
-        "broken off",
-        "two loaders",
-        "another first",
-        "called",
-        "in a phase",
-        "in turn",
-        "trained on",
-    ],
-)
-def test_all_else_is_none(trace):
-    assert unseen_evaluations(entries(*trace)) == []
+NONE = {
+    "empty": (BEGIN, END, OTHER),
+    "begun before": (BATCH, BATCH, END, BEGIN, OTHER),
+    "broken off": (BEGIN, BATCH, BATCH, BEGIN, OTHER),
+    "two loaders": (BEGIN, BATCH, OTHER, END, OTHER),
+    "another first": (BEGIN, OTHER, BATCH, END, OTHER),
+    "called": (BEGIN, BATCH, FORWARD, END, OTHER),
+    "in a phase": (BEGIN, PHASE, BATCH, END, OTHER),
+    "in turn": (BEGIN, BATCH, OTHER, BATCH, END, OTHER),
+    "trained on": (CLEARED, BATCH, FORWARD, BACKWARD, BACKWARD_END, BATCH, END, BEGIN, OTHER),
+}
+
+
+@pytest.mark.parametrize("kind", NONE)
+def test_all_else_is_none(kind):
+    assert unseen_evaluations(entries(*NONE[kind])) == []
 
 
 def test_a_loop_that_does_little_with_the_batches_collects_them():
-    quick = [(DATA, 0, 9, 0, None), (DATA, 10, 99, 7, (2, None, False)), (DATA, 100, 199, 7, None)]
-    assert unseen_evaluations(quick) == []
-    slow = [quick[0], quick[1], (DATA, 112, 211, 7, None)]
-    assert unseen_evaluations([*quick[:2], *slow[2:]]) == []
-    assert unseen_evaluations([*quick[:2], (DATA, 130, 199, 7, None)]) == [range(3)]
+    begin, batch = (DATA, 0, 9, 0, None), (DATA, 10, 99, 7, (2, None, False))
+    for next_at, found in ((100, []), (112, []), (130, [range(3)])):
+        assert unseen_evaluations([begin, batch, (DATA, next_at, 199, 7, None)]) == found, next_at

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from perfagent.boundary import guard
 from perfagent.session import Run
 
-STEPS = 5
+STEPS = 4
 LATE_S = 0.2
-
-
-def model() -> nn.Sequential:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-
-
-def late() -> float:
-    """Rank 1 comes late, from the second step on, when the hooks are in."""
-    began = time.perf_counter()
-    if dist.get_rank() == 1:
-        time.sleep(LATE_S)
-    return time.perf_counter() - began
+late_s = 0.0
 
 
 class LateBackward(torch.autograd.Function):
@@ -43,43 +30,37 @@ class LateBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        late()
+        time.sleep(late_s)
         return gradient
 
 
-def ddp(made: nn.Module) -> tuple[nn.Module, Callable[[nn.Module], None]]:
-    return nn.parallel.DistributedDataParallel(made), lambda _: None
+def by_hand(made: nn.Module) -> None:
+    for parameter in made.parameters():
+        dist.all_reduce(parameter.grad)
 
 
-def ddp_without_exchange(made: nn.Module) -> tuple[nn.Module, Callable[[nn.Module], None]]:
+def by_hand_at_once(made: nn.Module) -> None:
+    for work in [dist.all_reduce(parameter.grad, async_op=True) for parameter in made.parameters()]:
+        work.wait()
+
+
+def wrapped(kind: str, made: nn.Module) -> nn.Module:
+    if kind == "fsdp2":
+        fully_shard(made)
+    if not kind.startswith("ddp"):
+        return made
     parallel = nn.parallel.DistributedDataParallel(made)
-    parallel.require_backward_grad_sync = False
-    return parallel, lambda _: None
+    parallel.require_backward_grad_sync = kind == "ddp"
+    return parallel
 
 
-def fsdp2(made: nn.Module) -> tuple[nn.Module, Callable[[nn.Module], None]]:
-    fully_shard(made)
-    return made, lambda _: None
-
-
-def by_hand(made: nn.Module) -> tuple[nn.Module, Callable[[nn.Module], None]]:
-    def exchange(one: nn.Module) -> None:
-        for parameter in one.parameters():
-            dist.all_reduce(parameter.grad)
-
-    return made, exchange
-
-
-def by_hand_at_once(made: nn.Module) -> tuple[nn.Module, Callable[[nn.Module], None]]:
-    def exchange(one: nn.Module) -> None:
-        works = [dist.all_reduce(parameter.grad, async_op=True) for parameter in one.parameters()]
-        for work in works:
-            work.wait()
-
-    return made, exchange
-
-
-KINDS = (ddp, ddp_without_exchange, fsdp2, by_hand, by_hand_at_once)
+KINDS = {
+    "ddp": None,
+    "ddp_without_exchange": None,
+    "fsdp2": None,
+    "by_hand": by_hand,
+    "by_hand_at_once": by_hand_at_once,
+}
 
 
 def patched() -> tuple[Any, ...]:
@@ -87,9 +68,12 @@ def patched() -> tuple[Any, ...]:
     return dist.all_reduce.__closure__[0].cell_contents, dist.distributed_c10d.Work.wait, torch.autograd.backward
 
 
-def train(kind: Callable[[nn.Module], Any], folder: Path, *, monitored: bool) -> dict[str, Any]:
+def train(kind: str, folder: Path, *, monitored: bool) -> dict[str, Any]:
+    global late_s
+    late_s = LATE_S if monitored and dist.get_rank() == 1 else 0.0
     sender = RecordingSender(folder / f"{dist.get_rank()}")
-    made, exchange = kind(model())
+    torch.manual_seed(1)
+    made = wrapped(kind, nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)))
     before = patched()
     optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
     run = Run(sender.config, name=None, config={}, tags=[], group=None, start_step=None, sender=sender)  # type: ignore[arg-type]
@@ -101,7 +85,8 @@ def train(kind: Callable[[nn.Module], Any], folder: Path, *, monitored: bool) ->
     for _ in range(STEPS):
         loss = LateBackward.apply(made(torch.randn(8, 16))).square().mean()
         loss.backward()
-        exchange(made)
+        if exchange := KINDS[kind]:
+            exchange(made)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item().hex())
@@ -109,21 +94,17 @@ def train(kind: Callable[[nn.Module], Any], folder: Path, *, monitored: bool) ->
     if monitored:
         run.finish()
     rows = [(step, dict(values)) for step, values in sender.drain() if "lr" in values]
+    restored = patched() == before
     return {
-        "rows": rows,
-        "losses": losses,
-        "failures": dict(guard.failures),
-        "restored": patched() == before,
-        "watched": watched,
-    }
+        "rows": rows, "losses": losses, "failures": dict(guard.failures), "restored": restored, "watched": watched,
+    }  # fmt: skip
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     told = {
-        kind.__name__: {word: train(kind, folder, monitored=word == "with") for word in ("without", "with")}
-        for kind in KINDS
+        kind: {word: train(kind, folder, monitored=word == "with") for word in ("without", "with")} for kind in KINDS
     }
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(told), encoding="utf-8")
     dist.destroy_process_group()

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from agent.hooks import loops
 
 from perfagent import hooks, rootcause, signals
 from perfagent.step import state
@@ -40,6 +41,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
             monkeypatch.setattr(module, "now", virtual.read_ns)
     monkeypatch.setattr(state, "now", virtual.read_ns)
     monkeypatch.setattr(time, "perf_counter_ns", virtual.read_ns)
+    monkeypatch.setattr(loops, "sleep", virtual.sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: virtual.ns / 1e9)
     return virtual
 
 
@@ -59,7 +62,7 @@ def seldom(record):
 
     def start(model=None, optimizer=None):
         recorded = record(model, optimizer=optimizer)
-        recorded.run._progress.measure_at = 2**60
+        recorded.progress.measure_at = 2**60
         return recorded
 
     return start

@@ -7,7 +7,7 @@ import types
 
 import pytest
 import torch
-from torch import nn
+from agent.hooks.loops import numbered, small
 from truth import norm_of
 
 RATE = 0.1
@@ -73,10 +73,6 @@ class OfFastai:
             parameter.grad.zero_()
 
 
-def small() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
-
-
 def train(model, optimizer, steps):
     """Loss and norm of each step."""
     told = []
@@ -91,11 +87,11 @@ def train(model, optimizer, steps):
 
 
 def agrees(recorded, told):
-    assert recorded.of("loss") == [(n, loss) for n, (loss, _) in enumerate(told, 1)]
-    assert dict(recorded.of("grad/norm")) == {n: pytest.approx(norm, rel=1e-5) for n, (_, norm) in enumerate(told, 1)}
+    assert recorded.series("loss") == {n: loss for n, (loss, _) in enumerate(told, 1)}
+    assert recorded.series("grad/norm") == numbered(norm for _, norm in told)
     assert {rate for _, rate in recorded.of("lr")} == {RATE}
-    assert [n for n, _ in recorded.of("phase/optimizer_s")] == [*range(1, len(told) + 1)]
-    assert [n for n, _ in recorded.of("phase/forward_s")] == [*range(2, len(told) + 1)]
+    assert recorded.numbers("phase/optimizer_s") == [*range(1, len(told) + 1)]
+    assert recorded.numbers("phase/forward_s") == [*range(2, len(told) + 1)]
 
 
 @pytest.mark.parametrize("kind", [Homemade, WithoutSuper])

@@ -13,12 +13,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from agent.hooks.loops import sgd, step
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.device import DeviceClock, cuda_device_of
 from perfagent.hooks.host_to_device import watch_copy
-from perfagent.signals import gradient_schedule
 from perfagent.step.state import state
 
 MAIN, OTHER = 1, 2
@@ -123,54 +124,59 @@ def to_device(batch: Batch, where: str) -> SimpleNamespace:
     return SimpleNamespace(data=batch.data, is_cpu=where == "cpu", is_cuda=where == "cuda")
 
 
-def train(record, device, copy, steps=4):
-    model = Net(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    p = state.current
-    p.clock, p.stream = device, MAIN
+def plain(model):
+    return model(torch.ones(2, 4)).square()
+
+
+def trained(record, device, *, model=None, optimizer=None, loss=plain, steps=4, finish=True):
+    """A run of so many steps whose device has done all that it was given."""
+    model = model or Net(device)
+    optimizer = optimizer or sgd(model)
+    recorded = record(model, optimizer=optimizer)
+    state.current.clock, state.current.stream = device, MAIN
     for _ in range(steps):
-        x = copy(Batch(device, torch.ones(2, 4)))
-        model(x).square().mean().backward()
+        optimizer.zero_grad()
+        loss(model).mean().backward()
         optimizer.step()
-        device.work(0.005)
-    device.done = device.now
-    return dict(recorded.steps())
+    if finish:
+        device.done = device.now
+    return recorded
 
 
-def test_phases_are_the_device_s_time_and_copies_are_one(record, device):
-    copy = watch_copy(to_device)
-    steps = train(record, device, lambda batch: copy(batch, "cuda").data)
-    for number, values in steps.items():
-        if number > 1:
-            assert values["phase/h2d_s"] == pytest.approx(0.02)
-            assert values["phase/forward_s"] == pytest.approx(0.03)
-            assert values["phase/backward_s"] == pytest.approx(0.06)
+def assert_each(recorded, first=2, **seconds):
+    """From step `first` on each step has these phases, as long as this; None for one that there is not."""
+    steps = [values for number, values in recorded.steps() if number >= first]
+    assert len(steps) >= 2
+    for values in steps:
+        told = {name: values.get(f"phase/{name}_s") for name in seconds}
+        assert told == {name: value and pytest.approx(value) for name, value in seconds.items()}
 
 
-def test_a_copy_inside_the_forward_pass_is_taken_off_it(record, device):
-    copy = watch_copy(to_device)
+@pytest.fixture
+def copy():
+    return watch_copy(to_device)
 
+
+def test_phases_are_the_devices_time_and_copies_are_one(record, device, copy):
+    def loss(model):
+        return model(copy(Batch(device, torch.ones(2, 4)), "cuda").data)
+
+    assert_each(trained(record, device, loss=loss), h2d=0.02, forward=0.03, backward=0.06)
+
+
+def test_a_copy_inside_of_forward_and_backward_is_taken_off(record, device, copy):
     class Copies(Net):
         def forward(self, batch):
             return super().forward(copy(batch, "cuda").data)
 
     model = Copies(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    state.current.clock, state.current.stream = device, MAIN
-    for _ in range(3):
-        model(Batch(device, torch.ones(2, 4))).square().mean().backward()
-        optimizer.step()
-    device.done = device.now
-    for number, values in recorded.steps():
-        if number > 1:
-            assert values["phase/h2d_s"] == pytest.approx(0.02)
-            assert values["phase/forward_s"] == pytest.approx(0.03)
+    model.weight.register_hook(lambda _: copy(Batch(device, torch.ones(1)), "cuda") and None)
+    recorded = trained(record, device, model=model, loss=lambda model: model(Batch(device, torch.ones(2, 4))))
+    assert_each(recorded, h2d=0.04, forward=0.03, backward=0.06)
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-def test_compiling_inside_the_forward_pass_is_taken_off_it(record, device):
+def test_compiling_inside_of_the_forward_pass_is_taken_off(record, device):
     def backend(graph, _inputs):
         device.work(1.0)  # the time for which it has nothing to do
         return graph.forward
@@ -181,179 +187,126 @@ def test_compiling_inside_the_forward_pass_is_taken_off_it(record, device):
         def forward(self, x):
             return super().forward(torch.compile(lambda x: x * self.scale, backend=backend, dynamic=False)(x))
 
-    model = Compiles(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    state.current.clock, state.current.stream = device, MAIN
-    for scale in (1, 1, 2):
-        model.scale = scale
-        model(torch.ones(2, 4)).square().mean().backward()
-        optimizer.step()
-    device.done = device.now
-    [_, second, third] = [values for _, values in recorded.steps()]
+    scales = iter((1, 1, 2))
+
+    def loss(model):
+        model.scale = next(scales)
+        return plain(model)
+
+    [_, second, third] = [
+        values for _, values in trained(record, device, model=Compiles(device), loss=loss, steps=3).steps()
+    ]
     assert "phase/compile_s" not in second
     assert third["phase/compile_s"] == pytest.approx(1.0)
     assert [second["phase/forward_s"], third["phase/forward_s"]] == pytest.approx([0.03, 0.03])
 
 
-def test_a_target_that_is_computed_without_gradients_is_forward_on_the_device_too(record, device):
-    model = Net(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    state.current.clock, state.current.stream = device, MAIN
-    for _ in range(4):
+def test_a_target_without_gradients_is_forward_on_the_device(record, device):
+    def loss(model):
         with torch.no_grad():
             wanted = model(torch.ones(2, 4))
         device.work(0.005)  # neither of the two
-        (model(torch.zeros(2, 4)) - wanted).square().mean().backward()
-        optimizer.step()
-    device.done = device.now
-    for number, values in recorded.steps():
-        if number > 1:
-            assert values["phase/forward_s"] == pytest.approx(2 * 0.03)
+        return (model(torch.zeros(2, 4)) - wanted).square()
 
-
-def test_a_copy_inside_the_backward_pass_is_taken_off_it(record, device):
-    copy = watch_copy(to_device)
-    model = Net(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    state.current.clock, state.current.stream = device, MAIN
-    model.weight.register_hook(lambda _: copy(Batch(device, torch.ones(1)), "cuda") and None)
-    for _ in range(3):
-        model(torch.ones(2, 4)).square().mean().backward()
-        optimizer.step()
-    device.done = device.now
-    for number, values in recorded.steps():
-        if number > 1:
-            assert values["phase/h2d_s"] == pytest.approx(0.02)
-            assert values["phase/backward_s"] == pytest.approx(0.06)
+    assert_each(trained(record, device, loss=loss), forward=2 * 0.03)
 
 
 class Steps(torch.optim.SGD):
     """Its step keeps the device busy."""
 
     device: Device
+    before = None
 
     def step(self, closure=None):
+        if self.before is not None:
+            self.before()
         self.device.work(0.01)
         return super().step(closure)
 
 
-def test_the_optimizer_s_phase_is_the_device_s_time_and_a_copy_inside_of_its_step_is_taken_off_it(record, device):
-    copy = watch_copy(to_device)
-
-    class Offloaded(Steps):
-        def step(self, closure=None):
-            copy(Batch(device, torch.ones(1)), "cuda")
-            return super().step(closure)
-
+def test_a_copy_inside_of_the_optimizers_step_is_taken_off(record, device, copy):
     model = Net(device)
-    optimizer = Offloaded(model.parameters(), lr=0.1)
+    optimizer = Steps(model.parameters(), lr=0.1)
+    optimizer.device, optimizer.before = device, lambda: copy(Batch(device, torch.ones(1)), "cuda")
+    recorded = trained(record, device, model=model, optimizer=optimizer, steps=5)
+    assert_each(recorded, first=3, h2d=0.02, optimizer=0.01, backward=0.06)  # then the whole call is timed
+
+
+def test_what_a_closure_does_is_no_optimizer_time_on_the_device(record, device):
+    """Lightning's automatic optimization, skorch, LBFGS."""
+    model = Net(device)
+    optimizer = Steps(model.parameters(), lr=0.1)
     optimizer.device = device
     recorded = record(model)
     state.current.clock, state.current.stream = device, MAIN
+
+    def closure():
+        optimizer.zero_grad()
+        plain(model).mean().backward()
+
     for _ in range(4):
-        model(torch.ones(2, 4)).square().mean().backward()
-        optimizer.step()
+        optimizer.step(closure)
     device.done = device.now
-    for number, values in recorded.steps():
-        if number > 2:  # from then on the whole call is timed
-            assert values["phase/h2d_s"] == pytest.approx(0.02)
-            assert values["phase/optimizer_s"] == pytest.approx(0.01)
-            assert values["phase/backward_s"] == pytest.approx(0.06)
+    assert_each(recorded, first=3, forward=0.03, backward=0.06, optimizer=0.01)
 
 
 @pytest.mark.parametrize("width", [1, 4], ids=["beside the one that counts", "the one that counts"])
-def test_an_optimizer_that_steps_inside_of_the_backward_pass_is_no_part_of_that_on_the_device(record, device, width):
+def test_a_step_inside_of_backward_is_no_backward_time(record, device, width):
     model, inner = Net(device), nn.Linear(width, 4, bias=False)
-    little, optimizer = Steps(inner.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)
+    little = Steps(inner.parameters(), lr=0.1)
     little.device = device
-    recorded = record(model, optimizer=optimizer)
-    state.current.clock, state.current.stream = device, MAIN
-    steps = inner.weight.register_post_accumulate_grad_hook(lambda _: little.step())
-    for _ in range(4):
-        model(inner(torch.ones(2, width))).square().mean().backward()
-        optimizer.step()
-    steps.remove()
-    device.done = device.now
-    for number, values in recorded.steps():
-        if number > 2:
-            assert values["phase/backward_s"] == pytest.approx(0.06)
-            assert values["phase/optimizer_s"] == pytest.approx(0.01)
+    handle = inner.weight.register_post_accumulate_grad_hook(lambda _: little.step())
+    recorded = trained(record, device, model=model, loss=lambda model: model(inner(torch.ones(2, width))))
+    handle.remove()
+    assert_each(recorded, first=3, backward=0.06, optimizer=0.01)
 
 
-def test_a_copy_on_another_stream_overlaps_and_is_not_counted(record, device):
-    copy = watch_copy(to_device)
-
-    def prefetch(batch):
+def test_a_copy_on_another_stream_overlaps_and_is_not_counted(record, device, copy):
+    def loss(model):
         device.stream = OTHER
-        try:
-            return copy(batch, "cuda").data
-        finally:
-            device.stream = MAIN
+        batch = copy(Batch(device, torch.ones(2, 4)), "cuda").data
+        device.stream = MAIN
+        return model(batch)
 
-    assert not any("phase/h2d_s" in values for values in train(record, device, prefetch).values())
+    assert_each(trained(record, device, loss=loss), h2d=None)
 
 
-def test_a_tensor_that_stays_on_the_host_is_no_copy_and_leaks_no_event(record, device):
-    copy = watch_copy(to_device)
-    steps = train(record, device, lambda batch: copy(batch, "cpu").data, steps=40)
-    assert not any("phase/h2d_s" in values for values in steps.values())
+def test_a_tensor_that_stays_on_the_host_is_no_copy(record, device, copy):
+    loss = lambda model: model(copy(Batch(device, torch.ones(2, 4)), "cpu").data)  # noqa: E731
+    assert_each(trained(record, device, loss=loss, steps=40), h2d=None)
     assert device.made <= 40 * 7, "an event that was not needed is used again"
     assert len(device.free) == device.made
 
 
-def test_a_row_waits_for_the_device_and_not_the_training_for_it(record, device):
-    model = Net(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    state.current.clock, state.current.stream = device, MAIN
-    for _ in range(3):
-        model(torch.ones(2, 4)).square().mean().backward()
-        optimizer.step()
-    rows = [row for row in recorded.sender.rows if hasattr(row, "trace")]
-    assert rows
-    assert not any(row.ready(recorded.sender.progress) for row in rows if row.step > 1), (
-        "the device has done nothing yet"
-    )
+def test_a_row_waits_for_the_device_and_not_the_training(record, device):
+    recorded = trained(record, device, steps=3, finish=False)
+    assert not [number for number, values in recorded.sender.drain() if number > 1 and "lr" in values]
     device.done = device.now
-    assert [number for number, _ in recorded.steps()] == [1, 2, 3]
+    assert [number for number, _ in recorded.steps()][-2:] == [2, 3]
 
 
-def test_passes_over_gradients_come_as_seldom_as_what_they_take_of_the_device_asks(record, device, monkeypatch):
+def test_passes_are_as_seldom_as_their_time_of_the_device_asks(clock, record, device, monkeypatch):
     """Of a large model a pass takes milliseconds there, and launching it a third of one."""
-    original = gradient_schedule.norms
-
-    def large(*arguments):
-        device.work(30.0)
-        return original(*arguments)
-
-    monkeypatch.setattr(gradient_schedule, "norms", large)
+    foreach_norm = torch._foreach_norm
+    monkeypatch.setattr(
+        torch, "_foreach_norm", lambda *given, **more: device.work(30.0) or foreach_norm(*given, **more)
+    )
     model = Net(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    p = state.current
-    p.clock, p.stream = device, MAIN
-    model(torch.ones(2, 4)).square().mean().backward()
-    optimizer.step()
-    (row,) = [row for row in recorded.sender.rows if hasattr(row, "trace")]
-    assert not row.rare.ready()
-    device.done = device.now
-    assert row.rare.ready()
-    row.row(p)
+    optimizer = sgd(model)
+    recorded = trained(record, device, model=model, optimizer=optimizer, steps=1)
+    p = recorded.progress
+    clock.sleep(1.0)
+    assert recorded.sender.drain()
     assert p.device_ns == pytest.approx(30e9, rel=0.1)
     p.measure_at = p.completed
-    model(torch.ones(2, 4)).square().mean().backward()
+    plain(model).mean().backward()
     optimizer.step()
     assert p.measure_at == 1 + 1000, "as seldom as any"
+    device.done = device.now
 
 
 def test_the_watched_copy_is_no_graph_break(monkeypatch):
-    original = torch.Tensor.to
-    monkeypatch.setattr(torch.Tensor, "to", watch_copy(original), raising=False)
-    from perfagent.boundary.dynamo import keep_out_of_frames
-
+    monkeypatch.setattr(torch.Tensor, "to", watch_copy(torch.Tensor.to), raising=False)
     keep_out_of_frames()
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: x.to(torch.float64) * 2, backend="eager", fullgraph=True)
@@ -362,20 +315,18 @@ def test_the_watched_copy_is_no_graph_break(monkeypatch):
 
 
 def test_a_process_without_cuda_is_left_alone(record):
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = nn.Linear(4, 1)
+    optimizer = sgd(model)
     record(model)
     for _ in range(2):
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-    assert "to" not in vars(torch.Tensor)
-    assert "cuda" not in vars(torch.Tensor)
+        step(optimizer, plain(model))
+    assert not {"to", "cuda"} & vars(torch.Tensor).keys()
 
 
 # ---- a device that is not the current one
 
 
-def test_marks_are_made_on_the_stream_of_the_device_that_computes(monkeypatch, without_driver) -> None:
+def test_marks_are_made_on_the_computing_devices_stream(monkeypatch, without_driver) -> None:
     recorded = []
 
     class Recorded:
@@ -399,37 +350,8 @@ def test_the_device_of_a_run_is_where_its_parameters_are(places, expected) -> No
     assert cuda_device_of(SimpleNamespace(param_groups=[{"params": parameters}]), 0) == expected
 
 
-def test_what_is_done_in_a_closure_is_no_time_of_the_optimizers_on_the_device(record, device):
-    """Lightning's automatic optimization, skorch, LBFGS."""
-    model = Net(device)
-    optimizer = Steps(model.parameters(), lr=0.1)
-    optimizer.device = device
-    recorded = record(model)
-    state.current.clock, state.current.stream = device, MAIN
-
-    def closure():
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).square().mean().backward()
-
-    for _ in range(4):
-        optimizer.step(closure)
-    device.done = device.now
-    for number, values in recorded.steps():
-        if number > 2:  # from then on the whole call is timed
-            assert values["phase/forward_s"] == pytest.approx(0.03)
-            assert values["phase/backward_s"] == pytest.approx(0.06)
-            assert values["phase/optimizer_s"] == pytest.approx(0.01)
-
-
-@pytest.fixture
-def two_ranks():
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("logs", [False, True])
-def test_a_log_record_in_the_autograd_engine_s_thread_hides_no_wait(record, device, two_ranks, logs):
+def test_a_log_record_in_autograds_thread_hides_no_wait(record, device, logs):
     """FSDP2 waits there in backward. A log record makes Python note the thread, which it did not start."""
 
     class Waits(torch.autograd.Function):
@@ -453,13 +375,10 @@ def test_a_log_record_in_the_autograd_engine_s_thread_hides_no_wait(record, devi
 
     mark = device.mark
     device.mark = lambda: device.work(0.001) or mark()
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    state.current.clock, state.current.stream = device, MAIN
-    for _ in range(3):
-        Waits.apply(model(torch.ones(2, 4))).sum().backward()
-        optimizer.step()
-    device.done = device.now
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        recorded = trained(record, device, model=nn.Linear(4, 1), loss=lambda model: Waits.apply(plain(model)), steps=3)
+    finally:
+        dist.destroy_process_group()
     # of it one millisecond is between the end of the local part and that of the exchange
     assert recorded.of("phase/comm_s") == [(step, pytest.approx(0.002)) for step in (2, 3)], "watched from step 2 on"

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
+from agent.hooks import loops
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-
-from perfagent.hooks.evaluation import after_last_step
-from perfagent.step.trace import entries_of, trace_of
 
 NAP_S = 0.04
 SLACK_S = 0.002
 spent: dict[str, float] = {}
-sleep = time.sleep
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 @pytest.fixture(autouse=True)
-def awake(clock):
-    global sleep
-    sleep = clock.sleep
+def nothing_spent() -> None:
     spent.clear()
 
 
 def nap(what: str, seconds: float = NAP_S) -> None:
-    sleep(seconds)
+    loops.nap(seconds)
     spent[what] = spent.get(what, 0.0) + seconds
 
 
@@ -50,20 +44,12 @@ class Net(nn.Linear):
 
 
 def step(model, optimizer, x):
-    model(x).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    loops.step(optimizer, model(x).square())
 
 
 def start(record):
     model = Net(4, 1)
-    return record(model), model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def of(recorded, name):
-    """(step, value) of one series at the end of the run; what a run does there first may be done before."""
-    after_last_step(recorded.run._progress)
-    return recorded.of(name)
+    return record(model), model, loops.sgd(model)
 
 
 def evaluate(model, *, no_grad=True, score="score"):
@@ -75,7 +61,16 @@ def evaluate(model, *, no_grad=True, score="score"):
     model.train()
 
 
-@pytest.mark.parametrize("no_grad", [True, False], ids=["no_grad", "with gradients, as some do"])
+by_mode = pytest.mark.parametrize("no_grad", [True, False], ids=["no_grad", "with gradients, as some do"])
+
+
+def is_one_evaluation(seconds: float) -> bool:
+    """What is done behind the last call is no part of it for certain."""
+    own = spent["eval forward"] + spent["eval data"] + spent["score"] * 2 / 3
+    return own <= seconds <= own + spent["score"] / 3 + SLACK_S
+
+
+@by_mode
 def test_an_evaluation_with_its_loader_is_one_phase(record, no_grad):
     recorded, model, optimizer = start(record)
     for epoch in range(3):
@@ -83,17 +78,13 @@ def test_an_evaluation_with_its_loader_is_one_phase(record, no_grad):
             step(model, optimizer, x)
         if epoch == 1:
             evaluate(model, no_grad=no_grad)
-    series = recorded.of("phase/eval_s")
-    assert [number for number, _ in series] == [5]
-    own = spent["eval forward"] + spent["eval data"] + spent["score"] * 2 / 3
-    assert own <= series[0][1] <= own + spent["score"] / 3 + SLACK_S
-    steps = dict(recorded.steps())
-    assert steps[5]["phase/data_s"] < spent["eval data"] / 3 + SLACK_S, "the evaluation's loader is no data wait"
-    assert abs(steps[5]["samples_per_s"] * steps[5]["step_time_s"] - 1) < 1e-6
-    assert steps[5]["phase/other_s"] < spent["score"] / 3 + SLACK_S
-    assert steps[5]["phase/forward_s"] < SLACK_S
-    events = [data for kind, data, _ in recorded.sender.events if kind == "phase"]
-    assert [(event["name"], event["begin_step"]) for event in events] == [("eval", 4)]
+    ((number, seconds),) = recorded.of("phase/eval_s")
+    assert (number, recorded.consumed()[5], recorded.phases()) == (5, 1, [("eval", 4)])
+    assert is_one_evaluation(seconds)
+    values = dict(recorded.steps())[5]
+    assert values["phase/data_s"] < spent["eval data"] / 3 + SLACK_S, "the evaluation's loader is no data wait"
+    assert values["phase/other_s"] < spent["score"] / 3 + SLACK_S
+    assert values["phase/forward_s"] < SLACK_S
 
 
 class Ending(IterableDataset):
@@ -105,7 +96,7 @@ class Ending(IterableDataset):
         nap("end")
 
 
-def test_the_end_of_the_trainings_loader_is_no_part_of_the_evaluation_behind_it(record):
+def test_the_end_of_the_trainings_loader_is_no_evaluation(record):
     recorded, model, optimizer = start(record)
     for _ in range(3):
         for x in DataLoader(Ending(), batch_size=1):
@@ -116,28 +107,23 @@ def test_the_end_of_the_trainings_loader_is_no_part_of_the_evaluation_behind_it(
     for first in (3, 5):
         assert steps[first]["phase/data_s"] >= NAP_S - 0.002
         assert steps[first]["phase/eval_s"] <= own + SLACK_S
-        assert abs(steps[first]["samples_per_s"] * steps[first]["step_time_s"] - 1) < 1e-6
+        assert recorded.consumed()[first] == 1
 
 
-@pytest.mark.parametrize("no_grad", [True, False], ids=["no_grad", "with gradients, as some do"])
+@by_mode
 def test_an_evaluation_after_the_last_step_is_told_at_the_end(record, no_grad):
     recorded, model, optimizer = start(record)
     for x in DataLoader(Batches("train", 3), batch_size=1):
         step(model, optimizer, x)
     evaluate(model, no_grad=no_grad)
-    series = of(recorded, "phase/eval_s")
-    assert [number for number, _ in series] == [3]
-    own = spent["eval forward"] + spent["eval data"] + spent["score"] * 2 / 3
-    assert own <= series[0][1] <= own + spent["score"] / 3 + SLACK_S
+    ((number, seconds),) = recorded.of("phase/eval_s")
+    assert (number, recorded.phases()) == (3, [("eval", 3)])
+    assert is_one_evaluation(seconds)
     rows = [(number, "lr" in values) for number, values in recorded.rows if "lr" in values or "phase/eval_s" in values]
     assert rows == [(1, True), (2, True), (3, True), (3, False)], "a row of its own, behind that of the step"
-    events = [
-        (data["name"], data["begin_step"], number) for kind, data, number in recorded.sender.events if kind == "phase"
-    ]
-    assert events == [("eval", 3, 3)]
 
 
-def test_what_follows_the_last_step_is_told_besides_what_came_before_it(record):
+def test_evaluations_before_and_behind_the_last_step_are_two(record):
     recorded, model, optimizer = start(record)
     for _ in range(3):
         evaluate(model)
@@ -145,58 +131,38 @@ def test_what_follows_the_last_step_is_told_besides_what_came_before_it(record):
     with recorded.run.phase("eval"):
         nap("named")
     evaluate(model)
-    series = of(recorded, "phase/eval_s")
+    series = recorded.of("phase/eval_s")
     assert [number for number, _ in series] == [2, 3, 3]
     assert spent["named"] + 3 * NAP_S <= series[-1][1]
     assert series[1][1] <= spent["eval forward"] / 12 * 3 + spent["eval data"] / 12 * 3 + spent["score"] / 4 + SLACK_S
 
 
-def test_after_the_last_step_there_is_a_row_only_where_something_was_evaluated(record):
-    recorded, model, optimizer = start(record)
-    for _ in range(4):
-        with torch.no_grad():
-            model(torch.ones(1, 4))  # what every step does is no evaluation
-        step(model, optimizer, torch.ones(1, 4))
-    with torch.no_grad():
-        model(torch.ones(1, 4))
-    assert 4 not in dict(of(recorded, "phase/eval_s"))
-
-
-def test_a_model_that_is_asked_an_hour_later_was_not_evaluated_for_an_hour(record):
+def test_an_hour_between_two_calls_is_no_evaluation(record):
     recorded, model, optimizer = start(record)
     for _ in range(3):
         step(model, optimizer, torch.ones(1, 4))
     model.eval()
     with torch.no_grad():
         model(torch.ones(1, 4))
-    p = recorded.run._progress
-    hour = 3600 * 10**9
-    p.trace[:] = trace_of(
-        [(kind, began - hour, ended - hour, *more) for kind, began, ended, *more in entries_of(p.trace)]
-    )
+    loops.nap(3600.0)
     with torch.no_grad():
         model(torch.ones(1, 4))
-    ((number, seconds),) = of(recorded, "phase/eval_s")
+    ((number, seconds),) = recorded.of("phase/eval_s")
     assert number == 3
     assert 2 * NAP_S <= seconds <= spent["eval forward"] + SLACK_S
 
 
-def test_an_evaluation_between_two_fetches_of_one_loader_leaves_the_training_data_alone(record):
+def test_an_evaluation_between_two_fetches_takes_no_samples(record):
     recorded, model, optimizer = start(record)
     for number, x in enumerate(DataLoader(Batches("train", 6), batch_size=2)):
         step(model, optimizer, x)
         if number == 1:
             evaluate(model)
-    steps = dict(recorded.steps())
-    assert [number for number in steps if "phase/eval_s" in steps[number]] == [3]
-    assert all(
-        abs(values["samples_per_s"] * values["step_time_s"] - 2) < 1e-6
-        for number, values in steps.items()
-        if number > 1
-    )
+    assert recorded.numbers("phase/eval_s") == [3]
+    assert recorded.consumed() == {2: 2, 3: 2}
 
 
-def test_a_loader_that_begins_behind_an_evaluation_without_one_is_the_trainings(record):
+def test_a_loader_that_begins_behind_an_evaluation_is_trainings(record):
     class Slow(DataLoader):
         def _get_iterator(self):
             nap("start", 2 * NAP_S)
@@ -210,41 +176,41 @@ def test_a_loader_that_begins_behind_an_evaluation_without_one_is_the_trainings(
         with torch.no_grad():
             model(torch.ones(2, 4))
         model.train()
-    evaluated, waited = dict(of(recorded, "phase/eval_s")), dict(recorded.of("phase/data_s"))
+    evaluated, waited = dict(recorded.of("phase/eval_s")), dict(recorded.of("phase/data_s"))
     assert [*evaluated] == [3, 4]
     assert NAP_S <= evaluated[3] < 2 * NAP_S
     assert waited[3] > 2 * NAP_S
 
 
-def test_what_every_step_does_without_gradients_in_training_mode_is_training(record):
+def test_what_every_step_does_without_gradients_is_training(record):
     recorded, model, optimizer = start(record)
     for _ in range(6):
         with torch.no_grad():
             model(torch.ones(1, 4))
         step(model, optimizer, torch.ones(1, 4))
-    assert [number for number, _ in recorded.of("phase/eval_s")] in ([], [2])
+    assert recorded.numbers("phase/eval_s") in ([], [2])
 
 
-def test_an_interruption_in_training_mode_is_an_evaluation_every_time(record):
+def test_an_interruption_in_training_mode_is_an_evaluation(record):
     recorded, model, optimizer = start(record)
     for number in range(1, 13):
         step(model, optimizer, torch.ones(1, 4))
         if number % 4 == 0:
             with torch.no_grad():
                 model(torch.ones(1, 4))
-    assert [number for number, _ in of(recorded, "phase/eval_s")] == [5, 9, 12]
+    assert recorded.numbers("phase/eval_s") == [5, 9, 12]
 
 
-def test_a_model_that_is_trained_in_evaluation_mode_is_not_evaluated(record):
+def test_training_in_evaluation_mode_is_no_evaluation(record):
     recorded, model, optimizer = start(record)
     model.eval()
     for _ in range(4):
         step(model, optimizer, torch.ones(1, 4))
     assert not recorded.of("phase/eval_s")
-    assert [number for number, _ in recorded.of("phase/forward_s")] == [2, 3, 4]
+    assert recorded.numbers("phase/forward_s") == [2, 3, 4]
 
 
-def test_a_pass_through_a_critic_in_evaluation_mode_is_not_one(record):
+def test_a_pass_through_a_critic_in_its_mode_is_no_evaluation(record):
     """By which its actor learns, as in d3rlpy. What is asked behind it is."""
     recorded, critic, optimizer = start(record)
     actor = torch.zeros(4, requires_grad=True)
@@ -256,7 +222,7 @@ def test_a_pass_through_a_critic_in_evaluation_mode_is_not_one(record):
             critic.train()
         if number == 6:
             evaluate(critic, no_grad=False)
-    assert [number for number, _ in of(recorded, "phase/eval_s")] == [7]
+    assert recorded.numbers("phase/eval_s") == [7]
 
 
 def test_the_transformers_trainer_evaluates_and_saves_in_phases(record, tmp_path):
@@ -279,15 +245,14 @@ def test_the_transformers_trainer_evaluates_and_saves_in_phases(record, tmp_path
         save_strategy="steps", save_steps=3, report_to=[], disable_tqdm=True, use_cpu=True, logging_steps=100,
     )  # fmt: skip
     Trainer(model=Model(), args=arguments, train_dataset=rows, eval_dataset=rows).train()
-    assert [number for number, _ in of(recorded, "phase/eval_s")] == [4, 6]
-    assert [number for number, _ in recorded.of("phase/checkpoint_s")] == [4]
-    names = [data["name"] for kind, data, _ in recorded.sender.events if kind == "phase"]
-    assert names.count("eval") == 2
-    assert names.count("checkpoint") == 2
+    assert recorded.numbers("phase/eval_s") == [4, 6]
+    assert recorded.numbers("phase/checkpoint_s") == [4]
+    names = [name for name, _ in recorded.phases()]
+    assert (names.count("eval"), names.count("checkpoint")) == (2, 2)
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_what_each_step_asks_without_gradients_is_its_own_behind_an_evaluation_too(record, left):
+def test_what_steps_ask_behind_an_evaluation_is_their_own(record, left):
     """Accumulated contrast, as open_clip does it: all features without gradients first, then each micro-batch again."""
     recorded, model, optimizer = start(record)
     for _ in range(3):
@@ -304,10 +269,8 @@ def test_what_each_step_asks_without_gradients_is_its_own_behind_an_evaluation_t
             optimizer.zero_grad()
             window = []
         evaluate(model)
-    steps = dict(recorded.steps())
-    assert {
-        step: round(steps[step]["samples_per_s"] * steps[step]["step_time_s"]) for step in range(2, 7)
-    } == dict.fromkeys(range(2, 7), 6)
+    evaluated = recorded.series("phase/eval_s")
+    assert recorded.consumed() == dict.fromkeys(range(2, 7), 6)
     own = (spent["eval data"] + spent["score"]) / 3 + 3 * NAP_S
-    assert [step for step in steps if "phase/eval_s" in steps[step]] == [3, 5]
-    assert all(own * 0.8 <= steps[step]["phase/eval_s"] <= own + (left + 1) * NAP_S + SLACK_S for step in (3, 5))
+    assert [*evaluated] == [3, 5, 6]
+    assert all(own * 0.8 <= evaluated[number] <= own + (left + 1) * NAP_S + SLACK_S for number in (3, 5))

@@ -8,13 +8,15 @@ import types
 
 import pytest
 import torch
+from agent.hooks.loops import one_ahead, sgd, step
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 from perfagent.step.row import StepRow
 
-ACCUMULATE = 4
+by_loader = pytest.mark.parametrize("loader", [True, False], ids=["DataLoader", "own batching"])
 
 
 @pytest.fixture
@@ -27,67 +29,37 @@ def cross_entropy(model, x):
     return functional.cross_entropy(model(x), torch.arange(len(x)) % 4)
 
 
-def accumulate(model, loss_of, *, loader=False, steps=3):
-    """Trains and answers the micro-losses by step."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    seen: list[list[float]] = []
-    batches = torch.randn(steps * ACCUMULATE, 6, 8)
-    source = iter(torch.utils.data.DataLoader(batches, batch_size=None)) if loader else iter(batches)
-    for _ in range(steps):
-        seen.append([])
-        for _ in range(ACCUMULATE):
-            loss = cross_entropy(model, next(source))
-            seen[-1].append(loss.item())
-            loss_of(loss).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return seen
+def batches(loader, *shape):
+    rows = torch.randn(*shape)
+    return iter(DataLoader(rows, batch_size=None)) if loader else iter(rows)
 
 
-@pytest.mark.parametrize("loader", [True, False], ids=["DataLoader", "own batching"])
+def losses_of(recorded):
+    return [loss for _, loss in recorded.of("loss")]
+
+
+@by_loader
 @pytest.mark.parametrize("divide", [True, False])
-def test_accumulated_losses_are_averaged_whether_the_script_divides_or_not(record, model, loader, divide):
-    recorded = record(model)
-    seen = accumulate(model, lambda loss: loss / ACCUMULATE if divide else loss, loader=loader)
-    for (_, loss), micro in zip(recorded.of("loss"), seen, strict=True):
-        # the script's own division rounds each part to float32
-        assert loss == pytest.approx(math.fsum(micro) / ACCUMULATE, rel=1e-6 if divide else 1e-15)
-
-
-def accumulate_windows(model, windows, *, divide):
-    """Trains without a loader, windows of so many micro-batches, and answers the mean loss of each."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    means = []
+@pytest.mark.parametrize("windows", [[4, 4, 4], [4, 4, 1, 4, 4, 1, 4], [4, 4, 2]], ids=str)
+def test_accumulated_losses_are_averaged_divided_or_not(record, model, windows, divide, loader):
+    recorded, optimizer = record(model), sgd(model)
+    source, means = batches(loader, sum(windows), 6, 8), []
     for window in windows:
         losses = []
         for _ in range(window):
-            loss = cross_entropy(model, torch.randn(6, 8))
+            loss = cross_entropy(model, next(source))
             losses.append(loss.item())
             (loss / window if divide else loss).backward()
         optimizer.step()
         optimizer.zero_grad()
         means.append(math.fsum(losses) / window)
-    return means
-
-
-def test_divided_losses_add_up_after_a_window_of_one_micro_batch(record, model):
-    recorded = record(model)
-    means = accumulate_windows(model, [4, 4, 1, 4, 4, 1, 4], divide=True)
-    assert [loss for _, loss in recorded.of("loss")] == pytest.approx(means, rel=1e-6)
-
-
-@pytest.mark.parametrize("last", [1, 2])
-def test_the_first_step_of_an_accumulating_loop_may_be_read_after_a_short_window(record, model, last):
-    recorded = record(model)
-    means = accumulate_windows(model, [4, 4, last], divide=False)
-    assert [loss for _, loss in recorded.of("loss")] == pytest.approx(means, rel=1e-15)
+    # the script's own division rounds each part to float32
+    assert losses_of(recorded) == pytest.approx(means, rel=1e-6 if divide else 1e-15)
 
 
 def test_several_losses_of_one_batch_add_up(record, model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    expected = []
-    for x in torch.utils.data.DataLoader(torch.randn(12, 8), batch_size=6):
+    recorded, optimizer, expected = record(model), sgd(model), []
+    for x in batches(True, 2, 6, 8):
         out = model(x)
         first, second = out.square().mean(), out.abs().mean()
         first.backward(retain_graph=True)
@@ -95,21 +67,22 @@ def test_several_losses_of_one_batch_add_up(record, model):
         expected.append(first.item() + second.item())
         optimizer.step()
         optimizer.zero_grad()
-    assert [loss for _, loss in recorded.of("loss")] == expected
+    first, second = model(torch.randn(2, 8)).square().mean(), model(torch.randn(2, 8)).abs().mean()
+    torch.autograd.backward([first, second])
+    optimizer.step()
+    assert losses_of(recorded) == [*expected, first.item() + second.item()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_the_value_is_exactly_what_item_gives(record, dtype):
     weight = nn.Parameter(torch.tensor([1.2345678, 2.0], dtype=dtype))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    recorded = record()
-    printed = []
+    optimizer, recorded, printed = torch.optim.SGD([weight], lr=0.1), record(), []
     for _ in range(3):
         loss = (weight * weight).sum()
         loss.backward()
         optimizer.step()
         printed.append(loss.item())
-    assert [loss for _, loss in recorded.of("loss")] == printed
+    assert losses_of(recorded) == printed
 
 
 class CachedContrast(nn.Module):
@@ -123,7 +96,7 @@ class CachedContrast(nn.Module):
 
     def forward(self, x):
         with torch.no_grad():
-            rows = [self.encoder(part) for part in x.split(self.part)]
+            rows = [self.encoder(part).requires_grad_() for part in x.split(self.part)]
         rows = [row.requires_grad_() for row in rows]
         total, every = 0.0, torch.cat(rows)
         for first in range(0, len(x), self.part):
@@ -141,40 +114,32 @@ class CachedContrast(nn.Module):
                 (torch.dot(self.encoder(part).flatten(), row.grad.flatten()) * grad).backward()
 
 
-@pytest.mark.parametrize("told", [True, False])
-@pytest.mark.parametrize("window", [1, 2])
-def test_a_loss_whose_parts_are_backpropagated_while_it_is_computed_is_told_as_a_whole(record, model, window, told):
+@pytest.mark.parametrize(("window", "told"), [(1, True), (2, False)])
+def test_a_loss_backpropagated_in_parts_is_told_as_a_whole(record, model, window, told):
     loss_of = CachedContrast(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = sgd(model, lr=0.01)
     recorded = record(loss_of if told else None, optimizer=optimizer)
     printed, sizes = [], [7, 10, 10, 9, 10, 10, 8, 3]
-    source = iter(torch.utils.data.DataLoader([torch.randn(size, 8) for size in sizes], batch_size=None))
-    batch = next(source)
-    while batch is not None:
-        losses = []
-        for _ in range(window):
-            following = next(source, None)  # one ahead, as the Trainer does
-            loss = loss_of(batch) / window
-            loss.backward()
-            losses.append(loss.item())
-            batch = following
-        optimizer.step()
-        optimizer.zero_grad()
-        printed.append(sum(losses))
-    assert [loss for _, loss in recorded.of("loss")] == pytest.approx(printed, rel=1e-6)
-    rows = [values for _, values in recorded.steps() if "samples_per_s" in values]
+    for number, batch in enumerate(one_ahead(DataLoader([torch.randn(size, 8) for size in sizes], batch_size=None))):
+        loss = loss_of(batch) / window
+        loss.backward()
+        printed.append(loss.item())
+        if (number + 1) % window == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    whole = [sum(printed[first : first + window]) for first in range(0, len(sizes), window)]
+    assert losses_of(recorded) == pytest.approx(whole, rel=1e-6)
     consumed = [sum(sizes[first : first + window]) for first in range(window, len(sizes), window)]
-    assert [round(values["samples_per_s"] * values["step_time_s"]) for values in rows] == consumed
+    assert [*recorded.consumed().values()] == consumed
 
 
 @pytest.mark.parametrize("rows", [10, 4], ids=["parts", "a part of each side"])
-def test_of_a_loss_on_cached_representations_what_carries_its_gradients_on_is_none(record, model, rows):
+def test_what_carries_cached_gradients_on_is_no_loss(record, model, rows):
     """GradCache: a loss of representations without a graph, and then a product with its gradients for each part of the
     batch."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    recorded = record(model)
-    printed = []
-    for sides in torch.utils.data.DataLoader(torch.randn(6, 2, rows, 8), batch_size=None):
+    optimizer = sgd(model, lr=0.01)
+    recorded, printed = record(model), []
+    for sides in DataLoader(torch.randn(6, 2, rows, 8), batch_size=None):
         parts = [part for side in sides for part in side.split(4)]
         with torch.no_grad():
             cached = [model(part) for part in parts]
@@ -187,52 +152,32 @@ def test_of_a_loss_on_cached_representations_what_carries_its_gradients_on_is_no
         optimizer.step()
         optimizer.zero_grad()
         printed.append(loss.item())
-    told = dict(recorded.of("loss"))
-    assert [told[step] for step in range(3, 7)] == printed[2:], "from where it is seen what each step does"
-
-
-def test_autograd_backward_and_a_list_of_roots_are_seen(record, model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    first, second = model(torch.randn(2, 8)).square().mean(), model(torch.randn(2, 8)).abs().mean()
-    torch.autograd.backward([first, second])
-    optimizer.step()
-    assert recorded.of("loss") == [(1, first.item() + second.item())]
+    assert losses_of(recorded)[2:] == printed[2:], "from where it is seen what each step does"
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_vector_of_losses_counts_with_its_weights(record, model, named):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    printed = []
+    recorded, optimizer, printed = record(model), sgd(model), []
     for _ in range(3):
-        losses = model(torch.randn(5, 8)).square().mean(1)
-        weights = torch.rand(5)
-        optimizer.zero_grad()
+        losses, weights = model(torch.randn(5, 8)).square().mean(1), torch.rand(5)
         losses.backward(gradient=weights) if named else torch.autograd.backward([losses], [weights])
         optimizer.step()
+        optimizer.zero_grad()
         printed.append((losses * weights).sum().item())
-    assert [loss for _, loss in recorded.of("loss")] == (printed if named else [])
-
-
-def test_what_a_pipeline_stage_passes_on_is_no_loss(record, model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    out = model(torch.randn(5, 8))
-    out.backward(torch.rand(5, 4))
+    model(torch.randn(5, 8)).backward(torch.rand(5, 4))  # what a pipeline's stage passes on is no loss
     optimizer.step()
-    assert recorded.of("loss") == []
+    assert losses_of(recorded) == (printed if named else [])
 
 
-@pytest.mark.parametrize("loader", [True, False], ids=["DataLoader", "own batching"])
-@pytest.mark.parametrize("told", ["optimizer", "model", "nothing"])
-def test_of_two_passes_with_the_gradients_cleared_in_between_the_first_counts(record, model, loader, told):
+# ---- passes that are none of the step's
+
+
+@pytest.mark.parametrize(("loader", "told"), [(True, "optimizer"), (True, "nothing"), (False, "model")])
+def test_of_two_passes_with_a_clearing_between_the_first_counts(record, model, loader, told):
     """Sharpness-aware minimization: the second pass is at other weights."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model if told != "nothing" else None, optimizer=optimizer if told == "optimizer" else None)
-    batches = torch.randn(5, 6, 8)
-    printed = []
-    for x in torch.utils.data.DataLoader(batches, batch_size=None) if loader else batches:
+    optimizer, printed = sgd(model), []
+    recorded = record(None if told == "nothing" else model, optimizer=optimizer if told == "optimizer" else None)
+    for x in batches(loader, 5, 6, 8):
         loss = cross_entropy(model, x)
         loss.backward()
         printed.append(loss.item())
@@ -240,10 +185,8 @@ def test_of_two_passes_with_the_gradients_cleared_in_between_the_first_counts(re
             for parameter in model.parameters():
                 parameter.add_(parameter.grad, alpha=0.05)
         model.zero_grad()
-        cross_entropy(model, x).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert [loss for _, loss in recorded.of("loss")] == printed
+        step(optimizer, cross_entropy(model, x))
+    assert losses_of(recorded) == printed
 
 
 class Sharpness(torch.optim.Optimizer):
@@ -256,36 +199,33 @@ class Sharpness(torch.optim.Optimizer):
 
     def step(self, closure):
         parameters = self.param_groups[0]["params"]
-        with torch.no_grad():
-            moves = [0.05 * parameter.grad for parameter in parameters]
-            for parameter, move in zip(parameters, moves, strict=True):
-                parameter += move
+        moves = [0.05 * parameter.grad for parameter in parameters]
+        self.move(parameters, moves)
         self.zero_grad()
         closure()
-        with torch.no_grad():
-            for parameter, move in zip(parameters, moves, strict=True):
-                parameter -= move
+        self.move(parameters, [-move for move in moves])
         self.inside.step()
 
+    @torch.no_grad()
+    def move(self, parameters, moves):
+        for parameter, move in zip(parameters, moves, strict=True):
+            parameter += move
 
-def test_the_pass_of_a_closure_after_the_gradients_were_cleared_is_at_other_weights(record, model):
-    optimizer = Sharpness(model.parameters())
-    recorded = record()
-    printed = []
+
+def test_the_pass_of_a_closure_after_a_clearing_is_not_the_steps(record, model):
+    optimizer, recorded, printed = Sharpness(model.parameters()), record(), []
     for x in torch.randn(5, 6, 8):
         loss = cross_entropy(model, x)
         loss.backward()
         printed.append(loss.item())
         optimizer.step(lambda x=x: cross_entropy(model, x).backward())
         optimizer.zero_grad()
-    assert [loss for _, loss in recorded.of("loss")] == printed
+    assert losses_of(recorded) == printed
 
 
-def test_losses_whose_gradients_are_taken_one_by_one_of_one_forward_pass_add_up(record, model):
+def test_losses_cleared_between_of_one_forward_pass_add_up(record, model):
     """Gradient surgery: the loop keeps what each loss gives, clears, and combines."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    printed = []
+    recorded, optimizer, printed = record(model), sgd(model), []
     for x in torch.randn(5, 6, 8):
         output = model(x)
         losses = [output.square().mean(), output.abs().mean(), (output - 1).square().mean()]
@@ -298,35 +238,32 @@ def test_losses_whose_gradients_are_taken_one_by_one_of_one_forward_pass_add_up(
             parameter.grad = torch.stack(parts).sum(0)
         optimizer.step()
         printed.append(sum(loss.item() for loss in losses))
-    told = dict(recorded.of("loss"))
-    assert {step: told[step] for step in range(2, 6)} == pytest.approx(dict(enumerate(printed[1:], 2)), rel=1e-6)
+    assert losses_of(recorded)[1:] == pytest.approx(printed[1:], rel=1e-6)
 
 
 def test_a_pass_that_the_loop_discards_is_none_of_the_step(record, model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model, optimizer=optimizer)
-    printed = []
-    for number, x in enumerate(torch.utils.data.DataLoader(torch.randn(8, 6, 8), batch_size=None)):
+    optimizer = sgd(model)
+    recorded, printed = record(model, optimizer=optimizer), []
+    for number, x in enumerate(batches(True, 8, 6, 8)):
         loss = cross_entropy(model, x)
         loss.backward()
         if number % 4 != 2:
             optimizer.step()
             printed.append(loss.item())
         optimizer.zero_grad()
-    assert [loss for _, loss in recorded.of("loss")] == printed
+    assert losses_of(recorded) == printed
 
 
-@pytest.mark.parametrize("evaluates", [False, True])
-@pytest.mark.parametrize("clears", ["before the epoch", "with its first batch"])
-def test_a_window_that_the_end_of_an_epoch_cuts_short_is_none_of_the_next_step(record, model, clears, evaluates):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+@pytest.mark.parametrize(("evaluates", "clears"), [(False, "before the epoch"), (True, "with its first batch")])
+def test_a_window_cut_short_by_the_epochs_end_is_none(record, model, clears, evaluates):
+    optimizer = sgd(model)
     recorded = record(model, optimizer=optimizer)
     data, printed = torch.randn(5, 6, 8), []
     for _ in range(3):
         window = []
         if clears == "before the epoch":
             optimizer.zero_grad()
-        for number, x in enumerate(torch.utils.data.DataLoader(data, batch_size=None)):
+        for number, x in enumerate(DataLoader(data, batch_size=None)):
             if number % 2 == 0 and clears != "before the epoch":
                 optimizer.zero_grad()
             loss = cross_entropy(model, x) / 2
@@ -339,136 +276,100 @@ def test_a_window_that_the_end_of_an_epoch_cuts_short_is_none_of_the_next_step(r
                 optimizer.zero_grad()
         if evaluates:
             with torch.no_grad():
-                for x in torch.utils.data.DataLoader(data, batch_size=None):
+                for x in DataLoader(data, batch_size=None):
                     model.eval()(x)
             model.train()
-    assert [loss for _, loss in recorded.of("loss")] == pytest.approx(printed, rel=1e-6)
+    assert losses_of(recorded) == pytest.approx(printed, rel=1e-6)
 
 
-def test_checkpointing_calls_backward_inside_and_counts_once(record, model):
-    from torch.utils.checkpoint import checkpoint
-
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def test_a_checkpoints_pass_inside_of_backward_counts_once(record, model):
     recorded = record(model)
-    x = torch.randn(2, 8, requires_grad=True)
-    loss = checkpoint(model, x, use_reentrant=True).square().mean()
-    loss.backward()
-    optimizer.step()
+    loss = checkpoint(model, torch.randn(2, 8, requires_grad=True), use_reentrant=True).square().mean()
+    step(sgd(model), loss)
     assert recorded.of("loss") == [(1, loss.item())]
 
 
-def test_a_loss_beyond_half_precision_when_scaled_is_still_itself(record):
+def test_a_loss_beyond_half_precision_when_scaled_is_itself(record):
     weight = nn.Parameter(torch.tensor([3.0], dtype=torch.float16))
     optimizer = torch.optim.SGD([weight], lr=0.0)
-    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
     recorded = record()
-    loss = weight.sum(dim=0, keepdim=True)
-    scaled = scaler.scale(loss)
+    scaled = torch.amp.GradScaler("cpu", init_scale=65536.0).scale(weight.sum(dim=0, keepdim=True))
     assert not scaled.isfinite()
     scaled.backward()
     optimizer.step()
     assert recorded.of("loss") == [(1, 3.0)]
 
 
-def test_nan_is_ready_at_once_and_counts_the_gradients(record, model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    loss = model(torch.full((2, 8), float("nan"))).square().mean()
-    loss.backward()
-    optimizer.step()
-    (step, values), *_ = [row for row in recorded.sender.drain() if "lr" in row[1]]
-    assert step == 1
-    assert math.isnan(values["loss"])
-    assert math.isnan(values["grad/norm"])
-    assert values["grad/nonfinite"] == 4
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_bad_loss_is_told_at_once_with_its_gradients(record, model, bad):
+    recorded, optimizer = record(model), sgd(model)
+
+    def steps(*factors):
+        for factor in factors:
+            step(optimizer, cross_entropy(model, torch.randn(6, 8)) * factor)
+            for parameter in model.parameters():  # what the bad step did to them
+                parameter.data.nan_to_num_(0.1, 0.1, 0.1)
+
+    steps(bad)
+    ((number, values),) = [row for row in recorded.sender.drain() if "lr" in row[1]]
+    assert (number, repr(values["loss"]), values["grad/nonfinite"]) == (1, repr(bad), 4)
+    assert not math.isfinite(values["grad/norm"])
+    recorded.progress.measure_at = 2**60
+    steps(1.0, 1.0)
+    recorded.rows += recorded.sender.drain()
+    steps(bad)
+    usual = [row.rare is None for row in recorded.sender.rows if isinstance(row, StepRow)]
+    assert usual[-2:] == [True, False], "what is usual is passed on by the block"
 
 
 # ---- the user's own loss
 
 
-def test_an_explicit_loss_stands_alone_at_its_step(record, model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    printed = []
-    for _ in range(4):
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_loss_that_is_logged_stands_alone_at_its_step(record, model, every):
+    recorded, optimizer, printed = record(model), sgd(model), []
+    for number in range(1, 7):
         loss = cross_entropy(model, torch.randn(6, 8))
-        loss.backward()
-        optimizer.step()
-        recorded.run.log({"loss": loss.item()})
+        step(optimizer, loss)
+        if number % every == 0:
+            recorded.run.log({"loss": loss if every == 2 else loss.item()})
         printed.append(loss.item())
     assert recorded.of("loss") == list(enumerate(printed, start=1))
 
 
-def test_an_explicit_loss_every_other_step_leaves_ours_between(record, model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    printed = []
-    for step in range(1, 7):
-        loss = cross_entropy(model, torch.randn(6, 8))
-        loss.backward()
-        optimizer.step()
-        if step % 2:
-            recorded.run.log({"loss": loss})
-        printed.append(loss.item())
-    assert recorded.of("loss") == list(enumerate(printed, start=1))
-
-
-def test_a_different_quantity_named_loss_takes_the_series_over(record, model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    for step in range(1, 6):
-        cross_entropy(model, torch.randn(6, 8)).backward()
-        optimizer.step()
-        if step == 2:
+@pytest.mark.parametrize("numbered", [False, True])
+def test_another_quantity_named_loss_takes_the_series_over(record, model, numbered):
+    recorded, optimizer = record(model), sgd(model)
+    for number in range(5):
+        step(optimizer, cross_entropy(model, torch.randn(6, 8)))
+        if numbered:
+            recorded.run.log({"loss": 17.0}, step=number)
+        elif number == 1:
             recorded.run.log({"loss": 17.0})
-        recorded.rows += recorded.sender.drain()
-    assert recorded.of("loss")[-1] == (2, 17.0)
+        if not numbered:
+            recorded.rows += recorded.sender.drain()
+    assert recorded.of("loss")[-1] == ((4, 17.0) if numbered else (2, 17.0))
+    assert not numbered or recorded.of("loss") == [(number, 17.0) for number in range(5)]
 
 
-def test_a_loss_logged_under_other_step_numbers_takes_the_series_over(record, model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    for iteration in range(3):
-        cross_entropy(model, torch.randn(6, 8)).backward()
-        optimizer.step()
-        recorded.run.log({"loss": 0.5}, step=iteration)
-    assert recorded.of("loss") == [(0, 0.5), (1, 0.5), (2, 0.5)]
+# ---- means over what a mask leaves
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_makes_its_step_unusual(record, model, bad):
-    # so that it is not passed on as a step of the usual kind, but at once (delivery/drain.py)
-    recorded = record(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for factor in (1.0, 1.0, bad, 1.0):
-        (model(torch.randn(6, 8)).square().mean() * factor).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        for parameter in model.parameters():  # what the bad step did to them
-            parameter.data.nan_to_num_(0.1, 0.1, 0.1)
-    usual = [row.rare is None for row in recorded.sender.rows if isinstance(row, StepRow)]
-    assert usual[2] is False
-    assert usual[1] is True
-
-
-# ---- means over what a mask leaves -----------------------------------------------------------------------------------
-
-
-def train_masked(model, masks, loss_of, *, loader=False):
-    """masks: of each window the masks of its micro-batches; answers of each window the losses as the script has
-    them."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def train_masked(model, counts, loss_of, *, loader=False):
+    """counts: of each window how many items of each micro-batch its mask leaves; answers of each window the losses as
+    the script has them."""
+    optimizer = sgd(model, lr=0.01)
+    masks = [[torch.arange(12) < count for count in window] for window in counts]
     flat = [mask for window in masks for mask in window]
-    batches = list(zip(torch.randn(len(flat), len(flat[0]), 8), torch.stack(flat), strict=True))
-    source = iter(torch.utils.data.DataLoader(batches, batch_size=None) if loader else batches)
+    rows = list(zip(torch.randn(len(flat), 12, 8), torch.stack(flat), strict=True))
+    source = iter(DataLoader(rows, batch_size=None) if loader else rows)
     told = []
     for window in masks:
-        total = sum(int(mask.sum()) for mask in window)
         told.append([])
         for _ in window:
             x, mask = next(source)
             losses = functional.cross_entropy(model(x), torch.arange(len(x)) % 4, reduction="none")
-            loss = loss_of(losses, mask, total, len(window))
+            loss = loss_of(losses, mask, sum(int(mask.sum()) for mask in window), len(window))
             loss.backward()
             told[-1].append(loss.item())
         optimizer.step()
@@ -476,59 +377,44 @@ def train_masked(model, masks, loss_of, *, loader=False):
     return told
 
 
-def masked(count: int, of: int = 12) -> torch.Tensor:
-    return torch.arange(of) < count
+UNEVEN, EVEN = ((3, 9, 5, 12), (7, 7, 2, 4), (1, 12, 8, 8), (6, 6, 6, 5)), ((12,) * 4,) * 4
+MEANS = {
+    "tensor": (UNEVEN, lambda losses, mask, *_: (losses * mask).sum() / mask.sum()),
+    "clamped": (UNEVEN, lambda losses, mask, *_: (losses * mask).sum() / mask.sum().clamp(min=1).float()),
+    "number": (UNEVEN, lambda losses, mask, *_: (losses * mask).sum() / int(mask.sum())),
+    "length": (EVEN, lambda losses, *_: losses.sum() / len(losses)),
+}
+SHARES = {
+    "all items": lambda losses, mask, total, _: (losses * mask).sum() / total,
+    "a tensor of all items": lambda losses, mask, total, _: (losses * mask).sum() / torch.tensor(total),
+    "means over windows": lambda losses, mask, _, windows: (losses * mask).sum() / mask.sum() / windows,
+    "weighted": lambda losses, mask, total, _: (losses * mask).sum() / mask.sum() * (int(mask.sum()) / total),
+    "by division": lambda losses, mask, total, _: (losses * mask).sum() / mask.sum() / (total / int(mask.sum())),
+}
 
 
-UNEVEN = [[masked(n) for n in counts] for counts in ((3, 9, 5, 12), (7, 7, 2, 4), (1, 12, 8, 8), (6, 6, 6, 5))]
-EVEN = [[masked(12) for _ in range(4)] for _ in range(4)]
-
-
-@pytest.mark.parametrize("loader", [True, False], ids=["DataLoader", "own batching"])
-@pytest.mark.parametrize(
-    ("masks", "loss_of"),
-    [
-        (UNEVEN, lambda losses, mask, *_: (losses * mask).sum() / mask.sum()),
-        (UNEVEN, lambda losses, mask, *_: (losses * mask).sum() / mask.sum().clamp(min=1).float()),
-        (UNEVEN, lambda losses, mask, *_: (losses * mask).sum() / int(mask.sum())),
-        (EVEN, lambda losses, *_: losses.sum() / len(losses)),
-    ],
-    ids=["tensor", "clamped", "number", "length"],
-)
-def test_means_of_their_own_items_are_averaged(record, model, loader, masks, loss_of):
+@by_loader
+@pytest.mark.parametrize("kind", MEANS)
+def test_means_of_their_own_items_are_averaged(record, model, loader, kind):
     recorded = record(model)
-    told = train_masked(model, masks, loss_of, loader=loader)
-    expected = [math.fsum(window) / len(window) for window in told]
+    expected = [math.fsum(window) / len(window) for window in train_masked(model, *MEANS[kind], loader=loader)]
     start = 0 if loader else 1  # a loop's own batches are seen once the model is watched, after the first step
-    assert [loss for _, loss in recorded.of("loss")][start:] == pytest.approx(expected[start:], rel=1e-12)
+    assert losses_of(recorded)[start:] == pytest.approx(expected[start:], rel=1e-12)
 
 
-@pytest.mark.parametrize("loader", [True, False], ids=["DataLoader", "own batching"])
-@pytest.mark.parametrize(
-    "loss_of",
-    [
-        lambda losses, mask, total, _: (losses * mask).sum() / total,
-        lambda losses, mask, total, _: (losses * mask).sum() / torch.tensor(total),
-        lambda losses, mask, _, windows: (losses * mask).sum() / mask.sum() / windows,
-        lambda losses, mask, total, _: (losses * mask).sum() / mask.sum() * (int(mask.sum()) / total),
-        lambda losses, mask, total, _: (losses * mask).sum() / mask.sum() / (total / int(mask.sum())),
-    ],
-    ids=["all items", "a tensor of all items", "means over windows", "weighted", "weighted by division"],
-)
-def test_shares_of_a_windows_loss_add_up(record, model, loader, loss_of):
+@by_loader
+@pytest.mark.parametrize("kind", SHARES)
+def test_shares_of_a_windows_loss_add_up(record, model, loader, kind):
     recorded = record(model)
-    told = train_masked(model, UNEVEN, loss_of, loader=loader)
-    assert [loss for _, loss in recorded.of("loss")] == pytest.approx([math.fsum(window) for window in told], rel=1e-12)
+    told = train_masked(model, UNEVEN, SHARES[kind], loader=loader)
+    assert losses_of(recorded) == pytest.approx([math.fsum(window) for window in told], rel=1e-12)
 
 
-@pytest.mark.parametrize("loader", [True, False], ids=["DataLoader", "own batching"])
-def test_several_losses_of_each_micro_batch_are_divided_by_the_number_of_those(record, model, loader):
+@by_loader
+def test_the_divisor_of_several_losses_is_that_of_micro_batches(record, model, loader):
     """Two of each of four, eight samples a batch: what divides them is as often in the samples as there are losses."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    recorded = record(model)
-    batches = list(torch.randn(16, 8, 8))
-    source = iter(torch.utils.data.DataLoader(batches, batch_size=None) if loader else batches)
-    told = []
+    recorded, optimizer = record(model), sgd(model, lr=0.01)
+    source, told = batches(loader, 16, 8, 8), []
     for _ in range(4):
         told.append(0.0)
         for _ in range(4):
@@ -538,13 +424,11 @@ def test_several_losses_of_each_micro_batch_are_divided_by_the_number_of_those(r
                 told[-1] += loss.item()
         optimizer.step()
         optimizer.zero_grad()
-    assert [loss for _, loss in recorded.of("loss")] == pytest.approx(told, rel=1e-6)
+    assert losses_of(recorded) == pytest.approx(told, rel=1e-6)
 
 
-def test_a_graph_that_is_gone_says_nothing_of_a_divisor(record, model):
-    """A second backward pass fails in the script as ever, and the run goes on."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    recorded = record(model)
+def test_a_second_backward_pass_fails_and_the_run_goes_on(record, model):
+    recorded, optimizer = record(model), sgd(model, lr=0.01)
     for _ in range(3):
         loss = cross_entropy(model, torch.randn(4, 8)) / 2
         loss.backward()
@@ -557,45 +441,32 @@ def test_a_graph_that_is_gone_says_nothing_of_a_divisor(record, model):
 
 def test_a_divisor_that_checkpointing_holds_is_not_asked_for(record, model):
     """To ask would run the model once more: batch norms would see every batch three times."""
-    calls = 0
+    calls = []
 
     def masked_mean(x, mask):
-        nonlocal calls
-        calls += 1
+        calls.append(1)
         return (model(x).square().mean(1) * mask).sum() / mask.sum()
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     record(model)
-    for _ in range(2):
-        for _ in range(2):
-            checkpoint(masked_mean, torch.randn(4, 8), torch.ones(4), use_reentrant=False).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert calls == 2 * 2 * 2
+    optimizer = sgd(model, lr=0.01)
+    for _ in range(4):
+        step(optimizer, checkpoint(masked_mean, torch.randn(4, 8), torch.ones(4), use_reentrant=False))
+    assert len(calls) == 4 * 2
 
 
 def test_what_hooks_hold_is_given_back_once(record, model):
     """Offloading reads a file, or waits for another device, whenever it is asked."""
-    asked = 0
 
-    def give_back(tensor):
-        nonlocal asked
-        asked += 1
-        return tensor
-
-    def asked_in(loss):
-        nonlocal asked
-        asked = 0
+    def asked() -> int:
+        times = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: times.append(1) or tensor):
+            loss = cross_entropy(model, torch.randn(4, 8)) / torch.tensor(2.0)
         loss.backward()
-        return asked
+        return len(times)
 
-    def loss_of():
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, give_back):
-            return cross_entropy(model, torch.randn(4, 8)) / torch.tensor(2.0)
-
-    without = asked_in(loss_of())
+    without = asked()
     record(model)
-    assert asked_in(loss_of()) == without
+    assert asked() == without > 0
 
 
 class OfPoutyne:
@@ -610,16 +481,12 @@ class OfPoutyne:
             parameter.grad /= examples_in_step
 
 
-def test_a_loss_whose_gradients_poutyne_divides_at_the_end_of_a_window_is_divided_too(record, model, monkeypatch):
+def test_poutynes_division_of_gradients_divides_the_loss_too(record, model, monkeypatch):
     framework = types.ModuleType("poutyne.framework.model")
     framework.Model = OfPoutyne  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "poutyne.framework.model", framework)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    divides, losses = OfPoutyne._adjust_step_size, []
-    assert divides.__wrapped__  # type: ignore[attr-defined]
+    original, recorded, optimizer, losses = OfPoutyne._adjust_step_size, record(model), sgd(model), []
     for sizes in ((4, 4), (4, 4), (4,), (4, 4), (4, 3), (2,)):
-        optimizer.zero_grad()
         total = 0.0
         for size in sizes:
             loss = cross_entropy(model, torch.randn(size, 8))
@@ -627,6 +494,7 @@ def test_a_loss_whose_gradients_poutyne_divides_at_the_end_of_a_window_is_divide
             (loss * size).backward()
         OfPoutyne(model)._adjust_step_size(sum(sizes))
         optimizer.step()
+        optimizer.zero_grad()
         losses.append(total / sum(sizes))
-    assert recorded.of("loss") == [(step, pytest.approx(loss, rel=1e-6)) for step, loss in enumerate(losses, 1)]
-    assert not hasattr(OfPoutyne._adjust_step_size, "__wrapped__")
+    assert losses_of(recorded) == pytest.approx(losses, rel=1e-6)
+    assert OfPoutyne._adjust_step_size is original

@@ -4,17 +4,17 @@ same."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from agent.hooks.loops import sgd
 from torch import nn
 
-from perfagent.boundary.guard import failures
-from perfagent.hooks import output_lifetime as subject
 from perfagent.step.state import state
+
+X = torch.ones(2, 4)
 
 
 @dataclass
@@ -49,24 +49,28 @@ def loss_in(output):
     return output[1] if isinstance(output, tuple) else output["loss"] if isinstance(output, dict) else output.loss
 
 
-def start(record, form="tuple"):
-    model = Net(FORMS[form])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    record(model, optimizer=optimizer)
-    return model, optimizer
+@pytest.fixture
+def trained(clock, record):
+    """A model that has been trained for some steps, its optimizer, and the run."""
 
+    def start(form=FORMS["tuple"], steps=4):
+        model = Net(form)
+        optimizer = sgd(model, lr=0.01)
+        recorded = record(model, optimizer=optimizer)
+        for _ in range(steps):
+            loss_in(model(X)).backward()
+            optimizer.step()
+        return model, optimizer, recorded
 
-def one_step(model, optimizer):
-    loss_in(model(torch.ones(2, 4))).backward()
-    optimizer.step()
+    return start
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_the_loop_drops_behind_the_call_lives_until_backward_begins(record, form):
-    model, optimizer = start(record, form)
+def test_what_the_loop_drops_after_the_call_lives_on(trained, form):
+    model, optimizer, _ = trained(FORMS[form], steps=0)
     seen = []
     for step in range(6):
-        output = model(torch.ones(2, 4))
+        output = model(X)
         between = model.alive()
         loss = loss_in(output)
         loss.register_hook(lambda _: seen.append(model.alive()))
@@ -78,137 +82,76 @@ def test_what_the_loop_drops_behind_the_call_lives_until_backward_begins(record,
         assert model.alive() == [step]
 
 
-def test_the_new_ones_too(record):
-    model, optimizer = start(record)
-    for step in range(6):
-        loss = model(torch.ones(2, 4))[1]
-        assert step < 4 or model.alive() == [step]
-        loss.backward()
-        assert model.alive() == []
-        optimizer.step()
-
-
-def test_what_the_loop_dropped_before_is_not_kept(record):
-    model, optimizer = start(record)
-    for _ in range(6):
-        logits, loss = model(torch.ones(2, 4))
-        loss.backward()
-        assert len(model.alive()) == 1
-        del logits
-        assert model.alive() == []
-        optimizer.step()
-
-
-def test_without_a_backward_pass_nothing_is_kept(record):
-    model, optimizer = start(record)
-    for _ in range(4):
-        one_step(model, optimizer)
-    parameters = list(model.parameters())
-    for call in range(4):  # as meta-learning does
-        torch.autograd.grad(model(torch.ones(2, 4))[1], parameters)
-        assert len(model.alive()) <= (call == 0), "after one call it is known that no backward pass follows"
-    one_step(model, optimizer)
+def test_new_outputs_that_the_loop_drops_live_as_long(trained):
+    model, _, _ = trained()
+    loss = model(X)[1]
+    assert model.alive() == [4]
+    loss.backward()
     assert model.alive() == []
-
-
-def test_the_end_of_the_run_lets_go(record):
-    model = Net(FORMS["tuple"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    recorded = record(model, optimizer=optimizer)
-    for _ in range(5):
-        one_step(model, optimizer)
-    model(torch.ones(2, 4))
+    logits, loss = model(X)
+    loss.backward()
     assert model.alive() == [5]
+    del logits
+    assert model.alive() == [], "what is dropped behind backward is not kept"
+
+
+def test_without_a_backward_pass_nothing_is_kept(trained):
+    model, _, _ = trained()
+    for call in range(4):  # as meta-learning does
+        torch.autograd.grad(model(X)[1], list(model.parameters()))
+        assert len(model.alive()) <= (call == 0), "after one call it is known that no backward pass follows"
+
+
+def test_what_is_held_goes_after_five_seconds_or_with_the_run(clock, trained):
+    model, _, recorded = trained()
+    model(X)
+    for pause_s, alive in ((4.9, [4]), (0.2, [])):
+        clock.sleep(pause_s)
+        recorded.poll()
+        assert model.alive() == alive
+    model, _, recorded = trained()
+    model(X)
+    assert model.alive() == [4]
     recorded.finish()
     assert model.alive() == []
 
 
-def test_a_call_that_fails_lets_go_of_the_old_ones(record):
+def test_a_call_that_fails_lets_go_of_the_old_ones(trained):
     """So that who has run out of memory, and drops what he has, gets it back."""
-    model, optimizer = start(record)
-    logits, loss = model(torch.ones(2, 4))
-    for _ in range(4):
-        loss.backward()
-        optimizer.step()
-        logits, loss = model(torch.ones(2, 4))
-    loss.backward()
+    model, optimizer, _ = trained()
+    output = model(X)
+    output[1].backward()
+    optimizer.step()
     with pytest.raises(RuntimeError):
         model(torch.ones(2, 3))
-    assert logits is not None
-    del logits, loss
+    assert model.alive() == [4]
+    del output
     assert model.alive() == []
 
 
-def test_what_no_backward_pass_follows_is_let_go_of_in_seconds(record, monkeypatch):
-    model, optimizer = start(record)
-    for _ in range(4):
-        one_step(model, optimizer)
-    model(torch.ones(2, 4))
-    assert model.alive()
-    outputs = state.current.outputs
-    outputs.expire()
-    assert model.alive(), "not at once"
-    monkeypatch.setattr(subject, "_MOST_HELD_S", 0.0)
-    outputs.expire()
-    assert model.alive() == []
+@pytest.mark.parametrize("costs_s", [0.0, 0.001])
+def test_what_costs_nothing_to_drop_is_looked_at_now_and_then(clock, trained, costs_s):
+    """Eight times, and then a thousand calls later; what costs something is held every time."""
 
+    class Logits:
+        def __init__(self, logits):
+            self.logits = logits
 
-def test_a_mapping_of_the_users_own_is_not_looked_into(record):
-    class Result(Mapping):
-        def __init__(self, loss, logits):
-            self.loss = loss
+        def __del__(self):
+            clock.sleep(costs_s)
 
-        def __getitem__(self, name):
-            raise AssertionError(name)
-
-        __iter__ = __len__ = __getitem__
-
-    model = Net(Result)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    record(model, optimizer=optimizer)
-    for _ in range(5):
-        model(torch.ones(2, 4)).loss.backward()
-        optimizer.step()
-    assert not failures
-    assert state.current.outputs is not None
-
-
-def test_an_interrupt_while_a_backward_pass_begins_leaves_nothing_behind(record, monkeypatch):
-    model, optimizer = start(record)
-    for _ in range(4):
-        one_step(model, optimizer)
-
-    def interrupted(_):
-        raise KeyboardInterrupt
-
-    loss = model(torch.ones(2, 4))[1]
-    monkeypatch.setattr("perfagent.hooks.backward._begin", lambda *_: interrupted(_))
-    state.current.plain = False
-    with pytest.raises(KeyboardInterrupt):
-        loss.backward()
-    assert state.current.backward_depth == 0
-
-
-def test_what_costs_nothing_to_drop_is_looked_at_now_and_then(record, monkeypatch):
-    monkeypatch.setattr(subject, "_NEGLIGIBLE_NS", 10**12)
-    monkeypatch.setattr(subject, "_REST_CALLS", 20)
-    model, optimizer = start(record)
-    held = []
-    for step in range(60):
-        loss = model(torch.ones(2, 4))[1]
+    model, optimizer, _ = trained(lambda loss, logits: (Logits(logits), loss))
+    outputs, held = state.current.outputs, []
+    for step in range(4, 32):
+        if step == 24 and not costs_s:
+            assert 900 < outputs.rest < 1000
+            outputs.rest = 1
+        loss = model(X)[1]
         held.append(model.alive() == [step])
         loss.backward()
-        assert model.alive() == []
         optimizer.step()
-    assert 16 <= sum(held) < 30, "eight at a time, and twenty calls in between"
-    assert any(held[30:]), "it begins anew"
-
-
-def test_what_costs_something_is_held_every_time(record, monkeypatch):
-    monkeypatch.setattr(subject, "_NEGLIGIBLE_NS", 0)
-    model, optimizer = start(record)
-    for step in range(40):
-        loss = model(torch.ones(2, 4))[1]
-        assert step < 4 or model.alive() == [step]
-        loss.backward()
-        optimizer.step()
+    if costs_s:
+        assert all(held)
+    else:
+        assert 5 <= sum(held[:20]) <= 8
+        assert sum(held[20:]) >= 6, "it begins anew"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib
 import sys
-import time
+import types
 
 import pytest
 import torch
+import torch.distributed as dist
+from agent.hooks.loops import sgd, step
+from torch.utils.data import DataLoader
 
 from perfagent.hooks.checkpoint_saves import SAVERS
 from perfagent.hooks.collectives import COLLECTIVES
-from perfagent.hooks.evaluation import ENVIRONMENTS, EVALUATORS, GENERATORS, after_last_step
+from perfagent.hooks.evaluation import ENVIRONMENTS, EVALUATORS, GENERATORS
 
 TABLES = (SAVERS, EVALUATORS, ENVIRONMENTS, GENERATORS)
 NAMES = [(module, name) for table in TABLES for module, names in table.items() for name in names]
+X = torch.ones(2, 4)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -27,70 +31,54 @@ def test_functions_that_are_recognised_exist(module, name):
     assert attribute in vars(owner)
 
 
+def test_most_collectives_exist():
+    missing = {name for name in COLLECTIVES if not hasattr(dist, name)}
+    assert missing <= {"all_gather_single", "reduce_scatter_single"}, "those came with torch 2.13"
+
+
 @pytest.fixture
-def stand_in(tmp_path, monkeypatch):
-    """stand_in(module, text): what imports a module of that name and text, whether or not there is such a package."""
-    known = {}
+def stand_in(monkeypatch):
+    """stand_in(module, class): a library that has this class in this module, whether or not there is such a package."""
 
-    def make(name, text):
-        package = name.split(".")[0]
-        file = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
-        file.parent.mkdir(parents=True)
-        file.write_text(text)
-        for folder in [*file.relative_to(tmp_path).parents][:-1]:
-            (tmp_path / folder / "__init__.py").touch()
-        monkeypatch.syspath_prepend(tmp_path)
-        known[package] = {each: sys.modules.pop(each) for each in loaded(package)}
-        return lambda: importlib.import_module(name)
+    def make(name, owner):
+        module = types.ModuleType(name)
+        setattr(module, owner.__name__, owner)
+        monkeypatch.setitem(sys.modules, name, module)
 
-    def loaded(package):
-        return [each for each in sys.modules if each.split(".")[0] == package]
-
-    yield make
-    for package, modules in known.items():
-        for each in loaded(package):
-            del sys.modules[each]
-        sys.modules.update(modules)
+    return make
 
 
-def test_a_validator_is_an_evaluation_though_no_end_of_its_loader_is_seen(record, stand_in):
+def test_a_validator_is_an_evaluation_without_its_loaders_end(record, stand_in):
     """That of Ultralytics asks an average of the weights, with a loader whose iterator never ends."""
-    validator = stand_in(
-        "ultralytics.engine.validator",
-        "class BaseValidator:\n"
-        "    def __call__(self, model, batches):\n"
-        "        return [model(next(batches)) for _ in range(3)]\n",
-    )
-    recorded = record()
-    validate = type("Validator", (validator().BaseValidator,), {})()
-    model = torch.nn.Linear(4, 1)
-    average = torch.optim.swa_utils.AveragedModel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    class BaseValidator:
+        def __call__(self, model, batches):
+            return [model(next(batches)) for _ in range(3)]
+
+    stand_in("ultralytics.engine.validator", BaseValidator)
+    recorded, model = record(), torch.nn.Linear(4, 1)
+    average, optimizer = torch.optim.swa_utils.AveragedModel(model), sgd(model)
     for number in range(6):
-        train(model, optimizer)
+        step(optimizer, model(X).square())
         if number == 3:
             with torch.no_grad():
-                validate(average, iter(torch.utils.data.DataLoader(torch.ones(40, 4), batch_size=2)))
-    assert [step for step, _ in recorded.of("phase/eval_s")] == [5]
+                BaseValidator()(average, iter(DataLoader(torch.ones(40, 4), batch_size=2)))
+    assert recorded.numbers("phase/eval_s") == [5]
 
 
-@pytest.fixture
-def environment(stand_in):
-    """Makes one of gym's: imported behind the run's start, as a script that asks for it late does."""
-    name = "gym.wrappers.order_enforcing"
-    module = stand_in(
-        name, "class OrderEnforcing:\n    def step(self, action):\n        return action.cos().expand(1, 4)\n"
-    )
-    return lambda: module().OrderEnforcing()
+class OrderEnforcing:
+    """An environment of gym's."""
+
+    def step(self, action):
+        return action.cos().expand(1, 4)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_model_that_acts_in_an_environment_is_not_evaluated(record, environment, training):
+def test_a_model_that_acts_in_an_environment_is_not_evaluated(record, stand_in, training):
     """Proximal policy optimization in one file, and as Stable-Baselines3 has it: its policy acts in evaluation mode."""
-    policy = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
-    recorded = record(policy)
-    environment = environment()
+    stand_in("gym.wrappers.order_enforcing", OrderEnforcing)
+    policy, environment = torch.nn.Linear(4, 1), OrderEnforcing()
+    recorded, optimizer = record(policy), sgd(policy)
     for number in range(1, 13):
         if number % 4 == 0:
             policy.train(training)
@@ -103,20 +91,18 @@ def test_a_model_that_acts_in_an_environment_is_not_evaluated(record, environmen
         if number == 6:
             policy.eval()
             with torch.no_grad():
-                [policy(batch) for batch in torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)]
+                [policy(batch) for batch in DataLoader(torch.ones(8, 4), batch_size=2)]
             policy.train()
-        train(policy, optimizer)
-    steps = {name: [step for step, _ in recorded.of(f"phase/{name}_s")] for name in ("rollout", "eval")}
-    assert steps == {"rollout": [4, 8, 12], "eval": [6]}
+        step(optimizer, policy(X).square())
+    assert recorded.numbers("phase/rollout_s") == [4, 8, 12]
+    assert recorded.numbers("phase/eval_s") == [6]
 
 
-def test_a_model_that_acts_in_training_mode_is_evaluated_in_the_other_one(record, environment):
+def test_one_that_acts_in_training_is_evaluated_in_eval_mode(record, stand_in):
     """Q-learning: it acts in every step, and now and then for a score."""
-    policy = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
-    recorded = record(policy)
-    environment = environment()
-    seen = torch.ones(1, 4)
+    stand_in("gym.wrappers.order_enforcing", OrderEnforcing)
+    policy, environment = torch.nn.Linear(4, 1), OrderEnforcing()
+    recorded, optimizer, seen = record(policy), sgd(policy), torch.ones(1, 4)
     for number in range(1, 13):
         with torch.no_grad():
             seen = environment.step(policy(seen))
@@ -125,20 +111,8 @@ def test_a_model_that_acts_in_training_mode_is_evaluated_in_the_other_one(record
                 for _ in range(20):
                     environment.step(policy(seen))
                 policy.train()
-        train(policy, optimizer)
-    assert [step for step, _ in recorded.of("phase/eval_s")] == [8]
-
-
-def train(model, optimizer):
-    model(torch.ones(2, 4)).square().mean().backward()
-    optimizer.step()
-
-
-def test_most_collectives_exist():
-    import torch.distributed as dist
-
-    missing = {name for name in COLLECTIVES if not hasattr(dist, name)}
-    assert missing <= {"all_gather_single", "reduce_scatter_single"}, "those came with torch 2.13"
+        step(optimizer, policy(X).square())
+    assert recorded.numbers("phase/eval_s") == [8]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -146,54 +120,36 @@ def test_most_collectives_exist():
 def test_what_a_model_in_training_writes_is_a_rollout(record, training):
     """Rollouts, of which each feeds some steps: GRPO."""
     transformers = pytest.importorskip("transformers")
-    import torch
-
-    model = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16, n_positions=32)
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    spent = {}
-    for step in range(1, 13):
-        if step % 4 == 1:
-            began = time.perf_counter()
+    config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16, n_positions=32)
+    model = transformers.GPT2LMHeadModel(config)
+    recorded, optimizer = record(model), sgd(model)
+    for number in range(1, 11):
+        if number % 4 == 1:
             model.train(training)
-            tokens = model.generate(
-                torch.ones(2, 4, dtype=torch.long), min_new_tokens=12, max_new_tokens=12, pad_token_id=0
-            )
+            prompt = torch.ones(2, 4, dtype=torch.long)
+            tokens = model.generate(prompt, min_new_tokens=12, max_new_tokens=12, pad_token_id=0)
             model.train()
             with torch.no_grad():
                 model(tokens)  # how probable it was, as the policy stands
-            spent[step] = time.perf_counter() - began
-        model(input_ids=tokens, labels=tokens).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    steps = dict(recorded.steps())
-    evaluations = [step for step, values in steps.items() if "phase/eval_s" in values]
+        step(optimizer, model(input_ids=tokens, labels=tokens).loss)
+    evaluations, rollouts = recorded.series("phase/eval_s"), recorded.series("phase/rollout_s")
     if not training:
-        assert evaluations[-2:] == [5, 9]
+        assert [*evaluations][-2:] == [5, 9]
         return
-    assert evaluations == [], "how probable a rollout was is asked with it"
-    assert [step for step, values in steps.items() if "phase/rollout_s" in values] == [1, 5, 9]
-    for step in (5, 9):
-        assert (
-            spent[step] * 0.8
-            <= steps[step]["phase/rollout_s"] + steps[step]["phase/forward_s"]
-            <= steps[step]["step_time_s"]
-        )
+    assert [*evaluations] == [], "how probable a rollout was is asked with it"
+    assert [*rollouts] == [1, 5, 9]
+    steps = dict(recorded.steps())
+    assert all(0.5 * steps[n]["step_time_s"] < rollouts[n] < steps[n]["step_time_s"] for n in (5, 9))
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_validates_and_saves_in_phases(record, tmp_path):
     lightning = pytest.importorskip("lightning.pytorch")
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader
 
     class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.inner = nn.Linear(4, 1)
+            self.inner = torch.nn.Linear(4, 1)
 
         def training_step(self, batch, index):
             return self.inner(batch).square().mean()
@@ -202,7 +158,7 @@ def test_lightning_validates_and_saves_in_phases(record, tmp_path):
             self.log("score", self.inner(batch).square().mean())
 
         def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
+            return sgd(self)
 
     recorded = record()
     trainer = lightning.Trainer(
@@ -211,9 +167,7 @@ def test_lightning_validates_and_saves_in_phases(record, tmp_path):
     )  # fmt: skip
     loader = DataLoader(torch.ones(6, 4), batch_size=2)
     trainer.fit(Module(), loader, loader)
-    after_last_step(recorded.run._progress)
-    assert [number for number, _ in recorded.of("phase/eval_s")] == [4, 6]
-    assert [number for number, _ in recorded.of("phase/checkpoint_s")] == [4]
-    names = [data["name"] for kind, data, _ in recorded.sender.events if kind == "phase"]
-    assert names.count("eval") == 2
-    assert names.count("checkpoint") == 2
+    assert recorded.numbers("phase/eval_s") == [4, 6]
+    assert recorded.numbers("phase/checkpoint_s") == [4]
+    names = [name for name, _ in recorded.phases()]
+    assert (names.count("eval"), names.count("checkpoint")) == (2, 2)

@@ -47,12 +47,12 @@ STEADY_STEPS = 3
 class StepFlops:
     """Computes the operations per second of each step, and their share of the device's peak.
 
-    device: returns the index of this rank's CUDA device, or None.
+    device: returns the index of this rank's CUDA device, or None. known: counts by size, where some are known before.
     """
 
-    def __init__(self, device: Callable[[], int | None]) -> None:
+    def __init__(self, device: Callable[[], int | None], known: Mapping[Size, Counted] | None = None) -> None:
         self._device = device
-        self._known: dict[Size, Counted] = {}
+        self._known: dict[Size, Counted] = dict(known or {})
         self._newest: tuple[int, Size | None] | None = None  # step and size
         self._shape: Shape | None = None
         self._changed = -STEADY_STEPS  # steps completed when the shape last changed
