@@ -39,6 +39,7 @@ class Loop:
         self.release.settle()
         self.release.watch(self.iterator, batch, sys._getframe(1))
         began = self.at = self.clock.read_ns()
+        self.progress.trace.clear()
         self.progress.trace.extend((began, began, id(self.iterator), (2, 0, False), DATA))
         return batch
 
