@@ -183,10 +183,9 @@ def _help(found: dict[str, metadata.EntryPoint]) -> str:
 
 
 _NEEDS = {
-    "perfagent_server": ("server", ("fastapi", "sqlalchemy", "uvicorn")),
-    "perfagent_dashboard": ("dashboard", ("dash",)),
-    "perfagent_client.report": ("client", ("jinja2",)),
-    "perfagent_client.watch": ("watch", ("textual", "websockets")),
+    "perfagent_server": ("server", ("fastapi", "sqlalchemy", "uvicorn", "dash", "psycopg")),
+    "perfagent_client.report": ("cli", ("jinja2",)),
+    "perfagent_client.watch": ("cli", ("textual", "websockets")),
 }
 """Package -> the extra that its commands need, and the packages of that extra by which to tell whether it is there."""
 

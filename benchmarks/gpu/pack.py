@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--python-version", default=f"{sys.version_info.major}.{sys.version_info.minor}")
     parser.add_argument("--platform", nargs="+", default=PLATFORMS)
     torch = parser.add_mutually_exclusive_group()
-    torch.add_argument("--torch", metavar="VERSION", help="such as 2.13.0; default: the newest that perfagent supports")
+    torch.add_argument("--torch", metavar="VERSION", help="such as 2.13.0; default: that of constraints.txt")
     torch.add_argument("--no-torch", action="store_true")
     options = parser.parse_args()
     folder: Path = options.folder.resolve()
@@ -66,12 +66,9 @@ def pip(*arguments: str) -> None:
 
 
 def torch_requirement() -> str:
-    """As pyproject.toml says."""
-    import tomllib
-
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    requirement: str = told["project"]["optional-dependencies"]["torch"][0]
-    return requirement
+    """As constraints.txt says."""
+    pins = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    return next(pin for pin in pins if pin.startswith("torch=="))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.routing import APIRoute
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import FileResponse, Response
 
 from perfagent import __version__
-from perfagent.extras import how_to_install
 from perfagent_server.database import StorageError
 from perfagent_server.monitoring import CountRequests, Monitoring
 from perfagent_server.refusal import RefusalError
@@ -98,7 +97,7 @@ _API = (
 def create_app(settings: Settings, *, dashboard: bool = True, services: Services | None = None) -> FastAPI:
     """The app. Its parts start with its lifespan and are then `app.state.services`.
 
-    dashboard: mount it where it is installed. services: parts that are open already; the app's end closes them.
+    dashboard: mount it. services: parts that are open already; the app's end closes them.
     """
 
     monitoring = Monitoring()
@@ -129,8 +128,8 @@ def create_app(settings: Settings, *, dashboard: bool = True, services: Services
     # Before the dashboard, which answers every path that is left with a page.
     for path in ("/api", "/api/{rest:path}"):
         app.add_api_route(path, _unknown, methods=list(_METHODS), include_in_schema=False)
-    if not (dashboard and _mount_dashboard(app, settings)):
-        app.add_api_route("/", _no_dashboard, methods=["GET"], include_in_schema=False)
+    if dashboard:
+        _mount_dashboard(app, settings)
     own_policy = content_security_policy()
     # The last one added is the first that a request meets.
     app.add_middleware(HeadAsGet)
@@ -207,23 +206,15 @@ def _documentation() -> APIRouter:
     return router
 
 
-def _mount_dashboard(app: FastAPI, settings: Settings) -> bool:
-    """Mounts what is registered as `perfagent.dashboard`. The server runs without it where its libraries are
-    missing."""
-    for entry in entry_points(group="perfagent.dashboard"):
-        try:
-            mount_on = entry.load()
-        except ModuleNotFoundError as error:
-            logger.info("no dashboard: %s is not installed", error.name)
-            continue
-        mount_on(
-            app,
-            server_url=settings.url,
-            known_run=partial(_known_run, app),
-            run_named=partial(_run_named, app),
-        )
-        return True
-    return False
+def _mount_dashboard(app: FastAPI, settings: Settings) -> None:
+    """Mounts what is registered as `perfagent.dashboard`."""
+    (entry,) = entry_points(group="perfagent.dashboard")
+    entry.load()(
+        app,
+        server_url=settings.url,
+        known_run=partial(_known_run, app),
+        run_named=partial(_run_named, app),
+    )
 
 
 async def _known_run(app: FastAPI, asked: Request, run: str) -> bool:
@@ -246,11 +237,3 @@ async def _run_named(app: FastAPI, asked: Request, name: str) -> str | None:
         return await asyncio.to_thread(services.runs.named, name, identity.seen_projects)
     except (StorageError, SQLAlchemyError, RefusalError):
         return None
-
-
-async def _no_dashboard() -> Response:
-    return HTMLResponse(
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>perfagent</title><h1>perfagent</h1>'
-        f"<p>The server runs, its dashboard is not installed here; {how_to_install('server', 'dashboard')}, "
-        'and start it again. The API is at <a href="/docs">/docs</a>.</p></html>'
-    )

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection
 
-from perfagent.errors import ConfigError, ResourceError
+from perfagent.errors import ResourceError
 from perfagent.local_server import ADMIN_TOKEN_FILE
 from perfagent.wire import Finding, Spent
 from perfagent_server.alerts.outbox import Outbox
@@ -287,7 +287,7 @@ def _wired(
 
     replica = None
     if leases is not None:
-        from perfagent_server.replicas.replica import Replica, resolve_as_asked  # needs the extra `postgresql`
+        from perfagent_server.replicas.replica import Replica, resolve_as_asked  # loads psycopg
 
         handlers: dict[str, Callable[[Change], object]] = {
             "alert": lambda change: _publish_alert(database, hub, change.subject),
@@ -344,12 +344,8 @@ def _publish_alert(database: Database, hub: Hub, alert_id: str) -> None:
 def _provider(settings: Settings, cookies: SignedCookies) -> OpenIdProvider | None:
     if not settings.oidc_issuer:
         return None
-    try:
-        from perfagent_server.security.oidc import OpenIdProvider
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"oidc_issuer is set, and {error.name} is not installed; install perfagent with the extra `oidc`"
-        ) from error
+    from perfagent_server.security.oidc import OpenIdProvider  # authlib is loaded only where it is asked
+
     return OpenIdProvider(settings, cookies)
 
 

@@ -74,7 +74,7 @@ def test_a_missing_extra_says_what_to_install(
 
 
 @pytest.mark.parametrize(
-    ("words", "package", "extra"), [("report r -o -", "jinja2", "client"), ("watch", "textual", "watch")]
+    ("words", "package", "extra"), [("report r -o -", "jinja2", "cli"), ("watch", "textual", "cli")]
 )
 def test_a_package_that_only_some_commands_need_is_named_with_its_extra(words: str, package: str, extra: str) -> None:
     without = f"import sys; sys.modules[{package!r}] = None; from perfagent.cli import main; main({words.split()})"

@@ -114,9 +114,9 @@ def test_the_image_of_the_server_is_built_with_what_the_build_reads() -> None:
 def test_the_image_has_every_extra_that_a_server_can_use() -> None:
     installed = re.search(r"'\.\[([a-z,]+)\]'", (ROOT / "Dockerfile").read_text())
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    of_a_job_or_reader = {"torch", "data", "tensorboard", "client", "watch", "all"}
+    of_a_job = {"data", "tensorboard"}
     assert installed is not None
-    assert set(installed[1].split(",")) == set(extras) - of_a_job_or_reader
+    assert {*installed[1].split(","), "cli"} == set(extras) - of_a_job - {"all"}, "`server` brings `cli`"
 
 
 def test_nothing_tells_to_install_perfagent_from_an_index() -> None:
@@ -137,4 +137,4 @@ def test_one_function_tells_how_to_install_an_extra_and_each_extra_is_there() ->
     named = re.findall(r"how_to_install\(([^)]*)\)", "\n".join(texts.values()))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     words = {word for call in named for word in re.findall(r"""["']([a-z]+)["']""", call)}
-    assert {"server", "notify", "postgresql", "clickhouse"} <= words <= set(extras)
+    assert {"server", "clickhouse"} <= words <= set(extras)

@@ -10,7 +10,6 @@ from urllib.parse import quote
 from perfagent.command_line.option_types import seconds
 from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.errors import ConfigError
-from perfagent.extras import how_to_install
 from perfagent_server.alerts.kinds import KINDS
 from perfagent_server.commands.connection import AdminApi, add_options
 
@@ -19,8 +18,7 @@ __all__ = ["command"]
 
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Channels receive alerts. A webhook's secret is shown once, when it is added; receivers verify with it. Chats and "
-        f"mail need the extra `notify` on the server ({how_to_install('notify')})."
+        "Channels receive alerts. A webhook's secret is shown once, when it is added; receivers verify with it."
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="add|set|list|test|log|rotate|remove")
     add = actions.add_parser("add", help="add a channel, and print a webhook's secret")

@@ -12,7 +12,6 @@ from sqlalchemy import URL, Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from perfagent.errors import ConfigError, ResourceError
-from perfagent.extras import how_to_install
 from perfagent_server import schema
 from perfagent_server.database.backend import PATIENCE_S
 from perfagent_server.database.sqlite import RESERVE_BYTES, open_sqlite
@@ -108,10 +107,8 @@ def _revision(engine: Engine, where: str) -> str | None:
 
 
 def _postgresql() -> ModuleType:
-    try:
-        return import_module("perfagent_server.database.postgresql")
-    except ModuleNotFoundError as error:
-        raise ResourceError(f"PostgreSQL needs psycopg; {how_to_install('postgresql')}") from error
+    """With psycopg, which a server on SQLite does not load."""
+    return import_module("perfagent_server.database.postgresql")
 
 
 def database_url(settings: DatabaseSettings) -> URL | None:

@@ -1,28 +1,15 @@
-"""Writes samples as a Parquet file while they are read: memory holds one row group, whatever the run's length.
-
-pyarrow is an extra of its own (`perfagent[parquet]`), because it is larger than all else that the server needs.
-"""
+"""Writes samples as a Parquet file while they are read: memory holds one row group, whatever the run's length."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 
 from perfagent.wire import LogRow
 
-__all__ = ["INSTALL", "can_write", "write"]
+__all__ = ["write"]
 
-INSTALL = "pip install pyarrow"
 _GROUP_ROWS = 65_536
-
-
-def can_write() -> bool:
-    """Whether pyarrow is installed here."""
-    try:
-        return find_spec("pyarrow") is not None
-    except ValueError:  # what sys.modules says of a module that was shut out
-        return False
 
 
 class _Sink:
@@ -51,7 +38,7 @@ class _Sink:
 def write(chunks: Iterable[list[LogRow]]) -> Iterator[bytes]:
     """The file in pieces: columns name, rank (int32), step (int64), time and value (float64; NaN is a value, never
     null)."""
-    import pyarrow  # type: ignore[import-untyped,unused-ignore]  # not installed everywhere, and without types
+    import pyarrow  # type: ignore[import-untyped,unused-ignore]  # loaded only when asked for
     from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
 
     schema = pyarrow.schema(

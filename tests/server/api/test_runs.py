@@ -7,7 +7,6 @@ import io
 import json
 import math
 import struct
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -190,16 +189,6 @@ def test_a_parquet_export_of_a_run_without_samples_is_an_empty_table(tmp_path: P
         answer = client.get("/api/v1/runs/r1/export", params={"format": "parquet"})
     table = parquet.read_table(io.BytesIO(answer.content))
     assert (table.num_rows, table.column_names) == (0, ["name", "rank", "step", "time", "value"])
-
-
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as where it is not installed
-    with api(tmp_path) as client:
-        send(client, frame({"x": [1.0]}))
-        answer = client.get("/api/v1/runs/r1/export", params={"format": "parquet"})
-        assert answer.status_code == 400
-        assert "pip install pyarrow" in answer.json()["error"]["message"]
-        assert client.get("/api/v1/runs/r1/export", params={"format": "csv"}).status_code == 200
 
 
 def test_export_in_another_format_says_which_there_are(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ class _Given:
                 f"{arguments.config!r:.200} holds no configuration of transformers: {str(error)[:200]}"
             ) from None
         with torch.device("meta"):
-            self.model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            self.model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call,unused-ignore]
         tokens = self._tokens(arguments)
         self.batch = {"input_ids": tokens, "labels": tokens}
         self.said = f"{type(self.model).__name__}; {arguments.batch_size or 1} x {arguments.sequence} tokens"

@@ -1,4 +1,4 @@
-"""Chat and mail: Slack, Discord, Teams, Feishu, DingTalk, WeCom and email, through apprise (the extra `notify`).
+"""Chat and mail: Slack, Discord, Teams, Feishu, DingTalk, WeCom and email, through apprise.
 
 check() a URL when a channel is made, show it masked(), send() a Message. The tests send to local servers that answer for
 the hosts of the services, and compare with what the services document. **Nothing has been sent to the real services.**
@@ -17,8 +17,7 @@ import time
 from contextlib import suppress
 from types import ModuleType
 
-from perfagent.errors import ConfigError, PerfagentError, ResourceError
-from perfagent.extras import how_to_install
+from perfagent.errors import ConfigError, PerfagentError
 from perfagent_server.alerts.chat.call import Call, current
 from perfagent_server.alerts.chat.message import Message, Severity
 from perfagent_server.alerts.chat.targets import CHAT_KINDS, Target, read, unencrypted
@@ -30,9 +29,9 @@ __all__ = ["CHAT_KINDS", "Message", "Outcome", "Severity", "check", "masked", "s
 
 
 def check(kind: str, url: str, guard: Guard) -> None:
-    """Raises ConfigError for a URL that cannot be a channel of that kind, ResourceError (one of them) when apprise is not
-    installed, and AddressNotAllowed for a mail server that must not be sent to. No message repeats a secret. Nothing is
-    sent, but the name of a mail server is looked up; one that does not resolve now may do so later, and passes."""
+    """Raises ConfigError for a URL that cannot be a channel of that kind, ResourceError (one of them) when this version of
+    apprise cannot be used, and AddressNotAllowed for a mail server that must not be sent to. No message repeats a secret.
+    Nothing is sent, but the name of a mail server is looked up; one that does not resolve now may do so later, and passes."""
     target = read(kind, url)
     plugins = _plugins()
     if kind == "email":
@@ -84,13 +83,9 @@ def send(kind: str, url: str, message: Message, guard: Guard, *, total_s: float 
 
 
 def _plugins() -> ModuleType:
-    """apprise, loaded at the first use. Raises ResourceError where it is missing."""
-    try:
-        from perfagent_server.alerts.chat import plugins
-    except ImportError as error:
-        raise ResourceError(
-            f"chat and mail channels need apprise, which is not installed ({error}); {how_to_install('notify')}"
-        ) from None
+    """apprise, loaded at the first use. Raises ResourceError where its version cannot be used."""
+    from perfagent_server.alerts.chat import plugins
+
     return plugins
 
 

@@ -267,7 +267,7 @@ def _stand_in(module: ModuleType, name: str, real: ModuleType, ours: object) -> 
     if getattr(module, name, None) is not real:
         raise ResourceError(
             f"the installed version of apprise cannot be used: {module.__name__} has no {name}; install another, "
-            + how_to_install("notify")
+            + how_to_install("server")
         )
     setattr(module, name, ours)
 
