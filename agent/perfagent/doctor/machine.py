@@ -11,7 +11,7 @@ from perfagent.host_allocator import reason_against
 
 __all__ = ["OLDEST_PYTHON", "allocator", "attention", "gpus", "python", "torch_build"]
 
-OLDEST_PYTHON, FIRST_UNKNOWN_PYTHON = (3, 11), (3, 14)
+OLDEST_PYTHON, FIRST_UNKNOWN_PYTHON = (3, 11), (3, 15)
 _INSTALL = (
     "install torch into this environment: pip install torch (https://pytorch.org/get-started picks the build for a GPU)"
 )
@@ -25,7 +25,7 @@ def python(version: Sequence[int], executable: str, platform: str) -> Check:
         return problem("Python", text, "perfagent needs Python 3.11 or later: make a virtual environment with one")
     if tuple(version[:2]) >= FIRST_UNKNOWN_PYTHON:
         return warning(
-            "Python", text, "perfagent was tested with Python 3.11 to 3.13: use one of these if something fails"
+            "Python", text, "perfagent was tested with Python 3.11 to 3.14: use one of these if something fails"
         )
     if platform not in ("linux", "darwin"):
         return problem("Python", f"{text} on {platform}", "perfagent runs on Linux and macOS; on Windows use WSL 2")

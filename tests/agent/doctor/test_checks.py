@@ -29,7 +29,7 @@ def graded(check: Check, grade: str, *words: str) -> None:
 def test_python() -> None:
     graded(machine.python((3, 11, 7), "/usr/bin/python", "linux"), "ok", "3.11.7", "/usr/bin/python")
     graded(machine.python((3, 10, 2), "python", "linux"), "problem", "3.11 or later")
-    graded(machine.python((3, 14, 0), "python", "linux"), "warning", "3.11 to 3.13")
+    graded(machine.python((3, 15, 0), "python", "linux"), "warning", "3.11 to 3.14")
     graded(machine.python((3, 12, 0), "python", "win32"), "problem", "WSL")
 
 
