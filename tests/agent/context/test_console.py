@@ -1,16 +1,19 @@
+"""What a script prints is seen, and still printed: by the very streams that it prints to."""
+
 from __future__ import annotations
 
 import io
-import subprocess
+import math
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import until
 from canaries import BY_VALUE
 
 from perfagent.agent_config import AgentConfig
@@ -20,220 +23,194 @@ from perfagent.identity import Identity
 from perfagent.redaction import redacted
 
 
-class Clock:
-    now = 0.0
+class Watched:
+    """A console that is watched, and a clock that a test moves. out, err: its streams."""
 
-    def __call__(self) -> float:
-        return self.now
+    def __init__(self, folder: Path, out: Any, err: Any) -> None:
+        self.out, self.err, self.now = out, err, 0.0
+        self.sender = Sender(AgentConfig(state_dir=folder), Identity(project="p", run="r", attempt=1))
+        self.console = Console(self.sender, clock=lambda: self.now)
+        self.console.install()
+        self.close = self.console.close
+
+    def poll(self, now: float | None = None) -> None:
+        self.now = self.now if now is None else now
+        self.console.poll()
+
+    def end(self) -> None:
+        self.close()
+        self.poll()
+
+    def told(self, stream: str = "stdout") -> list[str]:
+        return [line for one in self.sender.events for line in one.data["lines"] if one.data["stream"] == stream]
+
+    def lines(self, stream: str = "stdout") -> list[str]:
+        """Of the script's own."""
+        return [line for line in self.told(stream) if not line.startswith("[perfagent: ")]
+
+    def printed(self) -> str:
+        self.out.flush()
+        return self.out.buffer.getvalue().decode()
 
 
-def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
-    """New streams for this test; called in its body, since pytest puts its own in place between fixtures and test."""
-    out, err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(sys, "stderr", err)
-    return out, err
+Watch = Callable[..., Watched]
 
 
-def make(folder: Path) -> tuple[Console, Sender, Clock]:
-    sender = Sender(AgentConfig(state_dir=folder), Identity(project="p", run="r", attempt=1))
-    clock = Clock()
-    return Console(sender, clock=clock), sender, clock
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """watch(stdout=, stderr=): from then on; pytest puts streams of its own in place between fixtures and test."""
+    begun: list[Watched] = []
+
+    def begin(**streams: Any) -> Watched:
+        for name in ("stdout", "stderr"):
+            streams.setdefault(name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+            monkeypatch.setattr(sys, name, streams[name])
+        begun.append(Watched(tmp_path, streams["stdout"], streams["stderr"]))
+        return begun[-1]
+
+    yield begin
+    for watched in begun:
+        watched.close()
 
 
-def told(sender: Sender, stream: str = "stdout") -> list[str]:
-    return [line for event in sender.events for line in event.data["lines"] if event.data["stream"] == stream]
-
-
-def lines(sender: Sender, stream: str = "stdout") -> list[str]:
-    """Of the script's own."""
-    return [line for line in told(sender, stream) if not line.startswith("[perfagent: ")]
-
-
-def test_what_is_printed_is_seen_and_still_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, _ = streams(monkeypatch)
-    console, sender, _ = make(tmp_path)
-    console.install()
-    assert sys.stdout is out
+def test_what_is_printed_is_seen_and_still_printed(watch: Watch) -> None:
+    watched = watch()
+    assert sys.stdout is watched.out
     print("one")
     print("two", end="")
     print("problem", file=sys.stderr)
-    console.poll()
+    watched.poll()
     print(" and a half")
-    console.poll()
-    console.close()
+    watched.poll()
+    watched.close()
     print("after")
-    console.poll()
-    out.flush()
-    assert lines(sender) == ["one", "two and a half"]
-    assert lines(sender, "stderr") == ["problem"]
-    assert isinstance(out.buffer, io.BytesIO)
-    assert out.buffer.getvalue() == b"one\ntwo and a half\nafter\n"
-    assert "write" not in out.__dict__
+    watched.poll()
+    assert watched.lines() == ["one", "two and a half"]
+    assert watched.lines("stderr") == ["problem"]
+    assert watched.printed() == "one\ntwo and a half\nafter\n"
+    assert "write" not in watched.out.__dict__
 
 
-def test_a_progress_bar_is_one_line_as_on_the_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    streams(monkeypatch)
-    console, sender, _ = make(tmp_path)
-    console.install()
-    for percent in range(101):
-        sys.stderr.write(f"\r{percent:3d}%|\x1b[32m###\x1b[0m|")
-        if percent % 10 == 0:
-            console.poll()
-    sys.stderr.write("\n")
-    console.poll()
-    console.close()
-    assert lines(sender, "stderr") == ["100%|###|"]
-
-
-def test_a_long_progress_bar_tells_its_state_every_ten_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    streams(monkeypatch)
-    console, sender, clock = make(tmp_path)
-    console.install()
+def test_a_long_progress_bar_tells_its_state_every_ten_seconds(watch: Watch) -> None:
+    watched = watch()
     for second in range(26):
-        clock.now = float(second)
-        sys.stderr.write(f"\r{second:3d}%|#|")
+        sys.stderr.write(f"\r{second:3d}%|\x1b[32m#\x1b[0m|")
         print(end=f"{second} s\r")  # the other way to write one
-        console.poll()
-    assert lines(sender, "stderr") == [" 10%|#|", " 20%|#|"]
-    assert lines(sender) == ["10 s", "20 s"]
-    for clock.now in (100.0, 200.0):  # it stands still, and is told once
-        console.poll()
-    assert lines(sender, "stderr")[2:] == [" 25%|#|"]
+        watched.poll(float(second))
+    assert watched.lines("stderr") == [" 10%|#|", " 20%|#|"]
+    assert watched.lines() == ["10 s", "20 s"]
+    watched.poll(100.0)
+    watched.poll(200.0)  # it stands still, and is told once
+    assert watched.lines("stderr")[2:] == [" 25%|#|"]
     sys.stderr.write("\nnext\n\r  0%|")
-    console.poll()
-    assert lines(sender, "stderr")[3:] == ["next"]
-    clock.now = 209.0
-    console.poll()
-    assert lines(sender, "stderr")[4:] == []
-    console.close()
+    watched.poll()
+    assert watched.lines("stderr")[3:] == ["next"]
+    watched.poll(209.0)
+    assert watched.lines("stderr")[4:] == []
 
 
-def test_the_state_of_a_bar_that_is_written_no_more_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    streams(monkeypatch)
-    console, sender, _ = make(tmp_path)
-    console.install()
-    sys.stderr.write("\r 50%|#|")
-    now = time.monotonic()
-    assert sender.sources[0].poll_if_due(now)
-    assert now + 5 < sender.sources[0].due < now + 15
-    sys.stderr.write("\r 51%|#|")
-    assert sender.sources[0].due == 0.0
-    console.close()
+def test_a_stream_is_looked_at_only_after_something_was_written(watch: Watch) -> None:
+    """And ten seconds later for the state of a bar."""
+    watched = watch()
+    source, now = watched.sender.sources[0], time.monotonic()
+    source.poll_if_due(now)
+    assert source.due == math.inf
+    for text in ("\r 50%|#|", "\r 51%|#|"):
+        sys.stderr.write(text)
+        assert source.due == watched.sender.sources_due == 0.0
+        now = time.monotonic()
+        assert source.poll_if_due(now)
+        assert now + 5 < source.due < now + 15
+    print("first")
+    assert source.poll_if_due(now)
+    assert watched.lines() == ["first"]
 
 
 @pytest.mark.fault
-def test_the_last_words_need_no_end_of_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    streams(monkeypatch)
-    console, sender, _ = make(tmp_path)
-    console.install()
+def test_the_last_words_need_no_end_of_line(watch: Watch) -> None:
+    watched = watch()
     print("\r 37%|###", end="")
     sys.stderr.write("fatal: device ")
-    console.poll()
+    watched.poll()
     sys.stderr.write("lost")
-    console.poll()
-    assert lines(sender, "stderr") == []
-    console.close()
-    console.poll()
-    console.poll()
-    assert (lines(sender), lines(sender, "stderr")) == ([" 37%|###"], ["fatal: device lost"])
+    watched.poll()
+    assert watched.lines("stderr") == []
+    watched.end()
+    watched.poll()
+    assert (watched.lines(), watched.lines("stderr")) == ([" 37%|###"], ["fatal: device lost"])
 
 
 @pytest.mark.fault
-def test_more_than_two_hundred_lines_a_second_are_left_out_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    streams(monkeypatch)
-    console, sender, clock = make(tmp_path)
-    console.install()
+def test_more_than_200_lines_a_second_are_left_out_and_counted(watch: Watch) -> None:
+    watched = watch()
     for n in range(1000):
         print(n)
-    console.poll()
-    assert lines(sender) == [str(n) for n in range(800, 1000)]
-    assert sender.counters["log_lines_left_out"] == 800
-    assert told(sender)[0] == "[perfagent: 800 lines left out here]"
-    clock.now = 1.0
+    watched.poll()
+    assert watched.lines() == [str(n) for n in range(800, 1000)]
+    assert watched.sender.counters["log_lines_left_out"] == 800
+    assert "800 lines" in watched.told()[0]
     print("later")
-    console.poll()
-    assert told(sender)[-2:] == ["999", "later"], "that there was a gap is said once"
+    watched.poll(1.0)
+    assert watched.told()[-2:] == ["999", "later"], "that there was a gap is said once"
     print("\n".join(map(str, range(201))))
-    console.poll()
-    clock.now = 1.5
-    console.poll()
+    watched.poll()
+    watched.poll(1.5)
     print("\n".join("xyz"))
-    console.poll()
-    assert told(sender)[-3:] == ["x", "y", "z"]
+    watched.poll()
+    assert watched.told()[-3:] == ["x", "y", "z"]
     print(1, file=sys.stderr)
-    console.poll()
-    console.close()
-    assert told(sender, "stderr") == ["1"], "each stream has gaps of its own"
+    watched.poll()
+    assert watched.told("stderr") == ["1"], "each stream has gaps of its own"
 
 
-def test_a_gap_at_the_end_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    streams(monkeypatch)
-    console, sender, _ = make(tmp_path)
-    console.install()
+def test_a_gap_at_the_end_is_told_at_the_end(watch: Watch) -> None:
+    watched = watch()
     for _ in range(3):
         print("\n".join(map(str, range(200))))
-        console.poll()
-    assert len(told(sender)) == 200
-    console.close()
+        watched.poll()
+    assert len(watched.told()) == 200
+    watched.close()
     print("not seen")
-    console.poll()
-    assert told(sender)[200:] == ["[perfagent: 400 lines left out here]"]
+    watched.poll()
+    (gap,) = watched.told()[200:]
+    assert "400 lines" in gap
 
 
-WATCHED = """
-import sys, tempfile
-from pathlib import Path
-from perfagent.agent_config import AgentConfig
-from perfagent.context.console import MOST_PIECES, Console
-from perfagent.delivery.handoff import Sender
-from perfagent.identity import Identity
-from perfagent.redaction import redacted
-def seen():
-    out = sys.stdout
-    return out.isatty(), out.fileno(), type(out), out is sys.__stdout__, out.encoding
-before = seen()
-sender = Sender(AgentConfig(state_dir=Path(tempfile.mkdtemp())), Identity(project="p", run="r", attempt=1))
-console = Console(sender)
-console.install()
-assert seen() == before
-print("x", flush=True)
-console.close()
-"""
+# ---- streams of many kinds
 
 
-def test_isatty_descriptor_and_type_stay_what_they_are() -> None:
-    assert subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, check=True).stdout == b"x\n"
+def test_isatty_descriptor_and_type_stay_what_they_are(watch: Watch) -> None:
+    terminal, other_end = os.openpty()
+    with os.fdopen(other_end, "w") as out:
+
+        def seen() -> tuple[Any, ...]:
+            return out.isatty(), out.fileno(), type(out), out.encoding
+
+        before = seen()
+        watched = watch(stdout=out)
+        assert (sys.stdout, seen()) == (out, before)
+        assert before[0]
+        print("x", flush=True)
+        assert os.read(terminal, 100) == b"x\r\n"
+        watched.end()
+        assert watched.lines() == ["x"]
+    os.close(terminal)
 
 
-def test_a_stream_that_cannot_be_watched_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slotted:
-        __slots__ = ()
+class Slotted:
+    __slots__ = ()
 
-        def write(self, text: str) -> int:
-            return len(text)
-
-    monkeypatch.setattr(sys, "stdout", Slotted())
-    monkeypatch.setattr(sys, "stderr", None)
-    console, _, _ = make(tmp_path)
-    console.install()
-    assert console._streams == []
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 class Teed:
     """A stream of a script's own, as they are found in training scripts."""
 
-    def __init__(self, *targets: Any) -> None:
+    def __init__(self) -> None:
         self.written: list[Any] = []
-        self.targets = targets
 
     def write(self, text: Any, flush: bool = False) -> str:
-        for target in self.targets:
-            target.write(text)
         self.written.append((text, flush))
         return "written"
 
@@ -256,71 +233,60 @@ class Forwarding:
         self._wrapped.write(text)
 
 
-class ForwardingWithDict(Forwarding):
-    """As tqdm's DummyTqdmFile, of the recipe for redirecting prints."""
-
-
 class Borrowing(Forwarding):
     """Has the dict of the stream that it writes to, as wrapt's proxies have."""
 
     __slots__ = ()
 
     @property
-    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+    def __dict__(self) -> dict[str, Any]:
         wrapped: Teed = object.__getattribute__(self, "_wrapped")
         return wrapped.__dict__
 
 
+def test_a_stream_that_cannot_be_watched_is_left_alone(watch: Watch) -> None:
+    watched = watch(stdout=Slotted(), stderr=None)
+    print("x")
+    watched.end()
+    assert not watched.sender.events
+
+
 @pytest.mark.fault
-@pytest.mark.parametrize("kind", [Forwarding, ForwardingWithDict, Borrowing])
-def test_a_stream_that_hands_assignments_on_can_be_printed_to(
-    kind: type[Forwarding], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", [Forwarding, Borrowing])
+def test_a_stream_that_hands_assignments_on_can_be_printed_to(watch: Watch, kind: type[Forwarding]) -> None:
     real = Teed()
-    monkeypatch.setattr(sys, "stdout", kind(real))
-    monkeypatch.setattr(sys, "stderr", None)
     before = {**vars(real)}
-    console, sender, _ = make(tmp_path)
-    console.install()
+    watched = watch(stdout=kind(real), stderr=None)
     assert vars(real) == before, "somebody else's stream was changed"
-    print("hello from the training")
-    console.poll()
-    console.close()
-    assert [text for text, _ in real.written] == ["hello from the training", "\n"]
-    assert lines(sender) == (["hello from the training"] if kind is ForwardingWithDict else [])
-    assert vars(real) == before
+    print("hello")
+    watched.end()
+    assert [text for text, _ in real.written] == ["hello", "\n"]
+    assert (watched.lines(), vars(real)) == ([], before)
 
 
-def test_the_redirection_of_tqdms_documentation_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, _ = streams(monkeypatch)
+def test_the_redirection_of_tqdms_documentation_is_watched(watch: Watch) -> None:
     recipe = pytest.importorskip("tqdm.contrib").DummyTqdmFile
-    monkeypatch.setattr(sys, "stdout", recipe(out))
-    console, sender, _ = make(tmp_path)
-    console.install()
-    print("hello from the training")
-    console.poll()
-    console.close()
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    watched = watch(stdout=recipe(out))
+    print("hello")
+    watched.end()
     out.flush()
-    assert lines(sender) == ["hello from the training"]
-    assert isinstance(out.buffer, io.BytesIO)
-    assert out.buffer.getvalue() == b"hello from the training\n"
+    assert watched.lines() == ["hello"]
+    assert out.buffer.getvalue() == b"hello\n"
 
 
 @pytest.mark.fault
-def test_a_write_takes_what_it_took_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_takes_what_it_took_before(watch: Watch) -> None:
     tee: Any = Teed()
-    monkeypatch.setattr(sys, "stdout", tee)
-    console, sender, _ = make(tmp_path)
-    console.install()
+    watched = watch(stdout=tee)
     assert tee.write("epoch 1\n", flush=True) == "written"
     assert tee.write(text="epoch 2\n") == "written"
     assert tee.write(b"epoch 3\n") == "written"
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'text'"):
         tee.write()
-    console.poll()
-    console.close()
+    watched.end()
     assert tee.written == [("epoch 1\n", True), ("epoch 2\n", False), (b"epoch 3\n", False)]
-    assert lines(sender) == ["epoch 1"]
+    assert watched.lines() == ["epoch 1"]
 
 
 def raising(_: object, *__: object) -> Any:
@@ -329,25 +295,21 @@ def raising(_: object, *__: object) -> Any:
 
 @pytest.mark.fault
 @pytest.mark.parametrize("method", ["__setattr__", "__getattr__", "__getattribute__", "__delattr__"])
-def test_a_stream_that_refuses_to_be_looked_at_does_no_harm(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_that_refuses_to_be_looked_at_does_no_harm(watch: Watch, method: str) -> None:
     written: list[str] = []
     stream = type("Strict", (), {"write": lambda _, text: written.append(text)})()
-    monkeypatch.setattr(sys, "stdout", stream)
     setattr(type(stream), method, raising)
-    console, _, _ = make(tmp_path)
-    console.install()
+    watched = watch(stdout=stream)
     type(stream).write(stream, "x")
-    console.close()
+    watched.close()
     delattr(type(stream), method)
     stream.write("y")
     assert (written, vars(stream)) == (["x", "y"], {})
 
 
-def test_a_stream_that_writes_in_parts_is_seen_once_and_other_threads_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_that_writes_in_parts_is_seen_once(watch: Watch) -> None:
+    """And what other threads write meanwhile all the same."""
+
     class InParts(Teed):
         during: Callable[[], None] | None = None
 
@@ -359,9 +321,7 @@ def test_a_stream_that_writes_in_parts_is_seen_once_and_other_threads_all_the_sa
             return super().write(text, flush)
 
     stream: Any = InParts()
-    monkeypatch.setattr(sys, "stdout", stream)
-    console, sender, _ = make(tmp_path)
-    console.install()
+    watched = watch(stdout=stream)
 
     def other_thread() -> None:
         thread = threading.Thread(target=stream.write, args=("other\n",))
@@ -371,171 +331,125 @@ def test_a_stream_that_writes_in_parts_is_seen_once_and_other_threads_all_the_sa
     stream.write("one two\n")
     stream.during = other_thread
     stream.write("main\n")
-    console.poll()
-    console.close()
+    watched.end()
     assert [text for text, _ in stream.written] == ["one", "two\n", "one two\n", "other\n", "main\n"]
-    assert lines(sender) == ["one two", "other", "main"]
+    assert watched.lines() == ["one two", "other", "main"]
 
 
-def test_a_write_that_somebody_put_there_before_us_is_there_after_us(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, _ = streams(monkeypatch)
+def test_a_write_put_there_before_us_is_there_after_us(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs: list[str] = []
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     monkeypatch.setattr(out, "write", theirs.append)
-    console, sender, _ = make(tmp_path)
-    console.install()
+    watched = watch(stdout=out)
     print("hello")
-    console.poll()
-    console.close()
+    watched.end()
     print("after")
     assert theirs == ["hello", "\n", "after", "\n"]
-    assert lines(sender) == ["hello"]
+    assert watched.lines() == ["hello"]
+
+
+# ---- secrets
 
 
 @pytest.mark.fault
-def test_x10_a_private_key_printed_over_several_ticks_is_never_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    streams(monkeypatch)
-    console, sender, _ = make(tmp_path)
-    console.install()
-    body = [f"MIIEowIBAAKCAQEA{n:04d}" for n in range(20)]
+def test_x10_a_private_key_over_several_ticks_is_never_kept(watch: Watch) -> None:
+    watched = watch()
     sys.stdout.write("loading -----BEGIN " + "RSA PRIVATE ")
-    console.poll()
+    watched.poll()
     sys.stdout.write("KEY-----\n")
-    for line in body:
-        sys.stdout.write(line[:7])
-        console.poll()
-        sys.stdout.write(line[7:] + "\n")
+    for n in range(20):
+        sys.stdout.write("MIIEowI")
+        watched.poll()
+        sys.stdout.write(f"BAAKCAQEA{n:04d}\n")
     sys.stdout.write("-----END RSA PRIVATE KEY-----\nstep 1: loss 0.5\n")
-    console.poll()
-    console.close()
-    assert lines(sender) == ["loading [redacted]", "step 1: loss 0.5"]
+    watched.poll()
+    assert watched.lines() == ["loading [redacted]", "step 1: loss 0.5"]
 
 
 @pytest.mark.fault
-def test_x10_a_private_key_is_neither_state_nor_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    streams(monkeypatch)
-    console, sender, clock = make(tmp_path)
-    console.install()
+def test_x10_a_private_key_is_neither_state_nor_last_words(watch: Watch) -> None:
+    watched = watch()
     sys.stdout.write("\r-----BEGIN RSA PRIVATE KEY-----")
-    console.poll()
-    clock.now = 20.0
-    console.poll()
+    watched.poll()
+    watched.poll(20.0)
     sys.stdout.write("\nMIIEowIBAAKCAQEA0001\n\rMIIEowIBAAKCAQEA0002")
-    console.poll()
-    clock.now = 40.0
-    console.poll()
-    console.close()
-    console.poll()
-    assert lines(sender) == ["[redacted]"]
-
-
-def test_a_line_after_a_silence_is_told_at_the_next_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    streams(monkeypatch)
-    console, sender, _ = make(tmp_path)
-    told: list[str] = []
-    polled: list[None] = []
-    monkeypatch.setattr(sender, "event", lambda kind, data: told.extend(data["lines"]))
-    monkeypatch.setattr(console, "poll", lambda: (polled.append(None), Console.poll(console)))
-    console.install()
-    sender.start()
-    try:
-        print("first")
-        assert until(lambda: told == ["first"])
-        before = len(polled)
-        time.sleep(0.5)  # three ticks
-        assert len(polled) == before, "polled although nothing was printed"
-        print("second")
-        assert until(lambda: told == ["first", "second"])
-    finally:
-        console.close()
-        sender.close("")
+    watched.poll()
+    watched.poll(40.0)
+    watched.end()
+    assert watched.lines() == ["[redacted]"]
 
 
 @pytest.mark.fault
-def test_x10_of_a_line_without_an_end_the_beginning_is_kept_and_no_half_of_a_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    streams(monkeypatch)
-    console, sender, _ = make(tmp_path)
-    console.install()
-    secret = BY_VALUE["github"]
+def test_x10_an_endless_line_keeps_no_half_of_a_secret(watch: Watch) -> None:
+    watched, secret = watch(), BY_VALUE["github"]
     for before in range(0, 200_000, 997):  # wherever the line is cut
         sys.stdout.write(f"{before} " + "y" * 990 + f" {secret} ")
         if before % 20 == 0:
-            console.poll()
-    print("end")
-    print("next")
-    console.poll()
-    console.close()
-    told = redacted({"lines": lines(sender)})["lines"]
+            watched.poll()
+    print("end\nnext")
+    watched.poll()
+    told = redacted({"lines": watched.lines()})["lines"]
     assert [told[0][:6], told[-1]] == ["0 yyyy", "next"]
     assert secret[20:30] not in "".join(told)
 
 
-def test_a_line_whose_beginning_was_lost_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    streams(monkeypatch)
-    console, sender, _ = make(tmp_path)
-    console.install()
+# ---- floods
+
+
+def test_a_line_whose_beginning_was_lost_is_left_out(watch: Watch) -> None:
+    watched = watch()
     sys.stdout.write("password=")
-    console.poll()
+    watched.poll()
     for _ in range(MOST_PIECES):
         sys.stdout.write("-")
-    sys.stdout.write("swordfish99")
-    sys.stdout.write("\nwhole\n")
-    console.poll()
-    console.close()
-    assert lines(sender) == ["whole"]
+    sys.stdout.write("swordfish99\nwhole\n")
+    watched.poll()
+    assert watched.lines() == ["whole"]
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize(("more", "width"), [(0, 2), (1, 2), (7000, 2), (7000, 100)])  # the last ones fill both bounds
-def test_what_thousands_of_tiny_writes_push_out_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int, width: int
-) -> None:
-    streams(monkeypatch)
-    console, sender, _ = make(tmp_path)
-    console.install()
+@pytest.mark.parametrize(("more", "width"), [(-1, 2), (1, 2), (7000, 2), (7000, 100)])  # the last ones fill both bounds
+def test_what_tiny_writes_push_out_is_counted(watch: Watch, more: int, width: int) -> None:
+    watched = watch()
     for _ in range(MOST_PIECES + more):
         sys.stdout.write("\n".rjust(width, "-"))
-    gone = width * (MOST_PIECES + more - len(console._streams[0].written.pieces))
+    watched.poll()
+    counters = watched.sender.counters
+    gone = counters["log_characters_left_out"]
+    kept = len(watched.lines()) + counters["log_lines_left_out"]
+    assert abs(gone + width * kept - width * (MOST_PIECES + more)) <= width, "of the first a beginning may be missing"
     assert gone >= width * more
-    console.poll()
-    assert sender.counters["log_characters_left_out"] == gone
-    assert ("characters left out here]" in told(sender)[0]) == bool(gone)
+    assert ("characters left out here]" in watched.told()[0]) == bool(gone) == (more > 0)
     sys.stdout.write("on\n")
-    console.poll()
-    console.close()
-    assert sender.counters["log_characters_left_out"] == gone, "counted once"
+    watched.poll()
+    assert counters["log_characters_left_out"] == gone, "counted once"
 
 
 @pytest.mark.fault
-def test_of_a_flood_the_end_is_kept_within_bounds_and_no_half_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    streams(monkeypatch)
-    console, sender, _ = make(tmp_path)
-    console.install()
-    written = console._streams[0].written
+def test_of_a_flood_the_end_is_kept_within_bounds(watch: Watch) -> None:
+    """And no half line."""
+
+    class Sink:
+        def write(self, text: str) -> int:
+            return len(text)
+
+    watched = watch(stdout=Sink())
     sys.stdout.write("begin\npassword=")
-    console.poll()
+    watched.poll()
     chapter = "swordfish99 " + "y" * 1000 + "\n"
+    tracemalloc.start()
     for _ in range(100):
         sys.stdout.write(chapter * 100)
-        assert sum(map(len, written.pieces)) < MOST_CHARACTERS + len(chapter) * 100
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 2 * MOST_CHARACTERS, "10 MB were written"
     print("the last words")
-    console.poll()
+    watched.poll()
     sys.stdout.write("z" * (3 * MOST_CHARACTERS) + "\nafter\n")  # one piece alone
-    console.poll()
-    console.close()
-    seen = lines(sender)
-    assert seen[0] == "begin"
-    assert seen[-1] in ("the last words", "after")
-    assert "the last words" in seen
+    watched.end()
+    seen, counters = watched.lines(), watched.sender.counters
+    assert (seen[0], "the last words" in seen, len(seen) <= 202) == ("begin", True, True)
     assert {line[:20] for line in seen} <= {"begin", "swordfish99 yyyyyyyy", "the last words", "after"}
-    assert len(seen) <= 202
     kept = sum(len(line) + 1 for line in seen)
-    assert sender.counters["log_characters_left_out"] > 100 * 100 * len(chapter) - MOST_CHARACTERS - kept
-    assert sender.counters["log_lines_left_out"] < MOST_CHARACTERS / len(chapter)
+    assert counters["log_characters_left_out"] > 100 * 100 * len(chapter) - MOST_CHARACTERS - kept
+    assert counters["log_lines_left_out"] < MOST_CHARACTERS / len(chapter)

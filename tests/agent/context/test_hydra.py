@@ -11,6 +11,8 @@ import pytest
 from agent_recorded import Recording
 from builders import job_environment
 
+pytestmark = pytest.mark.real
+
 SECRET = "hf_abcdefghijklmnopqrstuvwxyzABCD"
 CONFIG = f"""
 optimizer:
@@ -21,11 +23,11 @@ from_a_variable: ${{oc.env:NOT_SET_ANYWHERE}}
 hub_token: {SECRET}
 """
 SCRIPT = """
-import hydra, perfagent, torch
+import hydra, os, perfagent, torch
 
 @hydra.main(config_path=".", config_name="config", version_base=None)
 def main(cfg):
-    run = perfagent.init(GIVEN)
+    run = perfagent.init(config=cfg) if "GIVEN" in os.environ else perfagent.init()
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.optimizer.lr)
     for _ in range(3):
@@ -37,14 +39,16 @@ main()
 """
 
 
-def ran(folder: Path, *overrides: str, given: str = "") -> list[str]:
-    """The ids of its runs. given: the argument of `init`."""
+def ran(folder: Path, *overrides: str, **records: dict[str, str]) -> list[list[str]]:
+    """The ids of the runs of each process. records: the variables of each, by where it records."""
     (folder / "config.yaml").write_text(CONFIG, "utf-8")
-    (folder / "train.py").write_text(SCRIPT.replace("GIVEN", given), "utf-8")
-    environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"))
-    [done] = preloaded.run(["train.py", *overrides], folder, [environment])
-    assert done.returncode == 0, done.stderr
-    return [line.split()[1] for line in done.stdout.splitlines() if line.startswith("run ")]
+    (folder / "train.py").write_text(SCRIPT, "utf-8")
+    environments = [
+        job_environment(folder, PERFAGENT_RECORD=str(folder / name), **more) for name, more in records.items()
+    ]
+    ended = preloaded.run(["train.py", *overrides], folder, environments)
+    assert [done.returncode for done in ended] == [0] * len(records), ended
+    return [[line.split()[1] for line in done.stdout.splitlines() if line.startswith("run ")] for done in ended]
 
 
 def found(recorded: Recording) -> list[dict[str, Any]]:
@@ -52,21 +56,19 @@ def found(recorded: Recording) -> list[dict[str, Any]]:
     return [event["config"]["hydra"] for event in recorded.events("context") if "hydra" in event.get("config", {})]
 
 
-@pytest.mark.parametrize("given", ["", "config=cfg"], ids=["found by itself", "given to init"])
-def test_the_configuration_is_told_as_it_is_written_without_its_secrets(tmp_path: Path, given: str) -> None:
-    ran(tmp_path, "optimizer.lr=0.25", given=given)
-    recorded = Recording(tmp_path / "record")
-    if given:
-        (config,) = [event["config"] for event in recorded.events("state") if event.get("config")]
-    else:
-        config = found(recorded)[0]
-    assert config["optimizer"] == {"lr": 0.25, "again": "${optimizer.lr}"}
-    assert (config["later"], config["from_a_variable"]) == ("???", "${oc.env:NOT_SET_ANYWHERE}")
-    assert SECRET not in str(config)
-    assert all(SECRET.encode() not in file.read_bytes() for file in (tmp_path / "record").rglob("*") if file.is_file())
+def test_a_configuration_is_told_as_written_without_secrets(tmp_path: Path) -> None:
+    """Found by itself, or given to init()."""
+    ran(tmp_path, "optimizer.lr=0.25", alone={}, given={"GIVEN": "1"})
+    (given,) = [one["config"] for one in Recording(tmp_path / "given").events("state") if one.get("config")]
+    for config in (given, found(Recording(tmp_path / "alone"))[0]):
+        assert config["optimizer"] == {"lr": 0.25, "again": "${optimizer.lr}"}
+        assert (config["later"], config["from_a_variable"]) == ("???", "${oc.env:NOT_SET_ANYWHERE}")
+        assert SECRET not in str(config)
+    for name in ("alone", "given"):
+        assert all(SECRET.encode() not in file.read_bytes() for file in (tmp_path / name).rglob("*") if file.is_file())
 
 
 def test_each_job_of_a_multirun_is_a_run_with_what_it_was_given(tmp_path: Path) -> None:
-    runs = ran(tmp_path, "--multirun", "optimizer.lr=0.1,0.2,0.3")
+    (runs,) = ran(tmp_path, "--multirun", "optimizer.lr=0.1,0.2,0.3", record={})
     assert len(set(runs)) == 3
     assert {config["optimizer"]["lr"] for config in found(Recording(tmp_path / "record"))} == {0.1, 0.2, 0.3}

@@ -1,3 +1,5 @@
+"""What a script is configured with, found where scripts keep it."""
+
 from __future__ import annotations
 
 import argparse
@@ -8,6 +10,7 @@ import json
 import math
 import sys
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -27,9 +30,19 @@ class Settings:
 
 
 def looked() -> Hyperparameters:
+    """From the function that calls this."""
     found = Hyperparameters()
     found.look(sys._getframe(1))
     return found
+
+
+def of_variables(**variables: Any) -> dict[str, Any]:
+    """What is found in a function of a script with these variables."""
+    lines = [f"    {name} = given.pop({name!r})" for name in variables]
+    script = "\n".join(["def main(given, look):", *lines, "    return look()"])
+    names: dict[str, Any] = {}
+    exec(compile(script, "/home/me/train.py", "exec"), names)
+    return names["main"](variables, looked).found()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,8 +52,11 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+# ---- argparse
+
+
 @pytest.fixture
-def watched() -> Any:
+def watched() -> Iterator[Hyperparameters]:
     original = argparse.ArgumentParser.parse_known_args
     found = Hyperparameters()
     found.watch_argparse()
@@ -54,9 +70,6 @@ def test_the_last_result_of_argparse_counts(watched: Hyperparameters) -> None:
     arguments, rest = parser().parse_known_args(["--lr", "2", "--other"])
     assert rest == ["--other"]
     assert watched.found()["argparse"] is arguments
-
-
-def test_subcommands_and_defaults_are_in_it(watched: Hyperparameters) -> None:
     outer = parser()
     train = outer.add_subparsers(dest="what").add_parser("train")
     train.add_argument("--epochs", type=int, default=3)
@@ -64,26 +77,22 @@ def test_subcommands_and_defaults_are_in_it(watched: Hyperparameters) -> None:
     assert vars(watched.found()["argparse"]) == {"lr": 2.0, "deepspeed_config": None, "what": "train", "epochs": 3}
 
 
-def test_what_transformers_parses_for_dataclasses_of_the_script_is_in_it(watched: Hyperparameters) -> None:
+def test_of_what_transformers_parses_the_scripts_own_is_in_it(watched: Hyperparameters) -> None:
     from transformers import HfArgumentParser, TrainingArguments
 
-    given = ["--lr", "2", "--output_dir", "x", "--learning_rate", "1", "--use_cpu"]
-    mine, trainers, rest = HfArgumentParser((Settings, TrainingArguments)).parse_args_into_dataclasses(
-        [*given, "--other"], return_remaining_strings=True
-    )
+    given = ["--lr", "2", "--output_dir", "x", "--learning_rate", "1", "--use_cpu", "--other"]
+    classes = HfArgumentParser((Settings, TrainingArguments))
+    mine, trainers, rest = classes.parse_args_into_dataclasses(given, return_remaining_strings=True)
     assert (mine, trainers.learning_rate, rest) == (Settings(lr=2.0), 1.0, ["--other"])
     assert watched.found()["argparse"] == {"lr": 2.0}
 
 
-def test_what_a_library_parses_is_none_of_the_scripts(watched: Hyperparameters, tmp_path: Path) -> None:
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    library = folder / "library.py"
-    library.write_text("def parse(parser): return parser.parse_args(['--lr', '9'])\n")
+def test_what_a_library_parses_is_none_of_the_scripts(watched: Hyperparameters) -> None:
     inside: dict[str, Any] = {}
-    exec(compile(library.read_text(), str(library), "exec"), inside)
+    library = "def parse(parser): return parser.parse_args(['--lr', '9'])\n"
+    exec(compile(library, "/usr/lib/python3/site-packages/library.py", "exec"), inside)
     assert inside["parse"](parser()).lr == 9
-    assert "argparse" not in watched.found()
+    assert watched.found() == {}
 
 
 def test_a_parser_that_raises_raises_as_ever(watched: Hyperparameters, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,55 +115,7 @@ def test_someone_who_watches_after_us_stays(watched: Hyperparameters, monkeypatc
         assert argparse.ArgumentParser.parse_known_args is theirs
         parser().parse_args([])
         assert watched.found() == {}
-    argparse.ArgumentParser.parse_known_args = ours.__wrapped__  # type: ignore[method-assign]
-
-
-def test_configuration_in_the_variables_of_a_function_is_found_by_name_and_kind() -> None:
-    def main() -> dict[str, Any]:
-        args = parser().parse_args([])  # noqa: F841
-        config = {"lr": 0.1, "betas": (0.9, 0.95)}  # noqa: F841
-        model_args = Settings()  # noqa: F841
-        opt = SimpleNamespace(momentum=0.9)  # noqa: F841
-        params = {"weight": torch.ones(3)}  # noqa: F841 - not settings
-        state = {"lr": 0.1}  # noqa: F841 - not called so
-        return looked().found()
-
-    found = main()
-    assert {name: found[name] for name in ("argparse", "config", "model_args", "opt")} == {
-        "argparse": argparse.Namespace(lr=0.5, deepspeed_config=None),
-        "config": {"lr": 0.1, "betas": (0.9, 0.95)},
-        "model_args": Settings(),
-        "opt": SimpleNamespace(momentum=0.9),
-    }
-    assert "params" not in found
-    assert "state" not in found
-
-
-def test_training_arguments_are_found_wherever_they_are() -> None:
-    from transformers import TrainingArguments
-
-    class MyArguments(TrainingArguments):
-        pass
-
-    def trainer(anything: Any) -> dict[str, Any]:
-        return looked().found()
-
-    given = MyArguments(output_dir="x", learning_rate=1e-3, use_cpu=True, report_to=[])
-    assert trainer(given)["huggingface"] is given
-
-
-def test_hparams_of_a_lightning_module_are_found() -> None:
-    from lightning import LightningModule
-
-    class Mine(LightningModule):
-        def __init__(self, lr: float, width: int) -> None:
-            super().__init__()
-            self.save_hyperparameters()
-
-        def optimizer_step(self) -> dict[str, Any]:
-            return looked().found()
-
-    assert dict(Mine(0.1, width=3).optimizer_step()["lightning"]) == {"lr": 0.1, "width": 3}
+    argparse.ArgumentParser.parse_known_args = ours.__wrapped__
 
 
 def test_the_file_of_deepspeed_is_read(tmp_path: Path, watched: Hyperparameters) -> None:
@@ -168,90 +129,7 @@ def test_the_file_of_deepspeed_is_read(tmp_path: Path, watched: Hyperparameters)
     assert "deepspeed" not in watched.found()
 
 
-def test_looking_keeps_nothing_alive() -> None:
-    """A function's f_locals would hold its variables until it returns: a checkpoint that was loaded and let go of."""
-
-    def main() -> tuple[Hyperparameters, bool]:  # without an assert: pytest's calls locals()
-        checkpoint = torch.ones(10)
-        config = {"lr": 0.1}  # noqa: F841
-        alive = weakref.ref(checkpoint)
-        found = looked()
-        del checkpoint
-        gc.collect()
-        return found, alive() is not None
-
-    found, alive = main()
-    assert found.found()["config"] == {"lr": 0.1}
-    assert not alive
-
-
-def test_a_function_that_uses_locals_is_left_alone() -> None:
-    def main() -> dict[str, Any]:
-        lr = 0.1
-        held = locals()
-        config = {"lr": lr}
-        looked()
-        return held
-
-    assert main() == {"lr": 0.1}
-
-
-def test_settling_lets_go_of_what_was_found() -> None:
-    class Args(argparse.Namespace):
-        pass
-
-    found = Hyperparameters()
-
-    def main() -> weakref.ref[Any]:
-        args = Args(lr=0.1, api_key="plainword")
-        found.look(sys._getframe())
-        return weakref.ref(args)
-
-    gone = main()
-    found.settle()
-    gc.collect()
-    assert gone() is None
-    assert found.found()["argparse"] == {"lr": 0.1, "api_key": "[redacted]"}
-
-
-def test_hostile_objects_are_not_touched() -> None:
-    class Hostile:
-        def __getattribute__(self, name: str) -> Any:
-            raise AssertionError(name)
-
-    def main() -> dict[str, Any]:
-        config = Hostile()  # noqa: F841
-        return looked().found()
-
-    assert "config" not in main()
-
-
-def test_a_lazy_value_of_a_configuration_is_not_made_to_do_its_work() -> None:
-    class Lazy:
-        """As proxies have it: their class is that of what they stand for, which is loaded for that."""
-
-        @property
-        def __class__(self) -> type:  # type: ignore[override]
-            done.append(self)
-            return int
-
-    done: list[Any] = []
-
-    def training() -> dict[str, Any]:
-        config = {"lr": 0.5, "epochs": 2, "data": Lazy()}  # noqa: F841
-        return looked().found()
-
-    assert training() == {"config": {"lr": 0.5, "epochs": 2}}
-    assert not done
-
-
-def test_scripts_are_told_from_libraries() -> None:
-    assert is_script("/home/me/train.py")
-    assert is_script("train.py")
-    assert not is_script(torch.__file__)
-    assert not is_script(argparse.__file__)
-    assert not is_script(hyperparameters.__file__)
-    assert not is_script("<frozen importlib._bootstrap>")
+# ---- variables
 
 
 class CFG:
@@ -277,52 +155,71 @@ class Kind(enum.Enum):
     ADAM = "adam"
 
 
-class Attributes(dict):  # type: ignore[type-arg]
+class Attributes(dict[str, Any]):
     """As EasyDict, Munch and yacs have it."""
 
 
-def test_a_class_of_constants_and_an_object_of_one_are_configuration() -> None:
-    def training() -> dict[str, Any]:  # without an assert, for which pytest has a function read its own variables
-        cfg, config = CFG, Baseline()  # noqa: F841
-        return looked().found()
-
-    found = training()
-    assert redacted(found["cfg"]) == {"lr": 1e-3, "layers": [1, 2]}
-    assert redacted(found["config"]) == {"lr": 0.5, "layers": [1, 2], "epochs": 3}
-
-
-def test_fields_attributes_and_values_of_other_types_are_configuration() -> None:
-    def training() -> dict[str, Any]:
-        args, opts = Fields(), Attributes(lr=0.5)  # noqa: F841
-        config = {"kind": Kind.ADAM, "dtype": torch.bfloat16, "seed": numpy.int64(3), "schedule": math.sqrt, 1: 2}  # noqa: F841
-        hparams = {"lr": 0.5, "seed": 1, "weights": torch.ones(3)}  # noqa: F841
-        return looked().found()
-
-    found = {name: redacted(value) for name, value in training().items()}
-    assert found["args"] == found["opts"] == {"lr": 0.5}
-    assert found["config"] == {"kind": "adam", "dtype": "torch.bfloat16", "seed": 3, "1": 2}
-    assert found["hparams"] == {"lr": 0.5, "seed": 1}
+def test_configuration_is_found_by_name_and_kind() -> None:
+    given: dict[str, Any] = {
+        "args": parser().parse_args([]), "config": {"lr": 0.1, "betas": (0.9, 0.95)}, "model_args": Settings(),
+        "opt": SimpleNamespace(momentum=0.9), "cfg": CFG, "configuration": Baseline(), "flags": Fields(),
+        "opts": Attributes(lr=0.5), "hparams": {"lr": 0.5, "seed": 1, "weights": torch.ones(3)},
+    }  # fmt: skip
+    found = of_variables(**given, params={"weight": torch.ones(3)}, state={"lr": 0.1})
+    assert found["argparse"] is given.pop("args")
+    assert found["config"] is given["config"]
+    assert {name: redacted(found.get(name)) for name in given} == {
+        "config": {"lr": 0.1, "betas": [0.9, 0.95]}, "model_args": {"lr": 0.1}, "opt": {"momentum": 0.9},
+        "cfg": {"lr": 1e-3, "layers": [1, 2]}, "configuration": {"lr": 0.5, "layers": [1, 2], "epochs": 3},
+        "flags": {"lr": 0.5}, "opts": {"lr": 0.5}, "hparams": {"lr": 0.5, "seed": 1},
+    }  # fmt: skip
+    assert not {"params", "state"} & found.keys()
 
 
-def test_parameters_and_optimizers_are_no_configuration_whatever_they_are_called() -> None:
+def test_values_of_other_types_are_configuration() -> None:
+    given = {"kind": Kind.ADAM, "dtype": torch.bfloat16, "seed": numpy.int64(3), "schedule": math.sqrt, 1: 2}
+    found = redacted(of_variables(config=given)["config"])
+    assert found == {"kind": "adam", "dtype": "torch.bfloat16", "seed": 3, "1": 2}
+
+
+def test_parameters_and_optimizers_are_no_configuration() -> None:
+    """Whatever they are called."""
+
     class Own(torch.optim.SGD): ...
 
-    def training() -> dict[str, Any]:
-        params = {"weight": torch.ones(3), "bias": torch.ones(3)}  # noqa: F841
-        opt = Own([torch.nn.Parameter(torch.ones(3))], lr=0.5)  # noqa: F841
-        config = {"lr": 0.5}  # noqa: F841
-        return looked().found()
-
-    assert training() == {"config": {"lr": 0.5}}
+    optimizer = Own([torch.nn.Parameter(torch.ones(3))], lr=0.5)
+    params = {"weight": torch.ones(3), "bias": torch.ones(3)}
+    assert of_variables(params=params, opt=optimizer, config={"lr": 0.5}) == {"config": {"lr": 0.5}}
 
 
-def test_options_of_click_are_found_in_the_command_that_is_executed() -> None:
+def test_training_arguments_are_found_under_any_name() -> None:
+    from transformers import TrainingArguments
+
+    class MyArguments(TrainingArguments):
+        pass
+
+    given = MyArguments(output_dir="x", learning_rate=1e-3, use_cpu=True, report_to=[])
+    assert of_variables(anything=given)["huggingface"] is given
+
+
+def test_hparams_of_a_lightning_module_are_found() -> None:
+    from lightning import LightningModule
+
+    class Mine(LightningModule):
+        def __init__(self, lr: float, width: int) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    assert dict(of_variables(anything=Mine(0.1, width=3))["lightning"]) == {"lr": 0.1, "width": 3}
+
+
+def test_options_of_click_are_found_in_the_running_command() -> None:
     click = pytest.importorskip("click")
     found: dict[str, Any] = {}
 
-    @click.command()  # type: ignore[untyped-decorator]
-    @click.option("--lr", default=0.5)  # type: ignore[untyped-decorator]
-    @click.option("--api-key", default="hunter2secret")  # type: ignore[untyped-decorator]
+    @click.command()
+    @click.option("--lr", default=0.5)
+    @click.option("--api-key", default="hunter2secret")
     def main(lr: float, api_key: str) -> None:
         found.update(looked().found())
 
@@ -330,11 +227,83 @@ def test_options_of_click_are_found_in_the_command_that_is_executed() -> None:
     assert redacted(found["click"]) == {"lr": 0.5, "api_key": "[redacted]"}
 
 
-def test_flags_of_absl_are_found_without_those_of_its_own_modules() -> None:
-    def training() -> dict[str, Any]:
-        flags = type("FlagValues", (), {"__module__": "absl.flags._flagvalues"})()
-        lr, own = (SimpleNamespace(name=name, _value=value) for name, value in (("lr", 0.5), ("verbosity", 0)))
-        flags.__dict__["__flags_by_module"] = {"train.py": [lr], "absl.logging": [own]}
-        return looked().found()
+def test_flags_of_absl_are_found_without_its_own() -> None:
+    flags = type("FlagValues", (), {"__module__": "absl.flags._flagvalues"})()
+    lr, own = (SimpleNamespace(name=name, _value=value) for name, value in (("lr", 0.5), ("verbosity", 0)))
+    flags.__dict__["__flags_by_module"] = {"train.py": [lr], "absl.logging": [own]}
+    assert of_variables(anything=flags) == {"absl": {"lr": 0.5}}
 
-    assert training() == {"absl": {"lr": 0.5}}
+
+def test_scripts_are_told_from_libraries() -> None:
+    assert is_script("/home/me/train.py")
+    assert is_script("train.py")
+    for file in (torch.__file__, argparse.__file__, hyperparameters.__file__, "<frozen importlib._bootstrap>"):
+        assert not is_script(file)
+
+
+# ---- without a trace in the script
+
+
+def test_looking_keeps_nothing_alive() -> None:
+    """A function's f_locals would hold its variables until it returns: a checkpoint that was loaded and let go of."""
+
+    def main() -> tuple[Hyperparameters, object]:  # without an assert: pytest's calls locals()
+        checkpoint = torch.ones(10)
+        config = {"lr": 0.1}  # noqa: F841
+        gone = weakref.ref(checkpoint)
+        found = looked()
+        del checkpoint
+        gc.collect()
+        return found, gone()
+
+    found, left = main()
+    assert (found.found()["config"], left) == ({"lr": 0.1}, None)
+
+
+def test_a_function_that_uses_locals_is_left_alone() -> None:
+    def main() -> dict[str, Any]:
+        lr = 0.1
+        held = locals()
+        config = {"lr": lr}
+        looked()
+        return held
+
+    assert main() == {"lr": 0.1}
+
+
+def test_settling_lets_go_of_what_was_found() -> None:
+    class Args(argparse.Namespace): ...
+
+    found = Hyperparameters()
+
+    def main() -> weakref.ref[Any]:
+        args = Args(lr=0.1, api_key="plainword")
+        found.look(sys._getframe())
+        return weakref.ref(args)
+
+    gone = main()
+    found.settle()
+    gc.collect()
+    assert gone() is None
+    assert found.found()["argparse"] == {"lr": 0.1, "api_key": "[redacted]"}
+
+
+def test_hostile_and_lazy_objects_are_not_touched() -> None:
+    done: list[Any] = []
+
+    class Hostile:
+        def __getattribute__(self, name: str) -> Any:
+            done.append(name)
+            raise AssertionError(name)
+
+    class Lazy:
+        """As proxies have it: their class is that of what they stand for, which is loaded for that."""
+
+        @property
+        def __class__(self) -> type:
+            done.append(self)
+            return int
+
+    assert of_variables(config=Hostile()) == {}
+    assert of_variables(config={"lr": 0.5, "epochs": 2, "data": Lazy()}) == {"config": {"lr": 0.5, "epochs": 2}}
+    assert not done

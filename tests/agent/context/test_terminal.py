@@ -1,31 +1,35 @@
+"""Lines of a terminal with progress bars, as a reader sees them."""
+
 from __future__ import annotations
 
 import io
 import itertools
+import time
 from collections.abc import Callable
 
 import pytest
 
-from perfagent.context.terminal import MOST_BARS, Screen, _over
+from perfagent.context.terminal import MOST_BARS, Screen
+
+tqdm = pytest.importorskip("tqdm").tqdm
+rich = pytest.importorskip("rich.progress")
 
 
 def two_bars_of_tqdm() -> str:
-    tqdm = pytest.importorskip("tqdm").tqdm
     stream = io.StringIO()
-    for epoch in tqdm(range(2), desc="epoch", file=stream, ncols=60, mininterval=0):
-        for _ in tqdm(range(5), desc="batch", file=stream, ncols=60, mininterval=0, leave=False):
+    shown = {"file": stream, "ncols": 60, "mininterval": 0}
+    for epoch in tqdm(range(2), desc="epoch", **shown):
+        for _ in tqdm(range(5), desc="batch", leave=False, **shown):
             pass
         tqdm.write(f"epoch {epoch} is over", file=stream)
     return stream.getvalue() + "done\n"
 
 
 def two_bars_of_rich() -> str:
-    Progress = pytest.importorskip("rich.progress").Progress  # noqa: N806 - a class
     stream = io.StringIO()
     console = pytest.importorskip("rich.console").Console(file=stream, force_terminal=True, width=80)
-    with Progress(
-        *Progress.get_default_columns()[:1], "{task.completed}", console=console, auto_refresh=False
-    ) as progress:
+    columns = (*rich.Progress.get_default_columns()[:1], "{task.completed}")
+    with rich.Progress(*columns, console=console, auto_refresh=False) as progress:
         epochs, batches = progress.add_task("epoch"), progress.add_task("batch")
         for done in range(1, 7):
             progress.update(batches, completed=done, refresh=True)
@@ -33,11 +37,6 @@ def two_bars_of_rich() -> str:
                 progress.update(epochs, completed=done // 3, refresh=True)
                 console.print(f"epoch {done // 3} is over")
     return stream.getvalue() + "done\n"
-
-
-def without_figures(line: str) -> str:
-    """tqdm's line up to the bar itself."""
-    return line.partition("|")[0].rstrip()
 
 
 @pytest.mark.parametrize(
@@ -52,14 +51,16 @@ def test_several_bars_are_a_line_each_as_on_the_screen(text: Callable[[], str], 
     screen, whole = Screen(), text()
     told = [line for at in range(0, len(whole), at_once) for line in screen.lines(whole[at : at + at_once], 0.0)]
     told += screen.lines("", 0.0, last=True)
+    up_to_the_bar = [line.partition("|")[0].rstrip() for line in told]
     if at_once > len(whole):
-        assert [without_figures(line) for line in told] == shown
+        assert up_to_the_bar == shown
     else:  # what was written when the cursor was below may count as complete, if nothing took it up again at once
         assert len(told) <= len(shown) + len(whole) // at_once
-        assert without_figures(told[-1]) == "done"
+        assert up_to_the_bar[-1] == "done"
 
 
-def test_the_state_of_several_bars_is_told_every_ten_seconds_and_what_stood_still_once() -> None:
+def test_the_state_of_several_bars_is_told_every_ten_seconds() -> None:
+    """And of what stood still once."""
     screen = Screen()
     told = {
         now: told
@@ -73,37 +74,24 @@ def test_the_state_of_several_bars_is_told_every_ten_seconds_and_what_stood_stil
     assert not screen.open
 
 
-def test_what_is_printed_after_a_bar_stands_in_place_of_what_the_bar_below_left_there() -> None:
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        # in place of what the bar below left there
+        (["\n\rbatch 5\x1b[A", "\repoch 1\n", "INFO: saved\n"], [[], ["epoch 1"], ["INFO: saved"]]),
+        # scrolled away above the bars
+        (["a\nb", "\x1b[1A\r\x1b[2Kprinted\na\nb", "\x1b[1A\ra\nb"], [["a"], [], ["printed"]]),
+    ],
+)
+def test_what_is_printed_beside_bars_is_told_at_once(texts: list[str], told: list[list[str]]) -> None:
     screen = Screen()
-    said = [screen.lines(text, 0.0) for text in ("\n\rbatch 5\x1b[A", "\repoch 1\n", "INFO: saved\n")]
-    assert said == [[], ["epoch 1"], ["INFO: saved"]]
-
-
-def test_lines_that_scroll_away_above_the_bars_are_told_at_once() -> None:
-    screen = Screen()
-    screen.lines("a\nb", 0.0)
-    assert screen.lines("\x1b[1A\r\x1b[2Kprinted\na\nb", 0.0) == []
-    assert screen.lines("\x1b[1A\ra\nb", 0.1) == ["printed"]
+    assert [screen.lines(text, 0.0) for text in texts] == told
 
 
 @pytest.mark.fault
 def test_a_cursor_that_goes_anywhere_does_no_harm() -> None:
-    words = (
-        "\x1b[A",
-        "\x1b[2A",
-        "\x1b[999A",
-        "\x1b[9999999A",
-        "\x1b[",
-        "\n",
-        "\n\n",
-        "\r",
-        "x",
-        "line\n",
-        "\x1b[2K",
-        "A",
-        "",
-    )
-    for chosen in itertools.product(words, repeat=4):
+    words = ("\x1b[A", "\x1b[999A", "\x1b[9999999A", "\x1b[", "\n", "\n\n", "\r", "x", "line\n", "\x1b[2K", "")
+    for chosen in itertools.product(words, repeat=3):
         screen = Screen()
         told = [line for word in chosen for line in screen.lines(word, 0.0)]
         told += screen.lines("\nend", 0.0, last=True)
@@ -112,16 +100,17 @@ def test_a_cursor_that_goes_anywhere_does_no_harm() -> None:
     screen = Screen()
     for row in range(1000):
         screen.lines(f"{row}\n\n\x1b[A", 0.0)
-    assert len(screen._above) + len(screen._below) <= 2 * MOST_BARS
+    assert len(screen.lines("", 0.0, last=True)) <= 2 * MOST_BARS
 
 
 def test_what_a_bar_overwrote_is_not_carried_along() -> None:
-    line = "0%"
-    for percent in range(1, 1000):
-        line = _over(line, f"{percent}%")
-    assert line == "\r998%\r999%", (
-        "6 s of the sender's thread for a megabyte of two bars that were drawn as fast as it went"
-    )
+    """6 s of the sender's thread for a megabyte of two bars that were drawn as fast as it went."""
+    screen = Screen()
+    drawn = "".join(f"\repoch {n}\n\rbatch {n}\x1b[A" for n in range(100_000))
+    began = time.thread_time()
+    assert screen.lines(drawn, 0.0) == []
+    assert time.thread_time() - began < 3.0
+    assert screen.lines("", 0.0, last=True) == ["epoch 99999", "batch 99999"]
 
 
 @pytest.mark.fault
@@ -136,7 +125,8 @@ def test_x10_a_private_key_between_bars_is_neither_line_nor_state() -> None:
 
 
 @pytest.mark.fault
-def test_x10_a_key_whose_first_line_still_stood_below_a_bar_is_known_when_that_line_is_left_out() -> None:
+def test_x10_a_key_whose_first_line_is_left_out_is_known() -> None:
+    """That line still stood below a bar."""
     screen = Screen(most_lines=200)
     assert screen.lines("epoch\nbatch\x1b[1A\nbatch\n-----BEGIN RSA PRIVATE KEY-----\n", 0.0) == []
     body = [f"MIIEowIBAAKCAQEA{n:04d}" for n in range(25)]
