@@ -208,13 +208,13 @@ def _documentation() -> APIRouter:
 
 def _mount_dashboard(app: FastAPI, settings: Settings) -> None:
     """Mounts what is registered as `perfagent.dashboard`."""
-    (entry,) = entry_points(group="perfagent.dashboard")
-    entry.load()(
-        app,
-        server_url=settings.url,
-        known_run=partial(_known_run, app),
-        run_named=partial(_run_named, app),
-    )
+    for entry in entry_points(group="perfagent.dashboard"):
+        entry.load()(
+            app,
+            server_url=settings.url,
+            known_run=partial(_known_run, app),
+            run_named=partial(_run_named, app),
+        )
 
 
 async def _known_run(app: FastAPI, asked: Request, run: str) -> bool:

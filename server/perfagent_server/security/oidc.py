@@ -1,5 +1,5 @@
 """Signing in at an OpenID provider: the authorization code flow with PKCE, by authlib. Imported only where a provider is
-set up: the libraries are in the extra `oidc`.
+set up: others need not wait for the libraries.
 
 authlib makes and checks state, nonce and PKCE, fetches the provider's addresses and keys, and verifies the ID token. What
 it must know again when the browser comes back (state, nonce, verifier) lies in a cookie that we sign: no server has to
