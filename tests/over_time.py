@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from judging import START, make_evaluator, restored, state
 
-from perfagent.wire import Event, Group
+from perfagent.wire import Event, Finding, Group
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.rule import Rule
@@ -32,7 +32,7 @@ class Job:
 
     def go_on(
         self, seconds: float, *readings: Readings, logged: Mapping[int, Mapping[str, float]] | None = None
-    ) -> None:
+    ) -> Job:
         """readings: of each rank; of rank 0 for all where there is one. logged: what the script logs, by step. Every
         eight minutes the server is started again."""
         until = self.now_s + seconds
@@ -49,10 +49,31 @@ class Job:
             if self.now_s >= self._restart_at:
                 self._restart_at += 500.0
                 self.evaluator = restored(self.evaluator)
+        return self
 
     @property
     def fired(self) -> list[Change]:
         return [change for change in self.changes if change.kind == "fire"]
+
+    @property
+    def found(self) -> Finding:
+        """The only one, as it fired."""
+        [change] = self.fired
+        return change.finding
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        """Severity and cause of what fired."""
+        return [(change.finding.severity, change.finding.cause) for change in self.fired]
+
+    @property
+    def kinds(self) -> list[str]:
+        return [change.kind for change in self.changes if change.kind != "update"]
+
+    @property
+    def now_open(self) -> list[tuple[str, str]]:
+        """Severity and cause of the findings that are open."""
+        return [(one.severity, one.cause) for one in self.evaluator.findings()]
 
     def _groups(
         self, step: int, values: Mapping[str, float], logged: Mapping[int, Mapping[str, float]]

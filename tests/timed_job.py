@@ -42,11 +42,18 @@ class TimedJob:
     def beside(self, phases: dict[str, float]) -> None:
         """What came after the last step: a row of its own, under its number."""
         self.wait(sum(phases.values()))
-        self.send([self._group({f"phase/{name}_s": seconds for name, seconds in phases.items()})])
+        self.tell({f"phase/{name}_s": seconds for name, seconds in phases.items()})
 
     def read(self, **values: float) -> None:
         """One reading of a sampler each; `gpu__utilization_pct` stands for gpu/utilization_pct."""
         self.send([self._group({name.replace("__", "/"): value}) for name, value in values.items()])
+
+    def tell(self, values: dict[str, float]) -> None:
+        """A row under the newest step."""
+        self.send([self._group(values)])
+
+    def event(self, kind: str, data: dict[str, Any], *, rank: int = 0) -> None:
+        self.send([], rank=rank, events=[Event(kind=kind, time=self.now, data=data, step=self.step)])
 
     def wait(self, seconds: float) -> None:
         """Time passes, and the server's clock ticks."""
@@ -67,6 +74,10 @@ class TimedJob:
         """What fired of a rule, as it was last told."""
         machine = self.evaluator.machines.get(rule)
         return [machine.finding for _ in fired(self.changes, rule)] if machine is not None else []
+
+    @property
+    def kinds(self) -> list[str]:
+        return [change.kind for change in self.changes if change.kind != "update"]
 
     def send(self, groups: Sequence[Group], *, rank: int = 0, events: Sequence[Event] = ()) -> None:
         ident = self.evaluator.upto + 1

@@ -10,125 +10,110 @@ from over_time import Job, every
 from perfagent_server.rules.memory.disk_full import DiskFull
 
 GB = 1e9
-TOTAL = 1000 * GB
+Free = Callable[[float], float]
+"""GB, by the second."""
 
 
-def disk(free: Callable[[float], float], *roles: str, total: float = TOTAL) -> Callable[[float], dict[str, float]]:
+def filled(
+    seconds: float, free: Free, *roles: str, total: float = 1000, every_s: float = 1.0, save_s: float = 0, size: float = 0,
+    long_s: float = 0,
+) -> Job:  # fmt: skip
+    """Disks of `total` GB are read every ten seconds. save_s: from one save to the next, of steps of half a second; size: of
+    a save, if it is told; long_s: that a save takes."""
+
     def readings(now: float) -> dict[str, float]:
-        if now % 10 >= 1:
-            return {}
-        found = {}
-        for role in roles or ("work", "spool", "checkpoint"):
-            found[f"disk/{role}_free_bytes"] = free(now)
-            found[f"disk/{role}_used_pct"] = 100 * (1 - free(now) / total)
-        return found
+        told = {"free_bytes": free(now) * GB, "used_pct": 100 * (1 - free(now) / total)} if now % 10 < 1 else {}
+        return {
+            f"disk/{role}_{name}": value
+            for role in roles or ("work", "spool", "checkpoint")
+            for name, value in told.items()
+        }
 
-    return readings
-
-
-def saving(
-    every_s: float, step_s: float = 0.5, size: float | None = None, until_s: float = 1e5
-) -> dict[int, dict[str, float]]:
-    """What is logged by step when the run saves every so many seconds."""
-    told = {"phase/checkpoint_s": 2.0} | ({"checkpoint/saved_bytes": size} if size is not None else {})
-    steps = round(every_s / step_s)
-    return dict.fromkeys(range(steps, int(until_s / step_s), steps), told)
+    save = {"phase/checkpoint_s": long_s or 2.0} | ({"checkpoint/saved_bytes": size * GB} if size else {})
+    every_steps = round(2 * save_s)
+    logged = {step + round(2 * long_s): save for step in range(every_steps, 200_000, every_steps)} if save_s else {}
+    return Job(DiskFull(), steps=every(0.5), every_s=every_s).go_on(seconds, readings, logged=logged)
 
 
-@pytest.mark.parametrize(("free_gb", "severity"), [(9, "critical"), (15, "warning"), (25, None)])
-def test_the_next_checkpoints_must_fit(free_gb: float, severity: str | None) -> None:
-    job = Job(DiskFull(), steps=every(0.5))
-    job.go_on(200, disk(lambda _: free_gb * GB, total=250 * GB), logged=saving(60, size=10 * GB))
-    found = [one for one in job.evaluator.findings() if one.severity != "info"]
-    assert [one.severity for one in found] == ([severity] if severity else [])
-    for one in found:
-        assert (one.cause, one.evidence["role"]) == ("saves", "checkpoint")
-        assert f"Room for {free_gb / 10:.1f} more checkpoints of 9.31 GiB" in one.message
-        assert "save_total_limit" in one.fix
+@pytest.mark.parametrize(
+    ("free_gb", "told"),
+    [(9.9, [("critical", "saves")]), (10.1, [("warning", "saves")]), (19.9, [("warning", "saves")]), (25, [])],
+)
+def test_the_next_checkpoints_must_fit(free_gb: float, told: list[tuple[str, str]]) -> None:
+    job = filled(200, lambda _: free_gb, total=60, save_s=60, size=10)
+    assert job.told == told
+    if told:
+        assert job.evaluator.findings()[0].evidence["role"] == "checkpoint"
 
 
-def test_the_size_of_saves_is_known_from_the_room_they_took() -> None:
-    job = Job(DiskFull(), steps=every(0.5), every_s=10.0)
-    job.go_on(35_100, disk(lambda now: 100 * GB - 12 * GB * (now // 5000)), logged=saving(5000))
-    assert [change.finding.severity for change in job.fired] == ["info"], "it is a guess"
+@pytest.mark.parametrize(
+    ("free", "seconds", "save_s", "long_s"),
+    [
+        (lambda now: 100 - 12 * (now // 5000), 35_100, 5000, 0),
+        # a minute of writing, in which the disk is read six times and no step ends
+        (lambda now: 100 - 12 * (now // 2000 + min(1.0, (now % 2000) / 60) - 1), 14_100, 2000, 60),
+    ],
+    ids=["at once", "in a minute"],
+)
+def test_the_size_of_saves_is_known_from_the_room_they_took(
+    free: Free, seconds: float, save_s: float, long_s: float
+) -> None:
+    job = filled(seconds, free, every_s=10.0, save_s=save_s, long_s=long_s)
     assert job.evaluator.findings()[0].evidence["save_bytes"] == pytest.approx(12 * GB, rel=0.01)
-    assert "11.2 GiB (so much was gone after a save, in the median)" in job.evaluator.findings()[0].message
-
-
-def test_a_long_save_is_measured_from_before_it_began() -> None:
-    """A minute of writing, in which the disk is read six times and no step ends."""
-
-    def free(now: float) -> float:
-        return 100 * GB - 12 * GB * (now // 2000 + min(1.0, (now % 2000) / 60) - 1)
-
-    job = Job(DiskFull(), steps=every(0.5), every_s=10.0)
-    told = {step + 120: {"phase/checkpoint_s": 60.0} for step in saving(2000)}
-    job.go_on(14_100, disk(free), logged=told)
-    assert job.evaluator.findings()[0].evidence["save_bytes"] == pytest.approx(12 * GB, rel=0.01)
+    assert {severity for severity, cause in job.told if cause == "saves"} <= {"info"}, "it is a guess"
 
 
 @pytest.mark.parametrize(
     "free",
-    [
-        lambda now: 260 * GB - 200 * GB * (now > 250),
-        lambda now: 260 * GB - 200 * GB * (now > 602),
-        lambda now: 900 * GB - 0.25 * GB * min(now, 3400),
-    ],
+    [lambda now: 260 - 200 * (now > 250), lambda now: 260 - 200 * (now > 602), lambda now: 900 - 0.25 * min(now, 3400)],
     ids=["a copy between saves", "a copy at a save", "a steady writer"],
 )
-def test_what_others_write_to_a_shared_disk_is_no_checkpoint(free: Callable[[float], float]) -> None:
-    job = Job(DiskFull(), steps=every(0.5), every_s=2.0)
-    job.go_on(3300, disk(free), logged=saving(300))
-    assert {one.finding.cause for one in job.fired} <= {"fills up"}
+def test_what_others_write_to_a_shared_disk_is_no_checkpoint(free: Free) -> None:
+    job = filled(3300, free, every_s=2.0, save_s=300)
+    assert {cause for _, cause in job.told} <= {"fills up"}
     assert all(one.finding.evidence["save_bytes"] is None for one in job.changes)
 
 
-def test_a_disk_that_fills_steadily_is_told_with_the_time_that_is_left() -> None:
-    job = Job(DiskFull(), steps=every(0.5), every_s=5.0)
-    job.go_on(4000, disk(lambda now: 200 * GB - 0.04 * GB * now, "work"))
-    [change] = job.fired
-    assert (change.finding.severity, change.finding.cause) == ("warning", "fills up")
-    assert change.finding.evidence["left_s"] == pytest.approx(3600, rel=0.1)
-    job.go_on(500, disk(lambda now: 200 * GB - 0.04 * GB * now, "work"))
-    assert job.evaluator.findings()[0].severity == "critical"
+@pytest.mark.parametrize(
+    ("seconds", "severities"), [(1320, []), (1480, ["warning"]), (3890, ["warning"]), (3950, ["critical"])]
+)
+def test_a_disk_that_fills_steadily_is_told_with_the_time_left(seconds: float, severities: list[str]) -> None:
+    """200 GB are full in 5,000 s: an hour is left from 1,400 s on; of an open alert 1,080 s are little."""
+    job = filled(seconds, lambda now: 200 - 0.04 * now, "work", every_s=5.0)
+    assert job.now_open == [(severity, "fills up") for severity in severities]
+    if severities:
+        assert job.evaluator.findings()[0].evidence["left_s"] == pytest.approx(5000 - seconds, rel=0.02)
 
 
 @pytest.mark.parametrize(
     "free",
     [
-        lambda _: 40 * GB,  # 96 % of a large disk
-        lambda now: 300 * GB - 20 * GB * (now % 100 > 50),  # saves that replace each other
-        lambda now: 300 * GB - 100 * GB * (now > 200),  # a download
-        lambda now: 900 * GB - 0.01 * GB * now,  # a day is left
-        lambda now: 300 * GB - 0.2 * GB * min(now, 500),  # the same, slower
+        lambda _: 40, lambda now: 300 - 20 * (now % 100 > 50), lambda now: 300 - 100 * (now > 200),
+        lambda now: 900 - 0.01 * now, lambda now: 300 - 0.2 * min(now, 500),
     ],
-    ids=["large", "replaced", "download", "slow", "slow download"],
-)
-def test_a_disk_with_room_is_healthy_however_full_it_is(free: Callable[[float], float]) -> None:
-    job = Job(DiskFull(), steps=every(0.5), every_s=2.0)
-    job.go_on(3000, disk(free, "work", "checkpoint"))
-    assert job.changes == []
+    ids=["96 % of a large one", "saves that replace each other", "a download", "a day is left", "a slow download"],
+)  # fmt: skip
+def test_a_disk_with_room_is_healthy_however_full_it_is(free: Free) -> None:
+    assert filled(3000, free, "work", "checkpoint", every_s=2.0).changes == []
 
 
 @pytest.mark.parametrize(
     ("free_gb", "total_gb", "severity"),
-    [(15, 200, "info"), (8, 200, "warning"), (0.5, 200, "critical"), (8, 20, None), (30, 2000, None)],
-)
-def test_next_to_no_room_is_told_also_where_nothing_is_known_of_saves(
+    [
+        (19.9, 199, "info"), (19.9, 198, None), (20, 300, None), (9.9, 198, "warning"), (10, 200, "info"), (0.9, 90, "critical"),
+        (0.9, 89, "warning"), (1, 200, "warning"),
+    ],
+)  # fmt: skip
+def test_next_to_no_room_is_told_where_nothing_is_known_of_saves(
     free_gb: float, total_gb: float, severity: str | None
 ) -> None:
-    job = Job(DiskFull(), steps=every(0.5))
-    job.go_on(60, disk(lambda _: free_gb * GB, "work", total=total_gb * GB))
-    assert [change.finding.severity for change in job.fired] == ([severity] if severity else [])
+    assert filled(60, lambda _: free_gb, "work", total=total_gb).told == ([(severity, "")] if severity else [])
 
 
 def test_the_spool_is_ours_and_no_reason_to_wake_anybody() -> None:
-    job = Job(DiskFull(), steps=every(0.5))
-    job.go_on(60, disk(lambda _: 0.2 * GB, "spool"))
-    assert [change.finding.severity for change in job.fired] == ["warning"]
+    assert filled(60, lambda _: 0.2, "spool").told == [("warning", "")]
 
 
 def test_room_that_was_made_resolves_the_alert() -> None:
-    job = Job(DiskFull(), steps=every(0.5))
-    job.go_on(200, disk(lambda now: (8 if now < 100 else 60) * GB, "work", total=200 * GB))
-    assert [change.kind for change in job.changes] == ["fire", "resolve"]
+    assert filled(200, lambda now: 8 if now < 100 else 11, "work", total=220).now_open == [("warning", "")]
+    assert filled(200, lambda now: 8 if now < 100 else 60, "work", total=200).kinds == ["fire", "resolve"]

@@ -1,75 +1,70 @@
-"""throttling, ecc and link_errors, on made-up series: only what happens during the run counts."""
+"""throttling, ecc, link_errors and xid, on made-up series: only what happens during the run counts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
-from over_time import Job, every
+from judging import START, fired, frame, make_evaluator, restored, state
+from over_time import Job, Readings, every
 
+from perfagent.wire import Event
+from perfagent_server.alerts.state_machine import Change
+from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.hardware.ecc import Ecc
 from perfagent_server.rules.hardware.link_errors import LinkErrors
 from perfagent_server.rules.hardware.throttling import Throttling
 
 # ---- throttling
 
+SOFT = ("sw_power_cap",)
+HELD = ("hw_slowdown", "sw_thermal", "hw_thermal", "power_brake")
 
-def clocks(**pct: float) -> Callable[[float], dict[str, float]]:
-    """Of the newest minute from the 100th second on, and nothing before."""
-    reasons = ("sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "power_brake")
 
-    def readings(now: float) -> dict[str, float]:
-        found = {f"gpu/throttle_{reason}_pct": pct.get(reason, 0.0) if now >= 100 else 0.0 for reason in reasons}
-        held = any(value for reason, value in pct.items() if reason in reasons[1:]) and now >= 100
-        hot = pct.get("temperature", 70.0)
-        return {**found, "gpu/temperature_c": hot, "gpu/sm_clock_mhz": 1200.0 if held else 1755.0}
+def clocks(temperature: float = 70.0, **pct: float) -> Readings:
+    """Held for so much of the time from the 100th second on, and not at all before."""
+
+    def readings(now: float) -> Mapping[str, float]:
+        found = {f"gpu/throttle_{one}_pct": pct.get(one, 0.0) if now >= 100 else 0.0 for one in SOFT + HELD}
+        held = now >= 100 and any(pct.get(one) for one in HELD)
+        return {**found, "gpu/temperature_c": temperature, "gpu/sm_clock_mhz": 1200.0 if held else 1755.0}
 
     return readings
 
 
 @pytest.mark.parametrize(
-    ("held", "severity", "says"),
+    ("held", "told", "reason"),
     [
-        ({"sw_thermal": 40}, "warning", "by the driver, because of heat"),
-        ({"hw_slowdown": 60, "hw_thermal": 60}, "critical", "by the hardware, because of heat"),
-        ({"hw_slowdown": 50}, "critical", "by the hardware."),
-        ({"hw_slowdown": 30, "power_brake": 30}, "critical", "by the machine's power supply"),
-        ({"temperature": 88.0}, "info", "had 88 °C over the newest minute"),
-        ({"sw_power_cap": 100}, None, ""),
-        ({"sw_thermal": 5}, None, ""),
-        ({"temperature": 80.0}, None, ""),
+        ({"sw_thermal": 10}, [("warning", "")], "sw_thermal"),
+        ({"sw_thermal": 9.9}, [], ""),
+        ({"hw_slowdown": 60, "hw_thermal": 30}, [("critical", "")], "hw_thermal"),
+        ({"hw_slowdown": 60, "hw_thermal": 29}, [("critical", "")], "hw_slowdown"),
+        ({"hw_slowdown": 30, "power_brake": 31}, [("critical", "power")], "power_brake"),
+        ({"temperature": 85.0}, [("info", "")], None),
+        ({"temperature": 84.9}, [], ""),
+        ({"sw_power_cap": 100}, [], ""),
     ],
 )
 def test_heat_warns_and_hardware_that_slows_down_is_critical(
-    held: dict[str, float], severity: str | None, says: str
+    held: dict[str, float], told: list[tuple[str, str]], reason: str | None
 ) -> None:
-    job = Job(Throttling(), steps=every(0.2))
-    job.go_on(260, clocks(**held))
-    findings = job.evaluator.findings()
-    assert [found.severity for found in findings] == ([severity] if severity else [])
-    assert len(job.fired) == len(findings)
-    for found in findings:
-        assert says in found.message
-        if severity != "info":
-            assert "Its clock is 1,200 MHz; it was 1,755 MHz." in found.message
+    job = Job(Throttling(), steps=every(0.2)).go_on(260, clocks(**held))
+    assert job.now_open == told
+    assert len(job.fired) == len(told)
+    for found in job.evaluator.findings():
+        assert found.evidence.get("reason") == reason
 
 
-def test_the_rank_that_all_others_wait_for_is_named_and_the_alert_ends_with_the_heat() -> None:
-    job = Job(Throttling(), steps=every(0.2), ranks=4)
-    cool = clocks()
-    job.go_on(250, cool, cool, clocks(sw_thermal=80), cool)
-    [change] = job.fired
-    assert change.finding.ranks == [2]
-    assert "All other ranks wait for it." in change.finding.message
-    job.go_on(300, cool)
-    assert [one.kind for one in job.changes if one.kind != "update"] == ["fire", "resolve"]
+def test_the_rank_that_all_others_wait_for_is_named_until_it_is_cool() -> None:
+    job, cool = Job(Throttling(), steps=every(0.2), ranks=4), clocks()
+    assert job.go_on(250, cool, cool, clocks(sw_thermal=80), cool).found.ranks == [2]
+    assert job.go_on(300, cool).kinds == ["fire", "resolve"]
 
 
 def test_a_moment_of_heat_is_no_throttling() -> None:
     job = Job(Throttling(), steps=every(0.2))
-    job.go_on(
-        600, lambda now: {"gpu/throttle_sw_thermal_pct": 100.0 if now % 60 < 4 else 0.0, "gpu/temperature_c": 79.0}
-    )
+    job.go_on(300, lambda now: {"gpu/throttle_sw_thermal_pct": 100.0 * (now % 60 < 4), "gpu/temperature_c": 79.0})
     assert job.changes == []
 
 
@@ -82,7 +77,7 @@ PAST = {
 }  # fmt: skip
 
 
-def memory(**more: float) -> Callable[[float], dict[str, float]]:
+def memory(**more: float) -> Readings:
     """Counters as they were before the run, and what they gain in its 100th second."""
     return lambda now: {
         name: value + (more.get(name.removeprefix("gpu/"), 0.0) if now >= 100 else 0.0) for name, value in PAST.items()
@@ -99,58 +94,43 @@ def memory(**more: float) -> Callable[[float], dict[str, float]]:
         ({"retired_pages_double": 1}, "critical"),
         ({"remap_pending": 1}, "critical"),
         ({"remap_failed": 1}, "critical"),
-        ({"ecc_corrected_volatile": 6e7}, "warning"),
-        ({"ecc_corrected_volatile": 1000}, None),
+        ({"ecc_corrected_volatile": 5e7}, "warning"),
+        ({"ecc_corrected_volatile": 4.9e7}, None),
         ({"remapped_rows_corrected": 1}, "info"),
     ],
 )
 def test_only_what_a_counter_gains_during_the_run_counts(gained: dict[str, float], severity: str | None) -> None:
-    job = Job(Ecc(), steps=every(0.2))
-    job.go_on(200, memory(**gained))
-    findings = job.evaluator.findings()
-    assert [found.severity for found in findings] == ([severity] if severity else [])
-    for found in findings:
+    job = Job(Ecc(), steps=every(0.2), every_s=2.0).go_on(200, memory(**gained))
+    assert [one for one, _ in job.now_open] == ([severity] if severity else [])
+    for found in job.evaluator.findings():
         assert found.since_step == pytest.approx(490, abs=60)
-    job.go_on(600, memory(**gained))
-    assert len(job.fired) == len(findings)
+    assert len(job.go_on(400, memory(**gained)).fired) == (severity is not None)
 
 
-def test_volatile_and_aggregate_counts_of_one_error_are_told_once() -> None:
+def test_counts_of_one_error_are_told_once_with_the_rank() -> None:
     job = Job(Ecc(), steps=every(0.2), ranks=2)
     job.go_on(200, memory(), memory(ecc_uncorrected_volatile=1, ecc_uncorrected_aggregate=1))
-    [change] = job.fired
-    assert change.finding.message == "On the GPU of rank 1: 1 uncorrected memory errors during the run."
-    assert (change.finding.ranks, "the checkpoint before" in change.finding.fix) == ([1], True)
+    assert job.found.ranks == [1]
+    assert job.found.message.count("uncorrected memory errors") == 1
 
 
 def test_a_row_that_waited_before_the_run_is_a_warning() -> None:
-    job = Job(Ecc(), steps=every(0.2))
-    job.go_on(100, lambda _: {**PAST, "gpu/remap_pending": 1.0})
-    assert [(change.finding.severity, change.finding.cause) for change in job.fired] == [("warning", "pending")]
+    job = Job(Ecc(), steps=every(0.2)).go_on(100, lambda _: {**PAST, "gpu/remap_pending": 1.0})
+    assert job.told == [("warning", "pending")]
 
 
-def test_a_counter_that_goes_back_begins_anew() -> None:
-    job = Job(Ecc(), steps=every(0.2))
-    job.go_on(300, lambda now: {"gpu/ecc_uncorrected_aggregate": 5.0 if now < 100 else 0.0})
+def test_counters_that_go_back_and_other_gpus_of_the_node_are_no_errors() -> None:
+    job = Job(Ecc(), steps=every(0.2)).go_on(200, lambda now: {"gpu/ecc_uncorrected_aggregate": 5.0 * (now < 100)})
     assert job.changes == []
-
-
-def test_other_gpus_of_the_node_are_not_this_runs() -> None:
     job = Job(Ecc(), LinkErrors(), Throttling(), steps=every(0.2))
-    job.go_on(
-        200,
-        lambda now: {
-            "node_gpu3/ecc_uncorrected_volatile": now, "node_gpu3/nvlink_replay_errors": now,
-            "node_gpu3/throttle_hw_slowdown_pct": 100.0, "node_gpu3/remap_failed": 1.0,
-        },
-    )  # fmt: skip
-    assert job.changes == []
+    names = ("ecc_uncorrected_volatile", "nvlink_replay_errors", "throttle_hw_slowdown_pct", "remap_failed")
+    assert job.go_on(200, lambda now: {f"node_gpu3/{name}": now for name in names}).changes == []
 
 
 # ---- link_errors
 
 
-def links(**values: Callable[[float], float]) -> Callable[[float], dict[str, float]]:
+def links(**values: Callable[[float], float]) -> Readings:
     usual: dict[str, Callable[[float], float]] = {
         "nvlink_replay_errors": lambda _: 4.0, "nvlink_crc_flit_errors": lambda _: 120.0, "pcie_replays": lambda _: 30.0,
         "pcie_link_width": lambda _: 16.0, "pcie_link_generation": lambda _: 5.0, "utilization_min_pct": lambda _: 80.0,
@@ -162,28 +142,65 @@ def links(**values: Callable[[float], float]) -> Callable[[float], dict[str, flo
     }
 
 
+SLOWER = {"pcie_link_generation": lambda now: 5.0 if now < 100 else 3.0}
+
+
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "cause"),
     [
-        ({}, ""),
-        ({"nvlink_replay_errors": lambda now: 4.0 + (now > 100)}, "1 NVLink replay errors during the run"),
-        ({"nvlink_crc_flit_errors": lambda now: 120 + max(0, now - 100)}, "NVLink flow control errors during the run"),
-        ({"pcie_replays": lambda now: 30 + now // 3}, "20 PCIe transfers a minute are repeated"),
-        ({"pcie_replays": lambda now: 30 + now // 20}, ""),
-        ({"pcie_replays": lambda now: 5000 - 4900 * (now > 100)}, ""),  # reset
-        ({"pcie_link_width": lambda now: 16.0 if now < 100 else 8.0}, "its PCIe link is down to 8 lanes from 16"),
-        ({"pcie_link_generation": lambda now: 5.0 if now < 100 else 3.0}, "down to generation 3 from 5"),
-        ({"pcie_link_generation": lambda now: 5.0 if now % 60 < 40 else 1.0}, ""),  # two readings at most
-        (
-            {"pcie_link_generation": lambda now: 5.0 if now < 100 else 1.0, "utilization_min_pct": lambda _: 0.0}, "",
-        ),  # idle
+        ({}, None),
+        ({"nvlink_replay_errors": lambda now: 4.0 + (now > 100)}, ""),
+        ({"nvlink_crc_flit_errors": lambda now: 120 + max(0, now - 100)}, ""),
+        ({"pcie_replays": lambda now: 30 + 8 * (now // 60)}, "PCIe"),
+        ({"pcie_replays": lambda now: 30 + 7 * (now / 60)}, None),
+        ({"pcie_replays": lambda now: 5000 - 4900 * (now > 100)}, None),  # reset
+        ({"pcie_link_width": lambda now: 16.0 if now < 100 else 8.0}, "PCIe"),
+        (SLOWER, "PCIe"),
+        ({"pcie_link_generation": lambda now: 5.0 if now % 60 < 40 else 1.0}, None),  # two readings at most
+        ({**SLOWER, "utilization_min_pct": lambda _: 30.0}, "PCIe"),
+        ({**SLOWER, "utilization_min_pct": lambda _: 29.0}, None),  # idle
     ],
-)  # fmt: skip
+)
 def test_links_that_have_errors_or_run_below_what_they_did(
-    values: dict[str, Callable[[float], float]], says: str
+    values: dict[str, Callable[[float], float]], cause: str | None
 ) -> None:
-    job = Job(LinkErrors(), steps=every(0.2))
-    job.go_on(300, links(**values))
-    assert [change.finding.severity for change in job.fired] == (["warning"] if says else [])
-    for found in job.evaluator.findings():
-        assert says in found.message
+    job = Job(LinkErrors(), steps=every(0.2)).go_on(300, links(**values))
+    assert job.told == ([] if cause is None else [("warning", cause)])
+
+
+# ---- xid
+
+
+def report(evaluator: Evaluator, rank: int = 0, **data: Any) -> list[Change]:
+    event = Event(kind="gpu", time=START + 5, step=None, data=data)
+    return evaluator.take(frame({}, [], rank=rank, ident=evaluator.upto + 1, events=[event]))
+
+
+def training() -> Evaluator:
+    evaluator = make_evaluator()
+    evaluator.take(frame({"loss": [2.0] * 20}, range(1, 21), events=[state("starting", world_size=2)]))
+    return evaluator
+
+
+@pytest.mark.parametrize(
+    ("code", "severity", "cause"), [(79, "critical", "fallen off the bus"), (13, "warning", "the program")]
+)
+def test_an_error_of_the_driver_is_an_alert_until_the_run_ends(code: int, severity: str, cause: str) -> None:
+    evaluator = training()
+    [change] = report(evaluator, what="xid", code=code, index=3, meaning="GPU has fallen off the bus")
+    found = change.finding
+    assert (found.rule, found.severity, found.cause, found.since_step) == ("xid", severity, cause, 20)
+    assert report(restored(evaluator), what="found", gpus=[]) == []
+    assert evaluator.verdict().rule == "xid"
+
+
+def test_a_worse_error_leads_and_other_ranks_join() -> None:
+    evaluator = training()
+    report(evaluator, what="xid", code=13, index=0)
+    [change] = report(evaluator, rank=1, what="xid", code=48, index=1)
+    assert (change.kind, change.finding.severity, change.finding.ranks) == ("update", "critical", [0, 1])
+
+
+@pytest.mark.parametrize("data", [{"what": "xid"}, {"what": "xid", "code": "x"}, {"what": "lost", "code": 79}, {}])
+def test_what_is_no_error_is_none(data: dict[str, Any]) -> None:
+    assert fired(report(training(), **data)) == []

@@ -11,32 +11,28 @@ from perfagent_server.rules.speed.host_bound import HostBound
 STEP = {"forward": 0.3, "backward": 0.59, "optimizer": 0.1, "other": 0.01}
 
 
-@pytest.mark.parametrize(("copy_s", "found"), [(0.05, False), (0.2, True)])
-def test_copies_to_the_device_that_the_step_waits_for(copy_s: float, found: bool) -> None:
+@pytest.mark.parametrize(
+    ("step", "copy_s", "fires"),
+    [(STEP, 0.11, False), (STEP, 0.112, True), ({"forward": 0.002}, 0.00099, False), ({"forward": 0.002}, 0.00101, True)],
+    ids=["less", "a tenth", "of a toy", "a millisecond"],
+)  # fmt: skip
+def test_copies_to_the_device_are_told_from_a_tenth_on(step: dict[str, float], copy_s: float, fires: bool) -> None:
     made = TimedJob(H2dBound())
-    made.train(40, STEP | {"h2d": copy_s})
+    made.train(5000 if len(step) == 1 else 40, step | {"h2d": copy_s})
     made.restart_server()
-    made.train(40, STEP | {"h2d": copy_s})
-    assert [one.severity for one in made.found("h2d_bound")] == (["warning"] if found else [])
+    made.train(40, step | {"h2d": copy_s})
+    assert [one.severity for one in made.found("h2d_bound")] == (["warning"] if fires else [])
     for one in made.found("h2d_bound"):
-        assert "200 ms of 1.2 s (17 %)" in one.message
-        assert one.gain_pct == pytest.approx(100 / 6)
-        assert "pin_memory=True" in one.fix
+        assert one.gain_pct == pytest.approx(100 * copy_s / (sum(step.values()) + copy_s))
 
 
-def test_an_evaluation_s_copies_and_the_first_ones_are_no_fault() -> None:
+def test_copies_of_an_evaluation_and_the_first_ones_are_no_fault() -> None:
     made = TimedJob(H2dBound())
     made.train(5, STEP | {"h2d": 5.0})
     for _ in range(10):
         made.train(9, STEP | {"h2d": 0.01})
         made.train(1, STEP | {"h2d": 3.0, "eval": 20.0})
-    assert made.changes == []
-
-
-def test_copies_of_a_toy_and_absent_ones_are_silent() -> None:
-    made = TimedJob(H2dBound())
-    made.train(500, {"forward": 0.002, "h2d": 0.0008})
-    made.train(500, {"forward": 0.002})
+    made.train(50, STEP)
     assert made.changes == []
 
 
@@ -44,54 +40,46 @@ def test_copies_that_became_hidden_heal() -> None:
     made = TimedJob(H2dBound())
     made.train(60, STEP | {"h2d": 0.3})
     made.train(200, STEP | {"h2d": 0.01})
-    assert [change.kind for change in made.changes if change.kind != "update"] == ["fire", "resolve"]
+    assert made.kinds == ["fire", "resolve"]
 
 
-def on_gpu(phases: dict[str, float], seconds: int = 200, *, calls: float | None = 0.0, **readings: float) -> TimedJob:
+def on_gpu(phases: dict[str, float], seconds: int = 200, *, calls: float = 0.0, **readings: float) -> TimedJob:
     made = TimedJob(HostBound())
     for _ in range(seconds):
         made.train(1, phases)
-        if readings:
-            made.read(**readings)
-        if made.step == 30 and calls is not None:
+        made.read(**readings)
+        if made.step == 30:
             made.read(sync__calls_per_step=calls)
     return made
 
 
 @pytest.mark.parametrize(
-    ("readings", "severity"),
+    ("busy", "sm", "severity"),
     [
-        ({"gpu__utilization_pct": 22.0}, "warning"),
-        ({"gpu__utilization_pct": 55.0}, "info"),
-        ({"gpu__utilization_pct": 92.0, "gpu__sm_active_pct": 12.0}, "info"),
-        ({"gpu__utilization_pct": 92.0, "gpu__sm_active_pct": 70.0}, None),
-        ({"gpu__utilization_pct": 97.0}, None),
-        ({}, None),
+        (29.0, None, "warning"), (30.0, None, "info"), (69.0, None, "info"), (70.0, None, None), (92.0, 24.0, "info"),
+        (92.0, 25.0, None), (None, 12.0, "info"), (None, None, None),
     ],
-)
-def test_a_gpu_that_idles_within_the_model_s_own_work_waits_for_launches(
-    readings: dict[str, float], severity: str | None
+)  # fmt: skip
+def test_a_gpu_that_idles_within_the_models_work_waits_for_launches(
+    busy: float | None, sm: float | None, severity: str | None
 ) -> None:
-    made = on_gpu(STEP, **readings)
-    assert [one.severity for one in made.found("host_bound")] == ([severity] if severity else [])
-    for one in made.found("host_bound"):
-        assert "the host launches kernels more slowly than they run" in one.message
-        assert "CUDA graphs" in one.fix
+    readings = {"gpu__utilization_pct": busy, "gpu__sm_active_pct": sm}
+    found = on_gpu(STEP, **{name: value for name, value in readings.items() if value is not None}).found("host_bound")
+    assert [one.severity for one in found] == ([severity] if severity else [])
+    for one in found:
+        assert (one.evidence["utilization_pct"], one.evidence["sm_active_pct"]) == (busy, sm)
 
 
 @pytest.mark.parametrize("phase", ["data", "comm", "other", "rollout", "h2d"])
-def test_a_gpu_that_waits_for_something_else_is_not_told_as_that(phase: str) -> None:
-    assert (
-        on_gpu({"forward": 0.3, "backward": 0.3, "other": 0.01, phase: 0.39}, gpu__utilization_pct=40.0).changes == []
-    )
+@pytest.mark.parametrize(("share", "fires"), [(0.19, True), (0.205, False)])
+def test_a_gpu_that_waits_a_fifth_of_the_step_is_not_told_as_that(phase: str, share: float, fires: bool) -> None:
+    work = (1 - share) / 2
+    step = {"other": 0.0, "forward": work, "backward": work, phase: share}
+    assert len(on_gpu(step, gpu__utilization_pct=40.0).found("host_bound")) == fires
 
 
-def test_where_calls_wait_for_the_device_it_is_sync_bound_s_business() -> None:
-    made = on_gpu(STEP, 20, calls=None)
-    made.read(sync__calls_per_step=12.0)
-    for _ in range(200):
-        made.train(1, STEP)
-        made.read(gpu__utilization_pct=40.0)
+def test_where_calls_wait_for_the_device_it_is_sync_bounds_business() -> None:
+    made = on_gpu(STEP, 250, calls=12.0, gpu__utilization_pct=40.0)
     assert made.changes == []
 
 
@@ -112,4 +100,4 @@ def test_it_heals_and_survives_a_restart() -> None:
     for _ in range(200):
         made.train(1, STEP)
         made.read(gpu__utilization_pct=95.0)
-    assert [change.kind for change in made.changes if change.kind != "update"] == ["fire", "resolve"]
+    assert made.kinds == ["fire", "resolve"]

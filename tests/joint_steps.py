@@ -1,0 +1,64 @@
+"""Ranks that work for some time in each step and wait for the slowest, for rules that compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from judging import START, fired, frame, make_evaluator, state
+
+from perfagent.wire import Finding
+from perfagent_server.alerts.state_machine import Change
+from perfagent_server.engine.evaluator import Evaluator
+from perfagent_server.rules.rule import Rule
+
+__all__ = ["JointSteps", "Work"]
+
+Work = Callable[[int, int], float]
+"""(rank, step) -> seconds of own work."""
+
+
+class JointSteps:
+    """changes: of alerts, so far. stages: of the pipeline, as each rank says; with_loss: the ranks that have a loss."""
+
+    def __init__(self, *rules: Rule, ranks: int, stages: Sequence[int] = (), with_loss: Sequence[int] = ()) -> None:
+        self.evaluator: Evaluator = make_evaluator(rules=rules)
+        self.evaluator.start_clock(START)
+        self.changes: list[Change] = []
+        self.step = 0
+        self._ranks, self._with_loss = ranks, with_loss
+        for rank in range(ranks):
+            told = {"pipeline_stage": stages[rank]} if stages else {}
+            started = state("starting", world_size=ranks, **told)
+            self.evaluator.take(frame({}, [], rank=rank, ident=rank + 1, events=[started]))
+
+    def go_on(
+        self, steps: int, work: Work, *, transfer: float = 0.002, phase: str = "forward", pressure: float | None = None
+    ) -> JointSteps:
+        """A step each half second. transfer: what all wait for in the end; phase: where a rank spends what it needs more
+        than the fastest; pressure: on the cores of the node."""
+        for _ in range(steps):
+            self.step += 1
+            now = START + 0.5 * self.step
+            own = [work(rank, self.step) for rank in range(self._ranks)]
+            whole, least = max(own) + transfer, min(own)
+            for rank, seconds in enumerate(own):
+                spent = {"comm": whole - seconds, "forward": 0.4 * least, "backward": 0.6 * least, "data": 0.0}
+                spent[phase] += seconds - least
+                columns = {"step_time_s": [whole], **{f"phase/{name}_s": [value] for name, value in spent.items()}}
+                columns |= {"loss": [2.0]} if rank in self._with_loss else {}
+                columns |= {"host/cpu_pressure_pct": [pressure]} if rank == 0 and pressure is not None else {}
+                ident = self.evaluator.upto + 1
+                self.changes += self.evaluator.take(
+                    frame(columns, [self.step], rank=rank, ident=ident, received=now, step_s=0.5)
+                )
+            self.changes += self.evaluator.tick(now)
+        return self
+
+    @property
+    def found(self) -> list[Finding]:
+        """What fired."""
+        return [change.finding for change in fired(self.changes)]
+
+    @property
+    def kinds(self) -> list[str]:
+        return [change.kind for change in self.changes if change.kind != "update"]
