@@ -20,7 +20,7 @@ from perfagent.redaction.remembered import MOST, hide_remembered, learn, learn_e
         ("FERNET_KEY", "q7Zp2Xv9Lm4Rt8Wk3Ny6Bc1Hd5Gf0Js"),
     ],
 )
-def test_x10_a_secret_of_the_environment_is_hidden_wherever_it_stands(
+def test_x10_a_secret_of_the_environment_is_hidden_anywhere(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     assert value in redacted_text(f"now {value} came")
@@ -31,38 +31,29 @@ def test_x10_a_secret_of_the_environment_is_hidden_wherever_it_stands(
 
 
 @pytest.mark.fault
-def test_x10_the_password_of_an_address_in_the_environment_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_x10_a_password_of_an_address_there_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_URL", "postgres://me:swordfish99@db:5432/x")
     assert redacted(["failed for me with swordfish99"]) == [f"failed for me with {HIDDEN}"]
 
 
 @pytest.mark.fault
-def test_x10_what_a_configuration_or_a_command_line_calls_a_secret_is_hidden_from_then_on() -> None:
+def test_x10_what_was_called_a_secret_is_hidden_from_then_on() -> None:
     redacted({"smtp": {"password": "swordfish99"}})
     redacted_arguments(["train.py", "--api-key", "plainwordplainword", "service.token=anotherlongword1"])
     said = redacted({"traceback": "KeyError: 'swordfish99'\nplainwordplainword anotherlongword1"})
     assert said == {"traceback": f"KeyError: '{HIDDEN}'\n{HIDDEN} {HIDDEN}"}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("PASSWORD", "postgres"),
-        ("AUTH_MODE", "oauth2-device"),
-        ("GOOGLE_APPLICATION_CREDENTIALS", "/home/me/key1.json"),
-        ("SECRET_FILE", "key1.json"),
-        ("SECRET_NAME", "training-cluster-2"),
-        ("AWS_SECRET_REGION", "us-east-1"),
-        ("API_KEY_ENV", "OPENAI_API_KEY_2"),
-        ("SECRETS_BACKEND", "vault-of-the-team"),
-        ("TOKEN", "<|endoftext|>"),
-        ("TOKEN", "short1"),
-        ("PASSWORD_URL", "https://vault.example.org/v1/x"),
-        ("TOKENIZERS_PARALLELISM", "false-but-long-enough"),
-        ("SESSION_ID", "1a2b3c4d5e"),
-        ("CHECKPOINT", "step-1000-of-2000"),
-    ],
-)
+ORDINARY = [
+    ("PASSWORD", "postgres"), ("AUTH_MODE", "oauth2-device"), ("GOOGLE_APPLICATION_CREDENTIALS", "/home/me/key1.json"),
+    ("SECRET_FILE", "key1.json"), ("SECRET_NAME", "training-cluster-2"), ("AWS_SECRET_REGION", "us-east-1"),
+    ("API_KEY_ENV", "OPENAI_API_KEY_2"), ("SECRETS_BACKEND", "vault-of-the-team"), ("TOKEN", "<|endoftext|>"),
+    ("TOKEN", "short1"), ("PASSWORD_URL", "https://vault.example.org/v1/x"), ("TOKENIZERS_PARALLELISM", "false-but-long-enough"),
+    ("SESSION_ID", "1a2b3c4d5e"), ("CHECKPOINT", "step-1000-of-2000"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), ORDINARY)
 def test_an_ordinary_word_is_not_remembered(name: str, value: str) -> None:
     learn_environment({name: value})
     assert hide_remembered(f"now {value} came") == f"now {value} came"
@@ -86,7 +77,7 @@ def test_of_two_secrets_the_longer_one_is_hidden_whole() -> None:
     assert hide_remembered("x swordfish99-and-more y") == f"x {HIDDEN} y"
 
 
-def test_one_that_is_a_part_of_another_kind_of_secret_leaves_nothing_of_that() -> None:
+def test_one_inside_of_another_kind_leaves_nothing_of_that() -> None:
     learn("token", HEX40)
     longer = BY_VALUE["digitalocean"]
     assert redacted_text(f"x {longer} y") == f"x {HIDDEN} y"
