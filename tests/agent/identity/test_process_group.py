@@ -17,6 +17,20 @@ from ingest_server import IngestServer
 from perfagent.identity.process_group import in_group
 
 NODE = "host/memory_used_bytes"
+TRAIN = """
+import json, multiprocessing, os, signal, sys, time, torch, perfagent
+import torch.distributed as dist, torch.multiprocessing as mp
+
+torch.set_num_threads(1)
+
+def train(steps, wrap=lambda model: model):
+    model = wrap(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(20, 4)).pow(2).mean().backward()
+        optimizer.step()
+"""
 
 
 @pytest.fixture
@@ -25,33 +39,8 @@ def server() -> Iterator[IngestServer]:
         yield running
 
 
-SPAWNED = """
-import sys, time, torch, torch.distributed as dist, torch.multiprocessing as mp, perfagent
-
-def rank_of(rank, port):
-    torch.set_num_threads(1)
-    run = perfagent.attach({how})
-    time.sleep(1.5)  # longer than the sender waits before it sends
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{{port}}", rank=rank, world_size=2)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.ones(20, 4)).pow(2).mean().backward()
-        optimizer.step()
-    while run._identity.joining is not None or not run._identity.known:
-        time.sleep(0.05)
-    time.sleep(1.5)
-    dist.barrier()
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    mp.spawn(rank_of, args=(int(sys.argv[1]),), nprocs=2)
-"""
-
-
-def started(script: str, folder: Path, server: IngestServer, *arguments: str, **variables: str) -> str:
-    (folder / "train.py").write_text(script)
+def run(script: str, folder: Path, server: IngestServer, *arguments: str, **variables: str) -> str:
+    (folder / "train.py").write_text(TRAIN + script)
     environment = job_environment(folder, PERFAGENT_SERVER=server.url, OMP_NUM_THREADS="1", **variables)
     command = [sys.executable, "train.py", *arguments]
     done = subprocess.run(
@@ -61,45 +50,59 @@ def started(script: str, folder: Path, server: IngestServer, *arguments: str, **
     return done.stdout
 
 
-def last_states(server: IngestServer) -> list[str]:
-    """One of each process."""
-    frames = sorted(server.frames, key=lambda frame: frame.seq)
-    last = {frame.source: event.data["state"] for frame in frames for event in frame.events if event.kind == "state"}
-    return sorted(last.values())
+def told_to_its_end(folder: Path, server: IngestServer, processes: int) -> None:
+    sync(job_environment(folder, PERFAGENT_SERVER=server.url))
+
+    def ended() -> bool:
+        frames = sorted(server.frames, key=lambda frame: frame.seq)
+        last = {one.source: event.data["state"] for one in frames for event in one.events if event.kind == "state"}
+        return [*last.values()] == ["finished"] * processes
+
+    until(ended, within_s=30, why="the end of a process was not told")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("how", ["name='job'", "run_id='named'"])
-def test_ranks_that_attach_before_they_join_a_group_are_one_run(how: str, tmp_path: Path, server: IngestServer) -> None:
-    started(SPAWNED.format(how=how), tmp_path, server, str(free_port()))
-    sync(job_environment(tmp_path, PERFAGENT_SERVER=server.url))
-    until(lambda: last_states(server) == ["finished"] * 2, within_s=30, why="a rank's end was not told")
-    frames = [*server.stored.values()]
-    assert len({(frame.run, frame.attempt) for frame in frames}) == 1
-    assert {frame.rank for frame in frames} == {0, 1}
-    assert len({(frame.rank, frame.source) for frame in frames}) == 2
-    for source in {frame.source for frame in frames}:
-        assert sorted(server.values("loss", source=source)) == list(range(1, 11))
-    places = [
-        event.data for frame in frames for event in frame.events if event.kind == "state" and "rank" in event.data
-    ]
-    assert sorted((place["rank"], place["world_size"]) for place in places) == [(0, 2), (1, 2)], "and of no other place"
-    assert len({frame.source for frame in frames if any(NODE in group.values for group in frame.groups)}) == 1
+def places(server: IngestServer) -> list[tuple[int, int]]:
+    told = [event.data for one in server.stored.values() for event in one.events if event.kind == "state"]
+    return [(data["rank"], data["world_size"]) for data in told if "rank" in data]
 
 
-ALONE = """
-import torch, perfagent
-torch.set_num_threads(1)
-perfagent.attach()
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(5):
-    optimizer.zero_grad()
-    model(torch.ones(20, 4)).pow(2).mean().backward()
-    optimizer.step()
+SPAWNED = """
+def rank_of(rank, port):
+    run = perfagent.attach(HOW)
+    time.sleep(1.5)  # longer than the sender waits before it sends
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    train(10, torch.nn.parallel.DistributedDataParallel)
+    ids = [None, rank]
+    while ids[0] is None or ids[0] != ids[1]:
+        time.sleep(0.05)
+        dist.all_gather_object(ids, run.id)
+    time.sleep(1.5)
+    dist.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(rank_of, args=(int(sys.argv[1]),), nprocs=2)
 """
 
 
+@pytest.mark.real
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["name='job'", "run_id='named'"])
+def test_ranks_that_attach_before_they_join_a_group_are_one_run(how: str, tmp_path: Path, server: IngestServer) -> None:
+    run(SPAWNED.replace("HOW", how), tmp_path, server, str(free_port()))
+    told_to_its_end(tmp_path, server, 2)
+    frames = [*server.stored.values()]
+    assert len({(frame.run, frame.attempt) for frame in frames}) == 1
+    assert {frame.rank for frame in frames} == {0, 1}
+    sources = {(frame.rank, frame.source) for frame in frames}
+    assert len(sources) == 2
+    for _, source in sources:
+        assert sorted(server.values("loss", source=source)) == list(range(1, 11))
+    assert sorted(places(server)) == [(0, 2), (1, 2)], "and of no other place"
+    assert len({frame.source for frame in frames if any(NODE in group.values for group in frame.groups)}) == 1
+
+
+@pytest.mark.real
 @pytest.mark.parametrize(
     "left",
     [
@@ -107,25 +110,19 @@ for _ in range(5):
         pytest.param({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}, id="rank and address"),
     ],
 )
-def test_variables_that_were_left_in_a_shell_make_no_job(
-    left: dict[str, str], tmp_path: Path, server: IngestServer
-) -> None:
+def test_variables_left_in_a_shell_make_no_job(left: dict[str, str], tmp_path: Path, server: IngestServer) -> None:
     """It trains in no group, and nobody else is there."""
-    started(ALONE, tmp_path, server, RANK="1", WORLD_SIZE="4", **left)
-    sync(job_environment(tmp_path, PERFAGENT_SERVER=server.url))
-    until(lambda: server.states()[-1:] == ["finished"], within_s=30, why="the run's end was not told")
-    (frame, *rest) = server.frames
-    assert frame.run
-    assert {(one.run, one.rank) for one in [frame, *rest]} == {(frame.run, 0)}
+    run("perfagent.attach()\ntrain(5)", tmp_path, server, RANK="1", WORLD_SIZE="4", **left)
+    told_to_its_end(tmp_path, server, 1)
+    ((name, rank),) = {(frame.run, frame.rank) for frame in server.frames}
+    assert (bool(name), rank) == (True, 0)
     assert sorted(server.values("loss")) == [1, 2, 3, 4, 5]
-    places = [event.data for one in server.frames for event in one.events if "world_size" in event.data]
-    assert (places[-1]["rank"], places[-1]["world_size"]) == (0, 1)
-    assert places[-1]["name"] == f"train-{frame.run[:4]}"
+    assert places(server)[-1] == (0, 1)
+    names = [state["name"] for state in server.events("state") if "name" in state]
+    assert names[-1] == f"train-{name[:4]}"
 
 
 KILLED = """
-import multiprocessing, os, signal, time, torch, perfagent
-
 def trial():
     print(perfagent.attach().id, flush=True)
     for share in (0.5, 1.0):  # the second call settles the step of the first
@@ -138,9 +135,7 @@ if __name__ == "__main__":
     process.start()
     process.join()
 """
-
 NEXT = """
-import time, perfagent
 from perfagent.agent_config import AgentConfig
 (left,) = AgentConfig.from_env().sources.iterdir()
 perfagent.init()
@@ -151,28 +146,21 @@ while left.exists() and time.monotonic() < end:
 """
 
 
+@pytest.mark.real
 @pytest.mark.long
-def test_one_that_is_killed_before_it_joined_is_told_by_the_next_start(tmp_path: Path, server: IngestServer) -> None:
+def test_one_killed_before_it_joined_is_told_by_the_next_start(tmp_path: Path, server: IngestServer) -> None:
     """As the run whose id it has shown."""
-    shown = started(KILLED, tmp_path, server).strip()
+    shown = run(KILLED, tmp_path, server).strip()
     assert not server.frames
-    started(NEXT, tmp_path, server)
+    run(NEXT, tmp_path, server)
     assert [frame.run for frame in server.frames if any("read" in group.values for group in frame.groups)] == [shown]
 
 
 TRIALS = """
-import json, multiprocessing, torch, perfagent
-
 def trial(number):
-    torch.set_num_threads(1)
     run = perfagent.attach(name=f"trial {number}")
     before = run.id
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(number):
-        optimizer.zero_grad()
-        model(torch.ones(20, 4)).pow(2).mean().backward()
-        optimizer.step()
+    train(number)
     perfagent.finish()
     assert run.id == before
     return run.id
@@ -183,22 +171,22 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.real
 @pytest.mark.long
 def test_trials_of_a_search_in_a_pool_are_runs_of_their_own(tmp_path: Path, server: IngestServer) -> None:
     """One of them ends before it has begun to train."""
-    runs = json.loads(started(TRIALS, tmp_path, server))
-    sync(job_environment(tmp_path, PERFAGENT_SERVER=server.url))
-    until(lambda: last_states(server) == ["finished"] * 3, within_s=30, why="a trial's end was not told")
-    assert {frame.run for frame in server.frames} == set(runs)
+    runs = json.loads(run(TRIALS, tmp_path, server))
+    told_to_its_end(tmp_path, server, 3)
     steps = {frame.run: sorted(server.values("loss", source=frame.source)) for frame in server.frames}
-    assert [steps[run] for run in runs] == [[], [1, 2, 3], [1, 2]]
+    assert steps == dict(zip(runs, ([], [1, 2, 3], [1, 2]), strict=True))
     assert {frame.rank for frame in server.frames} == {0}
     assert len({frame.source for frame in server.frames}) == 3
 
 
-def test_torch_distributed_that_another_thread_is_importing_is_no_group_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has `is_available` before anything else; a look at the rest would fail, and turn off who looks."""
+def test_torch_distributed_that_is_being_imported_is_no_group_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread: it has `is_available` before anything else; a look at the rest would fail, and turn off who
+    looks."""
     unfinished = types.ModuleType("torch.distributed")
-    unfinished.is_available = lambda: True  # type: ignore[attr-defined]
+    unfinished.is_available = lambda: True
     monkeypatch.setitem(sys.modules, "torch.distributed", unfinished)
     assert not in_group()
