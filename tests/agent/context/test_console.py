@@ -367,19 +367,6 @@ def test_x10_a_private_key_over_several_ticks_is_never_kept(watch: Watch) -> Non
 
 
 @pytest.mark.fault
-def test_x10_a_private_key_is_neither_state_nor_last_words(watch: Watch) -> None:
-    watched = watch()
-    sys.stdout.write("\r-----BEGIN RSA PRIVATE KEY-----")
-    watched.poll()
-    watched.poll(20.0)
-    sys.stdout.write("\nMIIEowIBAAKCAQEA0001\n\rMIIEowIBAAKCAQEA0002")
-    watched.poll()
-    watched.poll(40.0)
-    watched.end()
-    assert watched.lines() == ["[redacted]"]
-
-
-@pytest.mark.fault
 def test_x10_an_endless_line_keeps_no_half_of_a_secret(watch: Watch) -> None:
     watched, secret = watch(), BY_VALUE["github"]
     for before in range(0, 200_000, 997):  # wherever the line is cut

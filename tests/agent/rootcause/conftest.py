@@ -50,6 +50,25 @@ class Net(nn.Module):
         return self.head(x)
 
 
+class Made(nn.Module):
+    """A model of these parts. computes: its output, of itself and its inputs."""
+
+    def __init__(self, computes: Callable[..., torch.Tensor], **parts: Any) -> None:
+        super().__init__()
+        self.computes = computes
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.computes(self, *inputs)
+
+
+def linears(*names: str, size: int = 8) -> dict[str, nn.Module]:
+    """Layers of that size; a first that is called `embed` has eight inputs, a last that is called `head` four outputs."""
+    sizes = {name: (8 if name == "embed" else size, 4 if name == "head" else size) for name in names}
+    return {name: nn.Linear(*both) for name, both in sizes.items()}
+
+
 class Training:
     """One job: `step()` trains one step and lets the agent's sender thread look, as it does every 200 ms."""
 

@@ -9,7 +9,7 @@ import math
 import preloaded
 import pytest
 import torch
-from agent.rootcause.conftest import Net
+from agent.rootcause.conftest import Made, Net, linears
 from agent_recorded import Recording
 from builders import job_environment
 from torch import nn
@@ -96,23 +96,17 @@ def test_looking_changes_nothing_that_training_produces(record, looks):
 
 
 def test_a_checkpointed_model_is_not_run_again(train):
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.calls = nn.Linear(8, 16), nn.Linear(16, 4), 0
+    calls = []
 
-        def inner(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return torch.tanh(self.first(x))
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x)
+        return torch.tanh(job.model.embed(x))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.second(checkpoint(self.inner, x, use_reentrant=False))
-
-    job = train(Checkpointed())
+    job = train(Made(lambda self, x: self.head(checkpoint(inner, x, use_reentrant=False)), **linears("embed", "head")))
     job.steps(5)
     job.spoil = lambda loss: loss * NAN
     job.steps(3)
-    assert job.model.calls == 2 * 8, "forward and recomputation, no third"
+    assert len(calls) == 2 * 8, "forward and recomputation, no third"
     assert "operator" not in job.finding()["evidence"]
 
 
@@ -204,16 +198,19 @@ def test_rows_read_after_the_finding_begin_no_second_look(train):
     assert job.finding()["evidence"]["parameter"] == "head.bias"
 
 
-def test_rows_read_after_it_is_told_are_in_its_history(train):
+@pytest.mark.parametrize(("looked", "bad"), [(False, 1), (True, 40)], ids=["no row is read before", "many follow"])
+def test_a_history_is_of_the_bad_step(train, looked, bad):
+    """Although its rows are read only after it is told."""
     job = train()
-    job.looks = False
+    job.looks = looked
     job.steps(5)
-    job.spoil = lambda loss: loss * NAN
-    job.step()
-    job.recorded.finish()  # only now rows are read
-    history = job.finding()["evidence"]["history"]
-    assert [entry["step"] for entry in history] == [1, 2, 3, 4, 5, 6]
-    assert [entry["loss"] for entry in history[:5]] == pytest.approx(job.losses[:5])
+    job.looks, job.spoil = False, lambda loss: loss * NAN
+    job.steps(bad)
+    job.recorded.finish()
+    found = job.finding()["evidence"]
+    assert [entry["step"] for entry in found["history"]] == [1, 2, 3, 4, 5, 6]
+    assert [entry["loss"] for entry in found["history"][:5]] == pytest.approx(job.losses[:5])
+    assert math.isnan(found["history"][5]["loss"])
 
 
 def test_an_earlier_loss_is_not_told_as_that_of_the_bad_step(train):
@@ -228,18 +225,6 @@ def test_an_earlier_loss_is_not_told_as_that_of_the_bad_step(train):
     assert (found["step"], found["lr"]) == (6, 0.01)
     assert found["history"][-1]["step"] < 6
     assert not {"loss", "grad_norm"} & found.keys()
-
-
-def test_a_history_is_of_the_bad_step_however_many_followed(train):
-    job = train()
-    job.steps(5)
-    job.looks = False
-    job.spoil = lambda loss: loss * NAN
-    job.steps(40)
-    job.look()
-    found = job.finding()["evidence"]
-    assert [entry["step"] for entry in found["history"]] == [1, 2, 3, 4, 5, 6]
-    assert math.isnan(found["loss"])
 
 
 def test_a_bad_step_whose_row_is_read_at_the_end_is_not_the_last(train):
@@ -280,24 +265,20 @@ def test_sound_steps_judged_meanwhile_begin_no_second_look(train):
 # ---- runs that end with it, and guards before any backward pass
 
 
-def test_a_run_that_stops_at_its_nan_tells_what_is_known(train):
+@pytest.mark.parametrize("logged", [False, True])
+def test_a_run_that_ends_with_its_nan_tells_what_is_known(train, logged):
+    """After a step, or without one where its loss was logged."""
     job = train()
     job.steps(5)
     spoil_head(job)
-    job.step()
-    job.recorded.finish()
-    assert job.finding()["evidence"]["parameter"] == "head.bias"
-    assert not has_checks(job.model)
-
-
-def test_a_run_that_logs_its_nan_and_leaves_tells_what_is_known(train):
-    job = train()
-    job.steps(5)
-    spoil_head(job)
-    job.run.log({"train/loss": job.model(torch.randn(6, 8)).square().mean().item()})
+    if logged:
+        job.run.log({"train/loss": job.model(torch.randn(6, 8)).square().mean().item()})
+    else:
+        job.step()
     job.recorded.finish()
     found = job.finding()["evidence"]
     assert (found["step"], found["cause"], found["parameter"]) == (6, "parameter", "head.bias")
+    assert not has_checks(job.model)
 
 
 def test_a_logged_loss_is_looked_into_after_a_second(train):
@@ -326,14 +307,6 @@ def test_a_logged_loss_is_looked_into_after_a_second(train):
     assert (found["step"], found["first_module"]["module"]) == (6, "head")
 
 
-def test_a_run_that_ends_well_is_not_looked_at(train):
-    job = train()
-    job.steps(3)
-    job.run.log({"train/loss": 0.5, "val_loss": NAN})
-    job.recorded.finish()
-    assert job.events("finding") == []
-
-
 def test_a_guard_that_raises_is_looked_into_where_it_raised(train):
     """`if not torch.isfinite(loss): raise`, before any backward pass and without a word to us."""
     job = train()
@@ -357,12 +330,16 @@ def test_a_guard_that_raises_is_looked_into_where_it_raised(train):
     assert all(torch.equal(one, other) for one, other in zip(before, job.model.parameters(), strict=True))
 
 
-def test_an_exception_beside_a_sound_loss_is_no_finding(train):
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_that_ends_with_a_sound_loss_is_not_looked_at(train, fails):
     job = train()
-    job.steps(5)
+    job.steps(3)
     loss = job.model(torch.ones(6, 8)).mean()
+    job.run.log({"train/loss": loss.item(), "val_loss": NAN})
     try:
-        raise ValueError(f"no such file, {loss.item()}")
+        if fails:
+            raise ValueError("no such file")
+        job.recorded.finish()
     except ValueError as error:
         job.run.fail(error)
     assert job.events("finding") == []

@@ -125,15 +125,6 @@ def test_steps_that_make_no_sense_are_refused(train, steps):
 # ---- profilers of the script's own
 
 
-def test_ours_is_refused_where_the_script_has_its_own(train):
-    job = profiled(train, 2, 0)
-    with own_profiler() as own:
-        job.steps(3)
-    assert calls(own) == LINEAR_LAYERS * 3
-    assert states(job) == ["accepted", "refused"]
-    assert "the script has a torch profiler" in job.answers()[1][1]
-
-
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("legacy", [False, True])
 def test_ours_gives_way_where_the_script_starts_its_own(train, legacy):
@@ -371,17 +362,6 @@ def test_a_full_disk_costs_the_trace_alone(train):
     assert "the disk is full" in summary["trace_left_out"]
     assert "aten::addmm" in {row["name"] for row in summary["operators"]}
     assert [*(job.sender.config.state_dir / "profiles").iterdir()] == []
-
-
-def test_a_folder_that_cannot_be_made_costs_the_trace_alone(train):
-    job = train()
-    job.sender.config.state_dir.mkdir(parents=True, exist_ok=True)
-    (job.sender.config.state_dir / "profiles").write_text("in the way")
-    job.steps(2)
-    job.command("profile", steps=2)
-    job.steps(5)
-    assert states(job) == ["accepted", "done"], job.answers()
-    assert "File exists" in summary_of(job)["trace_left_out"]
 
 
 # ---- other threads: only the one that began a profile can end it

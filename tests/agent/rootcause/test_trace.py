@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,50 +17,26 @@ from perfagent.rootcause.shares import sentences, shares
 GPU = "DeviceType.CUDA"
 
 
-@dataclass
-class Fake:
-    """One event of Kineto. link: correlation of the operator that launched a kernel."""
-
-    title: str
-    start: int
-    end: int
-    device: str = "DeviceType.CPU"
-    correlation: int = 0
-    link: int = 0
-    thread: int = 1
-
-    def name(self) -> str:
-        return self.title
-
-    def start_ns(self) -> int:
-        return self.start
-
-    def end_ns(self) -> int:
-        return self.end
-
-    def start_thread_id(self) -> int:
-        return self.thread
-
-    def device_type(self) -> str:
-        return self.device
-
-    def correlation_id(self) -> int:
-        return self.correlation
-
-    def linked_correlation_id(self) -> int:
-        return self.link
-
-    def is_async(self) -> bool:
-        return False
-
-    def is_user_annotation(self) -> bool:
-        return self.title.startswith(("ProfilerStep#", "enumerate(DataLoader)#"))
-
-    def is_python_function(self) -> bool:
-        return ".py(" in self.title
+def event(
+    name: str,
+    start: int,
+    end: int,
+    device: str = "DeviceType.CPU",
+    *,
+    correlation: int = 0,
+    link: int = 0,
+    thread: int = 1,
+) -> SimpleNamespace:
+    """link: correlation of the operator that launched a kernel."""
+    says: dict[str, object] = {
+        "name": name, "start_ns": start, "end_ns": end, "start_thread_id": thread, "device_type": device, "is_async": False,
+        "correlation_id": correlation, "linked_correlation_id": link, "is_python_function": ".py(" in name,
+        "is_user_annotation": name.startswith(("ProfilerStep#", "enumerate(DataLoader)#")),
+    }  # fmt: skip
+    return SimpleNamespace(**{key: lambda value=value: value for key, value in says.items()})
 
 
-def operators(*events: Fake) -> dict[str, dict]:
+def operators(*events: SimpleNamespace) -> dict[str, dict]:
     return {row["name"]: row for row in trace.operators(trace.record(events).cpu)}
 
 
@@ -112,11 +88,11 @@ def test_what_a_user_named_goes_through_redaction(tmp_path):
 
 
 EVENTS = [
-    Fake("aten::linear", 0, 100, correlation=1),
-    Fake("aten::addmm", 10, 90, correlation=2),
-    Fake("aten::relu", 100, 120, correlation=3),
-    Fake("gemm_kernel", 50, 450, GPU, link=2),
-    Fake("relu_kernel", 650, 700, GPU, link=3),
+    event("aten::linear", 0, 100, correlation=1),
+    event("aten::addmm", 10, 90, correlation=2),
+    event("aten::relu", 100, 120, correlation=3),
+    event("gemm_kernel", 50, 450, GPU, link=2),
+    event("relu_kernel", 650, 700, GPU, link=3),
 ]
 
 
@@ -132,14 +108,14 @@ def test_device_time_is_that_of_the_operator_that_launched_it():
 def test_calls_of_cuda_take_no_kernel_from_an_operator():
     """Those of operators and those of calls both begin at 1; and the library's threads are numbered in another way."""
     calls = [
-        Fake("cudaStreamIsCapturing", 12, 14, correlation=3, link=2, thread=4711),
-        Fake("cudaLaunchKernel", 20, 60, correlation=2, link=2, thread=4711),
-        Fake("cudaEventRecord", 125, 130, correlation=1, thread=4711),
-        Fake("cuLaunchKernelEx", 105, 115, correlation=4, link=3, thread=4711),
+        event("cudaStreamIsCapturing", 12, 14, correlation=3, link=2, thread=4711),
+        event("cudaLaunchKernel", 20, 60, correlation=2, link=2, thread=4711),
+        event("cudaEventRecord", 125, 130, correlation=1, thread=4711),
+        event("cuLaunchKernelEx", 105, 115, correlation=4, link=3, thread=4711),
     ]
     rows = operators(*EVENTS, *calls)
     assert (rows["aten::addmm"]["self_device_s"], rows["aten::relu"]["self_device_s"]) == (400e-9, 50e-9)
-    assert not any("self_device_s" in rows[call.title] for call in calls)
+    assert not any("self_device_s" in rows[call.name()] for call in calls)
     own = rows["aten::addmm"]["self_cpu_s"], rows["aten::relu"]["self_cpu_s"]
     assert own == pytest.approx(((80 - 2 - 40) * 1e-9, 10e-9)), "without what CUDA's own calls took"
 
@@ -156,11 +132,11 @@ def test_gaps_on_the_device_are_named_by_what_ran_around_them():
 
 def test_python_functions_are_those_of_the_training_thread():
     rows = operators(
-        Fake("ProfilerStep#1", 0, 100),
-        Fake("train.py(7): step", 5, 95),
-        Fake("aten::mm", 10, 40),
-        Fake("bell.py(65): wait", 0, 100, thread=2),
-        Fake("aten::index", 20, 30, thread=2),
+        event("ProfilerStep#1", 0, 100),
+        event("train.py(7): step", 5, 95),
+        event("aten::mm", 10, 40),
+        event("bell.py(65): wait", 0, 100, thread=2),
+        event("aten::index", 20, 30, thread=2),
     )
     assert {name: row["calls"] for name, row in rows.items()} == {
         "train.py(7): step": 1,
@@ -172,16 +148,14 @@ def test_python_functions_are_those_of_the_training_thread():
 def test_a_name_that_is_no_text_is_told_as_far_as_it_goes():
     """So torch names a module that was imported meanwhile, where Python functions are recorded."""
 
-    class Freed(Fake):
-        def name(self) -> str:
-            return b"json/__init__.py(0): \xe0v`\x7f".decode()
-
-    assert [one.name for one in trace.record([Freed("", 0, 10)]).cpu] == ["json/__init__.py(0): \ufffdv`\x7f"]
+    freed = event("", 0, 10)
+    freed.name = lambda: b"json/__init__.py(0): \xe0v`\x7f".decode()
+    assert [one.name for one in trace.record([freed]).cpu] == ["json/__init__.py(0): \ufffdv`\x7f"]
 
 
 def test_a_recursive_operator_counts_each_time_once():
     row = operators(
-        Fake("a", 0, 100), Fake("a", 10, 60), Fake("b", 20, 30), Fake("c", 70, 80), Fake("a", 0, 50, thread=2)
+        event("a", 0, 100), event("a", 10, 60), event("b", 20, 30), event("c", 70, 80), event("a", 0, 50, thread=2)
     )["a"]
     assert row["calls"] == 3
     assert (row["total_cpu_s"], row["self_cpu_s"]) == pytest.approx((150e-9, (40 + 40 + 50) * 1e-9))
@@ -190,8 +164,8 @@ def test_a_recursive_operator_counts_each_time_once():
 def test_what_is_long_only_by_what_it_calls_is_listed_too():
     """Of a model with more kinds of operators than are listed."""
     most = trace.MOST_OPERATORS
-    parts = [Fake(f"part {number}", 10 * number, 10 * number + 10) for number in range(most + 5)]
-    *rows, last = operators(Fake("all of it", 0, 10 * (most + 5)), *parts).values()
+    parts = [event(f"part {number}", 10 * number, 10 * number + 10) for number in range(most + 5)]
+    *rows, last = operators(event("all of it", 0, 10 * (most + 5)), *parts).values()
     assert (last["name"], last["total_cpu_s"]) == ("all of it", pytest.approx(10e-9 * (most + 5)))
     assert [row["self_cpu_s"] for row in rows] == [10e-9] * most
 
@@ -199,17 +173,17 @@ def test_what_is_long_only_by_what_it_calls_is_listed_too():
 def test_shares_of_a_device_tell_copies_by_direction():
     """And communication is that of its kernels."""
     records = trace.record([
-        Fake("ProfilerStep#1", 0, 1000),
-        Fake("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 100),
-        Fake("aten::copy_", 100, 300),
-        Fake("cudaStreamSynchronize", 150, 280, thread=4711),
-        Fake("aten::mm", 300, 400),
-        Fake("aten::mm", 350, 450, thread=2),
-        Fake("Memcpy HtoD (Pageable -> Device)", 120, 220, GPU),
-        Fake("gemm", 320, 520, GPU),
-        Fake("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 420, 720, GPU),
-        Fake("Memcpy DtoH (Device -> Pinned)", 800, 850, GPU),
-        Fake("cudaDeviceSynchronize", 700, 900, thread=4711),
+        event("ProfilerStep#1", 0, 1000),
+        event("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 100),
+        event("aten::copy_", 100, 300),
+        event("cudaStreamSynchronize", 150, 280, thread=4711),
+        event("aten::mm", 300, 400),
+        event("aten::mm", 350, 450, thread=2),
+        event("Memcpy HtoD (Pageable -> Device)", 120, 220, GPU),
+        event("gemm", 320, 520, GPU),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 420, 720, GPU),
+        event("Memcpy DtoH (Device -> Pinned)", 800, 850, GPU),
+        event("cudaDeviceSynchronize", 700, 900, thread=4711),
     ])  # fmt: skip
     taken = shares(records, 1, 0, 1000)
     found = {name: round(1e9 * seconds) for name, seconds in taken.items()}
