@@ -7,7 +7,6 @@ what is written here: it carries numbers and words, never code.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,7 +77,7 @@ class Commands:
 
     def poll(self) -> None:
         """Every tick: a profile that is under way, and collectives that are to be told."""
-        if self._collectives is not None and time.monotonic() >= self._collectives[0]:
+        if self._collectives is not None and self._investigator.clock() >= self._collectives[0]:
             self._tell_collectives(self._collectives[1])
         if self._profile is not None:
             self._profile.poll()
@@ -112,7 +111,7 @@ class Commands:
         self._investigator.sender.event("stacks", data, step=p.in_progress())
         self._answer(identity, "stacks", "done")
         if p.step_end and now() - p.step_end >= 1e9 * _STANDS_S:
-            self._collectives = time.monotonic() + _LATER_S, identity
+            self._collectives = self._investigator.clock() + _LATER_S, identity
 
     def _tell_collectives(self, identity: str) -> None:
         from perfagent.rootcause.collectives import last_collectives

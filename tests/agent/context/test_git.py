@@ -68,7 +68,7 @@ def test_commit_and_branch_are_those_of_git(tree: Path) -> None:
     assert repository(tree).describe() == {"commit": before}
 
 
-def test_it_is_the_repository_of_the_script_or_the_working_folder(
+def test_it_is_the_repository_of_the_script_or_working_folder(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That of the working folder for an installed program and a notebook."""

@@ -114,7 +114,7 @@ def test_what_a_bar_overwrote_is_not_carried_along() -> None:
 
 
 @pytest.mark.fault
-def test_x10_a_private_key_between_bars_is_neither_line_nor_state() -> None:
+def test_x10_a_private_key_between_bars_is_no_line_nor_state() -> None:
     screen, told = Screen(), []
     body = [f"MIIEowIBAAKCAQEA{n:04d}" for n in range(5)]
     for now, line in enumerate(["-----BEGIN RSA PRIVATE KEY-----", *body, "-----END RSA PRIVATE KEY-----", "step 1"]):

@@ -183,7 +183,7 @@ def test_trials_of_a_search_in_a_pool_are_runs_of_their_own(tmp_path: Path, serv
     assert len({frame.source for frame in server.frames}) == 3
 
 
-def test_torch_distributed_that_is_being_imported_is_no_group_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_distributed_half_imported_is_no_group_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """By another thread: it has `is_available` before anything else; a look at the rest would fail, and turn off who
     looks."""
     unfinished = types.ModuleType("torch.distributed")

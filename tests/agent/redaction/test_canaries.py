@@ -69,7 +69,7 @@ def test_x10_what_is_called_a_secret_is_hidden(key: str) -> None:
 
 @pytest.mark.fault
 @pytest.mark.parametrize(("text", "secret"), IN_TEXT)
-def test_x10_a_secret_in_its_surroundings_is_hidden_and_they_stay(text: str, secret: str) -> None:
+def test_x10_a_secret_in_its_surroundings_is_hidden_alone(text: str, secret: str) -> None:
     whole = text.format(secret)
     found = redacted_text(whole)
     assert secret not in found

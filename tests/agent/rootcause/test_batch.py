@@ -175,7 +175,7 @@ def test_a_fingerprint_is_of_the_values() -> None:
         assert "min" not in shown
 
 
-def test_a_clone_made_during_checks_computes_with_its_own_weights() -> None:
+def test_a_clone_made_during_checks_has_weights_of_its_own() -> None:
     from perfagent.rootcause.modules import OutputChecks
 
     model = torch.nn.Sequential(torch.nn.Linear(4, 1))

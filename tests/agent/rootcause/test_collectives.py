@@ -88,7 +88,12 @@ def test_a_training_that_stands_tells_its_collectives(train, gloo):
     job.steps(2)
     job.command("stacks", "s1")
     job.progress.step_end = now() - 60 * 10**9
+    job.watch.clock = lambda: 100.0
     job.command("stacks", "s2")
-    (found,) = until(lambda: job.watch.poll() or job.events("collectives"))
+    for at_s, told in ((100.9, 0), (101.0, 1), (102.0, 1)):
+        job.watch.clock = lambda at_s=at_s: at_s
+        job.watch.poll()
+        assert len(job.events("collectives")) == told
+    (found,) = job.events("collectives")
     assert (found["command"], found["step"]) == ("s2", 2)
     assert found["groups"][0]["group"] == "0"

@@ -34,9 +34,9 @@ def summary_of(job: Training) -> dict[str, Any]:
 
 def trace_of(job: Training) -> dict[str, Any]:
     pieces = [data for data in job.events("profile") if "payload" in data]
-    raw = b"".join(data["payload"] for data in sorted(pieces, key=lambda data: data["part"]))
-    summary = summary_of(job)
-    assert (len(pieces), hashlib.sha256(raw).hexdigest()) == (summary["parts"], summary["sha256"])
+    raw, summary = b"".join(data["payload"] for data in pieces), summary_of(job)
+    assert [data["part"] for data in pieces] == [*range(1, summary["parts"] + 1)]
+    assert hashlib.sha256(raw).hexdigest() == summary["sha256"]
     return json.loads(gzip.decompress(raw))
 
 
