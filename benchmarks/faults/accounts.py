@@ -21,10 +21,8 @@ from typing import Any
 from ingest_server import IngestServer, Scripted
 
 from perfagent.agent_config import AgentConfig
-from perfagent.delivery.courier import Job
 from perfagent.delivery.handoff import Sender
 from perfagent.delivery.spool import Outgoing, Spool
-from perfagent.delivery.transport import Answer
 from perfagent.identity import Identity
 from perfagent.wire import Frame
 
@@ -53,12 +51,18 @@ class Accounts:
         return self.servers[-1]
 
     def sender(
-        self, server: str | IngestServer, *, transport: Any = None, start: bool = True, **settings: Any
+        self,
+        server: str | IngestServer,
+        *,
+        transport: Any = None,
+        start: bool = True,
+        pause_s: Callable[[int], float] | None = None,
+        **settings: Any,
     ) -> Sender:
-        """A sender with its threads running."""
+        """A sender with its threads running. pause_s: until it tries again after so many failures."""
         url = server if isinstance(server, str) else server.url
         config = AgentConfig(server=url, **({"state_dir": self.state} | settings))
-        sender = Sender(config, Identity(project="p", run="r", attempt=1), transport=transport)
+        sender = Sender(config, Identity(project="p", run="r", attempt=1), transport=transport, pause_s=pause_s)
         self.senders.append(sender)
         if start:
             sender.start()
@@ -126,20 +130,6 @@ def ends_in_time(sender: Sender) -> Iterator[None]:
     took = time.monotonic() - began - late
     sender.closed.wait = wait  # type: ignore[method-assign]
     assert took <= EXIT_S, f"I7: the end took {took:.2f} s"
-
-
-def pauses(sender: Sender) -> list[float]:
-    """A list that grows with each answer from now on: seconds until the sender may try again, negative after an
-    acknowledgement."""
-    dispatcher, found = sender._dispatch(), []
-    settle = dispatcher._settle
-
-    def settled(job: Job, answer: Answer, now: float) -> None:
-        settle(job, answer, now)
-        found.append(dispatcher._retry_at - now)
-
-    dispatcher._settle = settled  # type: ignore[method-assign]
-    return found
 
 
 def lost(sender: Sender) -> dict[str, int]:

@@ -36,9 +36,9 @@ def frame_bytes(seq: int = 1) -> bytes:
 
 def log_through(books: Accounts, proxy: Proxy, *, cuts: int, within_s: float = 120.0) -> int:
     """Logs until the proxy has made so many cuts, then until all is delivered. Returns how many steps were logged."""
-    sender = books.sender(proxy.url, flush_s=0.01, spool_tick_s=0.01)
-    dispatcher = sender._dispatch()
-    dispatcher._random.uniform = lambda a, b: 0.001  # type: ignore[method-assign] # no real pauses after so many failures
+    # no real pauses after so many failures
+    sender = books.sender(proxy.url, flush_s=0.01, spool_tick_s=0.01, pause_s=lambda _: 0.001)
+    dispatcher = sender.dispatcher
     step = 0
     until_at = time.monotonic() + within_s
     while proxy.cuts < cuts and time.monotonic() < until_at:
@@ -47,7 +47,7 @@ def log_through(books: Accounts, proxy: Proxy, *, cuts: int, within_s: float = 1
         time.sleep(0.002)
     proxy.calm = True
     until(
-        lambda: sender.spool.waiting == 0 and dispatcher._busy is None, within_s=60, why="the rest was never delivered"
+        lambda: sender.spool.waiting == 0 and dispatcher.busy is None, within_s=60, why="the rest was never delivered"
     )
     return step
 
@@ -209,7 +209,7 @@ sender = Sender(AgentConfig(server=sys.argv[1], state_dir=Path(sys.argv[2])), Id
 sender.start()
 sys.stdin.readline()
 sender.rows.append((1, time.time(), time.monotonic(), ("own",), (1.0,)))
-dispatcher = sender._dispatch()
+dispatcher = sender.dispatcher
 until = time.monotonic() + 20
 while time.monotonic() < until and (not dispatcher.orphans.done or sender.spool.waiting):
     time.sleep(0.01)

@@ -94,20 +94,23 @@ def pass_time(sender: Sender, dispatcher: Dispatcher, seconds: int, shape: Shape
                 now = float(time.monotonic() + gap_s * (index - start) + jitter[index])
                 sender.rows.append((step, 0.0, now, dict(zip(shape.names, rows[index], strict=True))))
             _offset += TICK_S
-            now = time.monotonic()
-            dispatcher._tick(now)
-            dispatcher._advance(now)
-            while dispatcher._busy is not None and dispatcher._courier is not None and not dispatcher._courier.answers:
-                time.sleep(0)  # the clock stands while a request is refused
+            dispatcher.step(rung=True)
+            while dispatcher.busy is not None:  # the clock stands while a request is refused
+                sender.wake.wait(1.0)
+                dispatcher.step(rung=True)
     return step
 
 
 def main(server: str, state: Path, hours: float, shape: Shape) -> None:
     time.monotonic = lambda: _monotonic() + _offset
     time.time = lambda: _wall() + _offset
-    sender = Sender(AgentConfig(server=server, state_dir=state), Identity(project="faults", run="outage", attempt=1))
-    dispatcher = sender._dispatch()
-    dispatcher.spool.create()
+    sender = Sender(
+        AgentConfig(server=server, state_dir=state),
+        Identity(project="faults", run="outage", attempt=1),
+        clock=lambda: time.monotonic(),
+    )
+    dispatcher = sender.dispatcher
+    dispatcher.begin()
     step = pass_time(sender, dispatcher, WARM_S, shape, 0)
     gc.collect()
     before = resident()
@@ -127,7 +130,7 @@ def main(server: str, state: Path, hours: float, shape: Shape) -> None:
     sys.stdin.readline()
     begin = _monotonic()
     sender.start()
-    while spool.waiting or dispatcher._busy is not None:
+    while spool.waiting or dispatcher.busy is not None:
         time.sleep(0.05)
     took = _monotonic() - begin
     sender.close("finished")

@@ -15,7 +15,7 @@ from builders import ServerProcess, until
 from commands import perfagent
 from data_folder import place_of
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.real]
 
 QUESTIONS = (
     "/runs/{done}", "/runs/{done}/series?name=loss", "/runs/{done}/export?format=jsonl", "/runs/{done}/names",
@@ -23,9 +23,7 @@ QUESTIONS = (
 )  # fmt: skip
 
 
-def test_s11_a_backup_taken_while_writing_is_restored_and_answers_the_same(
-    server: ServerProcess, tmp_path: Path
-) -> None:
+def test_s11_backup_taken_while_writing_answers_the_same(server: ServerProcess, tmp_path: Path) -> None:
     """The acknowledged values of the run `busy` count up by one: what a backup holds of them is a beginning without a
     hole, and has all that was acknowledged before the backup began."""
     for step in range(200):
@@ -71,7 +69,7 @@ def test_s11_a_backup_taken_while_writing_is_restored_and_answers_the_same(
     assert "--replace" in over.stderr or "is not empty" in over.stderr
 
 
-def test_s11_a_backup_without_secrets_says_so_and_holds_none(server: ServerProcess, tmp_path: Path) -> None:
+def test_s11_backup_without_secrets_says_so_and_holds_none(server: ServerProcess, tmp_path: Path) -> None:
     saved = tmp_path / "saved.db"
     done = perfagent(tmp_path, "db", "backup", str(saved), "--without-secrets", *options(server))
     assert done.returncode == 0, done.stderr
@@ -82,7 +80,7 @@ def test_s11_a_backup_without_secrets_says_so_and_holds_none(server: ServerProce
 
 @pytest.mark.sqlite
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_s11_what_root_restores_belongs_to_the_owner_of_the_folder(server: ServerProcess, tmp_path: Path) -> None:
+def test_s11_what_root_restores_belongs_to_the_folders_owner(server: ServerProcess, tmp_path: Path) -> None:
     saved = tmp_path / "saved.db"
     assert perfagent(tmp_path, "db", "backup", str(saved), *options(server)).returncode == 0
     folder = tmp_path / "of-the-service"
@@ -96,7 +94,7 @@ def test_s11_what_root_restores_belongs_to_the_owner_of_the_folder(server: Serve
         assert set(owners.values()) == {10001}, owners
 
 
-def test_s11_nothing_changes_when_a_backup_cannot_be_restored(server: ServerProcess, tmp_path: Path) -> None:
+def test_s11_nothing_changes_when_a_restore_is_refused(server: ServerProcess, tmp_path: Path) -> None:
     nonsense = tmp_path / "nonsense.db"
     nonsense.write_bytes(b"no database" * 1000)
     server.stop()

@@ -11,7 +11,7 @@ NAN = Seen("nan", "nonfinite_loss", "nonfinite_loss", 0, 0.3)
 SYNC = Seen("sync", "sync_bound", "sync_bound", 33, 5.4)
 
 
-def test_results_of_faults_that_were_not_run_again_are_kept(tmp_path: Path) -> None:
+def test_results_of_faults_not_run_again_are_kept(tmp_path: Path) -> None:
     file = tmp_path / "demo_faults.json"
     for one in (SYNC, NAN, HEALTHY, Seen("sync", "healthy", None, None, None, wrong=("no alert named it",))):
         keep(one, file)
@@ -21,7 +21,7 @@ def test_results_of_faults_that_were_not_run_again_are_kept(tmp_path: Path) -> N
     assert {*read(file)[0]} == {"fault", "verdict", "alert", "steps_to_alert", "seconds_to_alert"}
 
 
-def test_a_fault_is_right_when_verdict_and_alert_name_it() -> None:
+def test_fault_is_right_when_verdict_and_alert_name_it() -> None:
     late = Seen("leak", "host_memory_leak", None, None, None)
     sick, healthy = outcomes([one.kept() for one in (HEALTHY, NAN, SYNC, late)], {}, 2000)
     assert (sick.survived, sick.total, healthy.survived, healthy.total) == (2, 3, 1, 1)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from builders import free_port, job_environment, sync, until
+from case_selection import everyday
 from engine_bench import Bench, Clock
 from faults import loops
 from faults.accounts import Accounts, row
@@ -21,23 +22,21 @@ from ingest_server import IngestProcess, Scripted
 from perfagent_server.store.sql import SqlStore
 from perfagent_server.store.tables import alert, delivery, run
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.real]
 
 
 # ---- A11
 
 
-def test_a11_kill_9_at_random_loses_at_most_the_last_tick_and_the_next_start_delivers_the_rest(
-    fault: Accounts, tmp_path: Path
-) -> None:
-    """5 kills here, 200 in scripts/faults. The bar is 200 ms there; here, where a test beside may delay both threads,
-    it is what the ticks have taken, whenever they came."""
+def test_a11_kill_9_loses_at_most_the_last_tick(fault: Accounts, tmp_path: Path) -> None:
+    """The next start delivers the rest. 3 kills here, 200 in scripts/faults. The bar is 200 ms there; here, where a test
+    beside may delay both threads, it is what the ticks have taken, whenever they came."""
     server = fault.server()
     seeded = random.Random(11)
     ticks = tmp_path / "ticks"
     ticks.mkdir()
     variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url, TICKS=str(ticks))
-    found = [loops.kill(number, seeded, variables) for number in range(5)]
+    found = [loops.kill(number, seeded, variables) for number in range(3)]
     spools = fault.state / "perfagent" / "spool"
     successor = fault.sender(server, state_dir=fault.state / "perfagent")
     successor.rows.append(row(1))
@@ -55,7 +54,7 @@ def test_a11_kill_9_at_random_loses_at_most_the_last_tick_and_the_next_start_del
 
 
 @pytest.mark.parametrize("relay", ["job", "sync"])
-def test_a11_what_a_killed_process_left_is_no_sign_of_its_life(relay: str, fault: Accounts, tmp_path: Path) -> None:
+def test_a11_what_a_killed_process_left_is_no_sign_of_life(relay: str, fault: Accounts, tmp_path: Path) -> None:
     """Neither another job on its machine nor `perfagent sync` brings a lost run back by sending what it left."""
     is_away = threading.Event()
     server = fault.server(rule=lambda _: Scripted(status=503) if is_away.is_set() else None)
@@ -81,13 +80,8 @@ def test_a11_what_a_killed_process_left_is_no_sign_of_its_life(relay: str, fault
             engine.look_for_silence()
             clock.at += 10
         (found,) = bench.rows(run)
-        alerts, told = bench.rows(alert), bench.rows(delivery)
-        return (
-            found["state"],
-            *(one["state"] for one in alerts),
-            *(one["event"] for one in told),
-            engine.verdict("killed").rule,
-        )
+        alerts = (one["state"] for one in bench.rows(alert))
+        return found["state"], *alerts, *(one["event"] for one in bench.rows(delivery)), engine.verdict("killed").rule
 
     try:
         assert deliver() == ("lost", "firing", "alert.firing", "lost_contact")
@@ -120,14 +114,8 @@ print("end", flush=True)
 """
 ENDINGS: dict[str, tuple[str, str, str | None]] = {
     # name: (before, the end, the last state that the server hears; None: nothing tells it, the server itself finds
-    # "lost")
+    # "lost"). The first six run every day.
     "end": ("", "", "finished"),
-    "exit-0": ("", "sys.exit()", "finished"),
-    "exit-3": ("", "sys.exit(3)", "failed"),
-    "exit-text": ("", "sys.exit('why')", "failed"),
-    "exit-in-thread": ("t = threading.Thread(target=sys.exit, args=(5,)); t.start(); t.join()", "", "finished"),
-    "raise-in-thread": ("t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()", "", "finished"),
-    "os-exit": ("", "os._exit(5)", None),
     "raise": ("", "raise ValueError('no')", "failed"),
     "ctrl-c": ("", "os.kill(os.getpid(), signal.SIGINT); time.sleep(5)", "failed"),
     "sigterm": ("", "os.kill(os.getpid(), signal.SIGTERM); time.sleep(5)", None),
@@ -136,46 +124,51 @@ ENDINGS: dict[str, tuple[str, str, str | None]] = {
         "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGTERM); time.sleep(5)",
         "failed",
     ),
-    "own-excepthook": ("sys.excepthook = lambda *_: print('mine', flush=True)", "raise ValueError('no')", "failed"),
     "handler-logs": (
         "def note(*_):\n    run and run.log({'from': 1.0})\n"
         "signal.signal(signal.SIGALRM, note); signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)",
         "for n in range(2000): run and run.log({'x': n})\nsignal.setitimer(signal.ITIMER_REAL, 0)",
         "finished",
     ),
+    "exit-0": ("", "sys.exit()", "finished"),
+    "exit-3": ("", "sys.exit(3)", "failed"),
+    "exit-text": ("", "sys.exit('why')", "failed"),
+    "exit-in-thread": ("t = threading.Thread(target=sys.exit, args=(5,)); t.start(); t.join()", "", "finished"),
+    "raise-in-thread": ("t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()", "", "finished"),
+    "os-exit": ("", "os._exit(5)", None),
+    "own-excepthook": ("sys.excepthook = lambda *_: print('mine', flush=True)", "raise ValueError('no')", "failed"),
 }
 
 
-@pytest.mark.parametrize("case", ENDINGS)
-def test_a13_a_process_ends_as_it_would_without_us_and_the_server_hears_how(
-    case: str, fault: Accounts, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("case", everyday(6, ENDINGS))
+def test_a13_process_ends_as_without_us_and_the_server_hears_how(case: str, fault: Accounts, tmp_path: Path) -> None:
     body, end, state = ENDINGS[case]
     server = fault.server()
     variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url)
     ours = "import perfagent; run = perfagent.init(run_id='r'); run._sender.settled.wait(20)"
-    done = []
-    for start in ("run = None", ours):
-        script = tmp_path / "script.py"
+    both = []
+    for name, start in (("plain", "run = None"), ("ours", ours)):
+        script = tmp_path / name / "script.py"
+        script.parent.mkdir()
         script.write_text(WHAT.format(start=start, body=body, end=end))
-        done.append(
-            subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, text=True, timeout=60)
-        )
-    # a child gives its last frame a second and a half; what it could not send by then lies in its spool, as it says
-    sync = [sys.executable, "-m", "perfagent", "sync"]
-    subprocess.run(sync, env=variables, capture_output=True, check=True, timeout=60)
-    plain, with_us = done
-    assert with_us.returncode == plain.returncode
-    assert _without_addresses(with_us.stdout) == _without_addresses(plain.stdout)
-    crash = [f"perfagent: the job crashed. ValueError: no. See {server.url}/run/r"] if "raise ValueError" in end else []
-    said = [line for line in _without_addresses(with_us.stderr) if "not all of this run has reached" not in line]
-    assert said == _without_addresses(plain.stderr) + crash
-    states = [said for said in server.states() if said != "starting"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        both.append(subprocess.Popen([sys.executable, str(script)], env=variables, **pipes))
+    (plain_out, plain_err), (out, err) = (process.communicate(timeout=60) for process in both)
+    sync(
+        variables
+    )  # the last frame has a second and a half; what could not be sent by then lies in the spool, as is said
+    assert both[0].returncode == both[1].returncode
+    assert _without_addresses(out) == _without_addresses(plain_out)
+    said = [line for line in _without_addresses(err) if "not all of this run has reached" not in line]
+    crash = [line for line in said if line.startswith("perfagent: the job crashed")]
+    assert [line for line in said if line not in crash] == _without_addresses(plain_err)
+    assert [f"{server.url}/run/r" in line and "ValueError: no" in line for line in crash] == [True] * ("raise V" in end)
+    states = [told for told in server.states() if told != "starting"]
     assert states[-1:] == ([state] if state else [])
 
 
 def _without_addresses(text: str) -> list[str]:
-    """Lines of output; addresses and line numbers differ from run to run."""
+    """Lines of output; addresses, files and line numbers differ from run to run."""
     return [line for line in text.splitlines() if "0x" not in line and not line.startswith('  File "')]
 
 
@@ -199,22 +192,12 @@ HOW = {
     "ctrl-c": ("raise KeyboardInterrupt", -signal.SIGINT),
     "raise": ("1 / 0", 1),
 }
+CASES = [("stopped", "end"), ("slow", "ctrl-c"), ("dead", "end"), ("dead", "raise"), ("slow", "end")]
+CASES += [("stopped", how) for how in ("raise", "exit", "ctrl-c")]
 
 
-@pytest.mark.parametrize(
-    ("server", "how"),
-    [
-        ("dead", "end"),
-        ("slow", "ctrl-c"),
-        ("stopped", "end"),
-        ("stopped", "raise"),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in (("dead", "raise"), ("slow", "end"))),
-        *(pytest.param("stopped", how, marks=pytest.mark.long) for how in ("exit", "ctrl-c")),
-    ],
-)
-def test_a13_a_process_ends_within_two_seconds_with_its_own_code(
-    fault: Accounts, tmp_path: Path, server: str, how: str
-) -> None:
+@pytest.mark.parametrize(("server", "how"), everyday(2, CASES))
+def test_a13_process_ends_within_two_seconds_with_its_own_code(fault, tmp_path, server, how):
     port = free_port()
     stopped = IngestProcess(port) if server == "stopped" else None
     if server == "slow":

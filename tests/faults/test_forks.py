@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 from builders import job_environment, sync
+from case_selection import everyday
 from faults import loops
 from faults.accounts import Accounts
+from ingest_server import IngestServer
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.real]
 
 
-@pytest.mark.parametrize(("method", "count"), [("os", 100), ("fork", 20), ("spawn", 4), ("forkserver", 20)])
-def test_a14_children_never_hang_and_leave_the_parents_agent_alone(
-    fault: Accounts, tmp_path: Path, method: str, count: int
-) -> None:
+@pytest.mark.parametrize(
+    ("method", "count"), everyday(2, [("os", 100), ("forkserver", 10), ("fork", 20), ("spawn", 4)])
+)
+def test_a14_children_never_hang_and_leave_the_agent_alone(fault, tmp_path, method, count):
     server = fault.server()
     variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url)
     good, said = loops.forks(method, count, variables)
@@ -28,6 +30,16 @@ def test_a14_children_never_hang_and_leave_the_parents_agent_alone(
     assert len({frame.source for frame in server.frames}) == 1
     assert server.states()[-1] == "finished"
     assert server.samples("last") == [1.0]
+
+
+def run_script(script: str, folder: Path, server: IngestServer, *words: str) -> str:
+    (folder / "train.py").write_text(script)
+    variables = job_environment(folder, PERFAGENT_SERVER=server.url, OMP_NUM_THREADS="1")
+    command = [sys.executable, str(folder / "train.py"), *words]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    sync(variables)
+    return done.stdout
 
 
 WORKERS = """
@@ -47,16 +59,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long), "forkserver"])
+@pytest.mark.parametrize("method", everyday(1, ["fork", "spawn", "forkserver"]))
 def test_a14_workers_of_a_loader_leave_the_agent_alone(fault: Accounts, tmp_path: Path, method: str) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(WORKERS)
     server = fault.server()
-    variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url, OMP_NUM_THREADS="1")
-    command = [sys.executable, str(script), method]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.returncode) == ("2016.0\n", 0), done.stderr
-    sync(variables)
+    assert run_script(WORKERS, tmp_path, server, method) == "2016.0\n"
     assert len({frame.source for frame in server.frames}) == 1
     assert len(server.values("seen")) == 8
     assert server.states()[-1] == "finished"
@@ -80,13 +86,8 @@ if __name__ == "__main__":
 
 
 def test_a14_spawned_ranks_have_agents_of_their_own(fault: Accounts, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(RANKS)
     server = fault.server()
-    variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url, OMP_NUM_THREADS="1")
-    done = subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    sync(variables)
+    run_script(RANKS, tmp_path, server)
     assert {frame.run for frame in server.frames} == {"launcher", "rank-0", "rank-1"}
     assert len(server.samples("loss")) == 40
     assert server.samples("after") == [1.0]

@@ -46,8 +46,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.real
 @pytest.mark.sqlite
-def test_s02_a_server_on_a_full_disk_reads_deletes_and_goes_on_when_there_is_room(small_disk: Path) -> None:
+def test_s02_full_disk_server_reads_deletes_and_goes_on_later(small_disk: Path) -> None:
     server = ServerProcess(small_disk).start()
     disk = small_disk / "server-data"
     try:
@@ -102,8 +103,9 @@ def stored(server: ServerProcess, run: str) -> int:
 
 
 @pytest.mark.long
+@pytest.mark.real
 @pytest.mark.sqlite
-def test_s08_a_server_that_is_stopped_while_it_migrates_is_upgraded_by_the_next_start(tmp_path: Path) -> None:
+def test_s08_stopped_migration_is_done_by_the_next_start(tmp_path: Path) -> None:
     """The migrations are one transaction: a database is of the old version or of the new one."""
     versions = set()
     for delay_s in (0.5, 1.5, 2.5, 3.5):
@@ -140,7 +142,7 @@ def old_database(server: ServerProcess) -> Path:
 # ---- S09
 
 
-def test_s09_a_newer_agents_unknown_fields_and_events_are_no_reason_to_refuse_its_frame(tmp_path: Path) -> None:
+def test_s09_unknown_fields_of_a_newer_agent_are_accepted(tmp_path: Path) -> None:
     sent = msgspec.msgpack.decode(encode(frame({"loss": [1.0]})))
     sent["a field of the future"] = {"deep": [1, 2]}
     sent["groups"][0]["another"] = b"xx"
@@ -150,7 +152,7 @@ def test_s09_a_newer_agents_unknown_fields_and_events_are_no_reason_to_refuse_it
         assert (answer.status_code, answer.json()["stored"]) == (200, 1), answer.text
 
 
-def test_s09_a_frame_of_a_wire_version_that_is_not_known_is_refused_with_both_versions(tmp_path: Path) -> None:
+def test_s09_frame_of_an_unknown_wire_version_is_refused(tmp_path: Path) -> None:
     sent = msgspec.msgpack.decode(encode(frame({"loss": [1.0]})))
     sent["version"] = 99
     with api(tmp_path) as client:
@@ -161,8 +163,9 @@ def test_s09_a_frame_of_a_wire_version_that_is_not_known_is_refused_with_both_ve
         assert "upgrade" in said
 
 
+@pytest.mark.real
 @pytest.mark.sqlite
-def test_s09_a_database_of_an_older_version_is_upgraded_and_one_of_a_newer_version_refused(tmp_path: Path) -> None:
+def test_s09_older_database_is_upgraded_and_newer_refused(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path, forked=False)
     file = old_database(server)
     server.start()
@@ -180,7 +183,7 @@ def test_s09_a_database_of_an_older_version_is_upgraded_and_one_of_a_newer_versi
     assert file.read_bytes() == before, "it is left alone"
 
 
-def test_s09_an_agent_takes_the_answer_of_a_server_that_knows_less_and_of_one_that_knows_more() -> None:
+def test_s09_agent_takes_answers_that_know_less_or_more() -> None:
     less: dict[str, Any] = {"stored": 3, "duplicate": 0}
     more: dict[str, Any] = {**less, "rejected": [], "commands": [], "of the future": {"x": 1}}
     for body in (less, more):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from faults import trainings
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.real]
 
 
-def test_a01_to_a24_a_training_is_bit_equal_ends_the_same_and_in_time_under_every_fault(tmp_path: Path) -> None:
+def test_a01_to_a24_training_is_bit_equal_and_ends_in_time(tmp_path: Path) -> None:
     found = trainings.run(tmp_path / "first")
     # The quicker end of two counts: other tests run beside this one.
     late = tuple(case for case in trainings.CASES if found[case.name].startswith("I7") and ";" not in found[case.name])

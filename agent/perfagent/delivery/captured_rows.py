@@ -25,11 +25,11 @@ from perfagent.wire import CATALOGUE, FAMILIES, LOGGED
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender
 
-__all__ = ["CapturedRows"]
+__all__ = ["EARLY_S", "CapturedRows"]
 
 DEFERRED_S = 60.0
 """How long a value may take from its device, and the first step of an optimizer after a backward pass."""
-_EARLY_S = 5.0
+EARLY_S = 5.0
 """How long a training may take to begin after a call, until it is taken for a process that trains nothing."""
 _DECISIVE_STEPS = 2
 """The first step of a process has no time, and what is counted per second none either."""
@@ -165,7 +165,7 @@ class CapturedRows:
         p = self._sender.progress
         if p is None or p.by_log or "torch" not in sys.modules:
             return False
-        return age_s < (DEFERRED_S if p.seen_backward else _EARLY_S)
+        return age_s < (DEFERRED_S if p.seen_backward else EARLY_S)
 
     def _is_new(self, name: str, step: int, value: float) -> bool:
         before = self._written.get(name)

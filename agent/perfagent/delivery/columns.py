@@ -29,7 +29,7 @@ UserRow = tuple[int, float, float, Mapping[str, Any]]
 """step, Unix time, monotonic, what the user logged; checked here."""
 AnyRow = Row | UserRow
 
-_INT64 = 2**63
+INT64 = 2**63
 _FLOAT, _DOUBLE = Struct("f"), Struct("<d")
 DROPPED = "agent/dropped"
 _MOST_NAMED = 10
@@ -151,7 +151,7 @@ class Columns:
                 values[name] = converted
         if not values:
             return None
-        if not isinstance(step, int) or not -_INT64 <= step < _INT64:
+        if not isinstance(step, int) or not -INT64 <= step < INT64:
             self.refused["step"] += len(values)
             return None
         return tuple(values), (step, time, monotonic, list(values.values()))

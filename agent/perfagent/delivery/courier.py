@@ -45,8 +45,11 @@ class Job(msgspec.Struct):
 class Courier:
     """Carries one job at a time; answers come back through a deque."""
 
-    def __init__(self, transport: Transport, slow_sources: list[Source], wake: Bell) -> None:
+    def __init__(
+        self, transport: Transport, slow_sources: list[Source], wake: Bell, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._transport, self._slow_sources, self._wake = transport, slow_sources, wake
+        self._clock = clock
         self.work = Bell()
         self.answers: deque[tuple[Job, Answer]] = deque()
         self.ended = False
@@ -73,7 +76,7 @@ class Courier:
         return bool(getattr(self._transport, "loopback", True))
 
     def carry(self, job: Job) -> None:
-        self._since = time.monotonic()
+        self._since = self._clock()
         self._job = job
         self.work.ring()
 
@@ -128,7 +131,7 @@ class Courier:
                 self._wake.ring()
             errand, self._errand = self._errand, None
             if errand is not None:
-                self._errand_since = time.monotonic()
+                self._errand_since = self._clock()
                 with contextlib.suppress(Exception):  # what cannot be done is left
                     errand()
                 self._errand_since = 0.0
@@ -140,11 +143,11 @@ class Courier:
     def _pause_s(self) -> float | None:
         """Until a source is due; None where there is none."""
         due = min((source.due for source in [*self._slow_sources]), default=None)
-        return None if due is None else due - time.monotonic()
+        return None if due is None else due - self._clock()
 
     def _sample(self) -> None:
         for source in [*self._slow_sources]:
-            now = time.monotonic()
+            now = self._clock()
             if self.ended or now < source.due:
                 continue
             self._source_since, self.source = now, source

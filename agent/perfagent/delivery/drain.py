@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.decode.step_blocks import StepPacker
 from perfagent.delivery.captured_rows import CapturedRows
-from perfagent.delivery.columns import Columns
+from perfagent.delivery.columns import INT64, Columns
 from perfagent.delivery.drafts import is_pressing, is_pressing_block, rows_of
 from perfagent.delivery.row_packing import Packed, Packer, is_finite
 from perfagent.delivery.wakeup import give_way
@@ -138,7 +138,7 @@ class Collector:
                     self._calls += 1
                     self._values += len(metrics)
                 called = monotonic
-                if step > newest:
+                if newest < step < INT64:  # one beyond is refused, and so would be what is told under it
                     newest = step
                 try:  # as in Packer.add, which does the same for any names
                     usual = (*metrics,) == packer.names

@@ -15,6 +15,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from perfagent.descriptors import Descriptor, above_streams
@@ -50,7 +51,8 @@ _gate = _ForkGate()
 class Dialer:
     """Opens one connection at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._opened: Descriptor | None = None
         """The newest socket."""
         self.looked_up_s = 0.0
@@ -61,12 +63,12 @@ class Dialer:
         nobody can give that up, and behind a nameserver that is away (5 s) nothing would be left for any address.
         Raises OSError."""
         error: OSError | None = None
-        begun = time.monotonic()
+        begun = self._clock()
         try:
             found = _addresses(*address)
         finally:
-            self.looked_up_s = time.monotonic() - begun
-        until = time.monotonic() + timeout
+            self.looked_up_s = self._clock() - begun
+        until = self._clock() + timeout
         for tried, (family, kind, protocol, _name, target) in enumerate(found):
             try:
                 sock = self._socket(family, kind, protocol)
@@ -74,7 +76,7 @@ class Dialer:
                 error = failed
                 continue
             try:  # an address that swallows everything leaves time for the others
-                sock.settimeout(max(0.001, (until - time.monotonic()) / (len(found) - tried)))
+                sock.settimeout(max(0.001, (until - self._clock()) / (len(found) - tried)))
                 sock.connect(target)
             except OSError as failed:
                 error = failed

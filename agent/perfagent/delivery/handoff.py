@@ -106,8 +106,18 @@ class Sender:
     on_command: called on the sender thread with each command of a reply.
     """
 
-    def __init__(self, config: AgentConfig, identity: Identity, *, transport: Transport | None = None) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        identity: Identity,
+        *,
+        transport: Transport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        pause_s: Callable[[int], float] | None = None,
+    ) -> None:
+        """clock: that both threads go by. pause_s: seconds until the next try after so many failures in a row."""
         self.config, self.identity = config, identity
+        self.clock, self.pause_s = clock, pause_s
         self.rows: deque[AnyRow | Deferred] = deque(maxlen=MAX_ROWS)
         self.counters: dict[str, int] = Counter()
         self.on_command: list[Callable[[Mapping[str, Any]], None]] = []
@@ -220,7 +230,7 @@ class Sender:
         time."""
         if self.disabled or self._thread is None or not self._thread.is_alive():
             return False
-        request = _Flush(time.monotonic() + timeout_s, threading.Event())
+        request = _Flush(self.clock() + timeout_s, threading.Event())
         self.flushes.append(request)
         self.wake.ring()
         request.done.wait(timeout_s)
@@ -237,10 +247,10 @@ class Sender:
             self.final = state
             if state:
                 self.event("state", {"state": state, **({"reason": reason} if reason else {}), **more})
-            self.closing_at = time.monotonic() + timeout_s
+            self.closing_at = self.clock() + timeout_s
             self.wake.ring()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self.closed.wait(max(0.0, self.closing_at - time.monotonic()))
+            self.closed.wait(max(0.0, self.closing_at - self.clock()))
         self.disabled = True
 
     @property
@@ -275,6 +285,11 @@ class Sender:
 
     # ---- the sender thread
 
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """What the sender's thread does. A test may drive it instead of `start`, by the clock that it gave."""
+        return self._dispatch()
+
     def _dispatch(self) -> Dispatcher:
         with self._making:
             if self._dispatcher is None:
@@ -302,7 +317,7 @@ class Sender:
                         f"perfagent: internal error, starting over: {type(error).__name__}: {error}",
                     )
                     if self.closing_at is None:  # what was missing (memory, a file descriptor) may be back in a moment
-                        self.wake.wait(AGAIN_S)
+                        self.wake.wait(AGAIN_S if self.pause_s is None else self.pause_s(1))
         self.closed.set()
 
     def _disable(self, why: str) -> None:

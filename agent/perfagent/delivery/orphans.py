@@ -27,8 +27,8 @@ class Orphans:
     current: the one that is being sent. Only `look` runs on another thread, and only while `current` is None.
     """
 
-    def __init__(self, root: Path, own: Path, server: str) -> None:
-        self.own = own
+    def __init__(self, root: Path, own: Path, server: str, *, at_a_time_s: float = AT_A_TIME_S) -> None:
+        self.own, self._at_a_time_s = own, at_a_time_s
         self._root, self._server = root, server
         self._folders: list[Path] | None = None
         self._looking = False
@@ -50,7 +50,7 @@ class Orphans:
 
     def look(self) -> None:
         """Opens the next one that is worth sending, if it is found soon; else it is looked for again."""
-        until = time.monotonic() + AT_A_TIME_S
+        until = time.monotonic() + self._at_a_time_s
         try:
             if self._folders is None:
                 self._folders = [folder for folder in folders(self._root, max_age_s=MAX_AGE_S) if folder != self.own]

@@ -38,17 +38,17 @@ class Early:
 
     def __init__(self, files: Segments) -> None:
         self._files = files
-        self._kept = 0
+        self.kept = 0
 
     def keep(self, waiting: Sequence[EarlyLog], progress: Progress, context: list[Any]) -> None:
         """waiting: in their order, those that were kept before at their head."""
-        if self._kept and self._files.growing(_KIND) is None and not numbered(self._files.folder, _KIND):
-            self._kept = 0  # somebody has deleted them
-        new = waiting[self._kept :]
+        if self.kept and self._files.growing(_KIND) is None and not numbered(self._files.folder, _KIND):
+            self.kept = 0  # somebody has deleted them
+        new = waiting[self.kept :]
         if not new or new[0].age_s(time.monotonic()) < _AGE_S:
             return
         rows = []
-        before = sum(not log.goes_on for log in waiting[: self._kept])
+        before = sum(not log.goes_on for log in waiting[: self.kept])
         for log in new:
             try:
                 if not log.can_be_read():
@@ -58,17 +58,17 @@ class Early:
             except Exception:  # noqa: BLE001 - a device that was lost answers every query with its own error
                 break
         if rows and self._write(Draft(context, rows), 0):
-            self._kept += len(rows)
+            self.kept += len(rows)
 
     def joins(self, tick: int, context: list[Any]) -> bool:
         """The tick to be written next holds them all, with their true steps. True when that is on the disk."""
-        return self._kept > 0 and self._write(Draft(context, []), tick)
+        return self.kept > 0 and self._write(Draft(context, []), tick)
 
     def forget(self) -> None:
         """That tick is written."""
-        if not self._kept:
+        if not self.kept:
             return
-        self._kept = 0
+        self.kept = 0
         self._files.rotate(_KIND)
         for path in numbered(self._files.folder, _KIND):  # more than one where the script had closed it
             self._files.delete(path)
@@ -80,7 +80,7 @@ class Early:
         context: list[Any] = []
         holder = 0
         for path in numbered(self._files.folder, _KIND):
-            self._kept = 1  # something is there to be forgotten
+            self.kept = 1  # something is there to be forgotten
             self._files.number = max(self._files.number, number_of(path))
             with contextlib.suppress(OSError, *BAD_RECORD):
                 for _, kind, payload in records(path.read_bytes()):

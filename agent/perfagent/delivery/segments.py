@@ -24,7 +24,7 @@ import struct
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -139,8 +139,17 @@ class Segments:
     spool. deleted: somebody has deleted files since it was last asked.
     """
 
-    def __init__(self, folder: Path, header: Header, counters: Counter[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        header: Header,
+        counters: Counter[str],
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.folder, self.header, self.counters = folder, header, counters
+        self._segment_bytes, self._clock = segment_bytes, clock
         self.state = State()
         self.error: OSError | None = None
         self.on_disk = 0
@@ -176,7 +185,7 @@ class Segments:
                 self.write_state()
             self.ready = True
         except BaseException as error:
-            self._let_go()
+            self.let_go()
             if not isinstance(error, OSError | SpoolBusyError):
                 raise
             self.failed(error if isinstance(error, OSError) else OSError(errno.EBUSY, str(error)))
@@ -195,7 +204,7 @@ class Segments:
         try:
             fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            self._let_go()
+            self.let_go()
             if isinstance(error, BlockingIOError):
                 raise SpoolBusyError(f"{self.folder} belongs to a running process") from error
             raise
@@ -206,10 +215,10 @@ class Segments:
 
     def close(self) -> None:
         """Closes the files and does nothing else; nothing is written afterwards."""
-        self._let_go()
+        self.let_go()
         self.retry_at = math.inf
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """Closes the files; they may be opened again, and what grew is not written to any more."""
         for kind in self._growing:
             with contextlib.suppress(OSError):
@@ -247,13 +256,13 @@ class Segments:
                 self._deleted(FileNotFoundError(errno.ENOENT, "its files were deleted"))
                 return False
             if deleted is None:
-                self._let_go()
+                self.let_go()
                 break
         return True
 
     def _deleted(self, error: FileNotFoundError) -> None:
         """The disk itself is well: nothing has to be waited for."""
-        self._let_go()
+        self.let_go()
         self.failed(error)
         self.deleted = True
         self.retry_at = 0.0
@@ -266,12 +275,12 @@ class Segments:
 
     def append(self, kind: str, record: bytes) -> int:
         """Appends one record; its offset + 1, or 0 when the disk did not take it all (then none of it stays)."""
-        now, growing = time.monotonic(), self._growing[kind]
+        now, growing = self._clock(), self._growing[kind]
         if now < self.retry_at or not self._is_there(growing.file, now) or not self.create():
             return 0
         self.catch_up()
         try:
-            if growing.file is not None and growing.size + len(record) > SEGMENT_BYTES:
+            if growing.file is not None and growing.size + len(record) > self._segment_bytes:
                 self.rotate(kind)
             file = growing.file or self._new_file(growing)
             write_whole(file.fd, growing.size, record)
@@ -341,7 +350,7 @@ class Segments:
     def failed(self, error: OSError) -> None:
         self.counters["disk_errors"] += 1
         self.error = error
-        self.retry_at = time.monotonic() + RETRY_S
+        self.retry_at = self._clock() + RETRY_S
 
     def sync(self) -> None:
         """Asks the disk to keep what was written (power loss; a killed process loses nothing without this)."""
@@ -355,8 +364,8 @@ class Segments:
     def write_state(self) -> bool:
         """False when the disk did not take it."""
         if self._state is not None and not self._state.is_ours:
-            self._let_go()
-        if self._state is None and (time.monotonic() < self.retry_at or not self.create() or self._state is None):
+            self.let_go()
+        if self._state is None and (self._clock() < self.retry_at or not self.create() or self._state is None):
             self._behind = True
             return False
         self._generation += 1

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from perfagent.delivery.transport import Transport
     from perfagent.identity import Identity
 
-__all__ = ["Dispatcher"]
+__all__ = ["Dispatcher", "jittered"]
 
 HEARTBEAT_S = 5.0
 LAST_ROWS_S = 0.25
@@ -75,7 +75,8 @@ class Dispatcher:
         config = sender.config
         self._columns = Columns()
         self._transport = transport
-        self._random = random.Random()  # noqa: S311 - jitter; its own, so that the user's random state is left alone
+        self._clock = sender.clock
+        self._pause_s = sender.pause_s if sender.pause_s is not None else jittered()
         self.spool = self._new_spool()
         identity, records = sender.identity, config.record is not None
         self._moves = Moves(identity.run if identity.shared and not records else None)
@@ -89,7 +90,8 @@ class Dispatcher:
         self._courier: Courier | None = None
         self._left_behind: list[Courier] = []
         self.orphans = Orphans(config.state_dir / "spool", sender.folder, config.server)
-        self._busy: Job | None = None
+        self.busy: Job | None = None
+        """The request that is on its way."""
         self._urgent = False
         self._pressed_at = self._press_due = -math.inf
         self._press_pause = 0.0
@@ -100,7 +102,7 @@ class Dispatcher:
         self._last_cut = 0.0
         self._rest_until = 0.0
         """Nothing is to be sent before, unless somebody rings."""
-        self._last_sent = 0.0
+        self._next_tick = self._last_sent = 0.0
         self._last_sync = self._last_read = 0.0
         self._courier_at = 0.0
         self._told_gone = 0
@@ -129,6 +131,7 @@ class Dispatcher:
             max_memory_bytes=config.max_memory_bytes,
             recording=config.record is not None,
             read=self._read,
+            clock=self._clock,
         )
 
     def forked(self) -> None:
@@ -140,25 +143,36 @@ class Dispatcher:
             self._transport.abandon()
 
     def run(self) -> None:
-        """Until the sender is closed or disabled. Called again after an error, which may have been anywhere."""
-        self._busy = None  # what was on its way is still in the spool
+        """Until the sender is closed or disabled."""
+        self.begin()
+        rung = True  # after an error too: what was to be sent has to be asked for again
+        while (wait_s := self.step(rung=rung)) is not None:
+            rung = self.sender.wake.wait(wait_s)
+
+    def begin(self) -> None:
+        """Before the first step, and again after an error, which may have been anywhere."""
+        self.busy = None  # what was on its way is still in the spool
         if self.sender.config.record is None:
             self.spool.create()
         self.sender.settled.set()
-        next_tick = self._last_sent = time.monotonic()
-        rung = True  # after an error too: what was to be sent has to be asked for again
-        while not self.sender.disabled:
-            now = time.monotonic()
-            if self.sender.closing_at is not None:
-                self._finish(now)
-                return
-            if now >= next_tick:
-                next_tick = max(next_tick + self.sender.config.spool_tick_s, now)
-                self._tick(now)
-            if rung or self._urgent or self.sender.flushes or now >= self._rest_until:
-                self._advance(now)
-            self.sender.cpu_s = time.thread_time() + (self._courier.cpu_s if self._courier is not None else 0.0)
-            rung = self.sender.wake.wait(next_tick - time.monotonic())
+        self._next_tick = self._last_sent = self._clock()
+
+    def step(self, *, rung: bool) -> float | None:
+        """Does what is due. Seconds until the next step; None when the sender is closed or disabled. rung: somebody
+        asked for it."""
+        if self.sender.disabled:
+            return None
+        now = self._clock()
+        if self.sender.closing_at is not None:
+            self._finish(now)
+            return None
+        if now >= self._next_tick:
+            self._next_tick = max(self._next_tick + self.sender.config.spool_tick_s, now)
+            self._tick(now)
+        if rung or self._urgent or self.sender.flushes or now >= self._rest_until:
+            self._advance(now)
+        self.sender.cpu_s = time.thread_time() + (self._courier.cpu_s if self._courier is not None else 0.0)
+        return self._next_tick - self._clock()
 
     def _tick(self, now: float) -> None:
         if now >= self.sender.sources_due:
@@ -277,7 +291,7 @@ class Dispatcher:
 
     def _read(self, drafts: Iterable[Draft]) -> list[Group]:
         """Makes columns of drafts, and counts."""
-        self._last_read = time.monotonic()
+        self._last_read = self._clock()
         groups: list[Group] = []
         for piece in pieces(drafts):
             if groups:
@@ -363,8 +377,8 @@ class Dispatcher:
         if courier is not None:
             while courier.answers:
                 job, answer = courier.answers.popleft()
-                if job is self._busy:
-                    self._busy = None
+                if job is self.busy:
+                    self.busy = None
                     self._settle(job, answer, now)
             if courier.gone:
                 self._lose_courier(courier.why, now)
@@ -383,8 +397,8 @@ class Dispatcher:
             if self.sender.slow_sources and now >= self._courier_at:
                 self._courier_ready()
             return
-        if self._busy is not None or now < self._retry_at or not self._identified:
-            if self._failures or not self._identified or self._busy is not None:
+        if self.busy is not None or now < self._retry_at or not self._identified:
+            if self._failures or not self._identified or self.busy is not None:
                 self.spool.hold(now=now)
             if self.sender.slow_sources and now >= self._courier_at:
                 self._courier_ready()
@@ -412,7 +426,7 @@ class Dispatcher:
             self._send(self.spool.empty(), None, now)
         elif self._failures == 0 and self.sender.counters["acked_frames"]:
             self._send_orphan(now)
-        if self._busy is None and not self._failures and self.sender.identity.settled:
+        if self.busy is None and not self._failures and self.sender.identity.settled:
             self._rest_until = min(self._last_cut + pause_s, self._last_sent + HEARTBEAT_S, now + REST_S)
 
     def _send(self, outgoing: Outgoing, spool: Spool | None, now: float) -> None:
@@ -425,11 +439,11 @@ class Dispatcher:
             who, run = self.sender.identity, self.spool.header.run
             self._moves.keep(outgoing, run, len(body), begun=who.run == run and who.begun())
         body, encoding = packed(body, loopback=self._courier_ready().loopback)
-        self._busy = Job(body, encoding, outgoing, spool)
+        self.busy = Job(body, encoding, outgoing, spool)
         self._last_sent = now
         self.sender.counters["sent_frames"] += 1
         self.sender.counters["sent_bytes"] += len(body)
-        self._courier_ready().carry(self._busy)
+        self._courier_ready().carry(self.busy)
 
     def _courier_ready(self) -> Courier:
         courier = self._courier
@@ -437,12 +451,8 @@ class Dispatcher:
             if self._transport is None:
                 config = self.sender.config
                 self._transport = HttpTransport(config.server, config.api_key, follows=not config.is_server_given)
-            courier = self._courier = Courier(self._transport, self.sender.slow_sources, self.sender.wake)
+            courier = self._courier = Courier(self._transport, self.sender.slow_sources, self.sender.wake, self._clock)
         return courier
-
-    def _pause_s(self) -> float:
-        """Longer after each failure, 30 s at most, and never the same for two agents."""
-        return self._random.uniform(1.0, min(30.0, 2.0 ** min(self._failures, 5)))
 
     def _lose_courier(self, why: str, now: float) -> None:
         """Its thread is no more, or never was: another one after a pause; what it carried is still in the spool."""
@@ -450,9 +460,9 @@ class Dispatcher:
         self._notices.no_courier(why)
         if self._transport is not None:
             self._transport.close()
-        self._courier = self._busy = None
+        self._courier = self.busy = None
         self._failures += 1
-        self._retry_at = self._courier_at = now + self._pause_s()
+        self._retry_at = self._courier_at = now + self._pause_s(self._failures)
         self.spool.hold(now=now)
 
     def _replace_courier(self, stuck: Courier, now: float) -> None:
@@ -470,7 +480,7 @@ class Dispatcher:
         stuck.ended = True
         self._transport = None
         self._courier = None
-        job, self._busy = self._busy, None
+        job, self.busy = self.busy, None
         if job is not None and given_up is not None:
             self._settle(job, given_up, now)
 
@@ -503,7 +513,7 @@ class Dispatcher:
                 self._quarantine(job.outgoing, job.spool, answer.reason)
             return
         self._failures += 1
-        self._retry_at = now + (answer.pause_s if answer.pause_s is not None else self._pause_s())
+        self._retry_at = now + (answer.pause_s if answer.pause_s is not None else self._pause_s(self._failures))
         self.spool.hold(now=now)
         self._notices.undelivered(answer, now)
 
@@ -545,7 +555,7 @@ class Dispatcher:
     def _answer_flushes(self, now: float) -> None:
         for _ in range(len(self.sender.flushes)):
             request = self.sender.flushes[0]
-            delivered = request.drained and self._busy is None and self.spool.waiting == 0
+            delivered = request.drained and self.busy is None and self.spool.waiting == 0
             if not delivered and now < request.until:
                 if not request.drained:
                     self._drain(now)
@@ -582,12 +592,12 @@ class Dispatcher:
             source.poll()
         self._drain(now)
         # copies from the device take milliseconds
-        while self._collector.waits and time.monotonic() < now + LAST_ROWS_S:
+        while self._collector.waits and self._clock() < now + LAST_ROWS_S:
             time.sleep(0.01)
-            self._drain(time.monotonic())
+            self._drain(self._clock())
         self.spool.read_drafts()  # what of them is refused is reported with the last rows
         self._notices.left_out(self._columns, last=True)
-        self._drain(time.monotonic(), last=True)
+        self._drain(self._clock(), last=True)
         if self.sender.mirror is not None:
             self.spool.read_drafts()
             self._mirror(lambda mirror: mirror.close())
@@ -598,10 +608,10 @@ class Dispatcher:
         else:
             self._retry_at = 0.0  # one attempt now, whatever the pause was
             failures = self._failures
-            while time.monotonic() < until - 0.05:
-                now = time.monotonic()
+            while self._clock() < until - 0.05:
+                now = self._clock()
                 self._advance(now)
-                if self._busy is None and self.spool.waiting == 0 and self._moves.left is None:
+                if self.busy is None and self.spool.waiting == 0 and self._moves.left is None:
                     break
                 if self._failures > failures:  # it was tried, in vain
                     break
@@ -609,7 +619,7 @@ class Dispatcher:
         if self._courier is not None:
             self._courier.ended = True
             self._courier.work.ring()
-        done = self.sender.config.record is None and self._busy is None and self.spool.waiting == 0
+        done = self.sender.config.record is None and self.busy is None and self.spool.waiting == 0
         if done and not self.sender.counters["quarantined_frames"] and not _watched():
             self.spool.remove()
         else:
@@ -627,6 +637,12 @@ class Dispatcher:
             self._moves.left.close(final="finished")
         for request in self.sender.flushes:
             request.done.set()
+
+
+def jittered() -> Callable[[int], float]:
+    """Seconds to wait after so many failures: longer after each, 30 at most, and never the same for two agents."""
+    chance = random.Random()  # noqa: S311 - its own, so that the user's random state is left alone
+    return lambda failures: chance.uniform(1.0, min(30.0, 2.0 ** min(failures, 5)))
 
 
 def _called(identity: Identity) -> tuple[str | None, str]:

@@ -22,6 +22,7 @@ import math
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,7 @@ from perfagent.delivery.segments import (
     DRAFT,
     FRAME,
     MAGIC,
+    SEGMENT_BYTES,
     TICK,
     Header,
     Segments,
@@ -110,14 +112,18 @@ class Spool:
         *,
         max_bytes: int = 512 * 2**20,
         max_memory_bytes: int = 8 * 2**20,
+        max_quarantine_bytes: int = QUARANTINE_BYTES,
+        segment_bytes: int = SEGMENT_BYTES,
         recording: bool = False,
         read: Read = left_behind,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """read: makes groups of drafts."""
+        """segment_bytes: of one file. read: makes groups of drafts. clock: by which a disk that failed is tried again."""
         self.folder, self.recording = folder, recording
         self._read = read
+        self._max_quarantine_bytes = max_quarantine_bytes
         self.counters: Counter[str] = Counter()
-        self.files = Segments(folder, header, self.counters)
+        self.files = Segments(folder, header, self.counters, segment_bytes=segment_bytes, clock=clock)
         self._backlog = Backlog(
             self.files,
             self.counters,
@@ -410,7 +416,7 @@ class Spool:
             size = os.fstat(file.fd).st_size
             if self.recording and self._set_aside(seq):  # by an earlier `perfagent sync`
                 return True
-            if size + len(record) + len(note) + len(MAGIC) > QUARANTINE_BYTES:
+            if size + len(record) + len(note) + len(MAGIC) > self._max_quarantine_bytes:
                 return False
             write_whole(file.fd, size, (b"" if size else MAGIC) + note + record)
         except OSError as error:

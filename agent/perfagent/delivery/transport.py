@@ -175,8 +175,10 @@ class HttpTransport:
         *,
         follows: bool = False,
         idle: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._aim(server)
+        self._clock = clock
         self._follows = follows
         self._found = server != DEFAULT_SERVER
         """Of those that follow: whether it was a server of this user's, and not whoever is at the default address."""
@@ -188,7 +190,7 @@ class HttpTransport:
         """Whether there ever was an answer: what listens there speaks as we do."""
         self._through = ""
         """The proxy that is asked, as host:port."""
-        self._dialer = Dialer()
+        self._dialer = Dialer(clock)
         self._context: ssl.SSLContext | None = None
 
     def _aim(self, server: str) -> None:
@@ -211,7 +213,7 @@ class HttpTransport:
             raise ConnectionRefusedError("it does not run at the moment")
 
     def post(self, body: bytes, *, encoding: str | None = None, deadline_s: float = DEADLINE_S) -> Reply:
-        deadline = time.monotonic() + deadline_s
+        deadline = self._clock() + deadline_s
         headers = {
             "Content-Type": "application/x-msgpack",
             "Accept": "application/json",
@@ -260,7 +262,7 @@ class HttpTransport:
             connection = self._connection = self._connect(deadline)
             deadline += self._dialer.looked_up_s
         sock = connection.sock
-        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        sock.settimeout(max(0.001, deadline - self._clock()))
         headers = {"Host": self._host_header, **headers, **self._proxy_headers}
         connection.request("POST", self._target, body=body, headers=headers)
         response = self._response(sock, deadline, "POST")
@@ -281,13 +283,13 @@ class HttpTransport:
 
     def _response(self, sock: socket.socket, deadline: float, method: str | None) -> http.client.HTTPResponse:
         """What is read from a socket, within the deadline."""
-        readable = _Readable(sock, deadline, self.idle, lambda: self._dialer.is_ours)
+        readable = _Readable(sock, deadline, self.idle, lambda: self._dialer.is_ours, self._clock)
         return http.client.HTTPResponse(readable, method=method)  # type: ignore[arg-type]
 
     def _connect(self, deadline: float) -> http.client.HTTPConnection:
         if self._follows:
             self._follow()
-        timeout = max(0.001, min(CONNECT_S, deadline - time.monotonic()))
+        timeout = max(0.001, min(CONNECT_S, deadline - self._clock()))
         proxy = self._proxy()
         host, port = (proxy[0], proxy[1]) if proxy else (self._host, self._port)
         self._target, self._proxy_headers = self._path, {}
@@ -367,10 +369,8 @@ def _forget_response(connection: http.client.HTTPConnection) -> None:
 class _Readable:
     """What HTTPResponse wants of a socket: a buffered file of it, here with a deadline."""
 
-    def __init__(
-        self, sock: socket.socket, deadline: float, idle: Callable[[], None] | None, is_ours: Callable[[], bool]
-    ) -> None:
-        self._reader = _DeadlineReader(sock, deadline, idle, is_ours)
+    def __init__(self, *reads: Any) -> None:
+        self._reader = _DeadlineReader(*reads)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         return io.BufferedReader(self._reader)
@@ -378,9 +378,14 @@ class _Readable:
 
 class _DeadlineReader(io.RawIOBase):
     def __init__(
-        self, sock: socket.socket, deadline: float, idle: Callable[[], None] | None, is_ours: Callable[[], bool]
+        self,
+        sock: socket.socket,
+        deadline: float,
+        idle: Callable[[], None] | None,
+        is_ours: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sock, self._deadline, self._idle, self._is_ours = sock, deadline, idle, is_ours
+        self._sock, self._deadline, self._idle, self._is_ours, self._clock = sock, deadline, idle, is_ours, clock
         self._poll = select.poll()  # select() cannot watch descriptors above 1023
         self._poll.register(sock, select.POLLIN)
 
@@ -389,7 +394,7 @@ class _DeadlineReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while True:
-            left = self._deadline - time.monotonic()
+            left = self._deadline - self._clock()
             if left <= 0:
                 raise TimeoutError("no whole answer within the deadline")
             if getattr(self._sock, "pending", int)():  # TLS has read more than was asked for
@@ -400,7 +405,7 @@ class _DeadlineReader(io.RawIOBase):
                 self._idle()
         if not self._is_ours():
             raise ConnectionAbortedError("the script has closed the socket")
-        self._sock.settimeout(max(0.001, self._deadline - time.monotonic()))
+        self._sock.settimeout(max(0.001, self._deadline - self._clock()))
         return self._sock.recv_into(buffer)
 
 

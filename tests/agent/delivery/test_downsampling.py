@@ -9,19 +9,6 @@ from perfagent.delivery.downsampling import events_only, halves, nothing, raw_si
 from perfagent.wire import Event, Group
 
 
-def group(name: str, *values: float) -> Group:
-    steps = list(range(len(values)))
-    return Group(step=steps, time=[1.0] * len(steps), monotonic=[1.0] * len(steps), values={name: pack(values)})
-
-
-@pytest.mark.fault
-def test_a05_without_samples_a_loss_or_gradient_that_is_not_finite_stays_beside_the_events() -> None:
-    event = Event(kind="alert", time=1.0, data={})
-    bad, worse = group("loss", 1.0, math.nan), group("grad/norm", math.inf)
-    assert events_only([group("loss", 1.0), bad, group("lr", math.nan), worse], [event]) == ([bad, worse], [event])
-    assert nothing([bad], [event]) == ([], [])
-
-
 def columns(steps: list[int], **values: list[float]) -> Group:
     return Group(
         step=steps, time=[float(step) for step in steps], monotonic=[float(step) for step in steps],
@@ -29,7 +16,18 @@ def columns(steps: list[int], **values: list[float]) -> Group:
     )  # fmt: skip
 
 
-def test_of_each_sixteen_rows_the_first_the_extremes_of_the_loss_and_what_is_not_finite_stay() -> None:
+@pytest.mark.fault
+def test_a05_bad_loss_or_gradient_stays_beside_the_events() -> None:
+    event = Event(kind="alert", time=1.0, data={})
+    bad, worse = columns([1, 2], loss=[1.0, math.nan]), columns([1], **{"grad/norm": [math.inf]})
+    assert events_only([columns([1], loss=[1.0]), bad, columns([1], lr=[math.nan]), worse], [event]) == (
+        [bad, worse],
+        [event],
+    )
+    assert nothing([bad], [event]) == ([], [])
+
+
+def test_of_sixteen_rows_first_extremes_and_nonfinite_stay() -> None:
     steps = [*range(100, 140)]
     loss, rate = [5.0] * 40, [float(row) for row in range(40)]
     loss[3], loss[9], loss[20], loss[29], loss[39] = 1.0, 8.0, 0.5, 7.0, 9.0
@@ -43,9 +41,8 @@ def test_of_each_sixteen_rows_the_first_the_extremes_of_the_loss_and_what_is_not
     assert events == [event]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("at", [0, 3, 15])
-def test_a_loss_that_is_not_finite_hides_no_extreme_of_the_others(bad: float, at: int) -> None:
+@pytest.mark.parametrize(("bad", "at"), [(math.nan, 0), (math.inf, 3), (-math.inf, 15)])
+def test_nonfinite_loss_hides_no_extreme_of_the_others(bad: float, at: int) -> None:
     loss = [1.0] * 16
     loss[at], loss[5], loss[9] = bad, 100.0, -50.0
     (kept,), _ = thin([columns([*range(16)], loss=loss)], [])
@@ -58,7 +55,7 @@ def test_rows_without_a_finite_loss_all_stay() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(2,), (5,), (1, 1), (1, 2, 4), (7, 1, 1)])
-def test_halves_are_of_equal_size_and_the_events_go_with_the_first(lengths: tuple[int, ...]) -> None:
+def test_halves_are_of_equal_size_events_go_with_the_first(lengths: tuple[int, ...]) -> None:
     groups = [
         columns([*range(10 * number, 10 * number + length)], x=[0.5] * length) for number, length in enumerate(lengths)
     ]
@@ -72,7 +69,7 @@ def test_halves_are_of_equal_size_and_the_events_go_with_the_first(lengths: tupl
     assert (first, second) == (told, [])
 
 
-def test_a_single_row_is_parted_from_the_events_and_those_are_halved() -> None:
+def test_single_row_is_parted_from_the_events() -> None:
     row, told = columns([7], x=[0.5]), [Event(kind="alert", time=float(number), data={}) for number in range(3)]
     assert halves([row], told) == (([row], []), ([], told))
     assert halves([], told) == (([], told[:1]), ([], told[1:]))
@@ -80,7 +77,7 @@ def test_a_single_row_is_parted_from_the_events_and_those_are_halved() -> None:
     assert halves([], told[:1]) is None
 
 
-def test_a_single_row_is_halved_down_to_its_values() -> None:
+def test_single_row_is_halved_down_to_its_values() -> None:
     empty, row = columns([], a=[]), columns([7], a=[0.1], b=[0.5], c=[0.25])
     parts = halves([empty, row], [])
     assert parts is not None
@@ -95,6 +92,6 @@ def test_a_single_row_is_halved_down_to_its_values() -> None:
         )  # fmt: skip
 
 
-def test_the_size_of_a_group_is_that_of_all_its_columns() -> None:
+def test_size_of_a_group_is_that_of_all_its_columns() -> None:
     one = columns([1, 2, 3], a=[0.5] * 3, b=[0.5] * 3)
     assert raw_size(one) == sum(map(len, (one.step, one.time, one.monotonic, *one.values.values())))

@@ -62,9 +62,7 @@ def forgetting(forked: Any) -> None:
     os.register_at_fork(after_in_child=lambda: holder[0]())
 
 
-def test_a_socket_that_is_being_made_while_another_thread_forks(
-    monkeypatch: pytest.MonkeyPatch, listener: socket.socket
-) -> None:
+def test_a_socket_that_is_being_made_while_another_thread_forks(monkeypatch, listener):
     made = threading.Event()
 
     def slow(*arguments: Any) -> socket.socket:

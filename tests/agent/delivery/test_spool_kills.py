@@ -6,22 +6,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from agent.delivery.test_spool import header, rows
 from case_selection import everyday
 
 from perfagent.decode.step_decoder import StepReader
-from perfagent.delivery.columns import Columns, pack
+from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft
 from perfagent.delivery.row_packing import Packed, Packer
-from perfagent.delivery.spool import Header, Spool
+from perfagent.delivery.spool import Spool
 from perfagent.governor import Governor
 from perfagent.hooks.new_progress import new_progress
 from perfagent.step.pending_logs import EarlyLog
@@ -32,7 +34,7 @@ pytestmark = pytest.mark.fault
 SEEDS = (0, 7)
 """Between them: a file that goes with its last frame, ticks that were left beside the frame of them, an end at which
 all goes."""
-CALLS = (
+CALLS = [
     "open",
     "write",
     "pwrite",
@@ -45,7 +47,7 @@ CALLS = (
     "mkdir",
     "rmdir",
     "close",
-)
+]
 FULL = ("open", "write", "truncate", "rename", "replace", "link", "mkdir")
 """What fails on a full disk: files can go, and the state is written in place."""
 FAILING = (*FULL, "pwrite", "unlink")
@@ -53,6 +55,15 @@ FAILING = (*FULL, "pwrite", "unlink")
 
 class Killed(BaseException):
     """No code of ours may catch it, as none can catch a kill."""
+
+
+@contextlib.contextmanager
+def calls_by(instead: Callable[..., Any], names: Iterable[str]) -> Iterator[None]:
+    """instead(name, real, arguments...) is what these calls of the module os do."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.setattr(os, name, functools.partial(instead, name, getattr(os, name)))
+        yield
 
 
 class Process:
@@ -66,56 +77,42 @@ class Process:
 
     @contextlib.contextmanager
     def lives(self) -> Iterator[None]:
-        real = {name: getattr(os, name) for name in CALLS}
-        with pytest.MonkeyPatch.context() as patch:
-            for name, call in real.items():
-                patch.setattr(os, name, self._mortal(name, call))
-            with contextlib.suppress(Killed):
-                yield
+        with calls_by(self._call, CALLS), contextlib.suppress(Killed):
+            yield
         for fd in self.fds:  # the kernel's part
             os.close(fd)
 
-    def _mortal(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **named: Any) -> Any:
-            self.calls += 1
-            if self.calls >= self.last:
-                if self.torn and self.calls == self.last and name in ("write", "pwrite"):
-                    real(args[0], bytes(args[1])[: len(args[1]) // 2], *args[2:])
-                raise Killed
-            found = real(*args, **named)
-            if name == "open":
-                self.fds.add(found)
-            elif name == "close":
-                self.fds.discard(args[0])
-            return found
-
-        return call
+    def _call(self, name: str, real: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        self.calls += 1
+        if self.calls >= self.last:
+            if self.torn and self.calls == self.last and name in ("write", "pwrite"):
+                real(args[0], bytes(args[1])[: len(args[1]) // 2], *args[2:])
+            raise Killed
+        found = real(*args, **named)
+        if name == "open":
+            self.fds.add(found)
+        elif name == "close":
+            self.fds.discard(args[0])
+        return found
 
 
 class Disk:
     """Fails `count` calls from the `first` on; a full one takes a part of what is written first."""
 
     def __init__(self, first: int, count: int, error: int) -> None:
-        self.first, self.count, self.error = first, count, error
+        self.failing, self.error = range(first, first + count), error
         self.calls = 0
 
-    @contextlib.contextmanager
-    def fails(self) -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            for name in FULL if self.error == errno.ENOSPC else FAILING:
-                patch.setattr(os, name, self._fallible(name, getattr(os, name)))
-            yield
+    def fails(self) -> contextlib.AbstractContextManager[None]:
+        return calls_by(self._call, FULL if self.error == errno.ENOSPC else FAILING)
 
-    def _fallible(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **named: Any) -> Any:
-            self.calls += 1
-            if not self.first <= self.calls < self.first + self.count:
-                return real(*args, **named)
-            if name == "write" and self.error == errno.ENOSPC and self.calls == self.first:
-                return real(args[0], bytes(args[1])[: len(args[1]) // 2])
-            raise OSError(self.error, os.strerror(self.error))
-
-        return call
+    def _call(self, name: str, real: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        self.calls += 1
+        if self.calls not in self.failing:
+            return real(*args, **named)
+        if name == "write" and self.error == errno.ENOSPC and self.calls == self.failing.start:
+            return real(args[0], bytes(args[1])[: len(args[1]) // 2])
+        raise OSError(self.error, os.strerror(self.error))
 
 
 class Books:
@@ -137,25 +134,12 @@ class Books:
         assert {*stored} <= self.tried, "invented"
 
 
-def header() -> Header:
-    return Header(source="s", project="p", rank=0, server="http://127.0.0.1:1", run="r", attempt=1)
-
-
 def drafted(steps: range) -> Draft:
     packer = Packer(Columns())
     for step in steps:
         packer.add(step, 1e9 + step, 1e9 + step, ("loss",), (1.0 / (1 + step),))
     blocks: list[Packed] = packer.take()
     return Draft(StepReader().context(), [], blocks)
-
-
-def grouped(steps: range) -> list[Group]:
-    times = [1e9 + step for step in steps]
-    return [
-        Group(
-            step=list(steps), time=times, monotonic=times, values={"loss": pack([1.0 / (1 + step) for step in steps])}
-        )
-    ]
 
 
 def live(folder: Path, books: Books, chance: random.Random) -> Spool:
@@ -173,12 +157,11 @@ def live(folder: Path, books: Books, chance: random.Random) -> Spool:
             step = steps.stop
             books.tried.update(steps)
             event = Event(kind="alert", time=float(step), data={"title": "x"})
-            if (
-                spool.draft(drafted(steps), now=now)
-                if what == "draft"
-                else spool.append(grouped(steps), [event], now=now)
-            ):
-                books.taken.update(steps)
+            if what == "draft":
+                written = spool.draft(drafted(steps), now=now)
+            else:
+                written = spool.append(rows(steps.start, len(steps)), [event], now=now)
+            books.taken.update(steps if written else ())
         elif what == "hold":
             spool.hold(now=now)
         elif what == "identify":
@@ -211,14 +194,14 @@ def live_early(folder: Path, books: Books, chance: random.Random) -> None:
         what = chance.choice(
             ["early", "early", "settle", "row", "row", "send", "send", "hold", "cut", "tick", "tick", "closed"]
         )
-        rows = []
+        new = []
         if what in ("early", "row"):
             metrics = {"loss": 1.0 / (1 + step)}
             books.tried.add(step)
             if what == "early":
                 waiting.append(EarlyLog(1.0, time.monotonic() - 1.0, metrics))
             else:
-                rows = [(step, 1.0, 1.0, metrics)]
+                new = [(step, 1.0, 1.0, metrics)]
             step += 1
         elif what == "settle":
             for log in waiting:
@@ -226,28 +209,28 @@ def live_early(folder: Path, books: Books, chance: random.Random) -> None:
         elif what == "hold":
             spool.hold(now=now)
         elif what == "closed":
-            spool.files._let_go()
+            spool.files.let_go()
         elif what in ("send", "cut") and (frame := spool.next()) is not None:
             books.receive(frame.seq, frame.groups)
             spool.hold(now=now) if what == "cut" else spool.ack(frame.seq)
-        _tick_early(spool, books, rows, waiting, now, context)
+        _tick_early(spool, books, new, waiting, now, context)
         spool.early.keep(waiting, progress, context)
-        books.taken.update(round(1 / log.row_at(0)[3]["loss"]) - 1 for log in waiting[: spool.early._kept])
+        books.taken.update(round(1 / log.row_at(0)[3]["loss"]) - 1 for log in waiting[: spool.early.kept])
     spool.close(final="finished")
 
 
 def _tick_early(
-    spool: Spool, books: Books, rows: list[Any], waiting: list[EarlyLog], now: float, context: list[Any]
+    spool: Spool, books: Books, new: list[Any], waiting: list[EarlyLog], now: float, context: list[Any]
 ) -> None:
     """As the dispatcher's."""
     joined = [log.row() for log in waiting if log.settled]
-    if not rows and not joined:
+    if not new and not joined:
         return
     if joined:
         spool.early.joins(spool.header.next_tick, context)
         waiting.clear()
-    if spool.draft(Draft(context, [*joined, *rows]), now=now):
-        books.taken.update(round(1 / row[3]["loss"]) - 1 for row in [*joined, *rows])
+    if spool.draft(Draft(context, [*joined, *new]), now=now):
+        books.taken.update(round(1 / row[3]["loss"]) - 1 for row in [*joined, *new])
     if joined:
         spool.early.forget()
 
@@ -266,14 +249,7 @@ def succeed(folder: Path, books: Books) -> None:
 @pytest.mark.parametrize(("living", "seeds"), [(live, SEEDS), (live_early, (0, 6))], ids=["rows", "logs that wait"])
 @pytest.mark.parametrize("listed", everyday(1, ["first to last", "last to first"]))
 @pytest.mark.parametrize("torn", [False, True])
-def test_a11_killed_at_any_call_and_its_successor_at_another_all_arrives_once(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    torn: bool,
-    listed: str,
-    living: Callable[..., None],
-    seeds: tuple[int, ...],
-) -> None:
+def test_a11_killed_at_any_call_all_arrives_once(tmp_path, monkeypatch, torn, listed, living, seeds):
     as_it_comes = Path.iterdir  # each file system lists a folder in an order of its own
     monkeypatch.setattr(
         Path, "iterdir", lambda self: iter(sorted(as_it_comes(self), reverse=listed == "last to first"))
@@ -298,9 +274,7 @@ def test_a11_killed_at_any_call_and_its_successor_at_another_all_arrives_once(
     [(errno.ENOSPC, 1), (errno.ENOSPC, 5), (errno.ENOSPC, 10**9), (errno.EIO, 1), (errno.EIO, 5)],
     ids=["full once", "full for a while", "full for good", "one error", "errors for a while"],
 )
-def test_a15_whichever_call_fails_what_is_not_sent_is_on_the_disk_at_the_end_or_counted(
-    tmp_path: Path, error: int, count: int
-) -> None:
+def test_a15_whichever_call_fails_nothing_goes_uncounted(tmp_path: Path, error: int, count: int) -> None:
     first, reached = 1, True
     while reached:
         folder, books = tmp_path / str(first), Books()

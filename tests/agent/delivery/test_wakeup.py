@@ -7,22 +7,12 @@ import time
 from perfagent.delivery.wakeup import Bell, start_deaf
 
 
-def test_a_ring_before_the_wait_is_kept_and_several_are_one() -> None:
+def test_rings_before_the_wait_are_kept_and_are_one() -> None:
     bell = Bell()
     bell.ring()
     bell.ring()
     assert bell.wait(0)
     assert not bell.wait(0)
-
-
-def test_a_wait_ends_with_the_ring_of_another_thread() -> None:
-    bell, heard = Bell(), threading.Event()
-    thread = threading.Thread(target=lambda: bell.wait() and heard.set())
-    thread.start()
-    assert not heard.is_set()
-    bell.ring()
-    thread.join(10)
-    assert heard.is_set()
 
 
 def test_no_ring_is_the_end_of_the_time() -> None:
@@ -32,7 +22,7 @@ def test_no_ring_is_the_end_of_the_time() -> None:
     assert not Bell().wait(-1.0)
 
 
-def test_a_signal_handler_may_ring_for_the_thread_that_it_interrupts() -> None:
+def test_signal_handler_may_ring_for_its_own_thread() -> None:
     bell = Bell()
     before = signal.signal(signal.SIGALRM, lambda *_: bell.ring())
     try:
@@ -63,7 +53,8 @@ def test_every_ring_is_heard_when_several_ring_at_once() -> None:
     assert len(done) == 4001
 
 
-def test_a_deaf_thread_and_those_that_it_starts_hear_no_signal_but_their_own_faults_and_the_starter_hears_all() -> None:
+def test_deaf_thread_hears_no_signal_but_its_own_faults() -> None:
+    """So do those that it starts; its starter hears all."""
     masks: list[set[int]] = []
 
     def note() -> None:

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import RecordingSender
+
+from perfagent.delivery.columns import Columns
+from perfagent.delivery.drain import Collector
+from perfagent.governor import Governor
+from perfagent.hooks.new_progress import new_progress
+
+
+@pytest.fixture
+def sender(tmp_path: Path) -> Any:
+    """Without threads, its session's progress in place: forty steps are made."""
+    made: Any = RecordingSender(tmp_path)
+    made.counters = Counter()
+    made.progress = new_progress(made.rows, Governor(0.5))
+    made.progress.completed = 40
+    made.reader = made.progress.reader
+    return made
+
+
+@pytest.fixture
+def collector(sender: Any) -> Collector:
+    return Collector(sender, Columns(), lambda: None, lambda _: None)
