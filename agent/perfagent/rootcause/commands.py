@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from perfagent.rootcause.profile import MOST_STEPS, Profile
-from perfagent.step.state import now
 from perfagent.wire.limits import whole
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class Commands:
             data["why"] = parameters["why"]
         self._investigator.sender.event("stacks", data, step=p.in_progress())
         self._answer(identity, "stacks", "done")
-        if p.step_end and now() - p.step_end >= 1e9 * _STANDS_S:
+        if p.step_end and self._investigator.clock() - p.step_end / 1e9 >= _STANDS_S:
             self._collectives = self._investigator.clock() + _LATER_S, identity
 
     def _tell_collectives(self, identity: str) -> None:

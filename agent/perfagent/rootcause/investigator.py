@@ -63,8 +63,8 @@ class Task(Protocol):
 
 
 class Investigator:
-    """One run's. model: gives the root module, or None while it is not known. clock: of what is logged and looked into,
-    in seconds."""
+    """One run's. model: gives the root module, or None while it is not known. clock: the one by which
+    steps end (step/state.py), in seconds."""
 
     history_steps = 32
 
@@ -74,7 +74,7 @@ class Investigator:
         sender: Sender,
         model: Callable[[], Any],
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.progress, self.sender, self.model, self.clock = progress, sender, model, clock
         self._recent: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=self.history_steps)
@@ -299,7 +299,7 @@ class Investigator:
     def _tell_age(self) -> None:
         """The heartbeat of steps, apart from that of the process: while none ends, how long that has been so."""
         p = self.progress
-        age = (now() - p.step_end) / 1e9 if p.step_end and not p.ended else 0.0
+        age = self.clock() - p.step_end / 1e9 if p.step_end and not p.ended else 0.0
         if age >= STEP_AGE_S and age - self._age_told >= 1.0:
             self._age_told = age
             p.rows.append((p.completed, time.time(), time.monotonic(), _AGE, (age,)))

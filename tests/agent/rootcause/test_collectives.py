@@ -14,8 +14,8 @@ from process_groups import alone_in_group
 
 from perfagent.rootcause import containment
 from perfagent.rootcause.collectives import last_collectives
-from perfagent.step.state import now
 
+STANDS_S = 5.0
 GENERAL, NCCL = "_dump_fr_trace_json", "_dump_nccl_trace_json"
 
 
@@ -86,12 +86,12 @@ def test_a_training_that_stands_tells_its_collectives(train, gloo):
     """After its stacks; one that moves does not."""
     job = train()
     job.steps(2)
-    job.command("stacks", "s1")
-    job.progress.step_end = now() - 60 * 10**9
-    job.watch.clock = lambda: 100.0
-    job.command("stacks", "s2")
-    for at_s, told in ((100.9, 0), (101.0, 1), (102.0, 1)):
-        job.watch.clock = lambda at_s=at_s: at_s
+    moving, standing, soon, later = STANDS_S - 0.1, STANDS_S, STANDS_S + 0.9, STANDS_S + 1.0
+    for at_s, command, told in ((moving, "s1", 0), (standing, "s2", 0), (soon, "", 0), (later, "", 1)):
+        job.progress.step_end = 10**9
+        job.watch.clock = lambda at_s=at_s: 1.0 + at_s
+        if command:
+            job.command("stacks", command)
         job.watch.poll()
         assert len(job.events("collectives")) == told
     (found,) = job.events("collectives")
