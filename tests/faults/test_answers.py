@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from builders import until
 from driven_sender import Driven, steps_in
-from faults.accounts import Accounts, row
+from faults.accounts import row
 from ingest_server import Scripted
 
 from perfagent.delivery.transport import RecordingTransport, Reply
@@ -22,16 +22,6 @@ pytestmark = pytest.mark.fault
 @pytest.fixture(autouse=True)
 def _warnings(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "perfagent")
-
-
-@pytest.mark.real
-def test_a06_retry_after_of_a_real_server_is_kept(fault: Accounts) -> None:
-    server = fault.server(Scripted(status=429, headers={"Retry-After": "1.5"}))
-    sender = fault.sender(server)
-    sender.rows.append(row(1))
-    until(lambda: sorted(server.values("loss")) == [1])
-    refused, again = server.received[:2]
-    assert again - refused >= 1.45
 
 
 @pytest.mark.real

@@ -142,7 +142,7 @@ def old_database(server: ServerProcess) -> Path:
 # ---- S09
 
 
-def test_s09_unknown_fields_of_a_newer_agent_are_accepted(tmp_path: Path) -> None:
+def test_s09_unknown_fields_are_accepted_and_unknown_versions_not(tmp_path: Path) -> None:
     sent = msgspec.msgpack.decode(encode(frame({"loss": [1.0]})))
     sent["a field of the future"] = {"deep": [1, 2]}
     sent["groups"][0]["another"] = b"xx"
@@ -150,17 +150,10 @@ def test_s09_unknown_fields_of_a_newer_agent_are_accepted(tmp_path: Path) -> Non
     with api(tmp_path) as client:
         answer = client.post("/api/v1/ingest", content=msgspec.msgpack.encode(sent), headers=MSGPACK)
         assert (answer.status_code, answer.json()["stored"]) == (200, 1), answer.text
-
-
-def test_s09_frame_of_an_unknown_wire_version_is_refused(tmp_path: Path) -> None:
-    sent = msgspec.msgpack.decode(encode(frame({"loss": [1.0]})))
-    sent["version"] = 99
-    with api(tmp_path) as client:
-        answer = client.post("/api/v1/ingest", content=msgspec.msgpack.encode(sent), headers=MSGPACK)
+        answer = client.post("/api/v1/ingest", content=msgspec.msgpack.encode({**sent, "version": 99}), headers=MSGPACK)
         assert answer.status_code in (400, 422)
-        said = answer.json()["error"]["message"]
-        assert "99" in said
-        assert "upgrade" in said
+        assert "99" in answer.text
+        assert "upgrade" in answer.text
 
 
 @pytest.mark.real

@@ -128,14 +128,3 @@ def test_a05_half_an_hour_without_a_server_is_kept_within_bounds(tmp_path: Path)
     assert outage.lost == 0
     assert outage.spool_bytes * 48 <= 64 * 2**20
     assert outage.grown_bytes <= 32 * 2**20
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("hours", [1.0, 2.0])
-def test_a05_day_of_random_numbers_in_one_series_fits(tmp_path: Path, hours: float) -> None:
-    """The worst that there is; scripts/faults delivers a whole day of it."""
-    outage = loops.outage(tmp_path, hours=hours, port=free_port(), shape="noise")
-    outage.abandon()
-    assert outage.steps > 350_000 * hours
-    assert outage.spool_bytes * 24 / hours <= 64 * 2**20
-    assert outage.grown_bytes <= 32 * 2**20

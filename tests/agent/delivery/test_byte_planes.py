@@ -97,14 +97,6 @@ def test_row_comes_back_at_its_time_to_half_a_millisecond(rows: int) -> None:
     assert max(map(abs, off)) <= HALF_A_TICK_S + 1e-6
 
 
-def test_wall_clock_that_is_set_is_followed() -> None:
-    clock = [100.0 + 0.25 * row for row in range(4000)]
-    off = [0.0] * 1500 + [-3600.0] * 1500 + [1e-3 * row for row in range(1000)]
-    times = [1.79e9 + at + by for at, by in zip(clock, off, strict=True)]
-    (found,) = columns(planes([Group(step=list(range(4000)), time=times, monotonic=clock)]))
-    assert max(abs(after - before) for after, before in zip(found.times(), times, strict=True)) <= HALF_A_TICK_S + 1e-6
-
-
 moments = st.one_of(
     st.floats(-4e9, 4e9),  # before 1970, and what a clock that was never set says
     st.floats(-(2.0**38) + 1, 2.0**38 - 1),

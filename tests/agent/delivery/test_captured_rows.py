@@ -4,6 +4,7 @@ series."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -50,41 +51,59 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + EARLY_S)
 
 
-def test_name_that_is_none_of_the_agents_is_written_at_once(progress: Progress, collector: Collector) -> None:
-    stepped(progress, "phase/optimizer_s")
-    capture(progress, {"train/loss": 0.5, "acc": 1.0}, 3, None)
-    assert written(collector) == [(3, {"train/loss": 0.5, "acc": 1.0})]
-    assert not collector.waits
+def steps(*names: str, steps: int = 2) -> Callable[[Progress], None]:
+    return lambda progress: stepped(progress, *names, steps=steps)
 
 
-def test_name_of_the_catalogue_waits_for_the_first_steps(progress: Progress, collector: Collector) -> None:
+def backward(progress: Progress) -> None:
     progress.seen_backward = True
-    capture(progress, {"loss": 0.5, "tokens_per_s": 9.0, "x": 1.0}, 1, None)
-    assert written(collector) == [(1, {"x": 1.0})]
-    assert written(collector) == []
-    assert collector.waits
-    stepped(progress, "loss", "lr", steps=1)
-    assert written(collector) == [(1, {"logged/loss": 0.5})]
-    stepped(progress, "loss", "lr", "step_time_s", steps=1)
-    assert written(collector) == [(1, {"tokens_per_s": 9.0})]
+
+
+def by_log(progress: Progress) -> None:
+    progress.by_log = True
+
+
+LATE = {"mfu": 30.0, "grad_norm/0.weight": 1.0, "gpu/power_w": 80.0}
+CASES: dict[str, list[Any]] = {
+    # name: what happens by turns, and what is written then. A dict: logged at step 1 (10 000 where it is far ahead).
+    "none of the agent's": [steps("phase/optimizer_s"), {"train/loss": 0.5, "x": 1.0}, [(1, {"train/loss": 0.5, "x": 1.0})]],
+    "names of the catalogue wait for the first steps": [
+        backward, {"loss": 0.5, "tokens_per_s": 9.0, "x": 1.0}, [(1, {"x": 1.0})], "waits",
+        steps("loss", "lr", steps=1), [(1, {"logged/loss": 0.5})],
+        steps("loss", "lr", "step_time_s", steps=1), [(1, {"tokens_per_s": 9.0})],
+    ],
+    "no optimizer for a while": [{"loss": 0.5}, "waits", "later", [(1, {"loss": 0.5})]],
+    "a loop that is known to step none": [by_log, {"loss": 0.5}, [(1, {"loss": 0.5})]],
+    "the end": [backward, {"loss": 0.5}, "end", [(1, {"loss": 0.5})]],
+    "series that begin late": [steps("loss", "lr"), LATE, [(1, {f"logged/{name}": value for name, value in LATE.items()})]],
+    # the server would take the logger's step for the run's; a loss alone says nothing of whose step it is
+    "far ahead, until the server knows the run's own": [
+        {"x": 1.0}, "waits", steps("loss", steps=1), "waits", steps("phase/optimizer_s", steps=1), [(10_000, {"x": 1.0})],
+    ],
+    "far ahead, where no optimizer steps": [{"x": 1.0}, "waits", "later", [(10_000, {"x": 1.0})]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_when_and_under_which_name_it_is_written(progress, collector, monkeypatch, case) -> None:
+    step = 10_000 if "far ahead" in case else 1
+    last = False
+    for what in CASES[case]:
+        if isinstance(what, dict):
+            capture(progress, what, step, None)
+        elif isinstance(what, list):
+            assert written(collector, last=last) == what
+        elif what == "waits":
+            assert written(collector) == []
+            assert collector.waits
+            assert progress.logged_at() < 2, "what the samplers send meanwhile is of no later step"
+        elif what == "later":
+            later(monkeypatch)
+        elif callable(what):
+            what(progress)
+        last |= what == "end"
     assert not collector.waits
-
-
-@pytest.mark.parametrize("case", ["the run ends", "no optimizer for a while", "its loop is known to step none"])
-def test_name_of_the_catalogue_is_its_own_where_no_step_comes(progress, collector, monkeypatch, case):
-    progress.by_log = case == "its loop is known to step none"
-    capture(progress, {"loss": 0.5}, 1, None)
-    if case == "no optimizer for a while":
-        assert written(collector) == []
-        later(monkeypatch)
-    assert written(collector, last=case == "the run ends") == [(1, {"loss": 0.5})]
-
-
-def test_series_that_begins_late_is_the_agents_in_any_training(progress: Progress, collector: Collector) -> None:
-    stepped(progress, "loss", "lr")
-    values = {"mfu": 30.0, "grad_norm/0.weight": 1.0, "gpu/power_w": 80.0}
-    capture(progress, values, 2, None)
-    assert written(collector) == [(2, {f"logged/{name}": value for name, value in values.items()})]
+    assert progress.logged_at() == 10_000 or case != "far ahead, where no optimizer steps"
 
 
 def test_what_the_script_logs_by_us_is_ours(sender: Any, progress: Progress, collector: Collector) -> None:
@@ -95,24 +114,6 @@ def test_what_the_script_logs_by_us_is_ours(sender: Any, progress: Progress, col
     assert written(collector) == [
         (2, {"acc": 0.5, "loss": 3.0}), (2, {"logged/acc": 0.5, "logged/loss": 3.0, "logged/odd": 0.5}), (2, {"odd": 0.5}),
     ]  # fmt: skip
-
-
-def test_step_far_ahead_waits_until_the_server_knows_the_runs_own(progress: Progress, collector: Collector) -> None:
-    capture(progress, {"resumed": 1.0}, 10_000, None)
-    assert written(collector) == []
-    assert progress.logged_at() == 0, "what the samplers send meanwhile is of no later step"
-    stepped(progress, "loss", steps=1)
-    assert written(collector) == [], "a loss alone says nothing of whose step it is"
-    stepped(progress, "phase/optimizer_s", steps=1)
-    assert written(collector) == [(10_000, {"resumed": 1.0})]
-
-
-def test_step_far_ahead_is_the_runs_where_no_optimizer_steps(progress, collector, monkeypatch):
-    capture(progress, {"accuracy": 1.0}, 10_000, None)
-    assert written(collector) == []
-    later(monkeypatch)
-    assert written(collector) == [(10_000, {"accuracy": 1.0})]
-    assert progress.logged_at() == 10_000
 
 
 def test_log_before_any_step_waits_beside_our_own_early_logs(progress, collector, monkeypatch):

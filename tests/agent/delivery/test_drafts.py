@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import subprocess
 import sys
 import textwrap
@@ -12,8 +11,7 @@ from typing import Any
 
 import pytest
 from agent.delivery.test_spool import drain, header, sent, steps_of
-from builders import job_environment, until
-from faults.accounts import left_in
+from builders import job_environment
 
 from perfagent.decode.step_blocks import StepPacker, Steps, count
 from perfagent.decode.step_decoder import StepReader
@@ -154,23 +152,6 @@ def test_only_a_bad_loss_or_gradient_does_not_wait(row: Any) -> None:
     assert is_pressing(row) is (row in PRESSING)
 
 
-# ---- whole processes
-
-KILLED = """
-    import os, torch, perfagent
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = perfagent.attach(model, optimizer)
-    for _ in range(200):
-        loss = model(torch.randn(8, 4)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run.log({"mine": loss.item()})
-        print(loss.item(), flush=True)
-    sys.stdin.readline()
-"""
 LOGGING = """
     import gc, threading, time, perfagent
     run = perfagent.init(project="p")
@@ -190,39 +171,11 @@ LOGGING = """
 """
 
 
-def started(tmp_path: Path, script: str) -> subprocess.Popen[str]:
-    (tmp_path / "script.py").write_text(textwrap.dedent("    import sys" + script), encoding="utf-8")
-    variables = job_environment(tmp_path, PERFAGENT_SERVER="http://127.0.0.1:9", XDG_STATE_HOME=str(tmp_path / "state"))
-    command = [sys.executable, str(tmp_path / "script.py")]
-    return subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-@pytest.mark.real
-def test_killed_job_left_every_step_that_it_noted(tmp_path: Path) -> None:
-    """Losses to the last digit, from a folder that only drafts were written to in the end."""
-    with started(tmp_path, KILLED) as job:
-        assert job.stdout is not None
-        printed = {step: float(job.stdout.readline()) for step in range(1, 201)}
-        until(lambda: losses_left(tmp_path) == (printed, printed), why="they are not written down")
-        job.send_signal(signal.SIGKILL)
-    assert losses_left(tmp_path) == (printed, printed)
-
-
-def losses_left(tmp_path: Path) -> tuple[dict[int, float], ...]:
-    """step -> loss, and what the script has logged of it, in what a kill would leave now."""
-    found: tuple[dict[int, float], ...] = ({}, {})
-    for folder in {path.parent for path in (tmp_path / "state").rglob("*.ticks")}:
-        for frame in left_in(folder):
-            for group in frame.groups:
-                for into, name in zip(found, ("loss", "mine"), strict=True):
-                    if name in group.values:
-                        into.update(zip(group.steps(), group.column(name), strict=True))
-    return found
-
-
 @pytest.mark.real
 def test_logging_does_not_start_the_garbage_collector(tmp_path: Path) -> None:
     """3000 calls are 6000 objects; kept until a frame is cut, they would begin eight collections, of any size."""
-    with started(tmp_path, LOGGING) as job:
-        said, _ = job.communicate(timeout=120)
-    assert int(said) <= 2
+    (tmp_path / "script.py").write_text(textwrap.dedent(LOGGING), encoding="utf-8")
+    variables = job_environment(tmp_path, PERFAGENT_SERVER="http://127.0.0.1:9")
+    command = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) <= 2

@@ -770,13 +770,3 @@ def test_a13_last_state_stands_in_the_spool_that_is_left(tmp_path: Path) -> None
     sender.rows.append(row(1))
     sender.close("preempted", timeout_s=WHOLE_S)
     assert Spool.open(sender.folder).header.closed == "preempted"
-
-
-def test_disabled_sender_does_nothing(tmp_path: Path, transport: RecordingTransport) -> None:
-    sender = make(tmp_path, transport, disabled=True)
-    sender.start()
-    sender.event("alert", {"title": "x"})
-    assert not sender.flush(1)
-    sender.close("finished")
-    assert transport.frames == []
-    assert not (tmp_path / "state").exists()

@@ -136,31 +136,6 @@ def fails(*_: Any, **__: Any) -> None:
     raise OSError(errno.EIO, "Input/output error")
 
 
-def test_tick_that_was_sent_is_not_found_again(kept: Kept) -> None:
-    one = log(0.5)
-    kept.keep(one)
-    kept.join(settled(one, 1))
-    outgoing = kept.spool.next()
-    assert outgoing is not None
-    kept.spool.ack(outgoing.seq)  # killed here: the file is still there, and the tick's may be gone
-    for path in numbered(kept.spool.folder, "ticks"):
-        path.unlink()
-    assert kept.files
-    kept.spool.abandon()
-    assert Spool.open(kept.spool.folder).next() is None
-    assert not kept.files
-
-
-def test_files_that_the_script_has_closed_are_forgotten_too(kept: Kept) -> None:
-    waiting = [log(1.0)]
-    kept.keep(*waiting)
-    kept.spool.files.let_go()
-    kept.keep(*waiting, log(2.0))
-    assert len(kept.files) == 2
-    kept.spool.early.forget()
-    assert not kept.files
-
-
 def test_files_that_somebody_deleted_are_written_anew(kept: Kept) -> None:
     waiting = [log(0.5)]
     kept.keep(*waiting)

@@ -285,21 +285,6 @@ def test_draft_that_was_being_written_is_a_torn_end(tmp_path: Path) -> None:
     assert steps_of(*drain(again)) == [0, 1, 2]
 
 
-def test_file_that_the_disk_does_not_give_keeps_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, read = sample_spool(tmp_path / "s"), Path.read_bytes
-
-    def fails(this: Path) -> bytes:
-        if this == path:
-            raise OSError(errno.EIO, "Input/output error")
-        return read(this)
-
-    monkeypatch.setattr(Path, "read_bytes", fails)
-    spool = Spool.open(tmp_path / "s")
-    assert spool.counters["unreadable"] == 1
-    spool.remove()
-    assert path.exists()
-
-
 # ---- A17: two processes
 
 
@@ -380,15 +365,6 @@ def test_only_young_folders_with_samples_are_found(tmp_path: Path) -> None:
 
 
 # ---- A15: the disk
-
-
-def test_without_a_folder_everything_is_in_memory(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    spool = Spool(tmp_path / "file" / "s", header())
-    assert not spool.append(rows(0), [event()], now=0.0)
-    assert spool.error is not None
-    assert spool.error.errno == errno.ENOTDIR
-    assert steps_of(*drain(spool)) == [0, 1, 2]
 
 
 class FullDisk:
@@ -662,23 +638,6 @@ def test_a05_halves_of_a_frame_that_is_thinned_are_both_there(tmp_path: Path) ->
 
 
 # ---- recordings
-
-
-def test_recording_goes_to_each_server_under_the_same_numbers(tmp_path: Path) -> None:
-    """The ledger of a server that has them drops them by their numbers."""
-    spool = Spool(tmp_path / "s", header(), recording=True)
-    for minute in range(3):
-        spool.append(rows(3 * minute), [], now=60.0 * minute)
-        spool.hold(now=60.0 * minute + 61)
-    spool.append(rows(9), [], now=200.0)
-    spool.close(final="finished")
-    found = []
-    for _ in range(2):
-        again = Spool.open(tmp_path / "s", recording=True)
-        found.append(drain(again))
-        again.close()
-    assert found[0] == found[1]
-    assert steps_of(*found[0]) == list(range(12))
 
 
 def test_what_was_refused_of_a_recording_is_set_aside_once(tmp_path: Path) -> None:

@@ -306,14 +306,6 @@ def test_terminal_is_asked_whether_this_server_gets_it(tmp_path: Path, answer: s
     assert folder.exists() is not bool(frames)
 
 
-def test_named_folder_of_the_spool_is_gone_once_it_was_sent(run_sync: Sync, tmp_path: Path) -> None:
-    (folder,) = leave(tmp_path, "a")
-    with IngestServer() as server:
-        assert run_sync(server, folder)[0] == 0
-        assert len(server.frames) == 1
-    assert not folder.exists(), "as doctor counts what is there"
-
-
 def test_refusing_port_is_not_waited_for_where_the_own_server_is_another(run_sync, tmp_path, clock):
     data_folder().mkdir(parents=True)
     LocalServer().announce("http://127.0.0.1:8720")
