@@ -142,6 +142,8 @@ def test_of_a_text_only_the_secret_is_hidden(text: str, shown: str) -> None:
 @pytest.mark.fault
 def test_x10_of_arguments_only_the_secret_is_hidden() -> None:
     assert redacted_arguments(["--user", "me:hunter2secret"]) == ["--user", f"me:{HIDDEN}"]
+    given = ["curl", "--api-key", "plainword", "-u", "me:hunter2", "https://x.org"]
+    assert redacted_arguments(given) == ["curl", "--api-key", HIDDEN, "-u", f"me:{HIDDEN}", "https://x.org"]
     assert redacted({"proxy": "me:p@ss@host:3128"}) == {"proxy": f"me:{HIDDEN}@host:3128"}
     assert redacted_arguments(["train.py", BASE62, f"--thing={BASE62}"]) == ["train.py", HIDDEN, f"--thing={HIDDEN}"]
 

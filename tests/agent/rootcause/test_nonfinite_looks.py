@@ -157,10 +157,11 @@ def test_activations_that_unpack_once_are_left_to_backward(train):
 def test_a_model_that_is_gone_when_it_is_told_was_looked_at(train):
     job = train()
     job.steps(5)
-    job.spoilt(lambda loss: loss / 0)
+    spoil_head(job)
+    job.step()
     job.watch.model = lambda: None
     job.recorded.finish()
-    assert "Div after module 'head'" in job.finding()["message"]
+    assert "'head.bias' of module 'head' (Linear)" in job.finding()["message"]
 
 
 # ---- rows that are read late
