@@ -202,7 +202,7 @@ def test_a17_eight_starts_at_once_deliver_orphans_exactly_once(fault: Accounts) 
 @pytest.mark.parametrize(
     "case", ["a recycled pid", "a week less 5 minutes", "a week and 5 minutes", "elsewhere", "no run"]
 )
-def test_a11_a17_orphan_is_sent_if_young_and_meant_for_this_server(tmp_path: Path, case: str) -> None:
+def test_a17_orphan_is_sent_if_young_and_for_this_server(tmp_path: Path, case: str) -> None:
     """What is older, or of a rank that never learned its run, is left to `perfagent sync`. The lock is the kernel's; what
     its file says is only for the watcher."""
     folder = tmp_path / "state" / "spool" / "orphan"

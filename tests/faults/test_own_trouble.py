@@ -131,6 +131,7 @@ def test_a21_courier_is_replaced_and_its_loss_told_once(tmp_path, monkeypatch, c
     assert steps_in(one.transport.frames) == [1], "nobody carries any longer"
     assert (one.counters["couriers_lost"], one.counters["errors"]) == (2, 0)
     (told,) = [record.message for record in caplog.records if "no thread for the network" in record.message]
+    assert one.transport.closed, "its connection is left open"
     assert ("the thread ends" if trouble == "dies" else "can't start new thread") in told
     one.end()
 

@@ -31,7 +31,7 @@ from perfagent.delivery.segments import (
 from perfagent.descriptors import opened
 from perfagent.wire import Event, Group
 
-__all__ = ["Backlog", "Kept", "Part", "squeezed"]
+__all__ = ["Backlog", "Kept", "Part", "squeezed", "unsqueezed"]
 
 Part = tuple[int, int, bool, list[Group], list[Event]]
 """seq, last tick in it, thinned, groups, events."""
@@ -106,7 +106,7 @@ class Backlog:
     def read(self, payload: bytes, path: Path, offset: int) -> tuple[int, list[Kept]]:
         """The frames in a record that a dead process left, and the number that they replace. Raises one of
         BAD_RECORD."""
-        replaced, parts = _read(payload)
+        replaced, parts = unsqueezed(payload)
         return replaced, [
             Kept(
                 seq,
@@ -134,7 +134,7 @@ class Backlog:
                 if found is None:
                     return None
                 blob = found[2]
-            _, _, _, groups, events = _read(blob)[1][kept.part]
+            _, _, _, groups, events = unsqueezed(blob)[1][kept.part]
         except (OSError, IndexError, *BAD_RECORD):
             return None
         return groups, events
@@ -298,7 +298,7 @@ def squeezed(frame: tuple[int, list[Part]]) -> bytes:
     return _encoder.encode((replaces, written))
 
 
-def _read(payload: bytes) -> tuple[int, list[Part]]:
+def unsqueezed(payload: bytes) -> tuple[int, list[Part]]:
     """What `squeezed` made a payload of. Raises one of BAD_RECORD."""
     if payload[:1] == bytes([_DEFLATED]):
         return _plain_decoder.decode(inflated(payload))

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfagent.delivery.backlog import _read, squeezed
+from perfagent.delivery.backlog import squeezed, unsqueezed
 from perfagent.delivery.byte_planes import Planes, columns, deflated, planes
 from perfagent.delivery.segments import BAD_RECORD
 from perfagent.wire import Event, Group
@@ -151,7 +151,7 @@ EARLIER = (
 
 
 def test_frame_from_before_an_upgrade_is_read_to_the_last_bit() -> None:
-    replaces, ((seq, upto, thinned, found, events),) = _read(base64.b85decode(EARLIER))
+    replaces, ((seq, upto, thinned, found, events),) = unsqueezed(base64.b85decode(EARLIER))
     assert (replaces, seq, upto, thinned, [event.kind for event in events]) == (0, 7, 9, False, ["alert"])
     given = [
         Group(
@@ -166,7 +166,7 @@ def test_frame_from_before_an_upgrade_is_read_to_the_last_bit() -> None:
         (group.time, group.monotonic, *whole(group)) for group in given
     ]
     parts = [(3, 7, False, [clocked(5)], [Event(kind="alert", time=1.0)])]  # of an agent before that
-    assert _read(zlib.compress(msgspec.msgpack.encode((2, parts)), 1)) == (2, parts)
+    assert unsqueezed(zlib.compress(msgspec.msgpack.encode((2, parts)), 1)) == (2, parts)
 
 
 @settings(max_examples=100, deadline=None)
@@ -177,7 +177,7 @@ def test_damaged_record_is_one_of_the_known_errors(chance: random.Random) -> Non
     for _ in range(chance.randrange(1, 4)):
         payload[chance.randrange(len(payload))] ^= 1 << chance.randrange(8)
     with contextlib.suppress(*BAD_RECORD):
-        _read(bytes(payload))
+        unsqueezed(bytes(payload))
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_layers_leave_room_for_the_catalogue_and_for_the_user() -> None:
     assert [columns.name(name) for name in names] == [*names[:2], None, *names[3:]]
 
 
-def test_nonfinite_loss_and_gradients_are_urgent_and_others_are_not() -> None:
+def test_nonfinite_loss_and_gradients_are_urgent() -> None:
     assert is_urgent(group(loss=[1.0, math.nan]))
     assert is_urgent(group(**{"grad/norm": [math.inf]}))
     assert is_urgent(group(**{"grad/nonfinite": [0.0, 2.0]}))

@@ -220,7 +220,7 @@ def test_a16_cut_anywhere_what_is_whole_before_is_read(tmp_path: Path, kind: str
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), min_size=1, max_size=4),
     state=st.lists(st.tuples(st.integers(0, 127), st.integers(0, 7)), max_size=4),
 )
-def test_a16_flipped_bits_never_stop_the_start_nor_invent_samples(tmp_path, kind, flips, state):
+def test_a16_flipped_bits_stop_no_start_and_invent_nothing(tmp_path, kind, flips, state):
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
     path = loops.damaged(folder, kind)
     content, slots = bytearray(path.read_bytes()), bytearray((folder / "state").read_bytes())
@@ -606,7 +606,7 @@ def test_a05_events_go_last_and_each_that_goes_is_counted(tmp_path: Path) -> Non
     assert sum(frame.samples for frame in frames) + spool.counters["thinned"] + spool.counters["dropped"] == 1600
 
 
-def test_a05_frame_that_was_sent_keeps_its_content_when_others_thin(tmp_path: Path) -> None:
+def test_a05_sent_frame_keeps_its_content_when_others_thin(tmp_path: Path) -> None:
     """The server may have it: another content under its number would be dropped as the second copy."""
     spool = Spool(tmp_path / "s", header(), max_bytes=200_000, segment_bytes=100_000)
     noise = random.Random(0)

@@ -302,11 +302,12 @@ def test_terminal_is_asked_whether_this_server_gets_it(tmp_path: Path, answer: s
         words = ["sync", "--server", server.url]
         ended = in_terminal(words, job_environment(tmp_path), columns=200, asks="[y/N]", typed=answer)
         assert OLD in ended.text
+        assert f"send it to {server.url}?" in ended.text
         assert (ended.code, len(server.frames)) == (code, frames)
     assert folder.exists() is not bool(frames)
 
 
-def test_refusing_port_is_not_waited_for_where_the_own_server_is_another(run_sync, tmp_path, clock):
+def test_refusing_port_is_not_waited_for_beside_an_own_server(run_sync, tmp_path, clock):
     data_folder().mkdir(parents=True)
     LocalServer().announce("http://127.0.0.1:8720")
     wrong = f"http://127.0.0.1:{free_port()}"
@@ -327,7 +328,7 @@ def test_own_server_is_found_at_the_port_it_takes_meanwhile(run_sync, recording,
     assert sorted(server.values("loss")) == list(range(30))
 
 
-def test_recording_in_use_fails_and_the_spool_of_a_process_does_not(run_sync, tmp_path, recording):
+def test_recording_in_use_fails_and_a_spool_in_use_does_not(run_sync, tmp_path, recording):
     """Else `perfagent sync DIR && rm -r DIR` would delete what nobody has."""
     lock = Spool.open(recording / SOURCE, recording=True)
     with IngestServer() as server:

@@ -301,7 +301,7 @@ def test_a24_address_is_not_looked_up_and_may_be_ipv6(client: Client, monkeypatc
             assert judge(client(f"http://{there}").post(body(), deadline_s=10.0)).kind == "acked"
 
 
-def test_a24_address_that_swallows_everything_leaves_time_for_the_next(client, monkeypatch):
+def test_a24_address_that_swallows_all_leaves_time_for_the_next(client, monkeypatch):
     """A kernel without some kind of address, an IPv6 address that nobody routes, and an IPv4 address that works."""
     tried: list[tuple[int, float]] = []
 
