@@ -80,6 +80,17 @@ def sync(environment: Mapping[str, str]) -> None:
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
 
 
+def run_job(script: str, folder: Path, server: str, *words: str) -> str:
+    """What a script says that sends to this server; everything it has sent is there afterwards."""
+    (folder / "train.py").write_text(script)
+    variables = job_environment(folder, PERFAGENT_SERVER=server, OMP_NUM_THREADS="1")
+    command = [sys.executable, str(folder / "train.py"), *words]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    sync(variables)
+    return done.stdout
+
+
 def job_environment(folder: Path, **more: str) -> dict[str, str]:
     """The environment of a program under test: nothing of ours from outside, data and spool below `folder`."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PERFAGENT_")}

@@ -1,4 +1,5 @@
-"""A sender whose thread is the test: time passes when the test says so, in ticks of a tenth of a second."""
+"""A sender whose thread is the test: time passes when the test says so, in ticks of an eighth of a second,
+which sums up without a rounding."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from perfagent.wire import Frame
 
 __all__ = ["Driven", "row", "steps_in"]
 
-TICK_S = 0.1
+TICK_S = 0.125
 NAMES = ("loss", "lr")
 
 
@@ -38,7 +39,9 @@ class Driven:
         self.now = self.start = 1000.0
         self.transport = transport if transport is not None else RecordingTransport()
         self.sender = Sender(
-            AgentConfig(state_dir=folder / "state", **{"server": "http://127.0.0.1:9", **settings}),
+            AgentConfig(
+                state_dir=folder / "state", **{"server": "http://127.0.0.1:9", "spool_tick_s": TICK_S, **settings}
+            ),
             identity or Identity(project="p", run="r", attempt=1),
             transport=self.transport,
             clock=self._clock,
@@ -70,7 +73,7 @@ class Driven:
         loop, sent = self.sender.dispatcher, self.counters["sent_frames"]
         loop.step(rung=self.sender.wake.wait(0))
         if self.counters["sent_frames"] > sent:
-            self.sent_at.append(round(self.now - self.start, 1))
+            self.sent_at.append(self.now - self.start)
         end = time.monotonic() + 20.0
         while waits and loop.busy is not None:
             assert time.monotonic() < end, "no answer came"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from builders import job_environment, sync
+from builders import job_environment, run_job, sync
 from case_selection import everyday
 from faults import loops
 from faults.accounts import Accounts
-from ingest_server import IngestServer
 
 pytestmark = [pytest.mark.fault, pytest.mark.real]
 
@@ -30,16 +27,6 @@ def test_a14_children_never_hang_and_leave_the_agent_alone(fault, tmp_path, meth
     assert len({frame.source for frame in server.frames}) == 1
     assert server.states()[-1] == "finished"
     assert server.samples("last") == [1.0]
-
-
-def run_script(script: str, folder: Path, server: IngestServer, *words: str) -> str:
-    (folder / "train.py").write_text(script)
-    variables = job_environment(folder, PERFAGENT_SERVER=server.url, OMP_NUM_THREADS="1")
-    command = [sys.executable, str(folder / "train.py"), *words]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    sync(variables)
-    return done.stdout
 
 
 WORKERS = """
@@ -62,7 +49,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method", everyday(1, ["fork", "spawn", "forkserver"]))
 def test_a14_workers_of_a_loader_leave_the_agent_alone(fault: Accounts, tmp_path: Path, method: str) -> None:
     server = fault.server()
-    assert run_script(WORKERS, tmp_path, server, method) == "2016.0\n"
+    assert run_job(WORKERS, tmp_path, server.url, method) == "2016.0\n"
     assert len({frame.source for frame in server.frames}) == 1
     assert len(server.values("seen")) == 8
     assert server.states()[-1] == "finished"
@@ -87,7 +74,7 @@ if __name__ == "__main__":
 
 def test_a14_spawned_ranks_have_agents_of_their_own(fault: Accounts, tmp_path: Path) -> None:
     server = fault.server()
-    run_script(RANKS, tmp_path, server)
+    run_job(RANKS, tmp_path, server.url)
     assert {frame.run for frame in server.frames} == {"launcher", "rank-0", "rank-1"}
     assert len(server.samples("loss")) == 40
     assert server.samples("after") == [1.0]

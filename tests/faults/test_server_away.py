@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,19 +18,6 @@ from ingest_server import IngestProcess, IngestServer, Scripted
 import perfagent
 
 pytestmark = [pytest.mark.fault, pytest.mark.real]
-
-
-def quick(start: Callable[[], None], end: Callable[[], object]) -> None:
-    """One of three starts takes a quarter of a second at most: what runs beside this test takes its time, too."""
-    took = []
-    for _ in range(3):
-        began = time.monotonic()
-        start()
-        took.append(time.monotonic() - began)
-        if took[-1] <= 0.25:
-            return
-        end()
-    raise AssertionError(took)
 
 
 def test_a01_without_a_server_all_is_kept_and_told_once(fault: Accounts, caplog: pytest.LogCaptureFixture) -> None:
@@ -55,11 +41,17 @@ def test_a01_without_a_server_all_is_kept_and_told_once(fault: Accounts, caplog:
 def test_a01_attach_returns_at_once_whatever_the_server(fault: Accounts) -> None:
     slow = fault.server(rule=lambda _: Scripted(delay_s=30.0))
     for url in (slow.url, f"http://127.0.0.1:{free_port()}", "http://monitor.invalid:8420"):
-        runs: list[perfagent.Run] = []
-        quick(lambda url=url, runs=runs: runs.append(perfagent.init(server=url)), lambda runs=runs: runs[-1].finish())
-        runs[-1].log({"loss": 1.0})
-        with ends_in_time(runs[-1]._sender):
-            runs[-1].finish()
+        took = []
+        for _ in range(3):  # the quickest of three: what runs beside this test takes its time, too
+            began = time.monotonic()
+            run = perfagent.init(server=url)
+            took.append(time.monotonic() - began)
+            run.log({"loss": 1.0})
+            with ends_in_time(run._sender):
+                run.finish()
+            if took[-1] <= 0.25:
+                break
+        assert min(took) <= 0.25, url
 
 
 def test_a01_server_that_comes_later_gets_everything(fault: Accounts) -> None:

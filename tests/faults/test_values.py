@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders import ServerProcess, job_environment, server_process, sync
+from builders import ServerProcess, run_job, server_process
 
 from perfagent.wire.limits import MAX_NAMES_PER_RUN, room_of
 
@@ -22,16 +20,6 @@ pytestmark = [pytest.mark.fault, pytest.mark.real]
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with server_process(tmp_path_factory.mktemp("server")) as running:
         yield running
-
-
-def run_script(script: str, folder: Path, server: ServerProcess) -> str:
-    (folder / "script.py").write_text(script)
-    variables = job_environment(folder, PERFAGENT_SERVER=server.url)
-    command = [sys.executable, str(folder / "script.py")]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    sync(variables)
-    return done.stdout
 
 
 # ---- A18
@@ -51,7 +39,7 @@ run.finish()
 
 
 def test_a18_clock_that_jumps_leaves_order_and_run_as_they_are(real_server: ServerProcess, tmp_path: Path) -> None:
-    run_script(JUMPS, tmp_path, real_server)
+    run_job(JUMPS, tmp_path, real_server.url)
     summary = real_server.wait_for_state("jumps", "finished")
     assert summary["step"] == 40
     series = real_server.get("/runs/jumps/series", name="loss")
@@ -85,7 +73,7 @@ run.finish()
 
 
 def test_a19_what_is_not_finite_is_told_as_it_is_everywhere(real_server: ServerProcess, tmp_path: Path) -> None:
-    run_script(SPECIAL, tmp_path, real_server)
+    run_job(SPECIAL, tmp_path, real_server.url)
     real_server.wait_for_state("special", "finished")
     rows = {row["step"]: row["value"] for row in real_server.export("special") if row["name"] == "value"}
     told = ["NaN", "Infinity", "-Infinity", -0.0, 5e-324, 1.7976931348623157e308, 0.1, 1 / 3, 2.0**53, 2.0**70]
@@ -126,7 +114,7 @@ run.finish()
 
 
 def test_a20_odd_names_are_stored_and_very_many_cost_no_memory(real_server: ServerProcess, tmp_path: Path) -> None:
-    grown, refused_series, refused_names = map(int, run_script(NAMES, tmp_path, real_server).split())
+    grown, refused_series, refused_names = map(int, run_job(NAMES, tmp_path, real_server.url).split())
     real_server.wait_for_state("names", "finished")
     latest = real_server.get("/runs/names/latest")
     assert all(len(name.encode()) <= 256 and name for name in latest)
