@@ -204,6 +204,13 @@ def test_x10_half_a_private_key_is_hidden_too() -> None:
 
 
 @pytest.mark.fault
+def test_x10_the_shortest_secrets_are_hidden() -> None:
+    """Of which nothing but their form tells it."""
+    for shortest in ("xoxb-" + "1234567890", "LTAI" + "5tAbcdefghij"):
+        assert redacted_text(shortest) == HIDDEN
+
+
+@pytest.mark.fault
 def test_x10_text_is_cut_after_it_is_redacted() -> None:
     """Half a secret has no form that tells it."""
     secret = BY_VALUE["github"]
