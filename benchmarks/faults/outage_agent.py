@@ -96,12 +96,13 @@ def pass_time(sender: Sender, dispatcher: Dispatcher, seconds: int, shape: Shape
             _offset += TICK_S
             dispatcher.step(rung=True)
             while dispatcher.busy is not None:  # the clock stands while a request is refused
-                sender.wake.wait(1.0)
+                sender.wake.wait(0.05)
                 dispatcher.step(rung=True)
     return step
 
 
 def main(server: str, state: Path, hours: float, shape: Shape) -> None:
+    global _offset
     time.monotonic = lambda: _monotonic() + _offset
     time.time = lambda: _wall() + _offset
     sender = Sender(
@@ -128,6 +129,7 @@ def main(server: str, state: Path, hours: float, shape: Shape) -> None:
     }
     print(json.dumps(result), flush=True)
     sys.stdin.readline()
+    _offset += 30.0  # the pause after the last failure is over
     begin = _monotonic()
     sender.start()
     while spool.waiting or dispatcher.busy is not None:
