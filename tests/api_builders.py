@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fastapi.testclient import TestClient
 
 from perfagent.wire import Event, Frame, Group, encode
 from perfagent_server.app import create_app
+from perfagent_server.services import Services, open_services
 from perfagent_server.serving import make_server
 from perfagent_server.settings import Settings
 
@@ -32,12 +33,22 @@ def settings_for(folder: Path, **changes: Any) -> Settings:
 
 @contextlib.contextmanager
 def api(
-    folder: Path, *, base_url: str = "http://127.0.0.1:8420", dashboard: bool = False, **changes: Any
-) -> Iterator[TestClient]:
-    """The app in this process, started, with a database of its own. Services: `client.app.state.services`."""
-    app = create_app(settings_for(folder, **changes), dashboard=dashboard)
+    folder: Path, *, base_url: str = "http://127.0.0.1:8420", dashboard: bool = False,
+    clocks: Mapping[str, Callable[[], float]] | None = None, **changes: Any,
+) -> Iterator[TestClient]:  # fmt: skip
+    """The app in this process, started, with a database of its own. Services: `services_of(client)`. clocks: `clock`,
+    `monotonic`, or both."""
+    settings = settings_for(folder, **changes)
+    services = open_services(settings, **clocks) if clocks else None
+    app = create_app(settings, dashboard=dashboard, services=services)
     with TestClient(app, base_url=base_url, follow_redirects=False) as client:
         yield client
+
+
+def services_of(client: TestClient) -> Services:
+    """The parts of the server behind a client of `api`."""
+    found: Services = client.app.state.services  # type: ignore[attr-defined]
+    return found
 
 
 @dataclass

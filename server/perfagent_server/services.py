@@ -186,8 +186,11 @@ class Services:
         await asyncio.to_thread(self.database.close)
 
 
-def open_services(settings: Settings) -> Services:
-    """Opens the data and wires the parts; nothing runs yet but the database's writer. Raises ConfigError."""
+def open_services(
+    settings: Settings, *, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
+) -> Services:
+    """Opens the data and wires the parts; nothing runs yet but the database's writer. clock, monotonic: of what senders are
+    allowed, runs are asked for, and rules judge. Raises ConfigError."""
     _private_folder(settings.data)
     admin_token = settings.admin_token or secret_file(settings.data / ADMIN_TOKEN_FILE)
     pepper = settings.key_pepper or secret_file(settings.data / PEPPER_FILE)
@@ -197,7 +200,7 @@ def open_services(settings: Settings) -> Services:
         settings, alone=not settings.replica, replica=secrets.token_hex(8) if settings.replica else ""
     )
     try:
-        return _wired(settings, database, admin_token, pepper, cookies, provider)
+        return _wired(settings, database, admin_token, pepper, cookies, provider, clock, monotonic)
     except BaseException:
         database.close()
         raise
@@ -205,7 +208,7 @@ def open_services(settings: Settings) -> Services:
 
 def _wired(
     settings: Settings, database: Database, admin_token: str, pepper: str, cookies: SignedCookies,
-    provider: OpenIdProvider | None,
+    provider: OpenIdProvider | None, clock: Callable[[], float], monotonic: Callable[[], float],
 ) -> Services:  # fmt: skip
     with database.read() as connection:
         known = newest_change(connection)  # before any cache is filled
@@ -215,10 +218,10 @@ def _wired(
     if leases is not None:
         leases.check_secrets()
     store, compactor, thin = open_store(database, settings.metrics, max_names=settings.max_names, leases=leases)
-    ingest = Ingest(store)
-    sender_limits = SenderLimits(settings.limits)
-    new_runs = NewRuns(runs, sender_limits, max_projects=settings.max_projects)
-    orders = Orders(database)
+    ingest = Ingest(store, clock=clock)
+    sender_limits = SenderLimits(settings.limits, clock=monotonic)
+    new_runs = NewRuns(runs, sender_limits, max_projects=settings.max_projects, clock=monotonic)
+    orders = Orders(database, clock=clock)
 
     def link(run: str) -> str:
         return f"{settings.url}/run/{quote(run, safe='')}"
@@ -235,7 +238,7 @@ def _wired(
             hub.publish_run(summary)
 
     rule_settings = RuleSettings(database, settings.data / RULES_FILE)
-    rule_profiles = RuleProfiles(database, orders, rule_settings.takes_profile)
+    rule_profiles = RuleProfiles(database, orders, rule_settings.takes_profile, clock=clock)
     engine = Engine(
         database,
         store,
@@ -246,6 +249,7 @@ def _wired(
         on_deliveries=outbox.wake,
         on_states=publish_runs,
         on_fire=partial(_ask_run, orders, rule_profiles),
+        monotonic=monotonic,
     )
     if leases is not None:
         leases.can_judge = lambda: engine.can_judge

@@ -7,7 +7,7 @@ import asyncio
 from perfagent_server.deadlines import Deadlines
 
 
-def test_what_is_past_its_time_is_ended_once_and_what_is_done_is_not() -> None:
+def test_what_is_past_its_time_is_ended_once() -> None:
     ended: list[str] = []
 
     async def live() -> None:

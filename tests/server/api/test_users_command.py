@@ -16,6 +16,7 @@ from commands import Ended, perfagent
 
 from perfagent.local_server import ADMIN_TOKEN_FILE
 
+pytestmark = pytest.mark.real
 PASSWORD = "correct horse battery"
 
 
@@ -35,35 +36,32 @@ def log_in(server: ServerProcess, name: str, password: str = PASSWORD) -> int:
 
 
 def test_users_are_managed_from_the_command_line(server: ServerProcess, tmp_path: Path) -> None:
-    data = server.folder / "server-data"
-    added = users(
-        tmp_path, data, "add", "ada", "--role", "operator", "--project", "a", "--project", "b", "--password-stdin"
-    )
+    def ada(*words: str, password: str = PASSWORD) -> Ended:
+        return users(tmp_path, server.folder / "server-data", *words, password=password)
+
+    added = ada("add", "ada", "--role", "operator", "--project", "a", "--project", "b", "--password-stdin")
     assert (added.returncode, added.stdout) == (0, "ada may log in: operator of a, operator of b\n"), added.stderr
     assert log_in(server, "ada") == 303
-    assert users(tmp_path, data, "role", "ada", "none", "--project", "a").stdout == "ada: operator of b\n"
-    assert users(tmp_path, data, "role", "ADA", "viewer").stdout == "ada: viewer of all projects, operator of b\n"
-    listed = json.loads(users(tmp_path, data, "list", "--json").stdout)["users"]
+    assert ada("role", "ada", "none", "--project", "a").stdout == "ada: operator of b\n"
+    assert ada("role", "ADA", "viewer").stdout == "ada: viewer of all projects, operator of b\n"
+    listed = json.loads(ada("list", "--json").stdout)["users"]
     assert [(one["name"], len(one["roles"]), one["login"]) for one in listed] == [("ada", 2, "password")]
-    assert "viewer of all projects" in users(tmp_path, data, "list").stdout
-    assert users(tmp_path, data, "disable", "ada").returncode == 0
-    assert log_in(server, "ada") == 401
-    assert users(tmp_path, data, "enable", "ada").returncode == 0
-    assert users(tmp_path, data, "password", "ada", "--password-stdin", password="another long one").returncode == 0
+    assert "viewer of all projects" in ada("list").stdout
+    for what, status in (("disable", 401), ("enable", 303)):
+        assert ada(what, "ada").returncode == 0
+        assert log_in(server, "ada") == status
+    assert ada("password", "ada", "--password-stdin", password="another long one").returncode == 0
     assert (log_in(server, "ada"), log_in(server, "ada", "another long one")) == (401, 303)
-    again = users(tmp_path, data, "add", "Ada", "--password-stdin")
-    assert again.returncode == 1 and "already" in again.stderr
-    assert users(tmp_path, data, "remove", "ada").returncode == 0
-    gone = users(tmp_path, data, "remove", "ada")
-    assert gone.returncode == 1 and "`perfagent users list` lists them" in gone.stderr
-
-
-def test_a_password_is_asked_for_at_a_terminal_only(server: ServerProcess, tmp_path: Path) -> None:
-    data = server.folder / "server-data"
-    without = users(tmp_path, data, "add", "bob")
-    assert without.returncode == 2 and "--password-stdin" in without.stderr
-    short = users(tmp_path, data, "add", "bob", "--password-stdin", password="short")
-    assert short.returncode == 2 and "10 to 256" in short.stderr
+    assert [ada("remove", "ada").returncode for _ in range(2)] == [0, 1]
+    ada("add", "bob", "--password-stdin")
+    for words, password, code, said in (
+        (("add", "Bob", "--password-stdin"), PASSWORD, 1, "already"),
+        (("remove", "ada"), PASSWORD, 1, "`perfagent users list`"),
+        (("add", "eve"), PASSWORD, 2, "--password-stdin"),  # it is asked for at a terminal only
+        (("add", "eve", "--password-stdin"), "short", 2, "10 to 256"),
+    ):
+        refused = ada(*words, password=password)
+        assert (refused.returncode, said in refused.stderr) == (code, True), refused.stderr
 
 
 @pytest.mark.sqlite

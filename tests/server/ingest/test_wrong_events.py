@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
-from api_builders import MSGPACK, api, frame, send
+from api_builders import MSGPACK, api, frame, send, services_of
 from builders import until
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
@@ -76,7 +76,7 @@ def events_of(client: TestClient, run: str) -> list[dict[str, Any]]:
 def test_a_state_that_is_a_list_costs_neither_samples_nor_alerts(client: TestClient) -> None:
     wrong = sent(Event(kind="state", time=1.0, data={"state": []}), Event(kind="log", time=1.0, data={"lines": ["x"]}))
     wrong.seq = 2
-    before = client.app.state.services.counters()["ingest"]["rejected_events"]  # type: ignore[attr-defined]
+    before = services_of(client).counters()["ingest"]["rejected_events"]
     answer = send(client, wrong)
     (rejected,) = answer["rejected"]
     assert (answer["stored"], rejected["name"], rejected["count"]) == (1, "event:state", 1)
@@ -84,8 +84,7 @@ def test_a_state_that_is_a_list_costs_neither_samples_nor_alerts(client: TestCli
     assert [event["kind"] for event in events_of(client, wrong.run)] == ["log"]
     again = send(client, wrong)
     assert (again["duplicate"], again["rejected"]) == (1, [rejected]), "the first answer may have been lost"
-    after = client.app.state.services.counters()["ingest"]["rejected_events"]  # type: ignore[attr-defined]
-    assert after - before == 1
+    assert services_of(client).counters()["ingest"]["rejected_events"] - before == 1
     bad = send(client, sent(loss=float("nan")))
     assert bad["stored"] == 1
     until(lambda: any(one["rule"] == "nonfinite_loss" for one in client.get("/api/v1/alerts").json()["alerts"]))
@@ -106,18 +105,17 @@ def test_no_field_takes_a_value_of_another_type(client: TestClient, kind: str) -
     ]
     made = sent(*wrong)
     answer = send(client, made)
-    assert [(one["name"], one["count"]) for one in answer["rejected"]] == [(f"event:{kind}", len(wrong))]
+    assert [(one["name"], one["count"]) for one in answer["rejected"]] == [(f"event:{kind}", len(wrong))], "one entry"
     assert (answer["stored"], events_of(client, made.run)) == (1, [])
 
 
 @pytest.mark.fault
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(FIELDS), st.data())
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(FIELDS), st.one_of(*TYPES.values()))
 def test_no_value_of_any_field_is_the_servers_fault(
-    client: TestClient, field: tuple[str, str, Any], data: st.DataObject
+    client: TestClient, field: tuple[str, str, Any], value: Any
 ) -> None:
     kind, name, _ = field
-    value = data.draw(st.one_of(*TYPES.values()))
     made = sent(Event(kind=kind, time=1.0, data={**REQUIRED.get(kind, {}), name: value}))
     answer = send(client, made)
     kept = [event["kind"] for event in events_of(client, made.run)]
@@ -153,12 +151,6 @@ def test_an_event_that_is_none_costs_no_samples(client: TestClient, event: Any, 
     assert answer.json()["stored"] == 1
     assert [(one["name"], one["count"]) for one in answer.json()["rejected"]] == [(named, 1)]
     assert [one["data"] for one in events_of(client, made.run)] == [{"lines": ["x"]}]
-
-
-def test_many_wrong_events_are_one_entry_a_kind(client: TestClient) -> None:
-    made = sent(*(Event(kind=kind, time=1.0, data={"command": 5}) for kind in ("stacks", "command") for _ in range(50)))
-    answer = send(client, made)
-    assert [(one["name"], one["count"]) for one in answer["rejected"]] == [("event:stacks", 50), ("event:command", 50)]
 
 
 def test_unknown_kinds_and_fields_are_stored_as_they_are(client: TestClient) -> None:
