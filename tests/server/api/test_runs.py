@@ -7,174 +7,172 @@ import io
 import json
 import math
 import struct
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from api_builders import ADMIN, api, frame, send
+from fastapi.testclient import TestClient
+from frames import state
 from pyarrow import parquet
 
 from perfagent.wire import Event, LogRow
 from perfagent_server.routes.parquet import write
 
 
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    with api(tmp_path_factory.mktemp("runs")) as running:
+        yield running
+
+
 def start(name: str, **data: object) -> Event:
-    return Event(kind="state", time=1_700_000_000.0, data={"state": "starting", "name": name, **data})
+    return state("starting", time=1_700_000_000.0, name=name, **data)
 
 
-def test_runs_are_listed_newest_first_and_page_by_page(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        for number in range(7):
-            send(client, frame({"loss": [1.0]}, run=f"r{number}"))
-        seen, cursor = [], None
-        while True:
-            page = client.get("/api/v1/runs", params={"limit": 3, **({"cursor": cursor} if cursor else {})}).json()
-            seen += [run["run"] for run in page["runs"]]
-            cursor = page["next"]
-            if cursor is None:
-                break
-        assert seen == [f"r{number}" for number in reversed(range(7))]
+def get(client: TestClient, path: str, **query: Any) -> Any:
+    return client.get(f"/api/v1/runs{path}", params=query)
 
 
-def test_runs_are_filtered_by_project_name_state_and_tag(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        send(
-            client, frame({"loss": [1.0]}, run="a", project="x", events=[start("first", tags=["big", 'a"b', "größe"])])
-        )
-        send(client, frame({"loss": [1.0]}, run="b", project="y", events=[start("second", tags=["bigger"])]))
-
-        def found(**query: str) -> list[str]:
-            return [run["run"] for run in client.get("/api/v1/runs", params=query).json()["runs"]]
-
-        assert found(project="x") == ["a"]
-        assert found(name="second") == ["b"]
-        assert found(state="running") == ["b", "a"]
-        assert found(state="finished") == []
-        assert found(tag="big") == ["a"]
-        assert found(tag='a"b') == ["a"]
-        assert found(tag="größe") == ["a"]
-        assert found(tag="%") == []
+def found(client: TestClient, **query: Any) -> list[str]:
+    return [run["run"] for run in get(client, "", **query).json()["runs"]]
 
 
-def test_name_tags_and_notes_can_be_changed(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({"loss": [1.0]}))
-        change = {"name": "better", "tags": ["keep"], "notes": "<b>look</b>"}
-        changed = client.patch("/api/v1/runs/r1", json=change)
-        assert changed.status_code == 200, changed.text
-        run = client.get("/api/v1/runs/r1").json()
-        assert (run["name"], run["tags"], run["notes"]) == ("better", ["keep"], "<b>look</b>")
-        client.patch("/api/v1/runs/r1", json={"notes": ""})
-        run = client.get("/api/v1/runs/r1").json()
-        assert (run["name"], run["notes"]) == ("better", "")
+@pytest.mark.sql
+def test_runs_are_listed_newest_first_and_page_by_page(client: TestClient) -> None:
+    for number in range(7):
+        send(client, frame({"loss": [1.0]}, run=f"page{number}", project="pages"))
+    seen, cursor = [], {}
+    while True:
+        page = get(client, "", limit=3, project="pages", **cursor).json()
+        seen += [run["run"] for run in page["runs"]]
+        if page["next"] is None:
+            break
+        cursor = {"cursor": page["next"]}
+    assert seen == [f"page{number}" for number in reversed(range(7))]
 
 
-def test_what_a_job_was_started_with_comes_in_pieces_and_lists_leave_the_long_ones_out(tmp_path: Path) -> None:
+@pytest.mark.sql
+def test_runs_are_filtered_by_project_name_state_and_tag(client: TestClient) -> None:
+    tags = ["Big", 'a"b', 'a "b"', "größe", "x"]
+    send(client, frame({"loss": [1.0]}, run="a", project="x", events=[start("first", tags=tags)]))
+    send(client, frame({"loss": [1.0]}, run="b", project="y", events=[start("second", tags=["Bigger"])]))
+    assert (found(client, project="x"), found(client, name="second")) == (["a"], ["b"])
+    assert found(client, project=["x"], state="running") == ["a"]
+    assert found(client, project="x", state="finished") == []
+    assert [found(client, tag=tag) for tag in tags] == [["a"]] * 5
+    assert [found(client, tag=tag) for tag in ("big", "ig", ", ", ",", "", "%")] == [[]] * 6
+
+
+@pytest.mark.sql
+def test_name_tags_and_notes_can_be_changed(client: TestClient) -> None:
+    send(client, frame({"loss": [1.0]}, run="named"))
+
+    def change(**values: Any) -> Any:
+        return client.patch("/api/v1/runs/named", json=values)
+
+    assert change(name="better", tags=["keep"], notes="<b>look</b>").status_code == 200
+    run = get(client, "/named").json()
+    assert (run["name"], run["tags"], run["notes"]) == ("better", ["keep"], "<b>look</b>")
+    change(notes="")
+    for name in ("", "   ", "a\nb", "a\x00b", "x" * 257):  # that no job could give it
+        assert change(name=name).json()["error"]["field"] == "name"
+    run = get(client, "/named").json()
+    assert (run["name"], run["notes"]) == ("better", "")
+
+
+@pytest.mark.sql
+def test_what_a_job_was_started_with_comes_in_pieces(client: TestClient) -> None:
+    """Lists leave the long ones out."""
+
     def context(**data: object) -> Event:
         return Event(kind="context", time=1_700_000_000.0, data=data)
 
-    with api(tmp_path) as client:
-        events = [
-            start("first", config={"lr": 0.1}, notes="look here"),
-            context(config={"argparse": {"seed": 1}}, git={"branch": "main"}),
-        ]
-        send(client, frame({"loss": [1.0]}, events=events))
-        packages = {"torch": "2.13.0"}
-        send(
-            client,
-            frame({"loss": [1.0]}, seq=2, events=[context(git={"branch": "main", "dirty": True}, packages=packages)]),
-        )
-        run = client.get("/api/v1/runs/r1").json()
-        assert run["config"] == {"lr": 0.1, "argparse": {"seed": 1}}
-        assert run["meta"] == {"git": {"branch": "main", "dirty": True}, "packages": packages}
-        assert run["notes"] == "look here"
-        assert run["state"] == "running"
-        assert client.get("/api/v1/runs").json()["runs"][0]["meta"] == {"git": {"branch": "main", "dirty": True}}
-
-        client.patch("/api/v1/runs/r1", json={"notes": "seen"})
-        send(client, frame({"loss": [1.0]}, seq=3, events=[start("first", notes="look here")]))
-        assert client.get("/api/v1/runs/r1").json()["notes"] == "seen"
+    begins = start("first", config={"lr": 0.1}, notes="look here")
+    first = context(config={"argparse": {"seed": 1}}, git={"branch": "main"})
+    git, packages = {"branch": "main", "dirty": True}, {"torch": "2.13.0"}
+    send(client, frame({"loss": [1.0]}, run="job", project="job", events=[begins, first]))
+    send(client, frame({"loss": [1.0]}, run="job", project="job", seq=2, events=[context(git=git, packages=packages)]))
+    run = get(client, "/job").json()
+    assert (run["config"], run["meta"]) == ({"lr": 0.1, "argparse": {"seed": 1}}, {"git": git, "packages": packages})
+    assert (run["notes"], run["state"]) == ("look here", "running")
+    assert get(client, "", project="job").json()["runs"][0]["meta"] == {"git": git}
+    client.patch("/api/v1/runs/job", json={"notes": "seen"})
+    send(client, frame({"loss": [1.0]}, run="job", project="job", seq=3, events=[begins]))
+    assert get(client, "/job").json()["notes"] == "seen"
 
 
-def test_a_deleted_run_is_gone_and_others_stay(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({"loss": [1.0]}, run="r1"))
-        send(client, frame({"loss": [1.0]}, run="r2"))
-        assert client.delete("/api/v1/runs/r1").status_code == 401
-        assert client.delete("/api/v1/runs/r1", headers=ADMIN).status_code == 204
-        assert [run["run"] for run in client.get("/api/v1/runs").json()["runs"]] == ["r2"]
-        for path in ("", "/latest", "/series?name=loss", "/ranks?name=loss", "/names", "/events", "/export"):
-            answer = client.get(f"/api/v1/runs/r1{path}")
-            assert answer.status_code == 404, path
-            assert answer.json()["error"]["code"] == "not_found"
+@pytest.mark.sql
+def test_a_deleted_run_is_gone_and_others_stay(client: TestClient) -> None:
+    for run in ("gone", "stays"):
+        send(client, frame({"loss": [1.0]}, run=run, project="deleted"))
+    assert client.delete("/api/v1/runs/gone").status_code == 401
+    assert client.delete("/api/v1/runs/gone", headers=ADMIN).status_code == 204
+    assert found(client, project="deleted") == ["stays"]
+    for path in ("", "/latest", "/series?name=loss", "/ranks?name=loss", "/names", "/events", "/export"):
+        answer = get(client, f"/gone{path}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), path
 
 
-def test_one_extreme_step_of_many_is_in_its_bucket(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        values = [1.0] * 20_000
-        values[12_345] = 1e6
-        send(client, frame({"loss": values}))
-        series = client.get("/api/v1/runs/r1/series", params={"name": "loss", "points": 100}).json()
-        assert len(series["step"]) <= 100
-        assert series["exact"] is False
-        assert max(series["max"]) == 1e6
-        close = client.get("/api/v1/runs/r1/series", params={"name": "loss", "from": 12_340, "to": 12_350}).json()
-        assert close["exact"] is True
-        assert close["step"] == list(range(12_340, 12_351))
-        assert close["max"][close["step"].index(12_346)] == 1e6
+def test_series_ranks_names_and_latest_come_as_json(client: TestClient) -> None:
+    values = [1.0] * 5000
+    values[1233] = 1e6
+    send(client, frame({"loss": values, "acc": [0.5] * 4999 + [math.nan]}, run="long"))
+    series = get(client, "/long/series", name="loss", points=100).json()
+    assert (len(series["step"]) <= 100, series["exact"], max(series["max"])) == (True, False, 1e6)
+    close = get(client, "/long/series", name="loss", **{"from": 1_230, "to": 1_240}).json()
+    assert (close["exact"], close["step"]) == (True, list(range(1_230, 1_241)))
+    assert close["max"][close["step"].index(1_234)] == 1e6
+    assert get(client, "/long/names").json() == {"names": ["acc", "loss"], "loss": "loss", "evaluations": []}
+    latest = get(client, "/long/latest").json()
+    assert latest["loss"] == {"value": 1.0, "step": 5000, "time": 1_700_005_000.0, "rank": 0}
+    assert latest["acc"]["value"] == "NaN"
+    for rank in range(4):
+        send(client, frame({"step_time_s": [float(rank), float(rank)]}, run="ranks", rank=rank))
+    matrix = get(client, "/ranks/ranks", name="step_time_s").json()
+    assert (matrix["ranks"], matrix["unit"]) == ([0, 1, 2, 3], "s")
+    assert matrix["mean"] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
 
 
-def test_ranks_come_as_a_matrix(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        for rank in range(4):
-            send(client, frame({"step_time_s": [float(rank), float(rank)]}, rank=rank))
-        matrix = client.get("/api/v1/runs/r1/ranks", params={"name": "step_time_s"}).json()
-        assert matrix["ranks"] == [0, 1, 2, 3]
-        assert matrix["mean"] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
-        assert matrix["unit"] == "s"
-
+# --- export -----------------------------------------------------------------------------------------------------------
 
 EXACT = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, 2**53 + 2.0, math.nan, math.inf, -math.inf]
 
 
-def bits(value: float) -> bytes:
-    return struct.pack("<d", value)
+def bits(value: Any) -> bytes:
+    return struct.pack("<d", float(value))
+
+
+def exported(client: TestClient, run: str, kind: str) -> list[dict[str, Any]]:
+    answer = get(client, f"/{run}/export", format=kind)
+    assert answer.status_code == 200
+    if kind == "parquet":
+        assert answer.headers["content-type"] == "application/vnd.apache.parquet"
+        return list(parquet.read_table(io.BytesIO(answer.content)).to_pylist())
+    if kind == "csv":
+        return list(csv.DictReader(io.StringIO(answer.text)))
+    return [json.loads(line) for line in answer.text.splitlines()]
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("kind", ["jsonl", "csv"])
-def test_x06_export_gives_every_sample_back_to_the_bit(tmp_path: Path, kind: str) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({"x": EXACT, "=cmd()": [1.0] * len(EXACT)}))
-        answer = client.get("/api/v1/runs/r1/export", params={"format": kind})
-        if kind == "jsonl":
-            rows = [json.loads(line) for line in answer.text.splitlines()]
-        else:
-            rows = list(csv.DictReader(io.StringIO(answer.text)))
-        assert list(rows[0]) == ["name", "rank", "step", "time", "value"]
-        mine = [row for row in rows if row["name"] == "x"]
-        assert [int(row["step"]) for row in mine] == list(range(1, len(EXACT) + 1))
-        assert [bits(float(row["value"])) for row in mine] == [bits(value) for value in EXACT]
-        formula = {row["name"] for row in rows} - {"x"}
-        assert formula == ({"'=cmd()"} if kind == "csv" else {"=cmd()"})
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_x06_export_gives_every_sample_back_to_the_bit(client: TestClient, kind: str) -> None:
+    run = f"export-{kind}"
+    send(client, frame({"x": EXACT, "=cmd()": [1.0] * len(EXACT)}, run=run))
+    send(client, frame({"long": list(range(5001))}, run=run, seq=2))
+    send(client, frame({"x": [7.0]}, run=run, rank=3))
+    rows = exported(client, run, kind)
+    assert list(rows[0]) == ["name", "rank", "step", "time", "value"]
+    mine = [row for row in rows if row["name"] == "x"]
+    assert [(int(row["rank"]), int(row["step"])) for row in mine] == [*((0, at + 1) for at in range(9)), (3, 1)]
+    assert [bits(row["value"]) for row in mine] == [bits(value) for value in (*EXACT, 7.0)]
+    assert [float(row["value"]) for row in rows if row["name"] == "long"] == list(range(5001))
+    assert {row["name"] for row in rows} == {"x", "long", "'=cmd()" if kind == "csv" else "=cmd()"}, "no formula in CSV"
 
 
-def test_a_parquet_export_gives_every_sample_back_to_the_bit(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({"x": EXACT, "=cmd()": [1.0] * len(EXACT)}))
-        send(client, frame({"x": [7.0]}, rank=3))
-        answer = client.get("/api/v1/runs/r1/export", params={"format": "parquet"})
-        assert (answer.status_code, answer.headers["content-type"]) == (200, "application/vnd.apache.parquet")
-        rows = parquet.read_table(io.BytesIO(answer.content)).to_pylist()
-        lines = [json.loads(line) for line in client.get("/api/v1/runs/r1/export").text.splitlines()]
-    assert [bits(row["value"]) for row in rows if (row["name"], row["rank"]) == ("x", 0)] == [
-        bits(value) for value in EXACT
-    ]
-    assert [{**row, "value": None} for row in rows] == [{**line, "value": None} for line in lines]
-
-
-def test_a_long_parquet_export_is_complete_and_sent_in_pieces(tmp_path: Path) -> None:
+def test_a_long_parquet_export_is_complete_and_in_pieces() -> None:
     rows = [LogRow(name="x", rank=0, step=step, time=1.0, value=step / 3) for step in range(200_000)]
     pieces = list(write(rows[place : place + 2000] for place in range(0, len(rows), 2000)))
     file = parquet.ParquetFile(io.BytesIO(b"".join(pieces)))
@@ -183,83 +181,29 @@ def test_a_long_parquet_export_is_complete_and_sent_in_pieces(tmp_path: Path) ->
     assert file.read(["value"]).column(0).to_pylist() == [row.value for row in rows]
 
 
-def test_a_parquet_export_of_a_run_without_samples_is_an_empty_table(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({}, events=[start("a")]))
-        answer = client.get("/api/v1/runs/r1/export", params={"format": "parquet"})
-    table = parquet.read_table(io.BytesIO(answer.content))
+def test_an_export_without_samples_or_of_no_format(client: TestClient) -> None:
+    send(client, frame({}, run="empty", events=[start("a")]))
+    table = parquet.read_table(io.BytesIO(get(client, "/empty/export", format="parquet").content))
     assert (table.num_rows, table.column_names) == (0, ["name", "rank", "step", "time", "value"])
+    answer = get(client, "/empty/export", format="xlsx")
+    assert (answer.status_code, "jsonl, csv, parquet" in answer.json()["error"]["message"]) == (400, True)
 
 
-def test_export_in_another_format_says_which_there_are(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({"x": [1.0]}))
-        answer = client.get("/api/v1/runs/r1/export", params={"format": "xlsx"})
-        assert answer.status_code == 400
-        assert "jsonl, csv, parquet" in answer.json()["error"]["message"]
+# --- events -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_long_export_is_complete(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({"x": list(range(5001))}))
-        lines = client.get("/api/v1/runs/r1/export").text.splitlines()
-        assert [json.loads(line)["value"] for line in lines] == list(range(5001))
+@pytest.mark.sql
+def test_console_lines_are_read_back_newest_last(client: TestClient) -> None:
+    lines = [Event(kind="log", time=float(n), data={"lines": [f"line {n}"], "stream": "stdout"}) for n in range(5)]
+    send(client, frame({}, run="console", events=[start("a"), *lines]))
+    tail = get(client, "/console/events", kind="log", limit=2).json()["events"]
+    assert [event["data"]["lines"] for event in tail] == [["line 3"], ["line 4"]]
+    older = get(client, "/console/events", kind="log", before=tail[0]["id"]).json()["events"]
+    assert [event["data"]["lines"][0] for event in older] == ["line 0", "line 1", "line 2"]
 
 
-def test_console_lines_are_read_back_newest_last(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        events = [Event(kind="log", time=float(n), data={"lines": [f"line {n}"], "stream": "stdout"}) for n in range(5)]
-        send(client, frame({}, events=[start("a"), *events]))
-        tail = client.get("/api/v1/runs/r1/events", params={"kind": "log", "limit": 2}).json()["events"]
-        assert [event["data"]["lines"] for event in tail] == [["line 3"], ["line 4"]]
-        older = client.get("/api/v1/runs/r1/events", params={"kind": "log", "before": tail[0]["id"]}).json()["events"]
-        assert [event["data"]["lines"][0] for event in older] == ["line 0", "line 1", "line 2"]
-
-
-def test_names_and_latest_tell_what_there_is(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({"loss": [2.0, 1.0], "acc": [0.5, float("nan")]}))
-        assert client.get("/api/v1/runs/r1/names").json() == {
-            "names": ["acc", "loss"],
-            "loss": "loss",
-            "evaluations": [],
-        }
-        latest = client.get("/api/v1/runs/r1/latest").json()
-        assert latest["loss"] == {"value": 1.0, "step": 2, "time": 1_700_000_002.0, "rank": 0}
-        assert latest["acc"]["value"] == "NaN"
-
-
-def test_data_of_an_event_that_json_does_not_have_is_shown_as_text(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        data = {"bytes": b"\x00\x01", "moment": datetime(2026, 1, 2, tzinfo=UTC), "other": msgspec.msgpack.Ext(5, b"x")}
-        send(client, frame({"loss": [1.0]}, events=[Event(kind="log", time=1.0, data=data)]))
-        (event,) = client.get("/api/v1/runs/r1/events").json()["events"]
-        assert event["data"] == {"bytes": "AAE=", "moment": "2026-01-02T00:00:00+00:00", "other": "eA=="}
-
-
-def test_a_tag_is_found_as_it_is_written(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({"loss": [1.0]}, events=[start("a", tags=["Prod", "x", 'a "b"', "é"])]))
-        found = {
-            tag: len(client.get("/api/v1/runs", params={"tag": tag}).json()["runs"])
-            for tag in ("Prod", 'a "b"', "é", "prod", "rod", ", ", ",", "")
-        }
-        assert found == {"Prod": 1, 'a "b"': 1, "é": 1, "prod": 0, "rod": 0, ", ": 0, ",": 0, "": 0}
-
-
-@pytest.mark.parametrize("name", ["", "   ", "a\nb", "a\x00b", "x" * 257])
-def test_a_run_is_given_no_name_that_no_job_could_give_it(tmp_path: Path, name: str) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({"loss": [1.0]}))
-        assert client.patch("/api/v1/runs/r1", json={"name": name}).json()["error"]["field"] == "name"
-
-
-def test_a_query_parameter_that_is_misspelt_is_refused_by_name(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({"loss": [1.0]}))
-        refused = client.get("/api/v1/runs?projct=x")
-        assert (refused.status_code, refused.json()["error"]["field"]) == (422, "projct")
-        assert "project, name, state, tag" in refused.json()["error"]["message"]
-        assert client.get("/api/v1/runs/r1/series?name=loss&form=5").status_code == 422
-        assert client.get("/api/v1/runs/r1/series?name=loss&from=1").status_code == 200
-        assert client.get("/api/v1/runs/r1?x=1").status_code == 422
+def test_data_of_an_event_that_json_lacks_is_shown_as_text(client: TestClient) -> None:
+    data = {"bytes": b"\x00\x01", "moment": datetime(2026, 1, 2, tzinfo=UTC), "other": msgspec.msgpack.Ext(5, b"x")}
+    send(client, frame({"loss": [1.0]}, run="odd", events=[Event(kind="log", time=1.0, data=data)]))
+    (event,) = get(client, "/odd/events").json()["events"]
+    assert event["data"] == {"bytes": "AAE=", "moment": "2026-01-02T00:00:00+00:00", "other": "eA=="}

@@ -3,113 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from engine_bench import NOW, Bench, Clock
-from sqlalchemy import event
+from statements import statements_of
 
 from perfagent.wire import Event, Finding
 from perfagent_server.store.tables import attempt as attempts
 
 
+class Job:
+    """A job that is started again and again, each time for a minute."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.wall = bench, Clock(NOW)
+
+    def say(self, attempt: int, kind: str, step: int, **data: object) -> None:
+        event = Event(kind=kind, time=self.wall.at, step=step, data=data)
+        self.bench.send({}, [], attempt=attempt, events=[event], now=self.wall.at)
+
+    def train(self, attempt: int, steps: range, end: str, loss: float = 2.0) -> None:
+        self.say(attempt, "state", 0, state="running", world_size=1)
+        self.bench.send({"loss": [loss] * len(steps)}, steps, attempt=attempt, now=self.wall.at)
+        self.wall.at += 60
+        self.say(attempt, "state", steps[-1], state=end, reason="CUDA out of memory")
+        self.verdict()  # the server judges while the run goes on
+        self.wall.at += 60
+
+    def verdict(self) -> Finding:
+        engine = self.bench.engine(clock=self.wall)
+        while engine.run_once():
+            pass
+        return engine.verdict("r")
+
+
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.database.close()
+def job(tmp_path: Path) -> Iterator[Job]:
+    bench = Bench(tmp_path)
+    with closing(bench.database):
+        yield Job(bench)
 
 
-def told(time: float, step: int, state: str, **data: object) -> Event:
-    return Event(kind="state", time=time, step=step, data={"state": state, **data})
+def test_each_attempt_before_is_told_with_step_and_rules(job: Job) -> None:
+    job.say(1, "alert", 40, title="checkpoint saved", level="warning")  # a remark of the script is no cause of an end
+    job.train(1, range(1, 41), "oom")
+    assert "attempt" not in job.verdict().message
+    job.train(2, range(31, 91), "preempted")
+    job.train(3, range(91, 201), "finished")
+    first = "Earlier attempts: attempt 1 ran out of memory after step 40 (oom_observed)"
+    assert f"{first}; attempt 2 was preempted" in job.verdict().message
 
 
-def train(bench: Bench, wall: Clock, attempt: int, steps: range, end: str, losses: float = 2.0) -> None:
-    """One attempt of a minute."""
-    begins = [told(wall.at, 0, "running", world_size=1)]
-    bench.send({"loss": [losses] * len(steps)}, steps, attempt=attempt, events=begins, now=wall.at)
-    wall.at += 60
-    bench.send(
-        {}, [], attempt=attempt, events=[told(wall.at, steps[-1], end, reason="CUDA out of memory")], now=wall.at
-    )
-    verdict(bench, wall)  # the server judges while the run goes on
-    wall.at += 60
-
-
-def verdict(bench: Bench, wall: Clock) -> Finding:
-    engine = bench.engine(clock=wall)
-    while engine.run_once():
-        pass
-    return engine.verdict("r")
-
-
-def test_how_each_attempt_before_ended_with_its_step_and_its_rules(bench: Bench) -> None:
-    wall = Clock(NOW)
-    train(bench, wall, 1, range(1, 41), "oom")
-    train(bench, wall, 2, range(31, 91), "preempted")
-    train(bench, wall, 3, range(91, 201), "finished")
-    told = verdict(bench, wall).message
-    assert "Earlier attempts: attempt 1 ran out of memory after step 40 (oom_observed); attempt 2 was preempted" in told
-
-
-def test_a_remark_of_the_script_is_no_cause_of_an_end(bench: Bench) -> None:
-    wall = Clock(NOW)
-    remark = Event(kind="alert", time=wall.at, step=40, data={"title": "checkpoint saved", "level": "warning"})
-    bench.send({}, [], attempt=1, events=[remark], now=wall.at)
-    train(bench, wall, 1, range(1, 41), "oom")
-    train(bench, wall, 2, range(41, 91), "finished")
-    assert "attempt 1 ran out of memory after step 40 (oom_observed)." in verdict(bench, wall).message
-
-
-def test_a_finding_of_the_newest_attempt_comes_first(bench: Bench) -> None:
-    wall = Clock(NOW)
-    train(bench, wall, 1, range(1, 41), "oom")
-    train(bench, wall, 2, range(41, 91), "finished", losses=float("nan"))
-    found = verdict(bench, wall)
+def test_a_finding_of_the_newest_attempt_comes_first(job: Job) -> None:
+    job.train(1, range(1, 41), "oom")
+    job.train(2, range(41, 91), "finished", loss=float("nan"))
+    found = job.verdict()
     assert found.rule == "nonfinite_loss"
-    assert found.message.endswith("Earlier attempts: attempt 1 ran out of memory after step 40 (oom_observed).")
+    assert found.message.endswith("attempt 1 ran out of memory after step 40 (oom_observed).")
 
 
-def test_an_attempt_that_never_trained_and_said_nothing_of_its_end_is_not_told(bench: Bench) -> None:
-    wall = Clock(NOW)
-    bench.send({}, [], attempt=1, events=[told(wall.at, 0, "running", world_size=1)], now=wall.at)
-    wall.at += 60
-    bench.database.write(lambda connection: connection.exec_driver_sql("UPDATE source SET state = 'lost'") and None)
-    train(bench, wall, 2, range(1, 41), "finished")
-    assert "attempt" not in verdict(bench, wall).message
+def test_an_attempt_that_never_trained_is_not_told(job: Job) -> None:
+    """And said nothing of its end."""
+    job.say(1, "state", 0, state="running", world_size=1)
+    job.wall.at += 60
+    job.bench.database.write(lambda connection: connection.exec_driver_sql("UPDATE source SET state = 'lost'") and None)
+    job.train(2, range(1, 41), "finished")
+    assert "attempt" not in job.verdict().message
 
 
-def test_a_run_that_never_stopped_has_none(bench: Bench) -> None:
-    wall = Clock(NOW)
-    train(bench, wall, 1, range(1, 41), "finished")
-    assert "attempt" not in verdict(bench, wall).message
-
-
-def test_of_many_only_the_newest_are_told(bench: Bench) -> None:
-    wall = Clock(NOW)
-    for attempt in range(1, 8):
-        train(bench, wall, attempt, range(10 * attempt, 10 * attempt + 10), "preempted")
-    found = verdict(bench, wall).message
-    assert "Earlier attempts: 3 more before; attempt 4 was preempted after step 49" in found
-
-
-def test_the_verdict_of_a_job_that_was_started_a_thousand_times_asks_no_more(bench: Bench) -> None:
-    wall = Clock(NOW)
-    train(bench, wall, 1001, range(1, 10), "preempted")
-    train(bench, wall, 1002, range(10, 20), "preempted")
-
+@pytest.mark.sql
+def test_of_many_attempts_only_the_newest_are_asked_and_told(job: Job) -> None:
     def questions() -> int:
-        asked: list[object] = []
+        return len(statements_of(job.bench.database.engine, lambda: job.bench.engine(clock=job.wall).verdict("r")))
 
-        def note(*arguments: object) -> None:
-            asked.append(arguments[2])
-
-        event.listen(bench.database.backend.engine, "before_cursor_execute", note)
-        bench.engine(clock=wall).verdict("r")
-        event.remove(bench.database.backend.engine, "before_cursor_execute", note)
-        return len(asked)
-
+    job.train(1001, range(1, 10), "preempted")
+    job.train(1002, range(10, 20), "preempted")
     few = questions()
     rows = [{"run": "r", "attempt": at, "start_step": 0, "started": NOW - 10_000 + at} for at in range(1, 1000)]
-    bench.database.write(lambda connection: connection.execute(attempts.insert(), rows))
+    job.bench.database.write(lambda connection: connection.execute(attempts.insert(), rows) and None)
     assert questions() <= few + 4
+    for attempt in range(1003, 1008):
+        job.train(attempt, range(10 * attempt, 10 * attempt + 10), "preempted")
+    message = job.verdict().message
+    assert "1002 more before; attempt 1003 was preempted" in message

@@ -4,159 +4,153 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from api_builders import api, frame, send
+from api_builders import api, frame, send, services_of
 from builders import until
+from engine_bench import Clock
+from fastapi.testclient import TestClient
+from frames import state
 from judging import figures_of, samples
-from sqlalchemy import event
+from statements import statements_of
 
-from perfagent.wire import Event, Series
+from perfagent.wire import Series
 from perfagent_server.runs.figures import WHOLE_POINTS, Figures, quantile, timing_of
 
 NOTHING: dict[str, Any] = {
     "from_step": 0, "to_step": 0, "series": {}, "shares": {}, "window": None, "rates": {}, "phase_shares": {},
 }  # fmt: skip
-FINISHED = Event(kind="state", step=300, time=1_700_000_300.0, data={"state": "finished"})
+FINISHED = state("finished", time=1_700_000_300.0, step=300)
 
 
-def test_percentiles_are_those_of_the_newest_steps(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    with api(tmp_path_factory.mktemp("figures")) as running:
+        yield running
+
+
+def timing(client: TestClient, run: str, **asked: Any) -> Any:
+    return client.get(f"/api/v1/runs/{run}/timing", params=asked).json()
+
+
+def test_percentiles_are_those_of_the_newest_steps(client: TestClient) -> None:
     draw = random.Random(1)
     old, new = [9.0] * 300, [draw.expovariate(10.0) for _ in range(1000)]
-    with api(tmp_path) as client:
-        send(client, frame({"step_time_s": old + new, "phase/data_s": [0.0] * 300 + [value / 4 for value in new]}))
-        told = client.get("/api/v1/runs/r1/timing", params={"steps": 1000}).json()
-        everything = client.get("/api/v1/runs/r1/timing", params={"steps": 5000}).json()
+    waits = [0.0] * 300 + [value / 4 for value in new]
+    send(client, frame({"step_time_s": old + new, "phase/data_s": waits}, run="newest"))
+    told = timing(client, "newest", steps=1000)
     assert (told["from_step"], told["to_step"]) == (301, 1300)
     cuts = statistics.quantiles(new, n=100, method="inclusive")
     found = told["series"]["step_time_s"]
     assert [found["p50"], found["p90"], found["p99"]] == pytest.approx([cuts[49], cuts[89], cuts[98]])
-    assert found["count"] == 1000
-    assert found["mean"] == pytest.approx(statistics.mean(new))
+    assert (found["count"], found["mean"]) == (1000, pytest.approx(statistics.mean(new)))
     assert told["shares"] == pytest.approx({"data": 0.25})
-    assert everything["series"]["step_time_s"]["p99"] == 9.0
-    assert everything["series"]["step_time_s"]["count"] == 1300
+    everything = timing(client, "newest", steps=5000)["series"]["step_time_s"]
+    assert (everything["p99"], everything["count"]) == (9.0, 1300)
 
 
-def test_shares_are_of_all_the_time_and_absent_where_nothing_was_measured(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        phases = {"phase/forward_s": [0.1] * 4, "phase/backward_s": [0.2] * 4, "phase/optimizer_s": [0.1] * 4}
-        send(client, frame({"step_time_s": [0.8] * 4, **phases, "phase/comm_s": [0.2] * 4}))
-        send(client, frame({"phase/eval_s": [0.2]}, seq=2, first_step=3))  # in one step of the four
-        told = client.get("/api/v1/runs/r1/timing").json()
-    assert told["shares"] == pytest.approx({"compute": 0.5, "communication": 0.25, "evaluation": 0.0625})
-    each = {"forward": 0.125, "backward": 0.25, "optimizer": 0.125, "comm": 0.25, "eval": 0.0625}
-    assert told["phase_shares"] == pytest.approx(each)
-    assert told["series"]["phase/eval_s"]["count"] == 1
+def of(step_time: list[float], **phases: list[float]) -> dict[str, list[float]]:
+    return {"step_time_s": step_time, **{f"phase/{name}_s": values for name, values in phases.items()}}
 
 
-def test_a_rollout_has_a_share_of_its_own(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({"step_time_s": [0.2] * 4, "phase/forward_s": [0.1] * 4}))
-        send(client, frame({"step_time_s": [3.2], "phase/rollout_s": [3.0]}, seq=2, first_step=5))
-        told = client.get("/api/v1/runs/r1/timing").json()
-    assert told["shares"] == pytest.approx({"compute": 0.1, "rollout": 0.75})
+SHARES: list[tuple[list[tuple[int, dict[str, list[float]]]], dict[str, float], dict[str, float]]] = [
+    (
+        [(1, of([0.8] * 4, forward=[0.1] * 4, backward=[0.2] * 4, optimizer=[0.1] * 4, comm=[0.2] * 4)),
+         (3, {"phase/eval_s": [0.2]})],  # in one step of the four
+        {"compute": 0.5, "communication": 0.25, "evaluation": 0.0625},
+        {"forward": 0.125, "backward": 0.25, "optimizer": 0.125, "comm": 0.25, "eval": 0.0625},
+    ),
+    (
+        [(1, of([0.2] * 4, forward=[0.1] * 4)), (5, of([3.2], rollout=[3.0]))],
+        {"compute": 0.1, "rollout": 0.75}, {"forward": 0.1, "rollout": 0.75},
+    ),
+    (  # a step that was not timed as a whole counts nowhere
+        [(1, {"phase/backward_s": [9.0] + [0.06] * 39, "phase/optimizer_s": [1.0] + [0.04] * 39}), (2, of([0.1] * 39))],
+        {"compute": 1.0}, {"backward": 0.6, "optimizer": 0.4},
+    ),
+    (  # an evaluation after the last step adds to the whole
+        [(1, of([0.1] * 40, forward=[0.1] * 40)), (40, {"phase/eval_s": [12.0]})],
+        {"compute": 0.25, "evaluation": 0.75}, {"forward": 0.25, "eval": 0.75},
+    ),
+]  # fmt: skip
 
 
-def test_a_step_that_was_not_timed_as_a_whole_counts_nowhere(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({"phase/backward_s": [9.0] + [0.06] * 39, "phase/optimizer_s": [1.0] + [0.04] * 39}))
-        send(client, frame({"step_time_s": [0.1] * 39}, seq=2, first_step=2))
-        told = client.get("/api/v1/runs/r1/timing").json()
-    assert (told["from_step"], told["to_step"]) == (2, 40)
-    assert told["shares"] == pytest.approx({"compute": 1.0})
-    assert {series["count"] for series in told["series"].values()} == {39}
+@pytest.mark.parametrize(("frames", "shares", "phases"), SHARES, ids=["phases", "rollout", "untimed", "evaluation"])
+def test_shares_are_of_all_the_time_that_was_measured(client: TestClient, frames, shares, phases) -> None:
+    run = "+".join(shares)
+    for seq, (first, columns) in enumerate(frames, 1):
+        send(client, frame(columns, run=run, seq=seq, first_step=first))
+    told = timing(client, run)
+    assert told["shares"] == pytest.approx(shares)
+    assert told["phase_shares"] == pytest.approx(phases)
+    if "eval" in phases:
+        assert told["series"]["phase/eval_s"]["count"] == 1
+    if shares == {"compute": 1.0}:
+        assert (told["from_step"], {series["count"] for series in told["series"].values()}) == (2, {39})
 
 
-def test_an_evaluation_after_the_last_step_adds_to_the_whole(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({"step_time_s": [0.1] * 40, "phase/forward_s": [0.1] * 40}))
-        send(client, frame({"phase/eval_s": [12.0]}, seq=2, first_step=40))
-        told = client.get("/api/v1/runs/r1/timing").json()
-    assert told["shares"] == pytest.approx({"compute": 0.25, "evaluation": 0.75})
-
-
-def test_ranks_are_put_together_as_the_catalogue_says(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        for rank, step_time in ((0, 1.0), (1, 3.0)):
-            send(client, frame({"step_time_s": [step_time] * 5, "phase/comm_s": [step_time / 2] * 5}, rank=rank))
-        told = client.get("/api/v1/runs/r1/timing").json()
-    assert told["series"]["step_time_s"]["p50"] == 3.0, "the slowest rank is the step"
-    assert told["series"]["phase/comm_s"]["p50"] == 1.0, "a phase is the mean"
-
-
-@pytest.mark.sqlite
-def test_all_phases_are_read_from_the_tail_in_one_pass(tmp_path: Path) -> None:
+def test_ranks_are_read_in_one_pass_and_put_together(tmp_path: Path) -> None:
     """Fourteen series one by one unpacked each row of the tail fifteen times: 11 s with 512 ranks."""
     with api(tmp_path) as client:
-        for rank in range(3):
-            columns = {"step_time_s": [1.0] * 5, "phase/comm_s": [0.5] * 5, "phase/forward_s": [0.25] * 5}
-            send(client, frame(columns, rank=rank))
-        services = client.app.state.services  # type: ignore[attr-defined]
-        until(lambda: services.engine.counters["frames"] == 3)  # the rules read the tail, too
-        statements: list[str] = []
-        engine = services.database.engine
-        event.listen(engine, "before_cursor_execute", lambda *about: statements.append(about[2]))
-        told = client.get("/api/v1/runs/r1/timing").json()
+        for rank, step_time in ((0, 1.0), (1, 3.0)):
+            send(client, frame(of([step_time] * 5, comm=[step_time / 2] * 5, forward=[0.25] * 5), rank=rank))
+        services = services_of(client)
+        until(lambda: services.engine.counters["frames"] == 2)  # the rules read the tail, too
+        asked = statements_of(services.database.engine, lambda: timing(client, "r1"))
+        told = timing(client, "r1")
+    assert told["series"]["step_time_s"]["p50"] == 3.0, "the slowest rank is the step"
+    assert told["series"]["phase/comm_s"]["p50"] == 1.0, "a phase is the mean"
     assert told["series"].keys() == {"step_time_s", "phase/comm_s", "phase/forward_s"}
-    passes = [sql for sql in statements if "WHERE tail.run = ? AND tail.samples > ?" in sql]
-    assert len(passes) == 1
+    assert len([sql for sql, _ in asked if "tail.frame" in sql]) == 1
 
 
-def test_a_run_without_steps_has_no_timing(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({"loss": [1.0]}))
-        told = client.get("/api/v1/runs/r1/timing").json()
-        assert told == NOTHING
-        assert client.get("/api/v1/runs/nobody/timing").status_code == 404
-        assert client.get("/api/v1/runs/r1/timing", params={"steps": 0}).status_code == 422
+def test_a_run_without_steps_has_no_timing_but_a_throughput(client: TestClient) -> None:
+    send(client, frame({"loss": [1.0]}, run="bare"))
+    assert timing(client, "bare") == NOTHING
+    assert client.get("/api/v1/runs/nobody/timing").status_code == 404
+    assert client.get("/api/v1/runs/bare/timing", params={"steps": 0}).status_code == 422
+    send(client, frame({"loss": [1.0] * 5, "samples_per_s": [10.0, 20.0, 30.0, 40.0, 50.0]}, run="untimed"))
+    told = timing(client, "untimed")
+    assert (told["rates"]["samples_per_s"]["p50"], told["window"]["steps"]) == (30.0, 5)
+    assert told["series"] == told["shares"] == {}
+    asked = client.get("/api/v1/timing", params=[("run", run) for run in ("bare", "untimed", "x")]).json()["timing"]
+    assert asked == {"bare": NOTHING, "untimed": told}, "many runs at once"
+    for many in ([], [("run", "bare")] * 201):
+        assert client.get("/api/v1/timing", params=many).status_code == 422
 
 
-def test_quantiles_of_few_values() -> None:
-    assert quantile([5.0], 0.99) == 5.0
-    assert quantile([1.0, 2.0], 0.5) == 1.5
-    assert quantile([1.0, 2.0, 4.0], 1.0) == 4.0
-
-
-def test_the_window_of_a_run_that_goes_on_is_its_newest_hundred_steps_and_then_the_whole_run(tmp_path: Path) -> None:
-    slow, fast = [1.0] * 200, [0.1] * 100
-    rates = [1 / time for time in slow + fast]
-    with api(tmp_path) as client:
-        send(client, frame({"step_time_s": slow + fast, "tokens_per_s": rates, "samples_per_s": rates}))
-        live = client.get("/api/v1/runs/r1/timing").json()
-        send(client, frame({}, seq=2, events=[FINISHED]))
-        ended = client.get("/api/v1/runs/r1/timing").json()
-    assert live["window"] == {"from_step": 201, "to_step": 300, "steps": 100, "whole_run": False, "bucket_steps": 1}
+def test_the_window_is_the_newest_steps_and_then_the_whole_run(client: TestClient) -> None:
+    times = [1.0] * 200 + [0.1] * 100
+    rates = [1 / time for time in times]
+    send(client, frame({"step_time_s": times, "tokens_per_s": rates, "samples_per_s": rates}, run="window"))
+    live = timing(client, "window")
+    send(client, frame({}, run="window", seq=2, events=[FINISHED]))
+    ended = timing(client, "window")
+    window = {"from_step": 201, "to_step": 300, "steps": 100, "whole_run": False, "bucket_steps": 1}
+    assert live["window"] == window
     assert [live["series"]["step_time_s"]["p50"], live["rates"]["tokens_per_s"]["p50"]] == pytest.approx([0.1, 10.0])
-    assert ended["window"] == {"from_step": 1, "to_step": 300, "steps": 300, "whole_run": True, "bucket_steps": 1}
+    assert ended["window"] == {**window, "from_step": 1, "steps": 300, "whole_run": True}
     assert [ended["series"]["step_time_s"]["p50"], ended["rates"]["tokens_per_s"]["p50"]] == pytest.approx([1.0, 1.0])
     assert ended["rates"]["samples_per_s"] == ended["rates"]["tokens_per_s"]
 
 
-def test_a_script_that_times_no_step_has_a_throughput(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        send(client, frame({"loss": [1.0] * 5, "samples_per_s": [10.0, 20.0, 30.0, 40.0, 50.0]}))
-        told = client.get("/api/v1/runs/r1/timing").json()
-    assert told["rates"]["samples_per_s"]["p50"] == 30.0
-    assert told["window"]["steps"] == 5
-    assert told["series"] == told["shares"] == {}
-
-
-def test_a_whole_run_of_more_steps_than_are_read_one_by_one_keeps_its_mean_and_its_shares(tmp_path: Path) -> None:
+def test_a_whole_run_in_buckets_keeps_its_mean_and_its_shares(client: TestClient) -> None:
+    """Of more steps than are read one by one."""
     draw = random.Random(2)
     steps = WHOLE_POINTS + 1000
     times = [draw.uniform(0.1, 0.2) for _ in range(steps)]
-    pauses = dict.fromkeys(range(1000, steps, 1000), 30.0)
-    with api(tmp_path) as client:
-        columns = {"step_time_s": times, "phase/forward_s": [time / 2 for time in times]}
-        for seq, first in enumerate(range(0, steps, 1000), start=1):
-            send(client, frame({k: v[first : first + 1000] for k, v in columns.items()}, seq=seq, first_step=first + 1))
-        for seq, (step, time) in enumerate(pauses.items(), start=100):
-            send(client, frame({"phase/eval_s": [time]}, seq=seq, first_step=step))
-        send(client, frame({}, seq=500, events=[FINISHED]))
-        told = client.get("/api/v1/runs/r1/timing").json()
+    pauses = range(1000, steps, 1000)
+    for seq, first in enumerate(range(0, steps, 1000), start=1):
+        piece = times[first : first + 1000]
+        columns = {"step_time_s": piece, "phase/forward_s": [time / 2 for time in piece]}
+        send(client, frame(columns, run="whole", seq=seq, first_step=first + 1))
+    for seq, step in enumerate(pauses, start=100):
+        send(client, frame({"phase/eval_s": [30.0]}, run="whole", seq=seq, first_step=step))
+    send(client, frame({}, run="whole", seq=500, events=[FINISHED]))
+    told = timing(client, "whole")
     assert told["window"] == {"from_step": 1, "to_step": steps, "steps": steps, "whole_run": True, "bucket_steps": 2}
     found = told["series"]["step_time_s"]
     assert (found["mean"], found["count"]) == (pytest.approx(statistics.mean(times)), steps)
@@ -166,23 +160,25 @@ def test_a_whole_run_of_more_steps_than_are_read_one_by_one_keeps_its_mean_and_i
     assert told["shares"]["evaluation"] == pytest.approx(30.0 * len(pauses) / total, rel=0.01)
 
 
-def test_what_retention_left_of_a_run_counts_for_as_many_steps_as_it_stands_for() -> None:
+def test_cells_that_retention_left_count_for_all_their_steps() -> None:
     """Cells of sixteen steps, of two ranks; an evaluation in one of the steps."""
-    cells = Series(
-        name="step_time_s", rank="all", unit="s", exact=False, step=[0, 16, 32], min=[0.0] * 3, max=[9.0] * 3,
-        mean=[0.1, 0.3, 0.5], count=[32, 32, 2], nonfinite=[0, 0, 0], ranks=2,
-    )  # fmt: skip
-    evaluation = Series(
-        name="phase/eval_s", rank="all", unit="s", exact=False, step=[16], min=[1.0], max=[1.0], mean=[1.0], count=[2],
-        nonfinite=[0], ranks=2,
-    )  # fmt: skip
-    told = timing_of({"step_time_s": cells, "phase/eval_s": evaluation}, whole_run=True)
+
+    def cells(name: str, step: list[int], mean: list[float], count: list[int]) -> Series:
+        none = [0] * len(step)
+        return Series(
+            name=name, rank="all", unit="s", exact=False, step=step, min=mean, max=mean, mean=mean, count=count,
+            nonfinite=none, ranks=2,
+        )  # fmt: skip
+
+    told = timing_of({
+        "step_time_s": cells("step_time_s", [0, 16, 32], [0.1, 0.3, 0.5], [32, 32, 2]),
+        "phase/eval_s": cells("phase/eval_s", [16], [1.0], [2]),
+    }, whole_run=True)  # fmt: skip
     assert told.window is not None
     assert (told.window.steps, told.window.bucket_steps) == (33, 16)
-    assert told.series["step_time_s"].count == 33
-    assert told.series["step_time_s"].mean == pytest.approx((16 * 0.1 + 16 * 0.3 + 0.5) / 33)
-    assert told.series["step_time_s"].p50 == 0.3
-    assert told.shares["evaluation"] == pytest.approx(1.0 / (16 * 0.1 + 16 * 0.3 + 0.5))
+    found, whole = told.series["step_time_s"], 16 * 0.1 + 16 * 0.3 + 0.5
+    assert (found.count, found.p50, found.mean) == (33, 0.3, pytest.approx(whole / 33))
+    assert told.shares["evaluation"] == pytest.approx(1.0 / whole)
 
 
 def test_a_value_that_is_no_number_counts_nowhere() -> None:
@@ -190,46 +186,27 @@ def test_a_value_that_is_no_number_counts_nowhere() -> None:
     assert (told.series["step_time_s"].count, told.series["step_time_s"].p50) == (2, 0.2)
     assert (told.rates["tokens_per_s"].count, told.rates["tokens_per_s"].p50) == (1, 10.0)
     assert timing_of({"step_time_s": samples("step_time_s", [float("nan")])}, whole_run=True).window is None
+    assert [quantile([5.0], 0.99), quantile([1.0, 2.0], 0.5), quantile([1.0, 2.0, 4.0], 1.0)] == [5.0, 1.5, 4.0]
+    windows = [figures_of({"step_time_s": [0.1] * count}).window for count in (1200, 1)]
+    assert [str(window) for window in windows] == ["the newest 1,200 steps", "the newest step"]
 
 
-def test_the_words_of_a_window_are_those_of_a_sentence() -> None:
-    columns = {"step_time_s": [0.1] * 1200}
-    assert str(figures_of(columns).window) == "the newest 1,200 steps"
-    assert str(figures_of({"step_time_s": [0.1]}).window) == "the newest step"
-    assert str(figures_of(columns, whole_run=True).window) == "the whole run"
+def test_figures_are_computed_once_a_second_and_at_an_end(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not again when the run rests."""
+    services, clock, asked = services_of(client), Clock(0.0), list[str]()
+    newest = services.store.newest
+    monkeypatch.setattr(
+        services.store, "newest", lambda run, *rest, **how: asked.append(run) or newest(run, *rest, **how)
+    )
+    figures = Figures(services.database, services.store, clock=clock)
 
+    def told(at: float) -> tuple[float, int]:
+        clock.at = at
+        return figures.of("often").series["step_time_s"].p50, len(asked)
 
-def test_figures_are_computed_once_a_second_while_a_run_goes_on_and_not_again_when_it_rests(tmp_path: Path) -> None:
-    now, asked = 0.0, []
-    with api(tmp_path) as client:
-        services = client.app.state.services  # type: ignore[attr-defined]
-        newest = services.store.newest
-        services.store.newest = lambda run, *rest, **more: asked.append(run) or newest(run, *rest, **more)
-        figures = Figures(services.database, services.store, clock=lambda: now)
-
-        def median() -> float:
-            return figures.of("r1").series["step_time_s"].p50
-
-        send(client, frame({"step_time_s": [0.1] * 100}))
-        assert [median(), median()] == [0.1, 0.1]
-        send(client, frame({"step_time_s": [0.2] * 100}, seq=2, first_step=101))
-        now = 0.9
-        assert (median(), len(asked)) == (0.1, 1)
-        now = 1.1
-        assert (median(), len(asked)) == (0.2, 2)
-        now = 900.0
-        assert (median(), len(asked)) == (0.2, 2)
-        send(client, frame({}, seq=3, events=[FINISHED]))
-        assert (figures.of("r1").window.whole_run, len(asked)) == (True, 3), "an end is not awaited"
-        services.store.newest = newest
-
-
-def test_many_runs_are_asked_for_at_once(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        for run in ("a", "b"):
-            send(client, frame({"step_time_s": [0.1] * 5}, run=run))
-        send(client, frame({"loss": [1.0]}, run="c"))
-        told = client.get("/api/v1/timing", params=[("run", run) for run in "abcx"]).json()["timing"]
-        assert told == {**{run: client.get(f"/api/v1/runs/{run}/timing").json() for run in "ab"}, "c": NOTHING}
-        assert client.get("/api/v1/timing").status_code == 422
-        assert client.get("/api/v1/timing", params=[("run", "a")] * 201).status_code == 422
+    send(client, frame({"step_time_s": [0.1] * 100}, run="often"))
+    assert [told(0.0), told(0.0)] == [(0.1, 1), (0.1, 1)]
+    send(client, frame({"step_time_s": [0.2] * 100}, run="often", seq=2, first_step=101))
+    assert [told(0.9), told(1.1), told(900.0)] == [(0.1, 1), (0.2, 2), (0.2, 2)]
+    send(client, frame({}, run="often", seq=3, events=[FINISHED]))
+    assert (figures.of("often").window.whole_run, len(asked)) == (True, 3), "an end is not awaited"

@@ -4,155 +4,149 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from api_builders import ADMIN, api, frame, send
+from api_builders import ADMIN, api, frame, send, services_of
 from fastapi.testclient import TestClient
+from frames import state
 from sqlalchemy import insert
 
-from perfagent.wire import Event
 from perfagent_server.store.tables import alert
 
 
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[TestClient]:
-    with api(tmp_path) as client:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    with api(tmp_path_factory.mktemp("table")) as client:
         yield client
 
 
-def screen(client: TestClient, **asked: Any) -> dict[str, Any]:
-    answer = client.get("/api/v1/runs", params={"with": "verdict,latest,timing,trend", **asked}, headers=ADMIN)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+class Table:
+    """The table of one project."""
+
+    def __init__(self, client: TestClient, project: str) -> None:
+        self.client, self.project = client, project
+
+    def send(self, run: str, values: dict[str, list[float]] | None = None, **more: Any) -> None:
+        """Names and runs are the same within the project."""
+        sent = frame(values or {"loss": [1.0]}, run=f"{self.project}.{run}", name=run, project=self.project, **more)
+        send(self.client, sent)
+
+    def fire(self, run: str, severity: str, **changes: Any) -> None:
+        """A row as the keeper of alerts writes it, so that the table is tested apart from the rules."""
+        row = {
+            "id": f"{self.project}-{run}-{severity}", "run": f"{self.project}.{run}", "rule": "a_rule",
+            "severity": severity, "state": "firing", "title": "Something is wrong", "message": "", "since": 1.0, **changes,
+        }  # fmt: skip
+        services_of(self.client).database.write(lambda connection: connection.execute(insert(alert).values(row)))
+
+    def screen(self, **asked: Any) -> dict[str, Any]:
+        query = {"with": "verdict,latest,timing,trend", "project": self.project, **asked}
+        answer = self.client.get("/api/v1/runs", params=query, headers=ADMIN)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def names(self, **asked: Any) -> list[str]:
+        return [one["name"] for one in self.screen(**asked)["runs"]]
 
 
-def names(found: dict[str, Any]) -> list[str]:
-    return [one["run"] for one in found["runs"]]
+@pytest.fixture
+def table(server: TestClient, request: pytest.FixtureRequest) -> Table:
+    return Table(server, request.node.name[5:25])
 
 
-def fire(client: TestClient, run: str, severity: str, **changes: Any) -> None:
-    """A row as the keeper of alerts writes it, so that the table is tested apart from the rules."""
-    row = {
-        "id": f"{run}-{severity}", "run": run, "rule": "a_rule", "severity": severity, "state": "firing",
-        "title": "Something is wrong", "message": "", "since": 1.0, **changes,
-    }  # fmt: skip
-    services = client.app.state.services  # type: ignore[attr-defined]
-    services.database.write(lambda connection: connection.execute(insert(alert).values(row)))
-
-
-def test_a_row_has_its_verdict_newest_values_throughput_and_trend(client: TestClient) -> None:
-    steps = range(1, 201)
-    send(
-        client, frame({"loss": [1 / step for step in steps], "samples_per_s": [64.0] * 200, "step_time_s": [0.5] * 200})
-    )
-    found = screen(client)
+@pytest.mark.sql
+def test_a_row_has_its_verdict_newest_values_and_trend(table: Table) -> None:
+    losses = [1 / step for step in range(1, 201)]
+    table.send("a", {"loss": losses, "samples_per_s": [64.0] * 200, "step_time_s": [0.5] * 200})
+    found = table.screen()
     row = found["runs"][0]
-    assert found["total"] == 1
-    assert found["next"] is None
-    assert row["severity"] == "healthy"
-    assert not row["needs_attention"]
+    assert (found["total"], found["next"], row["severity"], row["needs_attention"]) == (1, None, "healthy", False)
     assert row["latest"]["loss"] == 1 / 200
-    assert row["timing"]["throughput"] == 64.0
-    assert row["timing"]["step_time_s"] == 0.5
-    assert row["timing"]["throughput_name"] == "samples_per_s"
+    assert [row["timing"][name] for name in ("throughput", "throughput_name", "step_time_s")] == [
+        64.0,
+        "samples_per_s",
+        0.5,
+    ]
     assert row["trend"][0] > row["trend"][-1] > 0
     assert {"rule", "title", "severity"} <= row["verdict"].keys()
+    table.fire("a", "critical")  # the row is made again
+    row = table.screen()["runs"][0]
+    assert (row["severity"], row["needs_attention"]) == ("critical", True)
+    assert (row["alerts"]["firing"], row["alerts"]["title"]) == ({"critical": 1}, "Something is wrong")
 
 
-def test_by_severity_the_worst_come_first_then_the_newest(client: TestClient) -> None:
+@pytest.mark.sql
+def test_by_severity_the_worst_come_first_then_the_newest(table: Table) -> None:
     for run in ("calm", "bad", "meek", "calm2"):
-        send(client, frame({"loss": [1.0]}, run=run))
-    fire(client, "bad", "critical")
-    fire(client, "meek", "warning")
-    found = screen(client, sort="severity")
-    assert names(found)[:2] == ["bad", "meek"]
-    assert found["counts"]["severities"] == {"critical": 1, "warning": 1, "info": 0, "healthy": 2, "unknown": 0}
-    assert names(screen(client, sort="severity", order="asc"))[-1] == "bad"
+        table.send(run)
+    table.fire("bad", "critical")
+    table.fire("meek", "warning")
+    assert table.names(sort="severity") == ["bad", "meek", "calm2", "calm"]
+    assert table.names(sort="severity", order="asc")[-1] == "bad"
+    counts = table.screen()["counts"]["severities"]
+    assert counts == {"critical": 1, "warning": 1, "info": 0, "healthy": 2, "unknown": 0}
 
 
-def test_attention_is_an_open_alert_that_nobody_acknowledged(client: TestClient) -> None:
+@pytest.mark.sql
+def test_attention_is_an_open_alert_that_nobody_acknowledged(table: Table) -> None:
     for run in ("seen", "unseen", "noted", "over"):
-        send(client, frame({"loss": [1.0]}, run=run))
-    fire(client, "seen", "critical", acknowledged=2.0)
-    fire(client, "unseen", "warning")
-    fire(client, "noted", "info")
-    fire(client, "over", "critical", state="resolved", resolved=2.0)
-    found = screen(client, attention=True)
-    assert names(found) == ["unseen"]
-    assert found["counts"]["attention"] == 1
-    assert found["counts"]["all"] == 4, "the counts are what one may choose from"
+        table.send(run)
+    table.fire("seen", "critical", acknowledged=2.0)
+    table.fire("unseen", "warning")
+    table.fire("noted", "info")
+    table.fire("over", "critical", state="resolved", resolved=2.0)
+    assert table.names(attention=True) == ["unseen"]
+    counts = table.screen(attention=True)["counts"]
+    assert (counts["attention"], counts["all"]) == (1, 4), "the counts are what one may choose from"
 
 
-def test_sorted_by_a_metric_or_a_setting_those_without_come_last(client: TestClient) -> None:
+@pytest.mark.sql
+def test_sorted_by_a_metric_or_a_setting_others_come_last(table: Table) -> None:
     for n, (run, loss) in enumerate({"b": 2.0, "a": 1.0, "nan": math.nan}.items()):
-        begins = Event(
-            kind="state", time=1.0, step=0, data={"state": "starting", "config": {"optimizer": {"lr": 10.0**n}}}
-        )
-        send(client, frame({"loss": [loss], "x": [1.0]}, run=run, events=[begins]))
-    send(client, frame({"other": [1.0]}, run="none"))
-    assert names(screen(client, sort="loss"))[:2] == ["a", "b"]
-    assert names(screen(client, sort="loss", order="desc"))[:2] == ["b", "a"]
-    assert set(names(screen(client, sort="loss"))[2:]) == {"nan", "none"}
-    found = screen(client, sort="config:optimizer.lr", order="desc", columns="config:optimizer.lr,x")
-    assert names(found)[:3] == ["nan", "a", "b"]
-    assert found["runs"][0]["config"] == {"optimizer.lr": 100.0}
-    assert found["runs"][0]["latest"]["x"] == 1.0
+        begins = state("starting", time=1.0, step=0, config={"optimizer": {"lr": 10.0**n}})
+        table.send(run, {"loss": [loss], "x": [1.0]}, events=[begins])
+    table.send("none", {"other": [1.0]})
+    assert table.names(sort="loss")[:2] == ["a", "b"]
+    assert table.names(sort="loss", order="desc")[:2] == ["b", "a"]
+    assert set(table.names(sort="loss")[2:]) == {"nan", "none"}
+    found = table.screen(sort="config:optimizer.lr", order="desc", columns="config:optimizer.lr,x")["runs"]
+    assert [row["name"] for row in found][:3] == ["nan", "a", "b"]
+    assert (found[0]["config"], found[0]["latest"]["x"]) == ({"optimizer.lr": 100.0}, 1.0)
 
 
-def test_pages_follow_each_other_without_a_gap_or_a_run_twice(client: TestClient) -> None:
+def test_pages_follow_each_other_without_a_gap(table: Table) -> None:
     for n in range(7):
-        send(client, frame({"loss": [1.0]}, run=f"r{n}"))
+        table.send(f"r{n}")
     offset, seen = 0, []
     while offset is not None:
-        found = screen(client, limit=3, offset=offset, sort="name")
-        seen += names(found)
+        found = table.screen(limit=3, offset=offset, sort="name")
+        seen += [one["name"] for one in found["runs"]]
         offset = found["next"]
     assert seen == [f"r{n}" for n in range(7)]
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        ("gpt", {"gpt-1", "gpt-2"}),
-        ("GPT 2", {"gpt-2"}),
-        ("wrong", {"bert"}),
-        ("/gpt-[2-9]/", {"gpt-2"}),
-        ("/^bert$|gpt-1/", {"bert", "gpt-1"}),
-        ("100%", set()),
-    ],
-)
-def test_words_must_all_be_there_and_slashes_make_an_expression(
-    client: TestClient, asked: str, expected: set[str]
-) -> None:
+@pytest.mark.sql
+def test_words_must_all_be_there_and_slashes_are_expressions(table: Table) -> None:
     for run in ("gpt-1", "gpt-2", "bert"):
-        send(client, frame({"loss": [1.0]}, run=run))
-    fire(client, "bert", "warning")
-    assert set(names(screen(client, q=asked))) == expected
+        table.send(run)
+    table.fire("bert", "warning")
+    for asked, expected in {
+        "gpt": {"gpt-1", "gpt-2"}, "GPT 2": {"gpt-2"}, "wrong": {"bert"}, "/gpt-[2-9]/": {"gpt-2"},
+        "/^bert$|gpt-1/": {"bert", "gpt-1"}, "100%": set(),
+    }.items():  # fmt: skip
+        assert set(table.names(q=asked)) == expected, asked
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
         ({"q": "/(/"}, "q is no regular expression"),
-        ({"with": "everything"}, "with is 'everything'; allowed are verdict, latest, timing, trend, config"),
-        ({"severity": "bad"}, "severity is 'bad'; allowed are critical, warning, info, healthy, unknown"),
-        ({"state": "asleep"}, "state is 'asleep'; allowed are "),
+        ({"with": "everything"}, "'everything'; allowed are verdict, latest, timing, trend, config"),
+        ({"severity": "bad"}, "'bad'; allowed are critical, warning, info, healthy, unknown"),
+        ({"state": "asleep"}, "'asleep'; allowed are "),
     ],
 )
-def test_what_cannot_be_asked_is_told(client: TestClient, asked: dict[str, str], said: str) -> None:
-    answer = client.get("/api/v1/runs", params={"with": "latest", **asked}, headers=ADMIN)
-    assert answer.status_code == 422
-    assert said in answer.json()["error"]["message"]
-
-
-def test_a_row_is_made_again_when_an_alert_of_its_run_changes(client: TestClient) -> None:
-    send(client, frame({"loss": [1.0]}, run="r1"))
-    assert screen(client)["runs"][0]["severity"] == "healthy"
-    fire(client, "r1", "critical")
-    row = screen(client)["runs"][0]
-    assert (row["severity"], row["needs_attention"]) == ("critical", True)
-    assert row["alerts"]["firing"] == {"critical": 1}
-    assert row["alerts"]["title"] == "Something is wrong"
+def test_what_cannot_be_asked_is_told(server: TestClient, asked: dict[str, str], said: str) -> None:
+    answer = server.get("/api/v1/runs", params={"with": "latest", **asked}, headers=ADMIN)
+    assert (answer.status_code, said in answer.json()["error"]["message"]) == (422, True)
