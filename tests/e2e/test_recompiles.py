@@ -13,13 +13,35 @@ from preloaded import run
 from perfagent_server.store.codec.tail import TailGroup
 from perfagent_server.store.stored import FromTail
 
-JOB = Path(__file__).parents[1] / "agent" / "hooks" / "compiling_job.py"
+JOB = """
+import perfagent, torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(10, 8), nn.Linear(8, 8)
+
+    def forward(self, tokens):
+        return self.linear(self.embedding(tokens)).square().mean()
+
+model = Model()
+run = perfagent.attach(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+compiled = torch.compile(model, backend="aot_eager", dynamic=False)
+for length in (*range(3, 14), *range(3, 14)):
+    optimizer.zero_grad()
+    compiled(torch.arange(2 * length).reshape(2, length) % 10).backward()
+    optimizer.step()
+run.finish()
+"""
 
 
 @pytest.mark.long
 def test_nine_lengths_are_told_with_the_reason_and_what_to_do(tmp_path: Path) -> None:
     environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
-    [done] = run([str(JOB), "lengths", "--attach"], tmp_path, [environment])
+    (tmp_path / "job.py").write_text(JOB)
+    [done] = run([str(tmp_path / "job.py")], tmp_path, [environment])
     assert done.returncode == 0, done
     evaluator = make_evaluator()
     changes = []
