@@ -75,10 +75,10 @@ class Listening:
 
 
 @contextlib.contextmanager
-def listening(folder: Path, **changes: Any) -> Iterator[Listening]:
+def listening(folder: Path, *, dashboard: bool = False, **changes: Any) -> Iterator[Listening]:
     bound = socket.create_server(("127.0.0.1", 0))
     settings = replace(settings_for(folder, **changes), port=bound.getsockname()[1])
-    app = create_app(settings, dashboard=False)
+    app = create_app(settings, dashboard=dashboard)
     server = make_server(app, settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()

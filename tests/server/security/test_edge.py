@@ -276,7 +276,7 @@ def test_x02_a_decoded_bomb_is_not_held_in_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/healthz", "/livez", "/readyz", "/", "/api/v1/runs", "/openapi.json"])
 def test_head_is_answered_as_get_without_a_body(tmp_path: Path, path: str) -> None:
-    with listening(tmp_path) as server:
+    with listening(tmp_path, dashboard=path == "/") as server:
         head = httpx.head(f"{server.url}{path}", trust_env=False)
         assert (head.status_code, head.content) == (200, b"")
         assert httpx.head(f"{server.url}/api/v1/nothing", trust_env=False).status_code == 404
