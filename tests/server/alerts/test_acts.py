@@ -36,6 +36,7 @@ def history(client: TestClient, ident: str) -> list[tuple[str, str, str]]:
     return [(one["event"], one["who"], one["note"]) for one in found]
 
 
+@pytest.mark.sql
 def test_each_act_has_an_undo_and_leaves_a_trace(client: TestClient) -> None:
     ident = nan(client)
     address = f"/api/v1/alerts/{ident}"
@@ -67,6 +68,7 @@ def test_who_did_it_is_the_name_of_the_key_or_of_the_login_with_it(client: TestC
     assert client.get("/api/v1/session").json()["name"] == "Ada"
 
 
+@pytest.mark.sql
 def test_a_silence_is_made_shown_at_its_alerts_and_deleted(client: TestClient, receiver: Receiver) -> None:
     client.post("/api/v1/channels", json={"url": receiver.url}, headers=ADMIN)
     made = client.post("/api/v1/silences", json={"run": "r1", "for_s": 3600, "note": "night"})
@@ -117,6 +119,7 @@ def test_a_rotated_secret_signs_beside_the_old_one_for_a_day(client: TestClient,
     assert made["secret"] not in client.get("/api/v1/channels", headers=ADMIN).text
 
 
+@pytest.mark.sql
 def test_a_channel_is_changed_and_what_is_left_out_stays(client: TestClient, receiver: Receiver) -> None:
     made = client.post("/api/v1/channels", json={"url": receiver.url, "name": "hook"}, headers=ADMIN).json()
     address = f"/api/v1/channels/{made['id']}"
@@ -131,6 +134,7 @@ def test_a_channel_is_changed_and_what_is_left_out_stays(client: TestClient, rec
     assert client.patch("/api/v1/channels/none", json={}, headers=ADMIN).status_code == 404
 
 
+@pytest.mark.sql
 def test_what_became_of_a_run_is_told_once_to_who_asked_for_it(client: TestClient, receiver: Receiver) -> None:
     client.post("/api/v1/channels", json={"url": receiver.url, "summaries": True}, headers=ADMIN)
     client.post("/api/v1/channels", json={"url": receiver.url, "summaries": True, "projects": ["other"]}, headers=ADMIN)
@@ -189,6 +193,7 @@ def test_w05_heartbeats_stop_with_the_rules(client: TestClient, receiver: Receiv
     assert len(waiting) == 1
 
 
+@pytest.mark.sql
 def test_an_alert_that_nobody_acknowledges_is_told_again(client: TestClient, receiver: Receiver) -> None:
     client.post("/api/v1/channels", json={"url": receiver.url, "repeat_s": 600}, headers=ADMIN)
     ident = nan(client)

@@ -399,6 +399,7 @@ def _all_delivered(database: Database) -> bool:
     return all(row["state"] == "delivered" for row in deliveries(database))
 
 
+@pytest.mark.sql
 def test_what_failed_is_sent_as_soon_as_its_receiver_is_back(database: Database) -> None:
     add_channel(database, "https://away.example/")
     clock = Clock(NOW)
@@ -486,6 +487,7 @@ def test_a_receiver_inside_the_network_is_refused_and_the_cause_is_in_the_row(
     assert receiver.deliveries == []
 
 
+@pytest.mark.sql
 def test_a_deleted_channel_takes_its_deliveries_along(database: Database) -> None:
     name, _ = add_channel(database, "https://a.example/")
     fire(database, "al_1")

@@ -127,6 +127,7 @@ def test_what_is_healed_in_a_silence_is_never_told(told: Told) -> None:
     assert told.due() == []
 
 
+@pytest.mark.sql
 def test_an_alert_that_is_snoozed_is_told_again_at_the_end_if_it_still_fires(told: Told) -> None:
     told.judge([1, 2], loss=[2.0, NAN])
     delivered(told)
@@ -234,6 +235,7 @@ def test_an_alert_that_opens_again_milder_says_so(told: Told) -> None:
     assert [event for _, event, _ in changes_of_severity(told, "cpu")] == ["better"]
 
 
+@pytest.mark.sql
 def test_an_alert_that_flips_for_hours_keeps_its_newest_changes(told: Told) -> None:
     raise_alert(told, "cpu", "info")
     for step in range(2, 302):
@@ -246,6 +248,7 @@ def test_an_alert_that_flips_for_hours_keeps_its_newest_changes(told: Told) -> N
     assert datetime.fromisoformat(found[-1]["time"]).timestamp() == told.now
 
 
+@pytest.mark.sql
 def test_warnings_of_a_run_come_together_and_what_is_critical_at_once(told: Told) -> None:
     told.database.write(
         lambda connection: connection.execute(update(channel).values(kind="slack", group_s=600.0)) and None

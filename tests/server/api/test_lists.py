@@ -102,6 +102,7 @@ def add(client: TestClient, numbers: range) -> None:
     until(lambda: len(client.get(alerts, headers=ADMIN).json()["alerts"]) == numbers.stop, why="the NaNs are told")
 
 
+@pytest.mark.sql
 def test_a_list_of_many_takes_no_more_statements_than_of_few(tmp_path: Path) -> None:
     took: list[dict[str, int]] = []
     with api(tmp_path) as client:

@@ -127,6 +127,7 @@ def test_a_retry_with_the_same_key_stores_nothing_again(restarted: Callable[[], 
     assert [one["run"] for one in program.runs()] == [first["run"]]
 
 
+@pytest.mark.sql
 def test_a_retry_does_not_bring_a_deleted_run_back(program: Program) -> None:
     run = program.x(key="1")["run"]
     assert program.client.delete(f"/api/v1/runs/{run}", headers=ADMIN).status_code == 204
@@ -253,7 +254,6 @@ def test_rows_go_to_the_newest_attempt_and_run_of_an_agent(program: Program) -> 
 # --- starts and ends --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sql
 @pytest.mark.parametrize("ends", ["finished", "failed", "killed", "oom", "preempted"])
 def test_a_row_tells_how_its_run_ended(program: Program, ends: str) -> None:
     run = program.x()["run"]

@@ -78,6 +78,7 @@ def test_what_is_judged_between_two_pieces_is_judged_once_after_a_kill(
     assert sorted((row["run"], row["since_step"]) for row in bench.rows(alert)) == [("a", 2), ("b", 2)]
 
 
+@pytest.mark.sql
 def test_a_source_that_falls_silent_loads_its_run_and_none_that_was_lost_long_ago(bench: Bench) -> None:
     wall, mono = Clock(NOW), Clock(1000.0)
     engine = bench.engine(clock=wall, monotonic=mono)
@@ -110,6 +111,7 @@ def test_a_source_that_was_heard_since_the_start_needs_no_minute_of_grace(bench:
     assert [row["rule"] for row in bench.rows(alert)] == ["lost_contact"]
 
 
+@pytest.mark.sql
 def test_how_far_the_rules_are_behind_is_counted_and_ingest_is_asked_to_wait(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

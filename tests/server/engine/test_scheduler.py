@@ -42,6 +42,7 @@ def test_what_was_acked_but_not_judged_fires_once_after_a_restart(bench: Bench) 
     assert [row["event"] for row in bench.rows(delivery)] == ["alert.firing"]
 
 
+@pytest.mark.sql
 def test_alert_deliveries_and_snapshot_are_one_transaction(bench: Bench) -> None:
     bench.send({"loss": [1.0, math.nan]}, [1, 2])
 

@@ -292,6 +292,7 @@ class Fragile(Plan):
         return super().columns(names)
 
 
+@pytest.mark.sql
 def test_a_run_that_fails_frame_after_frame_is_set_aside_and_made_anew(bench: Bench) -> None:
     clock, plan = Clock(NOW), Fragile(all_rules())
     engine = bench.engine(clock=clock, plan_of=lambda *_: plan)
@@ -428,6 +429,7 @@ def test_a_row_of_the_tail_that_cannot_be_read_is_passed_over(bench: Bench) -> N
     assert [row["run"] for row in bench.rows(tail)] == ["odd"], "those of others are packed"
 
 
+@pytest.mark.sql
 @pytest.mark.sqlite
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize(

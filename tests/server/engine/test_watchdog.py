@@ -108,6 +108,7 @@ class Watched:
         return [(event, alert["id"]) for event, alert in bodies if alert["rule"] == RULES_STOPPED]
 
 
+@pytest.mark.sql
 def test_a_rule_that_blocks_is_told_once_and_so_is_its_end(bench: Bench) -> None:
     watched = Watched(bench, plan_of=blocking)
     bench.send({"loss": [1.0]}, [1])

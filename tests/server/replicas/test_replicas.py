@@ -123,6 +123,7 @@ def started(**data: Any) -> Event:
     return Event(kind="state", time=1_700_000_000.0, step=0, data={"state": "running", **data})
 
 
+@pytest.mark.sql
 def test_the_shards_are_divided_and_go_to_the_other_at_the_end(tmp_path: Path, database: str) -> None:
     with replica(tmp_path / "a", database) as a:
         assert a.held == frozenset(SHARDS)
@@ -147,6 +148,7 @@ def test_ranks_of_one_run_may_send_to_different_servers(pair: tuple[Server, Serv
     assert a.get(f"/runs/{run}")["step"] == b.get(f"/runs/{run}")["step"] == 20
 
 
+@pytest.mark.sql
 def test_an_alert_fires_once_whichever_server_took_the_sample(pair: tuple[Server, Server], tmp_path: Path) -> None:
     a, b = pair
     with Receiver() as receiver:
@@ -213,6 +215,7 @@ def test_verdict_and_findings_are_the_same_on_both(pair: tuple[Server, Server]) 
         assert server.get(f"/runs/{run}/verdict")["rule"] == "nonfinite_loss"
 
 
+@pytest.mark.sql
 def test_an_alert_is_resolved_through_either(pair: tuple[Server, Server]) -> None:
     for judge, other in (pair, pair[::-1]):
         run = run_of(judge, 7)
@@ -230,6 +233,7 @@ def state_of(server: Server, alert: str) -> str:
     return next(str(one["state"]) for one in server.get("/alerts")["alerts"] if one["id"] == alert)
 
 
+@pytest.mark.sql
 def test_a_run_that_one_server_deletes_begins_anew_on_the_other(pair: tuple[Server, Server]) -> None:
     a, b = pair
     for number, run in enumerate((run_of(a), run_of(b))):
@@ -255,6 +259,7 @@ def _rule(server: Server, name: str) -> Any:
     return next(one for one in server.get("/rules")["rules"] if one["rule"] == name)
 
 
+@pytest.mark.sql
 def test_a_command_reaches_an_agent_of_the_other_server_once(pair: tuple[Server, Server]) -> None:
     a, b = pair
     b.send(frame({"loss": [1.0]}, events=[started()]))
@@ -281,6 +286,7 @@ def test_a_one_time_address_is_good_on_any_server_once(pair: tuple[Server, Serve
     assert second.status_code == 401
 
 
+@pytest.mark.sql
 def test_rows_without_a_step_count_on_whichever_server_takes_them(pair: tuple[Server, Server]) -> None:
     for number in range(20):
         server = pair[number % 2]
@@ -291,6 +297,7 @@ def test_rows_without_a_step_count_on_whichever_server_takes_them(pair: tuple[Se
     assert series["mean"] == [float(number) for number in range(20)]
 
 
+@pytest.mark.sql
 def test_a_server_that_is_alone_is_refused_beside_replicas_and_the_other_way_round(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +321,7 @@ def test_replicas_need_postgresql(tmp_path: Path) -> None:
         open_services(Settings(data=tmp_path, replica=True))
 
 
+@pytest.mark.sql
 def test_a_user_logs_in_on_one_server_and_is_put_out_by_the_other(pair: tuple[Server, Server]) -> None:
     here, there = pair
     body = {"name": "ada", "password": "correct horse battery", "roles": [{"role": "viewer", "project": "p"}]}
@@ -347,6 +355,7 @@ def test_a_key_that_one_server_revokes_is_refused_by_the_other(
     until(is_refused, why="the key still opens the other server")
 
 
+@pytest.mark.sql
 def test_guesses_at_both_servers_are_counted_together(pair: tuple[Server, Server]) -> None:
     form = {"name": "ada", "password": "a guess at it"}
     statuses = [httpx.post(f"{pair[turn % 2].running.url}/login", data=form).status_code for turn in range(6)]
@@ -392,6 +401,7 @@ def test_a_lease_that_went_away_and_came_back_does_not_count(tmp_path: Path, dat
         until(lambda: mine.held.get(shard_of(run)) == before[shard_of(run)] + 2, why="the new term")
 
 
+@pytest.mark.sql
 def test_retention_deletes_nothing_more_when_its_lease_is_gone(tmp_path: Path, database: str) -> None:
     with replica(tmp_path / "a", database) as a:
         assert a.services.replica is not None
@@ -421,6 +431,7 @@ def test_retention_deletes_nothing_more_when_its_lease_is_gone(tmp_path: Path, d
         assert len(a.get("/runs")["runs"]) == 1
 
 
+@pytest.mark.sql
 def test_a_server_that_stops_in_its_turn_loses_it(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,6 +463,7 @@ def test_a_server_that_stops_in_its_turn_loses_it(
     other.close()
 
 
+@pytest.mark.sql
 def test_many_programs_that_log_to_one_run_at_once_are_all_answered(pair: tuple[Server, Server]) -> None:
     def log(number: int) -> int:
         row = {"run": "shared", "rank": number, "step": 1, "metrics": {"loss": 1.0}}
@@ -509,6 +521,7 @@ def test_one_server_shows_the_runs_to_prometheus(pair: tuple[Server, Server]) ->
     until(lambda: sorted(shown()) == [0, 1], why="one of the two shows the run")
 
 
+@pytest.mark.sql
 def test_a_command_beside_servers_of_another_version_leaves_the_tables_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -619,6 +632,7 @@ def test_slow_work_for_changed_rules_delays_no_page(
             may_end.set()
 
 
+@pytest.mark.sql
 def test_a_lost_lease_costs_only_the_runs_of_its_shard(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,7 +106,6 @@ def test_an_alert_asks_once_also_after_a_restart(tmp_path: Path, clock: Clock) -
         assert counted(client) == {"asked": 0, "held_back": 1}, "not held back: it has its profile"
 
 
-@pytest.mark.sql
 def test_after_the_pause_another_is_taken_up_to_the_most(client: TestClient, clock: Clock) -> None:
     start(client)
     client.post("/api/v1/runs/r1/commands", json={"kind": "profile"}).raise_for_status()  # by hand: it counts nowhere

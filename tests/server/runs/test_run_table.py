@@ -55,7 +55,6 @@ def table(server: TestClient, request: pytest.FixtureRequest) -> Table:
     return Table(server, request.node.name[5:25])
 
 
-@pytest.mark.sql
 def test_a_row_has_its_verdict_newest_values_and_trend(table: Table) -> None:
     losses = [1 / step for step in range(1, 201)]
     table.send("a", {"loss": losses, "samples_per_s": [64.0] * 200, "step_time_s": [0.5] * 200})

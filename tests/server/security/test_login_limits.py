@@ -104,6 +104,7 @@ def test_a_stranger_behind_the_same_address_does_not_keep_out_who_has_logged_in_
         assert [log_in(client, "a wrong one") for _ in range(6)] == [401] * 5 + [429], "its own guesses count there"
 
 
+@pytest.mark.sql
 @pytest.mark.fault
 def test_x08_waits_double_up_to_a_minute_and_are_forgotten(tmp_path: Path) -> None:
     with api(tmp_path) as client:

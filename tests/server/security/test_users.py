@@ -103,6 +103,7 @@ def test_a_change_counts_for_open_sessions_at_once(tmp_path: Path, changed: dict
         assert client.get("/api/v1/users").status_code == status
 
 
+@pytest.mark.sql
 def test_a_removed_user_is_out_and_the_name_is_free(tmp_path: Path) -> None:
     with api(tmp_path, auth="required") as client:
         add(client, "ada", (None, "viewer"))
@@ -154,6 +155,7 @@ def test_one_changes_ones_own_password_and_stays_logged_in_here_only(tmp_path: P
         assert (log_in(client, "ada"), log_in(client, "ada", OTHER)) == (401, 303)
 
 
+@pytest.mark.sql
 def test_one_sees_and_ends_ones_own_sessions_and_no_others(tmp_path: Path) -> None:
     with api(tmp_path, auth="required") as client:
         add(client, "ada", (None, "viewer"))
@@ -192,6 +194,7 @@ def test_what_a_user_does_bears_the_name_of_the_user(tmp_path: Path) -> None:
         assert "night" in entries[1]["detail"] and entries[0]["origin"] == "testclient"
 
 
+@pytest.mark.sql
 def test_the_audit_log_has_pages_filters_and_failed_logins(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         add(client, "ada", (None, "viewer"))

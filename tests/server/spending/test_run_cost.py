@@ -73,6 +73,7 @@ def test_hours_and_energy_of_all_ranks_and_attempts_add_up(client: TestClient) -
     assert (found["money"], found["money_per_hour"], found["currency"]) == (None, None, "")
 
 
+@pytest.mark.sql
 def test_a_price_makes_money_of_it_and_its_average_hour_once_the_run_has_ended(client: TestClient) -> None:
     on_two_hosts(client, 1, BEGIN, 2.0, 1.8e6)
     put_price(client, "p", gpu_hour=2.5, cpu_core_hour=0.01, kwh=0.4, currency="EUR")

@@ -31,7 +31,6 @@ def test_the_ledger_of_a_source_that_sends_on_may_grow(shelf) -> None:
     assert trim(shelf, BEGIN + 1) == 0
 
 
-@pytest.mark.sql
 def test_a_long_ledger_of_a_source_is_trimmed_in_several_jobs(shelf) -> None:
     shelf.append(*(frame(seq) for seq in range(1, 3501)))
     jobs = shelf.database.jobs

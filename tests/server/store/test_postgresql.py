@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,7 +21,7 @@ from data_folder import data_folder
 from frames import BEGIN, frame, rows, state
 from sqlalchemy import Connection, func, insert, make_url, select, text
 
-from perfagent.errors import ConfigError, ResourceError
+from perfagent.errors import ResourceError
 from perfagent_server.database import Database, QueueFull, StorageError, Unreachable, open_database
 from perfagent_server.store.copying import copy_all
 from perfagent_server.store.interface import Batch, Receipt
@@ -236,14 +235,11 @@ def test_requests_get_503_while_postgresql_is_away(place: Place, tmp_path: Path)
 # --- addresses, texts and expressions ---------------------------------------------------------------------------------
 
 
-def test_an_address_that_cannot_be_used_hides_its_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_where_nobody_listens_hides_its_password(tmp_path: Path) -> None:
     nobody = Place(data=tmp_path, database="postgresql://user:very-secret@127.0.0.1:1/perfagent")
     with pytest.raises(ResourceError, match="cannot be reached") as caught:
         open_database(nobody)
     assert "very-secret" not in str(caught.value)
-    monkeypatch.setitem(sys.modules, "perfagent_server.database.postgresql", None)
-    with pytest.raises(ConfigError, match=r"psycopg.*\.\[postgresql\]"):
-        open_database(nobody)
 
 
 def test_what_a_script_says_with_a_nul_is_stored_without_it(database: Database) -> None:

@@ -128,7 +128,6 @@ def test_a_run_that_goes_on_with_wider_cells_counts_every_sample(shelf) -> None:
     assert max(shelf.store.series("old", "loss", from_step=0, to_step=511, points=2).max) == 50.0
 
 
-@pytest.mark.sql
 @pytest.mark.parametrize("policy", [{"runs_days": 30}, {}], ids=["by age", "by budget"])
 @pytest.mark.parametrize("how", ["it goes on", "it is tagged", "the policy changes"])
 def test_a_run_that_must_stay_by_now_is_not_deleted(shelf, how: str, policy: dict[str, float]) -> None:

@@ -110,7 +110,6 @@ def test_ranks_are_put_together_as_the_catalogue_says(shelf) -> None:
         shelf.compact()
 
 
-@pytest.mark.sql
 def test_several_samples_in_a_step_stay_in_order_of_time(shelf) -> None:
     shelf.append(frame(1, rows({"loss": [3.0, 1.0, 2.0]}, [7, 7, 7], [BEGIN + 3, BEGIN + 1, BEGIN + 2])))
     for _ in range(2):
