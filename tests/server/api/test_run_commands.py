@@ -165,7 +165,7 @@ def test_only_the_newest_start_of_the_job_is_asked(job: Job) -> None:
 
 
 @pytest.mark.sql
-def test_a_hang_asks_every_rank_for_its_stacks_and_not_soon_again(client: TestClient, clock: Clock) -> None:
+def test_a_hang_asks_every_rank_for_its_stacks_but_seldom(client: TestClient, clock: Clock) -> None:
     job = Job(client, clock, 0, 1, world_size=2)
     data = {"rule": "hang", "severity": "critical", "message": "No step for 90 s.", "since_step": 1}
     job.frame(2, 0, Event(kind="finding", time=1.0, step=1, data=data))
@@ -241,7 +241,7 @@ def test_an_agent_that_is_silent_is_asked_for_nothing(job: Job) -> None:
 
 
 @pytest.mark.sql
-def test_whoever_can_answer_is_asked_and_for_the_others_is_told_why(client: TestClient, clock: Clock) -> None:
+def test_who_can_answer_is_asked_and_of_others_is_told_why(client: TestClient, clock: Clock) -> None:
     job = Job(client, clock, 0, 1, 2, world_size=5)
     heard = clock.at
     job.lose(1)

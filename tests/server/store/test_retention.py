@@ -123,7 +123,7 @@ def test_what_is_old_is_found_by_an_index(shelf, kind: str, scope: Scope) -> Non
 
 @pytest.mark.blocks
 @pytest.mark.sqlite
-def test_blocks_are_thinned_in_short_jobs_and_none_if_none_is_due(shelf) -> None:
+def test_blocks_are_thinned_in_short_jobs_and_only_if_due(shelf) -> None:
     shelf.append(*(frame(seq, rows({f"m{seq}": [1.0] * 3000}, range(3000))) for seq in range(1, 151)))
     shelf.compact()
     statements: list[str] = []
