@@ -103,7 +103,9 @@ def test_a_command_goes_out_once_with_the_answer_to_a_frame(job: Job) -> None:
 
 def test_every_process_gets_it_unless_ranks_are_named(client: TestClient, clock: Clock) -> None:
     job = Job(client, clock, 0, 1, 2, world_size=3)
-    everyone, one = job.ask("stacks")["id"], job.ask("stacks", ranks=[2])["id"]
+    everyone = job.ask("stacks")["id"]
+    clock.at += 1  # they go out in the order in which they were asked
+    one = job.ask("stacks", ranks=[2])["id"]
     assert [job.frame(2, rank) for rank in (0, 1, 2)] == [[everyone], [everyone], [everyone, one]]
 
 
