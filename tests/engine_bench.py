@@ -34,14 +34,6 @@ class OddRule(Rule):
     english = chinese = Words("Odd", "It does wrong.", "Never.", {"": "Mend it."})
 
 
-class Clock:
-    def __init__(self, at: float) -> None:
-        self.at = at
-
-    def __call__(self) -> float:
-        return self.at
-
-
 class Bench:
     """A database with one enabled channel, and frames of one run after another."""
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from judging import START, fired, frame, make_evaluator, state
+from judging import START, Judged, frame, state
 
 from perfagent.wire import Finding
-from perfagent_server.alerts.state_machine import Change
-from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.rule import Rule
 
 __all__ = ["JointSteps", "Work"]
@@ -17,13 +15,12 @@ Work = Callable[[int, int], float]
 """(rank, step) -> seconds of own work."""
 
 
-class JointSteps:
-    """changes: of alerts, so far. stages: of the pipeline, as each rank says; with_loss: the ranks that have a loss."""
+class JointSteps(Judged):
+    """stages: of the pipeline, as each rank says; with_loss: the ranks that have a loss."""
 
     def __init__(self, *rules: Rule, ranks: int, stages: Sequence[int] = (), with_loss: Sequence[int] = ()) -> None:
-        self.evaluator: Evaluator = make_evaluator(rules=rules)
+        super().__init__(rules)
         self.evaluator.start_clock(START)
-        self.changes: list[Change] = []
         self.step = 0
         self._ranks, self._with_loss = ranks, with_loss
         for rank in range(ranks):
@@ -57,8 +54,4 @@ class JointSteps:
     @property
     def found(self) -> list[Finding]:
         """What fired."""
-        return [change.finding for change in fired(self.changes)]
-
-    @property
-    def kinds(self) -> list[str]:
-        return [change.kind for change in self.changes if change.kind != "update"]
+        return [change.finding for change in self.fired]

@@ -97,6 +97,23 @@ def fired(changes: Sequence[Change], rule: str | None = None) -> list[Change]:
     return [change for change in changes if change.kind == "fire" and (rule is None or change.finding.rule == rule)]
 
 
+class Judged:
+    """A run whose frames an evaluator gets. changes: of its alerts, so far."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.evaluator: Evaluator = make_evaluator(rules=rules or None)
+        self.changes: list[Change] = []
+
+    @property
+    def fired(self) -> list[Change]:
+        return fired(self.changes)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Of the changes, but for updates of what is known."""
+        return [change.kind for change in self.changes if change.kind != "update"]
+
+
 def finite(values: Sequence[float]) -> list[float]:
     return [value for value in values if math.isfinite(value)]
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from judging import START, make_evaluator, restored, state
+from judging import START, Judged, restored, state
 
 from perfagent.wire import Event, Finding, Group
-from perfagent_server.alerts.state_machine import Change
-from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.rule import Rule
 from perfagent_server.store.codec.tail import TailGroup
 from perfagent_server.store.stored import FromTail
@@ -18,12 +16,11 @@ Readings = Callable[[float], Mapping[str, float]]
 FIRST_STEP_S = 3.0
 
 
-class Job:
+class Job(Judged):
     """A run that sends a frame every few seconds. steps: how many had ended, by the seconds since it began."""
 
     def __init__(self, *rules: Rule, steps: Callable[[float], float], ranks: int = 1, every_s: float = 1.0) -> None:
-        self.evaluator: Evaluator = make_evaluator(rules=rules)
-        self.changes: list[Change] = []
+        super().__init__(rules)
         self.now_s = 0.0
         self._steps, self._ranks, self._every_s, self._done = steps, ranks, every_s, 0
         self._tick_at, self._restart_at = 0.0, 500.0
@@ -52,10 +49,6 @@ class Job:
         return self
 
     @property
-    def fired(self) -> list[Change]:
-        return [change for change in self.changes if change.kind == "fire"]
-
-    @property
     def found(self) -> Finding:
         """The only one, as it fired."""
         [change] = self.fired
@@ -65,10 +58,6 @@ class Job:
     def told(self) -> list[tuple[str, str]]:
         """Severity and cause of what fired."""
         return [(change.finding.severity, change.finding.cause) for change in self.fired]
-
-    @property
-    def kinds(self) -> list[str]:
-        return [change.kind for change in self.changes if change.kind != "update"]
 
     @property
     def now_open(self) -> list[tuple[str, str]]:

@@ -1,5 +1,5 @@
 """The SQL that a question sends to the database, for tests that count statements instead of seconds. Rows that go straight
-to the driver (store/statements.py) are not among them."""
+to the driver (store/statements.py) are in `sqlite_calls` alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy import Engine, event
 
 from perfagent_server.database import Database
 
-__all__ = ["plan_of", "statements_of", "watched"]
+__all__ = ["plan_of", "sqlite_calls", "statements_of", "watched"]
 
 
 @contextlib.contextmanager
@@ -42,3 +42,13 @@ def plan_of(database: Database, statement: tuple[str, Any]) -> str:
     sql, parameters = statement
     with database.read() as connection:
         return "\n".join(row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", parameters))
+
+
+def sqlite_calls(database: Database, into: list[str]) -> Callable[[], None]:
+    """Notes what the writer's connection sends to SQLite, rows that go straight to the driver too; answers what ends it."""
+
+    def trace(callback: Callable[[str], None] | None) -> None:
+        database.write(lambda connection: connection.connection.driver_connection.set_trace_callback(callback))
+
+    trace(into.append)
+    return lambda: trace(None)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from judging import START, fired, frame, make_evaluator, restored, state
+from judging import START, Judged, frame, restored, state
 
 from perfagent.wire import Event, Finding
 from perfagent_server.alerts.state_machine import Change
-from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.rule import Rule
 from perfagent_server.store.stored import FromTail
 
 __all__ = ["StepJob"]
 
 
-class StepJob:
-    """changes: of alerts, so far; step: the newest one. The server is started again after every `restarts` frames."""
+class StepJob(Judged):
+    """step: the newest one. The server is started again after every `restarts` frames."""
 
     def __init__(self, *rules: Rule, ranks: int = 1, restarts: int = 7, first: int = 1) -> None:
-        self.evaluator: Evaluator = make_evaluator(rules=rules or None)
+        super().__init__(rules)
         self.evaluator.start_clock(START)
-        self.changes: list[Change] = []
         self.step = first - 1
         self._ranks, self._restarts, self._frames = ranks, restarts, 0
         for rank in range(ranks if ranks > 1 else 0):
@@ -59,10 +57,6 @@ class StepJob:
         return self
 
     @property
-    def fired(self) -> list[Change]:
-        return fired(self.changes)
-
-    @property
     def alert(self) -> Change:
         """The only one, as it fired."""
         [change] = self.fired
@@ -71,10 +65,6 @@ class StepJob:
     @property
     def found(self) -> Finding:
         return self.alert.finding
-
-    @property
-    def kinds(self) -> list[str]:
-        return [change.kind for change in self.changes if change.kind != "update"]
 
     @property
     def severities(self) -> list[str]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from judging import START, fired, make_evaluator, restored, state
+from judging import START, Judged, fired, restored, state
 
 from perfagent.wire import Event, Group
-from perfagent_server.alerts.state_machine import Change
-from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.rule import Rule
 from perfagent_server.store.codec.tail import TailGroup
 from perfagent_server.store.stored import FromTail
@@ -17,14 +15,13 @@ from perfagent_server.store.stored import FromTail
 TICK_S = 5.0
 
 
-class TimedJob:
-    """now: Unix seconds; changes: of alerts, so far. The server's clock ticks while a step lasts."""
+class TimedJob(Judged):
+    """now: Unix seconds. The server's clock ticks while a step lasts."""
 
     def __init__(self, *rules: Rule, ranks: int = 1) -> None:
-        self.evaluator: Evaluator = make_evaluator(rules=rules or None)
+        super().__init__(rules)
         self.now = START
         self.step = 0
-        self.changes: list[Change] = []
         self._ranks = ranks
         self._ticked = START
         for rank in range(ranks):
@@ -74,10 +71,6 @@ class TimedJob:
         """What fired of a rule, as it was last told."""
         machine = self.evaluator.machines.get(rule)
         return [machine.finding for _ in fired(self.changes, rule)] if machine is not None else []
-
-    @property
-    def kinds(self) -> list[str]:
-        return [change.kind for change in self.changes if change.kind != "update"]
 
     def send(self, groups: Sequence[Group], *, rank: int = 0, events: Sequence[Event] = ()) -> None:
         ident = self.evaluator.upto + 1

@@ -53,10 +53,10 @@ def limits() -> str:
 
 
 _TRAININGS = """\
-Every row is a real training of a few steps. It runs twice: without the agent and with it. **Every cell is an assertion** of
-tests/agent/frameworks/test_matrix.py, which compares what perfagent recorded with what the script knows of its steps. *yes* means
-that the value is recorded and right. A letter means that there is nothing to record, for the reason below the table, and that
-perfagent records nothing.
+Every row is a real training of a few steps, which runs twice: without the agent and with it. **A test checks every cell**:
+tests/agent/frameworks/test_matrix.py compares the values that perfagent recorded with those that the script itself knows. *yes* means
+that perfagent recorded the right value. A letter means that the training has no such value (the reason is below the table), and
+that perfagent recorded none.
 
 | column | what *yes* means |
 |---|---|

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from api_builders import Listening, frame, listening
 from builders import until, web
+from clocks import SteppedClock
 from frames import state
 from sqlalchemy import update
-from stepped_clock import SteppedClock
 
 from perfagent.errors import PerfagentError
 from perfagent.wire import Event, encode

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from builders import free_port, job_environment, sync, until
 from case_selection import everyday
-from engine_bench import Bench, Clock
+from clocks import Clock
+from engine_bench import Bench
 from faults import loops
 from faults.accounts import Accounts, row
 from ingest_server import IngestProcess, Scripted

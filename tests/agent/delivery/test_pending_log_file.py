@@ -1,5 +1,5 @@
-"""log() calls whose step is not known yet: a kill before the first step loses none. That nothing waits behind them is in
-test_drain.py."""
+"""log() without a step, before the first step: a killed process loses no call. test_drain.py shows that later rows do not wait
+for these calls."""
 
 from __future__ import annotations
 

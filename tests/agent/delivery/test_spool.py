@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from clocks import Clock
 from faults import loops
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -75,16 +76,6 @@ def drain(spool: Spool) -> list[Outgoing]:
 def crash(spool: Spool) -> None:
     """What kill -9 leaves: the files as they are, the lock free."""
     spool.abandon()
-
-
-class Clock:
-    """now: a disk that failed is tried again a second later."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_what_was_appended_comes_out_once_and_in_order(tmp_path: Path) -> None:
@@ -300,7 +291,7 @@ def test_a17_spool_in_use_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
 def test_a17_lock_that_is_taken_away_is_held_again(tmp_path: Path, how: str) -> None:
     """As a cleaner does, for which the lock is an old file beside young ones."""
-    clock = Clock()
+    clock = Clock(1000.0)
     spool = Spool(tmp_path / "s", header(), clock=clock)
     spool.append(rows(0), [], now=0.0)
     lock = spool.folder / "lock"
@@ -308,7 +299,7 @@ def test_a17_lock_that_is_taken_away_is_held_again(tmp_path: Path, how: str) -> 
     lock.unlink()
     if how == "replaced":
         lock.write_text("somebody else's")
-    clock.now += 1.0  # it looks once a second
+    clock.at += 1.0  # it looks once a second
     spool.append(rows(3), [], now=1.0)
     spool.append(rows(6), [], now=2.0)
     assert lock.read_text() == said
@@ -389,7 +380,7 @@ def fails(*_: object, **__: object) -> int:
 
 
 def test_a15_short_write_is_cut_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk, clock = FullDisk(monkeypatch), Clock()
+    disk, clock = FullDisk(monkeypatch), Clock(1000.0)
     spool = Spool(tmp_path / "s", header(), clock=clock)
     assert spool.append(rows(0), [], now=0.0)
     disk.left = 25
@@ -399,26 +390,26 @@ def test_a15_short_write_is_cut_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (path,) = spool.folder.glob("*.ticks")
     assert path.stat().st_size == spool.on_disk, "a part of the record stayed"
     disk.left = -1
-    clock.now += 0.99
+    clock.at += 0.99
     assert not spool.append([], [event()], now=0.0), "it is tried again within the second"
-    clock.now += 0.01
+    clock.at += 0.01
     assert spool.append(rows(6), [], now=0.0)
     crash(spool)
     assert steps_of(*drain(Spool.open(tmp_path / "s"))) == [0, 1, 2, 6, 7, 8]
 
 
 def test_a15_memory_is_bounded_and_events_outlive_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk, clock, noise = FullDisk(monkeypatch, left=0), Clock(), random.Random(0)
+    disk, clock, noise = FullDisk(monkeypatch, left=0), Clock(1000.0), random.Random(0)
     spool = Spool(tmp_path / "s", header(), max_memory_bytes=200_000, clock=clock)
     for tick in range(40):
         spool.append(noisy(noise, range(2000)), [event(str(tick))], now=0.0)
-        clock.now += 1.0
+        clock.at += 1.0
         spool.hold(now=1e9)
     assert 0 < spool.in_memory <= 200_000
     assert spool.counters["dropped"] > 0
     assert spool.counters["dropped_events"] == 0
     disk.left = -1
-    clock.now += 1.0
+    clock.at += 1.0
     spool.hold(now=1e9)  # space is back: what was in memory goes to the disk
     assert spool.in_memory == 0
     frames = drain(spool)
@@ -429,11 +420,11 @@ def test_a15_memory_is_bounded_and_events_outlive_samples(tmp_path: Path, monkey
 def test_a15_frame_on_its_way_stays_in_memory_whatever_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would count as dropped, and be stored."""
     FullDisk(monkeypatch, left=0)
-    clock, noise = Clock(), random.Random(0)
+    clock, noise = Clock(1000.0), random.Random(0)
     spool = Spool(tmp_path / "s", header(), max_memory_bytes=100_000, clock=clock)
     for tick in range(8):
         spool.append(noisy(noise, range(2000 * tick, 2000 * tick + 2000)), [event(letters(noise, 40_000))], now=0.0)
-        clock.now += 1.0
+        clock.at += 1.0
         spool.hold(now=1e9)
         if not tick:
             first = sent(spool)
@@ -471,7 +462,7 @@ def test_a15_ticks_whose_mark_cannot_be_written_go(tmp_path: Path, monkeypatch: 
 
 
 def test_a15_lock_is_let_go_where_the_folder_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, opened = Clock(), os.open
+    clock, opened = Clock(1000.0), os.open
     spool = Spool(tmp_path / "s", header(), clock=clock)
 
     def refuse(path: Any, *arguments: Any, **more: Any) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import trustme
 from builders import free_port
+from clocks import SteppedClock
 from ingest_server import IngestServer, Scripted
 from listening import OURS, answering, say
-from stepped_clock import SteppedClock
 
 from perfagent.delivery.transport import CONNECT_S, DEADLINE_S, HttpTransport, judge
 from perfagent.errors import ServerUnreachable

@@ -1,5 +1,5 @@
-"""What the events of a profile say: operators, gaps and shares of the time. What only a GPU records is given as Kineto
-gives it."""
+"""A profile's events become a table of operators, gaps of the device and shares of the time. Events of a GPU are written here in
+the format of Kineto, torch's profiler."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from typing import Any
 import postgresql_server
 import pytest
 from api_builders import api
-from engine_bench import NOW, Bench, Clock
+from clocks import Clock
+from engine_bench import NOW, Bench
 from frames import state
 from sqlalchemy import delete, select, text
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import httpcore
 import pytest
 from builders import Receiver, free_port, until
+from clocks import Clock
 from data_folder import place_of
-from engine_bench import NOW, Clock
+from engine_bench import NOW
 from sqlalchemy import insert, select, update
 from standardwebhooks import Webhook
 

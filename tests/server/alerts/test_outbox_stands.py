@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from api_builders import settings_for
 from builders import until
-from engine_bench import NOW, Bench, Clock
+from clocks import Clock
+from engine_bench import NOW, Bench
 from fastapi.testclient import TestClient
 
 from perfagent_server.alerts import channels

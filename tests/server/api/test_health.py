@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from api_builders import api, frame, send, services_of
 from builders import until
-from engine_bench import Clock
+from clocks import Clock
 from fastapi.testclient import TestClient
 
 

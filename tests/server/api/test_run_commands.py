@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from api_builders import ADMIN, api, frame, send, services_of
 from builders import until
-from engine_bench import Clock
+from clocks import Clock
 from fastapi.testclient import TestClient
 from frames import state
 from sqlalchemy import Connection, text
@@ -87,7 +87,7 @@ def answered(command: str, how: str, **more: Any) -> Event:
     return Event(kind="command", time=1.0, data={"command": command, "state": how, **more})
 
 
-# --- what is handed out -----------------------------------------------------------------------------------------------
+# --- how agents get commands ------------------------------------------------------------------------------------------
 
 
 def test_a_command_goes_out_once_with_the_answer_to_a_frame(job: Job) -> None:

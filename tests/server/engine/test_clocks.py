@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_bench import NOW, Bench, Clock
+from clocks import Clock
+from engine_bench import NOW, Bench
 
 from perfagent.wire import Event
 from perfagent_server.engine.rule_settings import RULES_FILE, RuleSettings

@@ -15,7 +15,8 @@ from random import Random
 
 import pytest
 from case_selection import everyday
-from engine_bench import NOW, Bench, Clock
+from clocks import Clock
+from engine_bench import NOW, Bench
 from sqlalchemy import delete, update
 
 from perfagent.wire import Event

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_bench import NOW, Bench, Clock
+from clocks import Clock
+from engine_bench import NOW, Bench
 from sqlalchemy import delete, update
 
 from perfagent.wire import Event

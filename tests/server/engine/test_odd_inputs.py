@@ -19,7 +19,8 @@ import msgspec
 import postgresql_server
 import pytest
 from api_builders import MSGPACK, settings_for
-from engine_bench import NOW, Clock
+from clocks import Clock
+from engine_bench import NOW
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st

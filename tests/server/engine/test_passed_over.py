@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_bench import NOW, Bench, Clock, OddRule
+from clocks import Clock
+from engine_bench import NOW, Bench, OddRule
 from judging import make_evaluator
 
 from perfagent.wire import Event, Finding

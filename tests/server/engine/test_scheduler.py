@@ -13,8 +13,9 @@ from random import Random
 
 import engine_bench
 import pytest
-from engine_bench import NOW, Bench, Clock
-from sqlite_calls import sqlite_calls
+from clocks import Clock
+from engine_bench import NOW, Bench
+from statements import sqlite_calls
 
 from perfagent.wire import Alert, Event
 from perfagent_server.database import StorageError

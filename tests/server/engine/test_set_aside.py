@@ -13,7 +13,8 @@ import msgspec
 import pytest
 from api_builders import api
 from builders import until
-from engine_bench import NOW, Bench, Clock
+from clocks import Clock
+from engine_bench import NOW, Bench
 from frames import frame as one_frame
 from frames import rows
 from sqlalchemy import text, update

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from engine_bench import NOW, Bench, Clock, OddRule
+from clocks import Clock
+from engine_bench import NOW, Bench, OddRule
 from sqlalchemy import update
 
 from perfagent.wire import Event, Finding

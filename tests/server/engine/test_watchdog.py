@@ -16,7 +16,8 @@ import pytest
 import uvicorn
 from api_builders import frame, settings_for
 from builders import Receiver, until
-from engine_bench import NOW, Bench, Clock, OddRule
+from clocks import Clock
+from engine_bench import NOW, Bench, OddRule
 from sqlalchemy import update
 
 from perfagent.wire import Event, Finding, encode

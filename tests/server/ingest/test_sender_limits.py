@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from api_builders import ADMIN, MSGPACK, api, frame, send
-from engine_bench import Clock
+from clocks import Clock
 from fastapi.testclient import TestClient
 
 from perfagent.delivery.transport import Reply, judge

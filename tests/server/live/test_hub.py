@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from builders import until
+from clocks import Clock
 
 from perfagent.wire import Event, Group, RunSummary
 from perfagent_server.live.bands import Bands
@@ -147,19 +148,11 @@ def test_a_page_that_comes_later_is_told_everything() -> None:
 # --- the hub ------------------------------------------------------------------------------------------------------------
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.at = 100.0
-
-    def __call__(self) -> float:
-        return self.at
-
-
 class Pages:
     """A hub that is not started, with pages that have no socket: each turn is called here."""
 
     def __init__(self, *subscriptions: Subscription) -> None:
-        self.clock = Clock()
+        self.clock = Clock(100.0)
         self.states: dict[str, str] = {}
         self.asked: list[list[str]] = []
         self.hub = Hub(self.summaries, self.rows, clock=self.clock)
@@ -298,7 +291,7 @@ def test_a_failure_while_a_fleet_is_read_makes_pages_fetch_anew_and_the_hub_goes
                 raise failure
             return dict.fromkeys(runs, ROW)
 
-        clock = Clock()
+        clock = Clock(100.0)
         hub = Hub(lambda runs: [], rows, clock=clock)
         await hub.start()
         page = Page()

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from judging import START, fired, frame, make_evaluator, restored, state
+from judging import START, Judged, frame, restored, state
 
 from perfagent.wire import Finding
-from perfagent_server.alerts.state_machine import Change
 from perfagent_server.rules.rule import Rule
 from perfagent_server.rules.speed.batch_too_small import BatchTooSmall
 from perfagent_server.rules.speed.cpu_bottleneck import CpuBottleneck
@@ -24,13 +23,12 @@ SLOW = ("host/cpu_pressure_pct", "host/cpu_throttled_pct", "host/cores", "proces
 """Read every five seconds."""
 
 
-class Machine:
+class Machine(Judged):
     """Ranks that make a step a second."""
 
     def __init__(self, *rules: Rule, ranks: int = 1) -> None:
-        self.evaluator = make_evaluator(rules=rules)
+        super().__init__(rules)
         self.evaluator.start_clock(START)
-        self.changes: list[Change] = []
         self.second, self._ranks = 0, ranks
         for rank in range(ranks if ranks > 1 else 0):
             self.evaluator.take(frame({}, [], rank=rank, ident=rank + 1, events=[state("starting", world_size=ranks)]))
@@ -59,11 +57,7 @@ class Machine:
 
     @property
     def found(self) -> list[Finding]:
-        return [change.finding for change in fired(self.changes)]
-
-    @property
-    def kinds(self) -> list[str]:
-        return [change.kind for change in self.changes if change.kind != "update"]
+        return [change.finding for change in self.fired]
 
 
 def found(rule: Rule, readings: Readings, seconds: int = 280, phases: Mapping[str, float] = COMPUTE) -> list[Finding]:

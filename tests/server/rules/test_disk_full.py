@@ -18,8 +18,8 @@ def filled(
     seconds: float, free: Free, *roles: str, total: float = 1000, every_s: float = 1.0, save_s: float = 0, size: float = 0,
     long_s: float = 0,
 ) -> Job:  # fmt: skip
-    """Disks of `total` GB are read every ten seconds. save_s: from one save to the next, of steps of half a second; size: of
-    a save, if it is told; long_s: that a save takes."""
+    """A job beside disks of `total` GB, which are read every ten seconds; a step takes half a second. save_s: seconds from one
+    checkpoint to the next; size: GB of a checkpoint, if the agent reports it; long_s: seconds that a save takes."""
 
     def readings(now: float) -> dict[str, float]:
         told = {"free_bytes": free(now) * GB, "used_pct": 100 * (1 - free(now) / total)} if now % 10 < 1 else {}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from api_builders import ADMIN, api, frame, send, services_of
 from builders import until
-from engine_bench import Clock
+from clocks import Clock
 from fastapi.testclient import TestClient
 from frames import state
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from frames import BEGIN, frame, rows, state
 from sqlalchemy import select
-from sqlite_calls import sqlite_calls
+from statements import sqlite_calls
 
 from perfagent.wire import Event
 from perfagent.wire.limits import MAX_STEP

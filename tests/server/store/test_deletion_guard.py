@@ -1,4 +1,5 @@
-"""When ages by the wall clock are not believed, by hand-driven clocks; test_retention_by_project.py has what comes of it."""
+"""The guard stops deletions after the wall clock jumped. The tests drive both clocks by hand. test_retention_by_project.py tests
+the deletions themselves."""
 
 from __future__ import annotations
 

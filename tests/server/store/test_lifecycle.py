@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from frames import BEGIN, frame, rows, state
 from sqlalchemy import select
-from sqlite_calls import sqlite_calls
+from statements import sqlite_calls
 
 from perfagent.wire import Event
 from perfagent_server.runs.run_filters import TableQuery
@@ -201,7 +201,7 @@ def test_a_time_that_cannot_be_says_nothing_of_the_start(shelf) -> None:
     assert shelf.ask(select(tables.run.c.started).distinct()) == [BEGIN]
 
 
-# --- its step ---------------------------------------------------------------------------------------------------------
+# --- the step of a run ------------------------------------------------------------------------------------------------
 
 
 def test_the_step_is_the_last_completed_one(shelf) -> None:

@@ -275,7 +275,7 @@ def test_what_postgresql_cannot_hold_or_read_is_told(place: Place, tmp_path: Pat
         assert (answer.status_code, "of PostgreSQL" in answer.json()["error"]["message"]) == (422, True)
 
 
-# --- copies -----------------------------------------------------------------------------------------------------------
+# --- copies from SQLite and back --------------------------------------------------------------------------------------
 
 
 def test_all_is_copied_from_sqlite_and_back_bit_by_bit(database: Database, tmp_path: Path) -> None:

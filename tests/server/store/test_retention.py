@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from frames import BEGIN, frame, rows, state
 from sqlalchemy import func, select, update
-from sqlite_calls import sqlite_calls
-from statements import plan_of
+from statements import plan_of, sqlite_calls
 
 from perfagent_server.store import tables
 from perfagent_server.store.retention import DAY_S
