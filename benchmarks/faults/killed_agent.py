@@ -23,7 +23,7 @@ def main(run_id: str) -> None:
     step = 0
     if TICKS is not None:
         ticks = os.open(f"{TICKS}/{run_id}", os.O_WRONLY | os.O_CREAT, 0o600)
-        dispatcher = run._sender._dispatch()
+        dispatcher = run._sender.dispatcher
         drain = dispatcher._drain
 
         def drained(*arguments: Any, **more: Any) -> None:

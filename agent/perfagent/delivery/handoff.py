@@ -261,7 +261,7 @@ class Sender:
     @property
     def spool(self) -> Spool:
         """What was measured and is not acknowledged yet."""
-        return self._dispatch().spool
+        return self.dispatcher.spool
 
     def tell(self, topic: str, level: int, message: str) -> None:
         """Logs a message, once a topic."""
@@ -288,9 +288,6 @@ class Sender:
     @property
     def dispatcher(self) -> Dispatcher:
         """What the sender's thread does. A test may drive it instead of `start`, by the clock that it gave."""
-        return self._dispatch()
-
-    def _dispatch(self) -> Dispatcher:
         with self._making:
             if self._dispatcher is None:
                 # not with this module: `import perfagent` is to be quick
@@ -304,7 +301,7 @@ class Sender:
         off."""
         for attempt in (1, 2):
             try:
-                self._dispatch().run()
+                self.dispatcher.run()
                 break
             except BaseException as error:  # noqa: BLE001 - the training must go on whatever is wrong with us, SystemExit included
                 self.counters["errors"] += 1

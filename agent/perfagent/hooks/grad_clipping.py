@@ -94,11 +94,6 @@ class Clips:
 
     __slots__ = ("_of", "_only", "_seen", "_touched", "measured", "newest", "unnamed")
 
-    @property
-    def remembered(self) -> int:
-        """Gradients that are kept by their ids."""
-        return len(self._of) - 1
-
     def __init__(self) -> None:
         self._of = {_NONE: _ABSENT}
         self._only: tuple[list[int], Clip] | None = None
@@ -109,6 +104,11 @@ class Clips:
         self.measured = 0
         self.unnamed: Clip | None = None
         self.newest = 0, 0, 0
+
+    @property
+    def remembered(self) -> int:
+        """Gradients that are kept by their ids."""
+        return len(self._of) - 1
 
     @staticmethod
     def key_of(gradients: Sequence[Any], trace: Trace) -> tuple[int, int, int]:

@@ -259,7 +259,7 @@ WRITTEN = """
 import threading
 from perfagent import session
 sender, written = session.current()._sender, threading.Event()
-collector = sender._dispatch()._collector
+collector = sender.dispatcher._collector
 sender.add_source(lambda: sender.events or collector.waits or written.set())  # what an earlier tick took, it wrote
 written.wait(60)
 """
