@@ -31,6 +31,19 @@ class Recorded:
         self.run.start()
         self.rows: list[tuple[int, dict[str, Any]]] = []
 
+    @property
+    def progress(self) -> Any:
+        return self.sender.progress
+
+    def poll(self) -> None:
+        """What the sender's thread does now and then: takes the rows that are ready, and asks everybody."""
+        self.rows += self.sender.drain()
+        for source in self.sender.sources:
+            source()
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [data for name, data, _ in self.sender.events if name == kind]
+
     def finish(self) -> None:
         self.run.finish()
         self.rows += self.sender.drain()
@@ -89,6 +102,18 @@ def record(tmp_path: Path) -> Iterator[Callable[..., Recorded]]:
     for recorded in made:
         recorded.run.finish()
     assert not guard.failures, f"hooks failed: {guard.failures}"
+
+
+@pytest.fixture
+def everything(record: Callable[..., Recorded]) -> Callable[..., Recorded]:
+    """everything(model, ...): a run that looks at gradients, weights and units in every step."""
+
+    def start(model: Any = None, **settings: Any) -> Recorded:
+        recorded = record(model, overhead_budget_pct=1e9, **settings)
+        recorded.progress.health.deeper = 1
+        return recorded
+
+    return start
 
 
 @pytest.fixture

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 __all__ = ["causal_in_compiled_code", "compiled", "products_in_own_kernels", "traces_backward"]
 
 
 _LIBRARIES = ("bitsandbytes.backends.default.ops",)
 """Libraries that compile functions of their own at import, used or not; those take tensors only and call no module."""
-_theirs: dict[str, frozenset[int]] = {}
+_theirs: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()  # by module
 
 
 def compiled() -> bool:
@@ -28,15 +29,18 @@ def compiled() -> bool:
 
 def _libraries_backends() -> frozenset[int]:
     """Returns the ids of the backends of functions that libraries compile: inductor has one backend per function."""
-    for name in _LIBRARIES:
-        module = sys.modules.get(name)
-        if module is not None and name not in _theirs and not getattr(module.__spec__, "_initializing", False):
+    found = frozenset[int]()
+    for module in map(sys.modules.get, _LIBRARIES):
+        if module is None or getattr(module.__spec__, "_initializing", False):
+            continue
+        if module not in _theirs:
             functions = [one for one in vars(module).values() if isinstance(one, FunctionType)]
             try:
-                _theirs[name] = frozenset(map(id, _backends_in(functions)))
+                _theirs[module] = frozenset(map(id, _backends_in(functions)))
             except AttributeError:  # another version of torch: the library's compiled functions count, too
-                _theirs[name] = frozenset()
-    return frozenset[int]().union(*(_theirs[name] for name in _LIBRARIES if name in _theirs))
+                _theirs[module] = frozenset()
+        found |= _theirs[module]
+    return found
 
 
 def _backends_in(functions: list[FunctionType]) -> Iterator[Any]:

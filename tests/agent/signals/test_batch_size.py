@@ -1,4 +1,4 @@
-"""Samples and tokens of a batch, from its shape."""
+"""Samples and tokens of a batch, from its shape; and when the shape of the model's input changed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import perfagent.signals.batch_size as module
-from perfagent.signals.batch_size import Inputs, reader, size_of
+from perfagent.signals.batch_size import inputs, reader, size_of
+from perfagent.step.state import state
 
 Pair = namedtuple("Pair", "x y")
 
@@ -22,7 +22,9 @@ class Images:
 
 
 IDS = torch.zeros(4, 16, dtype=torch.long)
-IMAGES = torch.zeros(6, 3, 8, 8)
+IMAGES, PICTURE = torch.zeros(6, 3, 8, 8), torch.zeros(3, 8, 8)
+SPEECH, TEXT = torch.zeros(20, 4, 8), torch.zeros(20, 4, dtype=torch.long)
+PACKED, ROW = torch.zeros(100, dtype=torch.long), torch.zeros(1, 4, 8)
 
 BATCHES = {
     "images and labels": ((IMAGES, torch.zeros(6, dtype=torch.long)), (6, None)),
@@ -39,20 +41,21 @@ BATCHES = {
     "an object that says what it is": (SimpleNamespace(kind="batch", of=[IMAGES]), (None, None)),
     "a list of dicts": ([{"x": 1}, {"x": 2}, {"x": 3}], (3, None)),
     "detection": (([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], [{}, {}]), (2, None)),
-    "packed into one row": (
-        {"input_ids": torch.zeros(100, dtype=torch.long), "cu_seqlens": torch.zeros(4)},
-        (None, 100),
-    ),
+    "packed into one row": ({"input_ids": PACKED, "cu_seqlens": torch.zeros(4)}, (None, 100)),
     "a packed sequence": (torch.nn.utils.rnn.pack_sequence([torch.zeros(5, 2), torch.zeros(3, 2)]), (2, None)),
     "graphs": (SimpleNamespace(num_graphs=9), (9, None)),
     "token ids alone, from a TensorDataset": ([IDS], (4, 64)),
     "token ids in a mapping in a mapping": ({"inputs": {"input_ids": IDS}, "labels": torch.zeros(4)}, (4, 64)),
-    "two views and labels, from the default collate": ([[IMAGES, IMAGES], torch.zeros(6)], (6, None)),
+    "two views and labels": ([[IMAGES, IMAGES], torch.zeros(6)], (6, None)),
     "crops of several sizes and labels": ([[IMAGES, IMAGES[..., :4, :4]], torch.zeros(6), ["path"] * 6], (6, None)),
     "detection with labels": (([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], torch.zeros(2)), (2, None)),
     "pairs of texts": ({"anchor_input_ids": IDS, "positive_input_ids": IDS[:, :9], "label": torch.zeros(4)}, (4, 100)),
     "texts of several rows": ({"query_input_ids": IDS, "passage_input_ids": IDS[:2]}, (None, None)),
     "a prompt and its positions": ({"prompt_input_ids": IDS, "position_ids": IDS}, (4, 64)),
+    "numbers that are no tokens": (torch.zeros(4, 16), (4, None)),
+    "booleans": ({"input_ids": torch.zeros(4, 16, dtype=torch.bool)}, (4, None)),
+    "points": (SimpleNamespace(features=torch.zeros(500, 3), where=torch.zeros(500, 3)), (500, None)),
+    "statistics beside": (SimpleNamespace(x=torch.zeros(100, 5), edges=torch.zeros(2, 300)), (None, None)),
     "a scalar": (torch.tensor(1.0), (None, None)),
     "text": ("hello", (None, None)),
     "nothing": ([], (None, None)),
@@ -61,53 +64,10 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_size(name):
+def test_size_of_a_batch(name):
     batch, expected = BATCHES[name]
     assert size_of(batch)[:2] == expected
     assert reader(batch)(batch)[:2] == expected, "the cheap reader says something else"
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
-@pytest.mark.parametrize("of", ["tokens", "numbers"])
-def test_nested_tensors_have_samples_and_no_padding(layout, of):
-    lengths = (5, 3, 9)
-    parts = [torch.zeros(length, dtype=torch.long) if of == "tokens" else torch.zeros(length, 2) for length in lengths]
-    nested = torch.nested.nested_tensor(parts, layout=layout)
-    tokens = sum(lengths) if of == "tokens" else None
-    for batch in (nested, [nested], {"input_ids": nested}, {"input_ids": nested, "labels": nested}):
-        assert size_of(batch)[:2] == (3, tokens), type(batch)
-        assert reader(batch)(batch)[:2] == (3, tokens), type(batch)
-    for batch in ((nested, torch.zeros(3)), (nested, nested)):
-        expected = tokens if batch[1] is nested else None
-        assert reader(batch, 3)(batch)[:2] == (3, expected)
-
-
-def test_views_without_labels_are_told_by_the_loaders_batch_size():
-    measure = reader([[IMAGES, IMAGES], ["path"] * 6], 6)
-    assert measure([[IMAGES, IMAGES], ["path"] * 6])[:2] == (6, None)
-    assert measure([[IMAGES[:2], IMAGES[:2]], ["path"] * 2])[:2] == (2, None), "the last batch of an epoch"
-
-
-def test_a_reader_of_objects_follows_them():
-    measure = reader(Images(IMAGES, torch.zeros(6)), 6)
-    assert measure(Images(IMAGES[:2], torch.zeros(2)))[:2] == (2, None), "the last batch of an epoch"
-    assert measure(SimpleNamespace(x=IMAGES[:3]))[:2] == (3, None)
-    assert measure((IMAGES, torch.zeros(6)))[:2] == (6, None)
-
-
-def test_an_object_with_more_rows_than_the_loader_has_samples_holds_points_or_nodes():
-    points = SimpleNamespace(features=torch.zeros(500, 3), where=torch.zeros(500, 3))
-    assert reader(points, 4)(points)[:2] == (None, None)
-    assert reader(points)(points)[:2] == (500, None)
-
-
-def test_of_an_object_nothing_is_told_where_its_rows_may_be_something_else_than_samples():
-    few, many = (SimpleNamespace(points=torch.zeros(count, 3)) for count in (5, 100))
-    statistics = SimpleNamespace(x=torch.zeros(8, 3), mean=torch.zeros(3), std=torch.zeros(3))
-    nodes = SimpleNamespace(x=torch.zeros(100, 5), edges=torch.zeros(2, 300), graph=torch.zeros(100))
-    for batch, later, batch_size in ((few, many, 8), (statistics, statistics, 8), (nodes, nodes, None)):
-        assert reader(batch, batch_size)(later)[:2] == (None, None)
 
 
 class Raises:
@@ -122,259 +82,181 @@ class Raises:
         raise RuntimeError(f"the script's own: {name}")
 
 
-def test_functions_of_a_batch_s_own_are_in_nobodys_way():
-    assert reader(Raises(), len(IMAGES))(Raises())[0] == len(IMAGES)
+def nodes(count):
+    return SimpleNamespace(points=torch.zeros(count, 3))
 
 
-def test_the_shape_of_what_is_in_an_object_is_known(monkeypatch):
-    monkeypatch.setattr(module, "inputs", Inputs())
-    measure = reader(Images(IMAGES, torch.zeros(6)))
-    for pixels in (IMAGES, IMAGES, IMAGES[..., :4], IMAGES[..., :4]):
-        measure(Images(pixels, torch.zeros(6)))
-    assert [shape for _, shape in module.inputs.changes] == [(3, 8, 8), (3, 8, 4)]
+def of_pairs(rows):
+    return [{"image": IMAGES[:rows]}, {"label": torch.zeros(rows), "path": ["a"] * rows}]
 
 
-def test_a_cheap_reader_follows_the_batch():
-    measure = reader({"input_ids": IDS})
-    assert measure({"input_ids": IDS[:3, :10]})[:2] == (3, 30)
-    assert measure((IMAGES, torch.zeros(6)))[:2] == (6, None), "another kind of batch is measured afresh"
+def of_tokens(rows):
+    return {"input_ids": IDS[:1].expand(rows, 16)}
 
 
-def test_a_reader_of_several_texts_follows_the_batch():
-    measure = reader({"anchor_input_ids": IDS, "positive_input_ids": IDS, "anchor_modality": "text"})
-    assert measure({"anchor_input_ids": IDS[:3], "positive_input_ids": IDS[:3, :5], "anchor_modality": "text"})[:2] == (
-        3,
-        63,
-    )
-    triplets = {"anchor_input_ids": IDS[:3], "positive_input_ids": IDS[:3], "negative_input_ids": IDS[:3]}
-    assert measure(triplets)[:2] == (3, 144), "of another dataset"
-    assert measure({"text_input_ids": IDS[:2]})[:2] == (2, 32)
-    assert measure({"x": torch.zeros(5, 12)})[:2] == (5, None)
-
-
-def test_a_reader_of_tokens_follows_a_loader_with_batches_of_two_kinds():
-    measure = reader({"input_ids": IDS})
-    assert measure({"x": torch.zeros(5, 12)})[:2] == (5, None)
-    assert measure({"input_ids": torch.zeros(100, dtype=torch.long)})[:2] == (None, 100)
-    assert reader((IDS, IDS))(("text", IDS))[:2] == (4, None)
-
-
-LISTS = {
-    "images and targets, as torchvision's references collate them": tuple(
-        zip(*[(torch.zeros(3, 8, 8), {})] * 5, strict=True)
+LATER = {
+    # first batch, the loader's batch size, and later batches with their sizes
+    "views without labels": ([[IMAGES, IMAGES], ["path"] * 6], 6, [([[IMAGES[:2], IMAGES[:2]], ["path"] * 2], (2, None))]),
+    "an object": (
+        Images(IMAGES, torch.zeros(6)), 6,
+        [(Images(IMAGES[:2], torch.zeros(2)), (2, None)), (SimpleNamespace(x=IMAGES[:3]), (3, None)),
+         ((IMAGES, torch.zeros(6)), (6, None))],
     ),
-    "a list of images": [torch.zeros(3, 8, 8)] * 5,
-    "a list of sequences": [torch.zeros(length, dtype=torch.long) for length in (7, 7, 7, 4, 9)],
-    "a list of pairs": [(torch.zeros(3, 8, 8), 1)] * 5,
-}
-
-
-@pytest.mark.parametrize("name", LISTS)
-def test_where_a_batch_lists_its_samples_the_loaders_batch_size_says_so(name):
-    batch = LISTS[name]
-    measure = reader(batch, 5)
-    assert measure(batch)[:2] == (5, None)
-    smaller = tuple(part[:3] for part in batch) if name.startswith("images and") else batch[:3]
-    assert measure(smaller)[:2] == (3, None), "the last batch of an epoch"
-    assert measure((IMAGES, torch.zeros(6)))[:2] == (6, None) or type(batch) is tuple
-
-
-PAIRS = {
-    "inputs and targets": (
-        lambda rows: [{"image": IMAGES[:rows]}, {"label": torch.zeros(rows), "path": ["a"] * rows}],
-        None,
+    "an object that raises": (Raises(), 6, [(Raises(), (6, None))]),
+    "more rows than samples": (nodes(500), 4, [(nodes(500), (None, None))]),
+    "rows that are points": (nodes(5), 8, [(nodes(100), (None, None))]),
+    "tokens": (
+        {"input_ids": IDS}, None,
+        [({"input_ids": IDS[:3, :10]}, (3, 30)), ((IMAGES, torch.zeros(6)), (6, None)),
+         ({"x": torch.zeros(5, 12)}, (5, None)), ({"input_ids": PACKED}, (None, 100))],
     ),
-    "tokens and targets": (lambda rows: ({"input_ids": IDS[:1].expand(rows, 16)}, {"label": torch.zeros(rows)}), 16),
-    "both sides of a pair": (lambda rows: [{"input_ids": IDS[:1].expand(rows, 16)}] * 2, None),
-    "what it is made of beside it": (
-        lambda rows: ({"path": ["a"] * rows}, {"x": IMAGES[:rows]}, {"y": torch.zeros(rows)}),
-        None,
+    "two tokens": ((IDS, IDS), None, [(("text", IDS), (4, None))]),
+    "several texts": (
+        {"anchor_input_ids": IDS, "positive_input_ids": IDS, "anchor_modality": "text"}, None,
+        [({"anchor_input_ids": IDS[:3], "positive_input_ids": IDS[:3, :5], "anchor_modality": "text"}, (3, 63)),
+         ({"anchor_input_ids": IDS[:3], "positive_input_ids": IDS[:3], "negative_input_ids": IDS[:3]}, (3, 144)),
+         ({"text_input_ids": IDS[:2]}, (2, 32)), ({"x": torch.zeros(5, 12)}, (5, None))],
     ),
-}
+    "torchvision's images and targets": (((PICTURE,) * 5, ({},) * 5), 5, [(((PICTURE,) * 3, ({},) * 3), (3, None))]),
+    "a list of images": ([PICTURE] * 5, 5, [([PICTURE] * 3, (3, None)), ((IMAGES, torch.zeros(6)), (6, None))]),
+    "a list of sequences": ([PACKED[:n] for n in (7, 7, 7, 4, 9)], 5, [([PACKED[:7]] * 3, (3, None))]),
+    "a list of pairs": ([(PICTURE, 1)] * 5, 5, [([(PICTURE, 1)] * 3, (3, None))]),
+    "inputs and targets": (of_pairs(6), 6, [(of_pairs(4), (4, None)), ((IMAGES[:3], torch.zeros(3)), (3, None))]),
+    "tokens and targets": ((of_tokens(6), {"y": torch.zeros(6)}), 6, [((of_tokens(4), {"y": torch.zeros(4)}), (4, 64))]),
+    "both sides of a pair": ([of_tokens(6)] * 2, 6, [([of_tokens(4)] * 2, (4, None))]),
+    "a mapping an entry": ([{"x": torch.zeros(n, 4)} for n in (1, 6, 2)], 6, [([{"x": torch.zeros(6, 4)}] * 3, (3, None))]),
+    "speech and targets": ((SPEECH, torch.zeros(4, 5)), 4, [((SPEECH[:9, :3], torch.zeros(3, 5)), (3, None))]),
+    "all of it with the time first": ((SPEECH, torch.zeros(20, 4)), 4, [((SPEECH[:9, :3], torch.zeros(9, 3)), (3, None))]),
+    "tokens with the time first": ([TEXT, TEXT], 4, [([TEXT[:7], TEXT[:7]], (4, 28))]),
+    "two lengths": ([TEXT, TEXT[:17]], 4, [([TEXT[:7, :3], TEXT[:9, :3]], (3, None))]),
+    "whole batches one at a time": ((torch.zeros(20, 1), torch.zeros(20, 1)), 1, [((torch.zeros(20, 1),) * 2, (20, None))]),
+    "one row that may be packed": ((ROW, torch.zeros(4)), 4, [((ROW, torch.zeros(4)), (None, None))]),
+    "as many numbers as samples": ([IDS, IDS], 16, [([IDS, IDS], (4, 64))]),
+    "as many channels as samples": ([torch.zeros(2, 3, 8, 8)], 3, [([torch.zeros(2, 3, 8, 8)], (2, None))]),
+    "without that tensor": (
+        [IMAGES, torch.zeros(6)], None,
+        [([], (None, None)), (["a", torch.zeros(6)], (6, None)), ([torch.tensor(1.0), torch.zeros(6)], (6, None))],
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_several_mappings_with_a_row_for_each_sample_are_told_by_the_loaders_batch_size(name):
-    batch, each = PAIRS[name]
-    measure = reader(batch(6), 6)
-    for rows in (6, 4):  # the last batch of an epoch
-        assert measure(batch(rows))[:2] == (rows, each and each * rows)
-    assert measure([{"x": torch.zeros(2)}, {"x": torch.zeros(3)}])[0] != 6, "batches of another kind"
-    assert measure((IMAGES[:3], torch.zeros(3)))[:2] == (3, None)
-    entries = [{"boxes": torch.zeros(found, 4)} for found in (1, 6, 2)]
-    assert reader(entries, 6)(entries)[:2] == (3, None), "a sample an entry"
+@pytest.mark.parametrize("name", LATER)
+def test_a_reader_follows_the_batches_of_its_loader(name):
+    first, batch_size, batches = LATER[name]
+    measure = reader(first, batch_size)
+    assert [measure(batch)[:2] for batch, _ in batches] == [expected for _, expected in batches]
 
 
-@pytest.mark.parametrize("batch_size", [None, 1, 2, 4, 6, 99])
-@pytest.mark.parametrize("batch", [[IMAGES], [IMAGES, torch.zeros(6)], (IMAGES, torch.zeros(6), torch.zeros(6))])
-def test_a_batch_size_that_says_nothing_of_the_batch_changes_nothing(batch, batch_size):
-    if batch_size != len(batch) or batch_size == 1:
+@pytest.mark.parametrize("batch_size", [None, 1, 2, 6, 99])
+def test_a_batch_size_that_says_nothing_changes_nothing(batch_size):
+    for batch in ([IMAGES], (IMAGES, torch.zeros(6), torch.zeros(6))):
         assert reader(batch, batch_size)(batch)[:2] == (6, None)
 
 
-SPEECH, TEXT = torch.zeros(20, 4, 8), torch.zeros(20, 4, dtype=torch.long)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.parametrize("of", ["tokens", "numbers"])
+def test_nested_tensors_have_samples_and_no_padding(layout, of):
+    lengths = (5, 3, 9)
+    parts = [torch.zeros(length, dtype=torch.long) if of == "tokens" else torch.zeros(length, 2) for length in lengths]
+    nested = torch.nested.nested_tensor(parts, layout=layout)
+    tokens = sum(lengths) if of == "tokens" else None
+    for batch in (nested, [nested], {"input_ids": nested}, {"input_ids": nested, "labels": nested}):
+        assert size_of(batch)[:2] == reader(batch)(batch)[:2] == (3, tokens), type(batch)
+    for batch, expected in (((nested, torch.zeros(3)), None), ((nested, nested), tokens)):
+        assert reader(batch, 3)(batch)[:2] == (3, expected)
 
 
-@pytest.mark.parametrize(
-    ("batch", "later", "sizes"),
-    [
-        ((SPEECH, torch.zeros(4, 5)), (SPEECH[:9, :3], torch.zeros(3, 5)), [(4, None), (3, None)]),
-        ((SPEECH, torch.zeros(20, 4)), (SPEECH[:9, :3], torch.zeros(9, 3)), [(4, None), (3, None)]),
-        ({"x": SPEECH, "y": torch.zeros(4, 5)}, {"x": SPEECH[:, :2], "y": torch.zeros(2, 5)}, [(4, None), (2, None)]),
-        ([TEXT, TEXT], [TEXT[:7], TEXT[:7]], [(4, 80), (4, 28)]),
-        ([TEXT, TEXT[:17]], [TEXT[:7, :3], TEXT[:9, :3]], [(4, None), (3, None)]),
-    ],
-    ids=["speech and targets", "all of it", "a mapping", "tokens", "two lengths"],
-)
-def test_where_time_comes_first_the_samples_are_second(batch, later, sizes):
-    measure = reader(batch, 4)
-    assert [measure(each)[:2] for each in (batch, later)] == sizes
+# ---- the shape of the input
 
 
-class TestInputs:
-    """When the shape of the input changed."""
+@pytest.fixture
+def read(record):
+    """read(batches, batch_size): the changes that a loader's reader noted, one batch a step."""
+    record()
 
-    @pytest.fixture(autouse=True)
-    def progress(self, monkeypatch):
-        """How many steps are completed is up to the test."""
-        progress = SimpleNamespace(completed=0)
-        monkeypatch.setattr(module, "state", SimpleNamespace(current=progress))
-        monkeypatch.setattr(module, "inputs", Inputs())
-        return progress
-
-    def shapes(self):
-        return [shape for _, shape in module.inputs.changes]
-
-    def read(self, *batches):
-        measure = reader(batches[0])
-        for batch in batches:
+    def run(batches, batch_size=None):
+        inputs.changes.clear()
+        inputs.latest = None
+        measure = reader(batches[0], batch_size)
+        for state.current.completed, batch in enumerate(batches):
             measure(batch)
-        return self.shapes()
+        return [*inputs.changes]
 
-    def test_it_is_noted_once_and_then_when_it_changes(self, progress):
-        measure = reader((IMAGES, torch.zeros(6)))
-        for step, side in enumerate((8, 8, 8, 16, 16)):
-            progress.completed = step
-            measure((torch.zeros(6, 3, side, side), torch.zeros(6)))
-        assert [*module.inputs.changes] == [(0, (3, 8, 8)), (3, (3, 16, 16))]
-
-    def test_a_loop_without_a_loader_is_seen_too(self):
-        assert self.read(IMAGES, torch.zeros(6, 3, 8, 8), torch.zeros(6, 3, 4, 4)) == [(3, 8, 8), (3, 4, 4)]
-
-    def test_the_largest_tensor_is_the_input(self):
-        first, second = ({"labels": torch.zeros(8), "input_values": torch.zeros(8, length)} for length in (1000, 16000))
-        assert self.read(first, second) == [(1000,), (16000,)]
-        assert reader(first)(second)[:2] == (8, None)
-
-    @pytest.mark.parametrize(
-        "batch",
-        [
-            SimpleNamespace(num_graphs=9),
-            ([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], [{}, {}]),
-            {"labels": torch.zeros(2), "images": [torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)]},
-            {"labels": torch.zeros(4), "points": torch.zeros(100, 3)},
-            (SimpleNamespace(nodes=torch.zeros(50, 3)), torch.zeros(4)),
-        ],
-        ids=["graphs", "detection", "a list in a dict", "points", "an object"],
-    )
-    def test_where_no_tensor_holds_the_whole_input_its_shape_is_not_known(self, batch):
-        reader(IMAGES)(IMAGES)  # an evaluation before
-        assert self.read(batch, batch) == [(3, 8, 8), None]
-
-    def test_of_a_batch_with_the_time_first_that_is_of_the_sample(self):
-        measure = reader((SPEECH, torch.zeros(4, 5)), 4)
-        for length, samples in ((20, 4), (20, 4), (9, 4), (9, 2)):
-            measure((SPEECH[:length, :samples], torch.zeros(samples, 5)))
-        assert self.shapes() == [(20, 8), (9, 8), (9, 8)]
-
-    @pytest.mark.parametrize(
-        ("batch", "batch_size", "samples"),
-        [
-            ([torch.zeros(10, 64, dtype=torch.long)] * 2, 64, 10),
-            (
-                dict.fromkeys(("input_ids", "attention_mask", "labels"), torch.zeros(128, 512, dtype=torch.long)),
-                512,
-                128,
-            ),
-            ([torch.zeros(2, 3, 8, 8)], 3, 2),
-        ],
-        ids=["the last", "a rank's part", "pictures"],
-    )
-    def test_fewer_samples_of_as_many_numbers_as_a_loader_s_batch_has_samples_are_no_time(
-        self, batch, batch_size, samples
-    ):
-        assert reader(batch, batch_size)(batch)[0] == samples
-
-    def test_names_and_numbers_are_no_input(self):
-        assert self.read({"image": IMAGES, "path": ["a"] * 6, "more": {"index": torch.zeros(6)}, "scale": 2.0}) == [
-            (3, 8, 8)
-        ]
-
-    def test_tokens_say_enough(self):
-        assert self.read(IDS, IDS[:, :7], IDS[:, :3]) == []
-        assert self.read({"input_ids": IDS}, {"input_ids": IDS[:, :7]}) == []
-
-    def test_training_and_evaluation_take_turns(self):
-        train, evaluation = reader((IMAGES, torch.zeros(6))), reader((torch.zeros(6, 3, 9, 9), torch.zeros(6)))
-        for measure, side in ((train, 8), (evaluation, 9), (evaluation, 9), (train, 8), (train, 8)):
-            measure((torch.zeros(6, 3, side, side), torch.zeros(6)))
-        assert self.shapes() == [(3, 8, 8), (3, 9, 9), (3, 8, 8)]
-
-    def test_another_run_begins_anew(self, progress):
-        progress.completed = 5000
-        self.read(IMAGES)
-        progress.completed = 0
-        self.read(IMAGES[:, :1])
-        assert [*module.inputs.changes] == [(0, (1, 8, 8))]
-
-    def test_what_nobody_takes_stays_bounded(self):
-        measure = reader([torch.zeros(2, 1), torch.zeros(2)])
-        for length in range(1, 3000):
-            measure([torch.empty(2, length), torch.empty(2)])
-        assert len(module.inputs.changes) == 1024
-
-    def test_a_batch_without_that_tensor_is_measured_afresh(self):
-        measure = reader([IMAGES, torch.zeros(6)])
-        assert measure([])[:2] == (None, None)
-        assert measure(["a", torch.zeros(6)])[:2] == (6, None)
-        assert measure([torch.tensor(1.0), torch.zeros(6)])[:2] == (6, None)
+    return run
 
 
-@pytest.mark.parametrize("kind", [torch.bool, torch.complex64, torch.float32])
-def test_matrices_of_other_than_whole_numbers_hold_no_tokens(kind):
-    matrix = torch.zeros(4, 16, dtype=kind)
-    for batch in (matrix, [matrix], (matrix, matrix), {"input_ids": matrix}):
-        assert size_of(batch)[:2] == (4, None)
+def images(*sides):
+    return [(torch.zeros(6, 3, side, side), torch.zeros(6)) for side in sides]
 
 
-def test_a_loader_of_whole_batches_one_at_a_time_tells_their_samples():
-    """batch_size=1 and a dataset that gives batches: a column of numbers has one number a sample, and that is no batch
-    size."""
-    batch = torch.zeros(20, 1), torch.zeros(20, 1)
-    assert reader(batch, 1)(batch)[:2] == (20, None)
+def waves(*lengths):
+    return [{"labels": torch.zeros(8), "input_values": torch.zeros(8, length)} for length in lengths]
 
 
-def test_one_row_beside_as_many_labels_as_it_is_long_may_be_packed_and_says_nothing():
-    batch = torch.zeros(1, 4, 8), torch.zeros(4)
-    assert reader(batch, 4)(batch)[:2] == (None, None)
+def speech(*sizes):
+    return [(SPEECH[:length, :samples], torch.zeros(samples, 5)) for length, samples in sizes]
 
 
-@pytest.mark.parametrize(
-    ("batch", "batch_size"),
-    [
-        ({"input_ids": IDS}, 4),
-        ([torch.zeros(3, 8, 8)] * 5, 5),
-        (((torch.zeros(3, 8, 8),) * 5, ({},) * 5), 5),
-        ([[IMAGES, IMAGES], ["path"] * 6], 6),
-        ([TEXT, TEXT], 4),
-    ],
-    ids=["tokens", "a list of images", "images and targets", "views", "tokens with the time first"],
-)
-def test_an_input_whose_size_no_shape_tells_takes_the_place_of_the_shape_before(monkeypatch, batch, batch_size):
-    inputs = Inputs()
-    monkeypatch.setattr(module, "inputs", inputs)
-    reader(IMAGES)(IMAGES)
+NAMES_BESIDE = {"image": IMAGES, "path": ["a"] * 6, "more": {"index": torch.zeros(6)}, "scale": 2.0}
+OBJECTS = [Images(IMAGES, torch.zeros(6)), Images(IMAGES[..., :4], torch.zeros(6))]
+SHAPES = {
+    "noted when it changes": (images(8, 8, 8, 16, 16), None, [(0, (3, 8, 8)), (3, (3, 16, 16))]),
+    "without a loader": ([IMAGES, IMAGES, IMAGES[..., :4]], None, [(0, (3, 8, 8)), (2, (3, 8, 4))]),
+    "in an object": (OBJECTS, None, [(0, (3, 8, 8)), (1, (3, 8, 4))]),
+    "the largest tensor": (waves(1000, 16000), None, [(0, (1000,)), (1, (16000,))]),
+    "with the time first": (speech((20, 4), (20, 4), (9, 4)), 4, [(0, (20, 8)), (2, (9, 8))]),
+    "names and numbers are none": ([NAMES_BESIDE], None, [(0, (3, 8, 8))]),
+    "tokens say enough": ([IDS, IDS[:, :7], IDS[:, :3]], None, []),
+    "tokens by their name, too": ([{"input_ids": IDS}, {"input_ids": IDS[:, :7]}], None, []),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_shape_of_the_input_is_noted_when_it_changes(read, name):
+    batches, batch_size, changes = SHAPES[name]
+    assert read(batches, batch_size) == changes
+
+
+SHAPELESS = {
+    "graphs": (SimpleNamespace(num_graphs=9), None),
+    "detection": (([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], [{}, {}]), None),
+    "a list in a dict": ({"labels": torch.zeros(2), "images": [torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)]}, None),
+    "points": ({"labels": torch.zeros(4), "points": torch.zeros(100, 3)}, None),
+    "an object": ((SimpleNamespace(nodes=torch.zeros(50, 3)), torch.zeros(4)), None),
+    "tokens": ({"input_ids": IDS}, 4),
+    "a list of images": ([PICTURE] * 5, 5),
+    "images and targets": (((PICTURE,) * 5, ({},) * 5), 5),
+    "views": ([[IMAGES, IMAGES], ["path"] * 6], 6),
+    "tokens with the time first": ([TEXT, TEXT], 4),
+}
+
+
+@pytest.mark.parametrize("name", SHAPELESS)
+def test_an_input_of_no_known_shape_replaces_the_one_before(read, name):
+    batch, batch_size = SHAPELESS[name]
+    read([IMAGES])  # an evaluation before
     measure = reader(batch, batch_size)
     for _ in range(2):
         measure(batch)
     assert [shape for _, shape in inputs.changes] == [(3, 8, 8), None]
+
+
+def test_training_and_evaluation_take_turns(read):
+    (small,), (large,) = images(8), images(9)
+    read([IDS])
+    train, evaluation = reader(small), reader(large)
+    for measure, batch in ((train, small), (evaluation, large), (evaluation, large), (train, small), (train, small)):
+        measure(batch)
+    assert [shape for _, shape in inputs.changes] == [(3, 8, 8), (3, 9, 9), (3, 8, 8)]
+
+
+def test_another_run_begins_anew(read):
+    read([IMAGES, IMAGES, IMAGES[:, :2]])
+    state.current.completed = 0
+    reader(IMAGES)(IMAGES[:, :1])
+    assert [*inputs.changes] == [(0, (1, 8, 8))]
+
+
+def test_what_nobody_takes_stays_bounded(read):
+    assert len(read([[torch.empty(2, length), torch.empty(2)] for length in range(1, 3000)])) == 1024

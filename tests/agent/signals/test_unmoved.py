@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from two_parts import TwoParts
 
 STEPS = 80
 
@@ -15,51 +16,31 @@ def every_step(record):
     return lambda model: record(model, overhead_budget_pct=1e9)
 
 
-class TwoParts(nn.Module):
-    def __init__(self, *, detach=False, vocabulary=0):
-        super().__init__()
-        self.detach = detach
-        self.encoder = nn.Embedding(vocabulary, 16) if vocabulary else nn.Linear(16, 16)
-        self.head = nn.Linear(16, 1)
-
-    def forward(self, x):
-        hidden = self.encoder(x)
-        return self.head(hidden.detach() if self.detach else hidden)
-
-
-def train(model, optimizer, steps=STEPS, *, x=None, before=lambda step: None):
-    x = torch.randn(8, 16) if x is None else x
+def train(model, optimizer=None, steps=STEPS, *, x=None, before=lambda step: None):
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
+    x, losses = torch.randn(8, 16) if x is None else x, []
     for step in range(steps):
         before(step)
-        model(x).square().mean().backward()
+        loss = model(x).square().mean()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
 
 
-def told(recorded):
-    shares = [share for _, share in recorded.of("update/unmoved_share")]
-    return shares, [data for kind, data, _ in recorded.sender.events if kind == "parameters"]
-
-
-def test_a_model_that_trains_stands_still_nowhere(every_step):
-    model = TwoParts()
-    recorded = every_step(model)
-    train(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    shares, events = told(recorded)
-    assert len(shares) == 3
-    assert set(shares) == {0.0}
-    assert not events
+def shares(recorded):
+    return [share for _, share in recorded.of("update/unmoved_share")]
 
 
 def test_what_no_gradient_reaches_is_named(every_step):
     model = TwoParts(detach=True)
     recorded = every_step(model)
     train(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
-    shares, events = told(recorded)
-    share = (16 * 16 + 16) / (16 * 16 + 16 + 17)
-    assert shares == pytest.approx([share] * 3)
-    assert events[0] == {
-        "what": "unmoved", "share": pytest.approx(share), "names": ["encoder.weight", "encoder.bias"], "count": 2, "of": 4,
+    share = pytest.approx(272 / (272 + 17))
+    assert shares(recorded) == [share] * 3
+    assert recorded.events("parameters")[0] == {
+        "what": "unmoved", "share": share, "names": ["encoder.weight", "encoder.bias"], "count": 2, "of": 4,
         "numbers": 272, "without_gradient": 272, "without_rate": 0, "steps": 20,
     }  # fmt: skip
 
@@ -69,9 +50,9 @@ def test_what_has_no_learning_rate_is_named(every_step):
     recorded = every_step(model)
     groups = [{"params": model.encoder.parameters(), "lr": 0.0}, {"params": model.head.parameters()}]
     train(model, torch.optim.SGD(groups, lr=0.01))
-    _, events = told(recorded)
-    assert events[0]["without_rate"] == 272
-    assert events[0]["without_gradient"] == 0
+    recorded.finish()
+    first = recorded.events("parameters")[0]
+    assert (first["without_rate"], first["without_gradient"]) == (272, 0)
 
 
 def test_updates_that_are_rounded_away_are_seen(every_step):
@@ -79,105 +60,86 @@ def test_updates_that_are_rounded_away_are_seen(every_step):
     nn.init.ones_(model.encoder.weight)
     recorded = every_step(model)
     train(model, torch.optim.SGD(model.parameters(), lr=1e-6), x=torch.randn(8, 16).bfloat16())
-    shares, events = told(recorded)
-    assert shares[0] > 0.8
-    assert "encoder.weight" in events[0]["names"]
-    assert events[0]["without_gradient"] == events[0]["without_rate"] == 0
+    assert shares(recorded)[0] > 0.8
+    first = recorded.events("parameters")[0]
+    assert "encoder.weight" in first["names"]
+    assert first["without_gradient"] == first["without_rate"] == 0
 
 
-def test_frozen_parameters_do_not_count(every_step):
+class Adapter(nn.Module):
+    """The zeros of LoRA's second matrix move soon enough."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(16, 16).requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(16, 4)), nn.Parameter(torch.zeros(4, 16))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.a @ self.b
+
+
+def frozen():
     model = TwoParts()
     model.encoder.requires_grad_(False)
-    recorded = every_step(model)
-    train(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    assert set(told(recorded)[0]) == {0.0}
+    return model
 
 
-def test_parameters_that_are_frozen_or_unfrozen_meanwhile_do_not_count(every_step):
-    model = TwoParts()
+HEALTHY = {
+    "all of it trains": (TwoParts, {}),
+    "frozen": (frozen, {}),
+    "frozen and unfrozen meanwhile": (TwoParts, {"freeze": lambda step: step % 30 >= 15}),
+    "rows of a table of which few occur": (lambda: TwoParts(vocabulary=100_000), {"x": torch.arange(99_000, 99_008)}),
+    "LoRA": (Adapter, {}),
+}
+
+
+@pytest.mark.parametrize("kind", HEALTHY)
+def test_a_model_that_trains_stands_still_nowhere(every_step, kind):
+    make, options = HEALTHY[kind]
+    model, freeze = make(), options.get("freeze")
     recorded = every_step(model)
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.01)
     train(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.01),
-        before=lambda step: model.encoder.requires_grad_(step % 30 < 15),
-    )
-    assert set(told(recorded)[0]) == {0.0}
-
-
-def test_what_is_unfrozen_later_counts_from_then_on(every_step):
-    model = TwoParts(detach=True)
-    recorded = every_step(model)
-    model.encoder.requires_grad_(False)
-
-    def unfreeze(step):
-        if step == 30:
-            model.encoder.requires_grad_(True)
-
-    train(model, torch.optim.SGD(model.parameters(), lr=0.01), steps=100, before=unfreeze)
-    shares, _ = told(recorded)
-    assert shares[0] == 0.0
-    assert shares[-1] > 0.9
-
-
-def test_rows_of_a_table_of_which_few_occur_do_not_count(every_step):
-    model = TwoParts(vocabulary=100_000)
-    recorded = every_step(model)
-    train(model, torch.optim.SGD(model.parameters(), lr=0.01), x=torch.arange(99_000, 99_008))
-    assert set(told(recorded)[0]) == {0.0}
+        model, optimizer, x=options.get("x"),
+        before=lambda step: freeze and model.encoder.requires_grad_(not freeze(step)),
+    )  # fmt: skip
+    assert set(shares(recorded)) == {0.0}
+    assert not recorded.events("parameters")
 
 
 def test_a_small_table_counts_as_any_weight(every_step):
     model = TwoParts(vocabulary=50, detach=True)
     recorded = every_step(model)
-    train(model, torch.optim.SGD(model.parameters(), lr=0.01), x=torch.arange(8))
-    assert told(recorded)[0][0] == pytest.approx(800 / 817)
+    train(model, x=torch.arange(8))
+    assert shares(recorded)[0] == pytest.approx(800 / 817)
 
 
-def test_the_zeros_of_lora_move_soon_enough(every_step):
-    class Adapter(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.base = nn.Linear(16, 16).requires_grad_(False)
-            self.a, self.b = nn.Parameter(torch.randn(16, 4)), nn.Parameter(torch.zeros(4, 16))
-
-        def forward(self, x):
-            return self.base(x) + x @ self.a @ self.b
-
-    model = Adapter()
+def test_what_is_unfrozen_later_counts_from_then_on(every_step):
+    model = TwoParts(detach=True)
     recorded = every_step(model)
-    train(model, torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.01))
-    assert set(told(recorded)[0]) == {0.0}
+    train(model, steps=100, before=lambda step: model.encoder.requires_grad_(step >= 30))
+    told = shares(recorded)
+    assert told[0] == 0.0
+    assert told[-1] > 0.9
 
 
 def test_that_it_is_over_is_told_as_well(every_step):
     model = TwoParts(detach=True)
     recorded = every_step(model)
-
-    def thaw(step):
-        model.detach = step < 45
-
-    train(model, torch.optim.SGD(model.parameters(), lr=0.01), before=thaw)
-    shares, events = told(recorded)
-    assert shares[0] > 0.9
-    assert shares[-1] == 0.0
-    assert [round(event["share"], 2) for event in events] == [0.94, 0.94, 0.0]
+    train(model, before=lambda step: setattr(model, "detach", step < 45))
+    told = shares(recorded)
+    assert told[0] > 0.9
+    assert told[-1] == 0.0
+    assert [round(event["share"], 2) for event in recorded.events("parameters")] == [0.94, 0.94, 0.0]
 
 
-def test_losses_are_the_same_bit_by_bit(every_step):
-    def losses(watch):
+def test_looking_for_them_changes_no_bit(every_step):
+    def losses(*, watch):
         torch.manual_seed(0)
         model = TwoParts()
         recorded = every_step(model) if watch else None
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        found = []
-        for _ in range(STEPS):
-            loss = model(torch.randn(8, 16)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            found.append(loss.item())
-        if recorded is not None:
-            assert told(recorded)[0]
+        found = train(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+        assert recorded is None or shares(recorded)
         return found
 
-    assert losses(True) == losses(False)
+    assert losses(watch=True) == losses(watch=False)

@@ -1,121 +1,122 @@
-"""How far a step moved the weights, from a bounded sample of them."""
+"""How far a step moved the weights, from a bounded sample of them; of all optimizers that share the step together."""
 
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
 from perfagent.signals.gradients import Plan
-from perfagent.signals.updates import Weights, _share
+from perfagent.signals.updates import Weights
 
 
-def with_gradients(parameters):
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def optimizer_of(parameters, lr=0.1):
+    """With a gradient for each parameter that is trained."""
+    parameters = list(parameters)
     for parameter in parameters:
-        parameter.grad = torch.randn_like(parameter)
-    return list(parameters)
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.randn_like(parameter)
+    return parameters, torch.optim.SGD(parameters, lr=lr)
 
 
-def stepped(model, *, lr=0.1, most=2**18, dtype=None):
-    """(what was measured, the true change over the true weights by parameter)."""
-    if dtype is not None:
-        model.to(dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    parameters = with_gradients(list(model.parameters()))
-    before = [parameter.detach().double().clone() for parameter in parameters]
-    kept = Weights(parameters, Plan.of(optimizer, model), most)
+def kept(parameters):
+    return [parameter.detach().clone() for parameter in parameters]
+
+
+def moved(before, parameters):
+    """The true ratio of all weights, and of each."""
+    double = [
+        (old.to(torch.promote_types(old.dtype, torch.float64)), p.detach())
+        for old, p in zip(before, parameters, strict=True)
+    ]
+    changes, weights = [float((p - old).norm()) for old, p in double], [float(old.norm()) for old, _ in double]
+    each = [change / weight if weight else None for change, weight in zip(changes, weights, strict=True)]
+    return math.hypot(*changes) / (math.hypot(*weights) or 1), each
+
+
+def stepped(model, *, lr=0.1, most=2**18, then=lambda: None):
+    """What was measured of a step of its parameters, and what is true. then: right after the step."""
+    parameters, optimizer = optimizer_of(model.parameters(), lr)
+    before, weights = kept(parameters), Weights(parameters, Plan.of(optimizer, model), most)
     optimizer.step()
-    measured = kept.compare(parameters).rows()
-    pairs = zip(parameters, before, strict=True)
-    return measured, [float((now.detach().double() - old).norm() / old.norm()) for now, old in pairs]
+    then()
+    compared = weights.compare(parameters)
+    return None if compared is None else compared.rows(), moved(before, parameters)
 
 
-def test_a_small_model_is_compared_whole():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 5))
-    (total, layers), true = stepped(model)
-    assert list(layers.values()) == pytest.approx(true, rel=1e-5)
-    assert min(true) < total < max(true)
+def sampled(parameters, most):
+    """The numbers of the weights that are kept for a comparison."""
+    parameters, optimizer = optimizer_of(parameters)
+    copies, cat = [], torch.cat
+
+    def noting(parts):
+        copies.append(cat(parts))
+        return copies[-1]
+
+    with mock.patch.object(torch, "cat", noting):
+        Weights(parameters, Plan.of(optimizer, None), most)
+    return cat([copy.flatten() for copy in copies])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_changes_of_half_precision_weights_are_not_rounded_again(dtype):
-    torch.manual_seed(0)
-    (_, layers), true = stepped(nn.Linear(64, 64), lr=0.01, dtype=dtype)
-    assert list(layers.values()) == pytest.approx(true, rel=1e-4)
-
-
-def test_complex_weights_count_like_all_others():
-    torch.manual_seed(0)
-    model = nn.ParameterList(
+MODELS = {
+    "small": lambda: nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 5)),
+    "bfloat16": lambda: nn.Linear(64, 64).bfloat16(),  # changes are not rounded again
+    "half": lambda: nn.Linear(64, 64).half(),
+    "channels last": lambda: nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last),
+    "complex": lambda: nn.ParameterList(
         [torch.randn(40, dtype=torch.complex64), torch.randn(30), torch.randn(5, 2, dtype=torch.complex128)]
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    parameters = with_gradients(list(model.parameters()))
-    before = [parameter.detach().clone() for parameter in parameters]
-    kept = Weights(parameters, Plan.of(optimizer, model))
-    optimizer.step()
-    total, layers = kept.compare(parameters).rows()
-    changes = [float((now.detach() - old).norm()) for now, old in zip(parameters, before, strict=True)]
-    weights = [float(old.norm()) for old in before]
-    true = [change / weight for change, weight in zip(changes, weights, strict=True)]
-    assert list(layers.values()) == pytest.approx(true, rel=1e-5)
-    assert total == pytest.approx(math.hypot(*changes) / math.hypot(*weights), rel=1e-5)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_small_model_is_compared_whole(kind):
+    (total, layers), (true, each) = stepped(MODELS[kind]())
+    assert list(layers.values()) == pytest.approx(each, rel=1e-4)
+    assert total == pytest.approx(true, rel=1e-4)
 
 
 def test_a_large_model_is_sampled_within_bounds():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    kept = Weights(with_gradients(list(model.parameters())), Plan.of(optimizer, model), 4000)
-    assert sum(numbers.numel() for numbers, _, _ in kept._before) <= 4000
-    (total, layers), true = stepped(model, most=4000)
-    assert list(layers.values()) == pytest.approx(true, rel=0.15)
-    assert total == pytest.approx(true[0], rel=0.15)
+    model = nn.Sequential(
+        nn.Linear(300, 300), nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last), nn.Linear(300, 10)
+    )
+    (total, layers), (true, each) = stepped(model, most=4000)
+    assert list(layers.values()) == pytest.approx(each, rel=0.15)
+    assert total == pytest.approx(true, rel=0.15)
+    assert 3900 < len(sampled(model.parameters(), 4000)) <= 4000
 
 
 def test_a_sample_of_a_matrix_is_of_all_its_columns():
     """Runs that are whole rows apart would all be of the first columns: weights that change elsewhere would stand
     still."""
-    torch.manual_seed(0)
-    matrix = nn.Parameter(torch.randn(1024, 1024))
-    matrix.grad = torch.zeros(1024, 1024)
-    matrix.grad[:, 512:] = 1.0
-    optimizer = torch.optim.SGD([matrix], lr=0.1)
-    kept = Weights([matrix], Plan.of(optimizer, None), 2**12)
-    before = matrix.detach().clone()
-    optimizer.step()
-    total, _ = kept.compare([matrix]).rows()
-    assert total == pytest.approx(float((matrix.detach() - before).norm() / before.norm()), rel=0.15)
+    model = nn.ParameterList([torch.randn(1024, 1024)])
+    model[0].grad = torch.zeros(1024, 1024)
+    model[0].grad[:, 512:] = 1.0
+    (total, _), (true, _) = stepped(model, most=2**12)
+    assert total == pytest.approx(true, rel=0.15)
 
 
 @pytest.mark.parametrize(
     "shape", [(1 << 20,), (1, 1 << 20), (2, 1 << 19), (16, 1 << 16), (1 << 16, 16), (64, 64, 16, 16)]
 )
-def test_a_sample_stays_within_its_parameter_and_no_number_counts_twice(shape):
+def test_a_sample_stays_within_its_parameter_and_counts_no_number_twice(shape):
     matrix = nn.Parameter(torch.arange(1, 1 + (1 << 20), dtype=torch.float64).view(shape))
-    matrix.grad = torch.ones(shape, dtype=torch.float64)
-    kept = Weights([matrix], Plan.of(torch.optim.SGD([matrix], lr=0.1), None), 2**12)
-    ((numbers, _, _),) = kept._before
+    numbers = sampled([matrix], 2**12)
     assert len(set(numbers.tolist())) == 2**12
     assert numbers.max() > 0.9 * (1 << 20), "from its beginning to its end"
 
 
 def test_what_small_parameters_leave_large_ones_get():
-    assert _share([10, 10, 10_000], 1000) == 980
-    assert _share([5, 5], 1000) == 5
-
-
-@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_weights_in_another_order_of_memory_count_the_same(layout):
-    torch.manual_seed(0)
-    model = nn.Conv2d(8, 8, 3).to(memory_format=layout)
-    (_, layers), true = stepped(model, most=100)
-    assert layers["weight"] == pytest.approx(true[0], rel=0.5)
-    (_, layers), true = stepped(model)
-    assert list(layers.values()) == pytest.approx(true, rel=1e-5)
+    assert len(sampled([nn.Parameter(torch.zeros(size)) for size in (10, 10_000, 10)], 1000)) == 20 + 976  # runs of 16
+    assert len(sampled([nn.Parameter(torch.zeros(5)) for _ in range(2)], 1000)) == 10
 
 
 def test_weights_that_are_all_zero_have_no_ratio():
@@ -128,47 +129,153 @@ def test_weights_that_are_all_zero_have_no_ratio():
 
 def test_a_step_that_changes_nothing_has_the_ratio_zero():
     (total, layers), _ = stepped(nn.Linear(4, 4), lr=0.0)
-    assert total == 0.0
-    assert set(layers.values()) == {0.0}
+    assert (total, layers) == (0.0, {"weight": 0.0, "bias": 0.0})
 
 
 def test_weights_that_became_nan_are_told():
     model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    kept = Weights(with_gradients(list(model.parameters())), Plan.of(optimizer, model))
-    with torch.no_grad():
-        model.weight.fill_(float("nan"))
-    total, layers = kept.compare(list(model.parameters())).rows()
+    (total, layers), _ = stepped(model, then=lambda: nn.init.constant_(model.weight, float("nan")))
     assert math.isnan(total)
     assert math.isnan(layers["weight"])
 
 
 def test_other_parameters_after_the_step_are_not_compared():
     model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    kept = Weights(with_gradients(list(model.parameters())), Plan.of(optimizer, model))
+    parameters, optimizer = optimizer_of(model.parameters())
+    weights = Weights(parameters, Plan.of(optimizer, model))
     model.weight.data = torch.ones(8, 8)
-    assert kept.compare(list(model.parameters())) is None
+    assert weights.compare(parameters) is None
 
 
 def test_frozen_weights_are_left_out_and_take_no_room():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 10))
-    frozen, trained = list(model[0].parameters()), list(model[1].parameters())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with_gradients(trained)
-    before = [parameter.detach().clone() for parameter in trained]
-    kept = Weights([*frozen, *trained], Plan.of(optimizer, model), 1010)
-    assert sum(numbers.numel() for numbers, _, _ in kept._before) == 1010, "all of what is trained"
-    optimizer.step()
-    optimizer.zero_grad()  # in a closure, or by a hook: gradients are gone by then
-    total, layers = kept.compare([*frozen, *trained]).rows()
-    changes = torch.cat([(now.detach() - old).flatten() for now, old in zip(trained, before, strict=True)]).norm()
-    assert set(layers) == {"1.weight", "1.bias"}
-    assert total == pytest.approx(float(changes / torch.cat([old.flatten() for old in before]).norm()), rel=1e-5)
+    model = nn.Sequential(nn.Linear(100, 100).requires_grad_(False), nn.Linear(100, 10))
+    # gradients are gone by the end of a step in a closure, or by a hook
+    (total, layers), (_, each) = stepped(model, most=1010, then=model.zero_grad)
+    assert layers == pytest.approx({"1.weight": each[2], "1.bias": each[3]}, rel=1e-5)
+    assert min(each[2:]) < total < max(each[2:])
 
 
 def test_a_step_in_which_nothing_has_a_gradient_has_no_ratio():
-    model = nn.Linear(4, 4)
-    kept = Weights(list(model.parameters()), Plan.of(torch.optim.SGD(model.parameters(), lr=0.1), model))
-    assert kept.compare(list(model.parameters())).rows() == (None, {})
+    model = nn.Linear(4, 4).requires_grad_(False)
+    assert stepped(model)[0] == (None, {})
+
+
+# ---- several optimizers of one step
+
+BIG, SMALL, THIRD = "big", "small", "third"
+
+
+def three_parts():
+    """Matrices, biases and a scale, each with an optimizer of its own, that move them at very different speeds."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.LayerNorm(4))
+    return model, {
+        BIG: torch.optim.SGD([model[0].weight, model[2].weight], lr=1e-3),
+        SMALL: torch.optim.AdamW([model[0].bias, model[2].bias], lr=1e-2),
+        THIRD: torch.optim.Adam(model[3].parameters(), lr=1e-1),
+    }
+
+
+def backward(model):
+    (30 * (model(torch.randn(4, 8)) - torch.randn(4, 4)).square().mean()).backward()
+
+
+def told(recorded):
+    return dict(recorded.of("update/ratio"))
+
+
+@pytest.mark.parametrize("order", [(BIG, SMALL, THIRD), (SMALL, BIG, THIRD), (SMALL, THIRD, BIG)])
+@pytest.mark.parametrize("clips", [False, True])
+def test_the_ratio_is_of_all_that_step_in_whatever_order(everything, order, clips):
+    model, optimizers = three_parts()
+    parameters, recorded, true = list(model.parameters()), everything(model), {}
+    for step in range(1, 5):
+        backward(model)
+        if clips:
+            nn.utils.clip_grad_norm_(parameters, 1e3)
+        before = kept(parameters)
+        for name in order:
+            optimizers[name].step()
+            optimizers[name].zero_grad()
+        true[step], each = moved(before, parameters)
+    if clips:
+        del true[1]  # its gradients were clipped before any optimizer was known
+    assert told(recorded) == pytest.approx(true, rel=1e-5)
+    for (name, _), ratio in zip(model.named_parameters(), each, strict=True):
+        assert dict(recorded.of(f"update_ratio/{name}"))[4] == pytest.approx(ratio, rel=1e-5), name
+
+
+def test_without_the_part_of_one_no_ratio_of_all_is_told(everything):
+    """The scaler does not let one of them step: of what the other moved alone the layers are told."""
+    model, optimizers = three_parts()
+    del optimizers[THIRD]
+    model[3].requires_grad_(requires_grad=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    recorded = everything(model)
+    for step in (1, 2, 3):
+        scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+        if step == 2:
+            model[0].bias.grad[0] = math.inf
+        for name in (BIG, SMALL):
+            scaler.step(optimizers[name])
+        scaler.update()
+        model.zero_grad()
+    assert set(told(recorded)) == {1, 3}
+    assert [step for step, _ in recorded.of("update_ratio/0.weight")] == [1, 2, 3]
+    assert [step for step, _ in recorded.of("update_ratio/0.bias")] == [1, 3]
+
+
+def test_a_critic_with_a_pass_of_its_own_is_not_in_it(everything):
+    generator, critic = nn.Linear(8, 64), nn.Linear(64, 1)
+    make, judge = torch.optim.Adam(generator.parameters(), lr=1e-3), torch.optim.Adam(critic.parameters(), lr=0.5)
+    recorded, true = everything(), {}
+    for step in range(1, 5):
+        judge.zero_grad()
+        critic(generator(torch.randn(4, 8)).detach()).square().mean().backward()
+        judge.step()
+        make.zero_grad()
+        critic(generator(torch.randn(4, 8))).mean().backward()
+        before = kept(generator.parameters())
+        make.step()
+        true[step], _ = moved(before, generator.parameters())
+    assert told(recorded) == pytest.approx(true, rel=1e-5)
+
+
+def test_optimizers_that_step_inside_of_the_backward_pass(everything):
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizers = {p: torch.optim.AdamW([p], lr=10.0 ** -(1 + place)) for place, p in enumerate(model.parameters())}
+
+    def step_now(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    handles = [parameter.register_post_accumulate_grad_hook(step_now) for parameter in model.parameters()]
+    recorded, true = everything(model), {}
+    for step in range(1, 5):
+        before = kept(model.parameters())
+        backward(model)
+        true[step], _ = moved(before, model.parameters())
+    for handle in handles:  # torch holds them where the garbage collector cannot look
+        handle.remove()
+    assert told(recorded) == pytest.approx(true, rel=1e-5)
+
+
+def test_an_optimizer_that_raises_in_its_step_leaves_nothing_behind(everything):
+    model, optimizers = three_parts()
+    recorded, group = everything(model), optimizers[THIRD].param_groups[0]
+    betas = group["betas"]
+    for step in (1, 2, 3):
+        backward(model)
+        before = kept(model.parameters())
+        optimizers[BIG].step()
+        if step == 2:
+            group["betas"] = None
+            with pytest.raises(TypeError):
+                optimizers[THIRD].step()
+            group["betas"] = betas
+        else:
+            optimizers[THIRD].step()
+        optimizers[SMALL].step()
+        model.zero_grad()
+        ratio, _ = moved(before, model.parameters())
+    assert set(told(recorded)) == {1, 3}
+    assert told(recorded)[3] == pytest.approx(ratio, rel=1e-5)

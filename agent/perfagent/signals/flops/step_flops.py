@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from perfagent.signals.batch_size import Shape, inputs
+from perfagent.signals.batch_size import Inputs, Shape, inputs
 from perfagent.signals.compiled import causal_in_compiled_code, compiled, products_in_own_kernels
 from perfagent.signals.flops.device_peaks import peak_flops
 from perfagent.signals.flops.op_formulas import Attended, Counted, Op, causal_share, count
@@ -47,12 +47,15 @@ STEADY_STEPS = 3
 class StepFlops:
     """Computes the operations per second of each step, and their share of the device's peak.
 
-    device: returns the index of this rank's CUDA device, or None. known: counts by size, where some are known before.
+    device: returns the index of this rank's CUDA device, or None. known: counts by size, those so far; some may be known
+    before. seen: the shapes of the model's input.
     """
 
-    def __init__(self, device: Callable[[], int | None], known: Mapping[Size, Counted] | None = None) -> None:
-        self._device = device
-        self._known: dict[Size, Counted] = dict(known or {})
+    def __init__(
+        self, device: Callable[[], int | None], known: Mapping[Size, Counted] | None = None, *, seen: Inputs = inputs
+    ) -> None:
+        self._device, self._inputs = device, seen
+        self.known: dict[Size, Counted] = dict(known or {})
         self._newest: tuple[int, Size | None] | None = None  # step and size
         self._shape: Shape | None = None
         self._changed = -STEADY_STEPS  # steps completed when the shape last changed
@@ -69,13 +72,13 @@ class StepFlops:
         if not self.tells or self._newest is None:
             return False
         step, size = self._newest
-        if size is None or size in self._known or len(self._known) >= MOST_SIZES or self._wasted >= MOST_SIZES:
+        if size is None or size in self.known or len(self.known) >= MOST_SIZES or self._wasted >= MOST_SIZES:
             return False
         return bool(size[1]) or self._is_settled(step)
 
     def forget(self) -> None:
         """Drops all counts, since other parameters are trained now."""
-        self._known.clear()
+        self.known.clear()
         self._wasted = 0
         self.tells = True
 
@@ -100,7 +103,7 @@ class StepFlops:
         if counted.unknown or not counted.total:
             self.tells = False  # an incomplete count is no count
             return
-        self._known[size] = counted
+        self.known[size] = counted
         self.kind = counted.kind or look.half or _type_of(model)
         self._asked = False
 
@@ -136,7 +139,7 @@ class StepFlops:
     def _shape_until(self, last: int) -> Shape | None:
         """Returns the shape of a sample in the steps after the newest one, up to `last`; None if not known
         or changed."""
-        changes, changed = inputs.changes, False
+        changes, changed = self._inputs.changes, False
         while changes and changes[0][0] < last:
             completed, shape = changes.popleft()
             while changes and changes[0][0] == completed:  # the step fetched from several loaders: the last one counts
@@ -151,16 +154,16 @@ class StepFlops:
         return step - self._changed >= STEADY_STEPS
 
     def _flops(self, size: Size) -> float | None:
-        counted = self._known.get(size)
+        counted = self.known.get(size)
         if counted is not None:
             return counted.total
         alike = [
-            known for known in self._known if known[0] and bool(known[1]) == bool(size[1]) and known[2:] == size[2:]
+            known for known in self.known if known[0] and bool(known[1]) == bool(size[1]) and known[2:] == size[2:]
         ]
         if not alike or not size[0]:
             return None
         near = min(alike, key=lambda known: abs(known[1] - size[1]) + abs(known[0] - size[0]))
-        counted = self._known[near]
+        counted = self.known[near]
         samples = size[0] / near[0]
         grows = size[1] / near[1] if near[1] else samples
         return counted.products * grows + counted.attention * grows * (grows / samples)

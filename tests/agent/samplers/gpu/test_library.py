@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.real
+
 WATCHED = """
 import ctypes, json, sys
 from pathlib import Path

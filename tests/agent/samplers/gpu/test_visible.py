@@ -1,3 +1,5 @@
+"""Which devices of a node are this process's."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,63 +8,55 @@ from fake_nvml import FakeGpu, FakeNvml, FakeSlice
 from perfagent.samplers.gpu.device import Gpu, slices
 from perfagent.samplers.gpu.visible import visible, with_uuid
 
-
-def node(*boards: FakeGpu) -> tuple[list[Gpu], dict[int, list[Gpu]]]:
-    library = FakeNvml(*boards)
-    found = [Gpu(library, index, board) for index, board in enumerate(boards)]
-    return found, {gpu.index: slices(library, gpu) for gpu in found}
-
-
 PLAIN = [FakeGpu(uuid=f"GPU-0000000{n}-aaaa") for n in range(4)]
+FIRST, SECOND = FakeSlice("MIG-11111111", instance=1), FakeSlice("MIG-22222222", instance=5, compute=1)
+DIVIDED = [FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b", slices=[FIRST, SECOND])]
+
+
+class Node:
+    def __init__(self, boards: list[FakeGpu]) -> None:
+        library = FakeNvml(*boards)
+        self.found = [Gpu(library, index, board) for index, board in enumerate(boards)]
+        self.parts = {gpu.index: slices(library, gpu) for gpu in self.found}
+
+    def visible(self, chosen: str | None) -> list[str]:
+        environ = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+        return [gpu.uuid for gpu in visible(self.found, environ, lambda gpu: self.parts[gpu.index])]
+
+    def with_uuid(self, told: str) -> str | None:
+        gpu = with_uuid(told, self.found, lambda gpu: self.parts[gpu.index])
+        return None if gpu is None else gpu.uuid
 
 
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
-        (None, [0, 1, 2, 3]),
-        ("2,0", [2, 0]),
-        (" 3 , 1", [3, 1]),
-        ("GPU-00000003", [3]),
-        ("GPU-00000002-aaaa,1", [2, 1]),
-        ("1,-1,2", [1]),
-        ("1,nonsense,2", [1]),
-        ("", []),
-        ("NoDevFiles", []),
+        (None, [0, 1, 2, 3]), (" 3 , 1", [3, 1]), ("GPU-00000003", [3]), ("GPU-00000002-aaaa,1", [2, 1]),
+        ("1,-1,2", [1]), ("1,nonsense,2", [1]), ("", []), ("NoDevFiles", []),
     ],
-)
+)  # fmt: skip
 def test_cuda_visible_devices_decides_which_are_ours(chosen: str | None, expected: list[int]) -> None:
-    found, parts = node(*PLAIN)
-    environ = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
-    assert [gpu.index for gpu in visible(found, environ, lambda gpu: parts[gpu.index])] == expected
+    assert Node(PLAIN).visible(chosen) == [PLAIN[index].uuid for index in expected]
 
 
-def test_slices_go_by_their_uuid_in_both_spellings() -> None:
-    first = FakeSlice("MIG-11111111", instance=1)
-    second = FakeSlice("MIG-22222222", instance=5, compute=1)
-    found, parts = node(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b", slices=[first, second]))
-
-    def shown(chosen: str) -> list[str]:
-        return [gpu.uuid for gpu in visible(found, {"CUDA_VISIBLE_DEVICES": chosen}, lambda gpu: parts[gpu.index])]
-
-    assert shown("MIG-22222222") == ["MIG-22222222"]
-    assert shown("MIG-GPU-b/1/0") == ["MIG-11111111"]
-    assert shown("MIG-GPU-b/5/1,MIG-GPU-b/9/0,0") == ["MIG-22222222"]
-    assert shown("1") == ["MIG-11111111"]  # CUDA shows the first slice of a divided GPU
-    assert [gpu.uuid for gpu in visible(found, {}, lambda gpu: parts[gpu.index])] == ["GPU-a", "MIG-11111111"]
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ("MIG-22222222", [SECOND.uuid]), ("MIG-GPU-b/1/0", [FIRST.uuid]),
+        ("MIG-GPU-b/5/1,MIG-GPU-b/9/0,0", [SECOND.uuid]),
+        ("1", [FIRST.uuid]), (None, ["GPU-a", FIRST.uuid]),  # CUDA shows the first slice of a divided GPU
+    ],
+)  # fmt: skip
+def test_slices_go_by_their_uuid_in_both_spellings(chosen: str | None, expected: list[str]) -> None:
+    assert Node(DIVIDED).visible(chosen) == expected
 
 
 def test_a_uuid_from_torch_finds_the_device_whatever_the_order() -> None:
-    found, parts = node(*PLAIN)
-    for told in ("00000002-aaaa", "GPU-00000002-AAAA"):
-        gpu = with_uuid(told, found, lambda gpu: parts[gpu.index])
-        assert gpu is found[2]
-    assert with_uuid("", found, lambda gpu: []) is None
-    assert with_uuid("00000009", found, lambda gpu: []) is None
+    node = Node(PLAIN)
+    assert node.with_uuid("00000002-aaaa") == node.with_uuid("GPU-00000002-AAAA") == PLAIN[2].uuid
+    assert node.with_uuid("") is node.with_uuid("00000009") is None
 
 
 def test_a_boards_uuid_stands_for_its_slice_only_where_there_is_one() -> None:
-    one, two = FakeSlice("MIG-1", 1), FakeSlice("MIG-2", 2)
-    for parts_of_board, expected in (([one], "MIG-1"), ([one, two], None)):
-        found, parts = node(FakeGpu(uuid="GPU-b", slices=parts_of_board))
-        gpu = with_uuid("b", found, lambda gpu: parts[gpu.index])  # noqa: B023
-        assert (gpu.uuid if gpu is not None else None) == expected
+    assert Node([FakeGpu(uuid="GPU-b", slices=[FIRST])]).with_uuid("b") == FIRST.uuid
+    assert Node([FakeGpu(uuid="GPU-b", slices=[FIRST, SECOND])]).with_uuid("b") is None

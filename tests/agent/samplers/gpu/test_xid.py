@@ -1,7 +1,9 @@
+"""Errors of devices: events of the driver, and the kernel's log where there are none."""
+
 from __future__ import annotations
 
-import ctypes
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,54 +12,84 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
 from perfagent.samplers.gpu.device import Gpu
-from perfagent.samplers.gpu.xid import KernelLog, XidEvents, _address
+from perfagent.samplers.gpu.xid import KernelLog, XidEvents
 
 NO_LOG = "/nothing/there"
+NO_EVENTS = {"nvmlDeviceRegisterEvents"}
+
+
+def watching(library: FakeNvml, log: str = NO_LOG) -> XidEvents:
+    events = XidEvents(library, KernelLog(log))
+    for _ in range(2):
+        events.watch([Gpu(library, index, board) for index, board in enumerate(library.gpus)])
+    return events
+
+
+def told(events: XidEvents) -> list[tuple[int | None, int]]:
+    """Index of the device, if it is known, and the code."""
+    return [(xid.gpu and xid.gpu.index, xid.code) for xid in events.poll()]  # type: ignore[misc]
+
+
+class Kernel:
+    """A log that is written by hand."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path, self._writer = str(path), os.open(path, os.O_RDWR)
+
+    def write(self, *lines: str) -> None:
+        os.write(self._writer, "".join(f"{line}\n" for line in lines).encode())
+
+    def close(self) -> None:
+        os.close(self._writer)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[Kernel]:
+    made = Kernel(tmp_path / "kmsg")
+    yield made
+    made.close()
 
 
 def test_events_are_polled_without_waiting_and_name_their_device() -> None:
     boards = [FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")]
     library = FakeNvml(*boards)
-    gpus = [Gpu(library, index, board) for index, board in enumerate(boards)]
-    events = XidEvents(library, KernelLog(NO_LOG))
-    events.watch(gpus)
-    events.watch(gpus)
+    events = watching(library)
     assert library.registered == boards
-    assert events.poll() == []
+    assert told(events) == []
     library.events.extend([(boards[1], 79), (boards[0], 31)])
-    assert [(xid.gpu and xid.gpu.index, xid.code) for xid in events.poll()] == [(1, 79), (0, 31)]
-    assert events.poll() == []
+    assert told(events) == [(1, 79), (0, 31)]
+    assert told(events) == []
 
 
 def test_a_storm_of_errors_does_not_keep_the_thread() -> None:
-    board = FakeGpu()
-    library = FakeNvml(board)
-    events = XidEvents(library, KernelLog(NO_LOG))
-    events.watch([Gpu(library, 0, board)])
+    library = FakeNvml(board := FakeGpu())
+    events = watching(library)
     library.events.extend([(board, 13)] * 100)
-    assert len(events.poll()) == 16
+    assert len(told(events)) == 16
     assert len(library.events) == 84
 
 
-def test_the_kernels_log_stands_in_where_events_cannot_be_had(tmp_path: Path) -> None:
-    pipe = tmp_path / "kmsg"
-    os.mkfifo(pipe)
-    writer = os.open(pipe, os.O_RDWR)
-    board = FakeGpu(pci="00000000:3B:00.0", unsupported={"nvmlDeviceRegisterEvents"})
-    library = FakeNvml(board)
-    events = XidEvents(library, KernelLog(str(pipe)))
-    events.watch([Gpu(library, 0, board)])
-    assert events.poll() == []
-    os.write(
-        writer, b"4,917,1234,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.\n"
+def test_the_kernels_log_stands_in_where_events_cannot_be_had(kernel: Kernel) -> None:
+    boards = [
+        FakeGpu(uuid=f"GPU-{pci}", pci=pci, unsupported=NO_EVENTS)
+        for pci in ("00000000:3B:00.0", "00010000:01:00.0", "00000000:01:00.0")  # two behind different bridges
+    ]
+    events = watching(FakeNvml(*boards), kernel.path)
+    assert told(events) == []
+    kernel.write("4,917,1234,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.")
+    assert told(events) == [(0, 79)]
+    kernel.write(
+        "6,918,1235,-;usb 1-1: new device",
+        "6,919,1236,-;NVRM: Xid (PCI:0000:99:00): 31, Ch 00000008",
+        "NVRM: Xid (PCI:0000:01:00): 31, pid=1",
+        "NVRM: Xid (PCI:10000:01:00): 79",
+        "NVRM: Xid (0000:01:00): 13, Ch 00000008",  # as older drivers write it
     )
-    assert [(xid.gpu and xid.gpu.index, xid.code) for xid in events.poll()] == [(0, 79)]
-    os.write(writer, b"6,918,1235,-;usb 1-1: new device\n6,919,1236,-;NVRM: Xid (PCI:0000:99:00): 31, Ch 00000008\n")
-    assert events.poll() == [(None, 31)]
-    os.close(writer)
+    assert told(events) == [(None, 31), (2, 31), (1, 79), (2, 13)]
 
 
-def test_the_kernels_log_stands_in_once_a_lost_gpu_ends_all_events(tmp_path: Path) -> None:
+def test_the_kernels_log_stands_in_once_a_lost_gpu_ends_all_events(kernel: Kernel) -> None:
     class Ended(FakeNvml):
         ended = False
 
@@ -66,74 +98,35 @@ def test_the_kernels_log_stands_in_once_a_lost_gpu_ends_all_events(tmp_path: Pat
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
             return super().nvmlEventSetWait_v2(eventSet, timeoutms)
 
-    pipe = tmp_path / "kmsg"
-    os.mkfifo(pipe)
-    writer = os.open(pipe, os.O_RDWR)
-    board = FakeGpu(pci="00000000:3B:00.0")
-    library = Ended(board)
-    events = XidEvents(library, KernelLog(str(pipe)))
-    events.watch([Gpu(library, 0, board)])
-    line = b"4,917,1234,-;NVRM: Xid (PCI:0000:3b:00): %d, pid=1234\n"
-    assert events.poll() == []
+    library = Ended(board := FakeGpu(pci="00000000:3B:00.0"))
+    events = watching(library, kernel.path)
+    line = "4,917,1234,-;NVRM: Xid (PCI:0000:3b:00): {}, pid=1234"
+    assert told(events) == []
     library.events.append((board, 31))
-    os.write(writer, line % 31)
-    assert [xid.code for xid in events.poll()] == [31]  # once, though both tell it
+    kernel.write(line.format(31))
+    assert told(events) == [(0, 31)], "once, though both tell it"
     library.ended = True
-    os.write(writer, line % 79)
-    assert [(xid.gpu and xid.gpu.index, xid.code) for xid in events.poll()] == [(0, 79)]
-    os.write(writer, line % 45)
-    assert [xid.code for xid in events.poll()] == [45]
-    os.close(writer)
+    for code in (79, 45):
+        kernel.write(line.format(code))
+        assert told(events) == [(0, code)]
 
 
-def test_a_device_is_known_by_where_its_handle_points() -> None:
-    places = (ctypes.c_longlong * 2)(1, 2)  # the structures are of no size: as NVML's own, these lie somewhere
-    handle = lambda n: ctypes.cast(ctypes.byref(places, 8 * n), pynvml.c_nvmlDevice_t)  # noqa: E731
-    assert _address(handle(0)) == _address(handle(0)) != _address(handle(1))
-    assert _address(pynvml.c_nvmlDevice_t()) != _address(handle(0))
+def test_a_log_that_nobody_holds_is_closed(kernel: Kernel) -> None:
+    def holders() -> int:
+        return sum(Path(fd).resolve() == Path(kernel.path).resolve() for fd in Path("/proc/self/fd").iterdir())
 
-
-def test_a_log_that_nobody_holds_is_closed() -> None:
-    log = KernelLog("/dev/null")
+    before, log = holders(), KernelLog(kernel.path)
     log.poll()
-    assert log._file is not None
-    fd = log._file.fd
-    assert os.fstat(fd)
+    assert holders() == before + 1
     del log
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
-
-
-def test_boards_behind_another_bridge_are_told_apart(tmp_path: Path) -> None:
-    log = tmp_path / "kmsg"
-    log.write_bytes(b"")
-    boards = [FakeGpu(uuid="GPU-a", pci="00010000:01:00.0"), FakeGpu(uuid="GPU-b", pci="00000000:01:00.0")]
-    library = FakeNvml(*boards)
-    events = XidEvents(library, KernelLog(str(log)))
-    for index, board in enumerate(boards):
-        board.unsupported = {"nvmlDeviceRegisterEvents"}
-        events.watch([Gpu(library, index, board)])
-    assert events.poll() == []
-    with log.open("ab") as kernel:
-        kernel.write(b"NVRM: Xid (PCI:0000:01:00): 31, pid=1\nNVRM: Xid (PCI:10000:01:00): 79\n")
-        kernel.write(b"NVRM: Xid (0000:01:00): 13, Ch 00000008\n")  # as older drivers write it
-    assert [(xid.gpu and xid.gpu.index, xid.code) for xid in events.poll()] == [(1, 31), (0, 79), (1, 13)]
+    assert holders() == before
 
 
 @pytest.mark.fault
-def test_a22_a_driver_that_gives_no_set_of_events_is_no_error() -> None:
+def test_a22_without_events_and_without_a_log_nothing_is_an_error() -> None:
     class Without(FakeNvml):
         def nvmlEventSetCreate(self) -> object:  # noqa: N802 - the library's own name
             raise pynvml.NVMLError(pynvml.NVML_ERROR_RESET_REQUIRED)
 
-    board = FakeGpu()
-    library = Without(board)
-    events = XidEvents(library, KernelLog(NO_LOG))
-    events.watch([Gpu(library, 0, board)])
-    assert events.poll() == []
-
-
-@pytest.mark.fault
-def test_a22_a_log_that_may_not_be_read_is_no_error() -> None:
-    log = KernelLog(NO_LOG)
-    assert log.poll() == log.poll() == []
+    events = watching(Without(FakeGpu()))
+    assert told(events) == told(events) == []

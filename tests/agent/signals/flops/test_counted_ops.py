@@ -1,0 +1,301 @@
+"""Operations of real steps against torch's own counter, over the products and convolutions that models are made of."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from math import prod
+
+import pytest
+import torch
+from counted_step import counted_step, written_by_inductor
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
+aten = torch.ops.aten
+
+
+def convolution_backward(gradient, x, weight, *options, out_shape=None, **_):
+    """torch's own takes the gradient of a grouped convolution's weight for an ungrouped one's."""
+    transposed, needed = options[4], options[7]
+    return 2 * prod(x if transposed else gradient) * prod(weight[1:]) * sum(needed[:2])
+
+
+BESIDE = {
+    aten.convolution_backward: convolution_backward,
+    aten.mv: lambda matrix, _vector, **_: 2 * prod(matrix),
+    aten.addbmm: lambda _out, x, weight, **_: 2 * prod(x) * weight[2],
+}
+"""Formulas that torch's counter lacks or has wrong."""
+
+
+def by_torch(model, loss_of):
+    model.zero_grad()
+    with FlopCounterMode(display=False, custom_mapping=BESIDE) as counter:
+        loss_of(model).backward()
+    model.zero_grad()
+    return counter.get_total_flops()
+
+
+class Called(nn.Module):
+    """A model of a function. **parts: its modules and parameters."""
+
+    def __init__(self, call, **parts):
+        super().__init__()
+        self.call = call
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.call(self, x)
+
+
+def pictures(frozen=0):
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4),
+    )  # fmt: skip
+    model[:frozen].requires_grad_(False)
+    return model
+
+
+def ending_with(last):
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), last)
+
+
+def branches():
+    """Two convolutions take the picture, and a third one takes what it keeps its size of."""
+
+    def call(m, x):
+        x = torch.cat([m.near(x), m.far(x)], 1).relu()
+        return m.up(m.down(x) + nn.functional.avg_pool2d(x, 2)) + x
+
+    return Called(
+        call, near=nn.Conv2d(3, 8, 3, padding=1), far=nn.Conv2d(3, 8, 5, padding=2),
+        down=nn.Conv2d(16, 16, 3, stride=2, padding=1), up=nn.ConvTranspose2d(16, 16, 2, stride=2, groups=16),
+    )  # fmt: skip
+
+
+def adapted(channels, out):
+    """A frozen convolution with a small trained one beside it; a batch has as many samples as that has channels."""
+    return Called(
+        lambda m, x: m.frozen(x) + m.up(m.down(x)), frozen=nn.Conv2d(channels, out, 3, padding=1).requires_grad_(False),
+        down=nn.Conv2d(channels, 2, 3, padding=1, bias=False), up=nn.Conv2d(2, out, 1, bias=False),
+    )  # fmt: skip
+
+
+def text_and_pictures():
+    def call(m, x):
+        words = m.table(torch.arange(6).view(2, 3))
+        return m.head(torch.cat([words, m.patches(x).flatten(2).transpose(1, 2)], 1))
+
+    return Called(call, table=nn.Embedding(9, 8), patches=nn.Conv2d(3, 8, 4, stride=4), head=nn.Linear(8, 2))
+
+
+OF_PICTURES = {
+    "pictures": pictures,
+    "frozen encoder": lambda: pictures(frozen=6),
+    "grouped": lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.ReLU(), nn.Conv2d(6, 6, 3, groups=6)),
+    "ends with a convolution": lambda: ending_with(nn.Conv2d(8, 3, 3, padding=1)),
+    "ends as the one before": lambda: ending_with(nn.Conv2d(8, 8, 3, padding=1)),
+    "ends strided": lambda: ending_with(nn.Conv2d(8, 3, 3, stride=2)),
+    "ends as before but strided": lambda: ending_with(nn.Conv2d(8, 8, 3, stride=2, padding=1)),
+    "ends transposed": lambda: ending_with(nn.ConvTranspose2d(8, 3, 4, stride=2, padding=1)),
+    "branches": branches,
+    "text before pictures": text_and_pictures,
+    "adapters": lambda: nn.Sequential(adapted(3, 8), nn.ReLU(), adapted(8, 3)),
+    "frozen in the midst": lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3).requires_grad_(False), nn.ReLU(), nn.Conv2d(8, 2, 1)
+    ),
+    "transposed": lambda: nn.Sequential(
+        nn.ConvTranspose2d(3, 3, 4, stride=2, groups=3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.Tanh()
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OF_PICTURES)
+def test_convolutions_count_as_in_torchs_counter(record, kind):
+    """With and without the gradient of the picture."""
+    for wants in (False, True):
+        model, x = OF_PICTURES[kind](), torch.randn(2, 3, 16, 16, requires_grad=wants)
+        recorded = record(model)
+        counted = counted_step(model, lambda m, x=x: m(x).square().mean())
+        assert counted.total == by_torch(model, lambda m, x=x: m(x).square().mean()) > 0, wants
+        recorded.finish()
+
+
+def linears():
+    return nn.Sequential(
+        nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8), nn.Unflatten(1, (2, 4)), nn.Linear(4, 3, bias=False)
+    )
+
+
+def vector():
+    return Called(lambda m, x: m.inner(x) @ m.score, inner=nn.Linear(8, 16), score=nn.Parameter(torch.ones(16)))
+
+
+def batches_added_up():
+    w, b = nn.Parameter(torch.randn(4, 16, 8)), nn.Parameter(torch.randn(6, 8))
+    return Called(lambda m, x: torch.addbmm(m.b, x, m.w), b=b, w=w)
+
+
+@pytest.mark.parametrize(("make", "shape"), [(linears, (32, 16)), (vector, (4, 8)), (batches_added_up, (4, 6, 16))])
+def test_products_count_as_in_torchs_counter(record, make, shape):
+    model, x = make(), torch.randn(shape)
+    record(model)
+    for micro_steps in (1, 3):
+        counted = counted_step(model, lambda m: m(x).square().mean(), micro_steps=micro_steps)
+        assert counted.total == micro_steps * by_torch(model, lambda m: m(x).square().mean()) > 0
+        assert not counted.unknown
+
+
+def test_losses_that_share_a_trunk_pass_it_forward_once(record):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(576, 2))
+    x = torch.randn(2, 3, 16, 16)
+
+    def two(m):
+        y = m(x)
+        y.mean().backward(retain_graph=True)
+        return y.square().mean()
+
+    record(model)
+    assert counted_step(model, two).total == by_torch(model, two) > 0
+
+
+def test_experts_multiplied_in_groups_count_every_row_once(record):
+    ends = torch.tensor([8, 24, 32], dtype=torch.int32)
+    model = Called(
+        lambda m, x: torch._grouped_mm(m.inner(x).bfloat16(), m.w, offs=ends),
+        inner=nn.Linear(4, 16), w=nn.Parameter(torch.randn(3, 16, 8, dtype=torch.bfloat16)),
+    )  # fmt: skip
+    x = torch.randn(32, 4)
+    record(model)
+    assert counted_step(model, lambda m: m(x).float().square().mean()).total == 2 * 32 * (4 * 16 * 2 + 16 * 8 * 3)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_checkpointing_computes_again_is_not_the_models(record, reentrant):
+    def call(m, x):
+        return checkpoint(m.second, m.first(x), use_reentrant=reentrant) if m.again else m.second(m.first(x))
+
+    model, x = Called(call, first=nn.Linear(16, 32), second=nn.Linear(32, 16)), torch.randn(8, 16)
+    record(model)
+    for model.again in (False, True):
+        counted = counted_step(model, lambda m: m(x).square().mean())
+        assert counted.total == 5 * 2 * 8 * 16 * 32, "the first layer needs no gradient of its input"
+        assert counted.recomputed == model.again * 2 * 8 * 32 * 16
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+@pytest.mark.parametrize("after", ["nothing", "backward", "grad"])
+def test_gradients_with_a_graph_count_as_gradients(record, after):
+    """Autograd numbers them as it numbers a forward pass, so that they passed for one that is computed again."""
+    model, x = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)), torch.randn(8, 16)
+    record(model)
+
+    def backward(loss):
+        loss.backward(create_graph=True)
+        penalty = sum(parameter.grad.square().sum() for parameter in model.parameters())
+        if after == "backward":
+            penalty.backward()
+        elif after == "grad":
+            torch.autograd.grad(penalty, list(model.parameters()))
+
+    counted = counted_step(model, lambda m: m(x).square().mean(), backward=backward)
+    model.zero_grad(set_to_none=True)
+    with FlopCounterMode(display=False) as counter:
+        backward(model(x).square().mean())
+    model.zero_grad(set_to_none=True)
+    # where nothing is recorded, somebody has use for the graph
+    assert counted.total == (counter.get_total_flops() if after == "backward" else 0)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("product", [torch.sparse.mm, torch.spmm, torch.matmul])
+def test_products_of_sparse_matrices_make_the_count_unknown(record, layout, product):
+    """As if it were dense, a step of a graph network counted hundreds of times what it computes."""
+    model = Called(
+        lambda m, x: m.outer(product(m.adjacency, m.inner(x))),
+        inner=nn.Linear(8, 8), outer=nn.Linear(8, 2), adjacency=torch.eye(50).to_sparse(layout=layout),
+    )  # fmt: skip
+    x = torch.randn(50, 8)
+    record(model)
+    assert counted_step(model, lambda m: m(x).square().mean()).total == 0
+
+
+def test_recurrent_kernels_make_the_count_unknown(record):
+    model, x = nn.LSTM(8, 8, batch_first=True), torch.randn(2, 5, 8)
+    record(model)
+    assert counted_step(model, lambda m: m(x)[0].square().mean()).total == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("around a part", "bfloat16"), ("of the adapter only", "float32"), ("around a method", "bfloat16"),
+        ("nowhere", "float32"),
+    ],
+)  # fmt: skip
+def test_the_dtype_is_that_of_most_multiplications(record, how, kind):
+    """The model's numbers are of one type, what it does in another: autocast is inside of it, or the root is not
+    called."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.adapter = nn.Linear(8, 64), nn.Sequential(nn.Linear(8, 2), nn.Linear(2, 64))
+
+        def forward(self, x):
+            with half("around a part"):
+                y = self.inner(x)
+            with half("of the adapter only"):
+                return y + self.adapter(x)
+
+        def loss(self, x):
+            with half("around a method"):
+                return self.forward(x).float().mean()
+
+    def half(where):
+        return torch.autocast("cpu", torch.bfloat16) if where == how else nullcontext()
+
+    model, x = Model(), torch.randn(4, 8)
+    record(model)
+    counted = counted_step(model, lambda m: m.loss(x) if how == "around a method" else m(x).float().mean())
+    assert counted.kind == kind
+
+
+KERNELS = {
+    "triton_tem_fused_addmm_3 = async_compile.triton('triton_tem_fused_addmm_3', '''": True,
+    "cutedsl_fused_flex_attention_0 = async_compile.cutedsl('cutedsl_fused_flex_attention_0', r'''": True,
+    "triton_poi_fused_relu_1 = async_compile.triton('triton_poi_fused_relu_1', '''": False,
+    "    extern_kernels.mm(arg0, arg1, out=buf0)": False,
+}
+
+
+@pytest.mark.parametrize(("line", "hidden"), KERNELS.items())
+def test_products_in_the_compilers_kernels_make_the_count_unknown(record, monkeypatch, tmp_path, line, hidden):
+    """Of those nothing is recorded: what is left would pass for all."""
+    written_by_inductor(monkeypatch, tmp_path, "import torch", line)
+    torch.compile(lambda x: x + 1, backend="eager")
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    record(model)
+    assert (counted_step(model, lambda m: m(x).square().mean()).total == 0) == hidden
+
+
+def test_what_a_graph_kept_is_not_asked_for(record):
+    """It may be on another device, or be computed again when it is asked for: that is the backward pass's to do,
+    once."""
+    model, x, asked = pictures(), torch.randn(2, 3, 16, 16), []
+
+    def loss_of(m):
+        with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: asked.append(1) or kept):
+            return m(x).square().mean()
+
+    loss_of(model).backward()
+    once = len(asked)
+    recorded = record(model)
+    asked.clear()
+    counted_step(model, loss_of)
+    assert len(asked) == once * recorded.sender.progress.completed

@@ -1,0 +1,262 @@
+"""Norms of many gradients from one pass: each is the one that the tensor has by itself, at its own place."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from dispatched import READS, Dispatched
+from torch import nn
+
+from perfagent.signals.dead_units import DeadUnits
+from perfagent.signals.foreach_norms import LARGE, MOST_NUMBERS
+from perfagent.signals.gradients import Plan, gradients_of, norms
+from perfagent.signals.updates import Weights
+
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def model_of(shapes, dtype=torch.float32):
+    """Parameters of these shapes, each with a gradient of its own size, and the plan of an optimizer over them."""
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes]
+    for number, parameter in enumerate(parameters, start=1):
+        parameter.grad = number * torch.randn(parameter.shape).to(dtype)
+    return parameters, Plan.of(torch.optim.SGD(parameters, lr=0.1), None)
+
+
+def gradients(parameters):
+    return [parameter.grad for parameter in parameters]
+
+
+def each(parameters, plan):
+    """The norm of every gradient, by the layers of the report (each parameter is one), None where there is none."""
+    report = norms(gradients(parameters), plan).report()
+    return [None if square is None else math.sqrt(square) for square in report.layers], report
+
+
+def expected(parameters):
+    dense = [p.grad.to_dense() if p.grad is not None and p.grad.is_sparse else p.grad for p in parameters]
+    return [None if g is None else pytest.approx(float(g.detach().double().norm()), rel=1e-3) for g in dense]
+
+
+def result(found, plan=None):
+    """Global norm, and how many parameters have a gradient with NaN or Inf."""
+    report = norms(found, plan).report()
+    return math.sqrt(report.square_sum), len(report.nonfinite)
+
+
+MIXED = [(16, 3), (5,), (), (7, 2), (5,), (0,), *[(5,), ()] * 9, (MOST_NUMBERS + 1,), *[(2, 4)] * 8, (7, 2)]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_tensor_has_its_own_norm_at_its_own_place(dtype):
+    parameters, plan = model_of(MIXED, dtype)
+    found, report = each(parameters, plan)
+    assert found == expected(parameters)
+    assert plan.uniform
+    assert plan.order(list(range(len(MIXED)))).places != list(range(len(MIXED))), "some of them were stacked"
+    whole = nn.utils.get_total_norm([gradient.double() for gradient in gradients(parameters)])
+    for of_all in (math.sqrt(report.square_sum), result(gradients(parameters))[0]):  # with a plan, and without one
+        assert of_all == pytest.approx(float(whole), rel=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (1, 2, 2, 2)])
+def test_tensors_of_any_shape_stack(shape):
+    parameters, plan = model_of([shape] * 12)
+    assert each(parameters, plan)[0] == expected(parameters)
+    assert plan.uniform
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:3])
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("size", [LARGE, 4 * LARGE + 7])
+def test_the_norm_of_a_large_tensor_is_exact(dtype, mixed, size):
+    """Of equal numbers torch's own is 0.2 % off at 8 million: a float32 sum swallows what is added to it."""
+    parameters = [nn.Parameter(torch.zeros(size, dtype=dtype)), nn.Parameter(torch.zeros(3, dtype=dtype))]
+    if mixed:
+        parameters.append(nn.Parameter(torch.zeros(2, dtype=torch.float16)))
+    plan = Plan.of(torch.optim.SGD(parameters, lr=0.1), None)
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    found, _ = each(parameters, plan)
+    assert plan.uniform != mixed
+    assert found[0] == pytest.approx(float(parameters[0].grad[0]) * math.sqrt(size), rel=2e-5)
+    assert found[1:] == expected(parameters)[1:]
+
+
+def test_gradients_that_lie_otherwise_in_memory_have_their_norm():
+    for count, rows, columns in ((1, 1024, LARGE // 1024), (12, 4, 6)):
+        parameters, plan = model_of([(rows, columns)] * count)
+        for parameter in parameters:
+            parameter.grad = torch.randn(columns, rows).t().requires_grad_(count > 1)  # or are part of a graph
+        assert each(parameters, plan)[0] == expected(parameters)
+        assert plan.uniform
+
+
+def test_half_precision_does_not_overflow():
+    parameters, plan = model_of([(1000,)] * 10, torch.float16)
+    for parameter in parameters:
+        parameter.grad = torch.full((1000,), 60000.0, dtype=torch.float16)
+    found, report = each(parameters, plan)
+    assert found == [pytest.approx(60000 * math.sqrt(1000), rel=1e-3)] * 10
+    assert report.nonfinite == []
+    parameters[0].grad = None
+    parameters[0].grad_dtype = torch.float32
+    parameters[0].grad = torch.ones(1000)
+    assert each(parameters, plan)[1].nonfinite == [], "nor beside full precision"
+    mixed = [torch.full((1000,), 1000.0, dtype=torch.float16), *(torch.ones(4, dtype=one) for one in FLOATS[1:3])]
+    assert result(mixed) == (pytest.approx(math.sqrt(1000 * 1e6 + 8), rel=1e-3), 0)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_found_where_it_is(poison):
+    parameters, plan = model_of([(40, 40), *[(5,)] * 20, (40, 40), *[(6,)] * 20])
+    parameters[9].grad[3] = parameters[21].grad[1, 1] = parameters[41].grad[0] = poison
+    found = norms(gradients(parameters), plan)
+    assert sorted(found.bad_on_host()) == [9, 21, 41]
+    found.count_numbers(gradients(parameters), found.bad_on_host())
+    report = found.report()
+    assert (report.nonfinite, report.counts) == ([9, 21, 41], {9: 1.0, 21: 1.0, 41: 1.0})
+    norm, bad = result(gradients(parameters))
+    assert not math.isfinite(norm)
+    assert bad == 3
+
+
+def test_shares_of_zero_and_vanishing_gradients_count_tensors():
+    parameters, plan = model_of([(5,)] * 15 + [(0,)])
+    for place, parameter in enumerate(parameters):
+        parameter.grad = torch.full_like(parameter, 0.0 if place < 3 else 4e-8 if place < 9 else 1.0)
+    found = norms(gradients(parameters), plan)
+    assert found.report().shares == {"grad/zero_share": 0.2, "grad/vanishing_share": 0.4}, "what is empty is neither"
+    assert found.report(0.1).shares == {"grad/zero_share": 0.2, "grad/vanishing_share": 0.0}, "they are 4e-7"
+
+
+def test_gradients_that_come_go_and_are_replaced_are_the_ones_measured():
+    parameters, plan = model_of([(5,)] * 20 + [(40, 40)] * 3)
+    kept = gradients(parameters)
+    for missing in ((), (3, 21), (), range(1, 19), range(1, 23), (0,), ()):
+        for place, parameter in enumerate(parameters):
+            parameter.grad = None if place in missing else kept[place]
+        found, report = each(parameters, plan)
+        assert found == expected(parameters)
+        assert report.shares["grad/zero_share"] == 0.0
+    assert plan.uniform
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 2.0)
+    assert each(parameters, plan)[0] == expected(parameters)
+
+
+def other_shape(parameter):
+    parameter.grad, parameter.data, parameter.grad = None, torch.zeros(2, 4), torch.randn(2, 4)
+
+
+def sparse(parameter):
+    """Its duplicates count together."""
+    parameter.grad = torch.sparse_coo_tensor([[3, 3]], [[1.0, 1.0], [1.0, 1.0]], (5, 2), check_invariants=True)
+
+
+@pytest.mark.parametrize("change", [other_shape, sparse])
+@pytest.mark.parametrize("places", [range(3, 4), range(20)])
+def test_other_gradients_than_planned_are_measured_as_they_are(change, places):
+    parameters, plan = model_of([(5, 2)] * 20)
+    for place in places:
+        change(parameters[place])
+    for _ in range(2):
+        assert each(parameters, plan)[0] == expected(parameters)
+    assert result(gradients(parameters)) == (pytest.approx(math.hypot(*each(parameters, plan)[0]), rel=1e-4), 0)
+
+
+def test_parameters_of_one_layer_count_together():
+    """More than 256 parameters: a row for each module, of those of its parameters that have a gradient."""
+    model = nn.Sequential(*(nn.Linear(2, 1) for _ in range(150)))
+    for number, layer in enumerate(model, start=1):
+        layer.weight.grad, layer.bias.grad = torch.full((1, 2), float(number)), torch.full((1,), 2.0 * number)
+    model[7].bias.grad = model[9].weight.grad = model[9].bias.grad = None
+    plan = Plan.of(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    report = norms(gradients(model.parameters()), plan).report()
+    squares = [6.0 * number**2 for number in range(1, 151)]
+    squares[7] = 2.0 * 8**2
+    assert report.square_sum == pytest.approx(sum(squares) - squares[9])
+    assert report.layers.pop(9) is None
+    assert report.layers == pytest.approx(squares[:9] + squares[10:])
+
+
+def test_without_gradients_there_is_nothing_to_say():
+    assert norms(gradients_of(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1))) is None
+
+
+# ---- plans
+
+
+def test_a_plan_is_made_anew_for_other_parameters():
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    plan = Plan.of(optimizer, model)
+    assert plan.fits(list(model[1].parameters()))
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    assert not plan.fits([p for group in optimizer.param_groups for p in group["params"]])
+
+
+def test_a_plan_is_made_anew_when_the_model_changes_its_type():
+    """In half precision a norm above 65504 is Inf, so it is taken in single: the type of the norms follows the
+    parameters'."""
+    layer = nn.Module()
+    layer.weight = weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
+    plan = Plan([weight], ["weight"], None)
+    layer.half()
+    assert layer.weight is weight
+    assert not plan.fits([weight])
+    norm, _ = result([torch.full((4,), 5e4, dtype=torch.float16)], Plan([weight], ["weight"], None))
+    assert norm == pytest.approx(1e5, rel=1e-3)
+
+
+@pytest.mark.parametrize(("device", "as_listed"), [("cpu", False), ("meta", True)])
+def test_only_on_the_cpu_are_gradients_stacked(device, as_listed):
+    parameters = [nn.Parameter(torch.zeros(5 + number % 2, device=device)) for number in range(20)]
+    order = Plan.of(torch.optim.SGD(parameters, lr=0.1), None).order(list(range(20)))
+    assert (order.places == list(range(20))) is as_listed
+    assert order.norms(parameters, None).shape == (20,)
+
+
+# ---- what a pass launches
+
+
+def test_launches_do_not_grow_with_the_model():
+    for layers in (10, 100):
+        parameters, plan = model_of([(5,), (40, 40)] * layers)
+        with Dispatched() as ran:
+            norms(gradients(parameters), plan)
+        assert ran.names == ["_foreach_norm", "stack", "stack", "linalg_vector_norm", "cat"]
+
+
+def test_nothing_is_read_back_on_the_training_thread():
+    """What reads a tensor's value waits for the device on a GPU: none of it may happen in a pass, a comparison or a
+    look."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    model(torch.randn(4, 8)).square().mean().backward()
+    parameters, plan = list(model.parameters()), Plan.of(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    probe = DeadUnits(model, lambda _: None)
+    assert probe
+    with Dispatched() as ran:
+        found = norms(gradients(parameters), plan)
+        assert ran.names == ["_foreach_norm", "stack"], "two launches, whatever the number of parameters"
+        found.count_numbers(gradients(parameters), [0, 2])
+        Weights(parameters, plan, 40).compare(parameters)
+        probe.call(model, (torch.randn(4, 8),), {})
+    assert not READS & set(ran.names)
+
+
+def test_no_pass_becomes_part_of_a_cuda_graph(monkeypatch):
+    """Its kernels would run again at each replay, with nobody to read what they find."""
+
+    class Gradient:
+        is_cuda = True
+
+        def __getattr__(self, name):
+            raise AssertionError(f"{name} of a gradient was asked for while its stream was captured")
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert norms([None, Gradient()]) is None
