@@ -1,77 +1,182 @@
-"""Shares of modules that are called in uncommon ways."""
+"""Shares of a model's parts in the time of one step, taken in a call of the root that is left as it was."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 
+import pytest
 import torch
 from torch import nn
 
 from perfagent.boundary.call_slot import CALL
-from perfagent.signals.modules import ModuleTimes
+from perfagent.signals.modules import ModuleTimes, parts_of
 from perfagent.step.state import state
+
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.vision_encoder = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64))
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.head = nn.Linear(64, 1)
+
+    def forward(self, x):
+        x = self.vision_encoder(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
 
 
 class Tree(nn.Module):
     """Calls itself for what lies below, as models of trees do. depth: how many levels."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.node = nn.Linear(64, 64)
 
-    def forward(self, x: torch.Tensor, depth: int = 8) -> torch.Tensor:
+    def forward(self, x, depth=8):
         return self.node(x) if not depth else self(x, depth - 1) + x
 
 
 class Parser(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tree, self.head = Tree(), nn.Linear(64, 2)
+    """fails: the first of two calls of a part fails, and the loop does not notice."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def __init__(self, *, fails=False):
+        super().__init__()
+        self.tree, self.head, self.fails = Tree(), nn.Linear(64, 2), fails
+
+    def forward(self, x):
+        if self.fails:
+            with contextlib.suppress(RuntimeError):
+                self.tree(x[:, :3], 2)  # the shape does not fit
         return self.head(self.tree(x))
 
 
-def looked_at(model: nn.Module) -> ModuleTimes:
-    """A look at one step of it, after others."""
+def in_the_slots(model):
+    return {name for name, module in model.named_modules() if name and CALL in module.__dict__}
+
+
+def training(model):
+    """A step of it, which was done three times."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def step() -> None:
+    def step():
         model(torch.randn(16, 64)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
     for _ in range(3):
         step()
-    assert state.current is not None
     state.current.probe = None
+    return step
+
+
+def shares_of_a_step(model):
+    step = training(model)
     look = ModuleTimes(state.current, model)
     assert look.at_boundary()
     step()
     assert not look.at_boundary()
-    assert not any(CALL in module.__dict__ for name, module in model.named_modules() if name)
-    return look
+    assert in_the_slots(model) == set()
+    assert look.ready()
+    step()
+    return {name.removeprefix("module_share/"): share for name, share in look.shares().items()}
+
+
+def test_shares_of_the_parts_make_up_most_of_a_step(record):
+    model = Tower()
+    record(model)
+    shares = shares_of_a_step(model)
+    parts = [shares[name] for name in ("vision_encoder", "layers", "head")]
+    assert 0.3 < sum(parts) <= 1.0
+    assert min(parts) > 0.0
 
 
 def test_a_part_that_calls_itself_counts_once(record):
     model = Parser()
     record(model)
-    look = looked_at(model)
-    assert {name: len(spans) for name, spans in look._spans.items()} == {"tree": 1, "tree.node": 1, "head": 1}
-    shares = look.shares()
-    assert shares["module_share/tree"] + shares["module_share/head"] <= 1.0
-
-
-class Failing(Parser):
-    """In every step the first of two calls fails, and the loop does not notice."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with contextlib.suppress(RuntimeError):
-            self.tree(x[:, :3], 2)  # the shape does not fit
-        return super().forward(x)
+    shares = shares_of_a_step(model)
+    assert set(shares) == {"tree", "tree.node", "head"}
+    assert shares["tree"] + shares["head"] <= 1.0
 
 
 def test_a_call_of_a_part_that_failed_does_not_hide_those_that_follow(record):
-    model = Failing()
+    model = Parser(fails=True)
     record(model)
-    assert len(looked_at(model)._spans["tree"]) == 2
+    shares = shares_of_a_step(model)
+    assert shares["tree"] > shares["tree.node"] > 0
+
+
+def test_a_child_that_is_nearly_all_of_its_model_is_looked_into():
+    class Wrapper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.scale = Tower(), nn.Linear(1, 1)
+
+    inside = ["vision_encoder", "vision_encoder.0", "vision_encoder.1", "vision_encoder.2", "layers", "head"]
+    assert list(parts_of(Tower())) == inside, "the encoder holds most of it"
+    assert list(parts_of(nn.Sequential(Tower()))) == [f"0.{name}" for name in inside]
+    assert {"inner", "inner.layers", "inner.head", "scale"} <= set(parts_of(Wrapper()))
+    assert len(parts_of(Tower())["layers"]) == 3
+    assert parts_of(nn.Linear(2, 2)) == {}
+
+
+def test_layers_in_containers_that_only_hold_others_are_parts():
+    model = nn.Module()
+    lists = nn.ModuleList([nn.Linear(2, 2), nn.ReLU()]), nn.ModuleDict({"last": nn.Linear(2, 2)})
+    model.stages, model.heads = nn.ModuleList(lists), nn.Module()
+    model.heads.value, model.heads.policy = nn.Linear(2, 1), nn.Linear(2, 3)
+    stages = [*lists[0], lists[1]["last"]]
+    assert parts_of(model) == {"stages": stages, "heads": [model.heads.value, model.heads.policy]}
+
+
+def test_timers_are_there_in_the_roots_call_only(record):
+    class Copies(Tower):
+        def forward(self, x):
+            seen.append(in_the_slots(self))
+            pickle.loads(pickle.dumps(copy.deepcopy(self.head)))
+            return super().forward(x)
+
+    model, seen = Copies(), []
+    record(model)
+    assert shares_of_a_step(model)["head"] > 0.0
+    assert [bool(slots) for slots in seen] == [False] * 3 + [True, False]
+
+
+def test_an_exception_in_the_timed_call_leaves_nothing_behind(record):
+    model = Tower()
+    record(model)
+    training(model)
+    look = ModuleTimes(state.current, model)
+    assert look.at_boundary()
+    with pytest.raises(RuntimeError, match=r"shapes|size"):
+        model(torch.randn(2, 3))
+    assert in_the_slots(model) == set()
+    look.close()
+    assert state.current.probe is None
+
+
+def test_a_clone_made_while_a_step_is_timed_has_its_own_weights(record):
+    """Meta-learning copies a module's `__dict__`, whatever stands in it just then."""
+
+    class Learner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 4), nn.Linear(4, 1)
+
+        def forward(self, x):
+            clone = nn.Linear.__new__(nn.Linear)
+            clone.__dict__ = dict(self.second.__dict__)
+            clone._parameters = {name: torch.zeros_like(p) for name, p in self.second._parameters.items()}
+            clones.append((CALL in clone.__dict__, clone(self.first(x)).abs().sum().item()))
+            return self.second(self.first(x))
+
+    model, clones = Learner(), []
+    record(model)
+    shares_of_a_step(model)
+    assert (True, 0.0) in clones
+    assert {made for _, made in clones} == {0.0}

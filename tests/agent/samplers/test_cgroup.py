@@ -1,0 +1,140 @@
+"""Control groups of both versions, as folders of our own making: which limits hold, and what they say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from perfagent.samplers import cgroup
+from perfagent.samplers.cgroup import ControlGroup, GroupReader
+
+PRESSURES = {"cpu__pressure": "", "memory__pressure": "", "io__pressure": ""}
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+def found(folder: Path, line: str) -> ControlGroup:
+    """The group of a process of which the kernel says this."""
+    write(folder / "proc" / "self", cgroup=line)
+    group = cgroup.find(root=folder / "groups", proc=folder / "proc")
+    assert group is not None
+    return group
+
+
+def figures(group: ControlGroup) -> tuple[int | None, int | None, int | None, float | None]:
+    return group.limit_bytes, group.used_bytes(), group.oom_kills(), group.cores
+
+
+def test_a_group_of_version_2_has_the_limits_further_up(tmp_path: Path) -> None:
+    root, line = tmp_path / "groups", "0::/job/step\n"
+    write(root, cgroup__controllers="cpu memory\n")
+    write(root / "job", memory__max="8192\n")
+    step = root / "job" / "step"
+    write(step, memory__max="max\n", memory__current="100\n", memory__events="low 0\noom 2\noom_kill 1\n")
+    write(step, cpu__max="150000 100000\n")
+    assert figures(found(tmp_path, line)) == (8192, 100, 1, 1.5)
+    assert cgroup.find(root=root, proc=tmp_path / "nothing") is None
+    assert cgroup.find(os.getpid()) is None or isinstance(cgroup.find(os.getpid()), ControlGroup)
+
+
+def test_a_group_of_version_1_has_files_of_each_controller(tmp_path: Path) -> None:
+    job = tmp_path / "groups" / "memory" / "job"
+    write(
+        job, memory__limit_in_bytes="4096\n", memory__usage_in_bytes="300\n", memory__stat="total_inactive_file 100\n"
+    )
+    write(job, memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    cpu = tmp_path / "groups" / "cpu" / "job"
+    write(cpu, cpu__cfs_quota_us="-1\n", cpu__cfs_period_us="100000\n", cpu__stat="nr_periods 10\nnr_throttled 2\n")
+    assert figures(found(tmp_path, "5:memory:/job\n3:cpu,cpuacct:/job\n")) == (4096, 200, 3, None)
+
+
+def test_a_limit_further_up_is_compared_with_what_that_group_uses(tmp_path: Path) -> None:
+    root, line = tmp_path / "groups", "0::/slurmstepd.scope/job_42/step_0/user/task_0\n"
+    write(root, cgroup__controllers="memory cpu\n")
+    write(root / "slurmstepd.scope", memory__max="max\n", memory__current="9000\n", cpu__max="max 100000\n")
+    job = root / "slurmstepd.scope" / "job_42"
+    write(job, memory__max="6400\n", memory__current="6000\n", memory__stat="anon 1\ninactive_file 500\n")
+    write(job, memory__events="oom_kill 2\n", cpu__max="800000 100000\n", cpu__stat="nr_periods 10\nnr_throttled 5\n")
+    write(job / "step_0", memory__max="6400\n", memory__current="5900\n", cpu__max="1600000 100000\n")
+    task = job / "step_0" / "user" / "task_0"
+    write(task, memory__max="max\n", memory__current="3000\n", memory__stat="inactive_file 100\n")
+    write(task, memory__events="oom_kill 1\n", cpu__max="max 100000\n", cpu__stat="nr_periods 0\nnr_throttled 0\n")
+    limited = found(tmp_path, line)
+    assert figures(limited) == (6400, 5500, 2, 8.0)
+    assert limited.cpu == job / "cpu.stat"
+    for folder in (job, job / "step_0"):
+        write(folder, memory__max="max\n")
+    assert figures(found(tmp_path, line))[:2] == (None, 2900)
+
+
+def test_a_limit_further_up_in_version_1_leaves_the_groups_own_kills(tmp_path: Path) -> None:
+    root = tmp_path / "groups"
+    job = root / "memory" / "slurm" / "job_42"
+    write(job, memory__limit_in_bytes="6400\n", memory__usage_in_bytes="6000\n", memory__oom_control="oom_kill 0\n")
+    write(job, memory__stat="inactive_file 0\ntotal_inactive_file 500\n")
+    write(job / "task_0", memory__limit_in_bytes=f"{2**63 - 4096}\n", memory__usage_in_bytes="3000\n")
+    write(job / "task_0", memory__oom_control="oom_kill 3\n", memory__stat="inactive_file 0\ntotal_inactive_file 0\n")
+    cpu = root / "cpu" / "slurm" / "job_42"
+    write(cpu, cpu__cfs_quota_us="800000\n", cpu__cfs_period_us="100000\n", cpu__stat="nr_periods 10\n")
+    write(cpu / "task_0", cpu__cfs_quota_us="-1\n", cpu__cfs_period_us="100000\n", cpu__stat="nr_periods 0\n")
+    group = found(tmp_path, "5:memory:/slurm/job_42/task_0\n3:cpu,cpuacct:/slurm/job_42/task_0\n")
+    assert figures(group) == (6400, 5500, 3, 8.0)
+    assert group.cpu == cpu / "cpu.stat"
+
+
+def test_a_quota_in_version_1_is_told_where_memory_is_not_limited(tmp_path: Path) -> None:
+    job = tmp_path / "groups" / "cpu" / "job"
+    write(job, cpu__cfs_quota_us="150000\n", cpu__cfs_period_us="100000\n", cpu__stat="nr_periods 10\n")
+    group = found(tmp_path, "3:cpu,cpuacct:/job\n1:name=systemd:/job\n")
+    assert figures(group) == (None, None, None, 1.5)
+    assert group.cpu == job / "cpu.stat"
+
+
+def test_pressure_is_read_of_the_groups_whose_limits_hold(tmp_path: Path) -> None:
+    root = tmp_path / "groups"
+    write(root, cgroup__controllers="memory cpu\n", io__pressure="")
+    job, task = root / "job", root / "job" / "task"
+    write(job, cpu__max="200000 100000\n", **PRESSURES)
+    write(task, memory__max="4096\n", **PRESSURES)
+    assert found(tmp_path, "0::/job/task\n").pressure == {
+        "cpu": job / "cpu.pressure", "memory": task / "memory.pressure", "io": task / "io.pressure",
+    }  # fmt: skip
+
+
+def test_pressure_of_version_1_is_that_of_the_unified_group_beside(tmp_path: Path) -> None:
+    root, line = tmp_path / "groups", "5:memory:/job\n3:cpu,cpuacct:/job\n0::/job\n"
+    write(root / "memory" / "job", memory__usage_in_bytes="3000\n")
+    assert found(tmp_path, line).pressure == {}
+    beside = root / "unified" / "job"
+    write(beside, **PRESSURES)
+    assert found(tmp_path, line).pressure == {name: beside / f"{name}.pressure" for name in ("cpu", "memory", "io")}
+
+
+def test_a_group_tells_kills_and_throttling_since_we_looked(tmp_path: Path) -> None:
+    def read(now: float, kills: int, periods: int, throttled: int) -> dict[str, float]:
+        values: dict[str, float] = {}
+        write(tmp_path, events=f"low 0\nhigh 0\nmax 3\noom 1\noom_kill {kills}\n")
+        write(tmp_path, cpu__stat=f"usage_usec 1\nnr_periods {periods}\nnr_throttled {throttled}\nthrottled_usec 5\n")
+        reader.events(values, now)
+        return values
+
+    stat = tmp_path / "cpu.stat"
+    reader = GroupReader(ControlGroup(None, None, None, events=tmp_path / "events", cores=1.5, cpu=stat))
+    assert read(1.0, 4, 100, 10) == {"host/oom_kills": 0}
+    assert read(6.0, 6, 200, 35) == {"host/oom_kills": 2, "host/cpu_throttled_pct": 25.0}
+
+
+def test_the_reclaimable_cache_is_looked_at_anew_when_memory_is_short(tmp_path: Path) -> None:
+    def used(now: float, usage: int, cached: int) -> int | None:
+        write(tmp_path, usage=f"{usage}\n", stat=f"anon 1\ninactive_file 1000\ntotal_inactive_file {cached}\n")
+        return reader.used_bytes(now)
+
+    reader = GroupReader(ControlGroup(tmp_path / "usage", 10_000, tmp_path / "stat", events=None, cores=None))
+    assert used(1.0, 3000, 1200) == 1800
+    assert used(2.0, 5000, 2500) == 3800, "the cache's size is five seconds old at most"
+    assert used(7.0, 5000, 2500) == 2500
+    assert used(7.2, 9900, 7000) == 2900
