@@ -117,7 +117,13 @@ def everything(record: Callable[..., Recorded]) -> Callable[..., Recorded]:
 
 
 @pytest.fixture
-def nothing_compiled() -> None:
-    """A process in which nothing was compiled, whatever other tests did in it."""
+def nothing_compiled() -> Iterator[None]:
+    """A process in which nothing was compiled, whatever other tests did in it; and none is left for the next ones."""
+    _forget_what_was_compiled()
+    yield
+    _forget_what_was_compiled()
+
+
+def _forget_what_was_compiled() -> None:
     if "torch._dynamo" in sys.modules:
         sys.modules["torch"].compiler.reset()

@@ -60,10 +60,10 @@ class _Loop:
 
 class ValueReads:
     """Listens for some steps; a task between two steps (rootcause/investigator.py). lines: (file, line) -> number of
-    reads; step: the measured step; 0 if nothing was measured."""
+    reads; step: the measured step; 0 if nothing was measured. clock: nanoseconds."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress, clock: Callable[[], int] = now) -> None:
+        self._progress, self._clock = progress, clock
         self.step = 0
         self.over = False
         self.cost_ns = 0
@@ -116,7 +116,7 @@ class ValueReads:
             self._undo.append(_replaced(tensor, name, self._watching(getattr(tensor, name))))
 
     def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        p, getframe = self._progress, sys._getframe
+        p, getframe, now = self._progress, sys._getframe, self._clock
 
         def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             began = now()
@@ -151,7 +151,7 @@ class ValueReads:
             loop.wait(began - loop.left)
         loop.took_ns += returned - called
         self.lines[outside(frame, self._torch) or (frame.f_code.co_filename, frame.f_lineno)] += 1
-        loop.left = now()
+        loop.left = self._clock()
         self.cost_ns += called - began + loop.left - returned
 
     def _end_loop(self) -> None:

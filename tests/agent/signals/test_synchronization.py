@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from perfagent.signals.scheduled_probes import Looks
 from perfagent.signals.synchronization import SynchronizingLines
 from perfagent.step.state import state
 
@@ -32,9 +33,8 @@ class Cuda:
     def set_sync_debug_mode(self, mode: str) -> None:
         self.mode = {"default": 0, "warn": 1, "error": 2}[mode]
         if self.mode:
-            warnings.warn(
-                "Synchronization debug mode is a prototype feature and does not yet detect all of them", stacklevel=2
-            )
+            said = "Synchronization debug mode is a prototype feature and does not yet detect all of them"
+            warnings.warn(said, stacklevel=2)
 
 
 INSIDE = f"""
@@ -65,46 +65,52 @@ def shown(monkeypatch):
     return shown
 
 
-def listening(record, cuda, body):
-    """One step with the look, whose loop does `body`."""
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    record(model)
+@pytest.fixture
+def listening(record, cuda, shown):
+    """listening(body): the look at one step, whose loop does `body`. Of waits nothing reaches the user."""
 
-    def step():
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
+    def run(body):
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        record(model)
 
-    step()
-    look = SynchronizingLines(state.current)
-    filters = [*warnings.filters]
-    assert look.at_boundary()
-    assert cuda.mode == 1
-    body()
-    step()
-    assert not look.at_boundary()
-    assert cuda.mode == 0
-    assert [*warnings.filters] == filters
-    return look
+        def step():
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+        step()
+        look = SynchronizingLines(state.current)
+        before = [*warnings.filters], warnings.simplefilter, warnings.filterwarnings, warnings.catch_warnings.__enter__
+        assert look.at_boundary()
+        assert cuda.mode == 1
+        body()
+        step()
+        assert not look.at_boundary()
+        assert cuda.mode == 0
+        after = [*warnings.filters], warnings.simplefilter, warnings.filterwarnings, warnings.catch_warnings.__enter__
+        assert before == after
+        assert not any("synchronizing" in message for message in shown)
+        return look
+
+    return run
 
 
-def test_each_line_is_told_with_its_count_and_nothing_reaches_the_user(record, cuda, shown):
+def waits(look):
+    return sum(look.lines.values())
+
+
+def test_each_line_is_told_with_its_count(listening, cuda):
     def body():
         for _ in range(3):
             inside_torch(cuda.mode)
         inside_torch(cuda.mode)
 
-    look = listening(record, cuda, body)
-    first = body.__code__.co_firstlineno
-    told = look.told()
-    assert [entry["count"] for entry in told] == [3, 1]
-    assert [entry["line"].rsplit("/", 1)[-1] for entry in told] == [
-        f"test_synchronization.py:{first + 2}", f"test_synchronization.py:{first + 3}",
-    ]  # fmt: skip
-    assert shown == []
+    told, first = listening(body).told(), body.__code__.co_firstlineno
+    lines = [(entry["line"].rsplit("/", 1)[-1], entry["count"]) for entry in told]
+    assert lines == [(f"test_synchronization.py:{first + 2}", 3), (f"test_synchronization.py:{first + 3}", 1)]
 
 
-def test_waits_of_other_threads_are_not_the_step_s(record, cuda, shown):
+def test_waits_of_other_threads_are_not_the_steps(listening, cuda):
     """An evaluation, a checkpoint or a thread that pins memory: the debug mode is that of the process."""
 
     def body():
@@ -113,47 +119,35 @@ def test_waits_of_other_threads_are_not_the_step_s(record, cuda, shown):
         thread.join()
         inside_torch(cuda.mode)
 
-    look = listening(record, cuda, body)
-    assert sum(look.lines.values()) == 1
-    assert shown == []
+    assert waits(listening(body)) == 1
 
 
-def test_other_warnings_pass(record, cuda, shown):
+def test_other_warnings_pass(listening, shown):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, *_: shown.append(str(message))
-        listening(record, cuda, lambda: warnings.warn("the user's own", stacklevel=1))
+        listening(lambda: warnings.warn("the user's own", stacklevel=1))
     assert shown == ["the user's own"]
 
 
-def test_warnings_as_errors_do_not_stop_the_training(record, cuda):
+def test_warnings_as_errors_do_not_stop_the_training(listening, cuda):
     assert ("error", None, Warning, None, 0) in warnings.filters, "pytest runs with warnings as errors"
-    look = listening(record, cuda, lambda: inside_torch(cuda.mode))
-    assert sum(look.lines.values()) == 1
+    assert waits(listening(lambda: inside_torch(cuda.mode))) == 1
 
 
-def makes_errors_of_warnings() -> None:
-    warnings.simplefilter("error")
-
-
-def makes_errors_of_some_warnings() -> None:
-    warnings.filterwarnings("error", category=UserWarning)
-
-
-@pytest.mark.parametrize("strict", [makes_errors_of_warnings, makes_errors_of_some_warnings])
-def test_where_the_script_makes_errors_of_warnings_in_the_step_the_look_is_given_up(record, cuda, shown, strict):
+@pytest.mark.parametrize("of_some", [False, True])
+def test_a_step_that_makes_errors_of_warnings_is_given_up(listening, cuda, of_some):
     def body():
         inside_torch(cuda.mode)
         with warnings.catch_warnings():
-            strict()
+            warnings.filterwarnings("error", category=UserWarning) if of_some else warnings.simplefilter("error")
             inside_torch(cuda.mode)
 
-    look = listening(record, cuda, body)
+    look = listening(body)
     assert (look.step, look.over) == (0, True), "what was counted is not all of it"
-    assert shown == []
 
 
-def test_warnings_that_the_script_keeps_are_its_own(record, cuda, shown):
+def test_warnings_that_the_script_keeps_are_its_own(listening, cuda):
     kept = []
 
     def body():
@@ -163,29 +157,23 @@ def test_warnings_that_the_script_keeps_are_its_own(record, cuda, shown):
             warnings.warn("the user's own", stacklevel=1)
         kept.extend(str(one.message) for one in caught)
 
-    look = listening(record, cuda, body)
+    look = listening(body)
     assert kept == ["the user's own"]
     assert (look.step, look.over) == (0, True)
-    assert shown == []
 
 
-def test_a_block_that_changes_nothing_of_that_is_no_reason(record, cuda, shown):
+def test_a_block_that_changes_nothing_of_that_is_no_reason(listening, cuda):
     def body():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="something else")
             inside_torch(cuda.mode)
 
-    before = warnings.simplefilter, warnings.filterwarnings, warnings.catch_warnings.__enter__
-    look = listening(record, cuda, body)
+    look = listening(body)
     assert look.step
-    assert sum(look.lines.values()) == 1
-    assert before == (warnings.simplefilter, warnings.filterwarnings, warnings.catch_warnings.__enter__)
+    assert waits(look) == 1
 
 
-def test_a_warning_that_was_shown_before_is_not_shown_again():
-    """In a process of its own, with Python's usual filters: a warning is shown once a line, before and after the
-    look."""
-    script = """
+USUAL_FILTERS = """
 import sys, threading, warnings
 from types import SimpleNamespace
 import perfagent.signals.synchronization as one
@@ -204,9 +192,14 @@ look.at_boundary()
 old()
 print(sum(look.lines.values()))
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "default", "-c", script], capture_output=True, text=True, timeout=60, check=True
-    )
+
+
+@pytest.mark.real
+def test_a_warning_that_was_shown_before_is_not_shown_again():
+    """In a process of its own, with Python's usual filters: a warning is shown once a line, before and after the
+    look."""
+    command = [sys.executable, "-W", "default", "-c", USUAL_FILTERS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["2"]
     assert done.stderr.count("shown once") == 1
     assert "synchronizing" not in done.stderr
@@ -214,28 +207,25 @@ print(sum(look.lines.values()))
 
 def test_a_script_that_watches_its_own_synchronizations_is_left_alone(record, cuda):
     cuda.mode = 2
-    model = nn.Linear(2, 1)
-    record(model)
+    record(nn.Linear(2, 1))
     look = SynchronizingLines(state.current)
     assert not look.at_boundary()
     assert look.over
     assert cuda.mode == 2
 
 
-def test_it_is_told_as_a_series_and_an_event(record, cuda, monkeypatch):
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    recorded.run._cuda_device = 0
+def test_waits_are_told_as_a_series_and_an_event(record, cuda, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a device of the test")
+    model = nn.Linear(2, 1)
+    optimizer, recorded = torch.optim.SGD(model.parameters(), lr=0.1), record(model)
+    looks = Looks(recorded.progress.investigator, recorded.sender, lambda: model, lambda: 0)
     for _ in range(30):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         inside_torch(cuda.mode)
         recorded.rows += recorded.sender.drain()
-        recorded.run._look()
+        looks.poll()
     assert [value for _, value in recorded.of("sync/calls_per_step")] == [1.0]
-    events = [data for kind, data, _ in recorded.sender.events if kind == "sync"]
-    assert len(events) == 1
-    assert events[0]["lines"][0]["count"] == 1
+    (event,) = recorded.events("sync")
+    assert event["lines"][0]["count"] == 1
     assert cuda.mode == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 import torch
@@ -12,53 +11,111 @@ from torch import nn
 from perfagent.signals.value_reads import READS, ValueReads
 from perfagent.step.state import state
 
-
-def measured(record, *bodies) -> ValueReads:
-    """Three steps with the look; each does what its body says after the optimizer's step."""
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    record(model)
-
-    def step():
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-
-    step()
-    look = ValueReads(state.current)
-    before = {name: vars(torch.Tensor).get(name) for name in READS}
-    assert look.at_boundary()
-    for number, body in enumerate(bodies):
-        body()
-        step()
-        assert look.at_boundary() == (number < len(bodies) - 1)
-    assert look.over
-    assert {name: vars(torch.Tensor).get(name) for name in READS} == before
-    return look
-
-
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 VALUES = torch.arange(200)
+TICK_NS = 100
+"""What each look at the clock takes: a read of 100 ns, and 100 ns to the next one of a loop."""
+LOOP_S = (200 + 199) * TICK_NS / 1e9
 
 
-def count_one_by_one():
+class Clock:
+    now = 0
+
+    def __call__(self):
+        self.now += TICK_NS
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def measured(record, clock):
+    """measured(*bodies): the look at three steps; each does what its body says after the optimizer's step."""
+
+    def run(*bodies):
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        record(model)
+
+        def step():
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+        step()
+        look = ValueReads(state.current, clock)
+        before = {name: vars(torch.Tensor).get(name) for name in READS}
+        assert look.at_boundary()
+        for number, body in enumerate(bodies * (3 // len(bodies))):
+            body()
+            step()
+            assert look.at_boundary() == (number < 2)
+        assert look.over
+        assert {name: vars(torch.Tensor).get(name) for name in READS} == before
+        return look
+
+    return run
+
+
+def count_one_by_one(then=lambda place: None):
     found = 0
     for place in range(len(VALUES)):
         if VALUES[place].item() == 3:
             found += 1
+        then(place)
     return found
 
 
-def test_a_loop_over_values_is_told_with_its_line_and_its_time(record):
-    began = time.perf_counter()
-    count_one_by_one()
-    look = measured(record, *[count_one_by_one] * 3)
-    line = f"test_value_reads.py:{count_one_by_one.__code__.co_firstlineno + 3}"
-    assert [(entry["line"].rsplit("/", 1)[-1], entry["count"]) for entry in look.told()] == [(line, 200)]
-    assert look.values()["sync/reads_per_step"] == 200
-    assert 200 * 0.3e-6 < look.values()["sync/reading_s"] < 5 * (time.perf_counter() - began)
+LINE = f"test_value_reads.py:{count_one_by_one.__code__.co_firstlineno + 3}"
+
+
+def reads(look):
+    return look.values()["sync/reads_per_step"]
+
+
+def test_a_loop_over_values_is_told_with_its_line_and_its_time(measured):
+    look = measured(count_one_by_one)
+    assert [(entry["line"].rsplit("/", 1)[-1], entry["count"]) for entry in look.told()] == [(LINE, 200)]
+    assert look.values() == {"sync/reads_per_step": 200.0, "sync/reading_s": pytest.approx(LOOP_S)}
     assert look.step == 3
 
 
-def test_implicit_reads_count_too_and_whole_tensors_do_not(record):
+@pytest.mark.parametrize(
+    ("gap_ns", "every", "counted"),
+    [
+        (49_000, 1, True),
+        (51_000, 1, False),  # far apart, each read takes only its own time: the model's work lies between, or a game's
+        (1_000_000, 10, True),  # another process had the core now and then
+        (1_000_000, 9, False),
+        (19_000_000, 100, True),
+        (21_000_000, 100, False),
+    ],
+)
+def test_time_between_reads_counts_where_they_are_one_loop(measured, clock, gap_ns, every, counted):
+    def wait(place):
+        clock.now += gap_ns if place and place % every == 0 else 0
+
+    waits = len(range(every, 199, every))
+    look = measured(lambda: count_one_by_one(wait))
+    short = LOOP_S - (0 if counted else waits * TICK_NS / 1e9)
+    assert look.values()["sync/reading_s"] == pytest.approx(short + counted * waits * gap_ns / 1e9)
+
+
+def test_passes_between_two_loops_are_not_their_time(measured, clock):
+    model = nn.Linear(2, 1)
+
+    def body():
+        count_one_by_one()
+        clock.now += 10_000
+        model(torch.ones(1, 2)).sum().backward()  # the next micro-batch
+        count_one_by_one()
+
+    assert measured(body).values() == {"sync/reads_per_step": 400.0, "sync/reading_s": pytest.approx(2 * LOOP_S)}
+
+
+def test_implicit_reads_count_too_and_whole_tensors_do_not(measured):
     loss = torch.tensor(0.5, requires_grad=True)
 
     def body():
@@ -69,43 +126,15 @@ def test_implicit_reads_count_too_and_whole_tensors_do_not(record):
         torch.arange(10).tolist()
         loss.detach().numpy()
 
-    assert sum(measured(record, body, body, body).lines.values()) == 3
+    assert reads(measured(body)) == 3
 
 
-def test_what_one_step_in_ten_reads_is_no_habit(record):
-    assert measured(record, count_one_by_one, lambda: None, lambda: None).values() == {
-        "sync/reads_per_step": 0.0, "sync/reading_s": 0.0,
-    }  # fmt: skip
+def test_what_one_step_in_three_reads_is_no_habit(measured):
+    look = measured(count_one_by_one, lambda: None, lambda: None)
+    assert look.values() == {"sync/reads_per_step": 0.0, "sync/reading_s": 0.0}
 
 
-def test_reads_far_apart_take_only_their_own_time(record):
-    def body():
-        for value in torch.arange(5):
-            time.sleep(0.002)  # the model's work, or an environment's
-            value.item()
-
-    reading_s = []
-    for _ in range(3):  # the quickest of three: what runs beside this test takes its time, too
-        look = measured(record, body, body, body)
-        assert look.values()["sync/reads_per_step"] == 5
-        reading_s.append(look.values()["sync/reading_s"])
-    assert min(reading_s) < 0.002
-
-
-def test_passes_between_two_loops_are_not_their_time(record):
-    model = nn.Linear(2, 1)
-
-    def body():
-        count_one_by_one()
-        time.sleep(0.005)
-        model(torch.ones(1, 2)).sum().backward()  # the next micro-batch
-        count_one_by_one()
-
-    look = measured(record, body, body, body)
-    assert look.values()["sync/reads_per_step"] == 400
-
-
-def test_torch_s_own_reads_and_other_threads_are_left_out(record):
+def test_reads_of_torch_other_threads_and_evaluations_are_left_out(measured):
     optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2)) for _ in range(5)], foreach=False)
 
     def body():
@@ -115,30 +144,36 @@ def test_torch_s_own_reads_and_other_threads_are_left_out(record):
         thread = threading.Thread(target=count_one_by_one)
         thread.start()
         thread.join()
-
-    assert sum(measured(record, body, body, body).lines.values()) == 0
-
-
-def test_what_an_evaluation_reads_is_no_part_of_the_step(record):
-    def body():
         state.current.phase_depth += 1
         count_one_by_one()
         state.current.phase_depth -= 1
 
-    assert sum(measured(record, body, body, body).lines.values()) == 0
+    assert reads(measured(body)) == 0
 
 
-def test_a_compiled_program_is_left_alone(record, monkeypatch):
+def test_exceptions_pass_and_values_are_the_same(measured):
+    def body():
+        with pytest.raises(RuntimeError, match="Tensor with 2 elements"):
+            torch.ones(2).item()
+        assert torch.tensor(2.5).item() == 2.5
+        assert [10, 20, 30][torch.tensor(1)] == 20
+        assert int(torch.tensor(3)) == 3
+
+    assert reads(measured(body)) == 4
+
+
+def test_a_compiled_program_is_left_alone(record):
     record(nn.Linear(2, 1))
-    monkeypatch.setattr("perfagent.signals.value_reads.compiled", lambda: True)
+    torch.compile(lambda x: x, backend="eager")
     look = ValueReads(state.current)
     assert not look.at_boundary()
     assert look.over
     assert not {"item", "__bool__"} & vars(torch.Tensor).keys()
 
 
-def test_a_patch_of_the_script_s_own_survives(record, monkeypatch):
-    look = ValueReads(record(nn.Linear(2, 1)) and state.current)
+def test_a_patch_of_the_scripts_own_survives(record, monkeypatch):
+    record(nn.Linear(2, 1))
+    look = ValueReads(state.current)
     assert look.at_boundary()
     ours = torch.Tensor.item
     monkeypatch.setattr(torch.Tensor, "item", lambda tensor: ours(tensor) + 1)
@@ -149,18 +184,7 @@ def test_a_patch_of_the_script_s_own_survives(record, monkeypatch):
     assert torch.tensor(1).item() == 1
 
 
-def test_an_exception_passes_and_values_are_the_same(record):
-    def body():
-        with pytest.raises(RuntimeError, match="Tensor with 2 elements"):
-            torch.ones(2).item()
-        assert torch.tensor(2.5).item() == 2.5
-        assert [10, 20, 30][torch.tensor(1)] == 20
-        assert int(torch.tensor(3)) == 3
-
-    assert sum(measured(record, body, body, body).lines.values()) == 4
-
-
-def test_it_is_told_as_series_and_an_event(record):
+def test_a_run_tells_them_as_series_and_an_event(record):
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorded = record(model)
@@ -168,11 +192,9 @@ def test_it_is_told_as_series_and_an_event(record):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         count_one_by_one()
-        recorded.rows += recorded.sender.drain()
-        recorded.run._look()
+        recorded.poll()
     assert [value for _, value in recorded.of("sync/reads_per_step")] == [200.0]
     assert recorded.of("sync/calls_per_step") == [], "nothing waits for a device where there is none"
-    [(_, reading_s)] = recorded.of("sync/reading_s")
-    assert reading_s > 0
-    [event] = [data for kind, data, _ in recorded.sender.events if kind == "sync"]
+    assert [value > 0 for _, value in recorded.of("sync/reading_s")] == [True]
+    (event,) = recorded.events("sync")
     assert event["lines"][0]["count"] == 200
