@@ -31,16 +31,6 @@ class Recorded:
         self.run.start()
         self.rows: list[tuple[int, dict[str, Any]]] = []
 
-    @property
-    def progress(self) -> Any:
-        return self.sender.progress
-
-    def poll(self) -> None:
-        """What the sender's thread does now and then: takes the rows that are ready, and asks everybody."""
-        self.rows += self.sender.drain()
-        for source in self.sender.sources:
-            source()
-
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [data for name, data, _ in self.sender.events if name == kind]
 
@@ -85,6 +75,11 @@ class Recorded:
         """What the sender's thread does now and then."""
         for source in list(self.sender.sources):
             source()
+
+    def tick(self) -> None:
+        """The same, after it has taken the rows that are ready."""
+        self.rows += self.sender.drain()
+        self.poll()
 
 
 @pytest.fixture

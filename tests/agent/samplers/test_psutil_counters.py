@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,8 +19,7 @@ from perfagent.pids import process_start
 from perfagent.samplers.cgroup import ControlGroup
 from perfagent.samplers.counters import of_system
 from perfagent.samplers.host import HostReader
-from perfagent.samplers.process import ProcessReader, WorkerReader
-from perfagent.samplers.psutil_counters import PsutilHost, PsutilProcess, PsutilWorkers
+from perfagent.samplers.psutil_counters import PsutilHost
 from perfagent.samplers.sampler import Sampler
 from perfagent.wire import CATALOGUE
 
@@ -45,15 +40,14 @@ def test_the_host_is_measured_as_from_proc() -> None:
     assert memory is not None and reference is not None
     assert memory.total == reference.total
     assert abs(memory.available - reference.available) < 0.05 * memory.total
-    disks_before, disks, disks_after = proc.disks(), ours.disks(), proc.disks()
-    if disks_before is not None and disks_after is not None:
+    before, disks = proc.disks(), ours.disks()
+    if before is not None:
         assert disks is not None
         # psutil counts device mappers and RAID, too, which lie on these disks
-        assert disks.read >= disks_before.read
-        assert disks.written >= disks_before.written
-        assert disks.busy_ms is None
+        assert (disks.read >= before.read, disks.written >= before.written, disks.busy_ms) == (True, True, None)
 
 
+@pytest.mark.real
 def test_bytes_that_stay_on_the_host_are_no_network_traffic() -> None:
     """A megabyte through the loopback interface. Other programs may use the network meanwhile, so the least of five
     counts."""
@@ -76,99 +70,39 @@ def test_bytes_that_stay_on_the_host_are_no_network_traffic() -> None:
 
 
 def test_rates_and_shares_come_from_the_same_reader() -> None:
-    reader = HostReader(group=NO_GROUP, counters=PsutilHost())
-    first = reader.read(0.0)
+    readers = HostReader(group=NO_GROUP, counters=PsutilHost()), HostReader(group=NO_GROUP)
+    first, _ = (reader.read(0.0) for reader in readers)
     assert {"host/memory_total_bytes", "host/memory_used_bytes", "host/load1", "host/cores"} <= set(first)
     assert "host/cpu_pct" not in first
     end = time.process_time() + 0.05
     while time.process_time() < end:
         pass
-    second = reader.read(10.0)
+    second, of_proc = (reader.read(10.0) for reader in readers)
     assert 0.0 < second["host/cpu_pct"] <= 100.0
-    proc = HostReader(group=NO_GROUP)
-    proc.read(0.0)
-    expected = set(proc.read(10.0)) - {"host/disk_busy_pct"}
-    assert {name for name in expected if not name.endswith("_pressure_pct")} <= set(second)
+    assert {name for name in of_proc if not name.endswith(("_pressure_pct", "disk_busy_pct"))} <= set(second)
     assert set(second) <= set(CATALOGUE)
-    reader.close()
+    readers[0].close()
 
 
-def test_this_process_is_measured_as_from_proc(tmp_path: Path) -> None:
-    ours, proc = ProcessReader(counters=PsutilProcess()), ProcessReader()
-    ours.read(0.0)
-    before = proc.read(0.0)
-    with (tmp_path / "written").open("wb") as file:
-        file.write(bytes(2**20))
-        file.flush()
-        os.fsync(file.fileno())
-    found, reference = ours.read(10.0), proc.read(10.0)
-    assert set(found) == set(reference) - {"process/rss_file_bytes"}
-    low, high = sorted((before["process/threads"], reference["process/threads"]))  # an earlier test's thread may end
-    assert low <= found["process/threads"] <= high
-    assert abs(found["process/rss_bytes"] - reference["process/rss_bytes"]) < 8 * 2**20
-    if "process/disk_write_bytes_per_s" in reference:
-        assert found["process/disk_write_bytes_per_s"] == pytest.approx(
-            reference["process/disk_write_bytes_per_s"], abs=1e5
-        )
-    ours.close()
-    assert ours.memory() == {}
-
-
-def _work(connection: Connection) -> None:
-    connection.recv()
-    held = bytearray(16 * 2**20)
-    sum(number * number for number in range(1_000_000))
-    connection.send(len(held))
-    connection.recv()
-
-
-@pytest.fixture
-def worker() -> Iterator[tuple[Any, Connection]]:
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_work, args=(there,), daemon=True)
-    process.start()
-    yield process, here
-    process.kill()
-    process.join()
-
-
-def test_workers_are_counted_with_their_cpu_and_memory_until_they_end(worker: tuple[Any, Connection]) -> None:
-    process, connection = worker
-    reader = WorkerReader(counters=PsutilWorkers())
-    assert reader.read(0.0)["process/workers"] == 1
-    connection.send("work")
-    assert connection.recv() == 16 * 2**20
-    found, reference = reader.read(10.0), WorkerReader().read(10.0)
-    assert found["process/workers_cpu_pct"] > 0
-    assert abs(found["process/workers_rss_bytes"] - reference["process/workers_rss_bytes"]) < 8 * 2**20
-    process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie
-    assert reader.read(20.0) == {"process/workers": 0}
-    reader.close()
-
-
-def test_without_proc_a_run_has_the_figures_of_host_and_process(tmp_path: Path, worker: tuple[Any, Connection]) -> None:
+def test_without_proc_a_run_has_the_figures_of_host_and_process(tmp_path: Path) -> None:
     moment = [100.0]
-    sender = Sender(
-        AgentConfig(state_dir=tmp_path), Identity(project="p", run="r", attempt=1), transport=RecordingTransport()
-    )
+    identity = Identity(project="p", run="r", attempt=1)
+    sender = Sender(AgentConfig(state_dir=tmp_path), identity, transport=RecordingTransport())
     sampler = Sampler(
         sender, step=lambda: 1, device=lambda: None, environ={}, proc=tmp_path / "none", clock=lambda: moment[0]
     )
     for _ in range(2):
         sampler.poll()
         moment[0] += 10.0
-    row: Any = sender.rows[-1]
-    found = dict(zip(row[3], row[4], strict=True))
     assert {
         "host/memory_used_bytes", "host/memory_total_bytes", "host/load1", "host/cores",
-        "process/rss_bytes", "process/cpu_pct", "process/threads", "process/workers", "process/workers_rss_bytes",
-    } <= set(found)  # fmt: skip
-    assert found["process/workers"] == 1
+        "process/rss_bytes", "process/cpu_pct", "process/threads",
+    } <= set(sender.rows[-1][3])  # type: ignore[index]  # fmt: skip
     sampler.resign()
 
 
-def test_without_proc_a_process_is_known_by_its_number_and_its_start(tmp_path: Path) -> None:
+@pytest.mark.real
+def test_without_proc_a_process_is_known_by_its_number_and_start(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         own, started = process_start(os.getpid(), tmp_path), process_start(child.pid, tmp_path)
         assert 0 < own < started <= 1000 * (time.time() + 1)
@@ -177,6 +111,7 @@ def test_without_proc_a_process_is_known_by_its_number_and_its_start(tmp_path: P
     assert process_start(child.pid, tmp_path) == 0
 
 
+@pytest.mark.real
 def test_where_proc_is_there_psutil_is_not_imported() -> None:
     program = (
         "import sys; from perfagent.samplers.counters import of_system; of_system(); print('psutil' in sys.modules)"

@@ -13,8 +13,8 @@ import pytest
 from perfagent.samplers.training_thread import TrainingThreadReader, native_id
 from perfagent.wire import CATALOGUE
 
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 PAGE = os.sysconf("SC_PAGE_SIZE")
-PROC = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 
 
 def touch(pages: int) -> None:
@@ -23,12 +23,15 @@ def touch(pages: int) -> None:
             memory[page * PAGE] = 1
 
 
-@PROC
+def usage() -> resource.struct_rusage:
+    return resource.getrusage(resource.RUSAGE_THREAD)
+
+
 def test_faults_a_step_are_those_of_the_training_thread_alone() -> None:
     steps = 0
     reader = TrainingThreadReader(lambda: (native_id(threading.get_ident()), steps))
     touch(64)  # what Python needs for it is there now
-    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    before = usage().ru_minflt
     reader.read(0.0)
     other = threading.Thread(target=touch, args=(4000,))
     other.start()
@@ -36,24 +39,21 @@ def test_faults_a_step_are_those_of_the_training_thread_alone() -> None:
     touch(3000)
     steps = 10
     told = reader.read(10.0)
-    faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
-    assert told["process/page_faults_per_step"] == pytest.approx(faults / 10, abs=60)
+    assert told["process/page_faults_per_step"] == pytest.approx((usage().ru_minflt - before) / 10, abs=60)
     assert 290 < told["process/page_faults_per_step"] < 390
-    assert told.keys() - CATALOGUE.keys() == set()
+    assert told.keys() <= CATALOGUE.keys()
 
 
-@PROC
 def test_time_in_the_kernel_is_a_share_of_the_time() -> None:
     reader = TrainingThreadReader(lambda: (threading.get_native_id(), 0))
     reader.read(0.0)
-    before = resource.getrusage(resource.RUSAGE_THREAD).ru_stime
-    while resource.getrusage(resource.RUSAGE_THREAD).ru_stime < before + 0.2:
+    before = usage().ru_stime
+    while usage().ru_stime < before + 0.1:
         touch(2000)
-    assert 5 < reader.read(2.0)["process/system_cpu_pct"] <= 40
+    assert 2.5 < reader.read(2.0)["process/system_cpu_pct"] <= 40
 
 
-@PROC
-def test_of_steps_that_take_longer_than_the_pause_each_is_counted_once() -> None:
+def test_of_steps_longer_than_the_pause_each_is_counted_once() -> None:
     steps = [5]
     reader = TrainingThreadReader(lambda: (threading.get_native_id(), steps[0]))
     assert reader.read(0.0) == {}
@@ -64,19 +64,16 @@ def test_of_steps_that_take_longer_than_the_pause_each_is_counted_once() -> None
     assert reader.read(4.0)["process/page_faults_per_step"] >= 2000
 
 
-@pytest.mark.fault
 @pytest.mark.parametrize("number", [None, 2**31 - 1], ids=["not known", "gone"])
 def test_a_thread_that_nobody_knows_says_nothing(number: int | None) -> None:
     reader = TrainingThreadReader(lambda: (number, 1))
     assert reader.read(0.0) == reader.read(5.0) == {}
 
 
-@PROC
 def test_a_training_that_moves_to_another_thread_begins_anew() -> None:
-    numbers = [threading.get_native_id()]
+    numbers, end = [threading.get_native_id()], threading.Event()
     reader = TrainingThreadReader(lambda: (numbers[0], 1))
     reader.read(0.0)
-    end = threading.Event()
     other = threading.Thread(target=end.wait)
     other.start()
     numbers[0] = other.native_id or 0

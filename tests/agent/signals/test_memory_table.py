@@ -308,7 +308,7 @@ def test_a_run_tells_its_table(record):
     recorded = record()
     model, optimizer = of_two_groups()
     train(model, optimizer, steps=3)
-    recorded.poll()
+    recorded.tick()
     (told,) = recorded.events("memory")
     assert told["parameters"] == BODY + HEAD
     assert "activations_and_other" not in told, "no allocator to ask on the CPU"

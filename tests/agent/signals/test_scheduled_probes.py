@@ -262,7 +262,7 @@ def test_a_run_looks_at_its_steps_by_itself(record):
         model(torch.randn(256, 64)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        recorded.poll()
+        recorded.tick()
     series, seconds = recorded.of("flops_per_s"), dict(recorded.of("step_time_s"))
     assert len(series) >= 15
     assert {number: value * seconds[number] for number, value in series} == pytest.approx(
@@ -280,7 +280,7 @@ def test_the_end_of_a_run_takes_a_look_that_is_going_on_out(record):
     for _ in range(40):
         model(torch.randn(2, 64)).square().mean().backward()
         optimizer.step()
-        recorded.poll()
+        recorded.tick()
         if torch.autograd.backward is not backward:
             break
     else:
@@ -304,7 +304,7 @@ def test_a_compiled_model_keeps_its_graph_and_its_results(record):
             optimizer.step()
             optimizer.zero_grad()
             if recorded is not None:
-                recorded.poll()
+                recorded.tick()
         return recorded, [parameter.detach().clone() for parameter in model.parameters()]
 
     _, weights = trained(watched=False)

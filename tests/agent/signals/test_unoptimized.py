@@ -160,7 +160,7 @@ def test_a_run_asks_by_itself(record):
         model(torch.randn(8, 16)).square().mean().backward()
         optimizer.step()
         model.zero_grad()
-        recorded.poll()
+        recorded.tick()
     assert recorded.of("params/unoptimized_share")[0][1] > 0.9
     assert recorded.progress.boundary is None
 

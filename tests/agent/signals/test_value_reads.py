@@ -192,7 +192,7 @@ def test_a_run_tells_them_as_series_and_an_event(record):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         count_one_by_one()
-        recorded.poll()
+        recorded.tick()
     assert [value for _, value in recorded.of("sync/reads_per_step")] == [200.0]
     assert recorded.of("sync/calls_per_step") == [], "nothing waits for a device where there is none"
     assert [value > 0 for _, value in recorded.of("sync/reading_s")] == [True]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +81,15 @@ class Door:
         return name in self._refused
 
 
-def load() -> tuple[Library | None, str]:
+def load(driver_files: Sequence[str] | None = None) -> tuple[Library | None, str]:
     """The library, started; or None and why there is none. Blocks for as long as the driver likes.
+    driver_files: any of these shows that there is a driver.
 
     Where no file of the driver is to be seen, not even the module is imported (30 ms and 6 MB).
     """
     if sys.platform == "darwin":
         return None, "GPU figures of Apple devices are not available"
-    if not any(Path(name).exists() for name in _DRIVER_FILES):
+    if not any(Path(name).exists() for name in (_DRIVER_FILES if driver_files is None else driver_files)):
         amd = Path("/dev/kfd").exists()
         return None, "GPU figures of AMD devices are not available" if amd else "no NVIDIA driver on this machine"
     try:
