@@ -13,7 +13,11 @@ import cheap_passwords
 import clickhouse_server
 import postgresql_server
 import pytest
+import pytest_randomly
+import rings
+from approved import ApprovedWords
 from builders import Receiver, ServerProcess, server_process
+from syrupy.assertion import SnapshotAssertion
 
 LAUNCHERS = (
     "RANK",
@@ -40,6 +44,8 @@ def _child_freezes() -> None:
 
 os.register_at_fork(before=gc.disable, after_in_parent=gc.enable, after_in_child=_child_freezes)
 
+pytest_randomly.entrypoint_reseeds = []  # DeepSpeed's would import torch in each process
+
 PREFIXES = ("PERFAGENT_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_")
 
 
@@ -52,15 +58,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Workers of xdist get the address of the one server from the process that starts them."""
     cheap_passwords.use()
+    config.pluginmanager.register(rings.Watch())
     if config.option.postgresql and not hasattr(config, "workerinput"):
         config.add_cleanup(postgresql_server.start())
     if config.option.clickhouse and not hasattr(config, "workerinput"):
         config.add_cleanup(clickhouse_server.start())
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is about the other database, and what is marked `long`, unless --all or -m was given, or the test was
     named by its id."""
+    rings.mark_unit_tests(items)
     others = ["sqlite" if config.option.postgresql else "postgresql"]
     others.append("blocks" if config.option.clickhouse else "clickhouse")
     left_out = [item for item in items if any(item.get_closest_marker(other) for other in others)]
@@ -152,3 +161,9 @@ def receiver() -> Iterator[Receiver]:
     """A local webhook receiver that accepts everything."""
     with Receiver() as running:
         yield running
+
+
+@pytest.fixture
+def words(snapshot: SnapshotAssertion) -> SnapshotAssertion:
+    """What people read, as tests/words.ambr has it approved."""
+    return snapshot.use_extension(ApprovedWords)
