@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import signal
 import sys
@@ -45,6 +46,14 @@ def _child_freezes() -> None:
 os.register_at_fork(before=gc.disable, after_in_parent=gc.enable, after_in_child=_child_freezes)
 
 pytest_randomly.entrypoint_reseeds = []  # DeepSpeed's would import torch in each process
+
+NOT_IN_LIGHT = {
+    "playwright": "dashboard",
+    "kubernetes_validate": "e2e/test_deployment.py",
+    "oidc_provider_mock": "server/security/test_oidc.py",
+}
+"""What scripts/install --light leaves out, and the tests that import it."""
+collect_ignore = [tests for package, tests in NOT_IN_LIGHT.items() if importlib.util.find_spec(package) is None]
 
 PREFIXES = ("PERFAGENT_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_")
 

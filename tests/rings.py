@@ -7,10 +7,11 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-__all__ = ["UNIT_TIMEOUT_S", "Watch", "mark_unit_tests"]
+__all__ = ["UNIT_TIMEOUT_S", "Watch", "folders_together", "mark_unit_tests"]
 
 UNIT_TIMEOUT_S = 30
 OUTSIDE = ("real", "long", "browser", "postgresql", "clickhouse")
@@ -29,8 +30,16 @@ def mark_unit_tests(items: Sequence[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(UNIT_TIMEOUT_S))
 
 
+def folders_together(items: list[pytest.Item]) -> None:
+    """Brings the tests of a folder together again, in the shuffled order of the folders: they share a browser and a server."""
+    folders: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        folders.setdefault(item.path.parent, []).append(item)
+    items[:] = [item for folder in folders.values() for item in folder]
+
+
 class Watch:
-    """A plugin that fails a unit test that leaves its process. It notes, and does not refuse: perfagent catches what its own
+    """A plugin that shuffles by folders, and fails a unit test that leaves its process. It notes, and does not refuse: perfagent catches what its own
     code raises. Only what the main thread does counts: a thread of an earlier test may still have a connection."""
 
     def __init__(self) -> None:
@@ -44,6 +53,10 @@ class Watch:
         if event.startswith("socket.") and isinstance(arguments[1], (str, bytes)):  # a socket that is a file
             return
         self.left.add(event)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        folders_together(items)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> object:
