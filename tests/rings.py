@@ -39,8 +39,9 @@ def folders_together(items: list[pytest.Item]) -> None:
 
 
 class Watch:
-    """A plugin that shuffles by folders, and fails a unit test that leaves its process. It notes, and does not refuse: perfagent catches what its own
-    code raises. Only what the main thread does counts: a thread of an earlier test may still have a connection."""
+    """A plugin that shuffles by folders, and fails a unit test that leaves its process. It notes, and does not refuse:
+    perfagent catches what its own code raises. Only what the main thread does counts: a thread of an earlier test may
+    still have a connection."""
 
     def __init__(self) -> None:
         self.left: set[str] = set()
