@@ -1,0 +1,160 @@
+"""Which mutants of the rooms the tests of a commit kill. Started by scripts/mutants; keeps all it finds in build/mutants/."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+from mutants.comparing import report
+from mutants.rooms import DRAWN_FROM, MUTANTS, ROOMS, TESTS, Mutant, Placed
+from mutants.running import Forker, Result, checkout, environment, in_its_order, try_all
+from mutants.sample import draw, place
+from mutants.touching import Case, Touched, gathered
+
+KEPT = Path(__file__).resolve().parents[2] / "build" / "mutants"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("cover", "which tests touch which lines"),
+        ("run", "tries the mutants; goes on where it stopped"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("--commit", default="HEAD")
+        command.add_argument("--jobs", type=int, default=2, help="processes at once")
+    command.add_argument("--rooms", nargs="+", choices=ROOMS, default=list(ROOMS))
+    command.add_argument("--count", type=int, default=MUTANTS, help=f"mutants a room; {MUTANTS} unless told")
+    command.add_argument(
+        "--again", nargs="+", default=[], metavar="ID", help="only these, also if they were tried before"
+    )
+    command = commands.add_parser("compare", help="a table, room by room")
+    command.add_argument("before")
+    command.add_argument("now")
+    given = parser.parse_args()
+    if given.command == "cover":
+        cover(_full(given.commit), given.jobs)
+    elif given.command == "run":
+        run(_full(given.commit), given.rooms, given.count, given.jobs, given.again)
+    else:
+        names = (given.before[:8], given.now[:8])
+        print(report(_results(_full(given.before)), _results(_full(given.now)), names))
+
+
+def cover(commit: str, jobs: int) -> None:
+    """Runs the tests of the rooms once."""
+    folder = _folder(commit)
+    raw = folder / "cover"
+    shutil.rmtree(raw, ignore_errors=True)
+    raw.mkdir()
+    began = time.monotonic()
+    with checkout(commit) as path:
+        rooms = ":".join(str(path / room) for room in ROOMS.values())
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "touched_lines",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            *in_its_order(path),
+        ]
+        command += ["-n", str(jobs), "--dist", "worksteal", *(name for name in TESTS if (path / name).exists())]
+        subprocess.run(
+            command, cwd=path, env=environment(path, MUTANTS_COVER=str(raw), MUTANTS_ROOMS=rooms), check=False
+        )
+        keep(commit, raw, path)
+    print(f"{time.monotonic() - began:.0f} s")
+
+
+def keep(commit: str, raw: Path, path: Path) -> None:
+    touched = gathered(raw, path)
+    touched.write(_folder(commit) / "touched.json.gz")
+    failed = [test.id for test in touched.tests if not test.passed]
+    print(f"{len(touched.tests)} tests, {len(failed)} of them failed and are left out", *failed, sep="\n  ")
+
+
+def run(commit: str, rooms: Sequence[str], count: int, jobs: int, again: Sequence[str]) -> None:
+    """Writes a line for each mutant as soon as it is tried."""
+    if not (_folder(commit) / "touched.json.gz").exists():
+        sys.exit(f"first: scripts/mutants cover --commit {commit}")
+    touched = Touched.read(_folder(commit) / "touched.json.gz")
+    known = _results(commit)
+    sources = _sources(commit)
+    began = time.monotonic()
+
+    def work() -> Iterator[tuple[Mutant, Placed, list[Case]]]:
+        for mutant in [one for room in rooms for one in _drawn(room, count)]:
+            if mutant.id in again if again else mutant.id not in known:
+                placed = place(mutant, sources[mutant.file]) if mutant.file in sources else None
+                if placed is None:
+                    print(f"its line is gone: {mutant.file} {mutant.function}: {mutant.text}", flush=True)
+                    continue
+                yield mutant, placed, touched.of(mutant.file, placed.line, sources)
+
+    def done(result: Result) -> None:
+        with (_folder(commit) / "mutants.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(result)) + "\n")
+        where = f"{result.file}:{result.line} {result.operator} ({result.nth})"
+        print(f"{result.id} {result.ended:9} {result.took_s:5.0f} s of {result.ran:4} {where} {result.by}", flush=True)
+
+    with ExitStack() as stack:
+        forkers = []
+        for number in range(jobs):
+            forkers.append(Forker(stack.enter_context(checkout(commit)), _folder(commit) / f"pytest-{number}.log"))
+            stack.callback(forkers[-1].close)
+        try_all(forkers, work(), done)
+    print(f"{time.monotonic() - began:.0f} s")
+
+
+def _drawn(room: str, count: int) -> list[Mutant]:
+    """Kept, as to draw takes 10 seconds a room."""
+    kept = KEPT / f"drawn-{room}-{count}.json"
+    if not kept.exists():
+        mutants = draw(room, _sources(DRAWN_FROM), count)
+        kept.write_text(json.dumps([asdict(mutant) for mutant in mutants], indent=1))
+    return [Mutant(**mutant) for mutant in json.loads(kept.read_text())]
+
+
+def _results(commit: str) -> dict[str, Result]:
+    """The newest of each mutant."""
+    path = _folder(commit) / "mutants.jsonl"
+    rows = path.read_text().splitlines() if path.exists() else []
+    return {row["id"]: Result(**row) for row in map(json.loads, rows)}
+
+
+@functools.cache
+def _sources(commit: str) -> dict[str, str]:
+    """The files of all rooms."""
+    names = _git("ls-tree", "-r", "--name-only", commit, *ROOMS.values()).splitlines()
+    return {name: _git("show", f"{commit}:{name}") for name in names if name.endswith(".py")}
+
+
+def _full(commit: str) -> str:
+    return _git("rev-parse", f"{commit}^{{commit}}").strip()
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def _folder(commit: str) -> Path:
+    folder = KEPT / commit[:12]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+if __name__ == "__main__":
+    main()
