@@ -6,6 +6,7 @@ import argparse
 import functools
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -42,6 +43,7 @@ def main() -> None:
     command.add_argument("before")
     command.add_argument("now")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no checkout is left
     if given.command == "cover":
         cover(_full(given.commit), given.jobs)
     elif given.command == "run":
