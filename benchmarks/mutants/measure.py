@@ -34,6 +34,9 @@ def main() -> None:
         command = commands.add_parser(name, help=text)
         command.add_argument("--commit", default="HEAD")
         command.add_argument("--jobs", type=int, default=2, help="processes at once")
+    commands.choices["cover"].add_argument(
+        "--since", metavar="C", help="only the files of tests that changed since C, which was covered before"
+    )
     command.add_argument("--rooms", nargs="+", choices=ROOMS, default=list(ROOMS))
     command.add_argument("--count", type=int, default=MUTANTS, help=f"mutants a room; {MUTANTS} unless told")
     command.add_argument(
@@ -45,7 +48,7 @@ def main() -> None:
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no checkout is left
     if given.command == "cover":
-        cover(_full(given.commit), given.jobs)
+        cover(_full(given.commit), given.jobs, _full(given.since) if given.since else None)
     elif given.command == "run":
         run(_full(given.commit), given.rooms, given.count, given.jobs, given.again)
     else:
@@ -53,39 +56,43 @@ def main() -> None:
         print(report(_results(_full(given.before)), _results(_full(given.now)), names))
 
 
-def cover(commit: str, jobs: int) -> None:
-    """Runs the tests of the rooms once."""
+def cover(commit: str, jobs: int, since: str | None) -> None:
+    """Runs the tests of the rooms once; since another commit only the files that are not the same there."""
     folder = _folder(commit)
     raw = folder / "cover"
     shutil.rmtree(raw, ignore_errors=True)
     raw.mkdir()
     began = time.monotonic()
     with checkout(commit) as path:
+        wanted = [name for name in TESTS if (path / name).exists()]
+        if since is not None:
+            wanted = sorted(name for name in _changed(since, commit) if (path / name).exists())
         rooms = ":".join(str(path / room) for room in ROOMS.values())
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "touched_lines",
-            "-p",
-            "no:cacheprovider",
-            "-q",
-            *in_its_order(path),
-        ]
-        command += ["-n", str(jobs), "--dist", "worksteal", *(name for name in TESTS if (path / name).exists())]
-        subprocess.run(
-            command, cwd=path, env=environment(path, MUTANTS_COVER=str(raw), MUTANTS_ROOMS=rooms), check=False
-        )
-        keep(commit, raw, path)
+        command = [sys.executable, "-m", "pytest", "-p", "touched_lines", *in_its_order(path), "-p", "no:cacheprovider"]
+        command += ["-q", "-n", str(jobs), "--dist", "worksteal", *wanted]
+        inside = environment(path, MUTANTS_COVER=str(raw), MUTANTS_ROOMS=rooms)
+        if wanted:
+            subprocess.run(command, cwd=path, env=inside, check=False)
+        keep(commit, gathered(raw, path), since)
     print(f"{time.monotonic() - began:.0f} s")
 
 
-def keep(commit: str, raw: Path, path: Path) -> None:
-    touched = gathered(raw, path)
+def keep(commit: str, touched: Touched, since: str | None) -> None:
+    if since is not None:
+        changed = _changed(since, commit)
+        older = Touched.read(_folder(since) / "touched.json.gz")
+        touched = older.with_fresh(
+            touched, lambda test: test.partition("::")[0] not in changed, _sources(since), _sources(commit)
+        )
     touched.write(_folder(commit) / "touched.json.gz")
     failed = [test.id for test in touched.tests if not test.passed]
     print(f"{len(touched.tests)} tests, {len(failed)} of them failed and are left out", *failed, sep="\n  ")
+
+
+def _changed(since: str, commit: str) -> set[str]:
+    """The files with tests that differ, also those that are no more."""
+    names = _git("diff", "--name-only", "--no-renames", since, commit, "--", *TESTS).splitlines()
+    return {name for name in names if Path(name).name.startswith("test_")}
 
 
 def run(commit: str, rooms: Sequence[str], count: int, jobs: int, again: Sequence[str]) -> None:

@@ -171,8 +171,12 @@ def try_all(
     threads = [threading.Thread(target=take, args=(forker,)) for forker in forkers]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as trouble:
+        troubles.append(trouble)  # after those that run now there are no more
+        raise
     if troubles:
         raise troubles[0]
 

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import gzip
 import json
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 __all__ = ["Case", "Touched", "gathered"]
 
 
+_START_S = 0.2  # what a test costs that does nothing
+
+
 @dataclass(frozen=True)
 class Case:
-    """One of the run. seconds: by the clock; cpu_s: of its own process; lines: how many of all rooms it touches."""
+    """A test of the run. seconds: by the clock; cpu_s: of its own process."""
 
     id: str
     passed: bool
     seconds: float
     cpu_s: float
-    lines: int
 
 
 class Touched:
@@ -31,36 +35,66 @@ class Touched:
         self.tests, self.lines = tests, lines
 
     def of(self, file: str, line: int, sources: Mapping[str, str]) -> list[Case]:
-        """The tests that pass and touch this line; those first that touch little else than its file.
+        """The tests that pass and touch this line; those first that touch lines of its function that few others touch, for
+        their CPU time.
 
         Of a line that runs at import, such as a constant, a default or a decorator: those that touch a function that uses
         what it defines, in its file or else in another one; or else any function of its file.
         """
         tree = ast.parse(sources[file])
-        places = self._at(file, _statement(tree, line))
+        near = {(file, number) for number in _function(tree, line)}
+        places = self._at({(file, number) for number in _statement(tree, line)})
         if not places and not _is_in_a_body(tree, line):
-            places = self._at(file, _body_of_header(tree, line))
-            names = _defined(tree, line)
-            places = places or self._at(file, _uses(tree, names))
-            for other in () if places else sorted(self.lines):
-                if other in sources and any(name in sources[other] for name in names):
-                    places |= self._at(other, _uses(ast.parse(sources[other]), names))
-            places = places or self._at(file, self.lines.get(file, {}))
-        in_file = Counter(place for of_line in self.lines.get(file, {}).values() for place in of_line)
-        ordered = sorted(places, key=lambda place: (-in_file[place] / self.tests[place].lines, self.tests[place].id))
-        return [self.tests[place] for place in ordered if self.tests[place].passed]
+            near = {(file, number) for number in _body_of_header(tree, line)}
+            if not (places := self._at(near)):
+                names = _defined(tree, line)
+                near = {(file, number) for number in _uses(tree, names)}
+                if not (places := self._at(near)):
+                    near = {
+                        (other, number)
+                        for other in self.lines
+                        if other in sources and any(name in sources[other] for name in names)
+                        for number in _uses(ast.parse(sources[other]), names)
+                    }
+                    if not (places := self._at(near)):
+                        near = {(file, number) for number in self.lines.get(file, {})}
+                        places = self._at(near)
+        worth: dict[int, float] = defaultdict(float)
+        for other, number in near:
+            touching = self.lines.get(other, {}).get(number, ())
+            for place in touching:
+                worth[place] += 1 / len(touching)
+        tests = [(worth[place] / (_START_S + self.tests[place].cpu_s), self.tests[place]) for place in places]
+        return [test for _, test in sorted(tests, key=lambda one: (-one[0], one[1].id)) if test.passed]
 
-    def _at(self, file: str, numbers: Iterable[int]) -> set[int]:
-        lines = self.lines.get(file, {})
-        return {place for number in numbers for place in lines.get(number, ())}
+    def _at(self, lines: Iterable[tuple[str, int]]) -> set[int]:
+        return {place for file, number in lines for place in self.lines.get(file, {}).get(number, ())}
+
+    def with_fresh(
+        self, fresh: Touched, stays: Callable[[str], bool], before: Mapping[str, str], now: Mapping[str, str]
+    ) -> Touched:
+        """Those tests of an older commit that stay, and the fresh ones. before, now: the sources of the two commits."""
+        stay = {
+            place: len(fresh.tests) + new
+            for new, place in enumerate(place for place, test in enumerate(self.tests) if stays(test.id))
+        }
+        lines = {
+            file: {line: list(places) for line, places in of_file.items()} for file, of_file in fresh.lines.items()
+        }
+        for file in set(self.lines) & set(now):
+            of_file = lines.setdefault(file, {})
+            matcher = difflib.SequenceMatcher(None, before[file].splitlines(), now[file].splitlines(), autojunk=False)
+            for block in matcher.get_matching_blocks():
+                for line in range(1, block.size + 1):
+                    places = [stay[place] for place in self.lines[file].get(block.a + line, ()) if place in stay]
+                    if places:
+                        of_file.setdefault(block.b + line, []).extend(places)
+        return Touched([*fresh.tests, *(self.tests[place] for place in stay)], lines)
 
     def write(self, path: Path) -> None:
-        kept = {
-            "tests": [[test.id, test.passed, test.seconds, test.cpu_s, test.lines] for test in self.tests],
-            "lines": self.lines,
-        }
+        tests = [[test.id, test.passed, test.seconds, test.cpu_s] for test in self.tests]
         with gzip.open(path, "wt", encoding="utf-8") as file:
-            json.dump(kept, file, separators=(",", ":"))
+            json.dump({"tests": tests, "lines": self.lines}, file, separators=(",", ":"))
 
     @classmethod
     def read(cls, path: Path) -> Touched:
@@ -76,7 +110,7 @@ def gathered(folder: Path, checkout: Path) -> Touched:
     """What in_pytest/touched_lines.py wrote. A test that did not pass, or has run in no process to its end, counts as failed."""
     import coverage
 
-    results: dict[str, dict[str, object]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("results-*.jsonl")):
         results.update((row["test"], row) for row in map(json.loads, path.read_text().splitlines()))
     by_test: dict[str, int] = {test: place for place, test in enumerate(sorted(results))}
@@ -88,14 +122,9 @@ def gathered(folder: Path, checkout: Path) -> Touched:
             file = str(Path(measured).relative_to(checkout))
             for line, contexts in data.contexts_by_lineno(measured).items():
                 lines[file][line].update(by_test[context] for context in contexts if context in by_test)
-    counts = [0] * len(by_test)
-    for of_file in lines.values():
-        for places in of_file.values():
-            for place in places:
-                counts[place] += 1
     tests = [
-        Case(test, bool(row["passed"]), float(row["seconds"]), float(row["cpu_s"]), counts[place])  # type: ignore[arg-type]
-        for (test, row), place in zip(sorted(results.items()), by_test.values(), strict=True)
+        Case(test, bool(row["passed"]), float(row["seconds"]), float(row["cpu_s"]))
+        for test, row in sorted(results.items())
     ]
     kept = {
         file: {line: sorted(places) for line, places in sorted(of_file.items()) if places}
@@ -122,6 +151,16 @@ def _spans(tree: ast.AST) -> Iterator[tuple[range, ast.AST]]:
 
 def _statement(tree: ast.AST, line: int) -> range:
     return min((span for span, _ in _spans(tree) if line in span), key=len, default=range(line, line + 1))
+
+
+def _function(tree: ast.AST, line: int) -> range:
+    """The innermost one around the line, or else the statement."""
+    around = (
+        range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    return min((span for span in around if line in span), key=len, default=_statement(tree, line))
 
 
 def _is_in_a_body(tree: ast.AST, line: int) -> bool:

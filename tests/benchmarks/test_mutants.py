@@ -38,10 +38,10 @@ SOURCE = textwrap.dedent(
 )
 LINES = {text.strip(): number for number, text in enumerate(SOURCE.splitlines(), 1)}
 TESTS = [
-    Case("a.py::test_of_much", True, 1.0, 1.0, lines=400),
-    Case("b.py::test_slow", True, 1.0, 1.0, lines=4),
-    Case("b.py::test_total", True, 1.0, 1.0, lines=3),
-    Case("b.py::test_that_fails", False, 1.0, 1.0, lines=3),
+    Case("a.py::test_of_much", True, 1.0, 1.0),
+    Case("b.py::test_slow", True, 1.0, 1.0),
+    Case("b.py::test_total", True, 1.0, 1.0),
+    Case("b.py::test_that_fails", False, 1.0, 1.0),
 ]
 
 
@@ -69,6 +69,15 @@ def test_a_line_that_runs_at_import_is_touched_by_what_uses_it(text: str) -> Non
 
 def test_a_line_of_a_function_that_no_test_calls_is_touched_by_none() -> None:
     assert touching("return False", {LINES["return sum("]: [2]}) == []
+
+
+def test_of_an_older_run_stays_what_has_not_changed_with_its_lines_where_they_are_now() -> None:
+    older = Touched(TESTS, {FILE: {LINES["return False"]: [0, 1], LINES["return sum("]: [2]}})
+    fresh = Touched([Case("b.py::test_new", True, 1.0, 1.0)], {FILE: {LINES["return False"] + 1: [0]}})
+    now = {FILE: SOURCE.replace("MOST_S = 30.0", "MOST_S = 30.0\n")}
+    both = older.with_fresh(fresh, lambda test: test.startswith("a.py"), {FILE: SOURCE}, now)
+    assert [test.id for test in both.tests] == ["b.py::test_new", "a.py::test_of_much"]
+    assert both.lines == {FILE: {LINES["return False"] + 1: [0, 1]}}
 
 
 def result(name: str, ended: str) -> Result:
