@@ -13,20 +13,27 @@ _HEADS = ("room", "mutants", "killed", "killed", "score", "score", "gone")
 
 
 def report(before: Mapping[str, Result], now: Mapping[str, Result], names: tuple[str, str]) -> str:
-    """before, now: results by the id of the mutant. Only mutants of both count; `gone` is those without their line now."""
+    """before, now: results by the id of the mutant. Those whose line is gone count in neither; those that are not killed
+    before and were not tried now count as not killed."""
     rows: list[Sequence[object]] = [("", "", names[0], names[1], names[0], names[1], ""), _HEADS]
     for room in [*ROOMS, "all"]:
         of_room = [one for one in before.values() if room in {one.room, "all"}]
-        both = [one for one in of_room if one.id in now]
-        if of_room:
-            killed = sum(one.killed for one in both), sum(now[one.id].killed for one in both)
-            scores = [f"{100 * number / len(both):.0f}%" if both else "" for number in killed]
-            rows.append((room, len(both), *killed, *scores, len(of_room) - len(both)))
+        there = [one for one in of_room if one.id not in now or now[one.id].ended != "gone"]
+        if there:
+            killed = sum(one.killed for one in there), sum(one.id in now and now[one.id].killed for one in there)
+            scores = [f"{100 * number / len(there):.0f}%" for number in killed]
+            rows.append((room, len(there), *killed, *scores, len(of_room) - len(there)))
     widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
     lines = ["  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    lost = [one for one in before.values() if one.killed and one.id in now and not now[one.id].killed]
+    lost = [
+        one
+        for one in before.values()
+        if one.killed and one.id in now and now[one.id].ended in {"survived", "untouched"}
+    ]
     won = sum(not one.killed and one.id in now and now[one.id].killed for one in before.values())
+    missing = sum(one.killed and one.id not in now for one in before.values())
     lines += ["", f"killed before and not now: {len(lost)}; now and not before: {won}"]
+    lines += [f"killed before and not tried now: {missing}"] if missing else []
     for one in lost:
         after = now[one.id]
         lines += [

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mutants.comparing import report
 from mutants.rooms import DRAWN_FROM, MUTANTS, ROOMS, TESTS, Mutant, Placed
-from mutants.running import Forker, Result, checkout, environment, in_its_order, try_all
+from mutants.running import Forker, Result, checkout, environment, options, result, try_all
 from mutants.sample import draw, place
 from mutants.touching import Case, Touched, gathered
 
@@ -50,7 +50,7 @@ def main() -> None:
     if given.command == "cover":
         cover(_full(given.commit), given.jobs, _full(given.since) if given.since else None)
     elif given.command == "run":
-        run(_full(given.commit), given.rooms, given.count, given.jobs, given.again)
+        run(_full(given.commit), given.rooms, given.count, given.jobs, _wanted(given.again, given.killed_by))
     else:
         names = (given.before[:8], given.now[:8])
         print(report(_results(_full(given.before)), _results(_full(given.now)), names))
@@ -68,8 +68,8 @@ def cover(commit: str, jobs: int, since: str | None) -> None:
         if since is not None:
             wanted = sorted(name for name in _changed(since, commit) if (path / name).exists())
         rooms = ":".join(str(path / room) for room in ROOMS.values())
-        command = [sys.executable, "-m", "pytest", "-p", "touched_lines", *in_its_order(path), "-p", "no:cacheprovider"]
-        command += ["-q", "-n", str(jobs), "--dist", "worksteal", *wanted]
+        command = [sys.executable, "-m", "pytest", "-p", "touched_lines", *options(path)]
+        command += ["-n", str(jobs), "--dist", "worksteal", *wanted]
         inside = environment(path, MUTANTS_COVER=str(raw), MUTANTS_ROOMS=rooms)
         if wanted:
             subprocess.run(command, cwd=path, env=inside, check=False)
@@ -95,8 +95,8 @@ def _changed(since: str, commit: str) -> set[str]:
     return {name for name in names if Path(name).name.startswith("test_")}
 
 
-def run(commit: str, rooms: Sequence[str], count: int, jobs: int, again: Sequence[str]) -> None:
-    """Writes a line for each mutant as soon as it is tried."""
+def run(commit: str, rooms: Sequence[str], count: int, jobs: int, wanted: set[str] | None) -> None:
+    """Writes a line for each mutant as soon as it is tried. wanted: their ids, or None for all that were not tried yet."""
     if not (_folder(commit) / "touched.json.gz").exists():
         sys.exit(f"first: scripts/mutants cover --commit {commit}")
     touched = Touched.read(_folder(commit) / "touched.json.gz")
@@ -106,18 +106,19 @@ def run(commit: str, rooms: Sequence[str], count: int, jobs: int, again: Sequenc
 
     def work() -> Iterator[tuple[Mutant, Placed, list[Case]]]:
         for mutant in [one for room in rooms for one in _drawn(room, count)]:
-            if mutant.id in again if again else mutant.id not in known:
-                placed = place(mutant, sources[mutant.file]) if mutant.file in sources else None
-                if placed is None:
-                    print(f"its line is gone: {mutant.file} {mutant.function}: {mutant.text}", flush=True)
-                    continue
+            if mutant.id in known if wanted is None else mutant.id not in wanted:
+                continue
+            placed = place(mutant, sources[mutant.file]) if mutant.file in sources else None
+            if placed is None:
+                done(result(mutant, 0, "gone"))
+            else:
                 yield mutant, placed, touched.of(mutant.file, placed.line, sources)
 
-    def done(result: Result) -> None:
+    def done(one: Result) -> None:
         with (_folder(commit) / "mutants.jsonl").open("a") as file:
-            file.write(json.dumps(asdict(result)) + "\n")
-        where = f"{result.file}:{result.line} {result.operator} ({result.nth})"
-        print(f"{result.id} {result.ended:9} {result.took_s:5.0f} s of {result.ran:4} {where} {result.by}", flush=True)
+            file.write(json.dumps(asdict(one)) + "\n")
+        where = f"{one.file}:{one.line} {one.operator} ({one.nth})"
+        print(f"{one.id} {one.ended:9} {one.took_s:5.0f} s of {one.ran:4} tests: {where} {one.by}", flush=True)
 
     with ExitStack() as stack:
         forkers = []
@@ -126,6 +127,12 @@ def run(commit: str, rooms: Sequence[str], count: int, jobs: int, again: Sequenc
             stack.callback(forkers[-1].close)
         try_all(forkers, work(), done)
     print(f"{time.monotonic() - began:.0f} s")
+
+
+def _wanted(again: Sequence[str], killed_by: str | None) -> set[str] | None:
+    if killed_by is not None:
+        return {one.id for one in _results(_full(killed_by)).values() if one.killed}
+    return set(again) or None
 
 
 def _drawn(room: str, count: int) -> list[Mutant]:

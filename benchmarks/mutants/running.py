@@ -19,17 +19,17 @@ from typing import Any
 from mutants.rooms import Mutant, Placed
 from mutants.touching import Case
 
-__all__ = ["BUDGET_S", "Forker", "Result", "checkout", "environment", "in_its_order", "try_all"]
+__all__ = ["BUDGET_S", "Forker", "Result", "checkout", "environment", "options", "result", "try_all"]
 
 # Of tests for one mutant, by their CPU time in the run of all: about three times that by the clock. Others are not run.
-BUDGET_S = 40.0
+BUDGET_S = 20.0
 _LEAST_CPU_S = 60.0  # to collect tests, and import what they test
 _IN_PYTEST = Path(__file__).parent / "in_pytest"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutant: `killed`, `late` (so is what hangs), `survived`, `untouched` by any test.
+    """What became of a mutant: `killed`, `late` (so is what hangs), `survived`, `untouched` by any test, `gone` with its line.
 
     by: the test that killed it; ran, left_out: how many tests touch the line, and how many of these were beyond BUDGET_S."""
 
@@ -42,10 +42,10 @@ class Result:
     nth: int
     line: int
     ended: str
-    by: str
-    ran: int
-    left_out: int
-    took_s: float
+    by: str = ""
+    ran: int = 0
+    left_out: int = 0
+    took_s: float = 0.0
 
     @property
     def killed(self) -> bool:
@@ -71,10 +71,11 @@ def environment(path: Path, **more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | ours | more
 
 
-def in_its_order(path: Path) -> list[str]:
-    """Options of pytest: tests are shuffled where the commit does so, but always alike."""
+def options(path: Path) -> list[str]:
+    """Of pytest. Tests are shuffled where the commit does so, but always alike."""
     shuffles = "pytest-randomly" in (path / "pyproject.toml").read_text(encoding="utf-8")
-    return ["--randomly-seed=0"] if shuffles else ["-p", "no:randomly"]
+    order = ["--randomly-seed=0"] if shuffles else ["-p", "no:randomly"]
+    return ["-q", "-p", "patient", "-p", "no:cacheprovider", *order]
 
 
 class Forker:
@@ -96,7 +97,7 @@ class Forker:
         """How they ended, and the first that failed."""
         expected_cpu_s, expected_s = sum(test.cpu_s for test in tests), sum(test.seconds for test in tests)
         wanted = {
-            "options": in_its_order(self.path),
+            "options": options(self.path),
             "files": list(dict.fromkeys(_file(test) for test in tests)),
             "tests": [test.id for test in tests],
             "cpu_s": _LEAST_CPU_S + 3 * expected_cpu_s,
@@ -136,13 +137,14 @@ def try_mutant(forker: Forker, mutant: Mutant, placed: Placed, touching: Sequenc
         if how == "broken":  # its file cannot be read here
             culprits = [test for test in chosen if _file(test) == _file(culprits[0])]
         chosen = [test for test in chosen if test not in culprits]
+    took_s, left_out = round(time.monotonic() - began, 1), len(touching) - len(chosen)
+    return result(mutant, placed.line, ended, by=by, ran=len(chosen), left_out=left_out, took_s=took_s)
+
+
+def result(mutant: Mutant, line: int, ended: str, **more: Any) -> Result:
     where = asdict(mutant)
     del where["repeat"]
-    took_s = round(time.monotonic() - began, 1)
-    left_out = len(touching) - len(chosen)
-    return Result(
-        **where, id=mutant.id, line=placed.line, ended=ended, by=by, ran=len(chosen), left_out=left_out, took_s=took_s
-    )
+    return Result(**where, id=mutant.id, line=line, ended=ended, **more)
 
 
 def try_all(

@@ -84,12 +84,15 @@ def result(name: str, ended: str) -> Result:
     return Result(name, "rules", FILE, "total", "return sum(", "AddNot", 0, 18, ended, "b.py::test_total", 3, 0, 1.0)
 
 
-def test_a_comparison_counts_mutants_of_both_commits_and_names_what_is_lost() -> None:
-    before = {"a": result("a", "killed"), "b": result("b", "late"), "c": result("c", "killed")}
-    now = {"a": result("a", "survived"), "b": result("b", "killed")}
+def test_a_comparison_leaves_out_lines_that_are_gone_and_names_what_is_lost() -> None:
+    before = {
+        name: result(name, ended)
+        for name, ended in [("a", "killed"), ("b", "late"), ("c", "killed"), ("d", "survived")]
+    }
+    now = {"a": result("a", "survived"), "b": result("b", "killed"), "c": result("c", "gone")}
     text = report(before, now, ("old", "new"))
     (row,) = [line.split() for line in text.splitlines() if line.split()[:1] == ["rules"]]
-    assert row == ["rules", "2", "2", "1", "100%", "50%", "1"]
+    assert row == ["rules", "3", "2", "1", "67%", "33%", "1"]
     assert "killed before and not now: 1; now and not before: 0" in text
     assert f"{FILE}:18" in text
     assert "killed by b.py::test_total" in text

@@ -92,7 +92,7 @@ def _run(wanted: dict[str, Any], writing: int) -> None:
     cpu_s = int(wanted["cpu_s"])
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 5))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--tb=short", *wanted["options"]]
+    options = ["-x", "--hypothesis-seed=0", "--tb=short", *wanted["options"]]
     options += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # LIBRARIES have plugins
     code = pytest.main([*options, *wanted["files"]], plugins=[_Chosen(wanted["tests"], writing)])
     sys.stdout.flush()
