@@ -39,6 +39,7 @@ def main() -> None:
     )
     command.add_argument("--rooms", nargs="+", choices=ROOMS, default=list(ROOMS))
     command.add_argument("--count", type=int, default=MUTANTS, help=f"mutants a room; {MUTANTS} unless told")
+    command.add_argument("--killed-by", metavar="C", help="only those that the tests of C kill: no other can be lost")
     command.add_argument(
         "--again", nargs="+", default=[], metavar="ID", help="only these, also if they were tried before"
     )
