@@ -1,8 +1,8 @@
 """Collects what a run was started with, piece by piece on the sender's thread, and sends it.
 
-At the first ticks, while a script still loads its data: git and environment, then packages and changed files, which
-take longer (20 ms of CPU, which after the first step would fall into the training). After the first step, and again
-when `run.config` has changed: hyperparameters, which are known only then.
+At the first ticks, while a script still loads its data: git and environment, then packages, which take longer (20 ms of
+CPU, which after the first step would fall into the training). After the first step, and again when `run.config` has
+changed: hyperparameters, which are known only then. Whether files are changed `git` says when it knows.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Context:
     def _gather(self) -> Iterator[bool]:
         """Yields after each piece: True when the next one has to wait for something."""
         from perfagent.context.environment import environment
-        from perfagent.context.git import find
+        from perfagent.context.git import ChangedFiles, find
         from perfagent.context.packages import installed
         from perfagent.redaction import Versions
 
@@ -114,16 +114,16 @@ class Context:
         git: dict[str, Any] = dict(repository.describe()) if repository is not None else {}
         self._variables = environment()
         self._tell(git=git, environment=self._environment())
+        if repository is not None:
+            asked = ChangedFiles(
+                repository.root, lambda dirty: self._sender.event("context", {"git": git | {"dirty": dirty}})
+            )
+            self._sender.add_slow_source(asked.poll)
         packages: dict[str, str] = {}
         for packages in installed():  # noqa: B007 - each time as many as are known so far
             yield False
-        if repository is not None:
-            for dirty in repository.changes():
-                if dirty is not None:
-                    git["dirty"] = dirty
-                yield False
         self._complete = True
-        self._tell(packages=Versions(sorted(packages.items())), git=git)
+        self._tell(packages=Versions(sorted(packages.items())))
         while not (self._stepped or self._closing() or self._clock() - begun > WAIT_S):
             yield True
         due = self._clock()

