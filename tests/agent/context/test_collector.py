@@ -73,26 +73,6 @@ def test_files_are_told_early_and_the_rest_after_the_first_step(
     assert config["optimizer"].items() >= {"class": "SGD", "lr": 0.1, "momentum": 0.9}.items()
 
 
-def test_a_model_of_unknown_size_is_told_without_a_number(gather: Gather) -> None:
-    gathered = gather()
-    gathered.model = torch.nn.LazyLinear(2)
-    assert gathered.told()[0]["config"]["model"] == {"class": "LazyLinear"}
-    gathered.model(torch.ones(1, 4))
-    assert gathered.after_first_step()["model"] == {"class": "Linear", "parameters": 10, "trainable_parameters": 10}
-
-
-def test_a_wrapped_model_is_told_with_its_configuration(gather: Gather) -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    gathered = gather()
-    own = GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=11, n_positions=8)
-    gathered.model = torch.nn.DataParallel(GPT2LMHeadModel(own))
-    told = gathered.after_first_step()["model"]
-    assert told["class"] == "GPT2LMHeadModel"
-    assert told["parameters"] == sum(p.numel() for p in gathered.model.parameters())
-    assert (told["config"]["n_embd"], told["config"]["vocab_size"]) == (8, 11)
-
-
 def test_a_change_of_the_configuration_is_told(gather: Gather) -> None:
     config: dict[str, Any] = {"nested": {"lr": 0.1}, "nan": float("nan")}
     gathered = gather(config)

@@ -16,7 +16,7 @@ import pytest
 from canaries import BY_VALUE
 
 from perfagent.agent_config import AgentConfig
-from perfagent.context.console import MOST_CHARACTERS, MOST_PIECES, Console
+from perfagent.context.console import MOST_CHARACTERS, Console
 from perfagent.delivery.handoff import Sender
 from perfagent.identity import Identity
 from perfagent.redaction import redacted
@@ -318,17 +318,6 @@ def test_x10_an_endless_line_keeps_no_half_of_a_secret(watch: Watch) -> None:
 
 
 # ---- floods
-
-
-def test_a_line_whose_beginning_was_lost_is_left_out(watch: Watch) -> None:
-    watched = watch()
-    sys.stdout.write("password=")
-    watched.poll()
-    for _ in range(MOST_PIECES):
-        sys.stdout.write("-")
-    sys.stdout.write("swordfish99\nwhole\n")
-    watched.poll()
-    assert watched.lines() == ["whole"]
 
 
 @pytest.mark.fault

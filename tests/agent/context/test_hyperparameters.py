@@ -75,16 +75,6 @@ def test_the_last_result_of_argparse_counts(watched: Hyperparameters) -> None:
     assert vars(watched.found()["argparse"]) == {"lr": 2.0, "deepspeed_config": None, "what": "train", "epochs": 3}
 
 
-def test_of_what_transformers_parses_the_scripts_own_is_in_it(watched: Hyperparameters) -> None:
-    from transformers import HfArgumentParser, TrainingArguments
-
-    given = ["--lr", "2", "--output_dir", "x", "--learning_rate", "1", "--use_cpu", "--other"]
-    classes = HfArgumentParser((Settings, TrainingArguments))
-    mine, trainers, rest = classes.parse_args_into_dataclasses(given, return_remaining_strings=True)
-    assert (mine, trainers.learning_rate, rest) == (Settings(lr=2.0), 1.0, ["--other"])
-    assert watched.found()["argparse"] == {"lr": 2.0}
-
-
 def test_only_the_scripts_own_parsers_count(watched: Hyperparameters, capsys: pytest.CaptureFixture[str]) -> None:
     inside: dict[str, Any] = {}
     library = "def parse(parser): return parser.parse_args(['--lr', '9'])\n"
@@ -184,13 +174,6 @@ def test_options_of_click_are_found_in_the_running_command() -> None:
 
     main([], standalone_mode=False)
     assert redacted(found["click"]) == {"lr": 0.5, "api_key": "[redacted]"}
-
-
-def test_flags_of_absl_are_found_without_its_own() -> None:
-    flags = type("FlagValues", (), {"__module__": "absl.flags._flagvalues"})()
-    lr, own = (SimpleNamespace(name=name, _value=value) for name, value in (("lr", 0.5), ("verbosity", 0)))
-    flags.__dict__["__flags_by_module"] = {"train.py": [lr], "absl.logging": [own]}
-    assert of_variables(anything=flags) == {"absl": {"lr": 0.5}}
 
 
 # ---- without a trace in the script

@@ -176,7 +176,7 @@ def test_x10_text_is_cut_after_it_is_redacted() -> None:
 
 
 BUSY = (
-    "a", "-", "A1b2", "://", "eyJ", "key='", "key=\\", "--key ", "curl -u ", "key=a)", "-----END A\n", "login --x ", "name: value: ",
+    "a", "-", "A1b2", "://", "eyJ", "key='", "key=\\", "--key ", "curl -u ", "-----END A\n", "login --x ", "name: value: ",
     "name=token" + " " * 39, "token: |\n", "proxy=a:@b@", "A.KEY ", "'--keys', 'a', ", "https://a@", "://a:b/", "password is ",
     "| a ", "a, b = '", "f('token', '", "<password>x", "ENV a ", "mysql -p", "auth=('", "token=a.b(", "密码:", "key: !!a ",
 )  # fmt: skip

@@ -129,74 +129,7 @@ def test_a_compiled_model_is_not_compiled_again(train):
     torch._dynamo.reset()
 
 
-def test_activations_that_unpack_once_are_left_to_backward(train):
-    """As torchtune and TRL offload activations: what is given back is gone, and there is no second time."""
-    kept: dict[int, torch.Tensor] = {}
-
-    def pack(tensor: torch.Tensor) -> int:
-        pack.count += 1
-        kept[pack.count] = tensor.clone()
-        return pack.count
-
-    pack.count = 0
-    job = train()
-
-    def offloaded(x: torch.Tensor) -> torch.Tensor:
-        with torch.autograd.graph.saved_tensors_hooks(pack, kept.pop):
-            return job.model(x)
-
-    job.call = offloaded
-    job.steps(5)
-    spoil_head(job)
-    job.steps(3)
-    assert not kept, "backward had them all"
-    found = job.finding()["evidence"]
-    assert (found["parameter"], "operator" in found) == ("head.bias", False)
-
-
-def test_a_model_that_is_gone_when_it_is_told_was_looked_at(train):
-    job = train()
-    job.steps(5)
-    spoil_head(job)
-    job.step()
-    job.watch.model = lambda: None
-    job.recorded.finish()
-    assert "'head.bias' of module 'head' (Linear)" in job.finding()["message"]
-
-
 # ---- rows that are read late
-
-
-def test_a_loss_that_a_scaler_scaled_is_looked_into(train):
-    """The loss is seen before it is scaled, and judged on the sender's thread, as on a GPU."""
-    job = train(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)))
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for step in range(1, 12):
-        x = torch.randn(6, 8)
-        if step >= 6:
-            x[0, 0] = NAN
-        job.optimizer.zero_grad()
-        scaler.scale(job.model(x).square().mean()).backward()
-        scaler.step(job.optimizer)
-        scaler.update()
-        job.look()
-    found = job.finding()["evidence"]
-    assert (found["cause"], found["loss_scale"]) == ("batch", 1024.0)
-    assert found["parameters_after"]["nonfinite"] == 0, "the scaler skipped the step"
-
-
-def test_rows_read_after_the_finding_begin_no_second_look(train):
-    """By then the bad step, those before it and those after lie there together."""
-    job = train()
-    job.looks = False
-    job.steps(5)
-    spoil_head(job)
-    job.steps(4)
-    job.watch.poll()
-    job.looks = True
-    job.look()
-    job.steps(4)
-    assert job.finding()["evidence"]["parameter"] == "head.bias"
 
 
 @pytest.mark.parametrize(("looked", "bad"), [(False, 1), (True, 40)], ids=["no row is read before", "many follow"])
@@ -212,55 +145,6 @@ def test_a_history_is_of_the_bad_step(train, looked, bad):
     assert [entry["step"] for entry in found["history"]] == [1, 2, 3, 4, 5, 6]
     assert [entry["loss"] for entry in found["history"][:5]] == pytest.approx(job.losses[:5])
     assert math.isnan(found["history"][5]["loss"])
-
-
-def test_an_earlier_loss_is_not_told_as_that_of_the_bad_step(train):
-    job = train()
-    job.steps(5)
-    job.looks = False
-    job.spoil = lambda loss: loss * NAN
-    job.steps(3)
-    for _ in range(4):
-        job.watch.poll()  # it is told although the rows of these steps are not read
-    found = job.finding()["evidence"]
-    assert (found["step"], found["lr"]) == (6, 0.01)
-    assert found["history"][-1]["step"] < 6
-    assert not {"loss", "grad_norm"} & found.keys()
-
-
-def test_a_bad_step_whose_row_is_read_at_the_end_is_not_the_last(train):
-    """A framework that leaves out the update of a bad step, twice within a second."""
-    job = train()
-    job.guard, job.looks = True, False
-    for _ in range(2):
-        job.steps(4)
-        job.spoilt(lambda loss: loss * NAN)
-        job.steps(4)
-        for _ in range(4):
-            job.watch.poll()  # the first is told, its row is not read
-    job.look()
-    job.recorded.finish()
-    first, second = job.events("finding")
-    assert (first["since_step"], second["since_step"]) == (5, 14)
-    assert (second["evidence"]["steps_after"], second["evidence"]["looked_after_step"]) == (4, 18)
-    assert "4 more" in second["message"]
-
-
-def test_sound_steps_judged_meanwhile_begin_no_second_look(train):
-    """The sender's thread judges step 5 while the training thread looks into step 6."""
-    job = train()
-    job.steps(5)
-    known = job.watch.model
-
-    def judged_meanwhile():
-        job.watch.judged_sound([5], ["loss"], lambda: [(5, {"loss": 1.0})])
-        return known()
-
-    job.watch.model = judged_meanwhile
-    job.spoil = lambda loss: loss * NAN
-    job.steps(6)
-    found = job.finding()["evidence"]
-    assert (found["step"], found["cause"], found["parameters_before"]["nonfinite"]) == (6, "operator", 0)
 
 
 # ---- runs that end with it, and guards before any backward pass
@@ -280,32 +164,6 @@ def test_a_run_that_ends_with_its_nan_tells_what_is_known(train, logged):
     found = job.finding()["evidence"]
     assert (found["step"], found["cause"], found["parameter"]) == (6, "parameter", "head.bias")
     assert not has_checks(job.model)
-
-
-def test_a_logged_loss_is_looked_into_after_a_second(train):
-    """Till then the step itself may tell more exactly. What is no training loss is no reason to look."""
-    from perfagent.delivery.drain import Taken
-
-    def logged(at_s: float, **values: float):
-        job.watch.clock = lambda: at_s
-        job.watch.pressing(Taken([(6, 0.0, 1.0, values)], [], 1))
-
-    job = train()
-    job.guard = True
-    job.steps(5)
-    logged(100.0, val_loss=NAN, note=math.inf)
-    logged(102.0, **{"train/loss": NAN})
-    spoil_head(job)
-    for now_s in (102.0, 102.9):
-        job.watch.clock = lambda at=now_s: at
-        job.watch.poll()
-    assert not job.progress.boundary, "nothing is to be looked at"
-    job.watch.clock = lambda: 103.0
-    job.watch.poll()
-    assert job.progress.boundary
-    job.steps(2)
-    found = job.finding()["evidence"]
-    assert (found["step"], found["first_module"]["module"]) == (6, "head")
 
 
 def test_a_guard_that_raises_is_looked_into_where_it_raised(train):
@@ -329,21 +187,6 @@ def test_a_guard_that_raises_is_looked_into_where_it_raised(train):
     assert (found["step"], found["cause"], found["operator"]["operator"], found["lr"]) == (6, "operator", "Div", 0.01)
     assert [tensor["name"] for tensor in found["batch"]["tensors"]] == ["x"]
     assert all(torch.equal(one, other) for one, other in zip(before, job.model.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_run_that_ends_with_a_sound_loss_is_not_looked_at(train, fails):
-    job = train()
-    job.steps(3)
-    loss = job.model(torch.ones(6, 8)).mean()
-    job.run.log({"train/loss": loss.item(), "val_loss": NAN})
-    try:
-        if fails:
-            raise ValueError("no such file")
-        job.recorded.finish()
-    except ValueError as error:
-        job.run.fail(error)
-    assert job.events("finding") == []
 
 
 SCRIPT = """

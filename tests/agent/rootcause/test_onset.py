@@ -118,21 +118,6 @@ def test_a_bad_gradient_dates_the_loss_of_the_next_step(train, measured):
     assert all(words in found.message for words in says)
 
 
-def test_the_norm_that_clipping_computes_dates_it_too(train):
-    job = train()
-    step = job.optimizer.step
-
-    def clipped_step() -> None:
-        nn.utils.clip_grad_norm_(job.model.parameters(), 1.0)
-        step()
-
-    job.optimizer.step, job.every = clipped_step, 1000
-    job.steps(BAD - 1)
-    bad_gradient(job, job.model.blocks[1].linear.weight)
-    found, cause = train_on(job)
-    assert found.since_step == cause["began"]["first"] == cause["began"]["last"] == BAD
-
-
 def test_a_weight_that_was_written_is_not_blamed_on_a_gradient(train):
     job = started(train, 10)
     job.step()
@@ -142,33 +127,6 @@ def test_a_weight_that_was_written_is_not_blamed_on_a_gradient(train):
     assert cause["began"] == {"first": BAD, "last": BAD + 1, "by": "weights"}
     assert "no gradient, did it" in found.message
     assert found.since_step == BAD + 1, "the first step in which it is known to be so"
-
-
-class Words(nn.Module):
-    """Of an embedding a batch reads some rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head, self.row = nn.Embedding(50, 16), nn.Linear(16, 4), 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = torch.randint(1, 40, (x.shape[0], 5))
-        rows[0, 0] = self.row
-        return self.head(self.embed(rows).mean(1))
-
-
-def test_a_bad_row_that_is_read_later_is_dated_by_both_ends(train):
-    job = started(train, 10, Words())
-    job.model.row = 45
-    bad_gradient(job, job.model.embed.weight, 45)
-    job.model.row = 0
-    job.steps(3)
-    job.model.row = 45
-    found, cause = train_on(job)
-    assert (cause["step"], cause["module"]) == (19, "embed")
-    assert cause["began"] == {"first": 12, "last": 18, "by": "gradient"}, "gradients were good in step 11"
-    assert "one of the steps 12 to 18" in found.message
-    assert found.since_step == 19
 
 
 def test_an_overflow_that_the_scaler_skips_is_no_alert(train):
@@ -231,13 +189,3 @@ def test_a_loss_read_late_is_dated_as_far_as_it_can_be(before, first, last, says
     assert began is not None
     assert (began["first"], began["last"]) == (first, last)
     assert says in sentence(began, {**DAMAGED, "history": steps})
-
-
-def test_weights_bad_in_the_first_step_were_not_made_so_by_one():
-    found = {"step": 1, "parameters_before": {"nonfinite": 1}, "cause": "parameter"}
-    assert onset(found, [], first_step=1, watched=True) is None
-
-
-def test_weights_that_are_good_after_the_step_were_never_spoilt():
-    found = {"step": 9, "parameters_after": {"nonfinite": 0}, "looked_after_step": 9, "cause": "unknown"}
-    assert onset(found, [row(8, grad__norm=NAN)], first_step=1, watched=False) == {"first": 9, "last": 9}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import resource
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +12,6 @@ import pytest
 import torch
 from agent_recorded import Recording
 from builders import job_environment
-from quantized import InEightBits
 from torch import nn
 
 from perfagent.rootcause.oom import remedies
@@ -73,29 +69,6 @@ def test_an_allocation_that_fails_is_told_and_raised_unchanged(train, where):
     job.steps(3)  # it was caught
     assert len(job.losses) == 8
     assert job.finding() is found
-
-
-class UnspeakableError(RuntimeError):
-    """Its own text cannot be had."""
-
-    def __str__(self) -> str:
-        return str(self.args[5])
-
-
-@pytest.mark.parametrize("kind", [RuntimeError, UnspeakableError])
-def test_another_exception_reaches_the_script_as_it_is(train, kind):
-    error = kind("shapes cannot be multiplied")
-
-    def fails(*_: Any) -> None:
-        raise error
-
-    job = train()
-    job.steps(3)
-    job.model.blocks[0].act.register_forward_hook(fails)
-    with pytest.raises(kind) as raised:
-        job.step()
-    assert raised.value is error
-    assert job.events("finding") == []
 
 
 def test_three_that_are_caught_and_the_one_that_ends_it_are_told(train):
@@ -220,113 +193,7 @@ def test_of_a_gpu_the_allocator_and_what_makes_room_are_told(train, gpu):
     assert "1. Set PYTORCH_CUDA_ALLOC_CONF" in found["fix"]
 
 
-def test_a_snapshot_that_always_has_traces_is_not_asked_for(train, gpu, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda mempool_id=None: pytest.fail("it may take minutes"))
-    job = train()
-    job.watch.passing(torch.cuda.OutOfMemoryError(MESSAGE))
-    assert job.finding()["evidence"]["allocator"] == STATS
-
-
-def on_gpu(index: int, size: int) -> Any:
-    """What is asked of a tensor there."""
-    storage = SimpleNamespace(data_ptr=lambda: 1 + index, nbytes=lambda: size)
-    return SimpleNamespace(device=torch.device("cuda", index), layout=torch.strided, untyped_storage=lambda: storage)
-
-
-@pytest.mark.parametrize("message", [MESSAGE, "CUDA error: out of memory"], ids=["with its number", "the current one"])
-def test_what_lies_on_another_gpu_did_not_fill_this_one(train, gpu, message):
-    job = train(Model())
-    job.model.linear.weight._local_tensor = on_gpu(0, 50 * GIB)
-    job.model.linear.bias._local_tensor = on_gpu(1, 60 * GIB)
-    job.watch.passing(RuntimeError(message))
-    assert job.finding()["evidence"]["categories"] == {"parameters": 50 * GIB, "activations_and_other": 20 * GIB}
-
-
-def test_state_of_every_optimizer_counts_in_whatever_form(train):
-    job = train(Model())
-    beside = torch.optim.SGD(nn.Linear(10, 10).parameters(), lr=0.1, momentum=0.9)
-    for parameter in beside.param_groups[0]["params"]:
-        parameter.grad = torch.zeros_like(parameter)
-    job.steps(2)
-    beside.step()
-    job.steps(1)
-    weight, bias = job.model.linear.weight, job.model.linear.bias
-    job.optimizer.state[weight] = {name: InEightBits(*weight.shape, scales=1) for name in ("exp_avg", "exp_avg_sq")}
-    job.optimizer.state[bias] = {"history": {"old": [torch.zeros(100), torch.zeros(100)]}}
-    job.model.later = nn.LazyLinear(3)  # has no size yet
-    weight.grad = torch.eye(4, 8).to_sparse()
-    bias.grad = None
-    job.watch.passing(MemoryError())
-    sizes = job.finding()["evidence"]["categories"]
-    assert sizes["optimizer_state"] == 2 * (weight.numel() + 4) + 2 * 400 + 4 * 110
-    assert sizes["parameters"] == 4 * (weight.numel() + bias.numel() + 110)
-    numbers_and_places = 4 * 4 + 2 * 4 * 8
-    assert sizes["gradients"] == numbers_and_places + 4 * 110
-
-
 # ---- the host
-
-
-@contextmanager
-def address_limit(limit: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def addresses_taken() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (taken,) = (int(line.split()[1]) for line in lines if line.startswith("VmSize:"))
-    return 1024 * taken
-
-
-LIMITS = {
-    "nearly reached": (lambda taken: taken * 100 // 95, True),
-    "less than the host could give": (lambda taken: taken + 2**28, True),
-    "never reached": (lambda taken: 2**46, False),
-}
-
-
-@pytest.mark.parametrize(("limit_of", "told"), LIMITS.values(), ids=LIMITS.keys())
-def test_a_limit_of_addresses_is_told_where_it_ran_out(train, limit_of, told):
-    """`ulimit -v`, as some clusters set it: 19 GB were free, and 40 MB could not be had."""
-    job = train(Model())
-    job.steps(2)
-    limit = limit_of(addresses_taken())
-    with address_limit(limit):
-        job.watch.passing(MemoryError())  # as Python raises it: it does not say how much was asked for
-    found = job.finding()
-    assert "an allocation of host memory failed" in found["message"]
-    assert abs(found["evidence"]["host"]["address_limit_bytes"] - limit) < resource.getpagesize()
-    assert ("ulimit -v" in found["message"]) == found["fix"].startswith("1. Lift the limit of addresses") == told
-
-
-class Heavy(torch.utils.data.Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, place: int) -> torch.Tensor:
-        return torch.empty(TOO_MUCH if place == 5 else 4)
-
-
-@pytest.mark.real
-def test_what_a_loader_worker_asked_for_is_not_the_models(train):
-    job = train(Model())
-    job.steps(2)
-    batches = iter(torch.utils.data.DataLoader(Heavy(), batch_size=1, num_workers=2))
-    with pytest.raises(RuntimeError, match="Caught RuntimeError in DataLoader worker process 1") as raised:
-        list(batches)
-    batches._shutdown_workers()  # when they are collected, in the middle of another test, it takes 10 s
-    job.run.fail(raised.value)
-    found = job.finding()
-    assert "4 PiB of host memory failed in DataLoader worker 1" in found["message"]
-    assert found["evidence"]["worker"] == 1
-    assert "num_workers" in found["fix"]
-    assert "mixed precision" not in found["fix"]
-    assert "Checkpoint activations" not in found["fix"]
 
 
 # ---- remedies, and what allocators say

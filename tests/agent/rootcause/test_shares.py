@@ -5,15 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from multiprocessing.synchronize import Semaphore
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from process_groups import leave_group
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -72,61 +69,6 @@ def test_a_slow_loader_takes_the_time_that_it_sleeps(workers: int) -> None:
     assert taken["loader_s"] >= asleep * SLEEPS_S / 2
     assert adds_up(taken)
     assert "in the data loader" in found["says"][0]
-
-
-LATE_S = 0.1
-
-
-def join(store: Path, rank: int) -> torch.Tensor:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    return torch.ones(1000)
-
-
-def late(store: Path, steps: int, first_comes: Semaphore) -> None:
-    """The other rank, which comes to each collective late: so long after the first that comes to it now."""
-    tensor = join(store, 1)
-    for _ in range(steps):
-        first_comes.acquire()
-        time.sleep(LATE_S)
-        torch.distributed.all_reduce(tensor)
-
-
-@pytest.mark.real
-def test_only_waiting_for_a_late_rank_is_communication_alone(tmp_path: Path) -> None:
-    """What runs meanwhile is taken off."""
-    fork = multiprocessing.get_context("fork")
-    comes = fork.Semaphore(0)
-    other = fork.Process(target=late, args=(tmp_path / "store", 6, comes))
-    other.start()
-    tensor = join(tmp_path / "store", 0)
-
-    def wait() -> None:
-        work = torch.distributed.all_reduce(tensor, async_op=True)
-        comes.release()  # only now: a pause of this process before its collective would make the other less late
-        work.wait()
-
-    def compute() -> None:
-        work = torch.distributed.all_reduce(tensor, async_op=True)
-        comes.release()
-        matrix = torch.randn(300, 300)
-        while not work.is_completed():
-            torch.mm(matrix, matrix)
-        work.wait()
-
-    try:
-        waited, computed = summary_of(wait), summary_of(compute)
-    finally:
-        leave_group()
-        other.join(20)
-    for found in (waited, computed):
-        assert found["shares"]["communication_s"] >= 3 * LATE_S * 0.9
-        assert adds_up(found["shares"])
-    assert waited["shares"]["communication_alone_s"] >= 3 * LATE_S * 0.9
-    assert computed["shares"]["communication_alone_s"] < computed["shares"]["communication_s"] / 2
-    assert any("Communication took" in one for one in waited["says"])
-    assert "in communication alone" in waited["says"][0]
 
 
 def test_copies_are_told_by_what_was_copied_and_a_cast_is_one() -> None:

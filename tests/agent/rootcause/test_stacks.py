@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from queue import SimpleQueue
 from typing import Any
 
 from builders import until
@@ -42,18 +41,6 @@ def test_a_thread_that_waits_for_a_lock_is_shown_at_its_line():
     with hanging(take_the_lock, "take_the_lock", lock.release) as stack:
         assert stack["frames"][-1].endswith("take_the_lock: lock.acquire()")
         assert (stack["training"], stack["main"]) == (True, False)
-
-
-def test_code_without_line_numbers_is_named():
-    """And takes no other stack along."""
-    queue: SimpleQueue[int] = SimpleQueue()
-
-    def generated() -> None:
-        queue.get()  # waits in C
-
-    generated.__code__ = generated.__code__.replace(co_linetable=b"")
-    with hanging(generated, "generated", lambda: queue.put(1)) as stack:
-        assert stack["frames"][-1] == f"{__file__}:0 in {generated.__qualname__}"
 
 
 def test_deep_stacks_are_cut():

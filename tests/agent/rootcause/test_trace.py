@@ -130,44 +130,12 @@ def test_gaps_on_the_device_are_named_by_what_ran_around_them():
     assert (third["s"], third["after"]) == (50e-9, "the beginning")
 
 
-def test_python_functions_are_those_of_the_training_thread():
-    rows = operators(
-        event("ProfilerStep#1", 0, 100),
-        event("train.py(7): step", 5, 95),
-        event("aten::mm", 10, 40),
-        event("bell.py(65): wait", 0, 100, thread=2),
-        event("aten::index", 20, 30, thread=2),
-    )
-    assert {name: row["calls"] for name, row in rows.items()} == {
-        "train.py(7): step": 1,
-        "aten::mm": 1,
-        "aten::index": 1,
-    }
-
-
-def test_a_name_that_is_no_text_is_told_as_far_as_it_goes():
-    """So torch names a module that was imported meanwhile, where Python functions are recorded."""
-
-    freed = event("", 0, 10)
-    freed.name = lambda: b"json/__init__.py(0): \xe0v`\x7f".decode()
-    assert [one.name for one in trace.record([freed]).cpu] == ["json/__init__.py(0): \ufffdv`\x7f"]
-
-
 def test_a_recursive_operator_counts_each_time_once():
     row = operators(
         event("a", 0, 100), event("a", 10, 60), event("b", 20, 30), event("c", 70, 80), event("a", 0, 50, thread=2)
     )["a"]
     assert row["calls"] == 3
     assert (row["total_cpu_s"], row["self_cpu_s"]) == pytest.approx((150e-9, (40 + 40 + 50) * 1e-9))
-
-
-def test_what_is_long_only_by_what_it_calls_is_listed_too():
-    """Of a model with more kinds of operators than are listed."""
-    most = trace.MOST_OPERATORS
-    parts = [event(f"part {number}", 10 * number, 10 * number + 10) for number in range(most + 5)]
-    *rows, last = operators(event("all of it", 0, 10 * (most + 5)), *parts).values()
-    assert (last["name"], last["total_cpu_s"]) == ("all of it", pytest.approx(10e-9 * (most + 5)))
-    assert [row["self_cpu_s"] for row in rows] == [10e-9] * most
 
 
 def test_shares_of_a_device_tell_copies_by_direction():

@@ -71,29 +71,6 @@ def test_a_limit_further_up_is_compared_with_what_that_group_uses(tmp_path: Path
     assert figures(found(tmp_path, line))[:2] == (None, 2900)
 
 
-def test_a_limit_further_up_in_version_1_leaves_the_groups_own_kills(tmp_path: Path) -> None:
-    root = tmp_path / "groups"
-    job = root / "memory" / "slurm" / "job_42"
-    write(job, memory__limit_in_bytes="6400\n", memory__usage_in_bytes="6000\n", memory__oom_control="oom_kill 0\n")
-    write(job, memory__stat="inactive_file 0\ntotal_inactive_file 500\n")
-    write(job / "task_0", memory__limit_in_bytes=f"{2**63 - 4096}\n", memory__usage_in_bytes="3000\n")
-    write(job / "task_0", memory__oom_control="oom_kill 3\n", memory__stat="inactive_file 0\ntotal_inactive_file 0\n")
-    cpu = root / "cpu" / "slurm" / "job_42"
-    write(cpu, cpu__cfs_quota_us="800000\n", cpu__cfs_period_us="100000\n", cpu__stat="nr_periods 10\n")
-    write(cpu / "task_0", cpu__cfs_quota_us="-1\n", cpu__cfs_period_us="100000\n", cpu__stat="nr_periods 0\n")
-    group = found(tmp_path, "5:memory:/slurm/job_42/task_0\n3:cpu,cpuacct:/slurm/job_42/task_0\n")
-    assert figures(group) == (6400, 5500, 3, 8.0)
-    assert group.cpu == cpu / "cpu.stat"
-
-
-def test_a_quota_in_version_1_is_told_where_memory_is_not_limited(tmp_path: Path) -> None:
-    job = tmp_path / "groups" / "cpu" / "job"
-    write(job, cpu__cfs_quota_us="150000\n", cpu__cfs_period_us="100000\n", cpu__stat="nr_periods 10\n")
-    group = found(tmp_path, "3:cpu,cpuacct:/job\n1:name=systemd:/job\n")
-    assert figures(group) == (None, None, None, 1.5)
-    assert group.cpu == job / "cpu.stat"
-
-
 def test_pressure_is_read_of_the_groups_whose_limits_hold(tmp_path: Path) -> None:
     root = tmp_path / "groups"
     write(root, cgroup__controllers="memory cpu\n", io__pressure="")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import psutil
@@ -11,8 +10,6 @@ from builders import until
 
 from perfagent.samplers.cgroup import ControlGroup
 from perfagent.samplers.host import HostReader
-from perfagent.samplers.kernel_file import KernelFile
-from perfagent.samplers.proc_counters import ProcHost
 from perfagent.wire import CATALOGUE
 
 STAT = "cpu  {user} 0 0 {idle} {waiting} 0 0 0 0 0\ncpu0 1 1 1 1\n"
@@ -82,50 +79,6 @@ def test_bytes_that_two_interfaces_count_are_told_once(machine: Machine, tmp_pat
         (machine.proc / "net" / "dev").write_text("".join(lines))
         told = reader.read(now)
     assert told["host/net_received_bytes_per_s"] == told["host/net_sent_bytes_per_s"] == 3 * 1000.0
-
-
-def test_a_list_of_the_kernel_is_read_to_its_end() -> None:
-    """A host of many disks, loop devices or virtual interfaces has more lines in /proc than a page, which is what a
-    read gives."""
-    mappings = Path("/proc/self/maps")
-    read = KernelFile(mappings, 2**20)
-    for _ in range(2):
-        there = mappings.read_bytes()
-        assert len(there) > os.sysconf("SC_PAGE_SIZE")
-        assert (read.read() or b"").splitlines()[-1] == there.splitlines()[-1]
-    assert len(KernelFile(mappings, 8000).read() or b"") <= 8000
-
-
-class Dear(ProcHost):
-    """Its readings take CPU time: of the processors so much each, of memory a second."""
-
-    def __init__(self, proc: Path, costs: list[float]) -> None:
-        super().__init__(proc)
-        self.spent, self._costs = 0.0, costs
-
-    def cpu(self):  # type: ignore[no-untyped-def]
-        self.spent += self._costs.pop(0)
-        return super().cpu()
-
-    def memory(self):  # type: ignore[no-untyped-def]
-        self.spent += 1.0
-        return super().memory()
-
-
-@pytest.mark.parametrize(
-    ("costs", "times"),
-    [([0.0005] * 20, 4), ([1.0, *[0.0] * 20], 19)],
-    ids=["half a millisecond every five seconds", "one cold reading changes nothing"],
-)
-def test_what_is_dear_on_this_host_is_read_rarely(machine: Machine, costs: list[float], times: int) -> None:
-    """As /proc/stat of 256 cores. Memory, which is what kills, is read whatever it costs."""
-    counters, rows = Dear(machine.proc, costs), []
-    reader = HostReader(machine.proc, NO_GROUP, cost=lambda: counters.spent, counters=counters)
-    for second in range(20):
-        machine.write(user=75 * second, idle=25 * second)
-        rows.append(reader.read(float(second)))
-    assert sum("host/cpu_pct" in row for row in rows) == times
-    assert sum("host/memory_used_bytes" in row for row in rows) == 20
 
 
 def test_memory_is_tight_when_it_will_be_used_up_soon(machine: Machine) -> None:
@@ -200,19 +153,3 @@ def test_pressure_is_the_share_of_the_time_in_which_a_task_waited(machine: Machi
     assert [told[f"host/{name}_pressure_pct"] for name in ("cpu", "memory", "io")] == [20.0, 5.0, 100.0]
     write(10)  # another group's counter, or a kernel's from its start
     assert "host/cpu_pressure_pct" not in reader.read(20.0)
-
-
-@pytest.mark.skipif(not Path("/proc/pressure/cpu").exists(), reason="a kernel without pressure stall information")
-def test_pressure_is_what_this_kernel_has_counted() -> None:
-    def stalled_s() -> float:
-        return 1e-6 * int(Path("/proc/pressure/cpu").read_text().split()[4].removeprefix("total="))
-
-    reader, before_first = HostReader(group=NO_GROUP), stalled_s()
-    reader.read(0.0)
-    after_first = stalled_s()
-    until(lambda: stalled_s() > after_first or None)  # somebody waits for a processor now and then, on any machine
-    before_second = stalled_s()
-    found = reader.read(1000.0)
-    told_s = found["host/cpu_pressure_pct"] * 1000.0 / 100.0
-    assert before_second - after_first - 1e-5 <= told_s <= stalled_s() - before_first + 1e-5
-    assert {"host/memory_pressure_pct", "host/io_pressure_pct"} <= set(found)

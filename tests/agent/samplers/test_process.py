@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
-import resource
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,15 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
-from builders import until
-from ingest_server import IngestServer
 
-from perfagent.agent_config import AgentConfig
-from perfagent.delivery.handoff import Sender
-from perfagent.identity import Identity
 from perfagent.samplers.process import ProcessReader, WorkerReader
 from perfagent.samplers.psutil_counters import PsutilProcess, PsutilWorkers
-from perfagent.samplers.sampler import Sampler
 from perfagent.samplers.worker_memory import WorkerMemory
 from perfagent.wire import CATALOGUE
 
@@ -51,17 +44,6 @@ def test_this_process_is_measured(tmp_path: Path, with_psutil: bool) -> None:
     assert found.keys() <= CATALOGUE.keys()
     reader.close()
     assert reader.memory() == {}
-
-
-def test_cpu_is_told_to_the_microsecond() -> None:
-    reader = ProcessReader()
-    begin = resource.getrusage(resource.RUSAGE_SELF)
-    reader.read(0.0)
-    sum(number * number for number in range(200_000))
-    told = reader.read(100.0)["process/cpu_pct"]
-    end = resource.getrusage(resource.RUSAGE_SELF)
-    most = end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime
-    assert 0 < told <= most + 1e-4
 
 
 def test_pages_of_a_mapped_file_are_told_apart_from_shared_memory(tmp_path: Path) -> None:
@@ -133,11 +115,6 @@ def workers() -> Iterator[Callable[..., Workers]]:
         one.kill()
 
 
-def test_where_nothing_was_started_nothing_is_told() -> None:
-    assert not multiprocessing.active_children()
-    assert WorkerReader().read(0.0) == {}
-
-
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("method", "with_psutil"), [("fork", False), ("spawn", False), ("forkserver", False), ("fork", True)]
@@ -188,33 +165,3 @@ def test_pages_that_forked_workers_copy_become_their_own(workers: Callable[..., 
     assert copied - shared == pytest.approx(2 * 32 * MIB * 2 / 3, rel=0.1)
     assert abs(resident_after - resident_before) < 8 * MIB
     assert told[-1].keys() <= CATALOGUE.keys()
-
-
-@needs_smaps
-@pytest.mark.real
-def test_the_memory_of_workers_is_asked_for_as_seldom_as_it_costs(
-    workers: Callable[..., Workers], tmp_path: Path
-) -> None:
-    workers()
-    told: list[dict[str, float]] = []
-    now, spent = [0.0], iter(range(100))
-    memory = WorkerMemory(told.append, clock=lambda: now[0], spent=lambda: 0.05 * next(spent))
-    for second in range(60):
-        now[0] = float(second)
-        assert memory.poll()
-    assert len(told) == 3, "50 ms each, and 0.2 % of the time"
-    assert not WorkerMemory(told.append, tmp_path).poll(), "where the system does not tell it, it is asked once"
-    assert len(told) == 3
-
-
-@needs_smaps
-@pytest.mark.real
-def test_slow_readings_of_workers_and_disks_reach_the_server(workers: Callable[..., Workers], tmp_path: Path) -> None:
-    workers()
-    with IngestServer() as server:
-        config = AgentConfig(state_dir=tmp_path, server=server.url, sample_s=0.2)
-        sender = Sender(config, Identity(project="p", run="r", attempt=1))
-        Sampler(sender, step=lambda: 1, device=lambda: None, environ={}).install()
-        sender.start()
-        until(lambda: server.samples("process/workers_pss_bytes") and server.samples("disk/spool_free_bytes"))
-        sender.close("finished")

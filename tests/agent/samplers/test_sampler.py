@@ -7,14 +7,11 @@ import fcntl
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from fake_nvml import FakeGpu, FakeNvml
 
 from perfagent.agent_config import AgentConfig
@@ -98,72 +95,6 @@ def test_where_memory_is_nearly_used_up_every_tick_tells_it(tmp_path: Path) -> N
 # ---- GPUs
 
 
-def cuda(used: int = 0, boards: tuple[FakeGpu, ...] = ()) -> SimpleNamespace:
-    """Stands for torch.cuda with two devices, of which the process uses one."""
-
-    def stats(device: int) -> dict[str, Any]:
-        reserved = 5 if device == used else 0
-        return {"allocated_bytes": {"all": {"current": 3}}, "reserved_bytes": {"all": {"current": reserved}}}
-
-    return SimpleNamespace(
-        is_initialized=lambda: True,
-        device_count=lambda: 2,
-        memory_stats_as_nested_dict=stats,
-        get_per_process_memory_fraction=lambda device: 1.0,
-        get_device_properties=lambda device: SimpleNamespace(uuid=boards[device].uuid),
-    )
-
-
-def test_headroom_needs_a_driver_that_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = FakeGpu(memory=(40, 100))
-    rank = Rank(tmp_path, gpu)
-    rank.sampler.poll_gpu()
-    monkeypatch.setattr(torch, "cuda", cuda())
-    assert rank.poll()["cuda/headroom_bytes"] == 60.0 + 2.0
-    gpu.hanging = True
-    thread = threading.Thread(target=rank.sampler.poll_gpu)
-    thread.start()
-    assert gpu.entered.wait(20)
-    rank.now += 3.0
-    told = rank.poll()
-    gpu.release.set()
-    thread.join()
-    assert told["cuda/allocated_bytes"] == 3.0
-    assert "cuda/headroom_bytes" not in told
-
-
-def test_a_process_knows_its_gpu_before_its_first_step(
-    tmp_path: Path, record: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    boards = tuple(FakeGpu(uuid=f"GPU-{n}", utilization=(10 * n, 0)) for n in range(2))
-    recorded, rank = record(), Rank(tmp_path, *boards, device=None)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "cuda", cuda(1, boards))
-        recorded.tick()
-        assert rank.sampler.poll_gpu()
-    assert [value for _, value in recorded.of("cuda/reserved_bytes")] == [5.0]
-    told = {name: value for row in rank.rows() for name, value in row.items()}
-    assert (told["gpu/utilization_pct"], told["node_gpu0/utilization_pct"]) == (10.0, 0.0)
-
-
-def test_gpus_are_told_in_rows_of_their_own(tmp_path: Path) -> None:
-    rank = Rank(tmp_path, FakeGpu(utilization=(40, 0)))
-    assert rank.sampler.poll_gpu()
-    row: Any = rank.sender.rows[-1]
-    assert (row[0], row[2]) == (7, rank.now)
-    assert rank.rows()[-1]["gpu/utilization_pct"] == 40.0
-    assert [(told.kind, told.data["what"]) for told in rank.sender.events] == [("gpu", "found")]
-
-
-def test_without_a_gpu_there_are_no_series_and_a_reason_is_told(tmp_path: Path) -> None:
-    rank = Rank(tmp_path)
-    assert not rank.sampler.poll_gpu(), "it need not be asked again"
-    assert not any("gpu" in name for name in rank.poll())
-    (told,) = rank.sender.events
-    assert told.data["what"] == "unavailable"
-    assert told.data["reason"]
-
-
 def test_other_gpus_of_the_node_are_sent_by_the_elected_rank_only(tmp_path: Path) -> None:
     boards = [FakeGpu(uuid=f"GPU-{n}", utilization=(n, 0)) for n in range(4)]
     first, second = (
@@ -181,12 +112,6 @@ def test_other_gpus_of_the_node_are_sent_by_the_elected_rank_only(tmp_path: Path
     assert second.rows()[-1]["gpu/utilization_pct"] == 1.0
     assert first.speaks_for_the_node()
     assert not any(name.startswith(("host/", "node_gpu")) for name in second.names())
-
-
-@pytest.mark.fault
-def test_a22_a_missing_package_means_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert load([str(tmp_path)]) == (None, "the package nvidia-ml-py is missing")
 
 
 @pytest.mark.fault

@@ -44,26 +44,6 @@ def test_faults_a_step_are_those_of_the_training_thread_alone() -> None:
     assert told.keys() <= CATALOGUE.keys()
 
 
-def test_time_in_the_kernel_is_a_share_of_the_time() -> None:
-    reader = TrainingThreadReader(lambda: (threading.get_native_id(), 0))
-    reader.read(0.0)
-    before = usage().ru_stime
-    while usage().ru_stime < before + 0.1:
-        touch(2000)
-    assert 2.5 < reader.read(2.0)["process/system_cpu_pct"] <= 40
-
-
-def test_of_steps_longer_than_the_pause_each_is_counted_once() -> None:
-    steps = [5]
-    reader = TrainingThreadReader(lambda: (threading.get_native_id(), steps[0]))
-    assert reader.read(0.0) == {}
-    touch(1000)
-    assert "process/page_faults_per_step" not in reader.read(2.0)
-    touch(1000)
-    steps[0] = 6
-    assert reader.read(4.0)["process/page_faults_per_step"] >= 2000
-
-
 @pytest.mark.parametrize("number", [None, 2**31 - 1], ids=["not known", "gone"])
 def test_a_thread_that_nobody_knows_says_nothing(number: int | None) -> None:
     reader = TrainingThreadReader(lambda: (number, 1))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
 
 import pytest
 import torch
@@ -76,12 +74,6 @@ def test_passes_the_optimizer_and_phases_are_measured(loop):
     assert is_unmeasured(state.current), "nor between two steps"
 
 
-def test_an_evaluation_is_none_of_it(loop):
-    loop.model.eval()
-    loop.look(FIRST_LOOKS)
-    assert loop.told() == []
-
-
 def test_nothing_is_told_where_little_is_unmeasured_and_then_rarely(loop):
     with loop.recorded.run.phase("eval"):
         loop.look(FIRST_LOOKS)
@@ -92,14 +84,3 @@ def test_nothing_is_told_where_little_is_unmeasured_and_then_rarely(loop):
     assert len(loop.told()) == 1
     loop.look(2 * FIRST_LOOKS)
     assert len(loop.told()) == 1, "again only after a minute"
-
-
-def test_a_look_keeps_nothing_of_the_thread_alive(loop):
-    def body():
-        kept = nn.Linear(1, 1)
-        loop.look(3)
-        return weakref.ref(kept)
-
-    gone = body()
-    gc.collect()
-    assert gone() is None

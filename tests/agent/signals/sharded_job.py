@@ -15,7 +15,7 @@ import torch.distributed as dist
 from builders import RecordingSender
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from perfagent.boundary import guard
@@ -63,20 +63,10 @@ def fsdp1_flat() -> nn.Module:
     return FullyShardedDataParallel(model(), device_id=torch.device("cpu"))
 
 
-def fsdp1_gradients_only() -> nn.Module:
-    return fsdp1(sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)
-
-
 def fsdp1_with_a_replicated_layer() -> nn.Module:
     made = model()
     options = {"device_id": torch.device("cpu"), "use_orig_params": True}
     return FullyShardedDataParallel(made, ignored_modules=[made[1]], **options)
-
-
-def fsdp1_around_a_part() -> nn.Module:
-    made = model()
-    made[3] = FullyShardedDataParallel(made[3], device_id=torch.device("cpu"), use_orig_params=True)
-    return made
 
 
 def ddp() -> nn.Module:
@@ -86,31 +76,9 @@ def ddp() -> nn.Module:
 KINDS: dict[str, Callable[[], nn.Module]] = {
     kind.__name__: kind
     for kind in (
-        fsdp2, fsdp2_with_a_replicated_parameter, hybrid, tensor_parallel, fsdp1, fsdp1_flat, fsdp1_gradients_only,
-        fsdp1_with_a_replicated_layer, fsdp1_around_a_part, ddp,
+        fsdp2, fsdp2_with_a_replicated_parameter, hybrid, tensor_parallel, fsdp1, fsdp1_flat, fsdp1_with_a_replicated_layer, ddp,
     )
-}  # fmt: skip
-
-
-def in_two(replicated_first: bool) -> Callable[[nn.Module], list[torch.optim.Optimizer]]:
-    """An optimizer for what is sharded and one for what every rank has."""
-
-    def optimizers(made: nn.Module) -> list[torch.optim.Optimizer]:
-        parts = [[p for p in made.parameters() if is_piece(p) is sharded] for sharded in (True, False)]
-        return [torch.optim.AdamW(part, lr=1e-2) for part in (reversed(parts) if replicated_first else parts)]
-
-    return optimizers
-
-
-OPTIMIZERS = {
-    "two optimizers": (fsdp2_with_a_replicated_parameter, in_two(replicated_first=False)),
-    "two optimizers, the replicated first": (fsdp2_with_a_replicated_parameter, in_two(replicated_first=True)),
-    "two optimizers, fsdp1": (fsdp1_with_a_replicated_layer, in_two(replicated_first=False)),
-}
-CLIPS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any]]] = {
-    "clipped, fsdp1": (fsdp1, lambda made: made.clip_grad_norm_(0.05)),
-    "clipped by pieces, fsdp1": (fsdp1, lambda made: nn.utils.clip_grad_norm_(made.parameters(), 0.05)),
-}
+} | {"two optimizers": fsdp2_with_a_replicated_parameter, "clipped, fsdp1": fsdp1}  # fmt: skip
 
 
 def is_piece(parameter: Any) -> bool:
@@ -131,25 +99,21 @@ def square_of(parameter: Any) -> float:
     return float(square)
 
 
-def one(made: nn.Module) -> list[torch.optim.Optimizer]:
-    return [torch.optim.AdamW(made.parameters(), lr=1e-2)]
+def optimizers_of(made: nn.Module, *, two: bool) -> list[torch.optim.Optimizer]:
+    """two: one for what is sharded, and one for what every rank has."""
+    parameters = list(made.parameters())
+    parts = [[p for p in parameters if is_piece(p) is sharded] for sharded in (True, False)] if two else [parameters]
+    return [torch.optim.AdamW(part, lr=1e-2) for part in parts]
 
 
-def train(
-    made: nn.Module,
-    folder: Path,
-    *,
-    same_data: bool = False,
-    monitored: bool,
-    optimizers: Callable[[nn.Module], list[torch.optim.Optimizer]] = one,
-    clip: Callable[[nn.Module], Any] = lambda _: None,
-) -> dict[str, Any]:
+def train(name: str, folder: Path, *, monitored: bool) -> dict[str, Any]:
+    made, same_data = KINDS[name](), name == "tensor_parallel"
     rank = dist.get_rank()
     sender = RecordingSender(folder / f"{rank}", overhead_budget_pct=1e9)
     run = Run(sender.config, name=None, config={}, tags=[], group=None, start_step=None, sender=sender)  # type: ignore[arg-type]
     run._progress.health.rank = rank
     run._progress.health.deeper = 1
-    trained = optimizers(made)
+    trained = optimizers_of(made, two=name == "two optimizers")
     if monitored:
         run.take_up(made, None if len(trained) > 1 else trained[0], {}, [])
         run.start()
@@ -171,7 +135,8 @@ def train(
             for name, square in squares.items()
         }
         layers.append({name: square**0.5 for name, square in plain.items()})
-        clip(made)
+        if name.startswith("clipped"):
+            made.clip_grad_norm_(0.05)
         for optimizer in trained:
             optimizer.step()
         for optimizer in trained:
@@ -187,19 +152,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    said = {
-        name: {
-            how: train(made(), folder, same_data=made is tensor_parallel, monitored=how == "with")
-            for how in ("with", "without")
-        }
-        for name, made in KINDS.items()
-    }
-    for name, (made, optimizers) in OPTIMIZERS.items():
-        said[name] = {
-            how: train(made(), folder, monitored=how == "with", optimizers=optimizers) for how in ("with", "without")
-        }
-    for name, (made, clip) in CLIPS.items():
-        said[name] = {how: train(made(), folder, monitored=how == "with", clip=clip) for how in ("with", "without")}
+    said = {name: {how: train(name, folder, monitored=how == "with") for how in ("with", "without")} for name in KINDS}
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(said))
     dist.barrier()
     dist.destroy_process_group()

@@ -33,12 +33,9 @@ BATCHES = {
     "token ids": ({"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}, (4, 64)),
     "an ordered mapping": (OrderedDict(pixel_values=IMAGES, labels=torch.zeros(6)), (6, None)),
     "two matrices of tokens": ((IDS, IDS), (4, 64)),
-    "a named tuple": (Pair(IMAGES, torch.zeros(6)), (6, None)),
     "a dict in a tuple": (({"input_ids": IDS}, "meta"), (4, 64)),
-    "a dict alone in a tuple": (({"input_ids": IDS},), (4, 64)),
     "a dataclass": (Images(IMAGES, torch.zeros(6)), (6, None)),
     "an object with tokens": (SimpleNamespace(input_ids=IDS, attention_mask=None), (4, 64)),
-    "an object that says what it is": (SimpleNamespace(kind="batch", of=[IMAGES]), (None, None)),
     "a list of dicts": ([{"x": 1}, {"x": 2}, {"x": 3}], (3, None)),
     "detection": (([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], [{}, {}]), (2, None)),
     "packed into one row": ({"input_ids": PACKED, "cu_seqlens": torch.zeros(4)}, (None, 100)),
@@ -46,16 +43,10 @@ BATCHES = {
     "graphs": (SimpleNamespace(num_graphs=9), (9, None)),
     "token ids alone, from a TensorDataset": ([IDS], (4, 64)),
     "token ids in a mapping in a mapping": ({"inputs": {"input_ids": IDS}, "labels": torch.zeros(4)}, (4, 64)),
-    "two views and labels": ([[IMAGES, IMAGES], torch.zeros(6)], (6, None)),
-    "crops of several sizes and labels": ([[IMAGES, IMAGES[..., :4, :4]], torch.zeros(6), ["path"] * 6], (6, None)),
     "detection with labels": (([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], torch.zeros(2)), (2, None)),
     "pairs of texts": ({"anchor_input_ids": IDS, "positive_input_ids": IDS[:, :9], "label": torch.zeros(4)}, (4, 100)),
     "texts of several rows": ({"query_input_ids": IDS, "passage_input_ids": IDS[:2]}, (None, None)),
-    "a prompt and its positions": ({"prompt_input_ids": IDS, "position_ids": IDS}, (4, 64)),
     "numbers that are no tokens": (torch.zeros(4, 16), (4, None)),
-    "booleans": ({"input_ids": torch.zeros(4, 16, dtype=torch.bool)}, (4, None)),
-    "points": (SimpleNamespace(features=torch.zeros(500, 3), where=torch.zeros(500, 3)), (500, None)),
-    "statistics beside": (SimpleNamespace(x=torch.zeros(100, 5), edges=torch.zeros(2, 300)), (None, None)),
     "a scalar": (torch.tensor(1.0), (None, None)),
     "text": ("hello", (None, None)),
     "nothing": ([], (None, None)),
@@ -119,20 +110,11 @@ LATER = {
     ),
     "torchvision's images and targets": (((PICTURE,) * 5, ({},) * 5), 5, [(((PICTURE,) * 3, ({},) * 3), (3, None))]),
     "a list of images": ([PICTURE] * 5, 5, [([PICTURE] * 3, (3, None)), ((IMAGES, torch.zeros(6)), (6, None))]),
-    "a list of sequences": ([PACKED[:n] for n in (7, 7, 7, 4, 9)], 5, [([PACKED[:7]] * 3, (3, None))]),
     "a list of pairs": ([(PICTURE, 1)] * 5, 5, [([(PICTURE, 1)] * 3, (3, None))]),
     "inputs and targets": (of_pairs(6), 6, [(of_pairs(4), (4, None)), ((IMAGES[:3], torch.zeros(3)), (3, None))]),
     "tokens and targets": ((of_tokens(6), {"y": torch.zeros(6)}), 6, [((of_tokens(4), {"y": torch.zeros(4)}), (4, 64))]),
-    "both sides of a pair": ([of_tokens(6)] * 2, 6, [([of_tokens(4)] * 2, (4, None))]),
-    "a mapping an entry": ([{"x": torch.zeros(n, 4)} for n in (1, 6, 2)], 6, [([{"x": torch.zeros(6, 4)}] * 3, (3, None))]),
     "speech and targets": ((SPEECH, torch.zeros(4, 5)), 4, [((SPEECH[:9, :3], torch.zeros(3, 5)), (3, None))]),
-    "all of it with the time first": ((SPEECH, torch.zeros(20, 4)), 4, [((SPEECH[:9, :3], torch.zeros(9, 3)), (3, None))]),
     "tokens with the time first": ([TEXT, TEXT], 4, [([TEXT[:7], TEXT[:7]], (4, 28))]),
-    "two lengths": ([TEXT, TEXT[:17]], 4, [([TEXT[:7, :3], TEXT[:9, :3]], (3, None))]),
-    "whole batches one at a time": ((torch.zeros(20, 1), torch.zeros(20, 1)), 1, [((torch.zeros(20, 1),) * 2, (20, None))]),
-    "one row that may be packed": ((ROW, torch.zeros(4)), 4, [((ROW, torch.zeros(4)), (None, None))]),
-    "as many numbers as samples": ([IDS, IDS], 16, [([IDS, IDS], (4, 64))]),
-    "as many channels as samples": ([torch.zeros(2, 3, 8, 8)], 3, [([torch.zeros(2, 3, 8, 8)], (2, None))]),
     "without that tensor": (
         [IMAGES, torch.zeros(6)], None,
         [([], (None, None)), (["a", torch.zeros(6)], (6, None)), ([torch.tensor(1.0), torch.zeros(6)], (6, None))],
@@ -145,12 +127,6 @@ def test_a_reader_follows_the_batches_of_its_loader(name):
     first, batch_size, batches = LATER[name]
     measure = reader(first, batch_size)
     assert [measure(batch)[:2] for batch, _ in batches] == [expected for _, expected in batches]
-
-
-@pytest.mark.parametrize("batch_size", [None, 1, 2, 6, 99])
-def test_a_batch_size_that_says_nothing_changes_nothing(batch_size):
-    for batch in ([IMAGES], (IMAGES, torch.zeros(6), torch.zeros(6))):
-        assert reader(batch, batch_size)(batch)[:2] == (6, None)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -202,13 +178,10 @@ NAMES_BESIDE = {"image": IMAGES, "path": ["a"] * 6, "more": {"index": torch.zero
 OBJECTS = [Images(IMAGES, torch.zeros(6)), Images(IMAGES[..., :4], torch.zeros(6))]
 SHAPES = {
     "noted when it changes": (images(8, 8, 8, 16, 16), None, [(0, (3, 8, 8)), (3, (3, 16, 16))]),
-    "without a loader": ([IMAGES, IMAGES, IMAGES[..., :4]], None, [(0, (3, 8, 8)), (2, (3, 8, 4))]),
     "in an object": (OBJECTS, None, [(0, (3, 8, 8)), (1, (3, 8, 4))]),
     "the largest tensor": (waves(1000, 16000), None, [(0, (1000,)), (1, (16000,))]),
     "with the time first": (speech((20, 4), (20, 4), (9, 4)), 4, [(0, (20, 8)), (2, (9, 8))]),
-    "names and numbers are none": ([NAMES_BESIDE], None, [(0, (3, 8, 8))]),
     "tokens say enough": ([IDS, IDS[:, :7], IDS[:, :3]], None, []),
-    "tokens by their name, too": ([{"input_ids": IDS}, {"input_ids": IDS[:, :7]}], None, []),
 }
 
 
@@ -221,13 +194,11 @@ def test_the_shape_of_the_input_is_noted_when_it_changes(read, name):
 SHAPELESS = {
     "graphs": (SimpleNamespace(num_graphs=9), None),
     "detection": (([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], [{}, {}]), None),
-    "a list in a dict": ({"labels": torch.zeros(2), "images": [torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)]}, None),
     "points": ({"labels": torch.zeros(4), "points": torch.zeros(100, 3)}, None),
     "an object": ((SimpleNamespace(nodes=torch.zeros(50, 3)), torch.zeros(4)), None),
     "tokens": ({"input_ids": IDS}, 4),
     "a list of images": ([PICTURE] * 5, 5),
     "images and targets": (((PICTURE,) * 5, ({},) * 5), 5),
-    "views": ([[IMAGES, IMAGES], ["path"] * 6], 6),
     "tokens with the time first": ([TEXT, TEXT], 4),
 }
 
@@ -240,22 +211,6 @@ def test_an_input_of_no_known_shape_replaces_the_one_before(read, name):
     for _ in range(2):
         measure(batch)
     assert [shape for _, shape in inputs.changes] == [(3, 8, 8), None]
-
-
-def test_training_and_evaluation_take_turns(read):
-    (small,), (large,) = images(8), images(9)
-    read([IDS])
-    train, evaluation = reader(small), reader(large)
-    for measure, batch in ((train, small), (evaluation, large), (evaluation, large), (train, small), (train, small)):
-        measure(batch)
-    assert [shape for _, shape in inputs.changes] == [(3, 8, 8), (3, 9, 9), (3, 8, 8)]
-
-
-def test_another_run_begins_anew(read):
-    read([IMAGES, IMAGES, IMAGES[:, :2]])
-    state.current.completed = 0
-    reader(IMAGES)(IMAGES[:, :1])
-    assert [*inputs.changes] == [(0, (1, 8, 8))]
 
 
 def test_what_nobody_takes_stays_bounded(read):

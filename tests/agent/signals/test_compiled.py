@@ -46,12 +46,6 @@ def test_what_a_library_compiles_for_itself_does_not_count(library):
     assert activations_of(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
 
 
-@pytest.mark.parametrize("options", [{}, {"backend": "inductor", "dynamic": True}])
-def test_what_the_script_compiles_counts_beside_it(library, options):
-    torch.compile(nn.Linear(2, 2), **options)
-    assert compiled()
-
-
 def test_what_a_script_compiles_counts_until_it_is_reset():
     assert not compiled()
     torch.compile(lambda x: x + 1)
@@ -62,9 +56,4 @@ def test_what_a_script_compiles_counts_until_it_is_reset():
 
 def test_a_compiler_that_everybody_shares_counts(library):
     library.third = torch.compile(lambda x: x * 3, backend="eager")
-    assert compiled()
-
-
-def test_with_a_torch_that_keeps_it_elsewhere_it_counts(library, monkeypatch):
-    monkeypatch.delattr(sys.modules["torch._dynamo.eval_frame"], "innermost_backend")
     assert compiled()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
@@ -15,13 +14,6 @@ KINDS = ("weight", "bias")
 
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def test_each_parameter_of_a_small_model_is_a_row():
-    names = [f"blocks.{i}.{kind}" for i in range(128) for kind in KINDS]
-    layers = Layers(names)
-    assert layers.names == tuple(names)
-    assert layers.of == list(range(MOST_LAYERS))
 
 
 def test_parameters_of_a_module_share_a_row_when_there_are_too_many():
@@ -51,25 +43,12 @@ def test_one_long_list_of_layers_shares_rows_among_neighbors():
     assert parameters.of == [i // 2 for i in range(300)]
 
 
-@pytest.mark.usefixtures("nothing_compiled")
-def test_wrappers_leave_no_trace_in_names():
-    model = nn.DataParallel(nn.Sequential(nn.Linear(2, 2)))
-    for wrapped in (model, torch.compile(model.module, backend="eager")):
-        assert names_of(sgd(model), wrapped) == ["0.weight", "0.bias"]
-
-
 def test_a_part_that_is_called_as_wrappers_call_theirs_keeps_its_name():
     model = nn.ModuleDict({"module": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
     model.register_parameter("weight", nn.Parameter(torch.ones(2)))
     told = ["weight", "module.weight", "module.bias", "head.weight", "head.bias"]
     assert names_of(sgd(model), model) == names_of(sgd(model), nn.DataParallel(model)) == told
     assert names_of(torch.optim.SGD(model.named_parameters(), lr=0.1), None) == told, "the optimizer knows them, too"
-
-
-def test_where_nobody_knows_names_they_are_numbers():
-    model = nn.Linear(2, 2)
-    unnamed = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias]}], lr=0.1)
-    assert names_of(unnamed, None) == ["group0.0", "group1.0"]
 
 
 def test_a_very_long_name_still_fits_on_the_wire():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import pickle
 
@@ -29,31 +28,6 @@ class Tower(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.head(x)
-
-
-class Tree(nn.Module):
-    """Calls itself for what lies below, as models of trees do. depth: how many levels."""
-
-    def __init__(self):
-        super().__init__()
-        self.node = nn.Linear(64, 64)
-
-    def forward(self, x, depth=8):
-        return self.node(x) if not depth else self(x, depth - 1) + x
-
-
-class Parser(nn.Module):
-    """fails: the first of two calls of a part fails, and the loop does not notice."""
-
-    def __init__(self, *, fails=False):
-        super().__init__()
-        self.tree, self.head, self.fails = Tree(), nn.Linear(64, 2), fails
-
-    def forward(self, x):
-        if self.fails:
-            with contextlib.suppress(RuntimeError):
-                self.tree(x[:, :3], 2)  # the shape does not fit
-        return self.head(self.tree(x))
 
 
 def in_the_slots(model):
@@ -94,21 +68,6 @@ def test_shares_of_the_parts_make_up_most_of_a_step(record):
     parts = [shares[name] for name in ("vision_encoder", "layers", "head")]
     assert 0.3 < sum(parts) <= 1.0
     assert min(parts) > 0.0
-
-
-def test_a_part_that_calls_itself_counts_once(record):
-    model = Parser()
-    record(model)
-    shares = shares_of_a_step(model)
-    assert set(shares) == {"tree", "tree.node", "head"}
-    assert shares["tree"] + shares["head"] <= 1.0
-
-
-def test_a_call_of_a_part_that_failed_does_not_hide_those_that_follow(record):
-    model = Parser(fails=True)
-    record(model)
-    shares = shares_of_a_step(model)
-    assert shares["tree"] > shares["tree.node"] > 0
 
 
 def test_a_child_that_is_nearly_all_of_its_model_is_looked_into():
@@ -158,25 +117,3 @@ def test_an_exception_in_the_timed_call_leaves_nothing_behind(record):
     assert in_the_slots(model) == set()
     look.close()
     assert state.current.probe is None
-
-
-def test_a_clone_made_while_a_step_is_timed_has_its_own_weights(record):
-    """Meta-learning copies a module's `__dict__`, whatever stands in it just then."""
-
-    class Learner(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Linear(64, 4), nn.Linear(4, 1)
-
-        def forward(self, x):
-            clone = nn.Linear.__new__(nn.Linear)
-            clone.__dict__ = dict(self.second.__dict__)
-            clone._parameters = {name: torch.zeros_like(p) for name, p in self.second._parameters.items()}
-            clones.append((CALL in clone.__dict__, clone(self.first(x)).abs().sum().item()))
-            return self.second(self.first(x))
-
-    model, clones = Learner(), []
-    record(model)
-    shares_of_a_step(model)
-    assert (True, 0.0) in clones
-    assert {made for _, made in clones} == {0.0}

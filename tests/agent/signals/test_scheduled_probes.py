@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -12,9 +10,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from perfagent.boundary import guard
 from perfagent.boundary.call_slot import CALL
-from perfagent.signals.flops.op_formulas import Operators
 from perfagent.signals.scheduled_probes import IDLE_S, Looks
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
@@ -105,26 +101,6 @@ def test_operations_are_counted_anew_when_layers_are_unfrozen(training):
         assert of.totals() == {(16, 0, 64): 16 * 2 * (64 * 128 * (1 + unfrozen) + (2 + unfrozen) * 128)}
 
 
-def test_pictures_of_another_resolution_are_counted_anew_and_kept(training):
-    layers = nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1), nn.Flatten(2)
-    of = training(nn.Sequential(*layers), ticks=0.0)
-    for side in (32, 8, 32):
-        of.train(torch.randn(4, 3, side, side), 10)
-        of.clock.now += IDLE_S
-        of.train(torch.randn(4, 3, side, side), 10)
-    per_pixel = 4 * 2 * 9 * (3 * 8 * 2 + 8 * 4 * 3)
-    told = of.told()
-    assert all(value == per_pixel * (8 * 8 if 20 < number <= 40 else 32 * 32) for number, value in told.items())
-    assert set(range(10, 21)) | set(range(36, 61)) <= set(told)
-
-
-def test_recordings_of_many_lengths_are_told_nothing(training):
-    of = training(nn.Conv1d(1, 4, 3), ticks=0.1)
-    for length in range(20, 60):
-        of.train(torch.randn(4, 1, length), 1)
-    assert of.totals() == of.told() == {}
-
-
 # ---- how a step is read
 
 DEEP = [8] * 81
@@ -162,97 +138,7 @@ def test_what_was_recorded_of_a_micro_step_is_gone_before_the_next(training, hel
     assert [*of.totals().values()] == [6 * DEEP_STEP]
 
 
-class Cells(nn.Module):
-    """Calls its one module often."""
-
-    def __init__(self):
-        super().__init__()
-        self.cell, self.head = nn.LSTMCell(8, 8), nn.Linear(8, 1)
-
-    def forward(self, x):
-        hidden = None
-        for at in x.unbind(1):
-            hidden = self.cell(at, hidden)
-        return self.head(hidden[0])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("cells", [False, True])
-def test_a_step_of_many_operators_is_read_in_parts(training, held, cells):
-    """What waits for the end of a call waits in one array, and once that is freed glibc keeps as much and more for
-    good."""
-    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
-    of = training(Cells() if cells else nn.TransformerEncoder(layer, 40, enable_nested_tensor=False))
-    of.train(torch.randn(2, 150, 8) if cells else torch.randn(2, 4, 16), 20)
-    (total,) = of.totals().values()
-    forward = 40 * (2 * 8 * (3 * 16 * 16 + 16 * 16 + 2 * 16 * 32) + 2 * 2 * 2 * 2 * 4 * 4 * 8)
-    assert cells or total == pytest.approx(3 * forward - 2 * 8 * 3 * 16 * 16, rel=0.02)
-    assert 0 < held.most < 4000, "of 25,000, or of 10,000 in each pass"
-    assert not any(CALL in module.__dict__ for name, module in of.model.named_modules() if name)
-
-
-def test_a_step_that_ends_within_its_own_backward_pass_is_not_counted(training, held):
-    """Of an optimizer that steps while gradients come, the rest of the pass is another step's."""
-    of = training(linears(*DEEP))
-    middle = list(of.model.parameters())[80]
-    hook = middle.register_post_accumulate_grad_hook(lambda _: of.optimizer.step())
-    for _ in range(40):
-        of.model(torch.randn(4, 8)).square().mean().backward()
-        of.optimizer.zero_grad()
-        of.recorded.rows += of.recorded.sender.drain()
-        of.looks.poll()
-    hook.remove()  # it holds the optimizer, which holds the parameter, and no collector sees through that
-    assert held, "it was tried"
-    assert of.totals() == {}
-
-
-def test_a_recording_that_cannot_be_read_is_no_count_and_no_trouble(training, monkeypatch):
-    of, disable = training(linears(8, 8)), torch._C._autograd._disable_profiler_legacy
-    monkeypatch.setattr(torch._C._autograd, "_disable_profiler_legacy", lambda *given: [*disable(*given), [object()]])
-    of.train(torch.randn(4, 8), 20)
-    assert not of.looks.flops.tells
-    assert not torch.autograd._profiler_enabled()
-    assert of.told() == {}
-    assert guard.failures.pop("perfagent.signals.flops.step_recording") == 1, "told once"
-
-
-def test_an_event_of_a_recording_is_asked_for_little():
-    """One question an event. Names are judged once each, and shapes are asked of what computes: most operators do
-    not."""
-    kinds, model, inputs = torch._C._profiler, linears(*DEEP), torch.randn(4, 8)
-    config = kinds.ProfilerConfig(
-        kinds.ProfilerState.CPU, True, False, False, False, False, kinds._ExperimentalConfig()
-    )
-    torch._C._autograd._enable_profiler_legacy(config)
-    try:
-        model(inputs).sum().backward()
-    finally:
-        (events,) = torch._C._autograd._disable_profiler_legacy()
-    calls, outer = Counter(), sys.getprofile()
-    sys.setprofile(lambda _frame, event, called: calls.update([called.__name__] if event == "c_call" else []))
-    try:
-        Operators(backward=True).read(events)
-    finally:
-        sys.setprofile(outer)
-    assert calls["name"] == len(events) > 1000
-    assert not calls["kind"]
-    assert calls["fullmatch"] < len(events) / 20
-    assert calls["shapes"] <= 3 * 80
-
-
 # ---- when looks come, and how they end
-
-
-def test_while_no_look_is_due_that_is_asked_once_a_second(training):
-    asked = []
-    of = training(linears(64, 8), ticks=0.0, cpu=lambda: asked.append(1) or 0.0)
-    of.train(torch.randn(4, 64), 20)
-    asked.clear()
-    for seconds in (1, 2):
-        of.clock.now += IDLE_S
-        for _ in range(10):
-            of.looks.poll()
-        assert len(asked) == 2 * seconds, "the time before and after"
 
 
 def test_a_run_looks_at_its_steps_by_itself(record):

@@ -3,8 +3,6 @@ one."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -133,76 +131,6 @@ def test_other_warnings_pass(listening, shown):
 def test_warnings_as_errors_do_not_stop_the_training(listening, cuda):
     assert ("error", None, Warning, None, 0) in warnings.filters, "pytest runs with warnings as errors"
     assert waits(listening(lambda: inside_torch(cuda.mode))) == 1
-
-
-@pytest.mark.parametrize("of_some", [False, True])
-def test_a_step_that_makes_errors_of_warnings_is_given_up(listening, cuda, of_some):
-    def body():
-        inside_torch(cuda.mode)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", category=UserWarning) if of_some else warnings.simplefilter("error")
-            inside_torch(cuda.mode)
-
-    look = listening(body)
-    assert (look.step, look.over) == (0, True), "what was counted is not all of it"
-
-
-def test_warnings_that_the_script_keeps_are_its_own(listening, cuda):
-    kept = []
-
-    def body():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            inside_torch(cuda.mode)
-            warnings.warn("the user's own", stacklevel=1)
-        kept.extend(str(one.message) for one in caught)
-
-    look = listening(body)
-    assert kept == ["the user's own"]
-    assert (look.step, look.over) == (0, True)
-
-
-def test_a_block_that_changes_nothing_of_that_is_no_reason(listening, cuda):
-    def body():
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="something else")
-            inside_torch(cuda.mode)
-
-    look = listening(body)
-    assert look.step
-    assert waits(look) == 1
-
-
-USUAL_FILTERS = """
-import sys, threading, warnings
-from types import SimpleNamespace
-import perfagent.signals.synchronization as one
-class Cuda:
-    mode = 0
-    def get_sync_debug_mode(self): return self.mode
-    def set_sync_debug_mode(self, mode): self.mode = int(mode == "warn")
-sys.modules["torch"] = SimpleNamespace(cuda=Cuda(), __file__="/nowhere/torch/__init__.py")
-def old(): warnings.warn("shown once", UserWarning, stacklevel=1)
-old()
-look = one.SynchronizingLines(SimpleNamespace(completed=1, thread=threading.get_ident()))
-look.at_boundary()
-for _ in range(2): warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-old()
-look.at_boundary()
-old()
-print(sum(look.lines.values()))
-"""
-
-
-@pytest.mark.real
-def test_a_warning_that_was_shown_before_is_not_shown_again():
-    """In a process of its own, with Python's usual filters: a warning is shown once a line, before and after the
-    look."""
-    command = [sys.executable, "-W", "default", "-c", USUAL_FILTERS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["2"]
-    assert done.stderr.count("shown once") == 1
-    assert "synchronizing" not in done.stderr
 
 
 def test_a_script_that_watches_its_own_synchronizations_is_left_alone(record, cuda):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 from two_parts import TwoParts
 
 from perfagent.signals.unoptimized import LEAST_STEPS, Unoptimized
@@ -70,15 +69,6 @@ def whole(model):
     return {"optimizers": [sgd(model)]}
 
 
-def with_gathered(model):
-    """FSDP2 frees the memory of parameters that it has gathered, and the model may hold them at the moment of a
-    look."""
-    optimizer = sgd(model)
-    model.gathered = nn.Parameter(torch.randn(256))
-    model.gathered.untyped_storage().resize_(0)
-    return {"optimizers": [optimizer]}
-
-
 def frozen(model):
     model.encoder.requires_grad_(False)
     return {"optimizers": [sgd(model.head)]}
@@ -92,14 +82,6 @@ def one_that_waits(model):
     return {"optimizers": [sgd(model.encoder)], "waits": sgd(model.head)}
 
 
-def moved_by_hand(model):
-    def after(_step):
-        for parameter in model.encoder.parameters():
-            parameter.data -= 1e-3
-
-    return {"optimizers": [sgd(model.head)], "after": after}
-
-
 def left_over(model):
     """A layer that a first stage trained, and that is detached now."""
     model(torch.randn(8, 16)).square().mean().backward()
@@ -110,9 +92,7 @@ def left_over(model):
     }
 
 
-@pytest.mark.parametrize(
-    "setup", [whole, with_gathered, frozen, two_optimizers, one_that_waits, moved_by_hand, left_over]
-)
+@pytest.mark.parametrize("setup", [whole, frozen, two_optimizers, one_that_waits, left_over])
 def test_a_model_that_is_trained_as_it_was_meant_is_silent(searching, setup):
     model = TwoParts()
     search, options = searching(model), setup(model)
@@ -121,20 +101,6 @@ def test_a_model_that_is_trained_as_it_was_meant_is_silent(searching, setup):
     assert set(search.shares()) == {0.0}
     assert not search.events()
     del waits
-
-
-def test_an_optimizer_of_other_tensors_says_nothing(searching):
-    """fp32 copies of a model in half precision."""
-    model = TwoParts()
-    copies = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
-    search = searching(model)
-
-    def after(_step):
-        for copy, parameter in zip(copies, model.parameters(), strict=True):
-            copy.grad = torch.ones_like(parameter)
-
-    train(model, torch.optim.SGD(copies, lr=0.01), search=search, after=after)
-    assert (search.shares(), search.events()) == ([], [])
 
 
 def test_a_group_that_is_added_later_heals_it(searching):
@@ -172,12 +138,3 @@ def test_an_optimizer_whose_parameters_get_no_gradient_is_told_once(searching, r
     search, trained = searching(model), TwoParts() if replaced else model
     train(trained, sgd(model), search=search, clear="never" if replaced else "before the step")
     assert search.events() == [{"what": "without_gradient", "share": 1.0, "numbers": 289, "steps": LEAST_STEPS}]
-
-
-def test_gradients_that_come_again_are_told(searching):
-    model = TwoParts()
-    search, optimizer = searching(model), sgd(model)
-    for clear in ("before the step", "never"):
-        train(model, optimizer, search=search, steps=STEPS // 2, clear=clear)
-    shares = [told["share"] for told in search.events() if told["what"] == "without_gradient"]
-    assert shares == [1.0, 0.0]

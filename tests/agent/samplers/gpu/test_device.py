@@ -64,27 +64,6 @@ def test_bits_and_field_numbers_are_the_librarys() -> None:
     assert [number for number, _ in LINK_FIELDS.values()] == links
 
 
-def test_a_counter_is_read_as_the_type_it_has() -> None:
-    members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-    assert len(members) == pynvml.NVML_VALUE_TYPE_COUNT
-
-    class Typed(FakeNvml):
-        kind = 0
-
-        def nvmlDeviceGetFieldValues(self, handle: FakeGpu, fieldIds: list[Any]) -> Any:
-            values = super().nvmlDeviceGetFieldValues(handle, fieldIds)
-            for value in values:
-                if value.nvmlReturn == 0:
-                    value.valueType, value.value.ullVal = self.kind, 0
-                    setattr(value.value, members[self.kind], 7)
-            return values
-
-    fake = FakeGpu(fields={94: 0})
-    library = Typed(fake)
-    for library.kind in range(len(members)):
-        assert Gpu(library, 0, fake).rare()["pcie_replays"] == 7.0
-
-
 def test_readings_are_in_our_units() -> None:
     gpu, _ = the(FakeGpu(utilization=(87, 40), memory=(3 << 30, 80 << 30), power_mw=512_250))
     assert gpu.readings() == {
@@ -154,12 +133,6 @@ def test_what_a_device_does_not_support_is_asked_once_and_absent() -> None:
     assert Door(library).ask("nvmlDeviceGetSomethingOfTheFuture", None) is None
 
 
-def test_an_error_of_the_moment_is_asked_again() -> None:
-    fake = FakeGpu(power_mw=100_000)
-    gpu = Gpu(Failing(fake, nvmlDeviceGetPowerUsage=(pynvml.NVML_ERROR_UNKNOWN, 1)), 0, fake)
-    assert [gpu.readings().get("power_w") for _ in range(2)] == [None, 100.0]
-
-
 @pytest.mark.fault
 def test_a22_a_lost_device_says_so_and_nothing_else_raises() -> None:
     fake = FakeGpu()
@@ -184,12 +157,6 @@ def test_gpm_tells_means_since_the_last_call_in_our_units() -> None:
     assert gpu.describe()["gpm"] is True
     assert "pcie_sent_bytes_per_s" not in gpu.rare()
     assert library.calls["nvmlDeviceGetPcieThroughput"] == 0
-
-
-def test_a_metric_that_gpm_does_not_have_or_is_nan_is_absent() -> None:
-    gpu, _ = the(FakeGpu(gpm={2: 50.0, 5: float("nan")}))
-    gpu.second(1.0)
-    assert gpu.second(2.0).keys() == {"sm_active_pct", "temperature_c"}
 
 
 def test_without_gpm_traffic_comes_from_counters() -> None:
@@ -225,19 +192,6 @@ def test_a_slice_leaves_out_what_belongs_to_the_board() -> None:
     assert library.calls["nvmlGpmSampleGet"] == 0
 
 
-def test_a_slice_without_a_number_has_no_gpm_of_the_whole_board() -> None:
-    class Nameless(FakeNvml):
-        def nvmlDeviceGetGpuInstanceId(self, device: Any) -> int:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
-
-    board = FakeGpu(slices=[FakeSlice("MIG-aaaa", instance=2)], gpm={2: 99.0})
-    library = Nameless(board)
-    (found,) = slices(library, Gpu(library, 0, board))
-    found.second(1.0)
-    assert "sm_active_pct" not in found.second(2.0)
-    assert found.describe()["gpm"] is False
-
-
 # ---- processes
 
 
@@ -266,21 +220,3 @@ def test_own_and_foreign_processes_are_told_apart() -> None:
 )
 def test_what_the_driver_does_not_know_of_processes_is_absent(running: list[Running], told: dict[str, float]) -> None:
     assert processes(FakeGpu(processes=running)).read(1.0) == told
-
-
-def test_a_process_that_waits_uses_nothing_once_it_was_seen() -> None:
-    fake = FakeGpu(processes=[Running(12, 10, 90)])
-    ours = processes(fake)
-    told = lambda now: ours.read(now).get("process_utilization_pct")  # noqa: E731
-    assert told(0.0) is None, "its id may be another one here"
-    fake.processes.append(Running(11, 10, 60))
-    assert told(3.0) is None, "not due"
-    assert told(5.0) == 60.0
-    fake.processes[1].sm = 4_000_000_000  # what some drivers tell now and then
-    assert told(10.0) is None
-    fake.processes.pop()
-    assert told(15.0) == 0.0
-    fake.processes.clear()
-    assert told(20.0) == 0.0
-    fake.unsupported.add("nvmlDeviceGetProcessUtilization")
-    assert told(25.0) is None

@@ -95,24 +95,6 @@ def test_a_second_is_told_as_mean_minimum_and_maximum() -> None:
     assert {name: row[f"gpu/{name}"] for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("polls", "period_s", "late_s", "times"),
-    [
-        (45, 1.0, 0.0, 3),  # every ten seconds
-        (240, 1.0, 0.1, 11),  # one poll is late, as behind a request: ten seconds from there lie between two reports
-        (240, 3.0, 0.0, 10),  # every fourth report
-    ],
-)
-def test_counters_come_every_ten_seconds(polls: int, period_s: float, late_s: float, times: int) -> None:
-    watch = Watch(FakeNvml(FakeGpu(fields={4: 2})), period_s=period_s)
-    watch.poll(20)
-    watch.now += late_s
-    watch.poll()
-    watch.now -= late_s
-    watch.poll(polls - 21)
-    assert times <= len(watch.values("gpu/ecc_uncorrected_volatile")) <= times + (late_s > 0)
-
-
 def test_energy_is_told_since_the_start_and_by_step() -> None:
     gpu = FakeGpu(energy_mj=9_000_000)
     watch = Watch(FakeNvml(gpu))
@@ -123,16 +105,6 @@ def test_energy_is_told_since_the_start_and_by_step() -> None:
         watch.poll()
     assert watch.values("gpu/energy_per_step_j") == [175.0]
     assert watch.rows[-1]["gpu/energy_j"] == 12 * 350.0
-
-
-def test_energy_of_steps_longer_than_the_interval_waits_for_their_end() -> None:
-    gpu = FakeGpu(energy_mj=0)
-    watch = Watch(FakeNvml(gpu))
-    watch.poll()
-    watch.train(gpu, 17, 500.0)
-    watch.train(gpu, 1, 500.0, steps=1)
-    watch.train(gpu, 2, 500.0)
-    assert watch.values("gpu/energy_per_step_j") == [9000.0]
 
 
 def test_what_came_before_the_first_step_is_the_energy_of_none() -> None:
@@ -159,18 +131,6 @@ def test_own_and_others_of_the_node_are_told_apart() -> None:
     assert prefixes(second) == {"gpu"}
     assert (second["gpu/utilization_pct"], first["node_gpu3/utilization_pct"]) == (10.0, 30.0)
     assert "node_gpu2/utilization_min_pct" not in first
-
-
-def test_ranks_that_see_only_their_own_gpu_are_not_told_twice(tmp_path: Path) -> None:
-    library = FakeNvml(*boards(3))
-    Watch(library, elected=False, environ={"CUDA_VISIBLE_DEVICES": "1"}, folder=tmp_path).poll()
-    Watch(library, environ={"CUDA_VISIBLE_DEVICES": "2"}, folder=tmp_path, key="another job").poll()
-    first = Watch(library, environ={"CUDA_VISIBLE_DEVICES": "0"}, folder=tmp_path)
-    assert prefixes(first.poll()) == {"gpu", "node_gpu2"}
-
-
-def test_a_process_without_cuda_speaks_for_the_node_only() -> None:
-    assert prefixes(Watch(FakeNvml(FakeGpu()), ordinal=None).poll()) == {"node_gpu0"}
 
 
 def test_a_rank_on_a_slice_tells_the_slice_and_not_the_board() -> None:
@@ -222,14 +182,6 @@ def test_a22_a_lost_gpu_is_told_once_with_its_xid_and_others_go_on() -> None:
 
 
 @pytest.mark.fault
-def test_a22_a_gpu_that_was_lost_before_hides_no_other() -> None:
-    watch = Watch(FakeNvml(FakeGpu(lost=True), FakeGpu(uuid="GPU-b")), ordinal=None)
-    assert prefixes(watch.poll()) == {"node_gpu1"}
-    assert watch.told[0] == {"what": "lost", "index": 0, "reason": "GPU is lost"}
-    assert [gpu["index"] for gpu in watch.told[1]["gpus"]] == [1]
-
-
-@pytest.mark.fault
 def test_a22_a_shutdown_of_nvml_by_the_script_leaves_a_gap_of_seconds() -> None:
     library = FakeNvml(gpu := FakeGpu(energy_mj=5_000))
     watch = Watch(library)
@@ -244,19 +196,6 @@ def test_a22_a_shutdown_of_nvml_by_the_script_leaves_a_gap_of_seconds() -> None:
     library.events.append((gpu, 31))
     assert watch.poll()["gpu/xid"] == 31.0
     assert [told["what"] for told in watch.told] == ["found", "xid"]
-
-
-@pytest.mark.fault
-def test_a22_a_container_that_was_not_given_all_boards_names_no_loss() -> None:
-    class Partly(FakeNvml):
-        def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:  # noqa: N802
-            if index == 0:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
-            return super().nvmlDeviceGetHandleByIndex(index)
-
-    watch = Watch(Partly(*boards(2)), ordinal=None)
-    assert prefixes(watch.poll()) == {"node_gpu1"}
-    assert [told["what"] for told in watch.told] == ["found"]
 
 
 @pytest.mark.fault

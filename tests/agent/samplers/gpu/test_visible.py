@@ -55,8 +55,3 @@ def test_a_uuid_from_torch_finds_the_device_whatever_the_order() -> None:
     node = Node(PLAIN)
     assert node.with_uuid("00000002-aaaa") == node.with_uuid("GPU-00000002-AAAA") == PLAIN[2].uuid
     assert node.with_uuid("") is node.with_uuid("00000009") is None
-
-
-def test_a_boards_uuid_stands_for_its_slice_only_where_there_is_one() -> None:
-    assert Node([FakeGpu(uuid="GPU-b", slices=[FIRST])]).with_uuid("b") == FIRST.uuid
-    assert Node([FakeGpu(uuid="GPU-b", slices=[FIRST, SECOND])]).with_uuid("b") is None

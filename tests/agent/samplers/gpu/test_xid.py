@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pynvml
 import pytest
@@ -62,14 +61,6 @@ def test_events_are_polled_without_waiting_and_name_their_device() -> None:
     assert told(events) == []
 
 
-def test_a_storm_of_errors_does_not_keep_the_thread() -> None:
-    library = FakeNvml(board := FakeGpu())
-    events = watching(library)
-    library.events.extend([(board, 13)] * 100)
-    assert len(told(events)) == 16
-    assert len(library.events) == 84
-
-
 def test_the_kernels_log_stands_in_where_events_cannot_be_had(kernel: Kernel) -> None:
     boards = [
         FakeGpu(uuid=f"GPU-{pci}", pci=pci, unsupported=NO_EVENTS)
@@ -87,39 +78,6 @@ def test_the_kernels_log_stands_in_where_events_cannot_be_had(kernel: Kernel) ->
         "NVRM: Xid (0000:01:00): 13, Ch 00000008",  # as older drivers write it
     )
     assert told(events) == [(None, 31), (2, 31), (1, 79), (2, 13)]
-
-
-def test_the_kernels_log_stands_in_once_a_lost_gpu_ends_all_events(kernel: Kernel) -> None:
-    class Ended(FakeNvml):
-        ended = False
-
-        def nvmlEventSetWait_v2(self, eventSet: Any, timeoutms: int) -> Any:  # noqa: N802, N803 - the library's own names
-            if self.ended:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-            return super().nvmlEventSetWait_v2(eventSet, timeoutms)
-
-    library = Ended(board := FakeGpu(pci="00000000:3B:00.0"))
-    events = watching(library, kernel.path)
-    line = "4,917,1234,-;NVRM: Xid (PCI:0000:3b:00): {}, pid=1234"
-    assert told(events) == []
-    library.events.append((board, 31))
-    kernel.write(line.format(31))
-    assert told(events) == [(0, 31)], "once, though both tell it"
-    library.ended = True
-    for code in (79, 45):
-        kernel.write(line.format(code))
-        assert told(events) == [(0, code)]
-
-
-def test_a_log_that_nobody_holds_is_closed(kernel: Kernel) -> None:
-    def holders() -> int:
-        return sum(Path(fd).resolve() == Path(kernel.path).resolve() for fd in Path("/proc/self/fd").iterdir())
-
-    before, log = holders(), KernelLog(kernel.path)
-    log.poll()
-    assert holders() == before + 1
-    del log
-    assert holders() == before
 
 
 @pytest.mark.fault

@@ -64,22 +64,6 @@ def test_causal_attention_counts_its_pairs_in_every_kernel(record, ids, causal):
         assert counted.products == 3 * 2 * (4 * WIDTH * WIDTH * 2 + WIDTH * 50) * BATCH * LENGTH
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_attention_imported_by_its_name_is_known_to_be_causal(record, causal):
-    class Imported(Attention):
-        def forward(self, x):
-            q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, -1).permute(2, 0, 3, 1, 4)
-            shared = scaled_dot_product_attention(q, k, v)  # the same shapes
-            return self.out(
-                (shared + scaled_dot_product_attention(q, k, v, is_causal=causal)).transpose(1, 2).flatten(2)
-            )
-
-    model, x = Imported(), torch.randn(BATCH, LENGTH, WIDTH)
-    record(model)
-    counted = counted_step(model, lambda m: m(x).square().mean())
-    assert counted.attention == pytest.approx(PAIRS * (1 + (causal_share(LENGTH, LENGTH) if causal else 1)))
-
-
 @pytest.mark.parametrize("how", ["by hand", "added to", "torch's own, unfused"])
 def test_unfused_attention_grows_with_the_length_squared(record, how):
     class Model(nn.Module):

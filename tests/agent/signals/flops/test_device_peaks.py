@@ -41,9 +41,3 @@ def test_known_devices_have_the_peaks_of_their_sheets():
 @pytest.mark.parametrize(("device", "kind"), UNKNOWN)
 def test_what_is_not_known_has_no_peak(device, kind):
     assert peak_flops(device, kind) is None
-
-
-@pytest.mark.parametrize("device", dict.fromkeys(device for device, _ in KNOWN))
-def test_no_device_is_faster_with_more_bits(device):
-    figures = [peak_flops(device, kind) for kind in ("float32", "tf32", "bfloat16", "float16", "float8")]
-    assert sorted(filter(None, figures)) == [*filter(None, figures)]

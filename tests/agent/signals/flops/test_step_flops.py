@@ -49,10 +49,6 @@ def test_text_of_other_sizes_is_scaled(known, samples, tokens, flops_per_s):
     assert told(known(), samples, tokens).get("flops_per_s") == pytest.approx(flops_per_s)
 
 
-def test_nothing_is_told_before_a_step_was_counted(inputs):
-    assert told(StepFlops(lambda: None, seen=inputs), *TEXT) == {}
-
-
 def test_pictures_are_scaled_to_their_own_resolution_only(known, inputs):
     flops = known(PICTURES)
     inputs.changes.append((0, (3, 64, 64)))
@@ -75,21 +71,6 @@ def test_steps_are_told_by_the_shape_they_had(known, inputs):
     assert [step for step in range(1, 11) if flops.of(step, 4, 0)] == [1, 2, 3, 4, 5, 8, 9, 10]
 
 
-def test_a_block_of_steps_with_a_change_among_them_has_none(known, inputs):
-    flops = known((4, 0, 9))
-    flops.of(1, 4, 0)
-    inputs.changes.extend([(0, (9,)), (5, (3,)), (7, (9,))])
-    assert [flops.of(20, 4, 0), flops.of(30, 4, 0)] == [None, 110.0]
-
-
-def test_an_evaluation_of_another_resolution_changes_nothing(known, inputs):
-    flops = known((4, 0, 9))
-    inputs.changes.append((0, (9,)))
-    flops.of(1, 4, 0)
-    inputs.changes.extend([(1, (3,)), (1, (9,))])
-    assert flops.of(2, 4, 0) == 110.0
-
-
 def test_no_step_is_counted_while_the_shape_changes(known, inputs):
     """Batches may be fetched ahead: the shape that was seen last may be the next step's."""
     flops = known((4, 0, 9))
@@ -101,17 +82,6 @@ def test_no_step_is_counted_while_the_shape_changes(known, inputs):
     assert not flops.wants()
     flops.of(8 + STEADY_STEPS - 1, 4, 0)
     assert flops.wants()
-
-
-def test_a_recorded_step_whose_shape_changed_has_no_size(inputs):
-    flops = StepFlops(lambda: None, seen=inputs)
-    inputs.changes.append((0, (9,)))
-    flops.of(10, 4, 0)
-    flops.look = look = FlopCount(None)
-    look.step = 11
-    inputs.changes.append((10, (3,)))
-    flops.add(11, {}, 4, 0, 1.0)
-    assert look.size is None
 
 
 def test_looks_that_come_to_nothing_end(inputs):
@@ -140,20 +110,6 @@ def test_a_known_device_has_a_share_of_its_peak(known, monkeypatch, name, kind, 
     values = told(known(products=tflops * 1e12, attention=0.0, device=0, kind=kind), *TEXT)
     assert values["flops_per_s"] == tflops * 1e12 / 2
     assert values.get("mfu") == pytest.approx(mfu)
-
-
-@pytest.mark.parametrize(("precision", "share"), [("tf32", 0.5), ("ieee", None)])
-def test_tf32_by_its_newer_name_is_the_peak_compared_with(known, monkeypatch, precision, share):
-    """Where it was, the older name raises, and with it the row of the step."""
-    matmul = torch.backends.cuda.matmul
-    if not hasattr(matmul, "fp32_precision"):
-        pytest.skip("an older torch")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
-    before, matmul.fp32_precision = matmul.fp32_precision, precision
-    try:
-        assert told(known(products=494.7e12, attention=0.0, device=0, kind="float32"), *TEXT).get("mfu") == share
-    finally:
-        matmul.fp32_precision = before
 
 
 @pytest.mark.usefixtures("nothing_compiled")
@@ -214,35 +170,3 @@ def test_an_exception_in_the_recorded_step_leaves_nothing_behind(record):
     optimizer.step()
     look.at_boundary()
     assert state.current.probe is None
-
-
-@pytest.mark.usefixtures("nothing_compiled")
-def test_a_model_compiled_later_is_counted_without_graph_breaks(record):
-    """We lie inside of what is traced then: a clock of ours would be a warning to the user, here an error, and break
-    graphs."""
-
-    class Model(nn.Sequential):
-        def forward(self, x):
-            return super().forward(x).relu()
-
-    counters, model = torch._dynamo.utils.counters, Model(nn.Linear(4, 2))
-    record(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(call):
-        call(torch.ones(3, 4)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    for _ in range(3):
-        step(model)
-    compiled = torch.compile(model, backend="eager")
-    counters.clear()
-    step(compiled)
-    graphs = counters["stats"]["unique_graphs"]
-    look = FlopCount(state.current)
-    assert look.at_boundary()
-    step(compiled)
-    assert not look.at_boundary()
-    assert list(look.operators) == [False, True]
-    assert counters["stats"]["unique_graphs"] == graphs
