@@ -11,6 +11,7 @@ import pytest
 from perfagent.samplers.child_processes import pythons_below
 
 
+@pytest.mark.real
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 def test_a_child_that_ended_and_was_not_waited_for_hides_no_other() -> None:
     waits = [sys.executable, "-c", "import sys; sys.stdin.read()"]

@@ -15,6 +15,7 @@ from torch import nn
 
 from perfagent.signals.sharding import Held, held
 
+pytestmark = pytest.mark.real
 HERE = Path(__file__).parent
 KINDS = (
     "fsdp2", "fsdp2_with_a_replicated_parameter", "hybrid", "tensor_parallel", "fsdp1", "fsdp1_with_a_replicated_layer",
