@@ -147,19 +147,22 @@ def test_values_of_other_types_are_configuration_and_tensors_none() -> None:
     assert redacted(found) == {"config": {"dtype": "torch.bfloat16", "seed": 3, "1": 2}}
 
 
-def test_settings_of_trainers_are_found_under_any_name() -> None:
-    from lightning import LightningModule
+def test_training_arguments_are_found_under_any_name() -> None:
     from transformers import TrainingArguments
+
+    arguments = TrainingArguments(output_dir="x", learning_rate=1e-3, use_cpu=True, report_to=[])
+    assert of_variables(anything=arguments)["huggingface"] is arguments
+
+
+def test_hparams_of_a_lightning_module_are_found() -> None:
+    from lightning import LightningModule
 
     class Mine(LightningModule):
         def __init__(self, lr: float, width: int) -> None:
             super().__init__()
             self.save_hyperparameters()
 
-    arguments = TrainingArguments(output_dir="x", learning_rate=1e-3, use_cpu=True, report_to=[])
-    found = of_variables(one=arguments, other=Mine(0.1, width=3))
-    assert found["huggingface"] is arguments
-    assert dict(found["lightning"]) == {"lr": 0.1, "width": 3}
+    assert dict(of_variables(anything=Mine(0.1, width=3))["lightning"]) == {"lr": 0.1, "width": 3}
 
 
 def test_options_of_click_are_found_in_the_running_command() -> None:
