@@ -89,7 +89,6 @@ TESTED = (
     "tests/faults",
     "tests/e2e/test_monitoring.py",
     "tests/server/alerts",
-    "tests/server/store/test_kill9.py",
     "tests/training/checkpoint/test_damage.py",
 )
 SERVER_TESTED = (

@@ -26,7 +26,6 @@ __all__ = ["LOG_BYTES", "RESERVE", "RESERVE_BYTES", "Sqlite", "open_sqlite", "sq
 RESERVE = "reserve-for-a-full-disk"
 RESERVE_BYTES = 64 * 2**20
 """Room for the log of what is written while the disk is full: deletions and alerts."""
-_FORMER_RESERVE = "ballast"
 _WRITER_CACHE_KIB, _READERS_CACHE_KIB = 16_384, 4096
 # The size of the log before a checkpoint (wal_autocheckpoint, 1000 pages) and the largest commit beyond it. Tried and
 # not taken: checkpoints after 4000 pages, or a log of 16 MB (7 % less written, no less CPU); pages of 8 or 16 kB (11 to
@@ -110,10 +109,7 @@ def open_sqlite(path: Path, *, reserve_bytes: int = RESERVE_BYTES, patience_s: f
     except BaseException:
         engine.dispose()
         raise
-    reserve = path.parent / RESERVE
-    with contextlib.suppress(OSError):  # what it was called before
-        (path.parent / _FORMER_RESERVE).rename(reserve)
-    return Sqlite(engine, reserve=reserve, reserve_bytes=reserve_bytes)
+    return Sqlite(engine, reserve=path.parent / RESERVE, reserve_bytes=reserve_bytes)
 
 
 def _matches(pattern: str, text: str | None) -> bool:

@@ -1,19 +1,14 @@
-"""allocator_churn: page faults of the training thread beside the step time; and samples of the host that rules read."""
+"""allocator_churn: page faults of the training thread beside the step time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from step_job import StepJob
 
-from perfagent.wire import Finding
-from perfagent_server.rules.data.batch_readings import reading_of, readings
-from perfagent_server.rules.rule import Place, Question, Rule, Series, Words
 from perfagent_server.rules.speed.allocator_churn import AllocatorChurn
-from perfagent_server.rules.window import Window
 
 STEP_S = 0.006
 
@@ -75,30 +70,3 @@ def test_healthy_steps_are_silent(faults: float, more: dict[str, Any]) -> None:
 
 def test_the_alert_is_over_when_the_faults_are() -> None:
     assert train([1150.0 if number < 30 else 5.0 for number in range(60)]).kinds == ["fire", "resolve"]
-
-
-HOST = ("host/cpu_pressure_pct", "host/memory_pressure_pct", "host/io_pressure_pct", "host/cpu_throttled_pct")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Reads(Rule):
-    """A rule on samples of the host."""
-
-    id: ClassVar[str] = "reads_host"
-    severities = ("info",)
-    place = Place(Question.IS_IT_FAST, 99)
-    reads = (*(reading_of(name, keep=24) for name in HOST), Series("step_time_s", merge="median"))
-    english = chinese = Words(name="", meaning="", fires="", remedies={"": ""})
-
-    def judge(self, window: Window) -> Finding | None:
-        pressed = [readings(window, name, 24) for name in HOST]
-        if any(len(found) < 12 for found in pressed):
-            return None
-        return self.found("info", "", "", evidence={"pressure": [sum(found) / len(found) for found in pressed]})
-
-
-def test_pressure_and_throttling_reach_rules_over_time() -> None:
-    """As the agent's sampler of the host sends them, every five seconds."""
-    told = {name: 10.0 * (place + 1) for place, name in enumerate(HOST)}
-    job = StepJob(_Reads()).go_on({"loss": [1.0] * 800}, rows=50, measured=dict.fromkeys(range(50, 801, 50), told))
-    assert job.found.evidence["pressure"] == [10.0, 20.0, 30.0, 40.0]

@@ -37,22 +37,6 @@ def test_padding_of_a_third_is_a_remark(ranks: int, step: int) -> None:
     assert train(TokensWasted(), padded(*[52.0, 53.0, 54.0] * 5)).found.evidence["highest_pct"] == 54
 
 
-@pytest.mark.parametrize(
-    "readings", [padded(*[29.9] * 30), [{}] * 30, padded(*[80.0] * 4), [*[{}] * 9, *padded(80.0)]],
-    ids=["little", "none", "few steps", "one reading"],
-)  # fmt: skip
-def test_little_padding_is_silent(readings: list[dict[str, float]]) -> None:
-    assert train(TokensWasted(), readings).changes == []
-
-
-def test_padding_around_the_threshold_is_one_remark() -> None:
-    assert train(TokensWasted(), padded(*[33.0] * 20, *[27.0] * 60)).kinds == ["fire"]
-    assert train(TokensWasted(), padded(*[33.0] * 20, *[20.0] * 60)).kinds == ["fire", "resolve"]
-
-
-# ---- data_repeats
-
-
 def repeated(*counts: float, distinct: float = 100.0) -> list[dict[str, float]]:
     return [{"batch/repeats": count, **({"batch/distinct": distinct} if count else {})} for count in counts]
 
@@ -82,23 +66,32 @@ def test_repeats_are_told_with_their_cause(
     assert fix in found.fix
 
 
-def test_two_repeats_are_nothing_and_old_ones_are_forgotten() -> None:
-    for counts in ([0, 0, 1, 1, *[2] * 40], [0] * 40, [number // 30 for number in range(120)]):
-        assert train(DataRepeats(), repeated(*counts)).changes == []
+@pytest.mark.parametrize(
+    ("pct", "kinds"),
+    [
+        ([33.0] * 20 + [27.0] * 60, ["fire"]),
+        ([33.0] * 20 + [20.0] * 60, ["fire", "resolve"]),
+        ([29.9] * 30, []),
+        ([80.0] * 4, []),
+    ],
+    ids=["around the threshold", "less from then on", "little", "few steps"],
+)
+def test_padding_is_one_remark_until_it_is_little(pct: list[float], kinds: list[str]) -> None:
+    assert train(TokensWasted(), padded(*pct)).kinds == kinds
 
 
-def test_a_process_that_counts_anew_is_counted_anew() -> None:
-    assert len(train(DataRepeats(), repeated(2, 2, 0, 1, 2, 2)).changes) == 0
-    assert train(DataRepeats(), repeated(2, 2, 0, 1, 3)).found.evidence["repeats"] == 3
+@pytest.mark.parametrize(
+    "counts", [[0, 0, 1, 1, *[2] * 40], [number // 30 for number in range(120)], [2, 2, 0, 1, 2, 2]],
+    ids=["two", "old ones", "a process that counts anew"],
+)  # fmt: skip
+def test_few_repeats_are_nothing_and_old_ones_are_forgotten(counts: list[float]) -> None:
+    assert train(DataRepeats(), repeated(*counts)).changes == []
 
 
 def test_repeats_are_over_after_500_steps_without_one() -> None:
     job = train(DataRepeats(), repeated(0, 5, 10, *[10] * 60))
     assert job.kinds == ["fire", "resolve"]
     assert job.changes[-1].step == 600, "judged every five seconds: 560 is not more than 500 after 60"
-
-
-# ---- data_bug
 
 
 @pytest.mark.parametrize(
@@ -116,11 +109,8 @@ def test_a_defect_in_two_readings_in_a_row_is_named(name: str, lowest: float, ca
     assert job.found.evidence[name] == pytest.approx(lowest)
     assert train(DataBug(), [{f"batch/{name}": lowest - 0.1}] * 40).changes == []
     assert train(DataBug(), [{f"batch/{name}": 100.0 if number == 5 else 60.0} for number in range(20)]).changes == []
-
-
-def test_a_mended_loader_resolves_the_alert() -> None:
-    readings = [{"batch/constant_pct": 100.0 if number < 10 else 0.0} for number in range(30)]
-    assert train(DataBug(), readings).kinds == ["fire", "resolve"]
+    mended = [{f"batch/{name}": 100.0 if number < 10 else 0.0} for number in range(30)]
+    assert train(DataBug(), mended).kinds == ["fire", "resolve"]
 
 
 @pytest.mark.parametrize(

@@ -58,13 +58,6 @@ def test_the_layer_with_most_dead_units_leads() -> None:
     assert (found.evidence["measured"], found.evidence["loss_left"]) == (3, 1.0)
 
 
-def test_units_dead_before_are_a_warning_once_the_loss_stands() -> None:
-    job = train({step: {"relu": 0.6} for step in (11, 200, 400)}, falling(2.3, 2.3))
-    assert (job.fired[0].finding.severity, job.changes[-1].finding.severity) == ("info", "warning")
-    assert job.changes[-1].finding.cause == "from the start"
-    assert 500 <= job.changes[-1].step <= 511
-
-
 @pytest.mark.parametrize(
     "measured",
     [

@@ -110,10 +110,7 @@ def test_next_to_no_room_is_told_where_nothing_is_known_of_saves(
     assert filled(60, lambda _: free_gb, "work", total=total_gb).told == ([(severity, "")] if severity else [])
 
 
-def test_the_spool_is_ours_and_no_reason_to_wake_anybody() -> None:
-    assert filled(60, lambda _: 0.2, "spool").told == [("warning", "")]
-
-
 def test_room_that_was_made_resolves_the_alert() -> None:
     assert filled(200, lambda now: 8 if now < 100 else 11, "work", total=220).now_open == [("warning", "")]
     assert filled(200, lambda now: 8 if now < 100 else 60, "work", total=200).kinds == ["fire", "resolve"]
+    assert filled(60, lambda _: 0.2, "spool").told == [("warning", "")], "the spool is ours, and wakes nobody"

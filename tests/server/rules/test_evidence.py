@@ -10,9 +10,8 @@ from perfagent_server.rules.evidence import spell_bytes, spell_s
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [
-        (0.0, "0 µs"), (0.00018, "180 µs"), (0.0009994, "999 µs"), (0.0009996, "1 ms"), (0.05, "50 ms"),
-        (0.9994, "999 ms"), (0.9996, "1 s"), (1.25, "1.25 s"), (99.94, "99.9 s"), (99.96, "100 s"), (1234.5, "1234 s"),
-        (-0.5, "-500 ms"),
+        (0.0, "0 µs"), (0.0009994, "999 µs"), (0.0009996, "1 ms"), (0.9994, "999 ms"), (0.9996, "1 s"), (1.25, "1.25 s"),
+        (99.94, "99.9 s"), (99.96, "100 s"), (1234.5, "1234 s"), (-0.5, "-500 ms"),
     ],
 )  # fmt: skip
 def test_a_duration_is_rounded_before_its_unit_is_chosen(seconds: float, shown: str) -> None:

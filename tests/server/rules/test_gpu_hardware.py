@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from judging import START, fired, frame, make_evaluator, restored, state
+from judging import START, frame, make_evaluator, restored, state
 from over_time import Job, Readings, every
 
 from perfagent.wire import Event
 from perfagent_server.alerts.state_machine import Change
-from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.hardware.ecc import Ecc
 from perfagent_server.rules.hardware.link_errors import LinkErrors
 from perfagent_server.rules.hardware.throttling import Throttling
@@ -62,12 +61,6 @@ def test_the_rank_that_all_others_wait_for_is_named_until_it_is_cool() -> None:
     assert job.go_on(300, cool).kinds == ["fire", "resolve"]
 
 
-def test_a_moment_of_heat_is_no_throttling() -> None:
-    job = Job(Throttling(), steps=every(0.2))
-    job.go_on(300, lambda now: {"gpu/throttle_sw_thermal_pct": 100.0 * (now % 60 < 4), "gpu/temperature_c": 79.0})
-    assert job.changes == []
-
-
 # ---- ecc
 
 PAST = {
@@ -104,14 +97,8 @@ def test_only_what_a_counter_gains_during_the_run_counts(gained: dict[str, float
     assert [one for one, _ in job.now_open] == ([severity] if severity else [])
     for found in job.evaluator.findings():
         assert found.since_step == pytest.approx(490, abs=60)
+        assert found.message.count("uncorrected memory errors") <= 1
     assert len(job.go_on(400, memory(**gained)).fired) == (severity is not None)
-
-
-def test_counts_of_one_error_are_told_once_with_the_rank() -> None:
-    job = Job(Ecc(), steps=every(0.2), ranks=2)
-    job.go_on(200, memory(), memory(ecc_uncorrected_volatile=1, ecc_uncorrected_aggregate=1))
-    assert job.found.ranks == [1]
-    assert job.found.message.count("uncorrected memory errors") == 1
 
 
 def test_a_row_that_waited_before_the_run_is_a_warning() -> None:
@@ -171,36 +158,20 @@ def test_links_that_have_errors_or_run_below_what_they_did(
 # ---- xid
 
 
-def report(evaluator: Evaluator, rank: int = 0, **data: Any) -> list[Change]:
-    event = Event(kind="gpu", time=START + 5, step=None, data=data)
-    return evaluator.take(frame({}, [], rank=rank, ident=evaluator.upto + 1, events=[event]))
+def test_an_error_of_the_driver_is_an_alert_until_the_run_ends() -> None:
+    def report(rank: int = 0, **data: Any) -> list[Change]:
+        event = Event(kind="gpu", time=START + 5, step=None, data=data)
+        return evaluator.take(frame({}, [], rank=rank, ident=evaluator.upto + 1, events=[event]))
 
-
-def training() -> Evaluator:
     evaluator = make_evaluator()
     evaluator.take(frame({"loss": [2.0] * 20}, range(1, 21), events=[state("starting", world_size=2)]))
-    return evaluator
-
-
-@pytest.mark.parametrize(
-    ("code", "severity", "cause"), [(79, "critical", "fallen off the bus"), (13, "warning", "the program")]
-)
-def test_an_error_of_the_driver_is_an_alert_until_the_run_ends(code: int, severity: str, cause: str) -> None:
-    evaluator = training()
-    [change] = report(evaluator, what="xid", code=code, index=3, meaning="GPU has fallen off the bus")
+    for odd in ({"what": "xid"}, {"what": "xid", "code": "x"}, {"what": "lost", "code": 79}, {}):
+        assert report(**odd) == []
+    [change] = report(what="xid", code=13, index=0, meaning="Graphics Engine Exception")
     found = change.finding
-    assert (found.rule, found.severity, found.cause, found.since_step) == ("xid", severity, cause, 20)
-    assert report(restored(evaluator), what="found", gpus=[]) == []
-    assert evaluator.verdict().rule == "xid"
-
-
-def test_a_worse_error_leads_and_other_ranks_join() -> None:
-    evaluator = training()
-    report(evaluator, what="xid", code=13, index=0)
-    [change] = report(evaluator, rank=1, what="xid", code=48, index=1)
-    assert (change.kind, change.finding.severity, change.finding.ranks) == ("update", "critical", [0, 1])
-
-
-@pytest.mark.parametrize("data", [{"what": "xid"}, {"what": "xid", "code": "x"}, {"what": "lost", "code": 79}, {}])
-def test_what_is_no_error_is_none(data: dict[str, Any]) -> None:
-    assert fired(report(training(), **data)) == []
+    assert (found.rule, found.severity, found.cause, found.since_step) == ("xid", "warning", "the program", 20)
+    evaluator = restored(evaluator)
+    assert report(what="found", gpus=[]) == []
+    [worse] = report(rank=1, what="xid", code=79, index=1, meaning="GPU has fallen off the bus")
+    assert (worse.kind, worse.finding.severity, worse.finding.ranks) == ("update", "critical", [0, 1])
+    assert (evaluator.verdict().rule, evaluator.verdict().cause) == ("xid", "fallen off the bus")

@@ -27,9 +27,6 @@ def noise(count: int, spread: float = 0.1, *, level: float = 1.0, seed: int = 1)
     return [level * math.exp(draw.gauss(0, spread)) for _ in range(count)]
 
 
-# ---- real curves
-
-
 @pytest.mark.parametrize("spread", [0.0, 0.25])
 def test_the_bloom_incident_is_told_before_the_loss_leaves(spread: float) -> None:
     """12 April 2022, after 300 made-up steps at its first level: three iterations before the loss leaves its band."""
@@ -38,9 +35,8 @@ def test_the_bloom_incident_is_told_before_the_loss_leaves(spread: float) -> Non
     job = StepJob(GradNormExplosion(), first=logged[0]["iteration"] - 300)
     job.go_on({"grad/norm": noise(300, spread, level=logged[0]["grad_norm"])}, rows=1)
     for row in logged:
-        job.changes += job.evaluator.take(
-            frame({"grad/norm": [row["grad_norm"]]}, [row["iteration"]], ident=row["iteration"])
-        )
+        at = row["iteration"]
+        job.changes += job.evaluator.take(frame({"grad/norm": [row["grad_norm"]]}, [at], ident=at))
     assert (job.alert.step <= 31216, job.found.since_step) == (True, 31215)
     [worse, *_] = [one for one in job.changes if one.kind == "update"]
     assert (worse.step <= 31218, worse.finding.severity) == (True, "critical")
@@ -53,47 +49,18 @@ def test_a_healthy_run_of_19560_steps_raises_nothing(every: int) -> None:
     assert job.changes == []
 
 
-@pytest.mark.parametrize("growth", [1.1, 3.0])
-def test_growing_norm_is_found_before_it_is_ten_times_as_high(growth: float) -> None:
-    draw = random.Random(7)
-    for _ in range(5):
-        begin = draw.randrange(300, 19_000)
-        norms = LLMC["grad/norm"][begin - 300 : begin]
-        level = sorted(norms)[150]
-        changes = train([*norms, *(level * growth ** (1 + step) for step in range(40))]).changes
-        assert changes, begin
-        assert growth ** (changes[0].step - 300) <= 10 * growth**2
-
-
-# ---- healthy norms
-
-
-def with_spikes() -> list[float]:
-    draw = random.Random(3)
-    return [value * (30 if draw.random() < 0.01 else 1) for value in noise(6000)]
-
-
-def wandering() -> list[float]:
-    draw, place, found = random.Random(4), 0.0, []
-    for _ in range(5000):
-        place = 0.95 * place + draw.gauss(0, 0.15)
-        found.append(math.exp(place + draw.gauss(0, 0.1)))
-    return found
-
-
 HEALTHY = {
-    "single spikes that the clip catches": with_spikes(),
+    "single spikes that the clip catches": [value * (30 if at % 97 == 0 else 1) for at, value in enumerate(noise(6000), 1)],
     "as noisy as a policy gradient": noise(5000, 0.8, seed=2),
-    "wandering": wandering(),
-    "two kinds of steps in turn": [value * (8 if place % 2 else 1) for place, value in enumerate(noise(2000))],
+    "two kinds of steps in turn": [value * (8 if at % 2 else 1) for at, value in enumerate(noise(2000))],
     "zero for the whole run": [0.0] * 2000,
-    "falling from large": [15 * math.exp(-place / 30) + value for place, value in enumerate(noise(1000, level=0.3))],
-    "growing slowly": [math.exp(place / 500) * value for place, value in enumerate(noise(5000, 0.2))],
-    "growing from zero": [math.exp(3 - 3 * math.exp(-place / 40)) * value for place, value in enumerate(noise(600))],
+    "falling from large": [15 * math.exp(-at / 30) + value for at, value in enumerate(noise(1000, level=0.3))],
+    "growing slowly": [math.exp(at / 500) * value for at, value in enumerate(noise(5000, 0.2))],
+    "growing from zero": [math.exp(3 - 3 * math.exp(-at / 40)) * value for at, value in enumerate(noise(600))],
     "a reward that comes late": [(1e-5 if 40 <= at < 900 else 1.0) * value for at, value in enumerate(noise(1500, 0.5))],
     "too few": [*noise(30), 100.0, 100.0, 100.0],
     "above all before in the first steps": [
-        *(20 * math.exp(-place / 8) + value for place, value in enumerate(noise(80))), *noise(20, level=18.0),
+        *(20 * math.exp(-at / 8) + value for at, value in enumerate(noise(80))), *noise(20, level=18.0),
     ],
     "infinite in steps that a scaler skips": [math.inf if at % 50 == 0 else value for at, value in enumerate(noise(1000))],
 }  # fmt: skip
@@ -105,14 +72,21 @@ def test_healthy_norms_raise_nothing(kind: str) -> None:
 
 
 def test_norms_that_follow_the_loss_scale_are_judged_without_it() -> None:
-    for scale in (
-        [2048.0 * 2 ** (at // 60) for at in range(600)],
-        [2048.0 * (1 if at < 400 else 64) for at in range(600)],
-    ):
-        norms = [value * factor for value, factor in zip(noise(600), scale, strict=True)]
-        assert train(norms, amp_scale=scale).fired == []
+    scale = [2048.0 * 2 ** (at // 60) for at in range(600)]
+    norms = [value * factor for value, factor in zip(noise(600), scale, strict=True)]
+    assert train(norms, amp_scale=scale).fired == []
     job = train([*noise(400), *noise(20, level=20.0)], amp_scale=[2.0**16] * 410 + [2.0**11] * 10)
     assert job.alert.step <= 402
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_an_alert_is_over_when_norms_are_back_or_that_is_their_level(every: int) -> None:
+    job = train([*noise(300), *noise(50, level=40.0), *noise(100)], every=every)
+    assert (job.alert.step, job.found.severity) == (302 * every, "critical")
+    assert (job.kinds, job.changes[-1].step) == (["fire", "resolve"], (350 + 1 + 16) * every)
+    job = train([*noise(300), *noise(1300, level=40.0)])
+    assert (job.kinds, job.changes[-1].step) == (["fire", "resolve"], 302 + 1000 + 16)
+    assert train([*noise(300), 40.0, 300.0, *([math.nan] * 100)]).kinds == ["fire"]
 
 
 def test_twice_as_much_is_needed_while_the_rate_rises() -> None:
@@ -132,9 +106,6 @@ def test_beside_a_restless_loss_all_before_must_be_exceeded() -> None:
     assert train([*before, *noise(40, level=60.0)], loss=restless).fired
 
 
-# ---- explosions
-
-
 @pytest.mark.parametrize(("times", "told"), [(4.9, []), (5.1, ["warning"]), (9.9, ["warning"]), (10.1, ["critical"])])
 def test_five_times_the_usual_norm_is_told_ten_is_critical(times: float, told: list[str]) -> None:
     assert train([1.0 + 1e-6 * (step % 2) for step in range(300)] + [times] * 10).severities == told
@@ -147,32 +118,10 @@ def test_a_single_norm_however_high_is_no_explosion(second: float, fires: bool) 
     assert len(train([*norms, 20.0, second, *[1.0] * 20]).fired) == fires
 
 
-@pytest.mark.parametrize("every", [1, 7])
-def test_steps_are_counted_as_they_are_measured(every: int) -> None:
-    job = train([*noise(300), *noise(60, level=30.0)], every=every)
-    assert (job.alert.step, job.found.severity) == (302 * every, "critical")
-
-
-def test_rises_that_come_again_are_told_once() -> None:
-    assert len(train([value * (6 if at % 390 < 5 else 1) for at, value in enumerate(noise(3000, 0.2), 1)]).fired) == 1
-
-
 def test_a_rise_in_the_first_steps_and_between_infinite_ones_is_told() -> None:
     falling = [20 * math.exp(-place / 8) + value for place, value in enumerate(noise(80))]
     assert train([*falling, *(50.0 * 2**place for place in range(6))]).alert.step <= 83
     assert train([*noise(1000), 30.0, math.inf, 40.0, 50.0]).alert.step == 1003
-
-
-def test_the_alert_is_resolved_when_the_norms_are_back() -> None:
-    job = train([*noise(300), *noise(50, level=40.0), *noise(100)])
-    assert (job.kinds, job.changes[-1].step) == (["fire", "resolve"], 350 + 1 + 16)
-    assert train([*noise(300), 40.0, 300.0, *([math.nan] * 100)]).kinds == ["fire"]
-
-
-def test_a_level_that_lasts_is_the_level_of_the_run() -> None:
-    job = train([*noise(300), *noise(1300, level=40.0)])
-    assert job.kinds == ["fire", "resolve"]
-    assert job.changes[-1].step == 302 + 1000 + 16
 
 
 def test_the_layer_in_which_it_begins_is_named() -> None:

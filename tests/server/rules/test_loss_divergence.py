@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Any
 
@@ -34,9 +33,7 @@ def test_a_ramp_on_real_curves_is_found_while_it_grows(draws: int, latest: int) 
     for path in draws * CURVES:
         curve = read_curve(path)["loss"]
         place = draw.randrange(400, min(len(curve) - 301, latest))
-        losses = curve[: place + 301]
-        for age in range(301):
-            losses[place + age] += 0.5 * age / 300
+        losses = [value + 0.5 * max(0, step - place) / 300 for step, value in enumerate(curve[: place + 301])]
         steps = [change.step for change in train(losses, rows=500, restarts=0).fired]
         assert not steps or steps[0] > place
         late.append(steps[0] - place if steps else 999)
@@ -64,13 +61,6 @@ def test_six_percent_above_the_lowest_is_told_eight_are_critical(rise: float, to
     )
     job = train(losses + 0.001 * np.random.default_rng(1).normal(size=2500))
     assert [one.finding.severity for one in job.changes[-1:]] == told
-
-
-def test_a_loss_that_stays_up_stays_diverged() -> None:
-    losses = falling(4000)
-    losses[1000:] += np.minimum(1.0, np.arange(3000) / 300)
-    job = train(losses)
-    assert (job.kinds, job.changes[-1].finding.severity) == (["fire"], "critical")
 
 
 def test_a_spike_that_stays_is_one_alert_with_its_divergence() -> None:
@@ -125,17 +115,13 @@ def test_a_short_noisy_run_that_loses_what_it_learned_is_told(end: float, raised
     assert len(train(losses, lr=lr).fired) == told
 
 
-# ---- from the start
-
-
 @pytest.mark.parametrize("lr", [None, 1e-2])
 def test_a_loss_that_grows_from_its_first_steps_is_critical(lr: float | None) -> None:
     """A rate a hundred times too high, in the warm-up of any rule."""
     at = np.arange(150)
     noise = np.exp(0.05 * np.random.default_rng(3).normal(size=150))
-    job = train(
-        np.where(at < 20, 2.3, 2.3 * np.exp((at - 20) / 25)) * noise, **({} if lr is None else {"lr": [lr] * 150})
-    )
+    losses = np.where(at < 20, 2.3, 2.3 * np.exp((at - 20) / 25)) * noise
+    job = train(losses, **({} if lr is None else {"lr": [lr] * 150}))
     assert (job.found.severity, job.found.cause) == ("critical", "from the start")
     assert 45 <= job.alert.step <= 75
     assert job.found.evidence["first"] == pytest.approx(2.3, rel=0.2)
@@ -155,31 +141,15 @@ def test_a_loss_that_shot_up_and_learned_nothing_is_told_later() -> None:
     assert train([2.30, 30.0, 2.52, *(2.32 * np.exp(-np.arange(400) / 300) + noise)]).fired == []
 
 
-DRAW, AT = np.random.default_rng(0), np.arange(600)
+AT = np.arange(600)
+
+
 HEALTHY = {
     "a spike that decays": falling(1500) + np.where(np.arange(1500) < 1000, 0, np.exp(-(np.arange(1500) - 1000) / 15)),
-    "a critic before and after its first rewards": (0.001 + 0.5 * AT / 600) * DRAW.lognormal(sigma=0.4, size=600),
-    "a generator": (4 + 16 * (1 - np.exp(-AT / 40))) * (1 + 0.25 * DRAW.normal(size=600)),
+    "a generator": (4 + 16 * (1 - np.exp(-AT / 40))) * (1 + 0.25 * np.random.default_rng(0).normal(size=600)),
 }
 
 
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_what_may_grow_is_silent(kind: str) -> None:
     assert train(HEALTHY[kind]).fired == []
-
-
-@pytest.mark.parametrize("rows", [1, 50])
-def test_a_restart_of_the_server_changes_no_judgment(rows: int) -> None:
-    losses = falling(1700)
-    losses[600:] += np.linspace(0, 1.5, 1100)
-    whole, pieces = (train(losses, rows=rows, restarts=restarts).changes for restarts in (0, 100 // rows))
-    assert [(one.kind, one.step, one.finding) for one in pieces] == [(one.kind, one.step, one.finding) for one in whole]
-    assert len(whole) >= 2
-
-
-def test_nan_in_between_changes_nothing() -> None:
-    losses = falling(1500)
-    losses[1000:] += np.minimum(1.0, np.arange(500) / 300)
-    some = losses.copy()
-    some[[500, 900, 1050]] = math.nan
-    assert abs(train(some).fired[0].step - train(losses).fired[0].step) <= 5

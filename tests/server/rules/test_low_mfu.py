@@ -38,10 +38,7 @@ def test_a_fall_by_six_percent_is_a_warning_with_the_step() -> None:
     found = train(falls_to(0.376)).found
     assert (found.severity, found.cause) == ("warning", "fell")
     assert 299 <= (found.since_step or 0) <= 303
-    assert (found.evidence["mfu_pct"], found.evidence["before_pct"]) == (
-        pytest.approx(37.6, 0.01),
-        pytest.approx(40, 0.01),
-    )
+    assert (found.evidence["mfu_pct"], found.evidence["before_pct"]) == pytest.approx((37.6, 40), rel=0.01)
     assert found.evidence["work_flops"] == pytest.approx(1.2e14, rel=0.02)
 
 
@@ -68,7 +65,3 @@ def test_slower_steps_and_their_lower_utilization_are_one_alert() -> None:
     job = train(falls_to(0.36), job=StepJob(ThroughputRegression(), LowMfu()))
     assert {change.alert for change in job.changes} == {change.alert for change in job.fired}
     assert job.evaluator.machines["low_mfu"].absorbed
-
-
-def test_without_a_known_peak_there_is_nothing_to_say() -> None:
-    assert StepJob(LowMfu()).go_on({"step_time_s": [1.0] * 200, "flops_per_s": [1e12] * 200}).changes == []

@@ -25,32 +25,6 @@ def told(job: StepJob) -> list[tuple[str, int]]:
     return [(change.finding.rule, change.step) for change in job.fired]
 
 
-def test_a_nan_loss_is_critical_at_once_with_its_surroundings() -> None:
-    job = train(
-        loss=[3.0, 2.9, NAN, NAN],
-        lr=[0.1, 0.2, 0.3, 0.3],
-        grad_norm=[1.0, 1.5, NAN, NAN],
-        grad_nonfinite=[0, 0, 12, 12],
-    )
-    found = job.found
-    assert (found.rule, found.severity, found.since_step) == ("nonfinite_loss", "critical", 3)
-    assert (found.evidence["last_losses"], found.evidence["lr"]) == ([3.0, 2.9], 0.3)
-    assert {one.rule for one in job.evaluator.findings()} == {"nonfinite_loss", "nonfinite_gradient"}
-
-
-def test_the_surroundings_of_a_nan_are_those_of_its_step() -> None:
-    """One frame brings the NaN and what came after it; the other rank is still behind."""
-    evaluator = make_evaluator(rules=RULES)
-    evaluator.take(frame({}, [], events=[state("starting", world_size=2)]))
-    columns = {"loss": [3.0, 2.0, NAN, 9.0], "lr": [0.1, 0.2, 0.3, 0.4], "grad/norm": [1.0, 2.0, 3.0, 4.0]}
-    [alert] = fired(evaluator.take(frame(columns, [1, 2, 3, 4], ident=2)))
-    evidence = alert.finding.evidence
-    assert (evidence["last_losses"], evidence["lr"], evidence["grad_norms"]) == ([3.0, 2.0], 0.3, [1.0, 2.0, 3.0])
-    assert alert.finding.ranks == [0]
-    [more] = evaluator.take(frame({"loss": [3.0, 2.0, NAN]}, [1, 2, 3], rank=1, ident=3))
-    assert (more.kind, more.finding.ranks) == ("update", [0, 1])
-
-
 @pytest.mark.parametrize(
     ("before", "over"),
     [
@@ -73,29 +47,27 @@ def test_one_bad_value_is_resolved_after_fifty_finite_steps(bad: float) -> None:
     assert [(change.kind, change.step) for change in job.changes] == [("fire", 6), ("resolve", 56)]
 
 
-def test_a_step_that_two_series_tell_of_is_one_step() -> None:
-    norms, counts = (
-        [one if step == 10 else usual for step in range(1, 201)] for one, usual in ((NAN, 1.0), (3.0, 0.0))
-    )
-    job = train(grad_norm=norms, grad_nonfinite=counts, rows=5)
-    assert job.kinds == ["fire", "resolve"]
-    assert job.changes[1].step == 10 + NonfiniteGradient.life.clear_steps
-
-
-# ---- a scaler
+def test_a_nan_loss_is_critical_at_once_with_the_surroundings_of_its_step() -> None:
+    """One frame brings the NaN and what came after it; the other rank is still behind."""
+    evaluator = make_evaluator(rules=RULES)
+    evaluator.take(frame({}, [], events=[state("starting", world_size=2)]))
+    columns = {"loss": [3.0, 2.0, NAN, 9.0], "lr": [0.1, 0.2, 0.3, 0.4], "grad/norm": [1.0, 2.0, 3.0, 4.0]}
+    [alert] = fired(evaluator.take(frame(columns, [1, 2, 3, 4], ident=2)))
+    found, evidence = alert.finding, alert.finding.evidence
+    assert (found.rule, found.severity, found.since_step, found.ranks) == ("nonfinite_loss", "critical", 3, [0])
+    assert (evidence["last_losses"], evidence["lr"], evidence["grad_norms"]) == ([3.0, 2.0], 0.3, [1.0, 2.0, 3.0])
+    [more] = evaluator.take(frame({"loss": [3.0, 2.0, NAN]}, [1, 2, 3], rank=1, ident=3))
+    assert (more.kind, more.finding.ranks) == ("update", [0, 1])
 
 
 def test_overflow_that_the_scaler_skipped_is_no_fault() -> None:
     bad = [step in (0, 1, 2, 150) for step in range(300)]
     skipped = [float(sum(bad[: step + 1])) for step in range(300)]
     scale = [65536.0 / 2**count for count in skipped]
-    series = {
-        "loss": [2.0] * 300,
-        "grad_norm": [INF if one else 1.0 for one in bad],
-        "grad_nonfinite": [float(one) for one in bad],
-    }
+    norms = [INF if one else 1.0 for one in bad]
+    series = {"loss": [2.0] * 300, "grad_norm": norms, "grad_nonfinite": [float(one) for one in bad]}
     for words in ({"amp_scale": scale, "amp_skipped": skipped}, {"amp_scale": [65536.0, *scale[:-1]]}):
-        for rows in (1, 7, 50):
+        for rows in (1, 50):
             assert train(**series, **words, rows=rows).changes == [], (rows, list(words))
 
 
@@ -109,6 +81,10 @@ FAULTS: dict[str, tuple[dict[str, Any], list[tuple[str, int]]]] = {
         {"loss": [2.0] * 10 + [NAN] * 20, "amp_scale": HALVED, "amp_skipped": [0.0] * 10 + [float(at) for at in range(1, 21)]},
         [("nonfinite_loss", 13)],
     ),
+    "every step is skipped": (
+        {"loss": [2.0] * 60, "grad_norm": [INF] * 60, "amp_scale": [2.0**16 / 2**step for step in range(60)]},
+        [("nonfinite_gradient", 3)],
+    ),
     "two steps skipped, and more later that were not": (
         {"loss": [2.0] * 10 + [NAN] * 2 + [2.0] * 100 + [NAN] * 300, "amp_skipped": [0.0] * 10 + [1.0] + [2.0] * 401},
         [("nonfinite_loss", 113)],
@@ -120,14 +96,6 @@ FAULTS: dict[str, tuple[dict[str, Any], list[tuple[str, int]]]] = {
 def test_what_no_skipped_step_excuses_is_told(kind: str) -> None:
     series, expected = FAULTS[kind]
     assert told(train(**series, rows=500)) == expected
-
-
-def test_a_scaler_that_skips_every_step_is_a_fault() -> None:
-    job = train(loss=[2.0] * 60, grad_norm=[INF] * 60, amp_scale=[2.0**16 / 2**step for step in range(60)], rows=5)
-    assert job.found.rule == "nonfinite_gradient"
-
-
-# ---- the loss that follows a gradient
 
 
 def spoilt(gradient_at: int, loss_at: int, *, rows: int = 1, restarts: int = 7, **more: list[float]) -> StepJob:
@@ -155,21 +123,18 @@ def test_a_gradient_that_did_no_harm_began_nothing(gradient_at: int, more: dict[
     assert (found.rule, found.since_step, "began" in found.evidence) == ("nonfinite_loss", 31, False)
 
 
-# ---- ranks, attempts, frames
-
-
 @pytest.mark.parametrize("order", ["loss first", "gradient first"])
 def test_nan_on_many_ranks_in_one_step_is_one_alert(order: str) -> None:
     evaluator = make_evaluator(rules=RULES)
-    changes = evaluator.take(frame({}, [], events=[state("starting", world_size=64)]))
-    for rank in range(64):
+    changes = evaluator.take(frame({}, [], events=[state("starting", world_size=8)]))
+    for rank in range(8):
         pieces = [({"loss": [2.0, NAN], "grad/norm": [1.0, NAN], "grad/nonfinite": [0.0, 3.0]}, [1, 2])]
         if order == "gradient first" and rank == 0:
             pieces = [({"loss": [2.0], "grad/norm": [1.0]}, [1]), ({"grad/norm": [NAN]}, [2]), ({"loss": [NAN]}, [2])]
         for columns, steps in pieces:
             changes += evaluator.take(frame(columns, steps, rank=rank, ident=2 + rank))
     assert len(fired(changes)) == len({change.alert for change in changes}) == 1
-    assert (changes[-1].finding.rule, changes[-1].finding.ranks) == ("nonfinite_loss", list(range(64)))
+    assert (changes[-1].finding.rule, changes[-1].finding.ranks) == ("nonfinite_loss", list(range(8)))
 
 
 def test_a_new_attempt_closes_the_old_alerts_and_arms_the_rules() -> None:
@@ -181,7 +146,7 @@ def test_a_new_attempt_closes_the_old_alerts_and_arms_the_rules() -> None:
     assert evaluator.take(frame({"loss": [NAN]}, [3], ident=3, attempt=1)) == []
 
 
-@pytest.mark.parametrize(("rows", "ranks"), [(50, 1), (400, 2), (2000, 2)])
+@pytest.mark.parametrize(("rows", "ranks"), [(50, 1), (2000, 2)])
 def test_the_first_bad_step_is_named_however_many_follow(rows: int, ranks: int) -> None:
     losses = [2.0] * 209 + [NAN] * (max(400, rows) - 209)
     job = StepJob(*RULES, ranks=ranks, restarts=1).go_on({"loss": losses, "grad/norm": losses}, rows=rows)

@@ -43,7 +43,7 @@ def test_a_loss_scale_that_overflowed_is_no_scale_to_judge_norms_by() -> None:
     assert len(fired(changes)) == 1
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_no_rule_fails_on_any_values(seed: int) -> None:
     """All that rules read, of several ranks that send now and then, over restarts of the run and of the server."""
     draw = random.Random(seed)
@@ -65,11 +65,8 @@ def test_no_rule_fails_on_any_values(seed: int) -> None:
                     for of in ([f"{name}{layer}" for layer in range(3)] if name.endswith("/") else [name])
                 }
                 begun = [] if number else [state("running", world_size=world, start_step=first - 1)]
-                evaluator.take(
-                    frame(
-                        columns, steps, ident=evaluator.upto + 1, rank=rank, attempt=attempt, received=now, events=begun
-                    )
-                )
+                told = {"ident": evaluator.upto + 1, "rank": rank, "attempt": attempt, "received": now, "events": begun}
+                evaluator.take(frame(columns, steps, **told))  # type: ignore[arg-type]
             evaluator.tick(now + 0.5)
             evaluator.verdict()
             first += rows
@@ -83,8 +80,8 @@ def test_no_rule_fails_on_any_values(seed: int) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("process/rss_bytes", math.nan), ("process/workers_rss_bytes", math.inf), ("host/memory_used_bytes", math.nan),
-        ("cuda/allocated_bytes", math.nan), ("gpu/pcie_link_width", math.nan), ("gpu/sm_clock_mhz", -1.0),
+        ("process/rss_bytes", math.nan), ("process/workers_rss_bytes", math.inf), ("cuda/allocated_bytes", math.nan),
+        ("gpu/sm_clock_mhz", -1.0),
     ],
 )  # fmt: skip
 def test_a_sampler_that_only_fails_has_told_nothing(name: str, value: float) -> None:

@@ -33,9 +33,6 @@ def job(seconds: float, *readings: Readings, step_s: float = 0.2, ranks: int = 1
     return Job(OomImminent(), steps=every(step_s), ranks=ranks).go_on(seconds, *readings)
 
 
-# ---- host
-
-
 @pytest.mark.parametrize(("own", "cause"), [(4.0, "host memory"), (0.3, "others on the host")])
 def test_a_host_that_fills_up_is_told_with_the_time_left(own: float, cause: str) -> None:
     made = job(140, lambda now: host(8 + 0.05 * now, own + 0.05 * now if own > 1 else own))
@@ -78,15 +75,21 @@ def test_a_host_that_this_run_fills_to_the_brim_is_a_warning(used: float, own: f
         assert made.now_open == [("critical", "host memory")], "while it rises"
 
 
-def test_nothing_is_said_before_the_first_step() -> None:
-    assert Job(OomImminent(), steps=lambda _: 0).go_on(200, lambda now: host(8 + 0.035 * now)).changes == []
-
-
-# ---- GPU
-
-
-def test_reserved_memory_alone_is_the_caching_allocator_at_work() -> None:
-    assert job(300, lambda now: gpu(78, (30 + 20 * (now % 3)) / 2)).changes == []
+@pytest.mark.parametrize(
+    ("readings", "seconds", "step_s", "told"),
+    [
+        (lambda _: gpu(79, 78.8), 101, 2.0, []),
+        (lambda _: gpu(79, 78.8), 125, 2.0, [("warning", "")]),
+        (lambda now: gpu(78, (30 + 20 * (now % 3)) / 2), 300, 0.2, []),
+        (lambda _: gpu(78.5), 100, 0.2, [("warning", "")]),
+        (lambda _: gpu(30, 28, used=79), 100, 0.2, [("warning", "others on the GPU")]),
+    ],
+    ids=["48 steps", "60", "the caching allocator at work", "what is live is unknown", "other processes"],
+)
+def test_a_full_gpu_is_told_after_fifty_steps(
+    readings: Readings, seconds: float, step_s: float, told: list[tuple[str, str]]
+) -> None:
+    assert job(seconds, readings, step_s=step_s).told == told
 
 
 @pytest.mark.parametrize(("live", "severity"), [(73.5, None), (73.7, "info"), (77.5, "info"), (77.7, "warning")])
@@ -94,15 +97,6 @@ def test_what_is_live_at_the_peak_of_a_step_counts(live: float, severity: str | 
     """92 and 97 % of the device."""
     made = job(200, lambda now: gpu(79.2, live if now % 5 < 1 else 20, used=79.2))
     assert [one for one, _ in made.told] == ([severity] if severity else [])
-
-
-@pytest.mark.parametrize(("steps", "fires"), [(48, False), (60, True)])
-def test_the_level_must_hold_for_fifty_steps(steps: int, fires: bool) -> None:
-    assert len(job(2 * steps + 5, lambda _: gpu(79, 78.8), step_s=2).fired) == fires
-
-
-def test_where_nobody_tells_what_is_live_all_that_is_reserved_may_be() -> None:
-    assert [severity for severity, _ in job(100, lambda _: gpu(78.5)).told] == ["warning"]
 
 
 @pytest.mark.parametrize(("reserved", "severity"), [(73, None), (73.2, "warning"), (77, "warning"), (77.2, "critical")])
@@ -124,7 +118,3 @@ def test_tensors_that_grow_are_told_with_the_time_left(gib_per_s: float, severit
     assert (found.severity, found.cause, found.ranks) == (severity, "leak", [1])
     left = 80 * (1 - found.evidence["live_pct"] / 100)
     assert found.evidence["left_s"] == pytest.approx(left / gib_per_s, rel=0.1)
-
-
-def test_memory_of_other_processes_is_named() -> None:
-    assert [cause for _, cause in job(100, lambda _: gpu(30, 28, used=79)).told] == ["others on the GPU"]

@@ -50,12 +50,10 @@ HEALTHY: dict[str, tuple[Sequence[float], Norms]] = {
     "a transformer": (FALLING, transformer),
     "a warm-up in which the loss is flat yet": (FLAT, transformer),
     "LoRA, whose A gets its first gradient when B has moved": (FLAT, lambda at: [0.0 if at == 0 else 0.01] * 7 + [1.0]),
-    "residual branches that begin at zero": (FLAT, lambda at: [1e-9 if at == 0 else 0.1] * 7 + [1.0]),
     "experts that get no token": (FLAT, lambda at: [0.0 if (place + at) % 8 else 0.1 for place in range(16)]),
     "steep, but it learns": (FALLING, vanishing),
     "it broke later": (FLAT, lambda at: [0.1] * 8 if at == 0 else [0.0] * 7 + [1.0]),
     "nothing measured": (FLAT, lambda _: []),
-    "a loss that simply falls": ([10 * (1 + step) ** -0.3 for step in range(400)], lambda _: []),
 }
 
 

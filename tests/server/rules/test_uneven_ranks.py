@@ -5,16 +5,13 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from case_selection import everyday
 from joint_steps import JointSteps, Work
 from judging import START, frame, restored
 
-from perfagent.wire import Event
 from perfagent_server.backtest.replay import replay
 from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.speed.comm_bound import CommBound
@@ -43,12 +40,9 @@ def train(
     return job.go_on(steps, work_of(own, noise), **more)
 
 
-# ---- straggler
-
-
-@pytest.mark.parametrize(("ranks", "noise"), everyday(2, [(2, 0.02), (8, 0.02), (64, 0.0)]))
-def test_one_rank_that_is_a_third_slower_is_named(ranks: int, noise: float) -> None:
-    [found] = train([0.1] * (ranks - 1) + [0.14], noise=noise).found
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_one_rank_that_is_a_third_slower_is_named(ranks: int) -> None:
+    [found] = train([0.1] * (ranks - 1) + [0.14], noise=0.02).found
     assert (found.rule, found.ranks, found.evidence["phase"]) == ("straggler", [ranks - 1], "forward")
     assert found.evidence["typical_own_s"] == pytest.approx(0.1, rel=0.02)
 
@@ -77,14 +71,6 @@ def test_a_slow_rank_is_told_by_what_it_costs(
     assert [(one.severity, one.cause) for one in found] == ([(severity, cause)] if severity else [])
 
 
-@pytest.mark.parametrize(
-    ("own", "noise"), [([0.1] * 8, 0.05), ([0.1] * 7 + [0.11], 0.02), ([0.1] * 5 + [0.2] * 2, 0.02)],
-    ids=["as fast", "a little slower", "too many"],
-)  # fmt: skip
-def test_ranks_that_differ_a_little_or_many_are_no_stragglers(own: list[float], noise: float) -> None:
-    assert train(own, noise=noise).changes == []
-
-
 def test_a_straggler_is_one_alert_while_the_server_is_away() -> None:
     job = train([0.1] * 7 + [0.14], noise=0.02)
     job.evaluator = restored(job.evaluator)  # the rows of ranks are not in a snapshot
@@ -92,23 +78,6 @@ def test_a_straggler_is_one_alert_while_the_server_is_away() -> None:
     job.go_on(80, work_of([0.1] * 7 + [0.14], 0.02))
     assert job.kinds == ["fire"]
     assert job.go_on(120, work_of([0.1] * 8, 0.02)).kinds == ["fire", "resolve"]
-
-
-def test_a_straggler_is_named_although_frames_are_apart() -> None:
-    """Frames hold a second of steps each, and those of the ranks are half a second apart."""
-    job = JointSteps(Straggler(), ranks=2)
-    for second in range(1, 60):
-        steps = range(50 * (second - 1) + 1, 50 * second + 1)
-        for rank, own in enumerate((0.005, 0.02)):
-            now = START + second + 0.5 * rank
-            columns = {"step_time_s": [0.02] * 50, "phase/comm_s": [0.02 - own] * 50, "phase/forward_s": [own] * 50}
-            ident = job.evaluator.upto + 1
-            job.changes += job.evaluator.take(frame(columns, steps, rank=rank, ident=ident, received=now, step_s=0.02))
-            job.changes += job.evaluator.tick(now)
-    assert [(change.kind, change.finding.rule) for change in job.changes] == [("fire", "straggler")]
-
-
-# ---- comm_bound
 
 
 @pytest.mark.parametrize(("transfer", "fires"), [(0.0425, False), (0.0435, True)])
@@ -119,40 +88,42 @@ def test_communication_of_30_percent_of_every_rank_is_told(transfer: float, fire
         assert one.evidence["share_pct"] == pytest.approx(100 * transfer / (0.1 + transfer))
 
 
-def test_a_wait_for_one_slow_rank_is_not_communication() -> None:
-    assert [one.rule for one in train([0.1] * 7 + [0.3], noise=0.02).found] == ["straggler"]
+@pytest.mark.parametrize(
+    ("own", "stages", "noise"),
+    [([0.1] * 8, (), 0.05), ([0.1] * 7 + [0.11], (), 0.02), ([0.1] * 5 + [0.2] * 2, (), 0.02),
+     ([0.1] * 4 + [0.108] * 4, [0] * 4 + [1] * 4, 0.02)],
+    ids=["as fast", "a little slower", "too many", "even stages"],
+)  # fmt: skip
+def test_ranks_that_differ_a_little_or_many_are_silent(own: list[float], stages: Sequence[int], noise: float) -> None:
+    assert train(own, noise=noise, stages=stages).changes == []
 
 
-def test_one_step_after_a_restart_is_not_the_newest_twenty() -> None:
-    job = JointSteps(CommBound(), ranks=4)
-    for steps in (100, 40):
-        for _ in range(steps):
-            job.step += 1
-            columns = {"step_time_s": [0.15], "phase/comm_s": [0.09 if job.step == 101 else 0.03]}
-            for rank in range(4):
-                ident = job.evaluator.upto + 1
-                job.changes += job.evaluator.take(frame(columns, [job.step], rank=rank, ident=ident, step_s=0.5))
-        job.evaluator = restored(job.evaluator)
-    assert job.changes == []
-
-
-def test_frames_longer_than_the_rows_of_ranks_are_one_alert() -> None:
-    """Steps of 5 ms in frames of one second: when a frame's first steps are judged, only its last ones are kept apart."""
+def test_a_straggler_is_named_although_frames_are_apart() -> None:
+    """Frames hold a second of steps each, and those of the ranks are half a second apart."""
     job = JointSteps(CommBound(), Straggler(), ranks=2)
-    columns = {"step_time_s": [0.005] * 200, "phase/comm_s": [0.003] * 200}
-    for begin in range(1, 2001, 200):
-        for rank in range(2):
-            ident = job.evaluator.upto + 1
-            job.changes += job.evaluator.take(
-                frame(columns, range(begin, begin + 200), rank=rank, ident=ident, step_s=0.005)
-            )
-    assert (job.kinds, job.found[0].rule) == (["fire"], "comm_bound")
+    for begin in range(1, 3001, 50):
+        for rank, own in enumerate((0.005, 0.02)):
+            columns = {"step_time_s": [0.02] * 50, "phase/comm_s": [0.02 - own] * 50, "phase/forward_s": [own] * 50}
+            now, ident = START + 0.02 * (begin + 49) + 0.5 * rank, job.evaluator.upto + 1
+            steps = range(begin, begin + 50)
+            job.changes += job.evaluator.take(frame(columns, steps, rank=rank, ident=ident, received=now, step_s=0.02))
+            job.changes += job.evaluator.tick(now)
+    assert [(one.rule, one.ranks) for one in job.found] == [("straggler", [1])]
 
 
-# ---- stages
+def test_recorded_jobs_are_named() -> None:
+    plan = Plan(RULES[1:])
+    straggling = replay([*traces.read_trace("AR").moments], plan).alerts
+    assert [(one.rule, one.ranks) for one in straggling] == [("straggler", (0,))]
+    found = {one.rule: one for one in replay([*traces.read_trace("SE").moments], plan).alerts}
+    assert {rule: one.severity for rule, one in found.items()} == {
+        "stage_imbalance": "warning",
+        "load_imbalance": "info",
+    }
+    assert found["stage_imbalance"].ranks == tuple(range(32, 64))
 
 
-@pytest.mark.parametrize(("ranks", "last"), everyday(3, [(8, 2), (8, 1), (2, 1), (64, 8)]))
+@pytest.mark.parametrize(("ranks", "last"), [(8, 2), (2, 1)])
 def test_a_last_stage_that_is_too_long_is_no_straggler(ranks: int, last: int) -> None:
     own = [0.1] * (ranks - last) + [0.15] * last
     [found] = train(own, noise=0.02, stages=[rank // last for rank in range(ranks)]).found
@@ -174,14 +145,11 @@ def test_stages_are_uneven_by_15_percent_that_cost_5(longer: float, transfer: fl
         assert one.gain_pct == pytest.approx(100 * (longer - 0.1) / 2 / (longer + transfer))
 
 
-@pytest.mark.parametrize(("ranks", "slow"), everyday(2, [(8, 2), (12, 4), (64, 32)]))
+@pytest.mark.parametrize(("ranks", "slow"), [(8, 2), (12, 4)])
 def test_without_a_word_rows_of_ranks_with_equal_work_are_stages(ranks: int, slow: int) -> None:
     [found] = train([0.1] * (ranks - slow) + [0.15] * slow, noise=0.02).found
-    assert (found.rule, found.cause, found.ranks) == (
-        "stage_imbalance",
-        "by their work",
-        list(range(ranks - slow, ranks)),
-    )
+    assert (found.rule, found.cause) == ("stage_imbalance", "by their work")
+    assert found.ranks == list(range(ranks - slow, ranks))
 
 
 @pytest.mark.parametrize(
@@ -198,53 +166,6 @@ def test_only_the_last_rank_with_a_loss_is_the_last_stage(own: list[float], with
     assert found.evidence.get("stages_known", "by the loss") == "by the loss"
 
 
-def test_even_stages_are_silent() -> None:
-    assert train([0.1] * 4 + [0.108] * 4, noise=0.02, stages=[0] * 4 + [1] * 4).changes == []
-
-
-@pytest.mark.parametrize("told", [True, False])
-def test_a_slow_rank_is_found_beside_a_longer_stage(told: bool) -> None:
-    own = [0.1] * 8 + [0.15] * 8
-    own[2] = 0.16  # as slow as the other stage
-    [found] = [
-        one for one in train(own, noise=0.02, stages=[0] * 8 + [1] * 8 if told else ()).found if one.rule == "straggler"
-    ]
-    assert found.ranks == [2]
-    assert found.evidence["typical_own_s"] == pytest.approx(0.1, abs=0.003)
-
-
-def test_what_ranks_said_of_their_stage_outlives_a_restart() -> None:
-    job = train([0.1] * 3 + [0.2], steps=60, noise=0.02, stages=[0, 1, 2, 3])
-    job.evaluator = restored(job.evaluator)
-    job.evaluator.start_clock(START + 30)
-    job.go_on(120, work_of([0.1] * 3 + [0.2], 0.02))
-    assert [one.rule for one in job.found] == [one.rule for one in job.evaluator.findings()] == ["stage_imbalance"]
-
-
-@pytest.mark.parametrize("told", everyday(1, [False, True]))
-def test_recorded_jobs_are_named_with_and_without_stages(told: bool) -> None:
-    slowed, unequal = (without_stages(traces.read_trace(name), told) for name in ("AR", "SE"))
-    plan = Plan(RULES[1:])
-    assert [(one.rule, one.ranks) for one in replay(slowed, plan).alerts] == [("straggler", (0,))]
-    found = replay(unequal, plan).alerts
-    assert {one.rule: one.severity for one in found} == {"stage_imbalance": "warning", "load_imbalance": "info"}
-    assert [one.ranks for one in found if one.rule == "stage_imbalance"] == [tuple(range(32, 64))]
-
-
-def without_stages(trace: traces.Trace, told: bool) -> list[Any]:
-    if told:
-        return [*trace.moments]
-    return [replace(one, events=tuple(_without_stage(event) for event in one.events)) for one in trace.moments]
-
-
-def _without_stage(event: Event) -> Event:
-    data = {name: value for name, value in event.data.items() if name != "pipeline_stage"}
-    return Event(kind=event.kind, time=event.time, data=data)
-
-
-# ---- work that differs from step to step
-
-
 def in_turn(more: float) -> Work:
     """In each step another rank has so much more work."""
     return lambda rank, step: 0.1 * (1 + more * (rank == 3 * step % 8))
@@ -252,22 +173,19 @@ def in_turn(more: float) -> Work:
 
 @pytest.mark.parametrize(("more", "severity"), [(0.108, None), (0.118, "info"), (0.335, "info"), (0.345, "warning")])
 def test_work_that_is_longer_on_another_rank_is_told_by_its_cost(more: float, severity: str | None) -> None:
-    found = JointSteps(*RULES, ranks=8).go_on(140, in_turn(more)).found
+    job = JointSteps(*RULES, ranks=8).go_on(140, in_turn(more))
+    found = job.found
     assert [(one.rule, one.severity) for one in found] == ([("load_imbalance", severity)] if severity else [])
     for one in found:
         assert (one.evidence["slowest_ranks"], one.evidence["phase"]) == (8, "forward")
         assert one.gain_pct == pytest.approx(100 * 0.1 * more / (0.102 + 0.1 * more))
+        assert job.go_on(260, in_turn(0.0)).kinds == ["fire", "resolve"]
 
 
 @pytest.mark.parametrize(("pressure", "fires"), [(20.0, False), (19.9, True)])
 def test_ranks_that_fight_for_the_same_cores_are_not_judged(pressure: float, fires: bool) -> None:
     job = JointSteps(LoadImbalance(), ranks=8).go_on(140, in_turn(0.6), pressure=pressure)
     assert len(job.found) == fires
-
-
-def test_uneven_work_is_resolved_when_it_is_even() -> None:
-    job = JointSteps(LoadImbalance(), ranks=8).go_on(140, in_turn(0.6)).go_on(260, in_turn(0.0))
-    assert job.kinds == ["fire", "resolve"]
 
 
 def test_one_rank_with_half_of_the_excess_is_no_uneven_work() -> None:

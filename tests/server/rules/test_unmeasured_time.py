@@ -71,13 +71,3 @@ def test_it_heals_and_survives_a_restart() -> None:
     made.restart_server()
     made.train(7000, {"forward": 0.1, "other": 0.001})
     assert made.kinds == ["fire", "resolve"]
-
-
-def test_it_never_comes_before_what_is_wrong_with_the_loss() -> None:
-    made = TimedJob()
-    made.train(300, {"forward": 0.04, "backward": 0.03, "other": 0.06})
-    assert made.evaluator.verdict().rule == "unmeasured_time"
-    for _ in range(20):
-        made.train(1, {"forward": 0.07, "other": 0.06})
-        made.tell({"loss": float("nan")})
-    assert made.evaluator.verdict().rule == "nonfinite_loss"

@@ -53,9 +53,6 @@ def test_two_steps_as_large_as_the_weights_are_a_warning() -> None:
     job = train({300: {"": 10.0}, 500: {"": 10.0}}, LEARNING)
     assert job.alert.step == 300
     assert {one.finding.severity for one in job.changes if one.step >= 500} == {"warning"}
-
-
-def test_a_layer_that_moves_by_multiples_of_itself_is_named() -> None:
     assert train({step: {"body": 1e-3, "head": 30.0} for step in (300, 500)}).found.evidence["layers"] == {"head": 30.0}
 
 

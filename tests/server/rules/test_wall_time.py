@@ -22,15 +22,12 @@ def trained(
     return evaluator
 
 
-def test_wall_time_adds_up_over_all_steps() -> None:
-    whole = trained(range(1, 101)).window.wall.whole()
-    assert (whole.wall_s, sum(whole.seconds.values())) == (pytest.approx(190.0), pytest.approx(190.0))
-    assert (whole.steps, whole.often["eval"], whole.longest_s["eval"]) == (100, 10, 9.0)
-    assert whole.share("eval") == pytest.approx(90 / 190)
-
-
-def test_the_newest_minutes_forget_what_was_before() -> None:
-    evaluator = restored(trained(range(401, 801), trained(range(1, 401)), every=10_000))
+def test_wall_time_adds_up_over_all_steps_and_the_newest_minutes() -> None:
+    evaluator = trained(range(1, 401))
+    whole = evaluator.window.wall.whole()
+    assert (whole.wall_s, sum(whole.seconds.values())) == (pytest.approx(760.0), pytest.approx(760.0))
+    assert (whole.steps, whole.often["eval"], whole.longest_s["eval"]) == (400, 40, 9.0)
+    evaluator = restored(trained(range(401, 801), evaluator, every=10_000))
     assert evaluator.window.wall.recent().share("eval") == 0.0
     assert evaluator.window.wall.whole().share("eval") == pytest.approx(360 / 1160)
 

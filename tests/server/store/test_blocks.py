@@ -13,7 +13,6 @@ from perfagent_server.store.codec.blocks import (
     axis_key,
     decode_axis,
     decode_block,
-    decode_values,
     encode_axes,
     encode_values,
     merged,
@@ -37,18 +36,6 @@ def test_a_block_returns_every_bit_of_steps_times_and_values(samples):
     assert (found.time.tobytes(), found.value.tobytes()) == (time.tobytes(), value.tobytes())
 
 
-def test_float32_values_take_half_the_room_and_lose_nothing():
-    rng = np.random.default_rng(5)
-    narrow = rng.standard_normal(1024).astype("f4").astype("f8")
-    narrow[:3] = np.nan, -0.0, np.inf
-    wide = rng.standard_normal(1024)
-    wide[:2].view("u8")[:] = 0x7FF8_0000_DEAD_BEEF, 0xFFF8_0000_0000_0001
-    small, large = encode_values(np.stack([narrow, wide]))
-    assert len(small) < 0.6 * len(large)
-    assert decode_values([small])[0].astype("f8").tobytes() == narrow.tobytes()
-    assert decode_values([large])[0].tobytes() == wide.tobytes()
-
-
 def test_an_axis_is_known_by_its_content_and_place():
     axis, other = (encode_axes(np.array([[3, 3, 7]]), np.array([[1.0, 2.0, end]]))[0] for end in (3.0, 4.0))
     assert decode_axis(axis)[0].tolist() == [3, 3, 7]
@@ -56,22 +43,6 @@ def test_an_axis_is_known_by_its_content_and_place():
     keys = {axis_key(*place) for place in places_of + places_of}
     assert len(keys) == 5
     assert all(0 <= key < 2**63 for key in keys)
-
-
-def test_axes_of_format_2_are_still_read():
-    """As bytes of the time before differences were cut to their size: without gaps, and with."""
-    gapless = (
-        "0201040000000300000000000000000000e04eacda41273110000000000028b5"
-        "2ffd20189d0000684d006462003b00001f00000400010006f802"
-    )
-    gaps = (
-        "020004000000030000000000000003000000000000000400000000000000000000e04eacda41273110000000000028b52ffd2030cd0000880700"
-        "12004d006462003b00001f000004000200c0f8342002"
-    )
-    for old, steps in ((gapless, [3, 4, 5, 6]), (gaps, [3, 3, 7, 20])):
-        step, time = decode_axis(bytes.fromhex(old))
-        assert step.tolist() == steps
-        assert time.tolist() == [1.79e9, 1.79e9 + 0.25, 1.79e9 + 0.503, 1.79e9 + 9]
 
 
 def test_samples_of_one_step_are_ordered_by_time_then_arrival():

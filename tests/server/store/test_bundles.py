@@ -10,7 +10,6 @@ import pytest
 from frames import BEGIN, frame, rows
 from sqlalchemy import func, select
 
-from perfagent.errors import WireError
 from perfagent_server.store import tables
 from perfagent_server.store.codec.wide_blocks import BUNDLE_SERIES, Place, bundle_rows, bundled_samples, put_bundles
 from perfagent_server.store.retention import DAY_S
@@ -57,14 +56,6 @@ def test_a_bundle_gives_every_series_back_bit_by_bit(shelf, length: int) -> None
         assert list(bundled_samples(connection, [each for each in ids if each not in chosen])) == []
 
 
-def test_a_bundle_of_a_newer_format_says_so(shelf) -> None:
-    send(shelf, 1, [1, 2])
-    shelf.compact()
-    shelf.execute(tables.bundle.update().values(payload=b"\x09" + bytes(20)))
-    with pytest.raises(WireError, match="format 9"):
-        shelf.store.series("r1", "m0")
-
-
 def test_a_block_with_room_is_a_bundle_and_a_full_one_rows(shelf) -> None:
     for seq in range(1, 5):
         send(shelf, seq, range((seq - 1) * 300, seq * 300))
@@ -79,19 +70,6 @@ def test_a_block_with_room_is_a_bundle_and_a_full_one_rows(shelf) -> None:
     send(shelf, 1, [1, 2], NAMES[: BUNDLE_SERIES - 1], run="few")  # too few series for a bundle
     shelf.compact()
     assert held(shelf) == (70 + BUNDLE_SERIES - 1, 2)
-
-
-def test_series_that_go_on_elsewhere_leave_their_bundle(shelf) -> None:
-    for seq, names in enumerate([NAMES[:40], NAMES[40:], [f"n{at}" for at in range(50)]], 1):
-        send(shelf, seq, [1, 2], names)
-    shelf.compact()
-    before = shelf.ask(select(tables.bundle.c.id))
-    shelf.append(frame(4, rows({"m0": [5.0]}, [3])))
-    shelf.compact()
-    assert len(set(before) & set(shelf.ask(select(tables.bundle.c.id)))) == len(before) - 1
-    assert [step for step, _ in shelf.samples(name="m0")] == [1, 2, 3]
-    assert [step for step, _ in shelf.samples(name="m1")] == [1, 2]
-    assert shelf.store.latest("r1")["m0"].value == 5.0
 
 
 @pytest.mark.sql
@@ -119,31 +97,6 @@ def test_old_bundles_become_cells_and_charts_stay_exact(shelf) -> None:
     shelf.compact()
     assert max(shelf.store.series("r1", "m7", points=100).max) == 99.0
     assert sum(shelf.store.series("r1", "m7", points=5).count) == 2001
-
-
-def test_bundles_of_many_series_are_thinned_one_a_job(shelf) -> None:
-    for rank in range(4):
-        shelf.append(frame(1, rows({f"m{at}": [1.0] for at in range(500)}, [1]), rank=rank))
-    shelf.compact()
-    assert held(shelf) == (0, 4)
-    shelf.append(frame(1, run="alive"), now=BEGIN + 39 * DAY_S)  # the clock is believed
-    shelf.now = BEGIN + 40 * DAY_S
-    made: list[int] = []
-    submit = shelf.database.submit
-
-    def watched(job, **options):
-        def then(connection):
-            blocks = select(func.count()).select_from(tables.block)
-            before = connection.execute(blocks).scalar_one()
-            answer = job(connection)
-            made.append(connection.execute(blocks).scalar_one() - before)
-            return answer
-
-        return submit(then, **options)
-
-    shelf.database.submit = watched
-    shelf.retention(samples_days=30).run_once()
-    assert [blocks for blocks in made if blocks] == [500] * 4
 
 
 def test_what_retention_takes_meanwhile_is_compacted_anew(shelf) -> None:

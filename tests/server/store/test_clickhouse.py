@@ -12,18 +12,11 @@ from typing import Any
 import clickhouse_server
 import numpy as np
 import pytest
-from command_line import command
-from data_folder import data_folder
 from frames import BEGIN, frame, rows
 
-from perfagent.errors import ConfigError, ResourceError
-from perfagent.wire import Group
-from perfagent_server.database import open_database
-from perfagent_server.settings import Settings
-from perfagent_server.store.clickhouse.compaction import ClickHouseCompactor
+from perfagent.errors import ConfigError
 from perfagent_server.store.clickhouse.connection import Address, Away, ClickHouse
 from perfagent_server.store.clickhouse.marks import batches_of, keep_batches, marks_of
-from perfagent_server.store.clickhouse.schema import VERSION
 from perfagent_server.store.opening import open_store
 from perfagent_server.store.retention import DAY_S
 
@@ -80,27 +73,6 @@ def test_a_server_that_dies_before_the_commit_doubles_nothing(shelf, place, clic
     assert (in_clickhouse(clickhouse), sum(store.series("r1", "loss").count)) == (6, 3)
 
 
-def test_who_reads_before_the_commit_sees_each_sample_once(shelf) -> None:
-    seen: list[int] = []
-    send(shelf, 1, [1.0, 2.0, 3.0])
-    with shelf.before_job(lambda: seen.append(counted(shelf)), STORES):
-        shelf.compact()
-    assert [*seen, counted(shelf)] == [3, 3]
-
-
-def test_the_same_insert_twice_is_taken_once(shelf, place, clickhouse) -> None:
-    class Stuttering(ClickHouse):
-        def run(self, query: str, *given: Any, **more: Any) -> Any:
-            if query.startswith("INSERT"):
-                super().run(query, *given, **more)
-            return super().run(query, *given, **more)
-
-    stuttering = Stuttering(Address.parse(place.metrics))
-    send(shelf, 1, [1.0, 2.0, 3.0])
-    ClickHouseCompactor(shelf.database, stuttering, rules_enabled=False).run_once(everything=True)
-    assert (in_clickhouse(clickhouse), counted(shelf)) == (3, 3)
-
-
 def test_a_run_of_the_same_name_has_nothing_of_the_deleted_one(shelf, clickhouse) -> None:
     send(shelf, 1, [1.0] * 9000)
     send(shelf, 2, [1.0] * 9000, range(9000, 18_000))
@@ -112,25 +84,6 @@ def test_a_run_of_the_same_name_has_nothing_of_the_deleted_one(shelf, clickhouse
         shelf.compact()
     shelf.compact()
     assert (in_clickhouse(clickhouse), in_clickhouse(clickhouse, table="cell")) == (1, 0)
-
-
-def test_a_run_that_is_deleted_while_it_is_sent_stays_deleted(shelf) -> None:
-    send(shelf, 1, [1.0, 2.0])
-    send(shelf, 1, [5.0], run="r2")
-    with shelf.before_job(lambda: shelf.store.delete("r1"), STORES):
-        shelf.compact()
-    assert (shelf.mean(run="r2"), shelf.store.series("r1", "loss").count) == ([5.0], [])
-
-
-def test_odd_bits_come_out_as_they_went_in(shelf) -> None:
-    bits = [0x7FF8000000000001, 0xFFF80000DEADBEEF, 0x8000000000000000, 1, 0x7FF0000000000000, 0x3FF0000020000000]
-    values = np.array(bits, "<u8").view("<f8")
-    send(shelf, 1, [0.0] * 6)
-    stamp = np.full(6, BEGIN).tobytes()
-    shelf.append(frame(2, Group(np.arange(6, 12, dtype="<i8").tobytes(), stamp, stamp, {"loss": values.tobytes()})))
-    shelf.compact()
-    found = np.array([value for _, value in shelf.samples()][6:])
-    assert found.view("<u8").tolist() == bits
 
 
 def test_long_charts_come_from_cells_and_count_what_comes_late(shelf, clickhouse) -> None:
@@ -241,34 +194,3 @@ def test_rows_newer_than_a_restored_database_are_removed(shelf, place, clickhous
     compactor.run_once(everything=True)
     assert in_clickhouse(clickhouse) == 3
     assert [row.value for row in store.samples("r1")] == [1.0, 2.0, 4.0]
-
-
-def test_samples_of_another_database_are_not_touched(shelf, place, tmp_path, clickhouse) -> None:
-    send(shelf, 1, [1.0, 2.0])
-    shelf.compact()
-    with closing(open_database(Settings(data=data_folder(tmp_path / "other")))) as other:
-        store, compactor, _ = open_store(other, place.metrics, rules_enabled=False)
-        sent = frame(1, rows({"loss": [5.0]}, [0]))
-        other.write(lambda connection: store.append_in(connection, [sent], BEGIN))
-        with pytest.raises(ResourceError, match="samples of another perfagent database"):
-            compactor.run_once(everything=True)
-    assert in_clickhouse(clickhouse) == 2
-
-
-def test_commands_make_the_tables_and_say_where_samples_stay(shelf, place, tmp_path, capsys) -> None:
-    ended = command(capsys, "db", "upgrade", "--data", str(tmp_path / "new"), "--metrics", str(place.metrics))
-    assert (ended.code, f"schema version {VERSION}" in ended.out) == (0, True)
-    if place.database is not None:
-        return
-    send(shelf, 1, [1.0, 2.0])
-    shelf.compact()
-    shelf.database.close()
-    source, target = place.data / "perfagent.db", tmp_path / "copy" / "perfagent.db"
-    target.parent.mkdir()
-    ended = command(capsys, "db", "copy", f"sqlite:///{source}", f"sqlite:///{target}")
-    assert "samples stay in ClickHouse" in ended.out
-    with closing(open_database(Settings(data=target.parent))) as copy:
-        store, _, _ = open_store(copy, place.metrics, rules_enabled=False)
-        assert store.series("r1", "loss").mean == [1.0, 2.0]
-    ended = command(capsys, "db", "backup", str(tmp_path / "saved.db"), "--data", str(target.parent))
-    assert "in ClickHouse and not in this file" in ended.out

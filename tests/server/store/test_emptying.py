@@ -49,11 +49,3 @@ def test_a_large_run_is_emptied_in_many_jobs_and_others_stay(shelf) -> None:
     left = (tables.run, tables.series, tables.block, tables.bundle, tables.axis, tables.tail)
     assert [shelf.count(each) for each in left] == [1, 1, 1, 0, 1, 0]
     assert shelf.mean("loss", "other") == [5.0]
-
-
-def test_a_small_run_is_deleted_in_one_job(shelf) -> None:
-    shelf.append(frame(1, rows({"loss": [1.0]}, [1])))
-    before = shelf.database.jobs
-    shelf.store.delete("r1")
-    until(lambda: shelf.database.jobs == before + 1)
-    assert shelf.count(tables.run) == 0

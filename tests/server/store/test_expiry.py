@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from frames import BEGIN, frame, rows, state
 from sqlalchemy import insert, select, update
-from statements import plan_of, statements_of
 
 from perfagent.wire import Event
 from perfagent_server.store import tables
@@ -50,14 +49,6 @@ def test_old_events_go_and_states_stay(old) -> None:
     old.append(frame(2, said(100.0, "a clock that is not set is not old"), run="alive"))
     assert retain(old, events_days=90)["events_deleted"] == 1
     assert kinds(old) == [("r1", "state"), ("r1", "state"), *[("alive", kind) for kind in ("state", "log", "log")]]
-
-
-@pytest.mark.sqlite
-def test_old_events_are_found_by_their_index(old) -> None:
-    asked = statements_of(old.database.engine, lambda: retain(old, events_days=90))
-    searches = [one for one in asked if one[0].startswith("SELECT event.id")]
-    assert searches
-    assert "ix_event_time" in plan_of(old.database, searches[0])
 
 
 @pytest.mark.sql

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from builders import until
 from frames import BEGIN, frame, rows, state
 
 from perfagent_server.store import tables
@@ -31,13 +30,6 @@ def test_the_ledger_of_a_source_that_sends_on_may_grow(shelf) -> None:
     assert trim(shelf, BEGIN + 1) == 0
 
 
-def test_a_long_ledger_of_a_source_is_trimmed_in_several_jobs(shelf) -> None:
-    shelf.append(*(frame(seq) for seq in range(1, 3501)))
-    jobs = shelf.database.jobs
-    assert trim(shelf) == 0
-    until(lambda: shelf.database.jobs == jobs + 4)
-
-
 @pytest.mark.sql
 def test_a_trimmed_ledger_still_knows_every_frame(shelf) -> None:
     shelf.append(*(sample(seq) for seq in (1, 2, 3, 5)))
@@ -45,19 +37,3 @@ def test_a_trimmed_ledger_still_knows_every_frame(shelf) -> None:
     assert [shelf.append(sample(seq))[0].stored for seq in (1, 3, 4, 5)] == [0, 0, 1, 0]
     assert trim(shelf) == 0
     assert [step for step, _ in shelf.samples()] == [1, 2, 3, 4, 5]
-
-
-def test_sources_whose_next_frame_is_missing_cost_no_write(shelf) -> None:
-    shelf.append(*(sample(seq, rank=rank) for rank in range(3) for seq in (1, 3)))
-    assert trim(shelf) == 3
-    jobs = shelf.database.jobs
-    assert trim(shelf) == 3
-    assert shelf.database.jobs == jobs
-
-
-def test_the_compactor_trims_on_its_way(shelf) -> None:
-    shelf.append(frame(1, state("finished")))
-    compactor = shelf.compactor_of(pause_s=0.01)
-    compactor.start()
-    until(lambda: shelf.count(tables.ledger) == 0)
-    compactor.stop()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import msgspec
 import numpy as np
 import pytest
 from frames import BEGIN, frame, rows, state
 from sqlalchemy import select, update
-from statements import plan_of, statements_of
+from statements import statements_of
 
 from perfagent.wire import Latest
 from perfagent_server.store import tables
@@ -54,24 +52,6 @@ def test_a_question_unpacks_no_group_without_its_name(shelf) -> None:
     assert shelf.mean() == [3.0]
     assert shelf.store.ranks("r1", "loss").mean == [[3.0]]
     assert set(shelf.store.newest("r1", ["loss", "other"], steps=10)) == {"loss"}
-
-
-def test_a_series_holds_its_own_column_of_the_tail_only(shelf) -> None:
-    shelf.append(*(frame(seq, steady(seq)) for seq in range(1, 101)))
-    tracemalloc.start()
-    try:
-        assert len(shelf.mean("m3", points=100)) == 99
-        assert tracemalloc.get_traced_memory()[1] < 100 * STEPS * len(NAMES) * 8
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.sqlite
-def test_the_tail_is_read_in_the_order_of_its_index(shelf) -> None:
-    shelf.append(frame(1, rows({"loss": [3.0]}, [5])))
-    for ask in (lambda: shelf.store.latest("r1"), shelf.mean):
-        [statement] = [each for each in statements_of(shelf.database.engine, ask) if "tail.frame" in each[0]]
-        assert "TEMP B-TREE" not in plan_of(shelf.database, statement)
 
 
 @pytest.mark.sql

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -12,7 +11,6 @@ from sqlalchemy import insert
 
 from perfagent.wire import TIMED_PHASES
 from perfagent_server.store.codec.aggregates import Cells, of_samples
-from perfagent_server.store.read import view
 from perfagent_server.store.read.ranks import over_ranks
 from perfagent_server.store.tables import series
 
@@ -38,35 +36,6 @@ def test_ranks_one_by_one_give_what_they_give_side_by_side(name: str, combine: C
         ends = (finite.sum(), finite.sum()) if combine is np.sum else (finite.min(), finite.max())
         assert (cells.min[place], cells.max[place]) == pytest.approx(ends)
         assert mean[place] == pytest.approx(combine(finite))
-
-
-def peak_bytes(ask: Callable[[], object]) -> int:
-    ask()  # what is imported and kept at its first use is no part of it
-    tracemalloc.start()
-    try:
-        ask()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def test_putting_more_ranks_together_takes_no_more_room() -> None:
-    def of(ranks: int) -> int:
-        draws = np.random.default_rng
-        return peak_bytes(lambda: over_ranks("loss", (cells_of(draws(1), 5000) for _ in range(ranks))))
-
-    assert of(64) < 1.2 * of(4)
-
-
-@pytest.mark.parametrize("name", ["loss", "grad/norm"])
-def test_a_series_of_many_ranks_is_read_a_few_at_a_time(shelf, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "_CELLS_AT_ONCE", 16 * 256)  # a quarter of what is asked for
-    sent = "grad/local_square_sum" if name == "grad/norm" else name
-    shelf.append(*(frame(1, rows({sent: np.full(4096, 4.0)}, range(4096)), rank=rank) for rank in range(64)))
-    shelf.compact()
-    assert shelf.mean(name, points=256) == [4.0 if name == "loss" else np.sqrt(64 * 4.0)] * 256
-    side_by_side = 64 * 256 * 7 * 8
-    assert peak_bytes(lambda: shelf.mean(name, points=256)) < side_by_side
 
 
 @pytest.mark.sql

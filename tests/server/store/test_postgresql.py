@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,17 +15,15 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from api_builders import ADMIN, api, send
 from builders import until
-from commands import perfagent
 from data_folder import data_folder
 from frames import BEGIN, frame, rows, state
-from sqlalchemy import Connection, func, insert, make_url, select, text
+from sqlalchemy import Connection, func, insert, make_url, select
 
 from perfagent.errors import ResourceError
-from perfagent_server.database import Database, QueueFull, StorageError, Unreachable, open_database
+from perfagent_server.database import Database, StorageError, Unreachable, open_database
 from perfagent_server.store.copying import copy_all
-from perfagent_server.store.interface import Batch, Receipt
+from perfagent_server.store.interface import Receipt
 from perfagent_server.store.sql import SqlStore
-from perfagent_server.store.statements import Prepared
 from perfagent_server.store.tables import cursor, metadata, run, tail
 from perfagent_server.store.write.compaction import Compactor
 
@@ -73,9 +70,6 @@ def laptop(folder: Path) -> closing[Database]:
     return closing(open_database(Place(data=data_folder(folder), database=None)))
 
 
-# --- readers and writers ----------------------------------------------------------------------------------------------
-
-
 def test_the_migrations_make_the_tables_of_the_metadata(place: Place) -> None:
     empty = Place(data=place.data, database=postgresql_server.empty_database("perfagent_migrated"))
     with closing(open_database(empty)) as opened, opened.read() as connection:
@@ -105,20 +99,6 @@ def test_a_second_server_does_not_start_and_a_command_may(database: Database, pl
     ending.join()
 
 
-def test_a_job_that_fails_leaves_its_neighbors_alone(database: Database) -> None:
-    begun, may_end = threading.Event(), threading.Event()
-    held = database.submit(lambda _: (begun.set(), may_end.wait(10)))
-    begun.wait(10)
-    futures = [database.submit(mark(name)) for name in ("a", "a", "b")]  # the second breaks the primary key
-    may_end.set()
-    held.result()
-    assert [type(future.exception()).__name__ for future in futures] == ["NoneType", "IntegrityError", "NoneType"]
-    assert marks(database) == {"a", "b"}
-
-
-# --- connections that are cut -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.fault
 def test_s04_connections_that_were_cut_are_made_anew(database: Database, place: Place) -> None:
     database.write(mark("before"))
@@ -126,20 +106,6 @@ def test_s04_connections_that_were_cut_are_made_anew(database: Database, place: 
     assert marks(database) == {"before"}
     database.write(mark("after"))
     assert marks(database) == {"before", "after"}
-
-
-def test_lines_that_end_on_a_cut_connection_close_their_cursor(database: Database, place: Place) -> None:
-    """Else psycopg warns of it once it is collected."""
-    names = Prepared(select(cursor.c.name))
-    for name in ("a", "b"):
-        database.write(mark(name))
-    with pytest.raises(Unreachable), database.read() as connection:
-        lines = names.stream(connection, {})
-        assert (next(lines), next(lines)) == (("a",), ("b",))
-        cut(place)
-        next(lines)
-    del lines
-    gc.collect()
 
 
 @pytest.mark.parametrize("when", ["within the job", "before the commit"])
@@ -184,38 +150,6 @@ def test_a_server_that_lost_the_database_writes_no_more(database: Database, plac
     assert marks(database) == {"first", "second", "third"}
 
 
-def test_what_was_rejected_is_told_after_a_second_try(place: Place, database: Database) -> None:
-    tries, made = [], frame(1, rows({"loss": [1.0], "x" * 300: [1.0]}, [1]))
-
-    def take() -> Batch:
-        tries.append(1)
-        if len(tries) == 2:
-            postgresql_server.ask_in(str(place.database), "DROP TRIGGER cut ON tail")
-        return Batch([made], BEGIN)
-
-    for statement in (
-        "CREATE FUNCTION cut() RETURNS trigger AS $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$ "
-        "LANGUAGE plpgsql",
-        "CREATE TRIGGER cut BEFORE INSERT ON tail EXECUTE FUNCTION cut()",
-    ):
-        database.write(lambda connection, statement=statement: connection.execute(text(statement)) and None)
-    [receipt] = SqlStore(database).append(take).result(30)
-    assert (len(tries), [one.name for one in receipt.rejected]) == (2, ["x" * 300])
-
-
-def test_errors_of_statements_that_go_to_the_driver_are_known(database: Database) -> None:
-    slow = Prepared(text("SELECT pg_sleep(5)"))
-
-    def job(connection: Connection) -> None:
-        connection.execute(text("SET LOCAL statement_timeout = 50"))
-        slow.all(connection, {})
-
-    with pytest.raises(QueueFull):
-        database.write(job)
-    with pytest.raises(QueueFull), database.read() as connection:
-        job(connection)
-
-
 def test_requests_get_503_while_postgresql_is_away(place: Place, tmp_path: Path) -> None:
     row = {"project": "p", "run": "r", "step": 1, "metrics": {"loss": 1.0}}
     with api(tmp_path, database=place.database) as client:
@@ -230,9 +164,6 @@ def test_requests_get_503_while_postgresql_is_away(place: Place, tmp_path: Path)
         assert client.post("/api/v1/log", json={**row, "step": 2}).status_code == 200
         [found] = client.get("/api/v1/runs").json()["runs"]
         assert client.get(f"/api/v1/runs/{found['run']}/latest").json()["loss"]["step"] == 2
-
-
-# --- addresses, texts and expressions ---------------------------------------------------------------------------------
 
 
 def test_an_address_where_nobody_listens_hides_its_password(tmp_path: Path) -> None:
@@ -275,9 +206,6 @@ def test_what_postgresql_cannot_hold_or_read_is_told(place: Place, tmp_path: Pat
         assert (answer.status_code, "of PostgreSQL" in answer.json()["error"]["message"]) == (422, True)
 
 
-# --- copies from SQLite and back --------------------------------------------------------------------------------------
-
-
 def test_all_is_copied_from_sqlite_and_back_bit_by_bit(database: Database, tmp_path: Path) -> None:
     """The tail of a copy goes on behind its ids, and behind the cursor of the rules where all of it is compacted: else the
     rules would pass over the next frames."""
@@ -303,14 +231,3 @@ def test_all_is_copied_from_sqlite_and_back_bit_by_bit(database: Database, tmp_p
         for one in (database, back):
             [receipt] = stored(one, loss(40))
             assert (receipt.tail_id or 0) > 45
-
-
-def test_the_command_copies_and_says_what_it_did(place: Place, tmp_path: Path) -> None:
-    with laptop(tmp_path / "laptop") as source:
-        stored(source, loss(1))
-    url = f"sqlite:///{tmp_path}/laptop/perfagent.db"
-    done = perfagent(tmp_path, "db", "copy", url, place.database)
-    assert (done.returncode, "run: 1 row" in done.stdout) == (0, True), done.stderr
-    for source_url, said in ((url, "is not empty"), (f"sqlite:///{tmp_path}/nothing.db", "there is no database")):
-        refused = perfagent(tmp_path, "db", "copy", source_url, place.database)
-        assert (refused.returncode, said in refused.stderr) == (1, True), refused.stderr

@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 from frames import BEGIN, frame, rows, state
 from sqlalchemy import func, select, update
-from statements import plan_of, sqlite_calls
 
 from perfagent_server.store import tables
 from perfagent_server.store.retention import DAY_S
-from perfagent_server.store.retention.policy import Scope
-from perfagent_server.store.retention.resolution import BLOCKS_AT_ONCE, old_blocks, old_bundles
 
 
 def say_hello(shelf, run: str = "alive") -> None:
@@ -63,25 +60,6 @@ def test_runs_over_age_are_deleted_whole(shelf) -> None:
     assert shelf.store.names("new") == ["loss"]
 
 
-@pytest.mark.long
-@pytest.mark.sqlite
-def test_the_file_gives_room_back_to_the_disk(shelf, place) -> None:
-    noise = np.random.default_rng(1).standard_normal(120_000)
-    for seq in range(1, 15):
-        shelf.append(frame(seq, rows({"loss": noise}, np.arange(120_000) + seq * 120_000)))
-    shelf.compact()
-    shelf.store.delete("r1")
-
-    def size() -> int:
-        with shelf.database.engine.connect() as connection:
-            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        return (place.data / "perfagent.db").stat().st_size
-
-    before = size()
-    shelf.retention().run_once()
-    assert size() < before * 0.7
-
-
 def test_a_start_with_a_clock_far_ahead_waits_a_day(shelf) -> None:
     """Though a run is heard of by that clock."""
     policy = {"runs_days": 30, "samples_days": 30, "events_days": 30}
@@ -107,38 +85,6 @@ def test_a_start_with_a_clock_far_ahead_waits_a_day(shelf) -> None:
     say_hello(shelf)
     started.run_once()  # nobody did: that is the right time
     assert (runs_left(shelf), started.counters["refused"]) == (["alive"], 2)
-
-
-@pytest.mark.sqlite
-@pytest.mark.parametrize("scope", [Scope("p"), Scope(None, ("q",))])
-@pytest.mark.parametrize("kind", ["block", "bundle"])
-def test_what_is_old_is_found_by_an_index(shelf, kind: str, scope: Scope) -> None:
-    search = old_blocks(scope, BEGIN, 0.0) if kind == "block" else old_bundles(scope, BEGIN)
-    sql = str(search.limit(9).compile(shelf.database.engine, compile_kwargs={"literal_binds": True}))
-    plan = plan_of(shelf.database, (sql, ()))
-    assert f"ix_{kind}_last_time" in plan
-    assert "TEMP B-TREE" not in plan
-
-
-@pytest.mark.blocks
-@pytest.mark.sqlite
-def test_blocks_are_thinned_in_short_jobs_and_only_if_due(shelf) -> None:
-    shelf.append(*(frame(seq, rows({f"m{seq}": [1.0] * 3000}, range(3000))) for seq in range(1, 151)))
-    shelf.compact()
-    statements: list[str] = []
-    watch = sqlite_calls(shelf.database, statements)
-    thin(shelf, 41, keep_days=50)
-    assert not [sql for sql in statements if "block" in sql], "nothing is old"
-    assert thin(shelf, 41.1)["blocks_thinned"] == 450
-    watch()
-    assert not [sql for sql in statements if "FROM block" in sql and "EXISTS" not in sql], "the writer searches nothing"
-    jobs = [0]
-    for sql in statements:
-        if sql.startswith("UPDATE block"):
-            jobs[-1] += 1
-        elif sql.startswith(("COMMIT", "RELEASE")) and jobs[-1]:
-            jobs.append(0)
-    assert (sum(jobs), max(jobs)) == (450, BLOCKS_AT_ONCE)
 
 
 @pytest.mark.sql

@@ -1,67 +1,12 @@
-"""Whatever lies where (tail, blocks, rollups), an answer is the one that numpy gives over the visible samples."""
+"""What is asked of series: charts at every zoom, ranks together, attempts that begin again."""
 
 from __future__ import annotations
-
-import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from frames import BEGIN, frame, rows, state
 
-from perfagent.wire import Series, metric
-
-
-def check(answer: Series, step: np.ndarray, value: np.ndarray, first: int, last: int, points: int) -> None:
-    """The answer to a question for the steps first..last, against the definition. steps in order."""
-    inside = (step >= first) & (step <= last)
-    step, value = step[inside], value[inside]
-    assert len(answer.step) <= points
-    assert answer.exact == (len(step) <= points)
-    width = answer.bucket_steps
-    assert width & (width - 1) == 0
-    assert all(before < after for before, after in pairwise(answer.step)) or answer.exact
-    assert answer.time == sorted(answer.time)
-    places = step // width
-    assert [at // width for at in answer.step] == (step.tolist() if answer.exact else np.unique(places).tolist())
-    if answer.exact:
-        assert np.array_equal(answer.mean, value, equal_nan=True)
-        return
-    for at, bucket in enumerate(np.unique(places)):
-        its = value[places == bucket]
-        finite = its[np.isfinite(its)]
-        assert (answer.count[at], answer.nonfinite[at]) == (len(its), len(its) - len(finite))
-        if len(finite):
-            assert (answer.min[at], answer.max[at]) == (finite.min(), finite.max())
-            assert answer.mean[at] == pytest.approx(finite.mean(), rel=1e-9, abs=1e-9 * np.abs(finite).max())
-        else:
-            assert math.isnan(answer.min[at]) and math.isnan(answer.max[at]) and math.isnan(answer.mean[at])
-
-
-def test_rollups_blocks_cells_and_tail_give_one_answer(shelf) -> None:
-    """Groups that close in different jobs, pieces that come late, a series that begins late and one with a gap of NaN."""
-    steps = 150_000
-    draw = np.random.default_rng(3)
-    sent = {name: draw.standard_normal(steps) for name in ("loss", "late", "gap")}
-    sent["gap"][33_000:33_300] = np.nan
-    for seq, (start, end) in enumerate([(0, 20_000), (20_000, 70_000), (70_000, 131_072), (131_072, steps)], 1):
-        piece = {name: values[start:end] for name, values in sent.items() if seq > 1 or name != "late"}
-        shelf.append(frame(seq, rows(piece, np.arange(start, end))))
-        shelf.compact()
-    more = {"loss": [(1_234, 7e9), (77_777, math.nan)], "late": [], "gap": [(5, 1.0), (steps, 2.0), (steps + 2, 3.0)]}
-    for seq, (name, pieces) in enumerate(more.items(), 8):
-        shelf.append(frame(seq, rows({name: [value for _, value in pieces]}, [step for step, _ in pieces])))
-        if name == "loss":
-            shelf.compact()  # the others stay in the tail
-    for name, values in sent.items():
-        begins = 20_000 if name == "late" else 0
-        whole = [*zip(range(begins, steps), values[begins:], strict=True), *more[name]]
-        whole.sort(key=lambda item: item[0])
-        step, value = np.array([item[0] for item in whole]), np.array([item[1] for item in whole])
-        for points in (3, 20, 300):
-            for first, last in ((0, steps + 2), (17, steps - 3), (70_001, 120_000), (4096, 8191), (1_230, 1_240)):
-                how = {"from_step": first, "to_step": last, "points": points}
-                check(shelf.store.series("r1", name, **how), step, value, first, last, points)
+from perfagent.wire import metric
 
 
 def test_a_single_spike_in_a_million_points_is_in_its_bucket(shelf) -> None:
@@ -71,17 +16,20 @@ def test_a_single_spike_in_a_million_points_is_in_its_bucket(shelf) -> None:
     for seq, start in enumerate(range(0, steps, 65_536), 1):
         piece = wave[start : start + 65_536]
         shelf.append(frame(seq, rows({"loss": piece}, np.arange(start, start + len(piece)))))
-    shelf.compact()
+        shelf.compact()  # groups close in different jobs
     answer = shelf.store.series("r1", "loss", points=1000)
+    width = answer.bucket_steps
     at = answer.max.index(1e6)
-    assert answer.step[at] <= spike < answer.step[at] + answer.bucket_steps
+    assert answer.step[at] <= spike < answer.step[at] + width
     assert (len(answer.step) <= 1000, answer.exact, sum(answer.count)) == (True, False, steps)
-    width = steps
-    while width >= 1:  # ... and at every zoom, down to the step itself
-        first = max(0, spike - width // 2)
-        near = shelf.store.series("r1", "loss", from_step=first, to_step=first + width - 1, points=1000)
-        assert max(near.max) == 1e6
-        width //= 3
+    means = [wave[first : first + width].mean() for first in range(0, steps, width)]
+    assert (answer.mean, answer.min[0]) == (pytest.approx(means), wave[:width].min())
+    zoom = steps
+    while zoom >= 1:  # ... and at every zoom, down to the step itself
+        first = max(0, spike - zoom // 2)
+        near = shelf.store.series("r1", "loss", from_step=first, to_step=first + zoom - 1, points=1000)
+        assert (max(near.max), sum(near.count)) == (1e6, min(steps - first, zoom))
+        zoom //= 3
     assert (near.exact, near.step) == (True, [spike])
 
 

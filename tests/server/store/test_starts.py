@@ -40,12 +40,6 @@ def test_what_has_no_step_does_not_say_where_it_begins(shelf, first) -> None:
     assert shelf.samples() == CUT
 
 
-def test_frames_of_an_attempt_may_come_in_any_order(shelf) -> None:
-    shelf.append(frame(2, losses(95, 100), attempt=2))
-    shelf.append(frame(1, losses(90, 95), attempt=2))
-    assert shelf.samples() == CUT
-
-
 @pytest.mark.sql
 def test_what_an_agent_told_is_moved_by_nothing_else(shelf) -> None:
     """Neither by rows below it nor by another rank, nor after a restart of the server."""

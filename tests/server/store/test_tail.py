@@ -1,4 +1,4 @@
-"""What a tail row holds comes back bit by bit, in every form that it has had."""
+"""What a tail row holds comes back bit by bit."""
 
 from __future__ import annotations
 
@@ -50,48 +50,32 @@ def test_times_take_as_many_bytes_as_they_need(time: np.ndarray, bytes_per_row: 
     assert comes_back(pack_tail([sent], []), sent) == bytes_per_row * (len(time) - (bytes_per_row < 8))
 
 
-@pytest.mark.parametrize("count", [1, 2, 63, 64, 65])
-def test_steps_with_gaps_and_without_come_back(count: int) -> None:
+@pytest.mark.parametrize("count", [1, 63, 64])
+def test_steps_with_gaps_and_columns_of_any_width_come_back(count: int) -> None:
     for step in (np.arange(count) + 9, np.arange(count) * 3, np.arange(count)[::-1].copy()):
-        sent = group(step, REGULAR[:count])
-        comes_back(pack_tail([sent], []), sent)
+        for kinds in (("<f4",) * 3, ("<f4", "<f8", "<f8")):
+            columns = {f"name{at}": (np.arange(count) + 9 * at).astype(kind).tobytes() for at, kind in enumerate(kinds)}
+            sent = group(step, REGULAR[:count], columns)
+            frame = pack_tail([sent], [])
+            comes_back(frame, sent)
+            [kept] = unpack_tail(frame)
+            assert (kept.columns(), kept.row(0)) == (list(columns.values()), [0.0, 9.0, 18.0])
 
 
-@pytest.mark.parametrize("count", [3, 100])
-@pytest.mark.parametrize("kinds", [("<f4",) * 5, ("<f8",) * 5, ("<f4", "<f8", "<f4", "<f8", "<f8")])
-def test_columns_come_back_of_whatever_width(count: int, kinds: tuple[str, ...]) -> None:
-    columns = {f"name{at}": (np.arange(count) + 1000 * at).astype(kind).tobytes() for at, kind in enumerate(kinds)}
-    sent = group(np.arange(count), REGULAR[:count], columns)
-    frame = pack_tail([sent], [])
-    comes_back(frame, sent)
-    [kept] = unpack_tail(frame)
-    assert kept.columns() == list(columns.values())
-    assert kept.row(2) == [2.0 + 1000 * at for at in range(5)]
-
-
-def test_older_formats_are_still_read_and_newer_ones_refused() -> None:
-    """Without a version, and before values were packed."""
-    sent = group(np.arange(3000), REGULAR)
-    for old in (
-        ([(0, b"", sent.time, sent.values)], []),
-        (2, [(0, b"", sent.time, ["loss"], b"\x04", sent.values["loss"])], []),
-    ):
-        comes_back(msgspec.msgpack.encode(old), sent)
+def test_newer_formats_are_refused() -> None:
     with pytest.raises(WireError, match="format 4"):
         unpack_tail(msgspec.msgpack.encode((4, [], [])))
 
 
-@pytest.mark.parametrize(("names", "rows"), [(40, 256), (2000, 5), (4, 2560)])
+@pytest.mark.parametrize(("names", "rows"), [(40, 256), (2000, 5)])
 def test_values_that_repeat_are_packed_and_noise_is_not(names: int, rows: int) -> None:
     noise = np.random.default_rng(3).standard_normal((names, rows))
-    steady = np.where(np.arange(names)[:, None] % 2, 71e9, np.round(50 + noise))
-
-    def stored(values: np.ndarray) -> int:
+    sizes = []
+    for values in (np.where(np.arange(names)[:, None] % 2, 71e9, np.round(50 + noise)), noise):
         columns = {f"name{at}": value.tobytes() for at, value in enumerate(values)}
         sent = group(np.arange(rows), REGULAR[:rows], columns)
         frame = pack_tail([sent], [])
         comes_back(frame, sent)
-        return len(frame)
-
-    assert stored(steady) < stored(noise) / 2
-    assert stored(noise) < noise.nbytes + 20 * names + 4 * rows + 100
+        sizes.append(len(frame))
+    assert sizes[0] < sizes[1] / 2
+    assert sizes[1] < noise.nbytes + 20 * names + 4 * rows + 100

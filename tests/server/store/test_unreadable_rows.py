@@ -38,15 +38,3 @@ def test_an_unreadable_row_holds_up_no_frame_and_no_question(shelf, broken: byte
         shelf.compact()
         assert shelf.ask(select(tail.c.run, tail.c.seq)) == [("odd", 2)]
     assert shelf.mean(run="after") == [2.0, 2.0]
-
-
-def test_an_unreadable_row_makes_no_other_frame_due(shelf) -> None:
-    """Frames go in few large batches, whatever the age of a row that stays."""
-    shelf.append(frame(1, rows({"loss": [1.0]}, [1]), run="odd"), now=0.0)
-    shelf.execute(update(tail).values(frame=b"\xc1"))
-    with suppress(Exception):
-        shelf.compact()
-    shelf.compact()
-    shelf.append(frame(1, rows({"loss": [1.0]}, [1]), run="new"))
-    assert shelf.compactor.run_once() == 0
-    assert shelf.ask(select(tail.c.run).order_by(tail.c.id)) == ["odd", "new"]

@@ -47,7 +47,6 @@ _AXIS_GAPLESS = struct.Struct("<BBIqqq")  # and, of the times as integers, the f
 _AXIS_GAPS = struct.Struct("<BBIqqqqq")  # the same of the steps before
 _VERSION = 1
 _AXIS_VERSION = 3
-_AXIS_READ = (2, 3)  # 2 is 3 with eight bytes for each difference, whatever they need
 _SAMPLE = 64  # differences of a block that say which one is typical
 
 
@@ -106,8 +105,7 @@ def encode_axes(step: Ints, time: Floats) -> list[bytes]:
 
 def decode_axis(data: bytes) -> tuple[Ints, Floats]:
     version, gapless, rows, first = _AXIS.unpack_from(data)
-    if version not in _AXIS_READ:
-        _check(version, _AXIS_VERSION)
+    _check(version, _AXIS_VERSION)
     layout = _AXIS_GAPLESS if gapless else _AXIS_GAPS
     starts = layout.unpack_from(data)[4:]
     planes = decompress(memoryview(data)[layout.size :])

@@ -48,8 +48,6 @@ _STEP, _TIME = struct.Struct("<q"), struct.Struct("<d")
 _FEW = 64  # rows: below this numpy costs more than it saves
 _PAGE = 4096  # bytes that packing the values must save
 _VERSION = 3
-_READ = (2, 3)  # 2 is 3 without packed values
-_PAIR = 0x92  # what msgpack begins an array of two with, as frames did that have no version
 
 
 class Ticks(msgspec.Struct, array_like=True):
@@ -175,23 +173,8 @@ class _Stored(msgspec.Struct, array_like=True):
         return TailGroup(self.first, self.step, self.stamps, names, self.widths, self.values, self.ticks, self.packed)
 
 
-class _Unversioned(msgspec.Struct, array_like=True):
-    """A group in frames without a version."""
-
-    first: int
-    step: bytes
-    stamps: bytes
-    values: dict[str, bytes]
-    ticks: Ticks | None = None
-
-    def group(self) -> TailGroup:
-        widths, values = _behind_each_other(self.values, _rows(self.stamps, self.ticks))
-        return TailGroup(self.first, self.step, self.stamps, tuple(self.values), widths, values, self.ticks)
-
-
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[int, list[_Stored], msgspec.Raw])
-_unversioned_decoder = msgspec.msgpack.Decoder(tuple[list[_Unversioned], msgspec.Raw])
 _names_decoder = msgspec.msgpack.Decoder(tuple[str, ...])
 _events_decoder = msgspec.msgpack.Decoder(list[Event])
 
@@ -257,11 +240,9 @@ def _is_whole(group: TailGroup) -> bool:
     return rows > 0 and has_times and has_steps and has_names and len(group.values) == sum(widths) * rows
 
 
-def _parts(frame: bytes) -> tuple[Sequence[_Stored | _Unversioned], msgspec.Raw]:
-    if frame[0] == _PAIR:
-        return _unversioned_decoder.decode(frame)
+def _parts(frame: bytes) -> tuple[Sequence[_Stored], msgspec.Raw]:
     version, groups, events = _decoder.decode(frame)
-    if version not in _READ:
+    if version != _VERSION:
         raise WireError(f"tail rows of format {version} are not known here; upgrade perfagent")
     return groups, events
 
@@ -271,7 +252,7 @@ def last_step(frame: bytes) -> int:
     return max((_last_step(group) for group in _parts(frame)[0]), default=-1)
 
 
-def _last_step(group: _Stored | _Unversioned) -> int:
+def _last_step(group: _Stored) -> int:
     if group.step:
         return int(np.frombuffer(group.step, "<i8").max())
     return group.first + _rows(group.stamps, group.ticks) - 1
