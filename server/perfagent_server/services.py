@@ -190,7 +190,7 @@ def open_services(
     settings: Settings, *, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
 ) -> Services:
     """Opens the data and wires the parts; nothing runs yet but the database's writer. clock, monotonic: of what senders are
-    allowed, runs are asked for, and rules judge. Raises ConfigError."""
+    allowed, runs are asked for, rules judge, and logins and sessions last. Raises ConfigError."""
     _private_folder(settings.data)
     admin_token = settings.admin_token or secret_file(settings.data / ADMIN_TOKEN_FILE)
     pepper = settings.key_pepper or secret_file(settings.data / PEPPER_FILE)
@@ -328,8 +328,8 @@ def _wired(
         compactor=compactor,
         retention=Retention(database, store, _policy(settings), on_deleted=forget, leases=leases, thin_elsewhere=thin),
         replica=replica,
-        access=Access(settings, keys, Sessions(database), admin_token=admin_token),
-        people=People(database, cookies),
+        access=Access(settings, keys, Sessions(database, clock=clock), admin_token=admin_token, monotonic=monotonic),
+        people=People(database, cookies, clock=clock),
         provider=provider,
         forget=forget,
         link=link,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -45,14 +46,17 @@ made up by a person."""
 class Access:
     """Tells who a request is from."""
 
-    def __init__(self, settings: Settings, keys: Keys, sessions: Sessions, *, admin_token: str) -> None:
+    def __init__(
+        self, settings: Settings, keys: Keys, sessions: Sessions, *, admin_token: str,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._proofs = ProofCheck(admin_token, announcement(settings.local_url))
         self.keys, self.sessions = keys, sessions
         self._is_open = settings.open_access
         self.is_published_over_https = settings.url.lower().startswith("https:")
         self._admin_token = admin_token.encode()
-        self.failures = Failures()
-        self.guesses = Failures()  # of the admin token
+        self.failures = Failures(clock=monotonic)
+        self.guesses = Failures(clock=monotonic)  # of the admin token
 
     async def identify(self, connection: HTTPConnection) -> Identity:
         """Who asks. Raises RefusalError for a credential that is not valid. Reads the database, if that is

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import time
+from collections.abc import Callable
 
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
@@ -24,11 +26,13 @@ _DEVICE_S = 365 * 86400
 
 
 class People:
-    def __init__(self, database: Database, cookies: SignedCookies) -> None:
+    def __init__(
+        self, database: Database, cookies: SignedCookies, *, clock: Callable[[], float] = time.time
+    ) -> None:
         self._cookies = cookies
         self.accounts = Accounts(database)
         self.passwords = Passwords()
-        self.limits = LoginLimits(database)
+        self.limits = LoginLimits(database, clock=clock)
 
     async def check(self, name: str, password: str, connection: HTTPConnection) -> Account:
         """The user of this name and password. Raises RefusalError, in the same words and after the same time whether there

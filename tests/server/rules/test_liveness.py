@@ -53,7 +53,7 @@ def test_a_flood_of_a_users_alerts_leaves_room_for_rules_and_newer_ones() -> Non
     now = evaluator.window.now
     changes = [change for at in range(400) for change in _said(evaluator, f"best loss {at}", now + at)]
     assert (len(fired(changes)), evaluator.dropped) == (256, 144)  # in seven minutes: a flood
-    changes += [change for at in range(300) for change in _said(evaluator, f"worst loss {at}", now + 70 * (at + 10))]
+    changes += [change for at in range(300) for change in _said(evaluator, f"worst loss {at}", now + 4000 + 70 * at)]
     assert (len(fired(changes)), evaluator.dropped) == (556, 144)
     assert len(evaluator.machines) <= 256 + 8
     changes += evaluator.take(frame({"loss": [math.nan], "grad/norm": [1.0]}, [31], ident=evaluator.upto + 1))

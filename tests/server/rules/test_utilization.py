@@ -39,6 +39,7 @@ def test_a_loader_that_sleeps_is_told_within_a_short_run(words: SnapshotAssertio
 
 
 BUSY, TINY = {"gpu/utilization_pct": [97.0] * 100}, [0.0005] * 200
+WORKERS = {"host/cores": [8.0] * 100, "process/workers": [4.0] * 100}
 
 
 EVALUATED = {"phase/eval_s": [2.0 if step == 30 else 0.0 for step in range(1, 61)]}
@@ -52,7 +53,7 @@ EVALUATED = {"phase/eval_s": [2.0 if step == 30 else 0.0 for step in range(1, 61
         (waiting([0.025] * 60, 0.075), "critical", 25),
         (waiting(TINY, 0.001), None, 0),
         (waiting([3.0 if step % 50 == 0 else 0.001 for step in range(300)], 0.1), None, 0),
-        (waiting([0.2 if step % 4 == 0 else 0.0 for step in range(100)]), "critical", 50),
+        (waiting([0.2 if step % 4 == 0 else 0.0 for step in range(100)]) | WORKERS, "critical", 50),
         (waiting([0.03] * 100, 0.07) | BUSY, None, 0),
         (waiting([0.03] * 100, 0.07) | {"gpu/utilization_pct": [60.0] * 100}, "critical", 30),
         ({"step_time_s": [0.1] * 100}, None, 0),
@@ -117,7 +118,7 @@ def idling(
 
 
 def own_code(_: int) -> dict[str, float]:
-    return {"data": 0.0, "other": 0.7, "forward": 0.3}
+    return {"other": 0.7, "forward": 0.3}
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def test_records_are_sorted_and_their_extents_known() -> None:
     assert packed.last["r1", 0, "b"][:2] == (1, 5)
 
 
+@pytest.mark.real
 def test_samples_are_taken_while_clickhouse_is_away(database) -> None:
     store, compactor, _ = open_store(database, NOBODY, rules_enabled=False)
     sent = frame(1, rows({"loss": [1.0, 2.0]}, [0, 1]))
@@ -57,6 +58,7 @@ def test_samples_are_taken_while_clickhouse_is_away(database) -> None:
     assert store.series("r1", "loss").mean == [1.0, 2.0]  # of the tail
 
 
+@pytest.mark.real
 def test_a_server_without_its_clickhouse_says_so(tmp_path) -> None:
     with api(tmp_path, metrics=NOBODY) as client:
         answer = client.get("/readyz")

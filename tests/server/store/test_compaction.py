@@ -94,9 +94,9 @@ def test_large_frames_are_compacted_a_few_at_a_time(shelf) -> None:
 
 def test_the_thread_compacts_and_trims_by_itself_and_stops(shelf) -> None:
     quick = shelf.compactor_of(age_s=0, pause_s=0.01)
-    quick.start()
     send(shelf, 1, [1])
     shelf.append(frame(2, state("finished")))
+    quick.start()
     until(lambda: shelf.count(tables.tail) == shelf.count(tables.ledger) == 0)
     quick.stop()
     assert (shelf.mean(), quick.counters["failures"]) == ([1.0], 0)
