@@ -92,22 +92,6 @@ def test_up_refuses_what_cannot_work_with_the_cure(tmp_path: Path) -> None:
         refused(perfagent(tmp_path, "up", "--port", "0", *words.split()), says, code=code)
 
 
-@pytest.mark.sqlite
-def test_a_public_server_starts_with_a_key_and_lets_keys_in(tmp_path: Path) -> None:
-    folder = tmp_path / "s"
-    data = str(folder / "server-data")
-    key = perfagent(tmp_path, "keys", "create", "read", "--data", data).stdout.strip()
-    assert key.startswith("pfa_read_")
-    public = "https://perfagent.example.invalid"
-    with server_process(folder, "--host", "0.0.0.0", PERFAGENT_PUBLIC_URL=public) as server:
-        headers = {"Authorization": f"Bearer {key}"}
-        for given, status in (({}, 401), (headers, 200), ({**headers, "Host": "evil.example"}, 403)):
-            assert web().get(f"{server.url}/api/v1/runs", headers=given).status_code == status
-        # A command on the server's machine reaches it where it listens, and shows the public address.
-        done = perfagent(tmp_path, "keys", "login", "--data", data)
-        assert done.stdout.startswith(f"{public}/login?token="), done.stderr
-
-
 def test_keys_are_managed_from_the_command_line(server: ServerProcess, tmp_path: Path) -> None:
     data = str(data_of(server))
 
@@ -210,20 +194,3 @@ def test_a_backup_taken_while_writing_is_restored(server: ServerProcess, tmp_pat
     [kept] = [path for path in data.iterdir() if ".before-" in path.name]
     with contextlib.closing(sqlite3.connect(kept)) as connection:
         assert connection.execute("SELECT count(*) FROM run WHERE name IN ('before', 'after')").fetchone() == (2,)
-
-
-@pytest.mark.sqlite
-def test_upgrade_makes_the_tables_and_check_says_what_it_would(tmp_path: Path) -> None:
-    folder = tmp_path / "d"
-
-    def upgrade(*words: str) -> Ended:
-        return perfagent(tmp_path, "db", "upgrade", *words, "--data", str(folder))
-
-    empty = upgrade("--check")
-    assert (empty.returncode, folder.exists(), "0001" in empty.stdout) == (1, False, True)
-    assert upgrade().returncode == 0
-    done = upgrade("--check")
-    assert (done.returncode, "nothing to do" in done.stdout) == (0, True)
-    with contextlib.closing(sqlite3.connect(folder / "perfagent.db")) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    refused(upgrade("--check"), "upgrade perfagent")

@@ -71,15 +71,6 @@ def test_a_frame_is_stored_once_and_committed_before_its_answer(client: TestClie
     assert (series["step"], series["mean"], series["exact"]) == ([1, 2, 3], [3.0, 2.0, "NaN"], True)
 
 
-def test_a_long_answer_is_compressed_where_the_sender_takes_it(client: TestClient) -> None:
-    row = {"run": "a", "metrics": {f"bad\n{at}": 1.0 for at in range(200)}}
-    plain, packed = (
-        client.post("/api/v1/log", json=row, headers={"Accept-Encoding": encoding}) for encoding in ("identity", "gzip")
-    )
-    assert (plain.headers.get("content-encoding"), packed.headers["content-encoding"]) == (None, "gzip")
-    assert len(packed.json()["rejected"]) == len(plain.json()["rejected"]) == 200
-
-
 @pytest.mark.parametrize(("error", "status"), [(QueueFull("too much waits"), 503), (ZeroDivisionError("a bug"), 500)])
 def test_trouble_of_the_server_is_told_in_our_shape(
     client: TestClient, error: Exception, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

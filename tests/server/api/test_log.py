@@ -208,16 +208,3 @@ def test_starting_begins_a_new_run_of_the_name(restarted: Callable[[], Program])
     found = program.run_of(third)
     assert (found["started"], found["ended"]) == ("2023-11-14T22:13:20.000Z", "2023-11-14T22:14:20.000Z")
     assert restarted().x()["run"] == third, "the newest is the one begun last, whenever it ran"
-
-
-def test_ranks_that_each_tell_their_start_are_one_run(restarted: Callable[[], Program]) -> None:
-    program = restarted()
-    first = {program.log(rank=rank, state="starting")["run"] for rank in (0, 1, 2)}
-    program = restarted()
-    first |= {program.log(rank=3, state="starting")["run"]}
-    again = {program.log(rank=rank, state="starting")["run"] for rank in (1, 0)}
-    assert (len(first), len(again), first & again) == (1, 1, set())
-    [run] = again
-    for rank, expected in ((1, "starting"), (0, "finished")):  # it has finished when all have
-        program.log(rank=rank, state="finished")
-        assert program.run_of(run)["state"] == expected

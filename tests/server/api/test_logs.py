@@ -6,12 +6,9 @@ import io
 import json
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from builders import server_process, until
 
 from perfagent_server.logs import configure_logs, current_request, without_keys
 
@@ -61,20 +58,3 @@ def test_x08_keys_and_tokens_are_cut_to_their_prefix(stream: io.StringIO, form: 
     assert "pfa_ingest_abcd1234_..." in written
     harmless = "pfa_ingest, token of a model, ?page=2&limit=3"
     assert without_keys(harmless) == harmless
-
-
-@pytest.mark.real
-def test_a_server_logs_json_with_its_requests_if_asked_to(tmp_path: Path) -> None:
-    with server_process(tmp_path, "--log-format", "json", "--access-log") as server:
-        address = f"{server.url}/api/v1/runs/nobody?token=abcdefgh"
-        answer = httpx.get(address, headers={"X-Request-ID": "from-the-proxy"}, trust_env=False)
-        assert answer.headers["x-request-id"] == "from-the-proxy"
-        other = httpx.get(f"{server.url}/healthz", headers={"X-Request-ID": "bad id"}, trust_env=False)
-        assert other.headers["x-request-id"] not in ("", "bad id")
-        until(lambda: "from-the-proxy" in server.log)
-    found = lines(server.log)
-    [access] = [line for line in found if line.get("request_id") == "from-the-proxy"]
-    told = [access[name] for name in ("method", "path", "status", "run")]
-    assert told == ["GET", "/api/v1/runs/nobody", 422, "nobody"]
-    assert "abcdefgh" not in server.log
-    assert found[0]["dashboard"] == server.url

@@ -97,15 +97,3 @@ def test_the_commands_of_operations_md_set_list_and_take_back(tmp_path: Path) ->
         again = retention("remove", "--project", "paper")
         assert (again.returncode, "perfagent retention list" in again.stderr) == (1, True)
         assert retention("set").returncode != 0
-
-
-def test_a_project_may_be_as_long_as_frames_may_name_it(client: TestClient) -> None:
-    bodies = {
-        "retention": {"runs_days": 9},
-        "prices": {"currency": "EUR", "gpu_hour": 1.0},
-        "rules/hang": {"enabled": False},
-    }
-    for place, body in bodies.items():
-        for project, status in (("é" * 128, 200), ("é" * 128 + "p", 422)):
-            answer = client.put(f"/api/v1/{place}", params={"project": project}, json=body, headers=ADMIN)
-            assert answer.status_code == status, answer.text

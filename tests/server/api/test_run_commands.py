@@ -15,10 +15,8 @@ from builders import until
 from clocks import Clock
 from fastapi.testclient import TestClient
 from frames import state
-from sqlalchemy import text
 
 from perfagent.wire import Event
-from perfagent_server.runs.run_commands import MOST_OPEN
 from perfagent_server.store.write.lifecycle import mark_lost
 from perfagent_server.timestamps import rfc3339
 
@@ -103,24 +101,6 @@ def test_a_command_goes_out_once_with_the_answer_to_a_frame(client: TestClient, 
     assert [job.frame(4, rank) for rank in (0, 1, 2)] == [[everyone], [everyone], [everyone, one]]
 
 
-def test_a_deleted_run_that_comes_back_has_nothing_open(job: Job) -> None:
-    orders = services_of(job.client).orders
-    assert orders.ask("r1", "stacks", rule="hang", why="it stands").result(10).kind == "stacks"
-    for _ in range(MOST_OPEN - 1):
-        job.ask("stacks")
-    assert "open already" in job.post(kind="stacks").text
-    job.frame(2, 0, *profile_events(b"x" * 300))
-    job.delete()
-    with services_of(job.client).database.read() as connection:
-        for table in ("command", "command_source", "profile", "profile_part"):
-            assert connection.execute(text(f"SELECT count(*) FROM {table}")).scalar() == 0, table
-    job.begin()
-    assert job.frame(3) == []
-    again = orders.ask("r1", "stacks", rule="hang", why="it stands")  # at once, though a rule asks seldom
-    assert again is not None
-    assert job.frame(4) == [again.result(10).id]
-
-
 @pytest.mark.sql
 def test_open_commands_outlive_a_restart(tmp_path: Path, clock: Clock) -> None:
     with api(tmp_path, clocks={"clock": clock}) as client:
@@ -133,17 +113,6 @@ def test_open_commands_outlive_a_restart(tmp_path: Path, clock: Clock) -> None:
         assert job.frame(2, 1) == [order["id"]]
         clock.at += 59
         assert job.ask("stacks")["asked"][0]["problem"] == "", "after a start agents have a minute to be heard"
-
-
-@pytest.mark.sql
-def test_only_the_newest_start_of_the_job_is_asked(job: Job) -> None:
-    job.begin(attempt=2)
-    order = job.ask("stacks")
-    assert job.frame(2) == []
-    assert [one["id"] for one in send(job.client, frame({}, seq=2, attempt=2))["commands"]] == [order["id"]]
-    job.clock.at += 120
-    job.frame(3)
-    assert "rank 0 is silent (last heard 2 min ago)" in job.refusal(kind="stacks")
 
 
 @pytest.mark.sql

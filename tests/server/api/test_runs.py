@@ -16,8 +16,7 @@ from fastapi.testclient import TestClient
 from frames import state
 from pyarrow import parquet
 
-from perfagent.wire import Event, LogRow
-from perfagent_server.routes.parquet import write
+from perfagent.wire import Event
 
 
 @pytest.fixture(scope="module")
@@ -79,27 +78,6 @@ def test_name_tags_and_notes_can_be_changed(client: TestClient) -> None:
         assert change(name=name).json()["error"]["field"] == "name"
     run = get(client, "/named").json()
     assert (run["name"], run["notes"]) == ("better", "")
-
-
-@pytest.mark.sql
-def test_what_a_job_was_started_with_comes_in_pieces(client: TestClient) -> None:
-    """Lists leave the long ones out."""
-
-    def context(**data: object) -> Event:
-        return Event(kind="context", time=1_700_000_000.0, data=data)
-
-    begins = start("first", config={"lr": 0.1}, notes="look here")
-    first = context(config={"argparse": {"seed": 1}}, git={"branch": "main"})
-    git, packages = {"branch": "main", "dirty": True}, {"torch": "2.13.0"}
-    send(client, frame({"loss": [1.0]}, run="job", project="job", events=[begins, first]))
-    send(client, frame({"loss": [1.0]}, run="job", project="job", seq=2, events=[context(git=git, packages=packages)]))
-    run = get(client, "/job").json()
-    assert (run["config"], run["meta"]) == ({"lr": 0.1, "argparse": {"seed": 1}}, {"git": git, "packages": packages})
-    assert (run["notes"], run["state"]) == ("look here", "running")
-    assert get(client, "", project="job").json()["runs"][0]["meta"] == {"git": git}
-    client.patch("/api/v1/runs/job", json={"notes": "seen"})
-    send(client, frame({"loss": [1.0]}, run="job", project="job", seq=3, events=[begins]))
-    assert get(client, "/job").json()["notes"] == "seen"
 
 
 @pytest.mark.sql
@@ -166,14 +144,6 @@ def test_x06_export_gives_every_sample_back_to_the_bit(client: TestClient, kind:
     assert {row["name"] for row in rows} == {"x", "long", "'=cmd()" if kind == "csv" else "=cmd()"}, "no formula in CSV"
     answer = get(client, f"/{run}/export", format="xlsx")
     assert (answer.status_code, "jsonl, csv, parquet" in answer.json()["error"]["message"]) == (400, True)
-
-
-def test_a_long_parquet_export_is_complete_and_in_pieces() -> None:
-    rows = [LogRow(name="x", rank=0, step=step, time=1.0, value=step / 3) for step in range(200_000)]
-    pieces = list(write(rows[place : place + 2000] for place in range(0, len(rows), 2000)))
-    file = parquet.ParquetFile(io.BytesIO(b"".join(pieces)))
-    assert min(file.num_row_groups, len([piece for piece in pieces if piece])) > 2
-    assert file.read(["value"]).column(0).to_pylist() == [row.value for row in rows]
 
 
 @pytest.mark.sql

@@ -246,21 +246,3 @@ def test_projects_ranks_and_names_are_bounded_by_settings(tmp_path: Path) -> Non
         reply = send(client, frame({"a": [1.0], "b": [1.0], "c": [1.0]}, project="q", run="names"))
         assert (reply["stored"], [(one["name"], one["count"]) for one in reply["rejected"]]) == (2, [("c", 1)])
         assert "PERFAGENT_MAX_NAMES" in reply["rejected"][0]["reason"]
-
-
-def test_one_key_does_not_use_up_the_projects_of_all_others(tmp_path: Path) -> None:
-    clock = Clock(100.0)
-    with api(tmp_path, max_projects=100, clocks={"monotonic": clock}) as client:
-        keys = [made_key(client)[0] for _ in range(2)]
-
-        def begin(number: int, key: dict[str, str]) -> Any:
-            return post(client, f"run {number}", project=f"project {number}", key=key)
-
-        assert [begin(number, keys[0]).status_code for number in range(11)] == [200] * 10 + [429]
-        refused = begin(10, keys[0])
-        assert int(refused.headers["Retry-After"]) >= 3600
-        assert "more than 10 projects" in said(refused)
-        assert begin(5, keys[0]).status_code == 200, "a project that is there may get more"
-        assert begin(10, keys[1]).status_code == 200
-        clock.at += 3600
-        assert begin(11, keys[0]).status_code == 200

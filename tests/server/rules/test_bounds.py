@@ -95,13 +95,6 @@ def test_a_host_that_runs_ahead_of_a_busy_gpu_loses_nothing(busy: float, kind: s
 
 
 @pytest.mark.parametrize(
-    "made", [job(COMPUTE, 10), job({}, 100), job(COMPUTE, 0)], ids=["few steps", "no phases", "none"]
-)
-def test_where_nothing_is_known_nothing_is_said(made: TimedJob) -> None:
-    assert what_bounds(made.evaluator.window) is None
-
-
-@pytest.mark.parametrize(
     ("phases", "steps", "told"),
     [
         (COMPUTE, 2900, []),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +47,34 @@ def test_it_is_over_when_weights_move_again() -> None:
     assert train(noisy(400), ratios).kinds == ["fire", "resolve"]
 
 
+RUNS_OUT = [1e-3 * max(0.0, 1 - step / 600) for step in range(1200)]
+
+
+FALLEN = [*(0.5 + math.exp(-step / 10) for step in range(200)), *[0.5] * 300]
+
+
+@pytest.mark.parametrize(
+    ("losses", "more", "told", "step", "since"),
+    [
+        (noisy(300), {"lr": [0.0] * 300}, ("warning", "learning rate"), 101, 1),  # whole-number division in a warm-up
+        (noisy(1200), {"lr": RUNS_OUT}, ("warning", "learning rate"), 701, 601),
+        ([*noisy(200), *[1.234567] * 150], {}, ("warning", None), 300, 201),
+        ([*noisy(100), *[0.693147] * 300], {"ratio": 1e-3}, ("info", None), 200, 101),  # the weights move
+        ([*noisy(100), *[0.0] * 300], {}, ("info", None), 200, 101),  # nothing is left
+        (FALLEN, {}, ("info", None), None, None),
+        ([0.693147] * 800, {}, ("info", None), None, 1),
+    ],
+    ids=["zero from the start", "ran out", "froze", "the weights move", "nothing is left", "little by little", "a constant"],
+)  # fmt: skip
+def test_zero_rate_and_constant_loss_are_told_after_100_steps(
+    losses: list[float], more: dict[str, Any], told: tuple[str, str | None], step: int | None, since: int | None
+) -> None:
+    job = train(losses, **more)
+    assert job.found.severity == told[0]
+    assert told[1] in (None, job.found.cause)
+    assert (step in (None, job.alert.step), since in (None, job.found.since_step)) == (True, True)
+
+
 WARM = [0.0] * 60 + [1e-5 * step for step in range(1, 341)]
 
 
@@ -66,36 +95,3 @@ SILENT = {
 @pytest.mark.parametrize("kind", SILENT)
 def test_healthy_training_is_silent(kind: str) -> None:
     assert SILENT[kind]().changes == []
-
-
-@pytest.mark.parametrize(
-    ("lr", "since", "step"),
-    [
-        ([0.0] * 300, 1, 101),  # whole-number division in the lambda of a warm-up
-        ([1e-3 * max(0.0, 1 - step / 600) for step in range(1200)], 601, 701),
-    ],
-    ids=["from the first step on", "ran out"],
-)
-def test_a_rate_of_zero_is_told_after_100_steps(lr: list[float], since: int, step: int) -> None:
-    job = train(noisy(len(lr)), lr=lr)
-    assert (job.alert.step, job.found.since_step, job.found.cause) == (step, since, "learning rate")
-
-
-@pytest.mark.parametrize(
-    ("losses", "ratio", "severity", "step", "since"),
-    [
-        ([*noisy(200), *[1.234567] * 150], None, "warning", 300, 201),
-        ([*noisy(100), *[0.693147] * 300], 1e-3, "info", 200, 101),
-        ([*noisy(100), *[0.0] * 300], None, "info", 200, 101),
-        ([*(0.5 + math.exp(-step / 10) for step in range(200)), *[0.5] * 300], None, "info", None, None),
-        ([0.693147] * 800, None, "info", None, 1),
-    ],
-    ids=["froze", "the weights move", "nothing is left", "little by little", "a constant"],
-)
-def test_a_constant_loss_is_told(
-    losses: list[float], ratio: float | None, severity: str, step: int | None, since: int | None
-) -> None:
-    job = train(losses, ratio)
-    assert job.found.severity == severity
-    assert step in (None, job.alert.step)
-    assert since in (None, job.found.since_step)

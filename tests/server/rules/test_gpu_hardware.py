@@ -55,7 +55,7 @@ def test_heat_warns_and_hardware_that_slows_down_is_critical(
         assert found.evidence.get("reason") == reason
 
 
-def test_the_rank_that_all_others_wait_for_is_named_until_it_is_cool() -> None:
+def test_the_rank_that_others_wait_for_is_named_until_cool() -> None:
     job, cool = Job(Throttling(), steps=every(0.2), ranks=4), clocks()
     assert job.go_on(250, cool, cool, clocks(sw_thermal=80), cool).found.ranks == [2]
     assert job.go_on(300, cool).kinds == ["fire", "resolve"]
@@ -106,7 +106,7 @@ def test_a_row_that_waited_before_the_run_is_a_warning() -> None:
     assert job.told == [("warning", "pending")]
 
 
-def test_counters_that_go_back_and_other_gpus_of_the_node_are_no_errors() -> None:
+def test_counters_that_go_back_and_other_gpus_are_no_errors() -> None:
     job = Job(Ecc(), steps=every(0.2)).go_on(200, lambda now: {"gpu/ecc_uncorrected_aggregate": 5.0 * (now < 100)})
     assert job.changes == []
     job = Job(Ecc(), LinkErrors(), Throttling(), steps=every(0.2))

@@ -31,7 +31,7 @@ def device(reserved: float, peak: float, retries: float = 0) -> Readings:
     ],
     ids=["twice", "less", "30 % of the device", "there is room", "full", "needed at once", "not full", "nobody waited"],
 )  # fmt: skip
-def test_what_is_reserved_beyond_the_highest_need_lies_in_splinters(
+def test_memory_reserved_beyond_the_highest_need_is_fragmented(
     reserved: float, peak: float, retries: float, severity: str | None
 ) -> None:
     job = Job(GpuFragmentation(), steps=every(0.2)).go_on(100, device(reserved, peak, retries))

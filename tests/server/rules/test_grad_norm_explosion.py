@@ -80,7 +80,7 @@ def test_norms_that_follow_the_loss_scale_are_judged_without_it() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 7])
-def test_an_alert_is_over_when_norms_are_back_or_that_is_their_level(every: int) -> None:
+def test_it_is_over_when_norms_are_back_or_that_is_their_level(every: int) -> None:
     job = train([*noise(300), *noise(50, level=40.0), *noise(100)], every=every)
     assert (job.alert.step, job.found.severity) == (302 * every, "critical")
     assert (job.kinds, job.changes[-1].step) == (["fire", "resolve"], (350 + 1 + 16) * every)
@@ -118,7 +118,7 @@ def test_a_single_norm_however_high_is_no_explosion(second: float, fires: bool) 
     assert len(train([*norms, 20.0, second, *[1.0] * 20]).fired) == fires
 
 
-def test_a_rise_in_the_first_steps_and_between_infinite_ones_is_told() -> None:
+def test_a_rise_in_first_steps_or_between_infinite_ones_is_told() -> None:
     falling = [20 * math.exp(-place / 8) + value for place, value in enumerate(noise(80))]
     assert train([*falling, *(50.0 * 2**place for place in range(6))]).alert.step <= 83
     assert train([*noise(1000), 30.0, math.inf, 40.0, 50.0]).alert.step == 1003

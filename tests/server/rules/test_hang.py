@@ -30,7 +30,7 @@ def wait(evaluator: Evaluator, since: float, seconds: float, every: float = 3.0)
     return changes
 
 
-def test_evaluations_and_saves_that_a_run_has_made_before_are_no_hang() -> None:
+def test_pauses_that_a_run_has_made_before_are_no_hang() -> None:
     evaluator = training()
     at = START
     for begin in range(1, 60, 10):
@@ -42,7 +42,7 @@ def test_evaluations_and_saves_that_a_run_has_made_before_are_no_hang() -> None:
     assert len(fired(wait(evaluator, at + 210, 30.0))) == 1
 
 
-def test_neither_a_jump_of_the_clock_nor_a_server_that_was_away_is_a_hang() -> None:
+def test_a_jump_of_the_clock_or_a_server_away_is_no_hang() -> None:
     evaluator = training()
     steps(evaluator, 1, 10, START)
     evaluator.tick(START + 3)
@@ -52,7 +52,7 @@ def test_neither_a_jump_of_the_clock_nor_a_server_that_was_away_is_a_hang() -> N
     assert evaluator.tick(START + 200_003) == []
 
 
-def test_the_first_steps_a_run_without_an_agent_and_one_that_ended_are_not_judged() -> None:
+def test_first_steps_no_agent_and_an_end_are_not_judged() -> None:
     few = training()
     steps(few, 1, 3, START)
     assert wait(few, START, 300.0) == []
@@ -66,7 +66,7 @@ def test_the_first_steps_a_run_without_an_agent_and_one_that_ended_are_not_judge
     assert ended.due() is None
 
 
-def test_of_several_ranks_one_that_goes_on_alone_is_no_hang_and_silence_is_not_judged() -> None:
+def test_silence_of_all_ranks_is_no_hang() -> None:
     evaluator = training(ranks=2)
     for rank in (0, 1):
         steps(evaluator, 1, 10, START, rank=rank)

@@ -120,7 +120,7 @@ def test_what_a_rank_did_not_join_is_said_until_a_step_ends(words: SnapshotAsser
     assert (found.ranks, "groups" in found.evidence, found.cause) == ([0, 1], False, "")
 
 
-def test_a_rank_that_does_not_answer_is_waited_for_and_then_named() -> None:
+def test_a_rank_that_does_not_answer_is_waited_for_then_named() -> None:
     evaluator, at, _ = hanging(3)
     for rank in (0, 1):
         answer(evaluator, rank, at + 1, frames=IN_BACKWARD)
@@ -197,36 +197,8 @@ def test_calls_that_were_overwritten_make_no_rank_absent() -> None:
     assert find_absence([(0, [group(1, waits=True, name="1")], True), (1, [UNUSED], False)]) is None
 
 
-@pytest.mark.parametrize(
-    ("stacks", "named"),
-    [
-        ([(IN_BACKWARD, [0, 1, 2]), (IN_READ, [3])], [3]),
-        ([(IN_ALL_REDUCE, [0]), (IN_READ, [1])], [1]),
-        ([(IN_ALL_REDUCE, [0]), (IN_READ, [1]), (IN_LOADER, [2])], [1, 2]),
-        ([(IN_ALL_REDUCE, [0]), (IN_BACKWARD, [1, 2, 3])], [0]),
-        ([(IN_READ, [0]), (IN_LOADER, [1])], []),
-        ([(IN_READ, [0, 1])], []),
-    ],
-    ids=["of four", "of two", "two of three", "all in collectives", "nobody waits", "all alike"],
-)
-def test_who_is_waited_for_by_the_stacks(stacks: list[tuple[list[str], list[int]]], named: list[int]) -> None:
-    assert sorted(rank for one in apart(groups_of(stacks)) for rank in one.ranks) == named
-
-
 def test_a_place_is_the_users_line_and_what_it_is_inside_of(words: SnapshotAssertion) -> None:
     stacks = (IN_ALL_REDUCE, ["<string>:1 in <module>"], [], ["/x/a.py:3 in Model.forward.<locals>.read"])
     assert [str(place_of(stack)) for stack in stacks] == words
     groups = groups_of([(IN_BACKWARD, [rank for rank in range(512) if rank != 300]), (IN_READ, [300])])
     assert sentence(groups, apart(groups), 512) == words
-
-
-@pytest.mark.parametrize("odd", [None, 7, [None], [{"group": "0", "seq": "x", "recent": []}]])
-def test_an_answer_that_is_none_says_nothing(odd: Any) -> None:
-    evaluator, at, _ = hanging(1)
-    events = [
-        event("collectives", at, 21, {"groups": odd, "complete": odd}),
-        event("stacks", at, 21, {"threads": odd}),
-    ]
-    evaluator.take(frame({}, [], ident=evaluator.upto + 1, received=at, events=events))
-    evaluator.tick(at + 20)
-    assert "groups" not in evaluator.verdict().evidence

@@ -48,7 +48,7 @@ def test_silence_names_who_fell_silent(world: int, silent: list[int], words: Sna
     assert change.finding.message == words
 
 
-def test_a_flood_of_a_users_alerts_leaves_room_for_rules_and_newer_ones() -> None:
+def test_a_flood_of_a_users_alerts_leaves_room_for_others() -> None:
     evaluator = _trained()
     now = evaluator.window.now
     changes = [change for at in range(400) for change in _said(evaluator, f"best loss {at}", now + at)]
@@ -63,15 +63,7 @@ def test_a_flood_of_a_users_alerts_leaves_room_for_rules_and_newer_ones() -> Non
     assert resolved >= {change.alert for change in fired(changes) if "loss " in change.finding.title}
 
 
-def test_a_healthy_verdict_is_in_the_tense_of_its_run_and_claims_nothing_before_anything_came() -> None:
-    assert make_evaluator().verdict().message == "Nothing to judge yet: no loss, step time or gradient norm has come."
-    evaluator = _trained()
-    assert evaluator.verdict().message == "Nothing holds this run back: step 30, loss 2.71 (from 3)."
-    _end(evaluator, "finished")
-    assert evaluator.verdict().message == "Nothing held this run back: step 30, loss 2.71 (from 3)."
-
-
-def test_silence_of_an_older_attempt_or_after_the_end_says_nothing() -> None:
+def test_silence_of_an_older_attempt_or_after_the_end_is_none() -> None:
     evaluator = _trained()
     assert evaluator.silence({(0, 0): 100.0}, evaluator.window.now + 100) == []
     _end(evaluator, "finished")
@@ -80,20 +72,14 @@ def test_silence_of_an_older_attempt_or_after_the_end_says_nothing() -> None:
 
 def test_what_the_agent_found_is_an_alert_under_its_own_rule() -> None:
     evaluator = _trained()
-    told = {
-        "rule": "oom_observed",
-        "severity": "critical",
-        "message": "CUDA out of memory",
-        "since_step": 7,
-        "fix": "less",
-    }
+    told = {"rule": "oom_observed", "severity": "critical", "message": "out of memory", "since_step": 7, "fix": ""}
     event = Event(kind="finding", time=1.0, step=7, data=told)
     changes = evaluator.take(frame({}, [], ident=evaluator.upto + 1, events=[event]))
     changes += _end(evaluator, "oom", reason="OutOfMemoryError")
     assert [(change.finding.rule, change.finding.since_step) for change in fired(changes)] == [("oom_observed", 7)]
 
 
-def test_a_users_alert_is_told_at_once_and_not_again_within_a_minute() -> None:
+def test_a_users_alert_is_told_at_once_and_once_a_minute() -> None:
     evaluator = _trained()
     now = evaluator.window.now
     first = _said(evaluator, "accuracy fell", now, "WARN")
@@ -105,23 +91,12 @@ def test_a_users_alert_is_told_at_once_and_not_again_within_a_minute() -> None:
     assert (again.kind, again.alert != first[0].alert) == ("fire", True)
 
 
-def test_hundreds_of_ranks_finish_and_the_one_that_failed_is_heard() -> None:
-    evaluator = _trained()
-    for rank in range(200):
-        evaluator.take(frame({}, [], rank=rank, ident=evaluator.upto + 1))
-    for rank in range(199):
-        _end(evaluator, "finished", rank=rank)
-    assert not evaluator.window.ended
-    changes = _end(evaluator, "failed", rank=199, reason="ValueError: bad shape")
-    assert [change.finding.rule for change in fired(changes)] == ["process_crash"]
-
-
 def _said(evaluator: Evaluator, title: str, at: float, level: str = "info") -> list:
     event = Event(kind="alert", time=at, data={"title": title, "text": "look", "level": level})
     return evaluator.take(frame({}, [], ident=evaluator.upto + 1, received=at, events=[event]))
 
 
-def test_a_run_has_finished_when_every_rank_that_ever_reported_has() -> None:
+def test_a_run_has_finished_when_every_rank_that_reported_has() -> None:
     evaluator = make_evaluator()
     evaluator.take(frame({}, [], events=[state("starting", world_size=8)]))
     for rank in (0, 1):
@@ -138,18 +113,7 @@ def raised(said: str) -> dict[str, str]:
     return {"reason": said, "exception": said.partition(":")[0], "traceback": TRACE}
 
 
-def test_no_alert_opens_after_the_run_has_failed_that_nobody_would_resolve() -> None:
-    evaluator = _trained()
-    evaluator.take(frame({"loss": [2.0]}, [31], rank=1, ident=evaluator.upto + 1))
-    _end(evaluator, "failed", rank=0, reason="ValueError: bad shape")
-    changes = evaluator.take(frame(SLOW, range(32, 92), rank=1, ident=evaluator.upto + 1))
-    changes += evaluator.tick(evaluator.window.now + 60)
-    assert changes == []
-    assert [change.kind for change in _said(evaluator, "I am still here", evaluator.window.now)] == ["fire", "resolve"]
-    assert evaluator.window.firing == {"process_crash"}
-
-
-def test_the_step_of_an_end_is_not_moved_by_what_other_ranks_tell_later() -> None:
+def test_the_step_of_an_end_is_not_moved_by_other_ranks() -> None:
     evaluator = _trained()
     evaluator.window.world_size = 2
     [change] = _end(evaluator, "killed", rank=1, reason="killed by SIGKILL")
@@ -228,7 +192,7 @@ def test_of_the_ends_of_two_ranks_the_cause_leads(
     assert len(fired(changes)) == len({change.alert for change in changes}) == 1
 
 
-def test_silence_is_told_once_until_frames_come_or_the_end_is_known() -> None:
+def test_silence_is_told_once_until_frames_come_or_the_end() -> None:
     evaluator = _trained()
     now = evaluator.window.now
     changes = evaluator.silence({(1, 0): 31.0}, now + 31)

@@ -72,14 +72,6 @@ def test_a_spike_that_stays_is_one_alert_with_its_divergence() -> None:
     assert job.changes[-1].finding.rule == job.evaluator.verdict().rule == "loss_divergence"
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_a_loss_of_any_sign_may_diverge(sign: float) -> None:
-    """A negative log-likelihood below zero: a percentage of its level says nothing."""
-    losses = falling(3000, first=sign * 5 + 4, last=sign * 5 - 2, spread=0.3)
-    losses[2000:] += np.linspace(0, 6, 1000)
-    assert 2000 < train(losses).alert.step < 2500
-
-
 def test_a_warm_restart_is_silent_and_growth_after_it_is_not() -> None:
     lr = 1e-6 + 5e-4 * (1 + np.cos(np.pi * (np.arange(3000) % 1000) / 1000))
     losses = falling(3000) + 0.4 * lr / lr.max()

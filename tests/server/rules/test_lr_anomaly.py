@@ -60,7 +60,7 @@ def test_a_rate_that_more_than_doubles_and_harms_is_told(to: float, rise: float,
             assert 405 <= change.step <= 450
 
 
-def test_a_jump_that_the_loss_does_not_mind_is_a_remark_after_a_decay() -> None:
+def test_a_jump_without_harm_is_a_remark_after_a_decay() -> None:
     assert train([*np.linspace(1e-3, 1e-4, 500), *[5e-3] * 500]).severities == ["info"]
     assert train([*[1e-3] * 500, *[5e-3] * 500]).changes == []
 

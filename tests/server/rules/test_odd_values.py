@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 from judging import START, fired, frame, judge_series, make_evaluator, restored, state
 
-from perfagent.wire import Group
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.model.grad_norm_explosion import GradNormExplosion
 from perfagent_server.rules.rule import Series
-from perfagent_server.store.codec.tail import TailGroup
-from perfagent_server.store.stored import FromTail
 
 _KINDS = (
     (math.nan,), (math.inf,), (0.0,), (-1.0, -0.5), (3e17, 8e17), (0.1, 0.5, 0.9), (0.1, 0.5, 0.9),
@@ -22,22 +19,7 @@ _KINDS = (
 )  # fmt: skip
 
 
-def test_steps_that_took_no_time_are_left_out() -> None:
-    """A log whose clock is coarse: two of three steps have the time of the one before."""
-    evaluator, draw, now = make_evaluator(), random.Random(0), START
-    evaluator.start_clock(now)
-    for step in range(1, 601):
-        now += 0.3
-        took = draw.choice((0.0, 0.0, 0.9))
-        columns = {"loss": [3.0], "step_time_s": [took], "phase/h2d_s": [took / 3], "sync/calls_per_step": [9.0],
-                   "sync/reading_s": [0.02], "phase/forward_s": [took / 3]}  # fmt: skip
-        readings = {"process/page_faults_per_step": [5000.0]}
-        groups = [Group([step], [now], [now], columns), Group([step], [now], [now], readings)]
-        evaluator.take(FromTail(step, "r", 1, 0, "s", step, now, [TailGroup.of_group(one) for one in groups], []))
-        evaluator.tick(now)
-
-
-def test_a_loss_scale_that_overflowed_is_no_scale_to_judge_norms_by() -> None:
+def test_norms_are_not_judged_by_a_loss_scale_that_overflowed() -> None:
     norms, scales = [1.0] * 200 + [100.0] * 8, [2.0] * 201 + [math.inf] * 2 + [2.0] * 5
     changes, _ = judge_series({"grad/norm": norms, "amp/scale": scales}, rules=(GradNormExplosion(),))
     assert len(fired(changes)) == 1

@@ -100,7 +100,7 @@ def test_what_is_live_at_the_peak_of_a_step_counts(live: float, severity: str | 
 
 
 @pytest.mark.parametrize(("reserved", "severity"), [(73, None), (73.2, "warning"), (77, "warning"), (77.2, "critical")])
-def test_allocations_that_emptied_the_cache_are_told_where_it_is_full(reserved: float, severity: str | None) -> None:
+def test_retries_of_allocations_are_told_where_memory_is_full(reserved: float, severity: str | None) -> None:
     """0.5 GiB are taken besides: 92 and 97 % of the device."""
     made = job(60, lambda _: gpu(reserved, 50, retries=7))
     assert made.changes == [], "what was counted before is the past"

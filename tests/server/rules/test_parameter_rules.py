@@ -31,7 +31,7 @@ def train(rule: Rule, events: Sequence[Event] = (), unmoved: Mapping[int, float]
     return job.go_on({"step_time_s": [0.1] * 20}, rows=1, every=20, measured=measured, events=by_step)
 
 
-def test_parameters_that_no_optimizer_has_are_named_until_one_has() -> None:
+def test_parameters_of_no_optimizer_are_named_until_one_has_them() -> None:
     job = train(WrongOptimizer(), [told("unoptimized", 0.01, 60), told("unoptimized", 0.0, 200, names=[], count=0)])
     found = job.found
     assert (found.severity, found.since_step, found.evidence["share_pct"]) == ("warning", 40, 1.0)
@@ -39,14 +39,6 @@ def test_parameters_that_no_optimizer_has_are_named_until_one_has() -> None:
     both = [told("unoptimized", 7.0, 60, names=None, count="?", steps=None), told("without_gradient", 1.0, 80)]
     job = train(WrongOptimizer(), both)
     assert (job.found.evidence["share_pct"], job.changes[-1].finding.cause) == (100, "no gradient")
-
-
-@pytest.mark.parametrize(
-    "odd", [told("unoptimized", 0.0099, 60), told("unmoved", 0.5, 60), told("unoptimized", "much", 60, names=3)],
-    ids=["little", "something else", "no sense"],
-)  # fmt: skip
-def test_little_or_nothing_is_no_finding(odd: Event) -> None:
-    assert train(WrongOptimizer(), [odd]).changes == []
 
 
 @pytest.mark.parametrize(
@@ -71,19 +63,21 @@ def test_parameters_that_stand_still_are_told_with_the_cause(
     assert job.found.evidence["parameters"] == ([] if data is None else data.get("names", NAMES))
 
 
-@pytest.mark.parametrize(
-    "shares",
-    [
-        {40: 0.0, 80: 0.0, 120: 0.0},
-        {40: 0.4, 80: 0.0, 120: 0.4, 160: 0.0},
-        {40: 1.0, 80: 1.0, 120: 1.0},
-        {40: 0.0099, 80: 0.0099, 120: 0.0099},
-        {40: 0.9},
-    ],
-    ids=["all move", "by turns", "nothing moves at all", "an unused pooler", "one comparison"],
-)
-def test_healthy_parameters_are_silent(shares: dict[int, float]) -> None:
-    assert train(UnchangedTensor(), (), shares).changes == []
+SILENT = {
+    "little": (WrongOptimizer(), [told("unoptimized", 0.0099, 60)], {}),
+    "something else": (WrongOptimizer(), [told("unmoved", 0.5, 60)], {}),
+    "no sense": (WrongOptimizer(), [told("unoptimized", "much", 60, names=3)], {}),
+    "all move": (UnchangedTensor(), [], {40: 0.0, 80: 0.0, 120: 0.0}),
+    "by turns": (UnchangedTensor(), [], {40: 0.4, 80: 0.0, 120: 0.4, 160: 0.0}),
+    "nothing moves at all": (UnchangedTensor(), [], {40: 1.0, 80: 1.0, 120: 1.0}),
+    "an unused pooler": (UnchangedTensor(), [], {40: 0.0099, 80: 0.0099, 120: 0.0099}),
+    "one comparison": (UnchangedTensor(), [], {40: 0.9}),
+}
+
+
+@pytest.mark.parametrize("kind", SILENT)
+def test_healthy_parameters_are_silent(kind: str) -> None:
+    assert train(*SILENT[kind]).changes == []
 
 
 def test_parameters_that_move_again_resolve_the_alert() -> None:

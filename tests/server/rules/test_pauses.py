@@ -79,7 +79,7 @@ def test_only_rank_0_saves_whoever_is_heard_first() -> None:
     assert found.evidence["share_of_run_pct"] > 20
 
 
-def test_an_evaluation_under_way_changes_nothing_and_rare_ones_heal() -> None:
+def test_an_evaluation_under_way_changes_nothing_rare_ones_heal() -> None:
     made = run("eval", [4.0] * 8)
     before = len(made.changes)
     made.restart_server()

@@ -13,52 +13,69 @@ from perfagent_server.rules.speed.unmeasured_time import UnmeasuredTime
 LINES = [{"line": "train.py:97", "count": 1000}, {"line": "train.py:98", "count": 24}]
 
 
-def job(other_s: float, *, busy_pct: float | None = None, forward_s: float = 0.05) -> TimedJob:
+def job(other_s: float, *, busy_pct: float | None = None, forward_s: float = 0.05, phase: str = "forward") -> TimedJob:
     made = TimedJob(SyncBound(), UnmeasuredTime())
     for _ in range(30):
-        made.train(10, {"forward": forward_s, "other": other_s})
+        made.train(10, {phase: forward_s, "other": other_s})
         if busy_pct is not None:
             made.read(gpu__utilization_pct=busy_pct)
     return made
 
 
-def look(made: TimedJob, calls: float, reading_s: float | None = None, lines: Any = LINES) -> None:
-    """The agent tells what it found in a sampled step."""
+def told(
+    made: TimedJob, other_s: float, calls: float, reading_s: float | None = None, *, forward_s: float = 0.05,
+    phase: str = "forward", lines: Any = LINES,
+) -> list[Any]:  # fmt: skip
+    """What is found 200 steps after the agent told what it found in a sampled step."""
     on_cpu = {"sync/reads_per_step": calls, "sync/reading_s": reading_s or 0.0}
     made.tell({"sync/calls_per_step": calls} if reading_s is None else on_cpu)
     made.event("sync", {"lines": lines})
-
-
-def told(made: TimedJob, other_s: float, *looked: Any, forward_s: float = 0.05, **more: Any) -> list[Any]:
-    """What is found 200 steps after the look."""
-    look(made, *looked, **more)
-    made.train(200, {"forward": forward_s, "other": other_s})
+    made.train(200, {phase: forward_s, "other": other_s})
     return made.found("sync_bound")
 
 
 @pytest.mark.parametrize(
-    ("other_s", "reads", "reading_s", "share_pct"),
+    ("other_s", "busy_pct", "forward_s", "calls", "reading_s", "share_pct"),
     [
-        (0.03, 1024, 0.028, 35.0),
-        (0.03, 1024, 0.0081, 10.125),
-        (0.03, 300, 0.0079, None),
-        (0.01, 1, 2e-6, None),
-        (0.01, 0, 0.0, None),
-        (0.012, 1024, 0.5, 100 * 0.05 / 0.062),  # no longer than the part that it may be in: forward
+        (0.03, None, 0.05, 1024, 0.028, 35.0),
+        (0.03, None, 0.05, 1024, 0.0081, 10.125),
+        (0.03, None, 0.05, 300, 0.0079, None),
+        (0.01, None, 0.05, 1, 2e-6, None),  # the loss in every step
+        (0.01, None, 0.05, 0, 0.0, None),
+        (0.012, None, 0.05, 1024, 0.5, 100 * 0.05 / 0.062),  # no longer than the part that it may be in: forward
+        # on a GPU they cost what it idles
+        (0.02, 60.0, 0.05, 3, None, 100 * 0.02 / 0.07),  # the time in no phase
+        (0.0, 55.0, 0.2, 48, None, 45.0),  # within the forward pass they show as idle time
+        (0.0, 55.0, 0.2, 5, None, 45.0),
+        (0.0, 55.0, 0.2, 4, None, None),
+        (0.02, 97.0, 0.2, 1, None, None),
+        (0.002, 85.0, 0.2, 1, None, None),
+        (0.0, 90.5, 0.2, 60, None, None),
     ],
-    ids=["a third", "a tenth", "less", "the loss in every step", "none", "timed in a slow step"],
 )
-def test_reads_on_the_cpu_are_told_by_their_time(
-    other_s: float, reads: float, reading_s: float, share_pct: float | None
+def test_reads_are_told_by_their_time(
+    other_s: float,
+    busy_pct: float | None,
+    forward_s: float,
+    calls: float,
+    reading_s: float | None,
+    share_pct: float | None,
 ) -> None:
-    found = told(job(other_s), other_s, reads, reading_s)
+    found = told(job(other_s, busy_pct=busy_pct, forward_s=forward_s), other_s, calls, reading_s, forward_s=forward_s)
     assert [one.severity for one in found] == (["warning"] if share_pct else [])
     for one in found:
-        assert (one.evidence["share_pct"], one.evidence["calls_per_step"]) == (pytest.approx(share_pct), reads)
+        assert (one.evidence["share_pct"], one.evidence["calls_per_step"]) == (pytest.approx(share_pct), calls)
         assert one.evidence["lines"] == LINES
 
 
-def test_it_replaces_unmeasured_time_and_heals_with_the_next_look() -> None:
+def test_reads_beside_rollouts_and_without_lines_are_told_too() -> None:
+    assert len(told(job(0.04, phase="rollout"), 0.04, 2048, 0.03, phase="rollout")) == 1
+    for lines in (None, [1, {"line": 3}], [{"line": "a.py:1", "count": "many"}]):
+        [found] = told(job(0.03), 0.03, 1024, 0.028, lines=lines)
+        assert found.evidence["lines"] == []
+
+
+def test_it_replaces_unmeasured_time_and_heals_at_the_next_look() -> None:
     made = job(0.03)
     assert [one.severity for one in made.found("unmeasured_time")] == ["info"]
     told(made, 0.03, 1024, 0.028)
@@ -74,36 +91,3 @@ def test_it_replaces_unmeasured_time_and_heals_with_the_next_look() -> None:
     made.train(1, {"forward": 0.05, "other": 0.001})
     kinds = [change.kind for change in made.changes if change.finding.rule == "sync_bound" and change.kind != "update"]
     assert kinds == ["fire", "resolve"]
-
-
-@pytest.mark.parametrize(
-    ("other_s", "busy_pct", "forward_s", "calls", "share_pct"),
-    [
-        (0.02, 60.0, 0.05, 3, 100 * 0.02 / 0.07),  # the time in no phase
-        (0.0, 55.0, 0.2, 48, 45.0),  # within the forward pass they show as idle time
-        (0.0, 55.0, 0.2, 5, 45.0),
-        (0.0, 55.0, 0.2, 4, None),
-        (0.02, 97.0, 0.2, 1, None),
-        (0.002, 85.0, 0.2, 1, None),
-        (0.0, 90.5, 0.2, 60, None),
-    ],
-)
-def test_calls_on_a_gpu_cost_what_it_idles(
-    other_s: float, busy_pct: float, forward_s: float, calls: float, share_pct: float | None
-) -> None:
-    found = told(job(other_s, busy_pct=busy_pct, forward_s=forward_s), other_s, calls, forward_s=forward_s)
-    assert [one.evidence["share_pct"] for one in found] == ([pytest.approx(share_pct)] if share_pct else [])
-
-
-def test_loops_in_which_each_step_makes_a_rollout_are_judged_too() -> None:
-    made, step = TimedJob(SyncBound()), {"rollout": 0.05, "forward": 0.01, "other": 0.04}
-    made.train(50, step)
-    look(made, 2048, 0.03)
-    made.train(200, step)
-    assert [found.evidence["share_pct"] for found in made.found("sync_bound")] == [pytest.approx(30.0)]
-
-
-@pytest.mark.parametrize("lines", [None, [1, {"line": 3}], [{"line": "a.py:1", "count": "many"}]])
-def test_an_event_of_another_form_names_no_line(lines: Any) -> None:
-    [found] = told(job(0.03), 0.03, 1024, 0.028, lines=lines)
-    assert found.evidence["lines"] == []

@@ -186,11 +186,3 @@ def test_work_that_is_longer_on_another_rank_is_told_by_its_cost(more: float, se
 def test_ranks_that_fight_for_the_same_cores_are_not_judged(pressure: float, fires: bool) -> None:
     job = JointSteps(LoadImbalance(), ranks=8).go_on(140, in_turn(0.6), pressure=pressure)
     assert len(job.found) == fires
-
-
-def test_one_rank_with_half_of_the_excess_is_no_uneven_work() -> None:
-    """It is slow in each step, the others in turn."""
-    uneven = lambda rank, step: 0.1 + (0.022 if rank == 0 else 0.04 * (rank == 1 + step % 7))  # noqa: E731
-    assert JointSteps(LoadImbalance(), ranks=8).go_on(140, uneven).found == []
-    less = lambda rank, step: 0.1 + (0.018 if rank == 0 else 0.04 * (rank == 1 + step % 7))  # noqa: E731
-    assert len(JointSteps(LoadImbalance(), ranks=8).go_on(140, less).found) == 1

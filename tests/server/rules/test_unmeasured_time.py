@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from timed_job import TimedJob
 
@@ -28,11 +30,6 @@ def test_30_percent_of_the_step_in_no_phase_are_said_as_a_fact(other_s: float, f
         assert one.evidence["usual_s"] == pytest.approx(other_s)
 
 
-def test_bursts_are_told_as_such() -> None:
-    made = job((99, {"forward": 0.1, "other": 0.001}), (1, {"forward": 0.1, "other": 10.0}), times=5)
-    assert [one.cause for one in made.found("unmeasured_time")] == ["now and then"]
-
-
 def test_lines_that_the_agent_met_then_are_named() -> None:
     made = job((50, TWO))
     lines = [{"line": "train.py:88", "in": "plot", "count": 57}, {"line": "train.py:12", "in": "<module>", "count": 3}]
@@ -43,27 +40,25 @@ def test_lines_that_the_agent_met_then_are_named() -> None:
     assert found.evidence["lines"] == lines
 
 
-USUAL = {"forward": 0.1, "other": 0.01}
+USUAL, LONG = {"forward": 0.1, "other": 0.01}, {"forward": 0.1, "other": 60.0}
 
 
 @pytest.mark.parametrize(
-    "parts",
+    ("made", "causes"),
     [
-        [(2, USUAL), (1, {"forward": 0.1, "other": 60.0}), (400, USUAL)],
-        [(5000, {"forward": 0.0004, "other": 0.0009})],
-        [(300, {"forward": 0.05, "eval": 0.05, "checkpoint": 0.05, "plot": 0.05, "rollout": 0.05})],
-        [(300, {})],
-        [(18, {"forward": 4.0, "other": 6.0})],
+        (lambda: job((99, {"forward": 0.1, "other": 0.001}), (1, {"forward": 0.1, "other": 10.0}), times=5), ["now and then"]),
+        (lambda: job((10, TWO), times=60, gpu__utilization_pct=89.0), [""]),
+        (lambda: job((10, TWO), times=60, gpu__utilization_pct=90.0), []),
+        (lambda: job((2, USUAL), (1, LONG), (400, USUAL)), []),
+        (lambda: job((5000, {"forward": 0.0004, "other": 0.0009})), []),
+        (lambda: job((300, dict.fromkeys(("forward", "eval", "checkpoint", "plot", "rollout"), 0.05))), []),
+        (lambda: job((300, {})), []),
+        (lambda: job((18, {"forward": 4.0, "other": 6.0})), []),
     ],
-    ids=["one long step", "a toy", "measured phases", "a loop without phases", "few steps"],
-)
-def test_what_is_no_habit_or_is_measured_is_silent(parts: list[tuple[int, dict[str, float]]]) -> None:
-    assert job(*parts).changes == []
-
-
-@pytest.mark.parametrize(("busy", "fires"), [(90.0, False), (89.0, True)])
-def test_gpus_that_work_all_the_time_wait_for_no_script(busy: float, fires: bool) -> None:
-    assert len(job((10, TWO), times=60, gpu__utilization_pct=busy).found("unmeasured_time")) == fires
+    ids=["bursts", "GPUs that wait", "busy GPUs", "one long step", "a toy", "measured phases", "no phases", "few steps"],
+)  # fmt: skip
+def test_only_a_habit_that_costs_something_is_told(made: Callable[[], TimedJob], causes: list[str]) -> None:
+    assert [one.cause for one in made().found("unmeasured_time")] == causes
 
 
 def test_it_heals_and_survives_a_restart() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from array import array
 from collections.abc import Sequence
 
@@ -11,7 +10,6 @@ import pytest
 from judging import START, fired, frame, make_evaluator, restored, state
 
 from perfagent.wire import Group
-from perfagent_server.alerts.state_machine import Change
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.step_series import PATIENCE_S
 from perfagent_server.rules.time_series import TimeSeries
@@ -22,52 +20,6 @@ from perfagent_server.store.stored import FromTail
 def test_a_nan_does_not_wait_for_other_ranks() -> None:
     changes = begun(512).take(frame({"loss": [math.nan]}, [1], rank=7, ident=2))
     assert [change.finding.ranks for change in fired(changes, "nonfinite_loss")] == [[7]]
-
-
-def _story(seed: int) -> list[FromTail]:
-    """Two ranks, noise, a NaN, a spike, a slow loader, overflow and an end, in frames of any size."""
-    draw = random.Random(seed)
-    frames: list[FromTail] = [frame({}, [], events=[state("starting", world_size=2)])]
-    step, ident = 1, 2
-    while step < 900:
-        rows = draw.randint(1, 40)
-        steps = range(step, step + rows)
-        for rank in (0, 1):
-            loss = [3.0 + draw.gauss(0, 0.02) + (1.0 if 400 <= at < 430 else 0.0) for at in steps]
-            if 600 in steps and rank == 1:
-                loss[600 - step] = math.nan
-            columns = {
-                "loss": loss, "step_time_s": [0.1] * rows, "phase/data_s": [0.05 if at > 700 else 0.0 for at in steps],
-                "lr": [1e-3] * rows, "grad/norm": [math.inf if at % 211 == 0 else 1.0 for at in steps],
-                "amp/scale": [2.0 ** (20 - at // 211) for at in steps], "gpu/utilization_pct": [10.0] * rows,
-            }  # fmt: skip
-            frames.append(frame(columns, steps, rank=rank, ident=ident, step_s=1.0))
-            ident += 1
-        step += rows
-    for rank in (0, 1):
-        over = [state("finished", step=step)]
-        frames.append(frame({}, [], rank=rank, ident=ident + rank, received=frames[-1].received, events=over))
-    return frames
-
-
-def _told(changes: list[Change]) -> list[tuple[str, str, str, int, str]]:
-    return [(change.kind, change.alert, change.finding.rule, change.step, change.finding.message) for change in changes]
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_judging_goes_on_from_a_snapshot_as_if_nothing_had_happened(seed: int) -> None:
-    frames = _story(seed)
-    whole = make_evaluator()
-    expected = [change for one in frames for change in whole.take(one)]
-    rules = {change.finding.rule for change in expected}
-    assert {"nonfinite_loss", "loss_spike", "data_bound", "low_gpu_utilization"} <= rules
-    draw = random.Random(seed)
-    broken, found = make_evaluator(), []
-    for one in frames:
-        found += broken.take(one)
-        if draw.random() < 0.3:
-            broken = restored(broken)
-    assert _told(found) == _told(expected)
 
 
 def begun(ranks: int) -> Evaluator:

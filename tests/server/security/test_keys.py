@@ -46,7 +46,7 @@ def database(tmp_path: Path) -> Iterator[HeldReads]:
     opened.close()
 
 
-def test_who_comes_while_keys_are_read_waits_only_for_an_unknown_key(database: HeldReads) -> None:
+def test_while_keys_are_read_only_an_unknown_key_waits(database: HeldReads) -> None:
     here, elsewhere = Keys(database, PEPPER), Keys(database, PEPPER)  # type: ignore[arg-type]
     _, known = elsewhere.create("read")
     _, new = here.create("ingest")

@@ -17,7 +17,6 @@ from fastapi.testclient import TestClient
 from perfagent.admin_proof import AdminProof
 from perfagent.errors import ConfigError
 from perfagent.local_server import announcement
-from perfagent_server.security.failures import Failures
 from perfagent_server.security.keys import secret_file
 
 PAGE = {"Accept": "text/html"}
@@ -64,7 +63,7 @@ def test_a_one_time_address_makes_an_administrator_once(tmp_path: Path) -> None:
         assert client.get("/api/v1/runs").status_code == 200, "an unknown cookie is no credential"
 
 
-def test_cookies_are_secure_over_https_and_behind_a_public_address(tmp_path: Path) -> None:
+def test_cookies_are_secure_over_https_and_a_public_address(tmp_path: Path) -> None:
     with api(tmp_path, base_url="https://127.0.0.1:8420") as client:
         cookie = client.get(one_time_path(client)).headers["set-cookie"]
         assert cookie.startswith("__Host-perfagent=") and "Secure" in cookie and "Path=/" in cookie
@@ -93,17 +92,7 @@ def test_pages_are_behind_the_login_where_keys_are_required(tmp_path: Path) -> N
         assert client.get("/api/v1/keys").status_code == 200
 
 
-def test_a_read_key_logs_in_to_read(tmp_path: Path) -> None:
-    with api(tmp_path, auth="required") as client:
-        assert client.post("/login", data={"token": new_key(client, "ingest")["key"]}).status_code == 403
-        assert client.post("/login", data={"token": new_key(client, "read")["key"]}).status_code == 303
-        assert client.get("/api/v1/session").json()["may"] == ["read"]
-        assert client.get("/api/v1/runs").status_code == 200
-        assert client.get("/api/v1/keys").status_code == 403
-        assert client.post("/api/v1/log", json={"run": "x", "metrics": {}}).status_code == 403
-
-
-def test_a_session_ends_with_the_key_that_opened_it_and_no_other_does(tmp_path: Path) -> None:
+def test_a_session_ends_with_the_key_that_opened_it(tmp_path: Path) -> None:
     clock = Clock(time.time())
     with api(tmp_path, auth="required", clocks={"clock": clock}) as client:
         gone, kept = new_key(client, "admin"), new_key(client, "admin")
@@ -160,7 +149,7 @@ def test_x08_ten_wrong_keys_a_minute_are_enough(tmp_path: Path) -> None:
 
 @pytest.mark.fault
 @pytest.mark.parametrize("wrong", ["guess", "proof"])
-def test_x08_wrong_proofs_of_a_neighbor_lock_no_administrator_out(tmp_path: Path, wrong: str) -> None:
+def test_x08_wrong_proofs_lock_no_administrator_out(tmp_path: Path, wrong: str) -> None:
     """Nobody guesses a token of 256 bits, so the right one is let in whatever else came from its address."""
     token = secrets.token_urlsafe(32)
     with api(tmp_path, admin_token=token) as client:
@@ -179,18 +168,6 @@ def test_x08_wrong_proofs_of_a_neighbor_lock_no_administrator_out(tmp_path: Path
         assert client.post("/login", data={"token": token}).status_code == 303
         assert asked(right) == 429, "a proof serves once"
         assert asked(proof("another token")) == 429
-
-
-@pytest.mark.fault
-def test_x08_failures_are_counted_by_address_and_minute() -> None:
-    now = Clock(0.0)
-    failures = Failures(2, clock=now, addresses=3)
-    assert [failures.count("a") for _ in range(3)] == [0.0, 0.0, 60.0]
-    assert failures.count("b") == 0.0
-    now.at = 59.0
-    assert failures.count("a") == 1.0
-    now.at = 60.0
-    assert failures.count("a") == 0.0
 
 
 def test_a_key_is_shown_once_and_kept_as_a_digest(tmp_path: Path) -> None:
@@ -234,7 +211,7 @@ def test_secrets_are_their_owners_only(tmp_path: Path) -> None:
         secret_file(path)
 
 
-def test_a_login_leads_back_to_the_page_that_asked_and_nowhere_else(tmp_path: Path) -> None:
+def test_a_login_leads_back_to_the_page_that_asked_only(tmp_path: Path) -> None:
     evil = ("//evil.example/", "https://evil.example/", "/\\evil.example", "/\t/evil.example", "")
     with api(tmp_path, auth="required") as client:
         key = new_key(client, "operate")["key"]

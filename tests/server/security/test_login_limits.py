@@ -51,7 +51,7 @@ def test_the_right_password_waits_too_but_not_in_a_known_browser(tmp_path: Path)
         assert log_in(client, "a wrong one") == 401, "a right password clears the count of its name"
 
 
-def test_a_stranger_behind_the_same_address_keeps_no_known_browser_out(tmp_path: Path) -> None:
+def test_a_stranger_at_the_same_address_keeps_no_browser_out(tmp_path: Path) -> None:
     with api(tmp_path, clocks={"clock": Clock(NOW)}) as client:
         body = {"name": "ada", "password": PASSWORD, "roles": [{"role": "viewer"}]}
         assert client.post("/api/v1/users", json=body, headers=ADMIN).status_code == 201

@@ -70,7 +70,7 @@ def users(client: TestClient) -> dict[str, list[tuple[str | None, str]]]:
     return {one["name"]: [(role["project"], role["role"]) for role in one["roles"]] for one in known}
 
 
-def test_a_user_appears_at_the_first_sign_in_with_the_roles_of_groups(tmp_path: Path, provider: Provider) -> None:
+def test_a_first_sign_in_makes_a_user_with_the_roles_of_groups(tmp_path: Path, provider: Provider) -> None:
     clock = Clock(time.time())
     with signing_in(tmp_path, provider, clocks={"clock": clock}) as client:
         page = client.get("/login", params={"next": "/runs?x=1"}).text
@@ -95,7 +95,7 @@ def test_a_user_appears_at_the_first_sign_in_with_the_roles_of_groups(tmp_path: 
         assert client.get("/api/v1/runs").status_code == 401, "a session of a provider ends after twelve hours"
 
 
-def test_the_code_is_bound_to_the_browser_by_pkce_state_and_nonce(tmp_path: Path, provider: Provider) -> None:
+def test_the_code_is_bound_to_the_browser(tmp_path: Path, provider: Provider) -> None:
     with signing_in(tmp_path, provider) as client:
         address = begin(client)
         asked = {name: values[0] for name, values in parse_qs(urlsplit(address).query).items()}
@@ -123,7 +123,7 @@ def test_roles_follow_the_groups_at_each_sign_in(tmp_path: Path, provider: Provi
             )
 
 
-def test_a_disabled_user_stays_out_and_a_local_user_is_not_taken_over(tmp_path: Path, provider: Provider) -> None:
+def test_a_disabled_user_stays_out_a_local_one_is_not_taken_over(tmp_path: Path, provider: Provider) -> None:
     with signing_in(tmp_path, provider) as client:
         body = {"name": "Ada", "password": "correct horse battery", "roles": [{"role": "viewer"}]}
         assert client.post("/api/v1/users", json=body, headers=ADMIN).status_code == 201
@@ -190,7 +190,7 @@ def test_what_is_not_the_answer_to_our_question_is_refused(tmp_path: Path, provi
             provider.audience = audience
 
 
-def test_a_provider_that_is_down_keeps_nobody_from_logging_in_otherwise(tmp_path: Path, provider: Provider) -> None:
+def test_a_provider_that_is_down_keeps_nobody_out_otherwise(tmp_path: Path, provider: Provider) -> None:
     with signing_in(tmp_path / "a", None) as client:
         assert client.get("/readyz").status_code == 200
         answer = client.get("/login/oidc")

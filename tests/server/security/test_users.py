@@ -85,7 +85,7 @@ def test_a_change_counts_for_open_sessions_at_once(tmp_path: Path) -> None:
         assert (again.status_code, again.json()["error"]["code"]) == (409, "exists")
 
 
-def test_one_changes_ones_own_password_and_stays_logged_in_here_only(tmp_path: Path) -> None:
+def test_a_new_password_of_ones_own_ends_other_sessions(tmp_path: Path) -> None:
     with api(tmp_path, auth="required") as client:
         add(client, "ada", (None, "viewer"))
         assert log_in(client, "ada") == 303

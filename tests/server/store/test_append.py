@@ -29,18 +29,6 @@ def test_a_frame_is_stored_once_however_often_it_comes(shelf) -> None:
     assert shelf.samples() == [(1, 1.0), (2, 2.0)]
 
 
-def test_values_come_back_to_the_bit_from_tail_and_blocks(shelf) -> None:
-    wide = np.array([math.nan, math.inf, -math.inf, -0.0, 5e-324, 0.1, 2.0**60, 0.0])
-    wide[7:].view("u8")[0] = 0x7FF8_0000_DEAD_BEEF
-    narrow = np.array([0.1, 3e38, -0.0], "f4")
-    shelf.append(frame(1, rows({"wide": wide}, range(8)), rows({"narrow": narrow}, range(3))))
-    for _ in range(2):
-        for name, sent in (("wide", wide), ("narrow", narrow.astype("f8"))):
-            assert np.array([value for _, value in shelf.samples(name=name)]).tobytes() == sent.tobytes()
-        assert math.isnan(shelf.store.latest("r1")["wide"].value)
-        shelf.compact()
-
-
 def test_bad_names_are_left_out_by_name_and_the_rest_stored(shelf) -> None:
     long = "é" * 129
     names = ["loss", "", long, "a\x00b", "../<b>"]

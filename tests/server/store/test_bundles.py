@@ -11,7 +11,7 @@ from frames import BEGIN, frame, rows
 from sqlalchemy import func, select
 
 from perfagent_server.store import tables
-from perfagent_server.store.codec.wide_blocks import BUNDLE_SERIES, Place, bundle_rows, bundled_samples, put_bundles
+from perfagent_server.store.codec.wide_blocks import BUNDLE_SERIES
 from perfagent_server.store.retention import DAY_S
 
 pytestmark = pytest.mark.blocks
@@ -33,27 +33,6 @@ def send(shelf, seq: int, steps: Sequence[int], names: Sequence[str] = NAMES, **
 def held(shelf) -> tuple[int, int]:
     """How many blocks and bundles there are."""
     return shelf.count(tables.block), shelf.count(tables.bundle)
-
-
-@pytest.mark.parametrize("length", [1, 1023])
-def test_a_bundle_gives_every_series_back_bit_by_bit(shelf, length: int) -> None:
-    """Ids with gaps, in any order; NaN payloads, -0.0 and infinities; groups that are cut into several rows."""
-    shelf.append(frame(1, rows({f"s{at}": [1.0] for at in range(300)}, [1])))
-    ids = shelf.ask(select(tables.series.c.id))
-    chosen = np.random.default_rng(5).permutation(ids)[:200].tolist()
-    value = np.random.default_rng(6).standard_normal((200, length))
-    value[::2] = value[::2].astype("f4")
-    value[4, 0], value[5, -1], value[6, 0] = -0.0, math.inf, np.array([0x7FF8000000000123], "u8").view("f8")[0]
-    step, time = np.arange(length) * 2 + 5, BEGIN + np.arange(length) * 0.25
-    made = bundle_rows(Place("r1", 0, 1), 0, chosen[0], step, time, chosen, value)
-    shelf.database.write(lambda connection: put_bundles(connection, made))
-    assert sum(row[7] for row in made) == value.size
-    with shelf.database.read() as connection:
-        for at, series_id in enumerate(chosen):
-            [(rank, attempt, samples)] = bundled_samples(connection, [series_id])
-            assert (rank, attempt, samples.step.tolist(), samples.time.tolist()) == (0, 1, step.tolist(), time.tolist())
-            assert samples.value.tobytes() == value[at].tobytes()
-        assert list(bundled_samples(connection, [each for each in ids if each not in chosen])) == []
 
 
 def test_a_block_with_room_is_a_bundle_and_a_full_one_rows(shelf) -> None:
@@ -97,19 +76,3 @@ def test_old_bundles_become_cells_and_charts_stay_exact(shelf) -> None:
     shelf.compact()
     assert max(shelf.store.series("r1", "m7", points=100).max) == 99.0
     assert sum(shelf.store.series("r1", "m7", points=5).count) == 2001
-
-
-def test_what_retention_takes_meanwhile_is_compacted_anew(shelf) -> None:
-    """A bundle that is gone when the compactor's job runs: nothing of the job is written, and its rows stay in the
-    tail."""
-    send(shelf, 1, [1, 2])
-    shelf.compact()
-    send(shelf, 2, [3])
-    shelf.append(frame(1, run="alive"), now=BEGIN + 39 * DAY_S)  # the clock is believed
-    shelf.now = BEGIN + 40 * DAY_S
-    with shelf.before_job(shelf.retention(samples_days=30).run_once):
-        assert shelf.compact() == 0
-    assert (held(shelf), shelf.count(tables.tail)) == ((70, 0), 1)
-    assert shelf.compact() == 1
-    assert shelf.count(tables.tail) == 0
-    assert all(sum(shelf.store.series("r1", name, points=1).count) == 3 for name in NAMES)

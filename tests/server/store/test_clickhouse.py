@@ -16,7 +16,7 @@ from frames import BEGIN, frame, rows
 
 from perfagent.errors import ConfigError
 from perfagent_server.store.clickhouse.connection import Address, Away, ClickHouse
-from perfagent_server.store.clickhouse.marks import batches_of, keep_batches, marks_of
+from perfagent_server.store.clickhouse.marks import batches_of, keep_batches
 from perfagent_server.store.opening import open_store
 from perfagent_server.store.retention import DAY_S
 
@@ -97,30 +97,6 @@ def test_long_charts_come_from_cells_and_count_what_comes_late(shelf, clickhouse
     answer = shelf.store.series("r1", "loss", points=100)
     assert (answer.bucket_steps, sum(answer.count), sum(answer.nonfinite)) == (512, 40_002, 1)
     assert answer.min == [-100.0] + [value[at : at + 512].min() for at in range(512, 40_000, 512)]
-
-
-def test_late_samples_are_looked_for_until_they_are_in_cells(shelf) -> None:
-    def sent(seq: int, first: int, end: int) -> Any:
-        send(shelf, seq, np.ones(end - first), range(first, end))
-        shelf.compact()
-        with shelf.database.read() as connection:
-            found = marks_of(connection, "r1").rollups[1]
-        return found.step, found.is_whole
-
-    assert sent(1, 0, 10_000) == (4096, True)
-    assert sent(2, 100, 101) == (4096, False)
-    assert counted(shelf) == 10_001
-    assert sent(3, 10_000, 20_000) == (12_288, True)
-    assert counted(shelf) == 20_001
-
-    def another_sends() -> None:
-        with shelf.database.read() as connection:
-            batches = batches_of(connection)
-        batches.newest += 1
-        shelf.database.write(lambda connection: keep_batches(connection, batches))
-
-    with shelf.before_job(another_sends, number=5):  # before its cells count
-        assert sent(4, 20_000, 30_000)[1] is False
 
 
 def test_retention_keeps_charts_exact_and_drops_the_samples(shelf, clickhouse) -> None:

@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from builders import until
-from frames import BEGIN, frame, rows, state
+from frames import frame, rows, state
 from sqlalchemy import select
 
 from perfagent_server.store import tables
@@ -57,22 +57,6 @@ def test_what_reaches_into_the_newest_block_waits(shelf) -> None:
     shelf.now += 31
     assert lazy.run_once() == 1
     assert [value for _, value in shelf.samples()] == [0.0, 1.0, 2.0, 3.0, 7.0, *np.arange(4.0, 4097.0)]
-
-
-@pytest.mark.parametrize(
-    ("policy", "everything", "taken"),
-    [
-        ({"samples": 10, "rows_at_once": 4, "age_s": 1e9}, False, 8),  # though no block is whole
-        ({"rows_at_once": 3}, True, 10),
-        ({"bytes_at_once": 1}, True, 10),  # each frame is larger
-    ],
-)
-def test_more_rows_than_are_read_at_once_are_compacted(shelf, policy, everything: bool, taken: int) -> None:
-    for seq in range(1, 11):
-        send(shelf, seq, [seq])
-    assert shelf.compactor_of(**policy).run_once(everything=everything) == taken
-    assert held(shelf) == (1, 10 - taken)
-    assert shelf.mean() == [float(seq) for seq in range(1, 11)]
 
 
 def test_large_frames_are_compacted_a_few_at_a_time(shelf) -> None:
@@ -131,25 +115,3 @@ def test_series_of_a_group_share_an_axis_and_old_axes_go(shelf) -> None:
     assert axes[:3] == [(4, 1), (4, 1), (4, 2)]
     assert set(shelf.ask(select(tables.block.c.axis))) == set(shelf.ask(select(tables.axis.c.key)))
     assert [shelf.mean(name) for name in "ab"] == [[1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.0, 4.0, 6.0]]
-
-
-@pytest.mark.parametrize("steps", [range(1000, 9000), [*range(3000), *range(3100, 7000), *range(2000, 4000)]])
-def test_blocks_that_are_made_at_once_hold_what_was_sent(shelf, steps) -> None:
-    steps = np.array(steps)
-    rng = np.random.default_rng(1)
-    narrow, wide = rng.standard_normal(len(steps)).astype("f4"), rng.standard_normal(len(steps))
-    narrow[[5, 2000]] = np.nan, np.inf
-    wide[1024:2048] = np.nan  # a whole block without a finite value
-    times = BEGIN + np.arange(len(steps)) * 0.25
-    sent = {"narrow": narrow, "other": narrow + 1, "wide": wide}
-    shelf.append(frame(1, rows(sent, steps, times)))
-    shelf.compact()
-    order = np.lexsort((times, steps))
-    for name, values in sent.items():
-        kept = [row for row in shelf.store.samples("r1") if row.name == name]
-        assert [(row.step, row.time) for row in kept] == list(zip(steps[order], times[order], strict=True))
-        assert np.array_equal([row.value for row in kept], values[order].astype("f8"), equal_nan=True)
-    block = tables.block.c
-    held_by = shelf.ask(select(block.samples, block.nonfinite, block.min))
-    assert sum(samples for samples, _, _ in held_by) == 3 * len(steps)
-    assert all((low is None) == (nonfinite == samples) for samples, nonfinite, low in held_by)

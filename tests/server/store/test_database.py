@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import sqlite3
 import stat
 import threading
@@ -106,19 +105,6 @@ def test_files_are_private_and_connections_durable(place) -> None:
         assert {stat.S_IMODE(file.stat().st_mode) for file in place.data.iterdir()} == {0o600}
         names = ("journal_mode", "synchronous", "foreign_keys", "auto_vacuum", "cache_size", "busy_timeout")
         assert [pragma(database, name) for name in names] == ["wal", 2, 1, 2, -4096, 5000]
-
-
-@pytest.mark.fault
-def test_a_log_that_cannot_grow_keeps_nobody_from_starting(place) -> None:
-    file_of(place)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, hard))
-    try:
-        with opened(place) as database:
-            database.write(mark("a"))
-            assert marks(database) == {"a"}
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.fault

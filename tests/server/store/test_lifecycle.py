@@ -78,14 +78,6 @@ def test_the_first_failure_names_the_cause(shelf, order: tuple[int, ...]) -> Non
     assert of(shelf, "state", run="well") == ["finished"], "when every rank heard has"
 
 
-def test_a_failure_after_the_finish_counts(shelf) -> None:
-    shelf.append(frame(1, state("running"), state("finished", time=BEGIN + 1)))
-    shelf.append(frame(1, state("failed", time=BEGIN + 2, reason="exit code 3"), source="watcher"))
-    assert of(shelf, "state", "reason") == ["failed", "exit code 3"]
-    shelf.append(frame(2, state("finished", time=BEGIN + 3), source="watcher"))
-    assert of(shelf, "state") == ["failed"]
-
-
 @pytest.mark.sql
 def test_a_new_attempt_starts_the_run_again(shelf) -> None:
     shelf.append(frame(1, state("running"), steps(100)), frame(2, state("failed", reason="x")))
@@ -134,27 +126,11 @@ def test_a_run_began_when_its_frames_say_and_not_when_they_came(shelf) -> None:
     assert of(shelf, "started", "ended", run="seen") == [BEGIN, BEGIN + 50], "as its watcher says at the end"
 
 
-def test_an_earlier_frame_that_comes_later_moves_the_start_back(shelf) -> None:
-    shelf.append(frame(2, steps(40)), now=BEGIN + 20)
-    assert of(shelf, "started") == [BEGIN + 10]
-    shelf.append(frame(1, state("running", time=BEGIN + 2)), now=BEGIN + 21)
-    for table in (tables.run, tables.source, tables.attempt):
-        assert shelf.ask(select(table.c.started)) == [BEGIN + 2], table.name
-    shelf.append(frame(1, state("starting", time=BEGIN + 100), attempt=2), now=BEGIN + 200)
-    assert of(shelf, "started") == [BEGIN + 2], "that of the first attempt"
-
-
 @pytest.mark.parametrize("off", [-7200.0, 7200.0], ids=["behind", "ahead"])
 def test_times_of_a_wrong_clock_are_put_right(shelf, off: float) -> None:
     shelf.append(frame(1, state("starting", time=BEGIN + off), sent=BEGIN + 5 + off), now=BEGIN + 5)
     shelf.append(frame(2, state("finished", time=BEGIN + 60 + off), sent=BEGIN + 61 + off), now=BEGIN + 61)
     assert of(shelf, "started", "ended") == [BEGIN, BEGIN + 60]
-
-
-def test_a_time_that_cannot_be_says_nothing_of_the_start(shelf) -> None:
-    for time in (float("nan"), float("-inf"), -1e300, 0.0, 9e10, float("inf")):
-        shelf.append(frame(1, state("starting", time=time), rows({"x": [1.0]}, [1], [time]), sent=time, run=f"{time}"))
-    assert shelf.ask(select(tables.run.c.started).distinct()) == [BEGIN]
 
 
 def test_the_step_is_the_last_completed_one(shelf) -> None:
@@ -167,13 +143,6 @@ def test_the_step_is_the_last_completed_one(shelf) -> None:
     first = rows({"loss": [1.0], "lr": [0.1], "phase/optimizer_s": [0.01]}, [1])
     shelf.append(frame(1, first, rows({"samples/score": [1.0]}, [4096]), run="odd"))
     assert of(shelf, "step", run="odd") == [1], "whatever its script counts"
-
-
-def test_a_configuration_that_json_cannot_hold_becomes_text(shelf) -> None:
-    shelf.append(frame(1, state("starting", config={"raw": b"\x00\xff", "big": 2**62})))
-    assert of(shelf, "config")[0]["big"] == 2**62
-    shelf.append(frame(1, state("starting", config={"x": "y" * 400_000}), run="r2"))
-    assert "dropped" in of(shelf, "config", run="r2")[0]
 
 
 @pytest.mark.sql

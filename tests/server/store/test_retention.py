@@ -60,33 +60,6 @@ def test_runs_over_age_are_deleted_whole(shelf) -> None:
     assert shelf.store.names("new") == ["loss"]
 
 
-def test_a_start_with_a_clock_far_ahead_waits_a_day(shelf) -> None:
-    """Though a run is heard of by that clock."""
-    policy = {"runs_days": 30, "samples_days": 30, "events_days": 30}
-    shelf.append(frame(1, state("finished", time=BEGIN), rows({"loss": [1.0]}, [1]), run="yesterday"))
-    shelf.compact()
-    shelf.now = BEGIN + DAY_S
-    shelf.retention(**policy).run_once()  # it trusts its clock
-    shelf.now, shelf.up = BEGIN + 400 * DAY_S, 10.0
-    say_hello(shelf)
-    started = shelf.retention(**policy)
-    for hours in (1, 22):
-        shelf.pass_by(hours * 3600)
-        started.run_once()
-    assert (runs_left(shelf), started.counters["refused"]) == (["alive", "yesterday"], 2)
-    assert len(shelf.samples("yesterday")) == 1
-    assert "400 days ahead" in started.preview().refused
-    wrong, shelf.now = shelf.now, BEGIN + 2 * DAY_S
-    mended = shelf.retention(**policy)  # a person has set the clock right, and started it again
-    mended.run_once()
-    assert mended.counters["refused"] == 0
-    shelf.now = wrong
-    shelf.pass_by(3 * 3600)
-    say_hello(shelf)
-    started.run_once()  # nobody did: that is the right time
-    assert (runs_left(shelf), started.counters["refused"]) == (["alive"], 2)
-
-
 @pytest.mark.sql
 @pytest.mark.blocks
 @pytest.mark.parametrize("how", ["tagged", "reached by new samples"])

@@ -15,7 +15,7 @@ from sqlalchemy import select, update
 from perfagent_server.store import tables
 from perfagent_server.store.retention import DAY_S, FOREVER, KEEP_TAG, set_policy
 from perfagent_server.store.retention.budget import Candidate, plan
-from perfagent_server.store.retention.sizes import measure_runs, total_bytes, used_bytes
+from perfagent_server.store.retention.sizes import measure_runs, total_bytes
 
 STEPS = 40_000
 LATER = BEGIN + 100 * DAY_S
@@ -190,18 +190,6 @@ def test_a_run_that_failed_within_a_day_keeps_all_of_it(shelf) -> None:
         assert [len(shelf.samples(run)) for run in runs_left(shelf)] == left
 
 
-@pytest.mark.sql
-@pytest.mark.blocks
-def test_a_budget_of_the_database_counts_what_is_in_use(shelf) -> None:
-    four_finished(shelf)
-    measure_runs(shelf.database, BEGIN, threading.Event())
-    used = used_bytes(shelf.database)
-    shelf.now = BEGIN + 5 * DAY_S
-    shelf.retention(max_bytes=used - 200_000).run_once()
-    assert used_bytes(shelf.database) <= used - 200_000
-    assert kept(shelf, "r0", "r3") == [0, STEPS]
-
-
 def test_a_plan_takes_samples_before_cells_and_cells_before_runs() -> None:
     sizes = {"samples_bytes": 1000, "cells_bytes": 160, "rollups_bytes": 17, "other_bytes": 5}
     runs = [
@@ -229,16 +217,3 @@ def test_s10_a_clock_that_jumps_a_year_costs_nothing(shelf, jump_days: int) -> N
     assert (runs_left(shelf), kept(shelf, "yesterday")) == (["alive", "yesterday"], [3000])
     assert retention.counters["refused"] == 3
     assert "the clock jumped" in retention.preview().refused
-
-
-@pytest.mark.fault
-def test_s10_a_run_recorded_while_our_clock_was_behind_is_young(shelf) -> None:
-    """Its agent had the right time: by that, it ended yesterday."""
-    wrong, right = BEGIN - 365 * DAY_S, BEGIN
-    shelf.append(frame(1, rows({"loss": [1.0]}, [1], [right]), run="r1", sent=right), now=wrong)
-    shelf.append(frame(2, state("finished", time=right), run="r1", sent=right), now=wrong)
-    shelf.compact()
-    shelf.now = BEGIN + DAY_S
-    goes_on(shelf)
-    shelf.retention(runs_days=30).run_once()
-    assert runs_left(shelf) == ["alive", "r1"]

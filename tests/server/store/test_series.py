@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from frames import BEGIN, frame, rows, state
+from frames import frame, rows
 
 from perfagent.wire import metric
 
@@ -56,31 +56,6 @@ def test_ranks_are_put_together_as_the_catalogue_says(shelf) -> None:
         gap = shelf.store.ranks("r1", "silent")
         assert (gap.step, repr(gap.mean)) == ([1, 2], "[[1.0, 2.0], [nan, 5.0]]")
         shelf.compact()
-
-
-def test_several_samples_in_a_step_stay_in_order_of_time(shelf) -> None:
-    shelf.append(frame(1, rows({"loss": [3.0, 1.0, 2.0]}, [7, 7, 7], [BEGIN + 3, BEGIN + 1, BEGIN + 2])))
-    for _ in range(2):
-        answer = shelf.store.series("r1", "loss")
-        assert (answer.exact, answer.step, answer.mean) == (True, [7, 7, 7], [1.0, 2.0, 3.0])
-        shelf.compact()
-
-
-@pytest.mark.sql
-def test_what_a_later_attempt_starts_again_is_cut_everywhere(shelf) -> None:
-    first = rows({"loss": [1.0] * 10, "eval": [9.0] * 10}, range(1, 11))
-    shelf.append(frame(1, state("starting", start_step=0), first, attempt=100))
-    shelf.append(frame(1, state("starting", start_step=6), rows({"loss": [2.0] * 3}, [6, 7, 8]), attempt=200))
-    for _ in range(2):
-        answer = shelf.store.series("r1", "loss")
-        assert (answer.step, answer.mean) == (list(range(1, 9)), [1.0] * 5 + [2.0] * 3)
-        assert shelf.store.series("r1", "eval").step == [1, 2, 3, 4, 5]
-        assert (shelf.store.latest("r1")["loss"].step, shelf.store.latest("r1")["eval"].step) == (8, 5)
-        assert [step for step, _ in shelf.samples()] == list(range(1, 9))
-        shelf.compact()
-    shelf.append(frame(1, state("starting", start_step=3), attempt=300))
-    assert shelf.store.series("r1", "loss").step == [1, 2]
-    assert shelf.store.latest("r1")["loss"].step == 2
 
 
 def test_an_unknown_run_or_name_is_an_empty_answer(shelf) -> None:

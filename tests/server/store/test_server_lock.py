@@ -39,9 +39,3 @@ def test_a_second_server_on_one_database_is_refused(tmp_path: Path) -> None:
             pass  # another database is fine
     with only_server(at(b, shared)):
         pass  # the lock ended with its holder
-
-
-def test_a_database_in_the_data_folder_of_another_is_refused(tmp_path: Path) -> None:
-    with only_server(at(tmp_path / "a")):
-        assert "perfagent.db" in refused(at(tmp_path / "b", tmp_path / "a" / "perfagent.db"))
-        assert str(tmp_path / "a") in refused(at(tmp_path / "a", tmp_path / "other.db"))

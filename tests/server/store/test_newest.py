@@ -1,40 +1,17 @@
-"""While the compactor is behind, a question reads of the tail what it needs and no more."""
+"""Newest values: of all names, of many ranks, with few statements."""
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import pytest
 from frames import BEGIN, frame, rows, state
-from sqlalchemy import select, update
+from sqlalchemy import insert
 from statements import statements_of
 
-from perfagent.wire import Latest
-from perfagent_server.store import tables
+from perfagent.wire import TIMED_PHASES, Latest
+from perfagent_server.store.tables import series
 
-STEPS = 1000
 NAMES = [f"m{at}" for at in range(40)]
-
-
-def steady(number: int) -> object:
-    """The number-th group of all names, whose values are that number: the tail keeps them packed."""
-    return rows({name: np.full(STEPS, number * 1.0) for name in NAMES}, range(number * STEPS, (number + 1) * STEPS))
-
-
-def damage_values(shelf, *seqs: int) -> None:
-    """Whoever unpacks the values of these frames from now on fails."""
-    for found in shelf.ask(select(tables.tail.c.frame).where(tables.tail.c.seq.in_(seqs))):
-        version, groups, events = msgspec.msgpack.decode(found)
-        assert all(group[7] for group in groups), "the values are packed"
-        damaged = version, [[*group[:5], b"damaged", *group[6:]] for group in groups], events
-        its = update(tables.tail).where(tables.tail.c.frame == found)
-        shelf.execute(its.values(frame=msgspec.msgpack.encode(damaged)))
-
-
-def test_latest_unpacks_the_newest_group_of_a_kind_only(shelf) -> None:
-    shelf.append(*(frame(seq, steady(seq)) for seq in (1, 2, 4, 3)))  # the newest is not the last
-    damage_values(shelf, 1, 2, 3)
-    assert {(each.value, each.step) for each in shelf.store.latest("r1").values()} == {(4.0, 5 * STEPS - 1)}
 
 
 def test_latest_keeps_names_that_the_newest_frames_lack(shelf) -> None:
@@ -44,14 +21,6 @@ def test_latest_keeps_names_that_the_newest_frames_lack(shelf) -> None:
     shelf.append(*(frame(seq, rows({"loss": [float(seq)]}, [seq])) for seq in range(3, 20)))
     found = {name: (each.value, each.step) for name, each in shelf.store.latest("r1").items()}
     assert found == {"loss": (19.0, 19), "eval": (8.0, 2), "old": (7.0, 1)}
-
-
-def test_a_question_unpacks_no_group_without_its_name(shelf) -> None:
-    shelf.append(frame(1, steady(1)), frame(2, rows({"loss": [3.0]}, [5])))
-    damage_values(shelf, 1)
-    assert shelf.mean() == [3.0]
-    assert shelf.store.ranks("r1", "loss").mean == [[3.0]]
-    assert set(shelf.store.newest("r1", ["loss", "other"], steps=10)) == {"loss"}
 
 
 @pytest.mark.sql
@@ -77,3 +46,17 @@ def test_newest_values_after_a_new_start_are_one_question(shelf) -> None:
         last = min(last, start - 1)
         assert shelf.store.latest("r1") == newest(last)
         assert len(statements_of(shelf.database.engine, lambda: shelf.store.latest("r1"))) < 16
+
+
+@pytest.mark.sql
+def test_sixteen_series_of_four_thousand_ranks_are_one_question(shelf) -> None:
+    """More series than PostgreSQL takes parameters in a statement, and twice what SQLite of python.org does."""
+    names = ["step_time_s", "tokens_per_s", "samples_per_s", "flops_per_s", "mfu"]
+    names += [f"phase/{one}_s" for one in TIMED_PHASES]
+    shelf.append(frame(1, rows({name: [0.25] for name in names}, [1])))
+    shelf.compact()
+    others = [{"run": "r1", "rank": rank, "name": name} for rank in range(1, 4096) for name in names]
+    assert len(others) > 65_500
+    shelf.database.write(lambda connection: connection.execute(insert(series), others))
+    found = shelf.store.newest("r1", names, steps=100)
+    assert {name: one.mean for name, one in found.items()} == {name: [0.25] for name in names}
