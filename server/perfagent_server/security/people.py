@@ -26,9 +26,7 @@ _DEVICE_S = 365 * 86400
 
 
 class People:
-    def __init__(
-        self, database: Database, cookies: SignedCookies, *, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, database: Database, cookies: SignedCookies, *, clock: Callable[[], float] = time.time) -> None:
         self._cookies = cookies
         self.accounts = Accounts(database)
         self.passwords = Passwords()

@@ -47,7 +47,7 @@ def test_one_bad_value_is_resolved_after_fifty_finite_steps(bad: float) -> None:
     assert [(change.kind, change.step) for change in job.changes] == [("fire", 6), ("resolve", 56)]
 
 
-def test_a_nan_loss_is_critical_with_the_surroundings_of_its_step() -> None:
+def test_a_nan_loss_is_critical_with_what_was_around_it() -> None:
     """One frame brings the NaN and what came after it; the other rank is still behind."""
     evaluator = make_evaluator(rules=RULES)
     evaluator.take(frame({}, [], events=[state("starting", world_size=2)]))
