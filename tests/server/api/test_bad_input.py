@@ -119,7 +119,6 @@ def test_unknown_paths_are_json_404_and_wrong_methods_405(client: TestClient) ->
     ("method", "path", "body", "misspelt", "allowed"),
     [
         ("POST", "channels", {"url": "https://8.8.8.8/", "min_severty": "critical"}, "min_severty", CHANNEL),
-        ("POST", "channels", {"ulr": "https://8.8.8.8/"}, "ulr", CHANNEL),
         ("PATCH", "runs/kept", {"state": "failed"}, "state", "name, tags, notes, rules_off"),
         ("POST", "keys", {"scope": "read", "expires": 60}, "expires", "scope, name, project, expires_in_s, limits"),
         ("POST", "alerts/none/mute", {"for_ss": 60}, "for_ss", "for_s, note"),
@@ -158,11 +157,6 @@ def test_a_wrong_value_of_a_query_is_named(client: TestClient) -> None:
     answer = client.get("/api/v1/runs/kept/series", params={"name": "loss", "rank": "first"})
     status, field, message = refusal(answer)
     assert (status, field, "all and 0" in message) == (422, "rank", True)
-    for path, wrong in (
-        ("runs?projct=x", "projct"),
-        ("runs/kept/series?name=loss&form=5", "form"),
-        ("runs/kept?x=1", "x"),
-    ):
-        status, field, message = refusal(client.get(f"/api/v1/{path}"))
-        assert (status, field) == (422, wrong)
+    for path, wrong in (("runs?projct=x", "projct"), ("runs/kept/series?name=loss&form=5", "form")):
+        assert refusal(client.get(f"/api/v1/{path}"))[:2] == (422, wrong)
     assert client.get("/api/v1/runs/kept/series?name=loss&from=1").status_code == 200

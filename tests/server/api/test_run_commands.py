@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_builders import ADMIN, api, frame, send, services_of
+from api_builders import api, frame, send, services_of
 from builders import until
 from clocks import Clock
 from fastapi.testclient import TestClient
@@ -29,12 +29,9 @@ class Job:
     def __init__(self, client: TestClient, clock: Clock, *ranks: int, world_size: int = 1) -> None:
         self.client, self.clock = client, clock
         clock.at += 3600
-        self.begin(*ranks, world_size=world_size)
-
-    def begin(self, *ranks: int, world_size: int = 1, attempt: int = 1) -> None:
         for rank in ranks or (0,):
             begins = [state("starting", world_size=world_size)]
-            send(self.client, frame({"loss": [1.0]}, rank=rank, attempt=attempt, events=begins))
+            send(client, frame({"loss": [1.0]}, rank=rank, events=begins))
 
     def frame(self, seq: int, rank: int = 0, *events: Event) -> list[str]:
         """Sends one; the commands in the answer."""
@@ -60,9 +57,6 @@ class Job:
     def lose(self, *ranks: int) -> None:
         names = [f"r1-1-{rank}" for rank in ranks]
         services_of(self.client).database.write(lambda connection: mark_lost(connection, names))
-
-    def delete(self) -> None:
-        assert self.client.delete("/api/v1/runs/r1", headers=ADMIN).status_code == 204
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from frames import BEGIN, frame, rows
 
 from perfagent.errors import ConfigError
 from perfagent_server.store.clickhouse.connection import Address, Away, ClickHouse
-from perfagent_server.store.clickhouse.marks import batches_of, keep_batches
 from perfagent_server.store.opening import open_store
 from perfagent_server.store.retention import DAY_S
 
@@ -154,19 +153,3 @@ def test_away_and_back(tmp_path: Path, database) -> None:
     assert (compactor.trouble, compactor.is_behind) == ("", False)
     assert store.series("r1", "loss").mean == [0.0, 1.0, 2.0, 3.0, 4.0]
     engine.stop()
-
-
-def test_rows_newer_than_a_restored_database_are_removed(shelf, place, clickhouse) -> None:
-    send(shelf, 1, [1.0, 2.0])
-    shelf.compact()
-    with shelf.database.read() as connection:
-        saved = batches_of(connection)
-    send(shelf, 2, [3.0], [2])
-    shelf.compact()
-    assert in_clickhouse(clickhouse) == 3
-    shelf.database.write(lambda connection: keep_batches(connection, saved))  # as a backup of that moment has it
-    store, compactor, _ = open_store(shelf.database, place.metrics, rules_enabled=False)
-    send(shelf, 3, [4.0], [3])
-    compactor.run_once(everything=True)
-    assert in_clickhouse(clickhouse) == 3
-    assert [row.value for row in store.samples("r1")] == [1.0, 2.0, 4.0]
