@@ -59,8 +59,8 @@ def train(
         ([0.1] * 4 + [0.108] * 4, {"noise": 0.02, "stages": [0] * 4 + [1] * 4}, None, ""),
     ],
     ids=[
-        "less", "a third", "one of two", "its data", "costs little", "a tenth of the step", "30 % of it", "one of 32", "two of 32",
-        "alone", "as fast", "a little slower", "too many", "even stages",
+        "less", "a third", "one of two", "its data", "costs little", "a tenth of the step", "30 % of it", "one of 32",
+        "two of 32", "alone", "as fast", "a little slower", "too many", "even stages",
     ],
 )  # fmt: skip
 def test_a_slow_rank_is_told_by_what_it_costs(
