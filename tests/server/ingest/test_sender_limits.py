@@ -225,7 +225,7 @@ def test_a_sender_begins_so_many_runs_and_goes_on_in_others(tmp_path: Path) -> N
 def test_one_request_does_not_begin_thousands_of_runs(tmp_path: Path) -> None:
     with api(tmp_path, runs_per_hour=10.0) as client:  # one at once
         answer = log(client, *({"run": f"r{number}", "metrics": {"x": 1}} for number in range(5000)))
-        assert (answer.status_code, "5000 runs; 2000 are allowed" in said(answer)) == (400, True)
+        assert (answer.status_code, "5000 runs" in said(answer)) == (400, True)
         assert client.get("/api/v1/runs").json()["runs"] == []
         ranks = [{"run": "a", "rank": rank, "state": "starting"} for rank in range(65)]
         assert [log(client, *rows).status_code for rows in (ranks[:64], ranks[64:], ranks[3:4])] == [200, 200, 429]
