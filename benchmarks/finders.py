@@ -52,7 +52,6 @@ def memory() -> tuple[list[list[str]], bool]:
         "mlp/bf16",
         "convolutions/bf16",
         "autoencoder/bf16",
-        "separable/bf16",
         "gpt/checkpointed",
     ]
     done = subprocess.run([sys.executable, trainings.__file__, *cases], capture_output=True, text=True, check=True)

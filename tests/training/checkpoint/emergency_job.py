@@ -31,8 +31,6 @@ def job(folder: Path, mode: str) -> None:
     if mode == "in the step":
         training.optimizer.__class__ = Breaking
         del training.optimizer.step  # the scheduler's, which calls the class's as it was
-    if mode == "in the schedule":
-        training.scheduler.__class__ = Ended
     for inputs, targets in training.batches(batches(), epochs=99):
         print(training.step_count, flush=True)
         line = sys.stdin.readline().strip()
@@ -62,15 +60,6 @@ class Breaking(torch.optim.AdamW):
         self.steps += 1
         if self.steps == 3:
             raise ValueError("broken on purpose, half-way")
-
-
-class Ended(torch.optim.lr_scheduler.StepLR):
-    """Has no third step, as a OneCycleLR has none after its last."""
-
-    def step(self, epoch: int | None = None) -> None:
-        super().step()
-        if self.last_epoch == 3:
-            raise ValueError("broken on purpose, after the optimizer")
 
 
 def of_two(folder: Path, mode: str) -> None:

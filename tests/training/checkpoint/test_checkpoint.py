@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import errno
-import gc
 import logging
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
-from case_selection import everyday
 from resumable import small_loop, train
 
 from perfagent.errors import CheckpointError, ConfigError
@@ -22,11 +19,8 @@ from perfagent.training.checkpoint import Checkpoint
 from perfagent.training.loop import loop as make_loop
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("stop_after", everyday(3, [1, 6, 7, 5, 11]))
-def test_a_resumed_training_has_the_losses_of_one_that_went_through(
-    tmp_path: Path, asynchronous: bool, stop_after: int
-) -> None:
+@pytest.mark.parametrize(("asynchronous", "stop_after"), [(False, 1), (True, 6), (False, 7), (True, 11)])
+def test_a_resumed_training_has_the_losses_of_a_whole_one(tmp_path: Path, asynchronous: bool, stop_after: int) -> None:
     reference = small_loop()
     torch.manual_seed(9)
     whole = train(reference)
@@ -42,22 +36,15 @@ def test_a_resumed_training_has_the_losses_of_one_that_went_through(
     assert [*before, *train(second)] == whole
 
 
-def test_resuming_without_a_checkpoint_begins_afresh(tmp_path: Path) -> None:
-    training = small_loop(tmp_path / "runs", every=5)
-    assert training.resume() is None
-    assert training.step_count == 0
-    assert not (tmp_path / "runs").exists()
-
-
 def test_it_is_saved_every_so_many_steps(tmp_path: Path) -> None:
-    training = small_loop(tmp_path, every=5, keep=10)
+    training = small_loop(tmp_path / "runs", every=5, keep=10)
+    assert training.resume() is None
+    assert not (tmp_path / "runs").exists()
     train(training)
-    assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_10", "step_5"]
+    assert sorted(path.name for path in (tmp_path / "runs").glob("step_*")) == ["step_10", "step_5"]
 
 
-def test_an_asynchronous_save_holds_the_state_as_it_was_when_it_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_asynchronous_save_holds_the_state_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_write, real = threading.Event(), saving.write
 
     def held_up(*args: Any, **kwargs: Any) -> Any:
@@ -79,31 +66,7 @@ def test_an_asynchronous_save_holds_the_state_as_it_was_when_it_was_asked_for(
     assert loaded["model"]["weight"].data_ptr() == loaded["model"]["tied"].data_ptr()
 
 
-def test_one_asynchronous_save_is_under_way_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inside = most = 0
-    real = saving.write
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        try:
-            return real(*args, **kwargs)
-        finally:
-            inside -= 1
-
-    monkeypatch.setattr("perfagent.training.checkpoint.write", counted)
-    checkpoint = Checkpoint(tmp_path, keep=9, asynchronous=True)
-    for step in range(6):
-        checkpoint.save(step, {"model": {"weight": torch.full((100,), float(step))}})
-    checkpoint.close()
-    assert most == 1
-    for step in range(6):
-        assert (tmp_path / f"step_{step}").is_dir()
-    assert Checkpoint(tmp_path).load_latest()[1]["model"]["weight"][0] == 5.0  # type: ignore[index]
-
-
-def test_a_failed_asynchronous_save_is_told_at_once_and_raised_by_the_next_call(
+def test_a_failed_asynchronous_save_is_told_and_raised_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoint = Checkpoint(tmp_path, asynchronous=True)
@@ -158,65 +121,33 @@ def test_training_survives_some_failed_saves_and_not_more(
     assert caplog.text.count("training goes on") == 2
 
 
-@pytest.mark.parametrize(
-    ("bad", "place"),
-    [
-        ({"model": {"a": numpy.zeros(3)}}, r"state\['model'\]\['a'\]"),
-        ({"scheduler": {"f": [1, len]}}, r"state\['scheduler'\]\['f'\]\[1\]"),
-        ({"extra": {object(): 1}}, r"state\['extra'\]"),
-    ],
-)
-def test_what_could_not_be_loaded_is_refused_when_it_is_saved(tmp_path: Path, bad: dict[str, Any], place: str) -> None:
-    with pytest.raises(ConfigError, match=place):
-        Checkpoint(tmp_path).save(1, bad)
-
-
-def test_a_loop_that_could_not_be_loaded_is_refused_at_its_first_step(tmp_path: Path) -> None:
-    class Rule:
-        def __call__(self, step: int) -> float:
-            self.seen = {step}
-            return 1.0
-
-    training = small_loop(tmp_path, every=1000)
-    training.scheduler = torch.optim.lr_scheduler.LambdaLR(training.optimizer, Rule())
-    training.scheduler.lr_lambdas[0].inner = gc  # a callable with more in it than numbers
-    with pytest.raises(ConfigError, match="scheduler"):
-        train(training, steps=1)
-
-
 SCHEDULES = torch.optim.lr_scheduler
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda optimizer: SCHEDULES.MultiStepLR(optimizer, [1, 3]),
         lambda optimizer: SCHEDULES.OneCycleLR(optimizer, 0.1, total_steps=20),
-        lambda optimizer: SCHEDULES.CyclicLR(optimizer, 0.01, 0.1, cycle_momentum=False),
         lambda optimizer: SCHEDULES.SequentialLR(
             optimizer, [SCHEDULES.LinearLR(optimizer), SCHEDULES.StepLR(optimizer, 2)], [2]
         ),
         lambda optimizer: SCHEDULES.ReduceLROnPlateau(optimizer),
     ],
-    ids=["multi step", "one cycle", "cyclic", "sequential", "plateau"],
+    ids=["one cycle", "sequential", "plateau"],
 )
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_every_schedule_of_torch_can_be_saved_and_goes_on(tmp_path: Path, make: Any, asynchronous: bool) -> None:
+def test_every_schedule_of_torch_can_be_saved_and_goes_on(tmp_path: Path, make: Any) -> None:
     def training() -> Any:
-        model = torch.nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        checkpoint = Checkpoint(tmp_path, every=2, asynchronous=asynchronous, emergency=False)
-        return make_loop(model, optimizer, make(optimizer), checkpoint=checkpoint)
+        loop = small_loop(tmp_path, every=2)
+        loop.scheduler = make(loop.optimizer)
+        return loop
 
     first = training()
     train(first, steps=2)
-    first.checkpoint.close()
     saved = first.scheduler.state_dict()
     second = training()
     assert second.resume() == 2
     assert second.scheduler.state_dict() == saved
-    train(second, steps=3)
-    assert second.step_count == 3
+    assert len(train(second, steps=3)) == 1
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -229,7 +160,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_its_name(tmp_path: Path) ->
         other.resume()
 
 
-def test_a_folder_that_cannot_be_written_is_refused_at_the_first_step(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file"):
         Checkpoint(tmp_path / "file")
@@ -257,29 +188,3 @@ def test_weights_with_nan_are_never_saved(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="weight of the model holds NaN"):
         checkpoint.save(2, {"model": {"weight": torch.tensor([1.0, float("nan")])}})
     assert checkpoint.latest() == tmp_path / "step_1"
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"folder": ""}, "folder"),
-        ({"folder": 3}, "folder"),
-        ({"every": 0}, "every"),
-        ({"every": True}, "every"),
-        ({"keep": 0}, "keep"),
-        ({"best": "loss"}, "best"),
-        ({"grace_s": 0}, "grace_s"),
-        ({"tries": 0}, "tries"),
-        ({"tolerate": -1}, "tolerate"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{said} must be"):
-        Checkpoint(**{"folder": "runs", **settings})
-
-
-def test_it_is_found_under_perfagent() -> None:
-    import perfagent
-
-    assert perfagent.Checkpoint is Checkpoint
-    assert perfagent.CheckpointError is CheckpointError

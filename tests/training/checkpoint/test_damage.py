@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
 from pathlib import Path
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from perfagent.errors import CheckpointError
 from perfagent.training.checkpoint import Checkpoint
 from perfagent.training.folder import Folder
-from perfagent.training.manifest import DamagedCheckpoint, FileSum, Manifest, sum_of
+from perfagent.training.manifest import Manifest, sum_of
 
 
 def state(step: int) -> dict[str, object]:
@@ -41,111 +40,62 @@ def places(saved: Path) -> list[tuple[str, int]]:
     return [(path.name, path.stat().st_size) for path in sorted((saved / "step_2").iterdir())]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_changed_byte_is_found_and_the_checkpoint_before_is_used(
+def test_any_damage_is_found_and_the_checkpoint_before_is_used(
     saved: Path, places: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     name, size = data.draw(st.sampled_from(places))
+    what = data.draw(st.sampled_from(["changed", "changed", "changed", "cut", "longer", "lost", "added"]))
     offset, change = data.draw(st.integers(0, size - 1)), data.draw(st.integers(1, 255))
     folder = tmp_path_factory.mktemp("damaged") / "runs"
     shutil.copytree(saved, folder)
     path = folder / "step_2" / name
-    content = bytearray(path.read_bytes())
-    content[offset] ^= change
-    path.write_bytes(content)
-
-    found = Checkpoint(folder).load_latest()
-
-    shutil.rmtree(folder)
-    assert found is not None
-    step, loaded = found
-    assert step == 1
-    assert torch.equal(loaded["model"]["weight"], torch.full((7,), 1.0))
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_a_file_cut_short_lost_or_put_in_between_is_found(
-    saved: Path, places: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    name, size = data.draw(st.sampled_from(places))
-    what = data.draw(st.sampled_from(["cut", "longer", "lost", "added"]))
-    folder = tmp_path_factory.mktemp("damaged") / "runs"
-    shutil.copytree(saved, folder)
-    path = folder / "step_2" / name
-    if what == "cut":
-        with path.open("r+b") as file:
-            file.truncate(data.draw(st.integers(0, size - 1)))
-    elif what == "longer":
-        path.write_bytes(path.read_bytes() + b"\0")
-    elif what == "lost":
+    content = path.read_bytes()
+    if what == "lost":
         path.unlink()
-    else:
+    elif what == "added":
         (folder / "step_2" / "rank_7.pt").write_bytes(b"")
-
+    else:
+        changed = content[:offset] + bytes([content[offset] ^ change]) + content[offset + 1 :]
+        path.write_bytes({"changed": changed, "cut": content[:offset], "longer": content + b"\0"}[what])
     found = Checkpoint(folder).load_latest()
-
     shutil.rmtree(folder)
     assert found is not None
     assert found[0] == 1
+    assert torch.equal(found[1]["model"]["weight"], torch.full((7,), 1.0))
 
 
-def test_what_was_passed_over_is_told_with_the_file_and_what_is_wrong(
-    saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "runs"
-    shutil.copytree(saved, folder)
-    path = folder / "step_2" / "shared.pt"
+@pytest.fixture
+def runs(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "runs"))
+
+
+def test_what_was_passed_over_is_told(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = runs / "step_2" / "shared.pt"
     path.write_bytes(path.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING, "perfagent"):
-        assert Checkpoint(folder).latest() == folder / "step_1"
+        assert Checkpoint(runs).latest() == runs / "step_1"
     assert "shared.pt in step_2 has" in caplog.text
     assert "step_1 is used instead" in caplog.text
-
-
-def test_without_any_whole_checkpoint_training_begins_anew_and_says_so(
-    saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "runs"
-    shutil.copytree(saved, folder)
     for step in (1, 2):
-        (folder / f"step_{step}" / "manifest.json").write_bytes(b"{}")
+        (runs / f"step_{step}" / "manifest.json").write_bytes(b"{}")
     with caplog.at_level(logging.WARNING, "perfagent"):
-        assert Checkpoint(folder).load_latest() is None
+        assert Checkpoint(runs).load_latest() is None
     assert "training starts anew" in caplog.text
-    assert {path.name for path in folder.iterdir()} >= {"step_1", "step_2"}  # nothing is thrown away
+    assert {path.name for path in runs.iterdir()} >= {"step_1", "step_2"}  # nothing is thrown away
 
 
-def test_a_damaged_or_lost_pointer_changes_nothing(saved: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    shutil.copytree(saved, folder)
-    assert (folder / "latest").read_text() == "step_2\n"
-    (folder / "latest").write_text("step_1\n")
-    assert Checkpoint(folder).latest() == folder / "step_2"
-    (folder / "latest").unlink()
-    assert Checkpoint(folder).latest() == folder / "step_2"
-
-
-@given(st.integers(0, 10**9), st.integers(0, 2**64), st.text(max_size=20), st.sampled_from([None, 0.25, -1e300]))
-def test_a_manifest_comes_back_as_it_was(step: int, size: int, name: str, metric: float | None) -> None:
-    manifest = Manifest(
-        step=step, number=1, kind="plain", world_size=2, reason="every", created=1.5, files={name: FileSum(size, "ab" * 32)},
-        metric=metric,
-    )  # fmt: skip
-    assert Manifest.decode(manifest.encode()) == manifest
-
-
-def test_a_manifest_of_another_format_is_refused() -> None:
-    manifest = Manifest(step=1, number=1, kind="plain", world_size=1, reason="asked", created=0.0, files={})
-    body = manifest.encode().split(b"\n")[1]
-    other = body.replace(b'"format":1', b'"format":2')
-    with pytest.raises(DamagedCheckpoint, match="format other than 1"):
-        Manifest.decode(hashlib.sha256(other).hexdigest().encode() + b"\n" + other + b"\n")
+def test_a_damaged_or_lost_pointer_changes_nothing(runs: Path) -> None:
+    assert (runs / "latest").read_text() == "step_2\n"
+    (runs / "latest").write_text("step_1\n")
+    assert Checkpoint(runs).latest() == runs / "step_2"
+    (runs / "latest").unlink()
+    assert Checkpoint(runs).latest() == runs / "step_2"
 
 
 @pytest.mark.fault
-def test_x04_a_checkpoint_that_would_run_code_is_refused_although_its_sums_are_right(tmp_path: Path) -> None:
+def test_x04_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return (exec, (f"open({str(tmp_path / 'ran')!r}, 'w')",))
@@ -161,31 +111,25 @@ def test_x04_a_checkpoint_that_would_run_code_is_refused_although_its_sums_are_r
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_checkpoint_of_an_engine_fits_only_as_many_ranks(tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_engine_fits_only_as_many_ranks(saved: Path, tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     tmp = folder.begin(1, 0)
-    folder.commit(
-        tmp, Manifest(step=1, number=1, kind="deepspeed", world_size=2, reason="asked", created=0.0, files={})
-    )
+    manifest = Manifest(step=1, number=1, kind="deepspeed", world_size=2, reason="asked", created=0.0, files={})
+    folder.commit(tmp, manifest)
     with pytest.raises(CheckpointError, match=r"saved by 2 ranks under DeepSpeed.* here are 1: start 2"):
         Checkpoint(tmp_path).load_latest(engine=object())
     with pytest.raises(CheckpointError, match="pass engine="):
         Checkpoint(tmp_path).load_latest()
-
-
-def test_a_checkpoint_of_an_engine_is_not_loaded_without_one(saved: Path) -> None:
     with pytest.raises(CheckpointError, match="without DeepSpeed: load it without engine="):
         Checkpoint(saved).load_latest(engine=object())
 
 
-def test_a_damaged_checkpoint_is_none_of_those_that_are_kept(saved: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    shutil.copytree(saved, folder)
-    damaged = folder / "step_2" / "shared.pt"
+def test_a_damaged_checkpoint_is_none_of_those_that_are_kept(runs: Path) -> None:
+    damaged = runs / "step_2" / "shared.pt"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    checkpoint = Checkpoint(folder, keep=2)
+    checkpoint = Checkpoint(runs, keep=2)
     assert checkpoint.load_latest()[0] == 1  # type: ignore[index]
     checkpoint.save(3, state(3))
-    assert {path.name for path in folder.glob("step_*")} == {"step_1", "step_2", "step_3"}  # one to fall back to
+    assert {path.name for path in runs.glob("step_*")} == {"step_1", "step_2", "step_3"}  # one to fall back to
     checkpoint.save(4, state(4))
-    assert {path.name for path in folder.glob("step_*")} == {"step_3", "step_4"}
+    assert {path.name for path in runs.glob("step_*")} == {"step_3", "step_4"}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from agent_recorded import Recording
 from builders import job_environment, until
 from ingest_server import IngestServer
+from preloaded import Running, started
 from resumable import small_loop, train
 
 import perfagent
@@ -19,6 +19,7 @@ from perfagent import session
 from perfagent.run import Run
 
 LEVEL = "checkpoint/level"
+pytestmark = pytest.mark.real
 
 
 @pytest.fixture(autouse=True)
@@ -57,51 +58,31 @@ def resumed(run: Run, folder: Path) -> None:
     run.log({LEVEL: 1.0})
     training = small_loop(folder, every=2)
     assert training.resume() == 4
+    assert session.current() is run and not run.ended
     run.log({LEVEL: 2.0})
     train(training, steps=8)
     run.log({LEVEL: 3.0})
     run.finish()
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_resumed_training_continues_its_run(told: bool, tmp_path: Path, server: IngestServer) -> None:
+def test_a_resumed_training_continues_its_run(tmp_path: Path, server: IngestServer) -> None:
     first = first_attempt(tmp_path, server)
     run = perfagent.attach(name="training", server=server.url)
     drawn = run.id
     assert drawn is not None
-    if told:  # the server knows the run that was drawn, with what was logged in it
-        run.log({LEVEL: 0.0}, step=0)
-        until(lambda: logged(server, drawn), why="the drawn run was never sent")
+    run.log({LEVEL: 0.0}, step=0)
+    until(lambda: logged(server, drawn), why="the drawn run was never sent")
     resumed(run, tmp_path)
     assert (run.id, run.url) == (first, f"{server.url}/run/{first}")
     values = logged(server, first)
-    assert set(values) == {1.0, 2.0, 3.0} | ({0.0} if told else set())
+    assert set(values) == {0.0, 1.0, 2.0, 3.0}
     assert len(set.union(*values.values())) == 1, "more sources than one in the second attempt"
-    steps = [
-        step
-        for frame in server.stored.values()
-        for group in frame.groups
-        if "lr" in group.values
-        for step in group.steps()
-    ]
+    frames = [*server.stored.values()]
+    steps = [step for frame in frames for group in frame.groups if "lr" in group.values for step in group.steps()]
     assert sorted(steps) == list(range(1, 9))
-    (attempts,) = {tuple(sorted({frame.attempt for frame in server.stored.values() if frame.run == first}))}
-    assert len(attempts) == 2
-    states = [
-        data
-        for frame in server.stored.values()
-        if frame.run == drawn
-        for data in (event.data for event in frame.events if event.kind == "state")
-    ]
-    assert [data.get("continues") for data in states if data["state"] == "finished"] == ([first] if states else [])
-
-
-def test_the_run_object_of_the_script_stays(tmp_path: Path, server: IngestServer) -> None:
-    first_attempt(tmp_path, server)
-    run = perfagent.attach(name="training", server=server.url)
-    small_loop(tmp_path, every=2).resume()
-    assert session.current() is run
-    assert not run.ended
+    assert len({frame.attempt for frame in frames if frame.run == first}) == 2
+    states = [event.data for frame in frames if frame.run == drawn for event in frame.events if event.kind == "state"]
+    assert [data.get("continues") for data in states if data["state"] == "finished"] == [first]
 
 
 def test_an_id_that_was_given_stays(tmp_path: Path, server: IngestServer) -> None:
@@ -137,7 +118,8 @@ from pathlib import Path
 from resumable import small_loop, train
 import perfagent
 
-run = perfagent.attach(name="training", record=sys.argv[2])
+sys.stdin.readline()  # it is its turn
+run = perfagent.attach(name="training")
 training = small_loop(Path(sys.argv[1]), every=1)
 training.resume()
 train(training, steps=training.step_count + 2)
@@ -146,34 +128,27 @@ sys.stdin.readline()
 """
 
 
-def test_a_second_start_beside_a_living_one_is_told_so_and_is_a_run_of_its_own(tmp_path: Path) -> None:
-    children: list[subprocess.Popen[str]] = []
+def begun(child: Running) -> tuple[str, str, str]:
+    """Its step, the id of its run, and what it said, once it waits after its last step."""
+    child.stdin.write("\n")
+    child.stdin.flush()
+    step, run = child.stdout.readline().split()
+    return step, run, child.errors.read_text()
 
-    def start() -> list[str]:
-        """Its step and the id of its run, once it waits after its last step."""
-        words = [sys.executable, "-c", IN_A_FOLDER, str(tmp_path / "runs"), str(tmp_path / f"record{len(children)}")]
-        with (tmp_path / f"said{len(children)}").open("w") as said:
-            child = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
-                env=job_environment(tmp_path, PYTHONPATH=str(Path(__file__).parents[2])),
-            )  # fmt: skip
-        children.append(child)
-        assert child.stdout is not None
-        return child.stdout.readline().split()
 
-    try:
-        step, first = start()
-        assert (step, (tmp_path / "said0").read_text()) == ("2", "")
-        step, second = start()
+def test_a_second_start_beside_a_living_one_is_a_run_of_its_own(tmp_path: Path) -> None:
+    (script := tmp_path / "job.py").write_text(IN_A_FOLDER)
+    tests = str(Path(__file__).parents[2])
+    records = [{"PYTHONPATH": tests, "PERFAGENT_RECORD": str(tmp_path / f"record{number}")} for number in range(3)]
+    environments = [job_environment(tmp_path, **record) for record in records]
+    with started([str(script), str(tmp_path / "runs")], tmp_path / "streams", environments) as [one, two, three]:
+        step, first, said = begun(one)
+        assert (step, said) == ("2", "")
+        step, second, said = begun(two)
         assert step == "4", "it trains on, from the newest checkpoint"
         assert second != first
-        assert (tmp_path / "said1").read_text().count(f"process {children[0].pid} on {os.uname().nodename}") == 1
-        for child in children:
-            child.kill()
-            child.wait()
-        step, third = start()
-        assert (step, third, (tmp_path / "said2").read_text()) == ("6", second, "")
-    finally:
-        for child in children:
-            child.kill()
-            child.communicate()
+        assert said.count(f"process {one.pid} on {os.uname().nodename}") == 1
+        for child in (one, two):
+            child.send_signal(signal.SIGKILL)
+        until(lambda: not any(Path(f"/proc/{child.pid}").exists() for child in (one, two)))
+        assert begun(three) == ("6", second, "")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 import perfagent
-from perfagent.errors import ConfigError
 from perfagent.training.compute.nccl import check_nccl_environment, nccl_preset
 
 READ_TODAY = {
@@ -17,19 +18,16 @@ READ_TODAY = {
 
 
 @pytest.mark.parametrize("name", ["default", "ethernet", "infiniband", "roce", "no-p2p", "debug"])
-def test_a_preset_sets_only_names_that_are_read_today(name, monkeypatch):
+def test_a_preset_sets_only_names_that_are_read_today(name):
     interface = "eth0" if name in ("ethernet", "infiniband", "roce") else None
     preset = nccl_preset(name, interface=interface, apply=False)
     assert set(preset) <= READ_TODAY
     assert check_nccl_environment(dict(preset)) == []
-    assert all(
-        value == "=eth0" for variable, value in preset.items() if variable in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
-    )
+    interfaces = {value for name, value in preset.items() if name in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")}
+    assert interfaces <= {"=eth0"}
 
 
-def test_a_preset_goes_into_the_environment_and_leaves_what_is_there(monkeypatch):
-    import os
-
+def test_a_preset_goes_into_the_environment(monkeypatch):
     for variable in READ_TODAY:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("NCCL_IB_TIMEOUT", "25")
@@ -43,31 +41,11 @@ def test_a_preset_goes_into_the_environment_and_leaves_what_is_there(monkeypatch
     assert "NCCL_IB_DISABLE" not in os.environ
 
 
-OLD_LIST = {
-    "NCCL_BUFFSIZE": "2097152",
-    "NCCL_ASYNC_ERROR_HANDLING": "1",
-    "NCCL_TREE_THRESHOLD": "0",
-    "NCCL_IB_DISABLE": "0",
-    "NCCL_NET_GDR_LEVEL": "5",
-    "NCCL_P2P_LEVEL": "NVL",
-}
-"""Six settings as they are passed around: one is good as it is, none of the others does today what its reader hopes."""
-
-
-def test_every_setting_of_the_old_list_gets_its_sentence():
-    found = {correction.name: correction for correction in check_nccl_environment(dict(OLD_LIST))}
-    assert set(found) == set(OLD_LIST) - {"NCCL_P2P_LEVEL"}
-    assert found["NCCL_ASYNC_ERROR_HANDLING"].instead == ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
-    assert "removed in 2.5" in str(found["NCCL_TREE_THRESHOLD"])
-    assert "NCCL_ALGO=^Tree" in str(found["NCCL_TREE_THRESHOLD"])
-    assert found["NCCL_NET_GDR_LEVEL"].instead == ("NCCL_NET_GDR_LEVEL", "SYS")
-    assert "anyway" in str(found["NCCL_IB_DISABLE"])
-    assert "2.0 times smaller" in str(found["NCCL_BUFFSIZE"])
-    assert all(str(correction).endswith(("leave it out", "=3", "=SYS")) for correction in found.values())
-
-
 def test_the_environment_is_put_right_in_place():
-    environment = OLD_LIST | {"PATH": "/bin", "TORCH_NCCL_BLOCKING_WAIT": "0", "NCCL_BLOCKING_WAIT": "1"}
+    environment = {
+        "NCCL_BUFFSIZE": "2097152", "NCCL_NET_GDR_LEVEL": "5", "NCCL_P2P_LEVEL": "NVL", "PATH": "/bin",
+        "NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_NCCL_BLOCKING_WAIT": "0", "NCCL_BLOCKING_WAIT": "1",
+    }  # fmt: skip
     assert check_nccl_environment(environment, correct=True)
     assert environment == {
         "PATH": "/bin",
@@ -82,18 +60,15 @@ def test_the_environment_is_put_right_in_place():
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
-        ("NCCL_BLOCKING_WAIT", "1", ("TORCH_NCCL_BLOCKING_WAIT", "1")),
-        ("NCCL_DESYNC_DEBUG", "1", ("TORCH_NCCL_DESYNC_DEBUG", "1")),
-        ("NCCL_LL_THRESHOLD", "0", None),
-        ("NCCL_SINGLE_RING_THRESHOLD", "0", None),
+        ("NCCL_ASYNC_ERROR_HANDLING", "1", ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")),
+        ("NCCL_TREE_THRESHOLD", "0", None),
+        ("NCCL_IB_DISABLE", "0", None),
         ("NCCL_RINGS", "0 1|1 0", None),
         ("NCCL_CHECKS_DISABLE", "1", None),
-        ("NCCL_LAUNCH_MODE", "PARALLEL", None),
         ("NCCL_IB_GDR_LEVEL", "3", ("NCCL_NET_GDR_LEVEL", "PHB")),
         ("NCCL_IB_CUDA_SUPPORT", "0", ("NCCL_NET_GDR_LEVEL", "LOC")),
         ("NCCL_IB_CUDA_SUPPORT", "1", ("NCCL_NET_GDR_LEVEL", "SYS")),
         ("NCCL_MAX_NRINGS", "8", ("NCCL_MAX_CTAS", "8")),
-        ("NCCL_MIN_NCHANNELS", "4", ("NCCL_MIN_CTAS", "4")),
         ("NCCL_CHECK_POINTERS", "1", ("NCCL_CHECK_MODE", "DEBUG_LOCAL")),
         ("NCCL_CHECK_POINTERS", "0", None),
         ("NCCL_P2P_LEVEL", "2", ("NCCL_P2P_LEVEL", "PXB")),
@@ -108,21 +83,6 @@ def test_old_names_and_what_replaced_them(name, value, instead):
     assert nccl_preset(apply=False, **{name: value}) == nccl_preset(apply=False) | (dict([instead]) if instead else {})
 
 
-@pytest.mark.parametrize(
-    "environment", [{}, {"NCCL_BUFFSIZE": "8388608"}, {"NCCL_IB_DISABLE": "1"}, {"NCCL_NET_GDR_LEVEL": "PXB"}]
-)
-def test_what_is_right_is_left_alone(environment):
-    assert check_nccl_environment(environment) == []
-
-
-@pytest.mark.parametrize(
-    ("says", "arguments", "more"),
-    [
-        ("preset must be one of", ("a100",), {}),
-        ("interface belongs to", ("default",), {"interface": "eth0"}),
-        ("no variable of NCCL", ("default",), {"CUDA_LAUNCH_BLOCKING": 1}),
-    ],
-)
-def test_misuse_is_refused_with_a_sentence(says, arguments, more):
-    with pytest.raises(ConfigError, match=says):
-        nccl_preset(*arguments, **more)
+def test_what_is_right_is_left_alone():
+    for right in ({}, {"NCCL_BUFFSIZE": "8388608"}, {"NCCL_IB_DISABLE": "1"}, {"NCCL_NET_GDR_LEVEL": "PXB"}):
+        assert check_nccl_environment(right) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 from builders import job_environment
 from preloaded import run, started
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from perfagent.errors import ConfigError
 from perfagent.training.data.cache import CachedDataset, DiskCache
@@ -38,9 +37,6 @@ class Counting(Dataset[Any]):
 
 def entries(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.sample"))
-
-
-# ---- what an entry holds
 
 
 def test_a_sample_comes_back_as_it_was() -> None:
@@ -74,32 +70,11 @@ def test_a_change_of_any_byte_and_any_cut_is_found() -> None:
     for place in range(len(content)):
         changed = bytearray(content)
         changed[place] ^= 1 << (place % 8)
-        with pytest.raises(DamagedEntry):
-            decode(changed, "7")
-    for length in range(len(content)):
-        with pytest.raises(DamagedEntry):
-            decode(bytearray(content[:length]), "7")
+        for damaged in (changed, bytearray(content[:place])):
+            with pytest.raises(DamagedEntry):
+                decode(damaged, "7")
     with pytest.raises(DamagedEntry, match="it is the entry of '7'"):
         decode(bytearray(content), "8")
-
-
-@pytest.mark.parametrize(
-    ("sample", "said"),
-    [
-        ({"x": object()}, "sample['x'] is a builtins.object, which a cache cannot hold: return tensors"),
-        ([1, {2, 3}], "sample[1] is a builtins.set"),
-        ({(1, 2): 3}, "sample has the key (1, 2)"),
-        (torch.eye(3).to_sparse(), "sample is a torch.sparse_coo tensor"),
-        (2**70, "more than 64 bits"),
-    ],
-)
-def test_what_only_code_could_bring_back_is_refused(sample: Any, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        encode("k", sample)
-    assert said in str(caught.value)
-
-
-# ---- the dataset
 
 
 def test_a_sample_is_made_once_for_all_epochs_and_runs(tmp_path: Path) -> None:
@@ -113,10 +88,6 @@ def test_a_sample_is_made_once_for_all_epochs_and_runs(tmp_path: Path) -> None:
     assert (first.cache.hits, first.cache.misses, second.cache.hits) == (6, 6, 1)
     with pytest.raises(IndexError):
         second[6]
-
-
-def test_another_version_and_another_length_are_made_anew(tmp_path: Path) -> None:
-    CachedDataset(Counting(), tmp_path, version="a")[0]
     for other in (CachedDataset(Counting(), tmp_path, version="b"), CachedDataset(Counting(5), tmp_path, version="a")):
         other[0]
         assert other.dataset.made[0] == 1
@@ -143,49 +114,24 @@ def test_a_damaged_entry_is_found_told_and_made_anew(tmp_path: Path, caplog: pyt
     assert [again[index]["x"].tolist() for index in range(6)] == before
     assert again.dataset.made == [1] * 6
     assert (again.cache.damaged, again.cache.misses, again.cache.hits) == (6, 6, 0)
-    assert [record.message for record in caplog.records if "is damaged" in record.message] != []
-    assert again[3]["x"].tolist() == before[3]
-    assert again.cache.hits == 1
+    assert "is damaged" in caplog.text
 
 
 def test_verify_names_and_removes_what_is_damaged(tmp_path: Path) -> None:
     dataset = CachedDataset(Counting(), tmp_path)
     for index in range(6):
         dataset[index]
-    first, second, *_ = entries(tmp_path)
+    first, *_ = entries(tmp_path)
     first.write_bytes(first.read_bytes()[:-1])
-    second.write_bytes(b"")
-    assert dataset.cache.verify() == sorted([first, second])
+    assert dataset.cache.verify() == [first]
     assert dataset.cache.verify() == []
-    assert len(entries(tmp_path)) == 4
+    assert len(entries(tmp_path)) == 5
     dataset.cache.clear()
     assert entries(tmp_path) == []
 
 
-def test_it_reads_in_workers(tmp_path: Path) -> None:
-    dataset = CachedDataset(Counting(8), tmp_path)
-    for _ in range(2):
-        loader = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork")
-        assert torch.cat([batch["x"][:, 0] for batch in loader]).tolist() == [*range(8)]
-    assert len(entries(tmp_path)) == 8
-    assert dataset.dataset.made == [0] * 8  # all of it was made in the workers
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter([1])
-
-
-@pytest.mark.parametrize("wrong", [Stream(), 3])
-def test_a_stream_has_no_names_to_be_found_by(wrong: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs a dataset with __getitem__ and __len__"):
-        CachedDataset(wrong, tmp_path)
-
-
-# ---- many processes, deaths and full disks
-
-
-def test_ranks_with_workers_write_and_read_the_same_entries_at_once(tmp_path: Path) -> None:
+@pytest.mark.real
+def test_ranks_with_workers_share_the_entries(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     environments = [job_environment(tmp_path, SEED=seed) for seed in ("1", "2")]
     jobs = run([str(JOB), str(cache), "3"], tmp_path, environments)
@@ -195,7 +141,8 @@ def test_ranks_with_workers_write_and_read_the_same_entries_at_once(tmp_path: Pa
     assert [*cache.glob("*/tmp/*")] == []
 
 
-def test_a_killed_writer_leaves_nothing_that_is_taken_for_an_entry(tmp_path: Path) -> None:
+@pytest.mark.real
+def test_a_killed_writer_leaves_nothing_taken_for_an_entry(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     with started([str(JOB), str(cache), "10000"], tmp_path / "streams", [job_environment(tmp_path, SEED="1")]) as [
         dying

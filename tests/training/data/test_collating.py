@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from perfagent.errors import ConfigError
 from perfagent.training.data.collating import join, pad
 
 
@@ -20,11 +18,9 @@ def test_padding_is_neither_attended_to_nor_learned() -> None:
 def test_a_batch_may_have_a_width_of_its_own() -> None:
     assert pad([[1, 2, 3]], multiple_of=8)["input_ids"].shape == (1, 8)
     assert pad([[1, 2, 3]], length=5)["input_ids"].shape == (1, 5)
-    with pytest.raises(ConfigError, match="a sample has 3 tokens and the batch is 2 wide"):
-        pad([[1, 2, 3]], length=2)
 
 
-def test_joined_samples_begin_anew_and_do_not_predict_one_another() -> None:
+def test_joined_samples_do_not_predict_one_another() -> None:
     labels = torch.tensor([1, 2, 3])
     batch = join([{"input_ids": torch.tensor([1, 2, 3]), "labels": labels}, {"input_ids": [7, 8], "labels": [7, 8]}])
     assert batch["input_ids"].tolist() == [[1, 2, 3, 7, 8]]
@@ -36,18 +32,13 @@ def test_joined_samples_begin_anew_and_do_not_predict_one_another() -> None:
     assert labels.tolist() == [1, 2, 3]  # the dataset's own
 
 
-def test_a_row_of_fixed_width_ends_with_a_sample_that_counts_for_nothing() -> None:
+def test_a_row_of_fixed_width_ends_with_what_counts_for_nothing() -> None:
     batch = join([[1, 2], [3]], capacity=6, pad_id=9)
     assert batch["input_ids"].tolist() == [[1, 2, 3, 9, 9, 9]]
     assert batch["labels"].tolist() == [[-100, 2, -100, -100, -100, -100]]
     assert batch["lengths"].tolist() == [2, 1, 3]
-    with pytest.raises(ConfigError, match="the samples have 3 tokens and the row is 2 long"):
-        join([[1, 2], [3]], capacity=2)
-
-
-def test_tokens_of_small_unsigned_types_get_labels_that_can_be_left_out() -> None:
-    batch = join([torch.tensor([1, 2], dtype=torch.uint8), torch.tensor([3], dtype=torch.uint8)])
-    assert batch["labels"].tolist() == [[-100, 2, -100]]
+    small = [torch.tensor([1, 2], dtype=torch.uint8), torch.tensor([3], dtype=torch.uint8)]
+    assert join(small)["labels"].tolist() == [[-100, 2, -100]]
 
 
 def test_a_model_sees_joined_samples_as_it_sees_each_alone() -> None:
@@ -67,29 +58,3 @@ def test_a_model_sees_joined_samples_as_it_sees_each_alone() -> None:
     counts = torch.tensor([4.0, 2.0, 6.0])
     losses = torch.stack([one.loss for one in alone])
     torch.testing.assert_close(joined.loss, (losses * counts).sum() / counts.sum(), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("samples", "said"),
-    [
-        ([{"text": "a"}], "a sample needs 'input_ids'; this one has text"),
-        ([{"input_ids": [1, 2], "labels": [1]}], "'labels' of a sample has the shape (1,) and input_ids (2,)"),
-        ([{"input_ids": [1], "extra": [1]}, {"input_ids": [1]}], "samples of one batch have different parts"),
-        ([[[1, 2], [3, 4]]], "'input_ids' of a sample has the shape (2, 2)"),
-        ([[]], "must be one row of the same length, 1 or more"),
-        ([], "there are no samples to make a batch of"),
-        (["ab"], "'input_ids' of a sample is a str ('ab'), which is no sequence of numbers"),
-        ([{"input_ids": [1, 2], "text": "ab"}], "'text' of a sample is a str ('ab')"),
-    ],
-)
-def test_samples_that_do_not_go_together_are_refused(samples: list[object], said: str) -> None:
-    for collate in (pad, join):
-        with pytest.raises(ConfigError) as caught:
-            collate(samples)
-        assert said in str(caught.value)
-
-
-@pytest.mark.parametrize("multiple_of", [0, -8, 8.0])
-def test_a_width_is_rounded_to_whole_numbers_only(multiple_of: int) -> None:
-    with pytest.raises(ConfigError, match="multiple_of is a number of tokens, 1 or more"):
-        pad([[1, 2]], multiple_of=multiple_of)

@@ -17,9 +17,6 @@ from perfagent.training.data.mapped import MappedLines, MappedTokens, _mapped, m
 DOCUMENTS = [[1, 2, 3], [], [65_535], [*range(100)]]
 
 
-# ---- tokens
-
-
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.int32, torch.int64])
 def test_documents_come_back_from_the_file(tmp_path: Path, dtype: torch.dtype) -> None:
     written = map_tokens(tmp_path / "t.bin", [torch.arange(300)[1:4], *DOCUMENTS[1:]], dtype=dtype)
@@ -42,11 +39,11 @@ def test_writing_into_a_sample_leaves_the_file_as_it_is(tmp_path: Path) -> None:
     assert MappedTokens(tmp_path / "t.bin")[0].tolist() == [1, 2, 3]
 
 
+@pytest.mark.real
 def test_workers_read_the_same_file(tmp_path: Path) -> None:
     dataset = map_tokens(tmp_path / "t.bin", ([number, number] for number in range(16)))
-    for start, workers in (("fork", 2), ("spawn", 1)):
-        loader = DataLoader(dataset, batch_size=4, num_workers=workers, multiprocessing_context=start)
-        assert torch.cat([*loader])[:, 0].tolist() == [*range(16)]
+    loader = DataLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context="spawn")
+    assert torch.cat([*loader])[:, 0].tolist() == [*range(16)]
 
 
 def test_a_file_may_be_larger_than_the_memory(tmp_path: Path) -> None:
@@ -58,15 +55,11 @@ def test_a_file_may_be_larger_than_the_memory(tmp_path: Path) -> None:
     assert mapped[2**39] == 0
 
 
-def test_a_file_without_documents_is_one(tmp_path: Path) -> None:
-    assert len(map_tokens(tmp_path / "t.bin", [])) == 0
-
-
 def test_damage_of_any_byte_is_found(tmp_path: Path) -> None:
     path = tmp_path / "t.bin"
     map_tokens(path, DOCUMENTS, dtype=torch.uint16)
     content = path.read_bytes()
-    for place in [*range(48), *range(64, len(content))]:  # between the head and the tokens nothing is read
+    for place in [*range(0, 48, 5), *range(64, len(content), 7)]:  # between the head and the tokens nothing is read
         changed = bytearray(content)
         changed[place] ^= 4
         path.write_bytes(changed)
@@ -95,17 +88,14 @@ def test_an_error_leaves_neither_a_draft_nor_half_a_file(tmp_path: Path) -> None
         MappedTokens(tmp_path / "text")
 
 
-# ---- lines
-
-
-@pytest.mark.parametrize("end", ["", "\n", "\n\n\n"])
-def test_lines_come_back_in_any_order(tmp_path: Path, end: str) -> None:
+def test_lines_come_back_in_any_order(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     rows = [{"n": number, "text": "ä" * number} for number in range(20)]
-    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + end, "utf-8")
-    for dataset in (MappedLines(path), MappedLines(path), pickle.loads(pickle.dumps(MappedLines(path)))):
-        assert len(dataset) == 20
-        assert [dataset[index] for index in (3, -1, 0)] == [rows[3], rows[19], rows[0]]
+    for end in ("", "\n\n\n"):
+        path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + end, "utf-8")
+        for dataset in (MappedLines(path), MappedLines(path), pickle.loads(pickle.dumps(MappedLines(path)))):
+            assert len(dataset) == 20
+            assert [dataset[index] for index in (3, -1, 0)] == [rows[3], rows[19], rows[0]]
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.jsonl", "a.jsonl.lines"]
 
 
@@ -124,12 +114,12 @@ def test_an_index_that_is_old_or_damaged_is_made_anew(tmp_path: Path) -> None:
     path.write_bytes(b"a\nb\nc\n")
     assert len(MappedLines(path, bytes.decode)) == 3
     content = index.read_bytes()
-    for place in range(len(content)):
+    for place in range(0, len(content), 5):
         changed = bytearray(content)
         changed[place] ^= 1
         index.write_bytes(changed)
         assert [MappedLines(path, bytes.decode)[number] for number in range(3)] == ["a", "b", "c"]
-    for cut in range(len(content)):
+    for cut in range(0, len(content), 5):
         index.write_bytes(content[:cut])
         assert MappedLines(path, bytes.decode)[2] == "c"
 

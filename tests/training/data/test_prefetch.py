@@ -14,13 +14,11 @@ from typing import Any
 import pytest
 import torch
 from agent_recorded import Recording
-from resumable import batches, small_loop, train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from whole_end import whole_end
 
 import perfagent
-from perfagent.errors import ConfigError
 from perfagent.training.batches import timed
 from perfagent.training.data.loader import resumable_loader
 from perfagent.training.data.prefetch import Prefetcher, _Reading, read_ahead
@@ -33,9 +31,7 @@ def loader(workers: int = 0, rows: int = 12) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.arange(rows * 4.0).reshape(rows, 4)), batch_size=4, num_workers=workers)
 
 
-# ---- on the CPU
-
-
+@pytest.mark.real
 @pytest.mark.parametrize("workers", [0, 2])
 def test_on_the_cpu_batches_are_the_loaders_own(workers: int) -> None:
     prefetcher = Prefetcher(loader(workers), "cpu")
@@ -46,32 +42,12 @@ def test_on_the_cpu_batches_are_the_loaders_own(workers: int) -> None:
     assert next(iter(Prefetcher(made, "cpu"))) is made[0]
 
 
-def test_without_a_device_it_takes_what_there_is() -> None:
-    assert Prefetcher([]).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def test_whatever_else_a_loader_has_is_the_loaders() -> None:
     inner = loader()
     prefetcher = Prefetcher(inner, "cpu")
-    assert prefetcher.dataset is inner.dataset
-    assert prefetcher.batch_size == 4
+    assert (prefetcher.dataset, prefetcher.batch_size) == (inner.dataset, 4)
     assert not hasattr(prefetcher, "state_dict")
-    assert not hasattr(prefetcher, "set_epoch")
-    assert len(copy.copy(prefetcher)) == len(pickle.loads(pickle.dumps(Prefetcher([1, 2], "cpu")))) + 1
-
-
-def test_the_loop_goes_on_through_it_as_through_the_loader() -> None:
-    whole = train(small_loop())
-    first = small_loop()
-    for inputs, targets in first.batches(Prefetcher(batches(), "cpu"), epochs=2, steps=8):
-        with first.forward():
-            loss = (first.model(inputs) - targets).square().mean()
-        first.backward(loss)
-        first.step()
-    state = first.state_dict()
-    second = small_loop()
-    second.load_state_dict(state)
-    assert train(second) == whole[8:]
+    assert len(copy.copy(prefetcher)) == len(pickle.loads(pickle.dumps(Prefetcher([1, 2, 3], "cpu"))))
 
 
 class Slow(IterableDataset[Tensor]):
@@ -110,12 +86,9 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> tupl
     return waited, Recording(tmp_path / "record")
 
 
-@pytest.mark.parametrize("source", ["loader", "iterable"])
-def test_the_wait_for_data_is_seen_and_counted_once(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wait_for_data_is_seen_and_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(6)
-    inner: Any = DataLoader(slow, batch_size=None) if source == "loader" else slow
+    inner: Any = DataLoader(slow, batch_size=None)
     waited, recording = recorded(tmp_path, monkeypatch, lambda: Prefetcher(inner, "cpu"))
     waits = recording.series("phase/data_s")
     assert [step for step, _ in waits] == [1, 2, 3, 4, 5, 6]
@@ -124,14 +97,10 @@ def test_the_wait_for_data_is_seen_and_counted_once(
         assert wait <= outside + 1e-4
 
 
-@pytest.mark.parametrize("source", ["loader", "iterable"])
-def test_read_ahead_the_wait_is_that_of_the_step_and_so_is_the_batch(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_ahead_wait_and_batch_are_those_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path to a GPU, with batches that stay where they are."""
     slow = Slow(6)
-    inner: Any = DataLoader(slow, batch_size=None) if source == "loader" else slow
-    ahead = _Reading(lambda: read_ahead(iter(inner), lambda batch: batch, 1))
+    ahead = _Reading(lambda: read_ahead(iter(slow), lambda batch: batch, 1))
     waited, recording = recorded(tmp_path, monkeypatch, lambda: timed(ahead))
     waits = [wait for _, wait in recording.series("phase/data_s")]
     took = [sum(slow.took_s[:2]), *slow.took_s[2:], 0.0]  # in step n batch n + 1 is waited for
@@ -142,9 +111,6 @@ def test_read_ahead_the_wait_is_that_of_the_step_and_so_is_the_batch(
     rows = {step: value * seconds[step] for step, value in recording.series("samples_per_s") if step in seconds}
     assert len(rows) >= 4
     assert all(round(value) == step for step, value in rows.items())
-
-
-# ---- reading ahead
 
 
 def test_batches_are_sent_ahead_and_come_in_order() -> None:
@@ -175,23 +141,15 @@ def test_an_error_comes_after_the_batches_before_it() -> None:
 
 
 def test_the_state_of_a_loader_is_that_of_the_batch_in_hand() -> None:
-    prefetcher = Prefetcher(
-        resumable_loader(TensorDataset(torch.arange(8.0)), batch_size=2, num_workers=0), "cpu", ahead=2
-    )
-    reading = prefetcher._through(lambda batch: batch, lambda batch: batch)
+    def prefetcher(ahead: int) -> Prefetcher[Any]:
+        inner = resumable_loader(TensorDataset(torch.arange(8.0)), batch_size=2, num_workers=0)
+        return Prefetcher(inner, "cpu", ahead=ahead)
+
+    first, second = prefetcher(2), prefetcher(1)
+    reading = first._through(lambda batch: batch, lambda batch: batch)
     seen = [next(reading)[0].tolist(), next(reading)[0].tolist()]
-    state = prefetcher.state_dict()
-    other = Prefetcher(resumable_loader(TensorDataset(torch.arange(8.0)), batch_size=2, num_workers=0), "cpu")
-    other.load_state_dict(state)
-    assert seen + [batch.tolist() for (batch,) in other] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    prefetcher.load_state_dict(state)
-    assert [batch.tolist() for (batch,) in prefetcher._through(lambda batch: batch, lambda batch: batch)] == [
-        [4, 5],
-        [6, 7],
-    ]
-
-
-# ---- what a batch may be
+    second.load_state_dict(first.state_dict())
+    assert seen + [batch.tolist() for (batch,) in second] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 @dataclasses.dataclass
@@ -204,27 +162,19 @@ Pair = collections.namedtuple("Pair", ["x", "y"])
 
 
 def test_tensors_are_found_in_whatever_holds_them() -> None:
-    meta = torch.device("meta")
-    one = torch.ones(2)
+    meta, one = torch.device("meta"), torch.ones(2)
     packed = nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
     batch = {
-        "a": one,
-        "b": [one, (one, "text", 3)],
-        "c": Pair(one, None),
-        "d": Graph(one, "g"),
+        "a": one, "b": [one, (one, "text", 3)], "c": Pair(one, None), "d": Graph(one, "g"),
         "e": collections.OrderedDict(f=one),
-    }
+    }  # fmt: skip
     there = moved(batch, meta)
     found = [there["a"], there["b"][0], there["b"][1][0], there["c"].x, there["d"].nodes, there["e"]["f"]]
     assert all(tensor.device == meta for tensor in found)
     assert there["b"][1][1:] == ("text", 3)
-    assert isinstance(there["c"], Pair)
-    assert isinstance(there["e"], collections.OrderedDict)
-    assert there["d"].name == "g"
-    assert (
-        one.device.type == batch["d"].nodes.device.type == batch["e"]["f"].device.type == "cpu"
-    )  # the batch itself is as it was
-    assert moved(packed, torch.device("meta")).batch_sizes.device.type == "cpu"  # a packed sequence moves itself
+    assert [type(there[name]) for name in "cde"] == [Pair, Graph, collections.OrderedDict]
+    assert batch["d"].nodes is one and batch["e"]["f"] is one  # the batch itself is as it was
+    assert moved(packed, meta).batch_sizes.device.type == "cpu"  # a packed sequence moves itself
 
 
 class Sealed:
@@ -240,7 +190,7 @@ class Sealed:
         return made
 
 
-def test_what_another_stream_could_not_be_told_of_is_copied_on_the_stream_that_uses_it() -> None:
+def test_a_batch_that_hides_its_tensors_is_copied_where_used() -> None:
     """A copy's two halves, without the stream between them."""
     stream = object.__new__(CopyStream)
     stream.device = torch.device("meta")
@@ -255,54 +205,8 @@ def test_what_another_stream_could_not_be_told_of_is_copied_on_the_stream_that_u
     assert there["c"] == "text"
 
 
-def test_the_batches_of_transformers_move_as_they_do_themselves() -> None:
-    from transformers import BatchEncoding
-
-    batch = BatchEncoding({"input_ids": torch.ones(2, 3), "labels": torch.ones(2, 3)})
-    there = moved(batch, torch.device("meta"))
-    assert isinstance(there, BatchEncoding)
-    assert there["input_ids"].device.type == there["labels"].device.type == "meta"
-
-
-# ---- wrong use
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: Prefetcher(3), "takes a DataLoader or another iterable of batches, not int"),
-        (lambda: Prefetcher([], ahead=0), "ahead is the number of batches on their way, 1 or more; got 0"),
-        (lambda: Prefetcher([], "gpu"), "device must be one of torch's"),
-        (lambda: Prefetcher([], "cuda:99"), "device cuda:99 is not there: torch sees"),
-    ],
-)
-def test_wrong_use_is_told_in_a_sentence(make: Any, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make()
-    assert said in str(caught.value)
-
-
-class Inner(IterableDataset[Any]):
-    """Reads a prefetcher to a GPU inside of a worker."""
-
-    def __init__(self, device: str) -> None:
-        self.prefetcher = Prefetcher([torch.ones(1)], "cpu")
-        self.prefetcher.device = torch.device(device)  # as if made where there was a GPU
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.prefetcher)
-
-
-def test_in_a_worker_it_passes_batches_through_on_the_cpu_and_refuses_a_gpu() -> None:
-    assert [*DataLoader(Inner("cpu"), batch_size=None, num_workers=1)] == [torch.ones(1)]
-    with pytest.raises(ConfigError, match="cannot be read in a DataLoader worker"):
-        [*DataLoader(Inner("cuda:0"), batch_size=None, num_workers=1)]
-
-
-# ---- on a GPU
-
-
 @needs_gpu
+@pytest.mark.real
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_arrive_whole_while_the_gpu_computes(workers: int) -> None:
     rows = torch.randn(4096, 1024)

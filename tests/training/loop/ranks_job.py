@@ -7,7 +7,7 @@ shorter, gradients are clipped.
 
 from __future__ import annotations
 
-import itertools
+import functools
 import json
 import logging
 import os
@@ -23,6 +23,7 @@ from torch.utils.data import IterableDataset
 
 import perfagent
 from perfagent.errors import CheckpointError, ConfigError
+from perfagent.training.data.collating import pad
 
 STEPS, ACCUMULATED, BATCHES, CLIP = 50, 3, 8, 0.05
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -101,7 +102,7 @@ def train(
         if result.stepped:
             norms.append(float(result.grad_norm))
     assert loop.step_count == steps
-    return {"norms": norms, "kind": loop.strategy.kind}
+    return {"norms": norms}
 
 
 def ended(said: dict[str, Any], model: Any) -> dict[str, Any]:
@@ -144,18 +145,19 @@ def same_training(rank: int) -> dict[str, Any]:
     """Every strategy on the same data."""
     mine = batches_of(rank)
     said: dict[str, Any] = {}
-    for name, items in (("ddp", None), ("ddp_items", lambda batch: len(batch[0]))):
-        model = perfagent.ddp(net())
-        said[name] = ended(train(model, adamw(model), mine, items=items), model)
     for name, items in (("fsdp2", None), ("fsdp2_items", lambda batch: torch.tensor(len(batch[0])))):
         sharded = perfagent.fsdp(net())
         said[name] = ended(train(sharded, adamw(sharded), mine, items=items), sharded)
-    model = perfagent.ddp(net())
     stream = torch.utils.data.DataLoader(Stream(mine), batch_size=None)
-    said["ddp_stream"] = ended(train(model, adamw(model), stream), model)
-    for stage in (1, 2, 3):
-        said[f"zero{stage}"] = zero(stage, mine, items=lambda batch: len(batch[0]))
-    said["zero2_stream"] = zero(2, stream, items=lambda batch: len(batch[0]))
+    for name, data, items in (("ddp", mine, None), ("ddp_stream", stream, lambda batch: len(batch[0]))):
+        model = perfagent.ddp(net())
+        said[name] = ended(train(model, adamw(model), data, items=items), model)
+    for name, wrap in (("ddp_checkpointed", perfagent.ddp), ("fsdp2_checkpointed", perfagent.fsdp)):
+        perfagent.checkpoint_activations(inner := net(), "all")
+        wrapped: Any = wrap(inner)
+        said[name] = ended(train(wrapped, adamw(wrapped), mine), wrapped)
+    for name, stage, data in (("zero1", 1, mine), ("zero2_stream", 2, stream), ("zero3", 3, mine)):
+        said[name] = zero(stage, data, items=lambda batch: len(batch[0]))
     return said
 
 
@@ -190,24 +192,6 @@ def reductions(rank: int) -> dict[str, Any]:
     return calls
 
 
-def left_windows(rank: int) -> dict[str, Any]:
-    """A window left in its middle: nothing of its gradients is in the next one."""
-    said = {}
-    for name, wrap in (("ddp", perfagent.ddp), ("fsdp2", perfagent.fsdp)):
-        whole: Any = wrap(net())
-        train(whole, adamw(whole), batches_of(rank), steps=2)
-        left: Any = wrap(net())
-        loop = perfagent.loop(left, adamw(left), grad_accum=ACCUMULATED, clip_norm=CLIP)
-        for batch in loop.batches(batches_of(rank)):
-            with loop.forward():
-                loss = loss_of(left, batch)
-            loop.backward(loss * 100.0, len(batch[0]))
-            break
-        _run(loop, left, batches_of(rank), 2)
-        said[name] = flat(left) == flat(whole)
-    return said
-
-
 def uneven_loaders(rank: int) -> dict[str, Any]:
     """Ranks with 8 and 7 batches make as many windows of 3; ranks with 7 and 6 do not."""
     model = perfagent.ddp(net())
@@ -238,13 +222,10 @@ def refusals(rank: int) -> dict[str, str]:
     said = {
         "bf16": refused(lambda: perfagent.comm_hook(model, "bf16")),
         "powersgd": refused(lambda: perfagent.comm_hook(model, "powersgd")),
-        "batched_powersgd": refused(lambda: perfagent.ddp(net(), hook="batched_powersgd")),
-        "unknown": refused(lambda: perfagent.comm_hook(model, "gzip")),
         "not_ddp": refused(lambda: perfagent.comm_hook(net(), "fp16")),
         "zero_unequal": refused(lambda: zero(2, zeroed, steps=2)),
         "zero_unequal_ranks": refused(lambda: zero(2, [zeroed[0] if rank else zeroed[3]] * 3, steps=1)),
         "static_and_unused": refused(lambda: perfagent.ddp(net(), static_graph=True, find_unused_parameters=True)),
-        "sharded_twice": refused(lambda: perfagent.fsdp(perfagent.fsdp(net()))),
     }
     halved = perfagent.ddp(net(), hook="fp16")
     said["fp16_trains"] = str(train(halved, adamw(halved), batches_of(rank), steps=4)["norms"][-1])
@@ -368,18 +349,99 @@ def other_ranks(rank: int) -> dict[str, Any]:
     return said
 
 
+def out_of_memory(rank: int) -> dict[str, Any]:
+    """Only rank 1 runs out of memory."""
+    torch.manual_seed(2)
+    plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    inputs, targets = torch.randn(16, 4).double(), torch.randn(16, 2).double()
+
+    def gradients() -> torch.Tensor:
+        return torch.cat([p.grad.flatten().clone() for p in plain.parameters() if p.grad is not None])
+
+    def whole(rows: int) -> torch.Tensor:
+        """Gradients of a single process."""
+        plain.zero_grad()
+        (plain(inputs[:rows]) - targets[:rows]).square().mean().backward()
+        found = gradients()
+        plain.zero_grad()
+        return found
+
+    def compute(piece: Batch) -> torch.Tensor:
+        loss = (model(piece[0]) - piece[1]).square().mean()
+        if rank == 1 and len(piece[0]) > 2:
+            loss.backward()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss
+
+    expected = whole(16)
+    model = nn.parallel.DistributedDataParallel(plain)
+    training = perfagent.loop(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    split = perfagent.SplitOnOom(training)
+    mine = inputs[8 * rank : 8 * rank + 8], targets[8 * rank : 8 * rank + 8]
+    split.backward(mine, compute)
+    found = gradients()
+    training.step()
+    _run(training, model, [mine], 2)  # an ordinary step afterwards still averages by itself
+    after = flat(plain)
+    # a loader without a length, of which nobody knows whether the ranks' are equal
+    for _ in training.batches(iter([None])):
+        split.backward(mine, compute)
+        training.step()
+    said = {"pieces": split.pieces, "gradients": found.tolist(), "after": after, "stream_moved": flat(plain) != after}
+    of_all = whole(12)
+    start, rows = 4 * rank, 4 * rank + 4  # ranks of unequal batches
+    counted = perfagent.SplitOnOom(training, items=lambda piece: len(piece[0]))
+    counted.backward((inputs[start : start + rows], targets[start : start + rows]), compute)
+    return said | {
+        "off": float((found - expected).abs().max()),
+        "off_by_items": float((gradients() - of_all).abs().max()),
+    }
+
+
+def token_budget(rank: int) -> dict[str, Any]:
+    """Batches by a budget of tokens, which each rank finds by itself."""
+    lengths = [number * 7 % 30 + 1 for number in range(61)]
+    data = [{"input_ids": torch.full((length,), number)} for number, length in enumerate(lengths)]
+    sampler = perfagent.TokenBudgetBatchSampler(lengths, 120)
+    loader = torch.utils.data.DataLoader(data, batch_sampler=sampler, collate_fn=functools.partial(pad, pad_id=63))  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    model = perfagent.ddp(nn.Sequential(nn.Embedding(64, 4), nn.Linear(4, 64)))
+    loop = perfagent.loop(model, torch.optim.SGD(model.parameters(), lr=0.5), grad_accum=3)
+    seen: list[list[int]] = [[], []]
+    for epoch in range(2):
+        for batch in loop.batches(loader):
+            seen[epoch] += [int(row[0]) for row in batch["input_ids"]]
+            with loop.forward():
+                loss = nn.functional.cross_entropy(model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())
+            loop.backward(loss, batch["labels"].ne(-100).sum())
+            loop.step()
+    return {"steps": loop.step_count, "seen": seen, "weights": flat(model)}
+
+
+def batch_size(rank: int) -> dict[str, Any]:
+    """A search with room for 11 on rank 0 and 5 on rank 1; then one of a step that communicates."""
+    model = nn.Linear(4, 4)
+    tried: list[int] = []
+
+    def step(size: int) -> None:
+        tried.append(size)
+        model(torch.ones(size, 4)).mean().backward()
+        if size > (11, 5)[rank]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    found = perfagent.find_batch_size(step, limit=32)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    communicates = functools.partial(
+        perfagent.find_batch_size, lambda size: wrapped(torch.ones(size, 4)).sum().backward()
+    )
+    return {"found": found, "tried": tried, "refused": refused(lambda: communicates(limit=4))}
+
+
 FOLDER = Path()
-CASES: dict[str, Callable[[int], Any]] = {
-    "engine_options": engine_options,
-    "same_training": same_training,
-    "reductions": reductions,
-    "uneven_loaders": uneven_loaders,
-    "refusals": refusals,
-    "skipping_together": skipping_together,
-    "going_on": going_on,
-    "left_windows": left_windows,
-    "other_ranks": other_ranks,
-}
+CASES = (
+    engine_options, same_training, reductions, uneven_loaders, refusals, skipping_together, going_on, other_ranks,
+    out_of_memory, token_budget, batch_size,
+)  # fmt: skip
 
 
 def main() -> None:
@@ -395,8 +457,7 @@ def main() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it compiles C++ for a minute
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     deepspeed.init_distributed("gloo", dist_init_required=False)
-    wanted = sys.argv[2:] or [*CASES]
-    said = {name: CASES[name](dist.get_rank()) for name in itertools.chain(wanted)}
+    said = {case.__name__: case(dist.get_rank()) for case in CASES}
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(said))
     dist.barrier()
     os._exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) if other else 0)

@@ -9,8 +9,6 @@ import pytest
 from builders import free_port, job_environment
 from preloaded import run
 
-from perfagent.training import ranks as subject
-
 RANK = """
     import sys, time
     import torch, torch.distributed as dist
@@ -48,6 +46,7 @@ RANK = """
 """
 
 
+@pytest.mark.real
 def test_no_thread_holds_a_tensor_when_the_collective_returns(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
     script.write_text(textwrap.dedent(RANK), encoding="utf-8")
@@ -55,11 +54,3 @@ def test_no_thread_holds_a_tensor_when_the_collective_returns(tmp_path: Path) ->
     ranks = run([str(script)], tmp_path, [job_environment(tmp_path, RANK=str(rank), **job) for rank in range(2)])
     assert [rank.returncode for rank in ranks] == [0, 0], ranks
     assert [rank.stdout.strip() for rank in ranks] == ["0", "0"]
-
-
-def test_an_agreement_that_has_nothing_on_its_way_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[object] = []
-    monkeypatch.setattr(subject, "let_go", lambda *given: waited.append(given))
-    agreement = subject.Agreement(subject.Ranks.__new__(subject.Ranks))
-    del agreement
-    assert waited == []

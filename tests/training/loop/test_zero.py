@@ -12,7 +12,7 @@ import pytest
 import perfagent
 from perfagent.errors import ConfigError
 from perfagent.training.deepspeed_config import check_zero_config, zero_conflicts
-from perfagent.training.extension_lock import extensions_folder, stale_locks
+from perfagent.training.extension_lock import stale_locks
 
 ADAM = {"type": "AdamW", "params": {"lr": 1e-4}}
 OFF = {"device": "cpu"}
@@ -35,12 +35,14 @@ def leave_lock(folder: Path, *, age_s: float) -> Path:
     return lock
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_what_is_written_has_no_conflict_and_is_a_configuration_of_deepspeed(stage: int, precision: Any) -> None:
+@pytest.mark.real  # the import of deepspeed binds a socket
+@pytest.mark.parametrize(
+    ("stage", "precision", "offload"),
+    [(0, "fp32", None), (1, "fp16", "optimizer"), (2, "bf16", "optimizer"), (3, "bf16", "all")],
+)
+def test_what_is_written_has_no_conflict_and_deepspeed_reads_it(stage: int, precision: Any, offload: Any) -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    offload: Any = {0: None, 1: "optimizer", 2: "optimizer", 3: "all"}[stage]
     config = perfagent.zero_config(
         stage, micro_batch=4, precision=precision, grad_accum=8, clip_norm=1.0, offload=offload, device="cuda"
     )
@@ -53,54 +55,45 @@ def test_what_is_written_has_no_conflict_and_is_a_configuration_of_deepspeed(sta
 
 
 def test_overrides_are_laid_over_and_judged() -> None:
-    config = perfagent.zero_config(
-        2, micro_batch=1, device="cuda", overrides={"zero_optimization": {"reduce_bucket_size": 7}}
-    )
-    assert config["zero_optimization"]["reduce_bucket_size"] == 7
-    assert config["zero_optimization"]["stage"] == 2
+    def overridden(elements: Any) -> Any:
+        overrides = {"zero_optimization": {"reduce_bucket_size": elements}}
+        config = perfagent.zero_config(2, micro_batch=1, device="cuda", overrides=overrides)
+        return config["zero_optimization"]
+
+    assert (overridden(7)["reduce_bucket_size"], overridden(7)["stage"]) == (7, 2)
     with pytest.raises(ConfigError, match=r'zero_optimization\.reduce_bucket_size is "auto"'):
-        perfagent.zero_config(
-            2, micro_batch=1, device="cuda", overrides={"zero_optimization": {"reduce_bucket_size": "auto"}}
-        )
+        overridden("auto")
 
 
 @pytest.mark.parametrize(
     ("config", "device", "words"),
     [
         ({"bf16": {"enabled": True}, "amp": {"enabled": True}}, "cuda", "amp is laid over bf16"),
-        ({"fp16": {"enabled": True}, "amp": {"enabled": True}}, "cuda", "amp is laid over fp16"),
         ({"amp": {"enabled": True}, "zero_optimization": {"stage": 1}}, "cuda", "does not work with ZeRO"),
-        ({"bf16": {"enabled": True}, "torch_autocast": {"enabled": True}}, "cuda", "torch_autocast is laid over bf16"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "cuda", "both enabled"),
         ({"fp16": {"enabled": True}}, "cpu", "this is a CPU"),
         ({"bf16": True}, "cuda", 'bf16 is True; it must be an object such as {"enabled": true}'),
         ({"bf16": {"enabled": "true"}}, "cuda", "bf16.enabled is 'true'; it must be true or false"),
-        ({"zero_optimization": 2}, "cuda", 'zero_optimization is 2; it must be an object such as {"stage": 2}'),
-        ({"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}, "cuda", 'zero_optimization.sub_group_size is "auto"'),
         ({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}, "cuda", 'optimizer.params.lr is "auto"'),
         ({"optimizer": ADAM}, "cpu", '"torch_adam": true'),
-        ({"optimizer": "AdamW"}, "cuda", '{"type": "AdamW"'),
         ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, "cuda", "offload_param needs stage 3"),
-        ({"zero_optimization": {"stage": 0, "offload_optimizer": OFF}, "optimizer": ADAM}, "cuda", "the stage is 0"),
         ({"zero_optimization": {"stage": 2, "offload_optimizer": OFF}, "optimizer": ADAM}, "cpu", "in host memory already"),
-        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, "cuda", "zero_force_ds_cpu_optimizer"),
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": OFF}}, "cuda", "zero_force_ds_cpu_optimizer"),
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, "cuda", "no nvme_path"),
         ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, "cuda", "old name"),
         ({"zero_optimization": {"stage": 2, "stage3_max_live_parameters": 1}}, "cuda", "no effect in stage 2"),
-        ({"zero_optimization": {"stage": 4}}, "cuda", "0, 1, 2 or 3"),
         ({"zero_optimization": {"stage": 1, "reduce_bucket_size": 0}}, "cuda", "number of elements"),
         ({"gradient_clipping": -1}, "cuda", "largest norm"),
         ({"train_batch_size": 100, "gradient_accumulation_steps": 4}, "cuda", "4 samples x 4 micro-steps x 8 ranks are 128"),
-        ({"gradient_accumulation_steps": 0}, "cuda", "1 or more"),
     ],
 )  # fmt: skip
-def test_a_conflict_is_refused_by_a_sentence(config: dict[str, Any], device: str, words: str) -> None:
+def test_a_conflict_is_refused(config: dict[str, Any], device: str, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check_zero_config(BATCH | config, device=device, world_size=8)
     assert words in str(refused.value)
 
 
-def test_all_conflicts_are_told_at_once_and_a_sound_configuration_has_none() -> None:
+def test_all_conflicts_are_told_at_once() -> None:
     both = {"optimizer": ADAM, "fp16": {"enabled": True}, "gradient_clipping": "auto"}
     assert len([*zero_conflicts(BATCH | both, device="cpu")]) == 3
     assert len([*zero_conflicts({}, device="cuda")]) == 1  # no batch size
@@ -108,34 +101,7 @@ def test_all_conflicts_are_told_at_once_and_a_sound_configuration_has_none() -> 
     assert [*zero_conflicts(BATCH | sound, device="cpu")] == []
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"stage": 1, "optimizer": "AdamW"}, "optimizer must be a dict"),
-        ({"stage": 1, "scheduler": "WarmupLR"}, "scheduler must be a dict"),
-        ({"stage": 1, "overrides": 3}, "overrides must be a dict"),
-        ({"stage": 1, "device": "tpu"}, "'cuda', 'cpu' or None"),
-        ({"stage": 5}, "0, 1, 2 or 3"),
-        ({"stage": 1, "precision": "int8"}, "fp32, bf16, fp16"),
-        ({"stage": 1, "offload": "disk"}, "'optimizer', 'all' or None"),
-        ({"stage": 1, "precision": "fp32", "autocast": True}, "precision='bf16'"),
-        ({"stage": 2, "offload": "all"}, "offload_param needs stage 3"),
-        ({"stage": 1, "micro_batch": 0}, "1 or more"),
-    ],
-)
-def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        perfagent.zero_config(**({"micro_batch": 1, "device": "cuda"} | options))
-    assert words in str(refused.value)
-
-
-@pytest.mark.parametrize("given", [None, [], "ds_config.json"])
-def test_what_is_no_configuration_at_all_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigError, match=r"must be a dict: json\.load"):
-        check_zero_config(given)
-
-
-def test_a_lock_that_a_killed_build_left_is_refused_where_something_is_compiled(no_extensions: Path) -> None:
+def test_a_lock_of_a_killed_build_is_refused_where_it_matters(no_extensions: Path) -> None:
     lock = leave_lock(no_extensions, age_s=3600)
     assert stale_locks() == [lock]
     with pytest.raises(ConfigError, match="build that was killed"):
@@ -152,15 +118,3 @@ def test_a_lock_of_a_build_that_goes_on_is_no_conflict(no_extensions: Path) -> N
     assert stale_locks() == [lock]
     (lock.parent / "cpu_adam.o").touch()  # one of another
     assert stale_locks() == []
-
-
-def test_the_folder_of_extensions_is_the_one_that_torch_uses(
-    no_extensions: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from torch.utils import cpp_extension
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(no_extensions / "cache"))
-    for named in (str(no_extensions), None):
-        if named is None:
-            monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
-        assert Path(cpp_extension._get_build_directory("op", verbose=False)).parent == extensions_folder()

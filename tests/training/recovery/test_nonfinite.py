@@ -12,7 +12,7 @@ from torch import nn
 
 from perfagent.errors import ConfigError
 from perfagent.training.folder import Folder
-from perfagent.training.loop import Loop, loop
+from perfagent.training.loop import Loop
 from perfagent.training.nonfinite import NanPolicy, NonFiniteGradients, scale_learning_rates
 
 SCHEDULES = torch.optim.lr_scheduler
@@ -31,16 +31,14 @@ def one_step(training: Loop, policy: NanPolicy, *, bad: bool) -> bool:
     return policy.step(training).stepped
 
 
-def test_a_bad_window_changes_nothing_and_the_next_good_one_is_stepped() -> None:
+def test_a_bad_window_changes_nothing_and_the_next_is_stepped() -> None:
     training, policy = small_loop(), NanPolicy()
     assert one_step(training, policy, bad=False)
     before, rate = weights(training), training.optimizer.param_groups[0]["lr"]
     assert not one_step(training, policy, bad=True)
     assert torch.equal(weights(training), before)
-    assert training.step_count == 1
-    assert training.optimizer.param_groups[0]["lr"] == rate
+    assert (training.step_count, policy.total, training.optimizer.param_groups[0]["lr"]) == (1, 1, rate)
     assert one_step(training, policy, bad=False)
-    assert policy.total == 1
     assert weights(training).isfinite().all()
     assert not torch.equal(weights(training), before)
 
@@ -73,21 +71,10 @@ def test_the_learning_rate_is_lowered_for_good() -> None:
     assert training.optimizer.param_groups[0]["lr"] == pytest.approx(0.0025)
 
 
-def test_a_scheduler_that_computes_from_its_base_stays_lowered() -> None:
-    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=torch.tensor(1.0))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    scale_learning_rates(optimizer, schedule, 0.25)
-    assert float(optimizer.param_groups[0]["lr"]) == 0.25
-    optimizer.step()
-    schedule.step()
-    assert float(optimizer.param_groups[0]["lr"]) == 0.25
-
-
 @pytest.mark.parametrize(
     "make",
     [
         lambda optimizer: SCHEDULES.OneCycleLR(optimizer, 0.1, total_steps=40),
-        lambda optimizer: SCHEDULES.CyclicLR(optimizer, 0.01, 0.1),
         lambda optimizer: SCHEDULES.ChainedScheduler(
             [
                 SCHEDULES.SequentialLR(
@@ -95,9 +82,9 @@ def test_a_scheduler_that_computes_from_its_base_stays_lowered() -> None:
                 )
             ]
         ),
-        lambda optimizer: SCHEDULES.CosineAnnealingLR(optimizer, 20),
+        lambda optimizer: SCHEDULES.LambdaLR(optimizer, lambda step: 1.0),
     ],
-    ids=["one cycle", "cyclic", "nested", "cosine"],
+    ids=["one cycle", "nested", "lambda"],
 )
 def test_no_schedule_raises_a_lowered_rate_again(make: Any) -> None:
     rates = []
@@ -114,7 +101,9 @@ def test_no_schedule_raises_a_lowered_rate_again(make: Any) -> None:
     assert rates[1] == pytest.approx([0.5 * rate for rate in rates[0]], rel=1e-6)
 
 
-def test_rolling_back_takes_weights_and_optimizer_of_the_newest_checkpoint_and_goes_on(tmp_path: Path) -> None:
+def test_rolling_back_takes_weights_and_optimizer_and_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs something to go back to"):
+        one_step(small_loop(), NanPolicy("rollback"), bad=False)
     training = small_loop(tmp_path, every=2, keep=1)
     policy = NanPolicy("rollback")
     for _ in range(2):
@@ -130,25 +119,21 @@ def test_rolling_back_takes_weights_and_optimizer_of_the_newest_checkpoint_and_g
         assert torch.equal(value["exp_avg"], of_optimizer[key])
 
 
-def test_the_first_bad_window_of_a_row_is_saved_for_who_looks_into_it(tmp_path: Path) -> None:
-    training, policy = small_loop(tmp_path, every=None), NanPolicy()
-    one_step(training, policy, bad=False)
-    for _ in range(3):
-        one_step(training, policy, bad=True)
-    [(path, manifest)] = Folder(tmp_path).candidates()
-    assert (path.name, manifest.reason, manifest.number) == ("step_1", "nan", 1)
-
-
-def test_a_training_full_of_bad_windows_keeps_its_good_checkpoints(tmp_path: Path) -> None:
+def test_a_training_full_of_bad_windows_keeps_good_checkpoints(tmp_path: Path) -> None:
     training, policy = small_loop(tmp_path, every=4, keep=3), NanPolicy()
     for number in range(24):
         one_step(training, policy, bad=number % 2 == 1)
     assert [manifest.reason for _, manifest in Folder(tmp_path).candidates()] == ["every", "every", "every"]
+    training, policy = small_loop(tmp_path / "none", every=None), NanPolicy()
+    for _ in range(3):
+        one_step(training, policy, bad=True)
+    [(_, manifest)] = Folder(tmp_path / "none").candidates()  # of the first of a row, for who looks into it
+    assert (manifest.reason, manifest.number) == ("nan", 1)
 
 
 def test_a_checkpoint_made_at_a_bad_window_goes_on_after_it(tmp_path: Path) -> None:
-    def training_of(loop: Loop, policy: NanPolicy) -> list[float]:
-        losses = []
+    def training_of(loop: Loop, bad: float | None) -> list[float]:
+        losses, policy = [], NanPolicy()
         for inputs, targets in loop.batches(batches(), epochs=2):
             with loop.forward():
                 loss = (loop.model(inputs) - targets).square().mean()
@@ -157,27 +142,11 @@ def test_a_checkpoint_made_at_a_bad_window_goes_on_after_it(tmp_path: Path) -> N
             losses.append(loss.item())
         return losses
 
-    bad = None
     torch.manual_seed(9)
-    bad = training_of(small_loop(), NanPolicy())[3]
+    bad = training_of(small_loop(), None)[3]
     torch.manual_seed(9)
-    whole = training_of(small_loop(tmp_path, every=None), NanPolicy())
+    whole = training_of(small_loop(tmp_path, every=None), bad)
     torch.manual_seed(77)
     resumed = small_loop(tmp_path, every=None)
     assert resumed.resume() == 3
-    assert training_of(resumed, NanPolicy()) == whole[4:]
-
-
-def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="action must be one of skip, rollback, lower_lr"):
-        NanPolicy("raise")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="most"):
-        NanPolicy(most=0)
-    with pytest.raises(ConfigError, match="factor"):
-        NanPolicy(factor=2.0)
-    with pytest.raises(ConfigError, match="needs something to go back to"):
-        one_step(small_loop(), NanPolicy("rollback"), bad=False)
-    model: Any = nn.Linear(4, 2)
-    half = loop(model, torch.optim.SGD(model.parameters(), lr=0.1), precision="fp16")
-    with pytest.raises(ConfigError, match="scaler"):
-        NanPolicy().step(half)
+    assert training_of(resumed, bad) == whole[4:]

@@ -8,15 +8,14 @@ import socket
 import urllib.error
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from builders import RecordingSender
 
 import perfagent
-from perfagent.errors import CheckpointError, ConfigError
+from perfagent.errors import CheckpointError
 from perfagent.session import Run
-from perfagent.training.retry import TRANSIENT, is_transient, pauses, retry
+from perfagent.training.retry import is_transient, pauses, retry
 
 
 def failing(*errors: BaseException) -> Callable[[], str]:
@@ -48,46 +47,28 @@ def test_the_last_failure_is_raised_as_it_is() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        OSError(errno.ENOSPC, "No space left on device"), PermissionError(errno.EACCES, "no"),
-        FileNotFoundError(errno.ENOENT, "no"),
-        OSError(errno.EROFS, "Read-only"), OSError("without a number"), ValueError("wrong"), RuntimeError("CUDA error"),
-        KeyboardInterrupt(), CheckpointError("no room"),
+        OSError(errno.ENOSPC, "No space left on device"), PermissionError(errno.EACCES, "no"), ValueError("wrong"),
+        OSError("without a number"), RuntimeError("CUDA error"), KeyboardInterrupt(), CheckpointError("no room"),
     ],
 )  # fmt: skip
 def test_what_does_not_pass_is_raised_at_once(error: BaseException) -> None:
-    def pause(seconds: float) -> None:
-        raise AssertionError("it was tried again")
-
+    paused: list[float] = []
     with pytest.raises(type(error)) as caught:
-        retry(failing(error), pause=pause)
-    assert caught.value is error
+        retry(failing(error), pause=paused.append)
+    assert (caught.value, paused) == (error, [])
 
 
-@pytest.mark.parametrize("number", sorted(TRANSIENT))
-def test_each_of_the_listed_numbers_may_pass(number: int) -> None:
-    assert is_transient(OSError(number, "x"))
-
-
-def test_a_name_server_that_is_away_passes_and_a_name_that_is_wrong_does_not() -> None:
+def test_a_name_server_that_is_away_passes_and_a_wrong_name_not() -> None:
     assert is_transient(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"))
     assert not is_transient(socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
     assert is_transient(urllib.error.URLError(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")))
     assert not is_transient(urllib.error.URLError(FileNotFoundError(errno.ENOENT, "No such file")))
-
-
-def test_an_error_may_say_itself_that_it_passes() -> None:
     assert is_transient(CheckpointError("x", transient=True))
 
 
 def test_ranks_with_the_same_seed_pause_alike() -> None:
     first, second = ([*pauses(5, first_s=1, longest_s=9, seeded=random.Random(3))] for _ in range(2))
     assert first == second
-
-
-@pytest.mark.parametrize("tries", [0, -1, True, 2.5, "3"])
-def test_a_number_of_tries_that_makes_no_sense_is_refused(tries: Any) -> None:
-    with pytest.raises(ConfigError, match="tries must be"):
-        retry(lambda: None, tries=tries)
 
 
 def test_it_shows_on_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

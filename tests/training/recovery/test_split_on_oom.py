@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from builders import free_port, job_environment
-from preloaded import run
-from resumable import small_loop
 from torch import Tensor, nn
 
-from perfagent.errors import ConfigError
 from perfagent.training.loop import loop
 from perfagent.training.split_on_oom import SplitOnOom, cut, is_out_of_memory
-
-HERE = Path(__file__).resolve().parent
 
 
 def memory_for(rows: int, model: Any, seen: list[int]) -> Any:
@@ -66,12 +58,10 @@ def test_what_was_found_stays_for_the_next_batch() -> None:
     assert seen == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
 
 
-def test_when_a_single_row_does_not_fit_the_error_comes_through_as_it_was() -> None:
-    training = a_loop()
+def test_the_error_of_a_single_row_comes_through_as_it_was() -> None:
+    training, batch = a_loop(), (torch.randn(4, 4).double(), torch.randn(4, 2).double())
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
-        SplitOnOom(training).backward(
-            (torch.randn(4, 4).double(), torch.randn(4, 2).double()), memory_for(0, training.model, [])
-        )
+        SplitOnOom(training).backward(batch, memory_for(0, training.model, []))
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
@@ -88,52 +78,11 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
     assert is_out_of_memory(MemoryError())
 
 
-def test_a_batch_without_any_item_leaves_the_weights_as_they_are() -> None:
-    training = a_loop()
-    before = [parameter.detach().clone() for parameter in training.model.parameters()]
-    split = SplitOnOom(training, items=lambda piece: 0)
-    split.backward(
-        (torch.randn(4, 4).double(), torch.randn(4, 2).double()), lambda piece: training.model(piece[0]).sum()
-    )
-    training.step()
-    assert all(torch.equal(old, new) for old, new in zip(before, training.model.parameters(), strict=True))
-
-
 def test_batches_of_every_form_are_cut_by_rows() -> None:
-    batch = {
-        "ids": torch.arange(5),
-        "pair": (torch.zeros(5, 2), [torch.ones(5)]),
-        "names": ["a", "b", "c", "d", "e"],
-        "k": 3,
-    }
-    first, second = cut(batch, 2)
+    first, second = cut(
+        {"ids": torch.arange(5), "pair": (torch.zeros(5, 2), [torch.ones(5)]), "names": [*"abcde"], "k": 3}, 2
+    )
     assert first["ids"].tolist() == [0, 1]
     assert second["ids"].tolist() == [2, 3, 4]
     assert second["pair"][1][0].shape == (3,)
     assert (first["names"], second["names"], first["k"]) == (["a", "b"], ["c", "d", "e"], 3)
-    with pytest.raises(ConfigError, match=r"\[4, 5\]"):
-        cut((torch.zeros(4), torch.zeros(5)), 2)
-
-
-def test_what_cannot_be_split_is_refused() -> None:
-    with pytest.raises(ConfigError, match="grad_accum=1"):
-        SplitOnOom(small_loop(grad_accum=2))
-    with pytest.raises(ConfigError, match="most"):
-        SplitOnOom(small_loop(), most=1)
-
-
-def test_ranks_split_alike_when_one_of_them_runs_out_of_memory(tmp_path: Path) -> None:
-    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    environments = [
-        job_environment(tmp_path / rank, PYTHONPATH=str(HERE.parents[1]), RANK=rank, **together) for rank in ("0", "1")
-    ]
-    ended = run([str(HERE / "oom_job.py")], tmp_path, environments)
-    assert [one.returncode for one in ended] == [0, 0], ended
-    first, second = (json.loads(one.stdout) for one in ended)
-    assert first["pieces"] == second["pieces"] == 4
-    assert first["gradients"] == second["gradients"]
-    assert first["off"] < 1e-12
-    assert first["after"] == second["after"]
-    for rank in (first, second):
-        assert rank["stream_moved"] > 1e-6
-        assert rank["off_by_items"] < 1e-12

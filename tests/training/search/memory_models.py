@@ -1,4 +1,4 @@
-"""Ten small trainings of different kinds, and the peak that torch.profiler sees in each.
+"""Eight small trainings of different kinds, and the peak that torch.profiler sees in each.
 
 As a script: a line of JSON for each name that it is given; all of a training happens while the profiler looks.
 """
@@ -121,43 +121,9 @@ def autoencoder() -> Parts:
     return model, (images, images.clone()), torch.optim.AdamW(model.parameters())
 
 
-class Separable(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        wide = 4 * channels
-        self.inside = nn.Sequential(
-            nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(inplace=True),
-            nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(inplace=True),
-            nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.inside(x)  # type: ignore[no-any-return]
-
-
-def separable() -> Parts:
-    model = nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2, padding=1),
-        Separable(16),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(16, 10),
-    )
-    return model, (torch.randn(8, 3, 64, 64), torch.randint(0, 10, (8,))), torch.optim.RMSprop(model.parameters())
-
-
-def signals() -> Parts:
-    model = nn.Sequential(
-        nn.Conv1d(8, 32, 7, padding=3), nn.BatchNorm1d(32), nn.ReLU(), nn.Conv1d(32, 64, 5, stride=2), nn.GroupNorm(8, 64),
-        nn.SiLU(), nn.Conv1d(64, 64, 3, dilation=4), nn.ELU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(64, 10),
-    )  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
-    return model, (torch.randn(16, 8, 512), torch.randint(0, 10, (16,))), optimizer
-
-
 MODELS: dict[str, Callable[[], Parts]] = {
     "mlp": mlp, "convolutions": convolutions, "gpt": gpt, "encoder": encoder, "lstm": lstm, "frozen": frozen,
-    "adapters": adapters, "autoencoder": autoencoder, "separable": separable, "signals": signals,
+    "adapters": adapters, "autoencoder": autoencoder,
 }  # fmt: skip
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,18 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import free_port, job_environment
-from preloaded import run
-from torch import Tensor, nn
+from agent_recorded import Recording
+from torch import nn
 from torch.nn.modules import module as hooks_of_modules
 from torch.optim import optimizer as hooks_of_optimizers
 
 import perfagent
 from perfagent.errors import ConfigError
+from perfagent.training.estimates.memory import estimate_memory
 from perfagent.training.search.batch_size import find_batch_size, search_batch_size
 from perfagent.training.search.host_memory import HostMemory, available_bytes
-
-HERE = Path(__file__).parent
 
 
 class Training:
@@ -54,15 +50,15 @@ class Training:
         self.average.update_parameters(self.model)
 
     def state(self) -> str:
-        parts: list[Any] = [{name: tensor.tolist() for name, tensor in self.model.state_dict().items()}]
-        parts += [{name: tensor.tolist() for name, tensor in self.average.state_dict().items()}]
-        parts += [[None if p.grad is None else p.grad.tolist() for p in self.model.parameters()], self.model.training]
-        parts += [repr(self.optimizer.state_dict()), self.schedule.state_dict(), self.scaler.state_dict()]
-        parts += [torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())]
+        parts: list[Any] = [self.model.state_dict(), self.average.state_dict(), self.model.training]
+        parts += [[p.grad for p in self.model.parameters()], self.optimizer.state_dict(), self.schedule.state_dict()]
+        parts += [self.scaler.state_dict(), torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()]
         return repr(parts)
 
 
 def test_the_size_is_exact_and_found_by_doubling_and_halving() -> None:
+    with pytest.raises(ConfigError, match="perfagent estimate"):
+        find_batch_size(Training(room=3).step, start=4)
     training = Training(room=37)
     found, trials = search_batch_size(training.step, 2, 4096)
     assert found == 37
@@ -92,94 +88,46 @@ def test_everything_is_as_it_was(stepped_before: bool) -> None:
     assert [id(p) for p in training.model.parameters()] == tensors
 
 
-def test_training_goes_on_bit_for_bit_as_if_nothing_had_been_searched() -> None:
-    random.seed(1)
-    np.random.seed(1)
-    plain = Training(room=9)
-    for _ in range(3):
-        plain.step(8)
-    plain_after = plain.state()
-    random.seed(1)
-    np.random.seed(1)
-    searched = Training(room=9)
-    find_batch_size(searched.step, limit=64)
-    for _ in range(3):
-        searched.step(8)
-    assert searched.state() == plain_after
-
-
-def test_a_function_that_hides_its_model_is_restored_too() -> None:
+def test_a_function_that_hides_its_model_is_restored_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing leads from the step to the model but a module's registry: the hooks see it all the same."""
-    registry = sys.modules[__name__].__dict__.setdefault("_registry", {})
-    registry["model"] = model = nn.Linear(3, 3)
-    registry["optimizer"] = optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    monkeypatch.setattr(sys.modules[__name__], "registry", (model, optimizer), raising=False)
     before = [p.detach().clone() for p in model.parameters()]
 
     def step(size: int) -> None:
         hidden: Any = sys.modules[__name__]
-        hidden._registry["model"](torch.ones(size, 3)).sum().backward()
-        hidden._registry["optimizer"].step()
+        hidden.registry[0](torch.ones(size, 3)).sum().backward()
+        hidden.registry[1].step()
 
-    try:
-        assert find_batch_size(step, limit=8) == 8
-    finally:
-        # an optimizer that lives on, and never steps, would pass for the one that counts in other tests
-        registry.clear()
-    assert all(torch.equal(one, p) for one, p in zip(before, model.parameters(), strict=True))
+    assert find_batch_size(step, limit=8) == 8
+    assert all(torch.equal(one, p) and p.grad is None for one, p in zip(before, model.parameters(), strict=True))
     assert not optimizer.state
-    assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("where", ["default", "keyword-only default", "closure", "global"])
-def test_a_schedule_is_restored_wherever_the_step_has_it_from(where: str) -> None:
-    model = nn.Linear(3, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-
+def test_a_schedule_is_restored_wherever_the_step_has_it_from() -> None:
     def train(size: int, schedule: Any) -> None:
         model(torch.ones(size, 3)).sum().backward()
         optimizer.step()
         schedule.step()
 
-    def by_default(size: int, schedule: Any = schedule) -> None:
-        train(size, schedule)
-
-    def by_keyword(size: int, *, schedule: Any = schedule) -> None:
-        train(size, schedule)
-
-    def by_closure(size: int) -> None:
-        train(size, schedule)
-
-    found: dict[str, Any] = {"train": train, "schedule": schedule}
-    exec("def by_global(size): train(size, schedule)", found)  # globals without a __name__: the function has no module
-    steps = {
-        "default": by_default,
-        "keyword-only default": by_keyword,
-        "closure": by_closure,
-        "global": found["by_global"],
-    }
-    assert find_batch_size(steps[where], limit=8) == 8
-    assert (schedule.last_epoch, optimizer.param_groups[0]["lr"]) == (0, 1.0)
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    found = {"train": train, "given": schedule}  # globals without a __name__: the function has no module
+    by_global = eval("lambda size: train(size, given)", found)
+    for step in (lambda size, given=schedule: train(size, given), lambda size: train(size, schedule), by_global):
+        assert find_batch_size(step, limit=8) == 8
+        assert (schedule.last_epoch, optimizer.param_groups[0]["lr"]) == (0, 1.0)
 
 
-def test_a_step_may_name_what_is_only_assigned_later() -> None:
+def hooks() -> tuple[int, int]:
+    return len(hooks_of_modules._global_forward_pre_hooks), len(hooks_of_optimizers._global_optimizer_pre_hooks)
+
+
+def test_errors_go_through_with_everything_restored() -> None:
     training = Training(room=9)
-    before = training.state()
-
-    def step(size: int) -> None:
-        training.step(size)
-        if size > 1000:
-            print(later)
-
-    assert find_batch_size(step, limit=4) == 4
-    assert training.state() == before
-    later = "now"
-
-
-def test_no_hook_stays_and_errors_go_through_with_everything_restored() -> None:
-    training = Training(room=9)
-    before = training.state()
-    hooks = len(hooks_of_modules._global_forward_pre_hooks), len(hooks_of_optimizers._global_optimizer_pre_hooks)
+    before, hooks_before = training.state(), hooks()
 
     def step(size: int) -> None:
         training.step(size)
@@ -188,94 +136,31 @@ def test_no_hook_stays_and_errors_go_through_with_everything_restored() -> None:
 
     with pytest.raises(ZeroDivisionError, match="a bug of the user's"):
         find_batch_size(step)
-    assert training.state() == before
-    assert (
-        len(hooks_of_modules._global_forward_pre_hooks),
-        len(hooks_of_optimizers._global_optimizer_pre_hooks),
-    ) == hooks
+    assert (training.state(), hooks()) == (before, hooks_before)
 
 
-def test_the_running_job_hears_nothing_of_the_search(tmp_path: Path) -> None:
+def test_the_running_job_hears_nothing_of_a_search(tmp_path: Path) -> None:
     training = Training(room=9)
     run = perfagent.attach(training.model, training.optimizer, record=tmp_path)
-    try:
-        find_batch_size(training.step, limit=16)
-        assert run._progress.completed == 0
+    find_batch_size(training.step, limit=16)
+    estimate_memory(training.model, torch.ones(4, 6), optimizer=training.optimizer)
+    for _ in range(3):
         training.step(4)
-        assert run._progress.completed == 1
-    finally:
-        run.finish()
-
-
-@pytest.mark.long
-def test_memory_that_really_ends_is_survived_and_given_back(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(HERE / "limited_job.py"), "limited"], capture_output=True, text=True, timeout=120, check=False,
-        env=job_environment(tmp_path, MALLOC_ARENA_MAX="1"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    seen = json.loads(done.stdout)
-    assert 6 <= seen["found"] <= 30, seen  # 4 MiB a sample in the forward pass, some of it again in the backward pass
-    assert seen["failed"], seen
-    assert min(seen["failed"]) == seen["found"] + 1
-    assert seen["same"]
-    assert seen["generator"]
-    assert seen["state"] == 0
-    assert seen["large_tensors"] == 0
-    # a third of one step of that size: what many steps had was given back
-    assert seen["grown_mb"] < 4 * seen["found"] / 3, seen
-
-
-def test_ranks_try_the_same_sizes_and_a_step_that_communicates_is_refused(tmp_path: Path) -> None:
-    port = str(free_port())
-    environments = [
-        job_environment(tmp_path / rank, RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-        for rank in ("0", "1")
-    ]
-    ended = run([str(HERE / "limited_job.py"), "ranks"], tmp_path, environments)
-    assert [one.returncode for one in ended] == [0, 0], "".join(one.stderr[-2000:] for one in ended)
-    first, second = (json.loads(one.stdout) for one in ended)
-    assert first["found"] == second["found"] == 5
-    assert first["tried"] == second["tried"]
-    assert "model.module" in first["refused"]
-    assert "model.module" in second["refused"]
+    run.finish()
+    assert [step for step, _ in Recording(tmp_path).series("lr")] == [1, 2, 3]
 
 
 def test_a_host_that_would_be_filled_is_not_tried() -> None:
     host = HostMemory()
     room = available_bytes()
     assert room is not None
-    host._took = {8: room // 8, 16: room // 4}
-    assert not host.would_not_hold(32, 0.9)
-    assert host.would_not_hold(64, 0.9)
-    host = HostMemory()
     host.begin()
     block = torch.ones(64 * 2**20, dtype=torch.uint8)
     del block
-    peak = host.end(4)
-    assert peak is not None
-    assert host._took[4] == pytest.approx(64 * 2**20, rel=0.2)  # seen though it is gone
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((7,), "a function of a batch size"),
-        ((print, 0), "start"),
-        ((print, 1, 2.5), "limit"),
-        ((print, 8, 4), "below start"),
-    ],
-)
-def test_wrong_use_is_said(arguments: tuple[Any, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        find_batch_size(*arguments)
-
-
-def test_a_start_that_does_not_fit_says_what_to_do() -> None:
-    with pytest.raises(ConfigError, match="perfagent estimate"):
-        find_batch_size(Training(room=3).step, start=4)
-    with pytest.raises(ConfigError, match="load_state_dict"):
-        find_batch_size(Training(room=3).step, restore=[object()])
+    host.end(4)  # 16 MiB a sample, seen though they are gone
+    fits = room // (16 * 2**20)
+    assert not host.would_not_hold(fits // 2, 0.9)
+    assert host.would_not_hold(2 * fits, 0.9)
 
 
 def test_what_nothing_leads_to_can_be_named() -> None:
@@ -288,11 +173,10 @@ def test_what_nothing_leads_to_can_be_named() -> None:
         def load_state_dict(self, state: dict[str, int]) -> None:
             self.count = state["count"]
 
-    kept, counts = Counter(), {id(Counter): 0}
+    kept = [Counter()]
 
-    def step(size: int, of: Tensor = torch.ones(1)) -> None:  # noqa: B008
-        counts[id(Counter)] += size
-        next(one for one in [kept]).count += 1
+    def step(size: int) -> None:
+        next(one for one in kept).count += 1
 
-    assert find_batch_size(step, limit=4, restore=[kept]) == 4
-    assert kept.count == 0
+    assert find_batch_size(step, limit=4, restore=kept) == 4
+    assert kept[0].count == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -19,10 +18,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from perfagent import session
 from perfagent.errors import ConfigError
-from perfagent.training.estimates.memory import estimate_memory
 from perfagent.training.search import tuning
 from perfagent.training.search.command import command
-from perfagent.training.search.job import TuningJob, demo_job, job_from
+from perfagent.training.search.job import TuningJob, job_from
 from perfagent.training.search.tuning import Setting, TuningReport, TuningStep, _left_out, tune
 from perfagent.training.search.workers import WorkersTrial
 
@@ -59,19 +57,8 @@ def state_of(job: TuningJob) -> str:
     return repr((state, job.optimizer.state_dict(), job.model.training, torch.get_rng_state().tolist()))
 
 
-@pytest.mark.long
-def test_workers_make_data_that_waits_faster_on_this_machine() -> None:
-    """As measured: it needs a machine on which nothing else runs."""
-    report = tune(slow_job(dataset=Slow(0.03)), steps=6, rounds=1, largest_batch=4)
-    first = report.steps[0]
-    assert first.change.startswith("num_workers=")
-    assert first.kept
-    assert first.gain_pct > 50
-    assert report.setting.num_workers >= 2
-    assert report.gain_pct > 50
-
-
-def test_workers_are_found_for_data_that_waits_and_everything_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real
+def test_workers_are_found_for_waiting_data_and_all_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real training with given rates: the rates of a busy machine prove nothing."""
     real_rate = tuning._Training.rate
 
@@ -98,7 +85,8 @@ def test_workers_are_found_for_data_that_waits_and_everything_is_put_back(monkey
     assert not multiprocessing.active_children()
 
 
-def test_larger_batches_and_channels_last_are_tried_where_they_can_be() -> None:
+@pytest.mark.real
+def test_larger_batches_and_channels_last_are_tried() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 4))
     data = TensorDataset(torch.randn(64, 3, 8, 8), torch.randint(0, 4, (64,)))
     job = slow_job(dataset=TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,))), precision="bf16")
@@ -117,14 +105,6 @@ def test_larger_batches_and_channels_last_are_tried_where_they_can_be() -> None:
     assert "batch_size=8" in changes
 
 
-def test_a_report_of_a_training_that_is_as_fast_as_it_gets() -> None:
-    data = TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,)))
-    report = tune(slow_job(dataset=data), steps=1, rounds=1, largest_batch=4)
-    assert report.samples_per_s > 0
-    for step in report.steps:
-        assert step.kept == (step.after > 1.03 * step.before)
-
-
 JOB = """
 import torch
 from torch.utils.data import TensorDataset
@@ -137,12 +117,6 @@ def job():
 
 def wrong():
     return {**job(), "batches": 3}
-
-def vector():
-    return {**job(), "loss": lambda model, batch: model(batch[0])}
-
-def number():
-    return {**job(), "loss": lambda model, batch: 3.0}
 
 def needs(width):
     return job()
@@ -170,9 +144,9 @@ def test_the_command_prints_the_gain_of_each_step(capsys: pytest.CaptureFixture[
     assert float(gain) == pytest.approx(100 * (float(with_it) / float(without) - 1), abs=2), "as the columns say"
     assert float(spread) >= 0
     assert result.startswith(("kept: fewer larger steps", "left out: "))
-    assert any(line.startswith(("all that was kept", "nothing pays here")) for line in lines)
     assert (
-        run_command(str(tmp_path / "mine.py"), "--steps", "1", "--rounds", "1", "--largest-batch", "16", "--json") == 0
+        run_command(str(tmp_path / "mine.py"), *["--steps", "1", "--rounds", "1", "--largest-batch", "16", "--json"])
+        == 0
     )
     report = json.loads(capsys.readouterr().out)
     assert report["setting"]["batch_size"] == 16
@@ -180,29 +154,22 @@ def test_the_command_prints_the_gain_of_each_step(capsys: pytest.CaptureFixture[
 
 
 def test_files_that_describe_no_training_say_what_is_missing(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(JOB)
-    assert job_from(str(file)).batch_size == 16
-    with pytest.raises(ConfigError, match="it has job, less, needs, number, vector, wrong"):
-        job_from(f"{file}:jobs")
-    with pytest.raises(ConfigError, match="batches"):
-        job_from(f"{file}:wrong")
-    with pytest.raises(ConfigError, match="no loss"):
-        job_from(f"{file}:less")
-    with pytest.raises(ConfigError, match="is called without arguments, and needs some"):
-        job_from(f"{file}:needs")
-    with pytest.raises(ConfigError, match="there is no file"):
-        job_from(str(tmp_path / "other.py"))
+    (tmp_path / "mine.py").write_text(JOB)
     (tmp_path / "script.py").write_text("x = 1")
-    with pytest.raises(ConfigError, match=r"has no function; write `def job\(\):` that returns a TuningJob"):
-        job_from(str(tmp_path / "script.py"))
-    with pytest.raises(ConfigError, match="whose function returns a TuningJob"):
-        job_from(str(tmp_path / "nonexist.py"))
+    assert job_from(str(tmp_path / "mine.py")).batch_size == 16
+    for name, said in {
+        "mine.py:jobs": "it has job, less, needs, wrong",
+        "mine.py:wrong": "batches",
+        "mine.py:less": "no loss",
+        "mine.py:needs": "is called without arguments, and needs some",
+        "other.py": "there is no file .* whose function returns a TuningJob",
+        "script.py": r"has no function; write `def job\(\):` that returns a TuningJob",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            job_from(str(tmp_path / name))
 
 
-def test_a_file_that_parses_its_arguments_finds_none_of_the_commands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_parses_arguments_finds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "mine.py"
     parsing = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--width', default=3)\n"
     parsing += "at_import = parser.parse_args().width\ndef job():\n    return at_import, parser.parse_args().width\n"
@@ -220,15 +187,13 @@ def test_a_file_that_parses_its_arguments_finds_none_of_the_commands(
 TRAINS = {
     "for step in range(3):\n    print('trained')": "line 2: `for step in range(3):`",
     "def main():\n    print('trained')\n\nmain()": "line 5: `main()`",
-    "from trainings import main\nmain()": "line 3: `main()`",
-    "class Trainer:\n    def fit(self):\n        print('trained')\n\nx = Trainer().fit()": "line 6: `x = Trainer().fit()`",
     "def fit():\n    print('trained')\n\nif True:\n    x = fit()": "line 6: `x = fit()`",
     "with open('x') as file:\n    pass": "line 2: `with open('x') as file:`",
 }
 
 
 @pytest.mark.parametrize(("body", "said"), TRAINS.items(), ids=[*map(str, range(len(TRAINS)))])
-def test_a_file_that_trains_when_it_is_imported_is_refused_with_the_line_and_not_run(
+def test_a_file_that_trains_when_imported_is_refused_and_not_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, said: str
 ) -> None:
     file = tmp_path / "plain.py"
@@ -241,7 +206,7 @@ def test_a_file_that_trains_when_it_is_imported_is_refused_with_the_line_and_not
 
 
 PREPARES = """
-import logging, os, sys
+import os, sys
 from pathlib import Path
 import torch
 import perfagent
@@ -251,11 +216,8 @@ except ImportError:
     nothing_of_that_name = None
 HERE = Path(__file__).parent
 WIDTH: int = int(os.environ.get("WIDTH", 8)) * 2
-SIZES = [size for size in range(3)]
-device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 sys.path.insert(0, str(HERE))
 torch.manual_seed(0)
-logging.getLogger("x").setLevel("INFO")
 assert WIDTH
 run = perfagent.attach(project="never")
 if __name__ == "__main__":
@@ -263,9 +225,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_file_may_prepare_what_its_function_needs_and_begins_no_run_meanwhile(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_may_prepare_what_its_function_needs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "mine.py"
     file.write_text(PREPARES + JOB)
     assert job_from(str(file)).batch_size == 16
@@ -275,14 +235,10 @@ def test_a_file_may_prepare_what_its_function_needs_and_begins_no_run_meanwhile(
     ]
 
 
-@pytest.mark.parametrize("name", ["tune", "estimate"])
-def test_without_a_file_the_command_prints_how_it_is_used_and_works_on_nothing(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "perfagent", name], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"usage: perfagent {name} " in done.stderr
-    assert "--demo" in done.stderr
+def test_without_a_file_the_command_prints_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run_command()
+    assert "--demo" in capsys.readouterr().err
 
 
 def test_why_a_change_is_left_out_and_what_is_noise() -> None:
@@ -297,47 +253,8 @@ def test_why_a_change_is_left_out_and_what_is_noise() -> None:
     assert "rounds of the same setting lay 45 % apart" in replace(quiet, spread_pct=45.0).noise
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"dataset": iter([])}, "dataset"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"num_workers": -1}, "num_workers"),
-        ({"precision": "fp8"}, "fp32, bf16, fp16"),
-    ],
-)
-def test_a_job_is_checked_when_it_is_made(changed: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        slow_job(**changed)
-
-
-def test_the_demo_is_a_job_and_wrong_use_is_said() -> None:
-    job = demo_job()
-    assert loss_is_a_number(job)
-    with pytest.raises(ConfigError, match="TuningJob"):
-        tune({"model": 3})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="rounds"):
-        tune(job, rounds=0)
-    with pytest.raises(ConfigError, match="largest_batch is a number of samples, 1 or more, not -5"):
-        tune(job, largest_batch=-5)
-
-
-@pytest.mark.parametrize(("name", "said"), [("vector", "a tensor of shape (16, 4)"), ("number", "a float")])
-def test_a_loss_that_is_no_number_is_refused_in_words(tmp_path: Path, name: str, said: str) -> None:
-    (tmp_path / "mine.py").write_text(JOB)
-    job = job_from(f"{tmp_path / 'mine.py'}:{name}")
-    for ask in (lambda: tune(job, steps=1, rounds=1), lambda: estimate_memory(job.with_loss(), (job.batch(16),))):
-        with pytest.raises(ConfigError) as caught:
-            ask()
-        assert f"loss(model, batch) returned {said}" in str(caught.value)
-
-
 def test_a_batch_of_a_job_has_the_size_that_was_asked_for() -> None:
     job = slow_job(dataset=TensorDataset(torch.randn(6, 8), torch.arange(6)))
     values, labels = job.batch(9)
     assert values.shape == (9, 8)
     assert labels.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2]
-
-
-def loss_is_a_number(job: TuningJob) -> bool:
-    return bool(torch.isfinite(job.loss(job.model, next(iter(job.loader(batch_size=2))))))
