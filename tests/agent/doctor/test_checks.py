@@ -3,10 +3,10 @@ work."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,19 +49,13 @@ def test_gpus() -> None:
     graded(machine.gpus({"devices": ["H100", "H100"], "driver": "580.1"}), "ok", "H100, H100", "driver 580.1")
     graded(machine.gpus({"reason": "no NVIDIA driver on this machine"}), "ok", "no GPU metrics")
     graded(machine.gpus({"reason": "the package nvidia-ml-py is missing"}), "warning", "pip install nvidia-ml-py")
-    graded(machine.gpus({"reason": "GPU figures of AMD devices are not available"}), "warning", "AMD")
-    graded(
-        machine.gpus({"reason": "NVML does not start: Driver/library version mismatch"}),
-        "problem",
-        "nvidia-smi",
-        "reboot",
-    )
+    mismatch = {"reason": "NVML does not start: Driver/library version mismatch"}
+    graded(machine.gpus(mismatch), "problem", "nvidia-smi", "reboot")
 
 
 def test_attention_kernels() -> None:
-    graded(
-        machine.attention({"kernels": {"flash": True, "efficient": False, "math": True}}), "ok", "kernels: flash, math"
-    )
+    kernels = {"flash": True, "efficient": False, "math": True}
+    graded(machine.attention({"kernels": kernels}), "ok", "kernels: flash, math")
     graded(machine.attention({"kernels": {"flash": False, "math": True}}), "warning", "enable_flash_sdp")
     graded(machine.attention({"missing": True}), "warning", "without torch")
 
@@ -71,11 +65,6 @@ def test_allocator() -> None:
     graded(machine.allocator(glibc, {}), "ok", "glibc 2.36")
     graded(machine.allocator(glibc, {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}), "ok", "jemalloc by LD_PRELOAD")
     graded(machine.allocator(glibc, {"MALLOC_TRIM_THRESHOLD_": "1"}), "ok", "MALLOC_TRIM_THRESHOLD_ is set")
-    graded(
-        machine.allocator(glibc, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}),
-        "ok",
-        "GLIBC_TUNABLES sets glibc.malloc",
-    )
     graded(machine.allocator(glibc, {}, wanted=False), "warning", "unset PERFAGENT_MALLOC")
     graded(machine.allocator(("", ""), {}), "ok", "an unknown C library")
 
@@ -84,15 +73,13 @@ def test_the_spool_and_what_of_it_has_not_arrived(tmp_path: Path) -> None:
     here, there = "http://127.0.0.1:8420", "http://old:1"
     assert storage.left_in(tmp_path / "none") == []
     for letter, server in (("a", here), ("b", there)):
-        left = Spool(
-            tmp_path / (letter * 32), Header(source=letter * 32, project="p", rank=0, server=server, run="r", attempt=1)
-        )
+        source = letter * 32
+        header = Header(source=source, project="p", rank=0, server=server, run="r", attempt=1)
+        left = Spool(tmp_path / source, header)
         left.append([Group(step=[1], time=[1.0], monotonic=[1.0], values={"loss": [1.0]})], [], now=0.0)
-        if letter == "a":
-            left.close(final="finished")
-            continue
-        found = {source.server: source.running for source in storage.left_in(tmp_path)}
-        assert found == {here: False, there: True}, "this process holds the second"
+        if letter == "b":
+            found = {source.server: source.running for source in storage.left_in(tmp_path)}
+            assert found == {here: False, there: True}, "this process holds the second"
         left.close(final="finished")
     check = storage.spool(tmp_path, storage.left_in(tmp_path), here)
     graded(check, "warning", "of 2 sources whose process has ended", "`perfagent sync` sends")
@@ -112,23 +99,21 @@ def test_disk(tmp_path: Path) -> None:
     graded(storage.disk("disk", tmp_path, OSError(5, "Input/output error")), "problem", "Input/output error")
 
 
-OURS = Look(
-    status=200, version="0.1.0", session_status=200, who="anyone", may=("ingest", "read"), date=1000.0, asked=1000.5
-)
+KNOWN = {"version": "0.1.0", "who": "anyone", "may": ("ingest", "read"), "date": 1000.0, "asked": 1000.5}
 AWAY = Look(error="ConnectError: refused")
 
 
-def changed(**fields: object) -> Look:
-    return dataclasses.replace(OURS, **fields)  # type: ignore[arg-type]
+def changed(**fields: Any) -> Look:
+    return Look(**({"status": 200, "session_status": 200} | KNOWN | fields))
+
+
+OURS = changed()
 
 
 def test_server() -> None:
     graded(connection.server("http://x", OURS, "0.1.3"), "ok", "version 0.1.0")
     graded(connection.server("http://x", OURS, "0.2.0"), "warning", "here it is 0.2.0", "same version")
     graded(connection.server("http://x", AWAY, "0.1.0"), "problem", "refused", "perfagent up", "PERFAGENT_SERVER")
-    graded(
-        connection.server("http://x", AWAY, "0.1.0", own="http://127.0.0.1:8720"), "problem", "http://127.0.0.1:8720"
-    )
     foreign = changed(version=None, status=501)
     graded(connection.server("http://x", foreign, "0.1.0"), "problem", "no perfagent server (status 501)")
 
@@ -137,29 +122,23 @@ def test_key() -> None:
     graded(connection.key(False, OURS), "ok", "not needed: anyone may ingest and read")
     graded(connection.key(False, changed(may=())), "problem", "asks for one", "perfagent keys create ingest")
     graded(connection.key(True, changed(who="key abc", may=("ingest",))), "ok", "valid: key abc, may ingest")
-    graded(
-        connection.key(True, changed(who="key abc", may=("read",))),
-        "problem",
-        "may read, but not send",
-        "keys create ingest",
-    )
+    graded(connection.key(True, changed(may=("read",))), "problem", "may read, but not send", "keys create ingest")
     graded(connection.key(True, changed(session_status=401)), "problem", "revoked or expired", "PERFAGENT_API_KEY")
     graded(connection.key(True, changed(session_status=429)), "warning", "wait a minute")
-    graded(connection.key(True, AWAY), "warning", "not tried")
 
 
 def test_clock() -> None:
     graded(connection.clock(OURS), "ok", "within 5 s")
     graded(connection.clock(changed(asked=1060.0)), "warning", "60 s ahead of the server's", "NTP")
     graded(connection.clock(changed(asked=1.0)), "problem", "1000 s behind the server's", "NTP")
-    graded(connection.clock(AWAY), "warning", "no server answers")
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("body", "said"),
     [("import time; time.sleep(60)", "gave no answer within 1 s"), ("raise OSError('no libcudart')", "no libcudart")],
 )
-def test_a_torch_that_hangs_or_fails_costs_a_line_and_a_moment(
+def test_a_torch_that_hangs_or_fails_costs_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
 ) -> None:
     (tmp_path / "torch.py").write_text(body)

@@ -53,6 +53,7 @@ CLOSE = """if epoch == 0:
 
 
 def trained(folder: Path, script: str = LOOP, **environment: str) -> tuple[Recording, str]:
+    folder.mkdir(exist_ok=True)
     (folder / "script.py").write_text(IN_A_SCRIPT + textwrap.dedent(script))
     environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"), **environment)
     [done] = run([str(folder / "script.py")], folder, [environment])
@@ -118,16 +119,20 @@ def test_the_sums_over_epochs_stand_at_the_last_step_of_each(loop):
 
 
 @pytest.mark.real
-def test_the_environment_names_it_and_no_loader_is_one_epoch(tmp_path):
-    script = LOOP.replace("for x in loader:", "for x in torch.randn(5, 4, 8):").replace('tensorboard="board"', "")
-    trained(tmp_path, script, PERFAGENT_TENSORBOARD="board")
+def test_a_current_run_is_mirrored_and_no_loader_is_one_epoch(tmp_path):
+    script = LOOP.replace("for x in loader:", "for x in torch.randn(5, 4, 8):")
+    trained(tmp_path, script.replace("run = perfagent.attach(", "perfagent.init(); run = perfagent.attach("))
     assert [step for step, _ in read(tmp_path / "board")["perf/epoch_forward_time"]] == [15]
 
 
 @pytest.mark.real
-def test_a_rank_above_zero_writes_nothing(tmp_path):
-    trained(tmp_path, LOOP, OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_LOCAL_RANK="1", OMPI_COMM_WORLD_SIZE="2")
-    assert not (tmp_path / "board").exists()
+def test_the_environment_names_it_and_only_rank_zero_writes(tmp_path):
+    script = LOOP.replace('tensorboard="board"', "")
+    trained(tmp_path / "0", script, PERFAGENT_TENSORBOARD="board")
+    assert len(read(tmp_path / "0" / "board")["loss"]) == 15
+    other = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    trained(tmp_path / "1", script, PERFAGENT_TENSORBOARD="board", **other)
+    assert not (tmp_path / "1" / "board").exists()
 
 
 @pytest.mark.real
@@ -138,16 +143,9 @@ def test_a_file_that_fails_is_told_once_and_the_run_goes_on(tmp_path, fault):
         script = LOOP.replace('tensorboard="board"', 'tensorboard="/proc/board"')
     recording, said = trained(tmp_path, script)
     (line,) = said.splitlines()
-    assert line.startswith("perfagent: ")
-    assert "TensorBoard" in line
+    assert line.startswith("perfagent: ") and "TensorBoard" in line
     assert fault != "cannot be written" or "/proc/board" in line
     assert len(recording.series("loss")) == 15
-
-
-@pytest.mark.real
-def test_a_run_that_is_current_is_mirrored_from_then_on(tmp_path):
-    trained(tmp_path, LOOP.replace("run = perfagent.attach(", "perfagent.init(); run = perfagent.attach("))
-    assert len(read(tmp_path / "board")["loss"]) == 15
 
 
 def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
@@ -164,21 +162,15 @@ def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
 def test_epochs_end_where_they_end_however_the_samples_come():
     """Frames are cut anywhere, and one may hold several epochs, or the beginning of one of which there is nothing
     yet."""
-    steps = range(1, 31)
     begins = [11, 14, 31]
-    for size in (1, 3, 7, 30):
+    for size in (1, 7, 30):
         epochs, found = Epochs(), []
         for first, behind in pairwise([*range(1, 31, size), 31]):
-            part = [step for step in steps if first <= step < behind]
-            values = {
-                "step_time_s": [1.0] * len(part),
-                "phase/data_s": [0.5] * len(part),
-                "phase/comm_s": [0.25] * len(part),
-            }
-            group = Group(part, [float(step) for step in part], part, values)
-            found += epochs.add(
-                [group], [begin for begin in begins if first <= begin < behind or (begin == 31 and behind == 31)]
-            )
+            part = [*range(first, behind)]
+            times = {"step_time_s": 1.0, "phase/data_s": 0.5, "phase/comm_s": 0.25}
+            values = {name: [seconds] * len(part) for name, seconds in times.items()}
+            begun = [begin for begin in begins if first <= begin < behind or begin == behind == 31]
+            found += epochs.add([Group(part, [float(step) for step in part], part, values)], begun)
         assert [(epoch.step, epoch.values["perf/epoch_time"]) for epoch in found] == [(10, 10.0), (13, 3.0), (30, 17.0)]
         assert {epoch.values["perf/epoch_data_loading_ratio"] for epoch in found} == {50.0}
         assert {epoch.values["perf/epoch_communication_ratio"] for epoch in found} == {25.0}
