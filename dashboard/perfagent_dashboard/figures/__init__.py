@@ -1,4 +1,4 @@
-"""Charts as pure functions: data in, plotly.graph_objects.Figure out. No request, no clock, no Dash."""
+"""How charts look: plotly figures without data, which the page fills. No request, no clock, no Dash."""
 
 from __future__ import annotations
 
@@ -12,24 +12,15 @@ from perfagent_dashboard.figures.series import series_figure
 from perfagent_dashboard.figures.step import step_figure
 from perfagent_dashboard.theme import Theme
 
-__all__ = [
-    "CHARTS",
-    "HIDDEN",
-    "Chart",
-    "chart_table",
-    "patterns",
-    "rank_figure",
-    "series_figure",
-    "step_figure",
-]
+__all__ = ["CHARTS", "HIDDEN", "Chart", "chart_table", "patterns"]
 
 
 @cache
 def patterns(theme: Theme) -> dict[str, Any]:
     """The empty figures that the page fills with data, ready for JSON. Cached: plotly takes 70 ms per theme."""
     figures = {
-        "series": series_figure(None, theme),
-        "step": step_figure((), {}, theme),
-        "ranks": rank_figure(None, theme),
+        "series": series_figure(theme),
+        "step": step_figure(theme),
+        "ranks": rank_figure(theme),
     }
     return {name: json.loads(figure.to_json()) for name, figure in figures.items()}

@@ -15,7 +15,7 @@ import { linearTicks, logTicks } from "./ticks.js";
 
 const MAX_POINTS = 1600;
 const LINES_MS = 3000;
-const [BAND, LOW, HIGH, MEAN, SMOOTH, NONFINITE, POINTS] = [0, 1, 2, 3, 4, 5, 6]; // as in figures/series.py
+const [BAND, LOW, HIGH, MEAN, SMOOTH, NONFINITE, POINTS] = [0, 1, 2, 3, 4, 5, 6]; // in the order of figures/series.py
 
 export class Chart {
   #latest = null;
