@@ -9,7 +9,7 @@ from urllib.parse import quote
 import dash_mantine_components as dmc
 from dash import html
 
-from perfagent_dashboard.components.attributes import hyphenated
+from perfagent_dashboard.components.attributes import OPENS, hyphenated
 from perfagent_dashboard.components.marks import severity_mark
 from perfagent_dashboard.components.prose import advice, prose
 from perfagent_dashboard.components.times import UNTIL_UNDONE, ago, is_ahead, moment
@@ -121,6 +121,9 @@ HAPPENINGS = (
 )  # fmt: skip
 
 
+_OPENS = OPENS | {"className": "button thumb"}
+
+
 def alert_actions(alert: Alert, at: str = "card") -> Component:
     """Acknowledge with a note, snooze, mute, resolve; each that is done can be undone. at: where on the page it stands, since
     an alert may be there twice."""
@@ -134,7 +137,7 @@ def alert_actions(alert: Alert, at: str = "card") -> Component:
         if acknowledged
         else dmc.Popover(
             [
-                dmc.PopoverTarget(dmc.Button(say("acknowledge"), size="sm", className="thumb")),
+                dmc.PopoverTarget(say("acknowledge"), boxWrapperProps=_OPENS),
                 dmc.PopoverDropdown(
                     [
                         dmc.TextInput(
@@ -159,9 +162,7 @@ def alert_actions(alert: Alert, at: str = "card") -> Component:
             first,
             dmc.Menu(
                 [
-                    dmc.MenuTarget(
-                        dmc.Button(say("quiet_menu"), size="sm", variant="default", className="thumb")
-                    ),
+                    dmc.MenuTarget(say("quiet_menu"), boxWrapperProps=_OPENS),
                     dmc.MenuDropdown(items),
                 ],
                 position="bottom-end",

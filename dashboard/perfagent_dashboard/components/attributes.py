@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["hyphenated"]
+__all__ = ["OPENS", "hyphenated"]
+
+OPENS = {"component": "button", "type": "button", "className": "button"}
+"""Of the box around what opens a menu or a popover: it has the attributes that say so, so it is the button itself."""
 
 
 def hyphenated(**names: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, 
 
 from perfagent.wire import metric
 from perfagent_dashboard import ids
-from perfagent_dashboard.components.attributes import hyphenated
+from perfagent_dashboard.components.attributes import OPENS, hyphenated
 from perfagent_dashboard.components.feedback import note, nothing, trouble
 from perfagent_dashboard.components.welcome import welcome
 from perfagent_dashboard.pages.compare import MOST_COMPARED
@@ -306,7 +306,7 @@ def _picked(rows: Sequence[dict[str, Any]], *, may_change: bool, may_delete: boo
             _bulk_button("undo"),
             dmc.Popover(
                 [
-                    dmc.PopoverTarget(dmc.Button(say("bulk_delete"), size="xs", variant="default", color="red")),
+                    dmc.PopoverTarget(say("bulk_delete"), boxWrapperProps=OPENS),
                     dmc.PopoverDropdown([html.P(say("delete_sure", count=len(rows))), _bulk_button("delete", color="red")]),
                 ],
                 withArrow=True,

@@ -11,7 +11,7 @@ from dash import html
 from perfagent.wire import Spent
 from perfagent_client.models import RunDetails, parse
 from perfagent_client.spent import amounts, money, paused_s
-from perfagent_dashboard.components.attributes import hyphenated
+from perfagent_dashboard.components.attributes import OPENS, hyphenated
 from perfagent_dashboard.components.icons import icon
 from perfagent_dashboard.components.marks import state_badge
 from perfagent_dashboard.components.times import ago, moment, since_then
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["head"]
 
 _MOST_TAGS = 8
-_BUTTON = {"component": "button", "type": "button", "className": "button"}
-"""The box of a menu's target has the menu's attributes, so it is the button itself."""
 _FORMATS = ("csv", "jsonl", "parquet")
 
 
@@ -84,14 +82,14 @@ def _tools(facts: RunFacts) -> list[Component]:
         ),
         dmc.Menu(
             [
-                dmc.MenuTarget([icon("download"), html.Span(say("export"))], boxWrapperProps=_BUTTON),
+                dmc.MenuTarget([icon("download"), html.Span(say("export"))], boxWrapperProps=OPENS),
                 dmc.MenuDropdown(_exports(facts)),
             ],
             position="bottom-end",
         ),
         dmc.Menu(
             [
-                dmc.MenuTarget("⋯", boxWrapperProps=_BUTTON | {"aria-label": say("run_menu")}),
+                dmc.MenuTarget("⋯", boxWrapperProps=OPENS | {"aria-label": say("run_menu")}),
                 dmc.MenuDropdown(_acts(facts)),
             ],
             position="bottom-end",
