@@ -7,6 +7,7 @@ import functools
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,25 +19,23 @@ from builders import ServerProcess, server_process
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 CANDIDATES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# Each window would have a renderer of its own for the list below the address: a quarter of the time of opening a page.
+# The others are those that Playwright turns off, whose list ours takes the place of.
 PARTS_OFF = (
-    # Each window would have a renderer of its own for the list below the address: a quarter of the time of opening a
-    # page.
-    *("WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "WebUIOmniboxFullPopup"),
-    # Those that Playwright turns off, whose list ours takes the place of.
-    *("AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsFirstBalancedModeAutoEnable"),
-    *("HttpsUpgrades", "LensOverlay", "MediaRouter", "OptimizationHints", "PaintHolding"),
-    *("ThirdPartyStoragePartitioning", "Translate"),
+    "WebUIOmniboxPopup,WebUIOmniboxAimPopup,WebUIOmniboxFullPopup,AvoidUnnecessaryBeforeUnloadCheckSync,"
+    "DestroyProfileOnBrowserClose,HttpsFirstBalancedModeAutoEnable,HttpsUpgrades,LensOverlay,MediaRouter,"
+    "OptimizationHints,PaintHolding,ThirdPartyStoragePartitioning,Translate"
 )
-ARGUMENTS = (
+ARGUMENTS = [
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
     "--disable-background-networking",
-    "--disable-component-update",
     "--disable-sync",
+    "--disable-component-update",
     "--no-first-run",
-    f"--disable-features={','.join(PARTS_OFF)}",
-)
+    f"--disable-features={PARTS_OFF}",
+]
 NO_BROWSER = (
     "no Chromium found: install one (apt-get install chromium, or playwright install chromium), "
     "or name it: PERFAGENT_TEST_BROWSER=/path"
@@ -75,7 +74,7 @@ def chromium() -> Browser:
     path = find_chromium(playwright.chromium.executable_path)
     if path is None:
         pytest.fail(NO_BROWSER, pytrace=False)
-    launched = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+    launched = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
     shared.callback(launched.close)
     return launched
 
@@ -104,23 +103,23 @@ def site() -> ServerProcess:
     return server_of_pages()
 
 
+@pytest.fixture
+def run() -> str:
+    return f"run-{uuid.uuid4().hex[:8]}"
+
+
 @dataclass
 class Tab:
-    """A page, the hosts it asked, what of it was not there (404), and what it complained about.
-
-    expected: parts of complaints that belong to the test.
-    """
+    """A page, the hosts it asked, and what it complained about. expected: parts of complaints that belong to the test."""
 
     page: Page
     hosts: set[str] = field(default_factory=set)
     requests: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.page.on("request", lambda request: self._asked(request.url))
-        self.page.on("response", lambda answer: answer.status == 404 and self.missing.append(urlsplit(answer.url).path))
         self.page.on("websocket", lambda socket: self._asked(socket.url))
         self.page.on(
             "console", lambda message: message.type in ("error", "warning") and self.complaints.append(message.text)
@@ -138,14 +137,9 @@ class Tab:
         """Waits until the JavaScript expression is true in the page."""
         return self.page.wait_for_function(expression, arg=argument, timeout=timeout_s * 1000)
 
-    def drawn(self, at_least: int, *, scrolling_to: str = "") -> None:
-        """Waits until so many charts have lines of at least two points.
-
-        scrolling_to: what is brought into sight meanwhile, again and again: a page that is being built is too short for
-        it.
-        """
-        scroll = f"document.querySelector('{scrolling_to}').scrollIntoView(); " if scrolling_to else ""
-        self.wait(f"n => {{ {scroll}return ({DRAWN})(n); }}", argument=at_least)
+    def drawn(self, at_least: int) -> None:
+        """Waits until so many charts have lines of at least two points."""
+        self.wait(DRAWN, argument=at_least)
 
     def live(self) -> None:
         """Waits until the page has its WebSocket."""
@@ -180,12 +174,10 @@ def tab(browser: Browser, site: ServerProcess) -> Iterator[OpenTab]:
         height: int = 2200,
         scheme: str = "light",
         server: ServerProcess | None = None,
-        before: str = "",
         late_ms: int = 0,
         **more: Any,
     ) -> Tab:
-        """before: a script that runs in the page before its own. late_ms: what the page asks for over its WebSocket
-        reaches the server so late."""
+        """late_ms: what the page asks for over its WebSocket reaches the server so late."""
         if more:
             contexts.append(browser.new_context(viewport={"width": width, "height": height}, **more))
         opened = Tab((contexts[-1] if more else one_context()).new_page())
@@ -193,8 +185,6 @@ def tab(browser: Browser, site: ServerProcess) -> Iterator[OpenTab]:
         opened.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         if late_ms:
             opened.page.add_init_script(LATE % late_ms)
-        if before:
-            opened.page.add_init_script(before)
         tabs.append(opened)
         opened.page.goto((server or site).url + path)
         return opened

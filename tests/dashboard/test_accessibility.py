@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -19,30 +18,19 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-PAGES = {
-    "overview": "/",
-    "runs": "/runs?q={run}",
-    "run": "/run/{run}",
-    "config": "/run/{run}?tab=config",
-    "console": "/run/{run}?tab=console",
-    "compare": "/compare?runs={run},{run}:1-30",
-    "alerts": "/alerts",
-    "channels": "/settings",
-    "rules": "/settings?tab=rules",
-}
 CHARTS = "[...document.querySelectorAll('.board .plot')].filter((plot) => plot.dataset.points >= 2).length >= 12"
-ENDS_WITH = {
-    "overview": "document.querySelector('#overview-running')",
-    "runs": "document.querySelector('.ag-row .name')",
-    "run": f"document.querySelector('.verdict') && {CHARTS}",
-    "config": "document.querySelector('#config-sections .config')",
-    "console": "document.querySelector('#console-lines')",
-    "compare": f"document.querySelector('#compare-settings') && {CHARTS}",
-    "alerts": "document.querySelector('#alerts-list *')",
-    "channels": "document.querySelector('#settings-channels *')",
-    "rules": "document.querySelector('#settings-rules .form-row')",
+PAGES = {
+    "overview": ("/", "document.querySelector('#overview-running')"),
+    "runs": ("/runs?q={run}", "document.querySelector('.ag-row .name')"),
+    "run": ("/run/{run}", f"document.querySelector('.verdict') && {CHARTS}"),
+    "config": ("/run/{run}?tab=config", "document.querySelector('#config-sections .config')"),
+    "console": ("/run/{run}?tab=console", "document.querySelector('#console-lines')"),
+    "compare": ("/compare?runs={run},{run}:1-30", f"document.querySelector('#compare-settings') && {CHARTS}"),
+    "alerts": ("/alerts", "document.querySelector('#alerts-list *')"),
+    "channels": ("/settings", "document.querySelector('#settings-channels *')"),
+    "rules": ("/settings?tab=rules", "document.querySelector('#settings-rules .form-row')"),
 }
-"""What is there once a page has all that it shows."""
+"""Each page with what is there once it has all that it shows."""
 ALWAYS = {("light", "runs"), ("dark", "run"), ("dark", "channels")}
 LONG = [
     pytest.param(*one, marks=[] if one in ALWAYS else pytest.mark.long) for one in product(("light", "dark"), PAGES)
@@ -50,13 +38,13 @@ LONG = [
 
 
 @pytest.mark.parametrize(("scheme", "page"), LONG)
-def test_axe_finds_nothing(site: ServerProcess, tab: OpenTab, scheme: str, page: str) -> None:
-    run = f"axe-{uuid.uuid4().hex[:6]}"
-    if "{run}" in PAGES[page]:
+def test_axe_finds_nothing(site: ServerProcess, tab: OpenTab, run: str, scheme: str, page: str) -> None:
+    path, whole = PAGES[page]
+    if "{run}" in path:
         start = Event(kind="state", time=time.time(), step=0, data={"state": "starting", "config": {"lr": 0.1}})
         record_run(site, run, steps=60, events=[start])
-    opened = tab(PAGES[page].format(run=run), scheme=scheme)
-    opened.wait(f"() => document.querySelector('h1') && {ENDS_WITH[page]}")
+    opened = tab(path.format(run=run), scheme=scheme)
+    opened.wait(f"() => document.querySelector('h1') && {whole}")
     opened.page.wait_for_timeout(1200)  # what was there may still be drawn anew
     found = Axe().run(opened.page)
     told = [

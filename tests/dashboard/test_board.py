@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import time
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,11 +25,6 @@ LINES = (
 )
 
 
-@pytest.fixture
-def run() -> str:
-    return f"board-{uuid.uuid4().hex[:8]}"
-
-
 def choose(page: Tab, chart: str, item: str) -> None:
     card = page.page.locator(f'#run-charts [data-name="{chart}"]')
     card.locator(".chart-menu summary").click()
@@ -39,11 +33,8 @@ def choose(page: Tab, chart: str, item: str) -> None:
 
 def test_charts_stand_in_sections_that_fold_and_stay_so(site: ServerProcess, tab: OpenTab, run: str) -> None:
     steps = np.arange(1, 101)
-    mine = {f"reward/{name}": steps * 0.1 for name in ("mean", "best")} | {
-        "val/loss": 2 + 1 / steps,
-        "constant": 0.0 * steps + 7,
-    }
-    send(site, run, training(steps) | mine, steps)
+    mine = {f"reward/{name}": steps * 0.1 for name in ("mean", "best")}
+    send(site, run, training(steps) | mine | {"val/loss": 2 + 1 / steps, "constant": 0.0 * steps + 7}, steps)
     page = tab(f"/run/{run}", locale="en-GB")  # a browser that remembers nothing of other tests
     page.drawn(6)
     titles = page.page.locator("#run-charts .section summary h2").all_inner_texts()
@@ -51,14 +42,22 @@ def test_charts_stand_in_sections_that_fold_and_stay_so(site: ServerProcess, tab
     assert "reward/" in titles
     assert page.page.evaluate(NAMES.format("loss")) == ["loss", "val/loss"]
     assert page.page.evaluate(NAMES.format("logged:reward")) == ["reward/best", "reward/mean"]
-    page.wait(
-        "() => [...document.querySelectorAll('details.same dd')].some((one) => one.textContent === '7')"
-    )  # a table, not a chart
+    # a table, not a chart
+    page.wait("() => [...document.querySelectorAll('details.same dd')].some((one) => one.textContent === '7')")
     assert page.page.locator('#run-charts [data-name="constant"] .plot').count() == 0
     page.page.locator('[data-section="speed"] > summary').click()
     page.wait("() => !document.querySelector('[data-section=\"speed\"]').open")
     page.page.reload()
     page.wait("() => document.querySelector('[data-section=\"speed\"]')?.open === false")
+    field = page.page.locator(".tools input[type=search]")
+    field.fill("loss|^lr")
+    cards = "[...document.querySelectorAll('#run-charts .chart')].filter((card) => card.checkVisibility())"
+    seen = f"JSON.stringify({cards}.map((card) => card.dataset.name).sort())"
+    page.wait(f'() => {seen} === \'["loss","lr","val/loss"]\'')
+    hint = "text => document.querySelector('#run-charts .hint').textContent.startsWith(text)"
+    for searched, said in (("nowhere", "No chart fits this search."), ("(", "This is not a regular expression")):
+        field.fill(searched)
+        page.wait(hint, argument=said)
 
 
 @pytest.mark.long
@@ -77,7 +76,7 @@ def test_a_pinned_chart_comes_first_and_charts_change_places(site: ServerProcess
     page.wait(f"() => ({NAMES.format('training')})[0] === '{before[1]}'")
 
 
-def test_an_enlarged_chart_has_a_range_and_takes_metrics_and_ranks(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_enlarged_chart_has_a_range_and_takes_metrics_and_ranks(site: ServerProcess, tab: OpenTab, run: str) -> None:
     steps = np.arange(1, 201)
     for rank in range(2):
         begins = Event(kind="state", time=time.time(), step=0, data={"state": "starting", "world_size": 2})
@@ -105,9 +104,7 @@ def test_an_enlarged_chart_has_a_range_and_takes_metrics_and_ranks(site: ServerP
 
 
 @pytest.mark.long
-def test_any_metric_is_the_horizontal_axis_and_both_axes_are_logarithmic(
-    site: ServerProcess, tab: OpenTab, run: str
-) -> None:
+def test_any_metric_is_the_x_axis_and_both_axes_logarithmic(site: ServerProcess, tab: OpenTab, run: str) -> None:
     steps = np.arange(1, 201)
     send(site, run, training(steps) | {"epoch": steps / 50}, steps)
     page = tab(f"/run/{run}")
@@ -124,25 +121,6 @@ def test_any_metric_is_the_horizontal_axis_and_both_axes_are_logarithmic(
     choose(page, "loss", "Log y")
     types = "['loss', 'lr'].map((name) => document.querySelector(`#run-charts [data-name=\"${name}\"] .plot`).layout.yaxis.type)"
     page.wait(f'() => JSON.stringify({types}) === \'["log","linear"]\'')
-
-
-def test_the_search_takes_expressions_and_says_what_is_wrong(site: ServerProcess, tab: OpenTab, run: str) -> None:
-    record_run(site, run, steps=60)
-    page = tab(f"/run/{run}")
-    page.drawn(6)
-    field = page.page.locator(".tools input[type=search]")
-    field.fill("^phase/(data|other)")
-    cards = "[...document.querySelectorAll('#run-charts .chart')].filter((card) => card.checkVisibility())"
-    seen = f"{cards}.map((card) => card.dataset.name)"
-    page.wait(f'() => JSON.stringify({seen}.sort()) === \'["phase/data_s","phase/other_s"]\'')
-    field.fill("loss|^lr")
-    page.wait(f'() => JSON.stringify({seen}.sort()) === \'["loss","lr"]\'')
-    field.fill("nowhere")
-    page.wait("() => document.querySelector('#run-charts .hint').textContent === 'No chart fits this search.'")
-    field.fill("(")
-    page.wait(
-        "() => document.querySelector('#run-charts .hint').textContent.startsWith('This is not a regular expression')"
-    )
 
 
 def test_a_chart_is_saved_as_csv_and_as_png(site: ServerProcess, tab: OpenTab, run: str, tmp_path: Path) -> None:

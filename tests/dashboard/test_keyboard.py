@@ -33,7 +33,6 @@ def test_rows_are_walked_opened_and_the_search_is_a_key_away(site: ServerProcess
     assert page.page.evaluate("document.activeElement.tagName") == "INPUT"
     keys.type("j/")
     assert page.page.evaluate("document.activeElement.value").endswith("j/"), "who types is left alone"
-    page.page.evaluate("document.activeElement.blur()")
     page.page.goto(f"{site.url}/runs?q={group}&sort=name&order=asc")
     page.wait("() => document.querySelectorAll('.ag-row a.name').length === 3")
     keys.press("j")
@@ -67,7 +66,7 @@ def test_a_question_mark_tells_the_keys_and_escape_closes_them(tab: OpenTab) -> 
     page.wait("() => document.querySelector('dialog[open]')")
 
 
-def test_the_theme_is_light_dark_or_the_systems_and_follows_it(tab: OpenTab) -> None:
+def test_theme_is_light_dark_or_the_systems_and_remembered(tab: OpenTab) -> None:
     page = tab("/alerts", scheme="dark")
     page.wait("() => document.querySelector('#theme')?.dataset.ready")
     seen = "[document.documentElement.dataset.theme, document.documentElement.dataset.mantineColorScheme]"
@@ -75,7 +74,11 @@ def test_the_theme_is_light_dark_or_the_systems_and_follows_it(tab: OpenTab) -> 
         page.wait(f"() => document.querySelector('#theme').title.includes('{choice}')")
         page.wait(f'() => JSON.stringify({seen}) === \'["{theme}","{theme}"]\'')
         page.page.locator("#theme").click()
-    for _ in range(2):  # past light and dark, to the system's again
+    page.page.reload()
+    page.wait("() => document.documentElement.dataset.theme === 'light'")
+    assert page.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(245, 247, 249)"
+    for _ in range(2):  # past dark, to the system's again
         page.page.locator("#theme").click()
+    page.wait("() => document.querySelector('#theme').title.includes('as the system')")
     page.page.emulate_media(color_scheme="light")
     page.wait("() => document.documentElement.dataset.theme === 'light'")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from builders import ServerProcess, until
 from command_line import command
-from recorded import log, send
+from recorded import send
 
 from perfagent.wire import Event
 
@@ -46,10 +45,14 @@ def records(site: ServerProcess, run: str, *, ends: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["live", "ended"])
-def test_tiles_show_table_and_healthy_verdict_state_the_same_figures(
-    site: ServerProcess, tab: OpenTab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ends: bool
+def test_tiles_show_table_and_verdict_have_the_same_figures(
+    site: ServerProcess,
+    tab: OpenTab,
+    run: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    ends: bool,
 ) -> None:
-    run = f"run-{uuid.uuid4().hex[:8]}"
     wanted = records(site, run, ends=ends)
     said = f"{1000 * wanted['step_time_s']:.0f} ms a step (median of {wanted['words']})"
     until(lambda: said in site.get(f"/runs/{run}/verdict")["message"], why="the verdict has another step time")
@@ -82,20 +85,6 @@ def test_tiles_show_table_and_healthy_verdict_state_the_same_figures(
     table.wait(f"text => {line} === text", argument=throughput)
 
 
-def test_figures_of_a_page_move_on_with_the_run(site: ServerProcess, tab: OpenTab) -> None:
-    run = f"run-{uuid.uuid4().hex[:8]}"
-    x = np.arange(1, 101)
-    send(site, run, {"loss": 1.0 / x, "step_time_s": 0.1 + 0.0 * x}, x)
-    page = tab(f"/run/{run}")
-    page.live()
-    page.wait(f"() => ({TILE})('step_time') === '100 ms'")
-    send(site, run, {"loss": 0.5 / x, "step_time_s": 0.2 + 0.0 * x}, x + 100, seq=2)
-    until(lambda: "200 ms" in site.get(f"/runs/{run}/verdict")["message"], why="the verdict has another step time")
-    log(site, run, 201, loss=0.5, step_time_s=0.2)  # the page asks with the next step for what was judged by then
-    page.wait(f"() => ({TILE})('step_time') === '200 ms'")
-    page.wait("() => document.querySelector('.verdict .says')?.textContent.includes('200 ms')")
-
-
 def test_alerts_are_marked_on_the_charts_that_their_rules_name(site: ServerProcess, tab: OpenTab) -> None:
     page = tab("/")
     twice = "(async () => { const m = await import('/assets/lib/api.js'); await m.marksOfRules(); return m.marksOfRules(); })()"
@@ -104,8 +93,7 @@ def test_alerts_are_marked_on_the_charts_that_their_rules_name(site: ServerProce
     assert len([path for path in page.requests if path == "/api/v1/rules"]) == 1, "read once"
 
 
-def test_the_page_says_how_many_names_were_left_out(site: ServerProcess, tab: OpenTab) -> None:
-    run = f"run-{uuid.uuid4().hex[:8]}"
+def test_the_page_says_how_many_names_were_left_out(site: ServerProcess, tab: OpenTab, run: str) -> None:
     told = {"limit": 2000, "names": ["user/1", "user/2", "user/3"], "count": 1234}
     left_out = Event(kind="left_out", time=time.time(), data=told)
     send(site, run, {"loss": np.ones(3)}, np.arange(1, 4), events=[left_out])

@@ -17,22 +17,16 @@ pytestmark = pytest.mark.browser
 
 CORPUS = (
     "<script>hacked()</script>", "<img src=x onerror=hacked()>", '"><svg onload=hacked()>', "'><iframe src=javascript:hacked()>",
-    "</style><script>hacked()</script>", "</title><script>hacked()</script>", "</pre></section><script>hacked()</script>",
-    "<!--<script>hacked()</script>", "{{ 7 * 7 }}", "{% for x in y %}", "javascript:hacked()",
-    "&lt;script&gt;hacked()&lt;/script&gt;", '<a href="javascript:hacked()">x</a>', "<details open ontoggle=hacked()>",
-    "<math><mtext></style><img src=x onerror=hacked()>",
-    "<style>*{display:none}</style>", "<meta http-equiv=refresh content=0;url=//example.org>", "\u202e\x00\x1b[31m",
+    "</style><script>hacked()</script>", "</title><script>hacked()</script>", "<!--<script>hacked()</script>", "{{ 7 * 7 }}",
+    "&lt;script&gt;hacked()&lt;/script&gt;", '<a href="javascript:hacked()">x</a>', "<style>*{display:none}</style>",
+    "<meta http-equiv=refresh content=0;url=//example.org>", "\u202e\x00\x1b[31m",
 )  # fmt: skip
 
 
 def facts(text: str) -> ReportFacts:
     """A run with the text in every field that a run, a rule or a person fills."""
-    evidence = {
-        "traceback": f"{text}\n{text}",
-        "losses": [1.0, text],
-        text: text,
-        "causes": [{"batch": {"hash": text}}],
-    }
+    causes = [{"batch": {"hash": text}}]
+    evidence = {"traceback": f"{text}\n{text}", "losses": [1.0, text], text: text, "causes": causes}
     finding = Finding(
         rule=text, severity="critical", message=text, title=text[:90], cause=text, cost=text, fix=text, since_step=3, since=text,
         evidence=evidence, gain_pct=12.0,
@@ -125,9 +119,7 @@ def test_it_reads_in_light_and_dark_on_a_phone_and_on_paper(browser: Browser, tm
         found = opened(browser, file, width=390, scheme=scheme)
         assert found.page.evaluate("document.documentElement.scrollWidth") == 390
         colors.add(found.page.evaluate("getComputedStyle(document.body).backgroundColor"))
-        assert found.page.evaluate("getComputedStyle(document.querySelector('svg .line')).fill") == "none", (
-            "its style sheet is in force"
-        )
+        assert found.page.evaluate("getComputedStyle(document.querySelector('svg .line')).fill") == "none"
         height = "document.querySelector('details:not([open])').getBoundingClientRect().height"
         assert found.page.evaluate(height) < 40
         found.page.emulate_media(media="print")

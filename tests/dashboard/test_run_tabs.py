@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +17,6 @@ if TYPE_CHECKING:
     from conftest import OpenTab
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture
-def run() -> str:
-    return f"tabs-{uuid.uuid4().hex[:8]}"
 
 
 def test_the_console_is_searched_by_stream_and_downloaded(
@@ -60,21 +54,6 @@ def test_layers_are_a_map_in_the_order_of_the_model(site: ServerProcess, tab: Op
     assert page.page.evaluate(f"[...{drawn}.y].map(String)") == ["block.2", "block.10"]
 
 
-@pytest.mark.long
-def test_ranks_are_listed_slowest_first(site: ServerProcess, tab: OpenTab, run: str) -> None:
-    steps = np.arange(1, 101)
-    for rank in range(3):
-        values = training(steps, seed=rank)
-        values["step_time_s"] = values["step_time_s"] * (1.5 if rank == 2 else 1)
-        begins = Event(kind="state", time=time.time(), step=0, data={"state": "starting", "world_size": 3})
-        send(site, run, values, steps, rank=rank, events=[begins])
-    page = tab(f"/run/{run}?tab=ranks")
-    page.wait("() => document.querySelectorAll('#run-tab tbody tr').length === 3")
-    assert page.page.locator("#run-tab tbody tr").first.inner_text().split()[0] in ("2", "rank")
-    page.wait("() => document.querySelector('#run-tab [data-name=ranks]')")
-    assert "No metric has arrived" not in page.page.locator("#run-tab").inner_text()
-
-
 def test_name_tags_and_notes_are_changed_and_the_run_is_deleted(site: ServerProcess, tab: OpenTab, run: str) -> None:
     for one in (run, f"{run}-stays"):
         record_run(site, one, steps=20)
@@ -101,9 +80,7 @@ def test_name_tags_and_notes_are_changed_and_the_run_is_deleted(site: ServerProc
     page.wait("() => document.querySelector('.ag-row a.name')")
 
 
-def test_the_table_is_there_on_the_way_back_to_it_from_a_run_that_was_loaded_anew(
-    site: ServerProcess, tab: OpenTab, run: str
-) -> None:
+def test_table_is_there_on_the_way_back_from_a_reloaded_run(site: ServerProcess, tab: OpenTab, run: str) -> None:
     record_run(site, run, steps=20)
     page = tab(f"/runs?q={run}")
     page.live()
