@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from builders import until
+from builders import until, web
 from data_folder import place_of
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -67,6 +67,10 @@ class Listening:
     @property
     def address(self) -> tuple[str, int]:
         return "127.0.0.1", self.settings.port
+
+    def take(self, *sent: Frame) -> None:
+        for one in sent:
+            web().post(f"{self.url}/api/v1/ingest", content=encode(one), headers=MSGPACK).raise_for_status()
 
     def stop(self) -> None:
         self.server.should_exit = True

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-import httpx
 import numpy as np
 import pytest
-from api_builders import MSGPACK, Listening, frame, listening
+from api_builders import Listening, frame, listening
 from command_line import command
 
-from perfagent.wire import Event, encode
+from perfagent.wire import Event
 from perfagent_client.compare.change import Change, changes, mean_changes
 from perfagent_client.compare.pages import comparison_page, headline
 
@@ -28,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
             }  # fmt: skip
             state = {"state": "starting", "name": name, "config": {"workers": 0 if name == "before" else 8}}
             sent = frame(values, run=name, events=[Event(kind="state", time=1_700_000_000.0, step=0, data=state)])
-            httpx.post(f"{running.url}/api/v1/ingest", content=encode(sent), headers=MSGPACK).raise_for_status()
+            running.take(sent)
         yield running
 
 
@@ -48,6 +47,10 @@ def test_the_same_as_json_and_windows_of_one_run(server: Listening, capsys: pyte
     found = json.loads(done.out)
     assert [(side["begin"], side["end"]) for side in found["sides"]] == [(1, 150), (151, 300)]
     assert found["speed"][0]["word"][1] == "same"
+    cut = command(capsys, "compare", "before:1-2", "before:1-9999", "--json", "--server", server.url)
+    assert [side["name"] for side in json.loads(cut.out)["sides"]] == ["before:1-2", "before:1-300"]
+    refused = command(capsys, "compare", "before", "before:5000-6000", "--server", server.url)
+    assert refused.code == 2 and "after the run's last step" in refused.err
 
 
 def test_one_run_and_an_unknown_run_are_told(server: Listening, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,16 +70,8 @@ def test_one_run_and_an_unknown_run_are_told(server: Listening, capsys: pytest.C
             "b is 31.2 % faster than a (28.4 to 34.1 %): data wait is 20 ms a step shorter.",
         ),
         (
-            Change("slower", "step_time_s", 12, 9, 15),
-            "b takes 12 % more time a step than a (9 to 15 %).",
-        ),
-        (
             Change("same", "tokens_per_s", high=1.7),
             "No difference in speed was found between b and a; any difference is at most 1.7 %.",
-        ),
-        (
-            Change("same", "tokens_per_s", high=138.0),
-            "No difference in speed was found between b and a; any difference is at most 138 %.",
         ),
         (
             Change("slower", "step_time_s", 1110, 900, 1250),
@@ -98,20 +93,17 @@ def test_headlines(change: Change, said: str) -> None:
     assert headline("b", "a", change) == said
 
 
-def test_the_phase_that_is_named_makes_a_part_of_the_change_worth_naming() -> None:
-    def measure(name: str, values: list[float], word: str = "") -> dict[str, object]:
-        return {
-            "name": name,
-            "values": values,
-            "ratio": [None, 1.5],
-            "low": [None, 1.4],
-            "high": [None, 1.6],
-            "word": ["", word],
-        }
+def measure(word: str, low: float | None, high: float | None) -> dict[str, object]:
+    edges = {"low": [None, low], "high": [None, high], "ratio": [None, low and high and (low + high) / 2]}
+    counts = {"steps": [40, 40], "independent": [40, 40]}
+    return {"name": "step_time_s", "values": [0.5, 0.6], "word": ["first", word], **edges, **counts}
 
-    step = measure("step_time_s", [1.0, 1.5], "slower")
+
+def test_named_phase_explains_a_part_of_the_change() -> None:
+    step = measure("slower", 1.4, 1.6) | {"values": [1.0, 1.5]}
     for grown, phase in ((0.05, ""), (0.3, "phase/comm_s")):
-        found = {"sides": [{}, {}], "speed": [step, measure("phase/comm_s", [0.1, 0.1 + grown])]}
+        comm = measure("", 1.4, 1.6) | {"name": "phase/comm_s", "values": [0.1, 0.1 + grown]}
+        found = {"sides": [{}, {}], "speed": [step, comm]}
         assert [one.phase for one in changes(found)] == [phase]
 
 
@@ -128,31 +120,16 @@ def test_the_phase_that_is_named_makes_a_part_of_the_change_worth_naming() -> No
 def test_the_mean_is_told_where_slow_steps_change_the_story(
     median: tuple[str, float, float], mean: tuple[str, float | None, float | None], adds: bool
 ) -> None:
-    def measure(word: str, low: float | None, high: float | None) -> dict[str, object]:
-        edges = {"low": [None, low], "high": [None, high], "ratio": [None, low and high and (low + high) / 2]}
-        return {"name": "step_time_s", "values": [0.5, 0.6], "word": ["first", word], **edges}
-
     found = {"sides": [{}, {}], "speed": [measure(*median)], "mean_step": measure(*mean)}
     assert [one is not None for one in mean_changes(found)] == [adds]
 
 
 @pytest.mark.parametrize("median", ["same", "too_short"])
-def test_a_page_that_says_what_differs_does_not_say_that_nothing_was_found(median: str) -> None:
+def test_page_with_a_difference_does_not_say_nothing_was_found(median: str) -> None:
     """The mean step differs; the median step does not, or has too few steps to say."""
-
-    def measure(word: str, low: float, high: float) -> dict[str, object]:
-        edges = {"low": [None, low], "high": [None, high], "ratio": [None, (low + high) / 2]}
-        counts = {"steps": [40, 40], "independent": [40, 40]}
-        return {"name": "step_time_s", "values": [0.5, 0.6], "word": ["first", word], **edges, **counts}
-
     side = {"run": "r", "state": "finished", "title": "", "begin": None, "end": None, "severity": "healthy"}
-    found = {
-        "sides": [side | {"name": "a"}, side | {"name": "b"}],
-        "speed": [measure(median, 0.9, 1.1)],
-        "mean_step": measure("faster", 0.6, 0.7),
-        "gains": [],
-        "not_alike": [],
-    }
+    measures = {"speed": [measure(median, 0.9, 1.1)], "mean_step": measure("faster", 0.6, 0.7)}
+    found = {"sides": [side | {"name": "a"}, side | {"name": "b"}], **measures, "gains": [], "not_alike": []}
     lines = comparison_page(found)
     said = [str(getattr(next(lines), "text", "")) for _ in range(2)]
     assert "less time a step" in said[0]

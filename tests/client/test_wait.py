@@ -11,7 +11,7 @@ from builders import free_port, until
 from command_line import command
 
 from perfagent.errors import ServerUnreachable
-from perfagent.wire import Event, encode
+from perfagent.wire import Event
 from perfagent_client import Client
 from perfagent_client.polling import Patience
 
@@ -35,10 +35,7 @@ def send(
 ) -> None:
     last = first_step + len(losses) - 1
     events = [Event(kind="state", step=last, time=1.8e9, data={"state": state, "reason": reason})] if state else []
-    body = encode(frame({"loss": losses}, run=run, name=run, seq=first_step, first_step=first_step, events=events))
-    with Client(server.url) as client:
-        headers = {"Content-Type": "application/x-msgpack"}
-        client.http.post(f"{server.url}/api/v1/ingest", content=body, headers=headers).raise_for_status()
+    server.take(frame({"loss": losses}, run=run, name=run, seq=first_step, first_step=first_step, events=events))
 
 
 @pytest.fixture
@@ -59,7 +56,7 @@ def after_one_answer(monkeypatch: pytest.MonkeyPatch) -> Happens:
     return do
 
 
-def test_a_step_that_comes_is_code_0(
+def test_a_step_and_a_good_end_are_code_0(
     server: Listening, after_one_answer: Happens, capsys: pytest.CaptureFixture[str]
 ) -> None:
     send(server, "steps", [1.0] * 3)
@@ -68,6 +65,9 @@ def test_a_step_that_comes_is_code_0(
     assert ended.code == 0
     assert ended.out.splitlines()[0] == "steps (steps) is running, at step 3"
     assert ended.out.splitlines()[-1] == "steps has done step 10, and is at step 10"
+    after_one_answer(lambda: send(server, "steps", [0.9], first_step=11, state="finished"))
+    ended = command(capsys, "wait", "steps", "--until", "finding,end")
+    assert (ended.code, ended.out.splitlines()[-1]) == (0, "steps ended (finished) at step 11")
 
 
 def test_a_finding_that_comes_is_code_3(
@@ -82,19 +82,7 @@ def test_a_finding_that_comes_is_code_3(
     assert said["finding"]["rule"] == "nonfinite_loss"
 
 
-@pytest.mark.parametrize("until", ["end", "finding,end"])
-def test_a_good_end_is_code_0(
-    server: Listening, after_one_answer: Happens, capsys: pytest.CaptureFixture[str], until: str
-) -> None:
-    run = f"good-{until}"
-    send(server, run, [1.0])
-    after_one_answer(lambda: send(server, run, [0.9], first_step=2, state="finished"))
-    ended = command(capsys, "wait", run, "--until", until)
-    assert ended.code == 0
-    assert ended.out.splitlines()[-1] == f"{run} ended (finished) at step 2"
-
-
-@pytest.mark.parametrize("until", [[], ["--until", "end"], ["--until", "step=100"], ["--until", "finding,end"]])
+@pytest.mark.parametrize("until", [[], ["--until", "step=100"], ["--until", "finding,end"]])
 def test_a_run_that_finished_with_a_nan_is_code_3(
     server: Listening, after_one_answer: Happens, capsys: pytest.CaptureFixture[str], until: list[str]
 ) -> None:
@@ -109,14 +97,12 @@ def test_a_run_that_finished_with_a_nan_is_code_3(
     assert (said["exit_code"], said["state"], said["finding"]["rule"]) == (3, "finished", "nonfinite_loss")
 
 
-@pytest.mark.parametrize("state", ["failed", "oom", "killed", "preempted"])
-def test_a_bad_end_is_code_4_also_though_a_rule_finds_it(
-    server: Listening, capsys: pytest.CaptureFixture[str], state: str
-) -> None:
-    send(server, state, [1.0, 0.9], state=state, reason="ValueError: no more data")
-    ended = command(capsys, "wait", state, "--until", "finding,step=100,end")
-    assert ended.code == 4
-    assert ended.out.splitlines()[-1] == f"{state} ended ({state}) at step 2, before step 100: ValueError: no more data"
+def test_a_bad_end_is_code_4_also_though_a_rule_finds_it(server: Listening, capsys: pytest.CaptureFixture[str]) -> None:
+    for state in ("failed", "oom", "killed", "preempted"):
+        send(server, state, [1.0, 0.9], state=state, reason="ValueError: no more data")
+        ended = command(capsys, "wait", state, "--until", "finding,step=100,end")
+        last = f"{state} ended ({state}) at step 2, before step 100: ValueError: no more data"
+        assert (ended.code, ended.out.splitlines()[-1]) == (4, last)
 
 
 def test_what_a_run_died_of_is_a_finding_even_after_its_end(
@@ -145,7 +131,7 @@ def test_time_that_is_over_no_server_and_no_such_run_are_code_1(
     assert away.code == 1 and "perfagent up" in away.error
 
 
-def test_a_server_that_is_away_for_a_while_is_asked_again_but_not_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_that_is_away_is_asked_again_but_not_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
     answers = iter([1, ServerUnreachable("gone"), ServerUnreachable("gone"), 2])
 
     def question() -> int:

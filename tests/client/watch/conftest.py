@@ -37,9 +37,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         send(running, "fine", training(steps), steps, name="fine [b]run[/b]", events=[end(200)])
         ill = training(np.arange(1, 41))
         ill["loss"][30:] = np.nan
-        console = Event(
-            kind="log", step=40, time=time.time(), data={"lines": ["epoch 1", "\x1b[31mred"], "stream": "stdout"}
-        )
+        said = {"lines": ["epoch 1", "\x1b[31mred"], "stream": "stdout"}
+        console = Event(kind="log", step=40, time=time.time(), data=said)
         send(running, "ill", ill, np.arange(1, 41), name="ill run", events=[console, end(40)])
         log(running, "going", 7, train__loss=1.5)
         until(lambda: running.get("/alerts", state="firing")["alerts"], why="the NaN raised no alert")
@@ -73,18 +72,14 @@ class Terminal:
         return await self.until(lambda text: all(part in text for part in parts))
 
 
-@contextlib.asynccontextmanager
-async def terminal(
-    server: ServerProcess, *, columns: int = 140, rows: int = 24, key: str = "", **options: Any
-) -> AsyncIterator[Terminal]:
-    app = WatchApp(server.url, key or server.admin_token, **options)
-    async with app.run_test(size=(columns, rows), notifications=True) as pilot:
-        yield Terminal(app, pilot)
-
-
 @pytest.fixture
 def opened(site: ServerProcess) -> Callable[..., contextlib.AbstractAsyncContextManager[Terminal]]:
-    def open_it(server: ServerProcess = site, **options: Any) -> contextlib.AbstractAsyncContextManager[Terminal]:
-        return terminal(server, **options)
+    @contextlib.asynccontextmanager
+    async def terminal(
+        server: ServerProcess = site, *, columns: int = 140, rows: int = 24, key: str = "", **options: Any
+    ) -> AsyncIterator[Terminal]:
+        app = WatchApp(server.url, key or server.admin_token, **options)
+        async with app.run_test(size=(columns, rows), notifications=True) as pilot:
+            yield Terminal(app, pilot)
 
-    return open_it
+    return terminal

@@ -6,14 +6,13 @@ import asyncio
 import functools
 import os
 import re
-import signal
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from builders import ServerProcess, server_process
-from command_line import command, python_in_terminal
+from command_line import command, in_terminal
 from recorded import log
 
 from perfagent_client.watch.live_screen import LiveScreen
@@ -30,9 +29,7 @@ def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 def alert_of(site: ServerProcess, run: str) -> dict[str, Any]:
-    return next(
-        alert for alert in site.get("/alerts")["alerts"] if alert["run"] == run and alert["rule"] == "nonfinite_loss"
-    )
+    return next(one for one in site.get("/alerts")["alerts"] if (one["run"], one["rule"]) == (run, "nonfinite_loss"))
 
 
 @in_a_loop
@@ -126,8 +123,9 @@ async def test_whoever_may_not_act_is_told(opened: Open, site: ServerProcess) ->
 @in_a_loop
 async def test_a_server_that_goes_away_is_stale_and_comes_back(opened: Open, tmp_path: Any) -> None:
     with server_process(tmp_path) as server:
-        log(server, "before", 1, loss=1.0)
         async with opened(server) as seen:
+            await seen.shows("No run has reported yet", "0 runs")
+            log(server, "before", 1, loss=1.0)
             await seen.shows("live", "before")
             await asyncio.to_thread(server.kill)
             text = await seen.until(lambda text: re.search(r"stale since \d\d:\d\d", text))
@@ -135,20 +133,6 @@ async def test_a_server_that_goes_away_is_stale_and_comes_back(opened: Open, tmp
             await asyncio.to_thread(server.start)
             log(server, "after", 1, loss=1.0)
             await seen.shows("live", "after")
-
-
-@pytest.mark.long
-@in_a_loop
-async def test_a_server_that_stands_still_is_stale_too(opened: Open, tmp_path: Any) -> None:
-    """Its connections stay open, and nothing comes."""
-    with server_process(tmp_path) as server:
-        log(server, "before", 1, loss=1.0)
-        async with opened(server) as seen:
-            await seen.shows("live", "before")
-            server.signal(signal.SIGSTOP)
-            await seen.until(lambda text: "stale since" in text, within_s=40)
-            server.signal(signal.SIGCONT)
-            await seen.shows("live", "before")
 
 
 @in_a_loop
@@ -162,42 +146,21 @@ async def test_without_a_websocket_it_polls(opened: Open, site: ServerProcess, m
     site.admin("DELETE", f"/runs/{alert_run(site, 'polled')}")
 
 
-@in_a_loop
-async def test_a_server_with_no_run_says_how_to_begin(opened: Open, tmp_path: Any) -> None:
-    with server_process(tmp_path) as server:
-        async with opened(server) as seen:
-            await seen.shows("No run has reported yet", "0 runs")
-
-
-def test_wrong_use_is_said_before_the_screen_is_taken(site: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    piped = command(capsys, "watch", "--server", site.url)
-    assert piped.code == 2 and "draws on a terminal" in piped.error
-
-
 @pytest.mark.parametrize("colors", [True, False])
-def test_on_a_real_terminal_with_and_without_colours(site: ServerProcess, colors: bool) -> None:
-    environment = {
-        **os.environ,
-        **({} if colors else {"NO_COLOR": "1"}),
-        "TERM": "xterm-256color",
-        "COLORTERM": "truecolor",
-    }
-    shown = python_in_terminal(
-        ["-m", "perfagent", "watch", "ill", "--server", site.url],
-        environment,
-        columns=100,
-        rows=30,
-        typed="q",
-        when="Fix: ",
-    )
+def test_on_a_real_terminal_with_and_without_colors(site: ServerProcess, colors: bool) -> None:
+    environment = {**os.environ, "COLORTERM": "truecolor"} | ({} if colors else {"NO_COLOR": "1"})
+    watch = ["watch", "ill", "--server", site.url]
+    shown = in_terminal(watch, environment, columns=100, rows=30, typed="q", when="Fix: ")
     assert shown.code == 0
     assert "nonfinite_loss" in shown.text
-    coloured = re.findall(r"\x1b\[[\d;]*?(?<![\d;])(3[1-6]|9[1-6])(?=[;m])", shown.sent)
+    basic = re.findall(r"\x1b\[[\d;]*?(?<![\d;])(3[1-6]|9[1-6])(?=[;m])", shown.sent)
     hues = [rgb for rgb in re.findall(r"[34]8;2;(\d+);(\d+);(\d+)", shown.sent) if len(set(rgb)) > 1]
-    assert bool(coloured or hues) is colors
+    assert bool(basic or hues) is colors
 
 
-def test_an_unknown_run_ends_it(site: ServerProcess) -> None:
-    shown = python_in_terminal(["-m", "perfagent", "watch", "nothing", "--server", site.url], os.environ)
+def test_wrong_use_ends_before_the_screen_is_taken(site: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    piped = command(capsys, "watch", "--server", site.url)
+    assert piped.code == 2 and "draws on a terminal" in piped.error
+    shown = in_terminal(["watch", "nothing", "--server", site.url], os.environ)
     assert shown.code == 1 and "there is no run with the id or name 'nothing'" in shown.text
     assert "\x1b[?1049h" not in shown.sent, "the screen was never taken"
