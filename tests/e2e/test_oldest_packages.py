@@ -22,7 +22,6 @@ perfagent.finish()
 """
 
 
-@pytest.mark.real
 @pytest.mark.long
 def test_oldest_allowed_packages_stay_and_the_agent_records(tmp_path: Path) -> None:
     bounds = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]

@@ -16,6 +16,7 @@ from builders import job_environment
 from e2e.launching import python
 from preloaded import run as run_preloaded
 
+pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "recipes"
 DALI = any(one.metadata["Name"].lower().startswith("nvidia-dali") for one in importlib.metadata.distributions())
@@ -46,7 +47,7 @@ def figure(pattern: str, output: str) -> float:
 
 
 @pytest.mark.long
-def test_lora_trains_a_tenth_of_the_parameters_and_merges_without_a_trace(tmp_path: Path) -> None:
+def test_lora_trains_a_tenth_of_the_parameters_and_merges(tmp_path: Path) -> None:
     output, techniques = run(tmp_path, "lora", "--steps", "15", "--output", str(tmp_path / "adapters"))
     share = figure(r"trainable: (\S+) %", output)
     assert share < 10.0
@@ -58,7 +59,7 @@ def test_lora_trains_a_tenth_of_the_parameters_and_merges_without_a_trace(tmp_pa
 
 
 @pytest.mark.long
-def test_four_bit_weights_take_a_quarter_of_the_memory_and_the_adapters_learn(tmp_path: Path) -> None:
+def test_four_bit_weights_take_a_quarter_and_the_adapters_learn(tmp_path: Path) -> None:
     output, techniques = run(tmp_path, "quantized_4bit", "--steps", "4")
     assert figure(r"\((\S+) times less\)", output) == pytest.approx(4.0)
     assert figure(r"to (\S+)$", output.strip()) < figure(r"loss (\S+) to", output)
@@ -66,7 +67,7 @@ def test_four_bit_weights_take_a_quarter_of_the_memory_and_the_adapters_learn(tm
     assert techniques["adapters"]["default"]["method"] == "LORA"
 
 
-def test_pruned_weights_stay_zero_and_training_on_makes_up_for_them(tmp_path: Path) -> None:
+def test_pruned_weights_stay_zero_and_training_makes_up_for_them(tmp_path: Path) -> None:
     output, techniques = run(tmp_path, "pruning", "--steps", "200")
     assert figure(r"zeros: (\S+) %", output) == 20.0
     assert figure(r"(\S+) trained on", output) < figure(r"(\S+) pruned", output)
@@ -97,13 +98,13 @@ def test_a_rare_class_is_found_and_no_task_drowns_the_other(tmp_path: Path) -> N
     assert figure(r"off by ([\d.]+);", output) < 40  # it spreads over 100
 
 
-def test_a_static_cache_gives_the_same_output_and_repetition_is_told(tmp_path: Path) -> None:
+def test_static_cache_gives_the_same_output_and_repetition_shows(tmp_path: Path) -> None:
     output, _ = run(tmp_path, "generation", "--tokens", "16", "--batch", "4")
     assert "same with both caches: True" in output
     assert figure(r"high repetition in (\d+)", output) == 4  # a model that was never trained
 
 
-def test_nsight_s_script_trains_without_a_gpu_and_its_command_names_what_the_guide_traces(
+def test_nsight_script_trains_without_a_gpu_and_prints_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output, _ = run(tmp_path, "nsight", "--steps", "30")

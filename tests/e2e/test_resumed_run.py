@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from builders import ServerProcess, job_environment, sync, until
 
+pytestmark = pytest.mark.real
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "loop.py")
 PLAIN = [sys.executable]
 LAUNCHED = [sys.executable, "-m", "perfagent", "run", "--name", "loop"]

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import ServerProcess, job_environment, server_process, until, web
+from commands import perfagent
 from e2e.launching import JOBS
 from preloaded import Running, started
 
+pytestmark = pytest.mark.real
 RULES = "[projects.watched.data_bound]\nprofile = true\n"
 
 
 def environment(server: ServerProcess, folder: Path, run: str, **more: str) -> dict[str, str]:
     """Of a training in a project of its name."""
-    return job_environment(
-        folder, PERFAGENT_SERVER=server.url, PERFAGENT_TEST_FOLDER=str(folder), PERFAGENT_RUN_ID=run, PERFAGENT_PROJECT=run,
-        **more,
-    )  # fmt: skip
+    more |= {"PERFAGENT_TEST_FOLDER": str(folder), "PERFAGENT_RUN_ID": run, "PERFAGENT_PROJECT": run}
+    return job_environment(folder, PERFAGENT_SERVER=server.url, **more)
 
 
 def alert_of(server: ServerProcess, run: str) -> dict[str, Any] | None:
@@ -36,17 +34,9 @@ def losses(job: Running) -> list[str]:
     return next(line for line in ended.stdout.splitlines() if line.startswith("LOSSES ")).split()[1:]
 
 
-def perfagent(*words: str, server: ServerProcess, folder: Path) -> str:
-    command = [sys.executable, "-m", "perfagent", *words]
-    environment = job_environment(folder, PERFAGENT_SERVER=server.url)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_a_data_wait_is_profiled_once_and_its_alert_and_verdict_say_what_the_profile_shows(tmp_path: Path) -> None:
+def test_a_data_wait_is_profiled_once_and_its_alert_says_why(tmp_path: Path) -> None:
     data = tmp_path / "server" / "server-data"
     data.mkdir(parents=True)
     (data / "rules.toml").write_text(RULES)
@@ -91,10 +81,10 @@ def test_a_data_wait_is_profiled_once_and_its_alert_and_verdict_say_what_the_pro
         assert alert_of(server, "other") is not None
         assert server.get("/runs/other/commands")["commands"] == [], "off unless the project switches it on"
 
-        listed = perfagent("profile", "watched", "--list", server=server, folder=tmp_path)
-        assert f"data_bound ({alert['id']})" in listed
-        shown = perfagent("show", "watched", server=server, folder=tmp_path)
-        assert f"--show {profile['id'][:12]}" in " ".join(shown.split())
+        listed = perfagent(tmp_path, "profile", "watched", "--list", PERFAGENT_SERVER=server.url)
+        assert f"data_bound ({alert['id']})" in listed.stdout
+        shown = perfagent(tmp_path, "show", "watched", PERFAGENT_SERVER=server.url)
+        assert f"--show {profile['id'][:12]}" in " ".join(shown.stdout.split())
     assert len(profiled) > profile["last_step"]
     assert alone[: len(profiled)] == profiled
     assert alone[: len(unprofiled)] == unprofiled

@@ -6,7 +6,7 @@ import time
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import perfagent
 
@@ -23,7 +23,7 @@ class Classifier(nn.Module):
 
     def forward(self, x):
         hidden = self.encoder(x)
-        return self.head(hidden.detach() if kind == "detached" else hidden)
+        return self.head(hidden)
 
 
 class Tagger(nn.Module):
@@ -32,29 +32,9 @@ class Tagger(nn.Module):
         self.embedding = nn.Embedding(500, 32)
         self.head = nn.Linear(32, 500)
 
-    def forward(self, input_ids, attention_mask, labels):
-        logits = self.head(self.embedding(input_ids))
-        return cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
-class Sentences(Dataset):
-    def __len__(self):
-        return 2000
-
-    def __getitem__(self, index):
-        make = torch.Generator().manual_seed(index)
-        length = 60 if index % 8 == 0 else 6 + index % 7
-        return torch.randint(1, 500, (length,), generator=make)
-
-
-def pad(rows):
-    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    labels = torch.where(ids > 0, ids, -100)
-    if kind == "no_label":
-        labels[:, : ids.shape[1] - 1] = -100
-        labels[:, -1] = -100
-
-    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": labels}
+    def forward(self, tokens, labels=None):
+        logits = self.head(self.embedding(tokens))
+        return logits.square().mean() if labels is None else cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 class Everything(IterableDataset):
@@ -66,9 +46,14 @@ class Everything(IterableDataset):
             yield torch.randn(32, generator=make), torch.randint(0, 5, (), generator=make)
 
 
-if kind in ("padding", "no_label"):
+if kind == "lengths":
     model = Tagger()
-    loader = DataLoader(Sentences(), batch_size=16, shuffle=True, collate_fn=pad)
+    loader = [torch.arange(2 * length).reshape(2, length) for length in (*range(3, 14), *range(3, 14))]
+    step = torch.compile(model, backend="aot_eager", dynamic=False)
+elif kind == "no_label":
+    model = Tagger()
+    data = [{"tokens": torch.randint(1, 500, (12,)), "labels": torch.full((12,), -100)} for _ in range(2000)]
+    loader = DataLoader(data, batch_size=16, shuffle=True)
     step = lambda batch: model(**batch)  # noqa: E731
 else:
     model = Classifier()
