@@ -36,9 +36,7 @@ def test_every_environment_variable_in_the_source_is_documented() -> None:
 def test_every_command_is_in_the_readme_or_quickstart() -> None:
     text = (ROOT / "README.md").read_text() + (DOCS / "quickstart.md").read_text()
     for entry in importlib.metadata.entry_points(group="perfagent.commands"):
-        assert f"perfagent {entry.name}" in text, (
-            f"`perfagent {entry.name}` is in neither README.md nor docs/quickstart.md"
-        )
+        assert f"perfagent {entry.name}" in text
 
 
 def test_the_quickstart_lists_the_states_of_a_run_and_no_other() -> None:
@@ -46,7 +44,7 @@ def test_the_quickstart_lists_the_states_of_a_run_and_no_other() -> None:
     assert tuple(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == STATES
 
 
-def test_the_document_of_the_rules_is_what_they_say_of_themselves() -> None:
+def test_document_of_the_rules_is_what_they_say_of_themselves() -> None:
     again = "write it anew: python -m perfagent_server.rules.handbook > docs/rules.md"
     assert (DOCS / "rules.md").read_text() == handbook(), again
 
@@ -59,12 +57,6 @@ def test_every_event_kind_is_documented() -> None:
     text = (DOCS / "wire.md").read_text()
     for kind in perfagent.wire.EVENT_KINDS:
         assert f"`{kind}`" in text
-
-
-def test_relative_links_in_documents_lead_somewhere() -> None:
-    for path in [ROOT / "README.md", *DOCS.glob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", path.read_text()):
-            assert (path.parent / target).exists(), f"{path.name} links to {target}, which does not exist"
 
 
 def test_every_picture_is_shown_in_a_document() -> None:

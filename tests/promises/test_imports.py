@@ -20,7 +20,7 @@ def largest_circle(graph: grimp.ImportGraph) -> list[str]:
     return max(circles, key=len)
 
 
-def test_at_most_three_modules_of_the_agent_import_one_another_in_a_circle() -> None:
+def test_at_most_three_agent_modules_import_in_a_circle() -> None:
     graph = imports_of("perfagent")
     circle = largest_circle(graph)
     assert len(circle) <= LARGEST, circle

@@ -30,49 +30,28 @@ def built(repository: str) -> Message:
     return message_from_string(construct_metadata_file_2_4(project))
 
 
-def description(repository: str) -> str:
-    return str(built(repository).get_payload())
-
-
-def shown(repository: str) -> str:
-    """The HTML that an index makes of the description, which it refuses if it cannot."""
+def test_with_an_address_links_are_absolute_and_lead_to_files() -> None:
     trouble = io.StringIO()
-    html = markdown.render(description(repository), stream=trouble)
+    html = markdown.render(
+        str(built(EXAMPLE).get_payload()), stream=trouble
+    )  # as an index does, which refuses what it cannot
     assert html, trouble.getvalue()
-    return str(html)
-
-
-def targets(html: str) -> list[str]:
-    """Where its links and pictures lead, but for the link to itself that the index gives each heading."""
-    return re.findall(r"(?:href|src)=\"(?!#user-content-)([^\"]*)\"", html)
-
-
-def test_with_an_address_every_link_and_picture_is_absolute() -> None:
-    relative = [target for target in targets(shown(EXAMPLE)) if not re.match(r"https?://", target)]
-    assert relative == []
-
-
-def test_the_addresses_lead_to_files_that_are_there() -> None:
-    ours = [target.removeprefix(EXAMPLE) for target in targets(shown(EXAMPLE)) if target.startswith(EXAMPLE)]
-    assert "/raw/HEAD/docs/images/dashboard.png" in ours
-    assert "/blob/HEAD/docs/quickstart.md" in ours
+    # but for the link to itself that the index gives each heading
+    targets = re.findall(r"(?:href|src)=\"(?!#user-content-)([^\"]*)\"", html)
+    assert [target for target in targets if not re.match(r"https?://", target)] == []
+    ours = [target.removeprefix(EXAMPLE) for target in targets if target.startswith(EXAMPLE)]
+    assert {"/raw/HEAD/docs/images/dashboard.png", "/blob/HEAD/docs/quickstart.md"} <= set(ours)
     paths = [re.sub(r"^/(raw|blob)/HEAD/", "", target).partition("#")[0] for target in ours]
     assert [path for path in paths if path and not (ROOT / path).exists()] == []
-
-
-def test_the_package_has_links_to_the_project_only_with_an_address() -> None:
     links = dict(str(link).split(", ") for link in built(EXAMPLE).get_all("Project-URL", []))
-    assert links == {
-        "Repository": EXAMPLE,
-        "Documentation": f"{EXAMPLE}/blob/HEAD/docs/quickstart.md",
-        "Changelog": f"{EXAMPLE}/blob/HEAD/CHANGELOG.md",
-    }
+    page = f"{EXAMPLE}/blob/HEAD"
+    documents = {"Documentation": f"{page}/docs/quickstart.md", "Changelog": f"{page}/CHANGELOG.md"}
+    assert links == {"Repository": EXAMPLE, **documents}
+
+
+def test_without_an_address_the_readme_stays_as_it_is() -> None:
     assert built("").get_all("Project-URL") is None
-
-
-def test_without_an_address_the_readme_stays_as_it_is_and_none_is_invented() -> None:
-    assert description("").strip() == (ROOT / "README.md").read_text().strip()
-    assert "example.org" not in str(built(""))
+    assert str(built("").get_payload()).strip() == (ROOT / "README.md").read_text().strip()
     assert ProjectMetadata(str(ROOT), PluginManager()).hatch.config["metadata"]["hooks"]["custom"]["repository"] == ""
 
 
@@ -84,15 +63,9 @@ def test_without_an_address_the_readme_stays_as_it_is_and_none_is_invented() -> 
         ("[a](#part)", f"[a]({EXAMPLE}#part)"),
         ('![p](./p.png "title")', f'![p]({EXAMPLE}/raw/HEAD/p.png "title")'),
         ('<img alt="p" src="docs/p.svg">', f'<img alt="p" src="{EXAMPLE}/raw/HEAD/docs/p.svg">'),
-        (
-            '<a href="a.md"><img src="p.png"></a>',
-            f'<a href="{EXAMPLE}/blob/HEAD/a.md"><img src="{EXAMPLE}/raw/HEAD/p.png"></a>',
-        ),
         ("[a]: docs/a.md", f"[a]: {EXAMPLE}/blob/HEAD/docs/a.md"),
         ("[![p](p.png)](docs/a.md)", f"[![p]({EXAMPLE}/raw/HEAD/p.png)]({EXAMPLE}/blob/HEAD/docs/a.md)"),
         ("[a](https://example.com/a.md)", "[a](https://example.com/a.md)"),
-        ("[a](mailto:somebody@example.com)", "[a](mailto:somebody@example.com)"),
-        ("`[a](docs/a.md)`", "`[a](docs/a.md)`"),
         ("```\n[a](docs/a.md)\n```\n", "```\n[a](docs/a.md)\n```\n"),
     ],
 )
@@ -105,7 +78,7 @@ def test_links_of_every_form_become_absolute_and_code_stays(written: str, become
     assert absolute(written, EXAMPLE) == becomes
 
 
-def test_the_image_of_the_server_is_built_with_what_the_build_reads() -> None:
+def test_image_of_the_server_is_built_with_what_the_build_reads() -> None:
     copied = " ".join(re.findall(r"^COPY (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)).split()
     assert [name for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE") if name not in copied] == []
     assert all(pathlib.Path(ROOT, name).exists() for name in copied if not name.startswith((".", "/", "--")))
@@ -131,7 +104,7 @@ def sources() -> list[pathlib.Path]:
     return [path for part in ("agent", "server", "client", "dashboard") for path in (ROOT / part).rglob("*.py")]
 
 
-def test_one_function_tells_how_to_install_an_extra_and_each_extra_is_there() -> None:
+def test_one_function_tells_how_to_install_extras_that_are_there() -> None:
     texts = {path: path.read_text() for path in sources()}
     assert [path.name for path, text in texts.items() if "pip install '.[" in text] == ["extras.py"]
     named = re.findall(r"how_to_install\(([^)]*)\)", "\n".join(texts.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pathlib
 import re
@@ -9,7 +10,9 @@ import subprocess
 import tokenize
 
 import pytest
+from faults.matrix import FAULTS
 
+pytestmark = pytest.mark.real
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -70,3 +73,18 @@ def code_of(path: pathlib.Path) -> str:
     tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
     kept = [t.string for t in tokens if t.type != tokenize.COMMENT and not t.string.endswith('"""')]
     return " ".join(kept).replace(" . ", ".").replace(" ( ", "(")
+
+
+@functools.cache
+def named_tests() -> list[tuple[str, str]]:
+    """The file and name of each test."""
+    return [
+        (str(path.relative_to(ROOT / "tests")), name)
+        for path in tracked("tests/*.py")
+        for name in re.findall(r"^\s*(?:async )?def (test_\w+)", text_of(path), re.MULTILINE)
+    ]
+
+
+def test_every_fault_of_agent_server_and_attacks_has_a_test() -> None:
+    named = {name.split("_")[1].upper() for _, name in named_tests()}
+    assert {fault for fault in FAULTS if fault[0] in "ASX"} - named == set()
