@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,11 +19,9 @@ EMPTY_PAGE = "<!-- results:begin -->\n<!-- results:end -->\n"
 
 
 def check(*arguments: str, folder: Path, timeout_s: float = 170.0) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(CHECKS / "check.py"), *arguments]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-    )
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout_s)
 
 
 def status_of(folder: Path) -> dict[str, str]:
@@ -31,15 +30,11 @@ def status_of(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.real
-def test_without_a_gpu_nothing_is_checked(tmp_path: Path) -> None:
+def test_without_a_gpu_nothing_is_checked_and_folders_are_kept(tmp_path: Path) -> None:
     done = check(folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "no NVIDIA GPU" in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.real
-def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work", "utf-8")
     done = check("--dry-run-cpu", "--out", str(tmp_path), folder=tmp_path)
     assert done.returncode == 2
@@ -128,20 +123,16 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
             sys.modules.pop(path.stem, None)
 
 
-@pytest.mark.parametrize(
-    ("measured", "expected", "within", "status"),
-    [
+def test_figures_agree_within_a_share_or_a_span(module: Any) -> None:
+    compared = module("report").compared
+    cases = (
         (104.0, 100.0, 0.0, "pass"),
         (106.0, 100.0, 0.0, "FAIL"),
         (3.0, 1.0, 2.5, "pass"),
-        (float("nan"), 1.0, 2.5, "FAIL"),
-    ],
-)
-def test_figures_agree_within_a_share_or_a_span(
-    module: Any, measured: float, expected: float, within: float, status: str
-) -> None:
-    compared = module("report").compared
-    assert compared("power", measured, expected, unit="W", share=0.05, within=within).status == status
+        (math.nan, 1.0, 2.5, "FAIL"),
+    )
+    for measured, expected, within, status in cases:
+        assert compared("power", measured, expected, unit="W", share=0.05, within=within).status == status
 
 
 def _launched(correlation: int, at: float, begin: float, *, thread: int = 1) -> list[dict[str, object]]:

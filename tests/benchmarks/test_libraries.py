@@ -59,18 +59,14 @@ def test_a_value_that_is_wrong_or_missing_is_found(name: str, column: str) -> No
     assert wrong(sources=with_series(name, SERIES[name] | {7: SERIES[name][7] * 1.00001})) == {column}
 
 
-def test_a_gap_in_the_steps_and_a_step_too_many_are_found() -> None:
+def test_other_differences_are_found() -> None:
     gap = dataclasses.replace(RECORDED, series=SERIES | {name: without(name, 7) for name in ("step_time_s", "loss")})
     assert "steps" in wrong(sources=(gap,))
     fewer = Ran(TRUTH | {"steps": TRUTH["steps"][:-1]}, "")
     assert "steps" in wrong(alone=fewer, watched=fewer)
 
-
-def test_an_evaluation_that_is_not_told_is_found() -> None:
     assert wrong(sources=with_series("phase/eval_s", without("phase/eval_s", 17))) == {"evaluations"}
 
-
-def test_other_weights_a_line_of_ours_and_no_end_are_found() -> None:
     assert wrong(alone=Ran(TRUTH | {"digest": "another"}, "")) == {"bit-equal"}
     assert wrong(watched=Ran(TRUTH, "perfagent: hello")) == {"console"}
     assert wrong(sources=(dataclasses.replace(RECORDED, states=[]),)) == {"end"}
@@ -79,9 +75,8 @@ def test_other_weights_a_line_of_ours_and_no_end_are_found() -> None:
 
 def test_the_page_keeps_lines_of_libraries_not_tried_again() -> None:
     first, second = LIBRARIES[:2]
-    page = document(
-        [Result(first, "1.0", {"loss": ""}), Result(second, trouble="not installed: a | b")], "", "2026-01-01"
-    )
+    tried = [Result(first, "1.0", {"loss": ""}), Result(second, trouble="not installed: a | b")]
+    page = document(tried, "", "2026-01-01")
     assert "**1/2 right.**" in page
     again = document([Result(second, "2.0", {"loss": ""}, 3)], page, "2026-01-02")
     assert "**2/2 right.**" in again
@@ -94,7 +89,5 @@ def test_the_page_is_as_it_is_written_with_every_library() -> None:
     assert document([], page, "") == page, "scripts/libraries --write writes it anew"
     assert [library.name for library in LIBRARIES if f"| {library.name} |" not in page] == []
 
-
-def test_every_library_has_a_script_and_no_other_has() -> None:
     scripts = sorted(path.name for path in TRAININGS.glob("with_*.py"))
     assert sorted(f"with_{library.name}.py" for library in LIBRARIES) == scripts
