@@ -3,6 +3,7 @@ spool by itself is in tests/agent/delivery/test_spool.py."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -19,14 +20,9 @@ from driven_sender import Driven, row, steps_in
 from faults import loops
 from faults.accounts import Accounts, left_in
 
-from perfagent.agent_config import AgentConfig
-from perfagent.delivery.columns import Columns
-from perfagent.delivery.orphans import Orphans
-from perfagent.delivery.spool import QUARANTINE_BYTES, Header, Spool
+from perfagent.delivery.spool import Header, Spool
+from perfagent.delivery.transport import RecordingTransport
 from perfagent.errors import ServerUnreachable
-from perfagent.governor import Governor
-from perfagent.hooks.new_progress import new_progress
-from perfagent.step.pending_logs import EarlyLog
 from perfagent.wire import Group
 
 pytestmark = pytest.mark.fault
@@ -47,24 +43,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MB."""
     folder = tmp_path / "state"
     folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode:
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode:
         pytest.skip("this user may not mount a tmpfs")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(disk: Path) -> Path:
-    filler = disk / "filler"
-    with filler.open("ab", buffering=0) as file:
-        try:
-            while file.write(bytes(4096)):
-                pass
-        except OSError:
-            pass
-    return filler
 
 
 @pytest.mark.real
@@ -73,7 +56,10 @@ def test_a15_full_file_system_is_told_once_and_delivery_goes_on(small_disk, faul
     sender = fault.sender(server)
     sender.rows.append(row(0))
     assert sender.flush(10)
-    filler = fill(small_disk)
+    filler = small_disk / "filler"
+    with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
     for step in range(1, 200):
         sender.rows.append(row(step))
         time.sleep(0.005)
@@ -101,25 +87,17 @@ class Refusing:
         return self._write(fd, bytes(data)[: len(data) // 2])
 
 
-def away(tmp_path: Path, **settings: Any) -> Driven:
-    """A sender whose server is away for good."""
+class Away(RecordingTransport):
+    """A server that is away for good."""
 
-    class Away:
-        def post(self, *_: Any, **__: Any) -> Any:
-            raise ServerUnreachable("refused")
-
-        def close(self) -> None: ...
-
-        def abandon(self) -> None: ...
-
-    return Driven(tmp_path, Away(), **settings)
+    def post(self, *_: Any, **__: Any) -> Any:
+        raise ServerUnreachable("refused")
 
 
-@pytest.mark.parametrize("error", ["ENOSPC", "EROFS", "EIO"])
-def test_a15_samples_wait_in_memory_until_the_disk_is_better(tmp_path, monkeypatch, told, error):
-    disk, one = Refusing(monkeypatch), away(tmp_path)
+def test_a15_samples_wait_in_memory_until_the_disk_is_better(tmp_path, monkeypatch, told):
+    disk, one = Refusing(monkeypatch), Driven(tmp_path, Away())
     one.goes_on(1, map(row, range(3)))
-    disk.error = getattr(errno, error)
+    disk.error = errno.EROFS
     one.goes_on(3, map(row, range(3, 20)))
     assert one.sender.spool.error is not None
     assert one.sender.spool.counters["disk_errors"] >= 1
@@ -132,37 +110,15 @@ def test_a15_samples_wait_in_memory_until_the_disk_is_better(tmp_path, monkeypat
     assert sorted(kept) == list(range(25))
 
 
-def test_a15_early_log_is_sent_from_memory_and_not_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk, one = Refusing(monkeypatch), Driven(tmp_path)
-    one.sender.progress = new_progress(one.sender.rows, Governor(0.5))
-    log = EarlyLog(time.time(), time.monotonic() - 1.0, {"x": 0.5})
-    one.goes_on(1, [log])
-    assert [*one.sender.spool.folder.glob("*.early")], "it is not kept"
-    disk.error = errno.ENOSPC
-    log.settle(1)
-    one.goes_on(2)
-    assert one.told("x") == [0.5]
-    assert not [*one.sender.spool.folder.glob("*.early")]
-    disk.error = None
-    one.end()
-
-
 @pytest.mark.parametrize(("rows", "memory"), [(5000, 20_000), (50, 2**23)])
 def test_a15_what_no_disk_ever_took_is_counted_and_told(tmp_path, monkeypatch, told, rows, memory):
     """More than memory may hold, and what it held to the end."""
     Refusing(monkeypatch, errno.ENOSPC)
-    one = away(tmp_path, max_memory_bytes=memory)
+    one = Driven(tmp_path, Away(), max_memory_bytes=memory)
     one.sender.rows.extend(row(step, step / 11) for step in range(rows))
     one.goes_on(2).end()
     assert one.sender.spool.counters["dropped"] == 2 * rows
     assert f"{2 * rows:,} samples are lost" in told.text
-
-
-def test_a15_caps_that_nobody_configured_are_those_promised() -> None:
-    """What happens at them is tested with smaller ones; 512 MB of disk are A05's, 16 MB A08's, 2000 series A20's."""
-    config = AgentConfig()
-    assert (config.max_spool_bytes, config.max_memory_bytes) == (512 * 2**20, 8 * 2**20)
-    assert (QUARANTINE_BYTES, Columns().max_series) == (16 * 2**20, 2000)
 
 
 # ---- A16, A17: what dead processes left
@@ -223,19 +179,3 @@ def test_a17_orphan_is_sent_if_young_and_for_this_server(tmp_path: Path, case: s
     assert folder.exists() is not taken
     assert sent_of(one, "orphan") == (list(range(5)) if taken else [])
     assert sent_of(one, one.sender.identity.source) == [1]
-
-
-def test_a17_thousands_of_others_are_looked_through_bit_by_bit(tmp_path: Path) -> None:
-    for number in range(3):
-        loops.orphan(tmp_path, f"other{number}", "http://127.0.0.1:1")
-    loops.orphan(tmp_path, "ours", HERE)
-    os.utime(tmp_path / "spool" / "ours" / "lock", (time.time() + 60, time.time() + 60))  # the last of them
-    found = Orphans(tmp_path / "spool", tmp_path / "own", HERE, at_a_time_s=0.0)  # each look takes longer than that
-    looks = 0
-    while found.current is None and (look := found.errand()) is not None:
-        look()
-        looks += 1
-    assert looks == 4
-    assert found.current is not None
-    assert found.current.folder.name == "ours"
-    found.close()

@@ -131,10 +131,7 @@ ENDINGS: dict[str, tuple[str, str, str | None]] = {
         "for n in range(2000): run and run.log({'x': n})\nsignal.setitimer(signal.ITIMER_REAL, 0)",
         "finished",
     ),
-    "exit-0": ("", "sys.exit()", "finished"),
-    "exit-3": ("", "sys.exit(3)", "failed"),
     "exit-text": ("", "sys.exit('why')", "failed"),
-    "exit-in-thread": ("t = threading.Thread(target=sys.exit, args=(5,)); t.start(); t.join()", "", "finished"),
     "raise-in-thread": ("t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()", "", "finished"),
     "os-exit": ("", "os._exit(5)", None),
     "own-excepthook": ("sys.excepthook = lambda *_: print('mine', flush=True)", "raise ValueError('no')", "failed"),
@@ -187,14 +184,8 @@ time.sleep(0.5)
 print(time.monotonic(), flush=True)
 {how}
 """
-HOW = {
-    "end": ("", 0),
-    "exit": ("sys.exit(3)", 3),
-    "ctrl-c": ("raise KeyboardInterrupt", -signal.SIGINT),
-    "raise": ("1 / 0", 1),
-}
-CASES = [("stopped", "end"), ("slow", "ctrl-c"), ("dead", "end"), ("dead", "raise"), ("slow", "end")]
-CASES += [("stopped", how) for how in ("raise", "exit", "ctrl-c")]
+HOW = {"end": ("", 0), "exit": ("sys.exit(3)", 3), "ctrl-c": ("raise KeyboardInterrupt", -signal.SIGINT)}
+CASES = [("stopped", "end"), ("slow", "ctrl-c"), ("dead", "exit")]
 
 
 @pytest.mark.parametrize(("server", "how"), everyday(2, CASES))
@@ -209,15 +200,13 @@ def test_a13_process_ends_within_two_seconds_with_its_own_code(fault, tmp_path, 
             stopped.process.send_signal(signal.SIGSTOP)
         variables = job_environment(tmp_path, PERFAGENT_SERVER=f"http://127.0.0.1:{port}")
         command = [sys.executable, "-c", ENDS.format(how=code)]
-        took = []
         for _ in range(5):  # the quickest of five: what runs beside this test takes its time, too
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
             assert done.returncode == expected
             main_ended, all_ended = map(float, done.stdout.split())
-            took.append(all_ended - main_ended)
-            if took[-1] <= 2.0:
-                break
-        assert min(took) <= 2.0
+            if all_ended - main_ended <= 2.0:
+                return
+        pytest.fail(f"the process took {all_ended - main_ended:.1f} s to end")
     finally:
         if stopped is not None:
             stopped.end()

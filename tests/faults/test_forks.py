@@ -53,28 +53,3 @@ def test_a14_workers_of_a_loader_leave_the_agent_alone(fault: Accounts, tmp_path
     assert len({frame.source for frame in server.frames}) == 1
     assert len(server.values("seen")) == 8
     assert server.states()[-1] == "finished"
-
-
-RANKS = """
-import multiprocessing
-import perfagent
-def train(rank):
-    run = perfagent.init(run_id=f"rank-{rank}")
-    for step in range(20):
-        run.log({"loss": float(rank)}, step=step)
-    run.finish()
-if __name__ == "__main__":
-    run = perfagent.init(run_id="launcher")
-    ranks = [multiprocessing.get_context("spawn").Process(target=train, args=(rank,)) for rank in range(2)]
-    [rank.start() for rank in ranks]
-    [rank.join() for rank in ranks]
-    run.log({"after": 1.0}, step=1)
-"""
-
-
-def test_a14_spawned_ranks_have_agents_of_their_own(fault: Accounts, tmp_path: Path) -> None:
-    server = fault.server()
-    run_job(RANKS, tmp_path, server.url)
-    assert {frame.run for frame in server.frames} == {"launcher", "rank-0", "rank-1"}
-    assert len(server.samples("loss")) == 40
-    assert server.samples("after") == [1.0]

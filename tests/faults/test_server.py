@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import lzma
 import random
-import signal
 import sqlite3
 import subprocess
 import time
@@ -100,33 +99,6 @@ def stored(server: ServerProcess, run: str) -> int:
 
 
 # ---- S08
-
-
-@pytest.mark.long
-@pytest.mark.real
-@pytest.mark.sqlite
-def test_s08_stopped_migration_is_done_by_the_next_start(tmp_path: Path) -> None:
-    """The migrations are one transaction: a database is of the old version or of the new one."""
-    versions = set()
-    for delay_s in (0.5, 1.5, 2.5, 3.5):
-        server = ServerProcess(tmp_path / f"stopped-after-{delay_s}", forked=False)
-        file = old_database(server)
-        server.start(wait=False)
-        assert server.process is not None
-        time.sleep(delay_s)
-        server.signal(signal.SIGTERM)
-        server.process.wait(timeout=20)
-        with sqlite3.connect(file) as connection:
-            versions |= {row[0] for row in connection.execute("SELECT version_num FROM alembic_version")}
-            assert connection.execute("PRAGMA quick_check").fetchone() == ("ok",)
-        connection.close()
-        server.start()
-        try:
-            assert server.get("/runs")["runs"], "the runs of before are there"
-            assert server.get("/alerts")["alerts"], "so are its alerts"
-        finally:
-            server.stop()
-    assert versions <= {"0005", schema.head()}
 
 
 def old_database(server: ServerProcess) -> Path:

@@ -41,30 +41,17 @@ def test_a01_without_a_server_all_is_kept_and_told_once(fault: Accounts, caplog:
 def test_a01_attach_returns_at_once_whatever_the_server(fault: Accounts) -> None:
     slow = fault.server(rule=lambda _: Scripted(delay_s=30.0))
     for url in (slow.url, f"http://127.0.0.1:{free_port()}", "http://monitor.invalid:8420"):
-        took = []
-        for _ in range(3):  # the quickest of three: what runs beside this test takes its time, too
+        took = [1.0]
+        while (
+            min(took) > 0.25 and len(took) < 4
+        ):  # the quickest of three: what runs beside this test takes its time, too
             began = time.monotonic()
             run = perfagent.init(server=url)
             took.append(time.monotonic() - began)
             run.log({"loss": 1.0})
             with ends_in_time(run._sender):
                 run.finish()
-            if took[-1] <= 0.25:
-                break
         assert min(took) <= 0.25, url
-
-
-def test_a01_server_that_comes_later_gets_everything(fault: Accounts) -> None:
-    port = free_port()
-    sender = fault.sender(f"http://127.0.0.1:{port}")
-    sender.rows.extend(row(step) for step in range(100))
-    until(lambda: sender.counters["failed"] >= 1)
-    server = fault.server(port=port)
-    sender.rows.append(row(100))
-    until(lambda: len(server.values("loss")) == 101, within_s=40, why="the backlog never came")
-    sender.close("finished", timeout_s=20.0)
-    assert sorted(server.values("loss")) == list(range(101))
-    assert not sender.spool.folder.exists()
 
 
 def test_a02_stopped_server_gets_all_when_it_wakes(tmp_path: Path) -> None:
