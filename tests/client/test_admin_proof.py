@@ -18,6 +18,8 @@ from perfagent.admin_proof import AdminProof, ProofCheck
 from perfagent.local_server import LocalServer
 from perfagent_client.client import AsyncClient, Client
 
+pytestmark = pytest.mark.real
+
 TOKEN = "the-admin-token-of-my-own-server"
 
 ASKING = [

@@ -20,6 +20,8 @@ from recorded import send, training
 
 from perfagent import cli
 
+pytestmark = pytest.mark.real
+
 NAME = "läufer 🚀 µ-1"
 ENCODINGS = pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 

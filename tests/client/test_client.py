@@ -16,6 +16,8 @@ from perfagent.wire import Alert, Finding, Latest, LogRow, RunSummary, Series
 from perfagent_client import ApiError, AsyncClient, Client
 from perfagent_client.models import parse
 
+pytestmark = pytest.mark.real
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:

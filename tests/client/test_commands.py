@@ -16,6 +16,8 @@ from pyarrow import parquet
 
 from perfagent.command_line.option_types import moment
 
+pytestmark = pytest.mark.real
+
 VALUES = [1 / 3, 0.1, 1e-300]
 
 

@@ -14,6 +14,8 @@ from perfagent.wire import Event
 from perfagent_client.compare.change import Change, changes, mean_changes
 from perfagent_client.compare.pages import comparison_page, headline
 
+pytestmark = pytest.mark.real
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:

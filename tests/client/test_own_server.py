@@ -14,6 +14,8 @@ import pytest
 from builders import ServerProcess, server_process, until
 from command_line import command, in_terminal
 
+pytestmark = pytest.mark.real
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:

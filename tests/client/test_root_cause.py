@@ -24,6 +24,8 @@ from perfagent_client.client import ApiError
 from perfagent_server.store.tables import source
 from perfagent_server.store.write.lifecycle import mark_lost
 
+pytestmark = pytest.mark.real
+
 FOR_EVER = ("--wait", "600")
 """Longer than the time limit of a test: a test that passes did not wait for a rank that cannot answer."""
 

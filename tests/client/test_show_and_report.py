@@ -32,6 +32,8 @@ from perfagent_client.spent import paused_s
 from perfagent_client.watch.run_text import head_lines
 from perfagent_client.watch.run_view import RunView
 
+pytestmark = pytest.mark.real
+
 ILL = """
 import torch, perfagent
 torch.manual_seed(0)

@@ -15,6 +15,8 @@ from perfagent.wire import Event
 from perfagent_client import Client
 from perfagent_client.polling import Patience
 
+pytestmark = pytest.mark.real
+
 NAN = float("nan")
 Happens = Callable[[Callable[[], None]], None]
 

@@ -17,6 +17,8 @@ from recorded import log
 
 from perfagent_client.watch.live_screen import LiveScreen
 
+pytestmark = pytest.mark.real
+
 Open = Callable[..., Any]
 
 
