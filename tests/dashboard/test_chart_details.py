@@ -17,21 +17,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 nan = math.nan
-BAND, LOW, HIGH, MEAN, SMOOTH, NONFINITE, POINTS = range(7)
+MEAN, POINTS = 3, 6  # traces of a chart
 CARD = '#run-charts [data-name="{}"]'
 LOSS = "document.querySelector('#run-charts [data-name=\"loss\"] .plot')"
 LAST = f"n => Number({LOSS}.dataset.lastStep) >= n"
 CAPTION = "text => document.querySelector('#run-charts [data-name=\"loss\"] .now')?.textContent === text"
-# From where to where each closed part of a chart's filled area goes, as it is on screen.
-STRETCHES = """plot => {
-  const parts = [...plot.querySelectorAll('.js-fill')].flatMap((path) => path.getAttribute('d').split('Z').filter(Boolean));
-  return parts.map((part) => {
-    const xs = [...part.matchAll(/(-?[\\d.]+),-?[\\d.]+/g)].map((pair) => plot._fullLayout.xaxis.p2l(Number(pair[1])));
-    return [Math.min(...xs), Math.max(...xs)];
-  });
-}"""
 Y_LABELS = "plot => [...plot.querySelectorAll('.ytick text')].map((label) => label.textContent)"
-X_LABELS = "plot => [...plot.querySelectorAll('.xtick text')].map((label) => label.textContent)"
 
 
 def look(page: Tab, name: str, expression: str) -> Any:
@@ -41,18 +32,6 @@ def look(page: Tab, name: str, expression: str) -> Any:
 
 def shown(page: Tab, name: str, part: str) -> str:
     return page.page.locator(f"{CARD.format(name)} {part}").inner_text()
-
-
-def test_the_band_ends_at_a_gap_and_begins_again_behind_it(site: ServerProcess, tab: OpenTab, run: str) -> None:
-    x = np.arange(1, 101)
-    low = np.where((x >= 40) & (x <= 60), nan, 2.0 + np.sin(x / 9))
-    for rank in range(2):  # buckets reach from one rank's value to the other's
-        send(site, run, {"loss": low + rank / 2}, x, rank=rank)
-    page = tab(f"/run/{run}")
-    page.drawn(1)
-    before, behind = sorted(look(page, "loss", STRETCHES))
-    assert before == pytest.approx([1, 39], abs=0.5)
-    assert behind == pytest.approx([61, 100], abs=0.5)
 
 
 def test_live_samples_go_on_behind_gaps_and_dots_become_lines(site: ServerProcess, tab: OpenTab, run: str) -> None:
@@ -105,20 +84,6 @@ def test_a_zoom_that_fails_is_told_over_the_chart(site: ServerProcess, tab: Open
             assert hidden or shown(page, name, ".empty") == "Not loaded: the disk is full"
             assert (float(look(page, name, "plot => getComputedStyle(plot).opacity")) == 1) is hidden
         page.page.unroute("**/series?*")
-
-
-def test_a_run_of_one_step_has_whole_steps_and_a_dot(site: ServerProcess, tab: OpenTab, run: str) -> None:
-    send(site, run, {"loss": [2.5]}, np.array([0]))
-    page = tab(f"/run/{run}")
-    page.wait(f"() => {LOSS}?.dataset.points >= 1")
-    page.live()
-    page.wait(f"() => String({LOSS}._fullLayout.xaxis.range) === '-0.5,0.5'")
-    assert look(page, "loss", X_LABELS) == ["0"]
-    assert look(page, "loss", f"plot => plot.data[{POINTS}].y") == [2.5]
-    x = np.arange(1, 60)
-    send(site, run, {"loss": 2.5 + x}, x, seq=2)
-    page.wait(LAST, argument=59)
-    assert len(look(page, "loss", X_LABELS)) < 9
 
 
 def test_caption_is_the_newest_value_not_that_of_the_last_bucket(site: ServerProcess, tab: OpenTab, run: str) -> None:

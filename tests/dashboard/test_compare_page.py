@@ -80,14 +80,6 @@ def test_settings_that_differ_are_searched_and_are_text(pair: ServerProcess, tab
     page.wait("() => document.querySelector('#compare-settings').textContent.includes('Nothing fits')")
 
 
-@pytest.mark.long
-def test_three_runs_are_lines_through_their_settings_and_points(pair: ServerProcess, tab: OpenTab) -> None:
-    page = tab("/compare?runs=before,after,third", server=pair)
-    page.wait("() => document.querySelectorAll('.scatters img').length >= 2")
-    drawn = "() => [...document.querySelectorAll('.compare-page img')].every((one) => one.complete && one.naturalWidth > 100)"
-    page.wait(drawn)
-
-
 def test_charts_of_runs_share_axes_legend_and_cursor(pair: ServerProcess, tab: OpenTab) -> None:
     page = tab("/compare?runs=before,after,third", server=pair)
     loss = '.board [data-name="loss"]'

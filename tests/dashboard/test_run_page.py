@@ -129,17 +129,16 @@ def test_drag_zooms_all_charts_refetches_and_is_in_the_address(site: ServerProce
 
 
 @pytest.mark.long
-def test_one_spike_in_a_million_points_is_visible_at_every_zoom(server: ServerProcess, tab: OpenTab, run: str) -> None:
-    """With a server of its own: its rules judge a million points for a minute, and other runs' verdicts wait for
-    them."""
-    total, piece, spike = 1_000_000, 125_000, 654_321
+def test_one_spike_in_many_points_is_visible_at_every_zoom(server: ServerProcess, tab: OpenTab, run: str) -> None:
+    """With a server of its own: other runs' verdicts would wait until its rules have judged all points."""
+    total, piece, spike = 250_000, 125_000, 154_321
     for seq, start in enumerate(range(0, total, piece), 1):
         steps = np.arange(start + 1, start + piece + 1)
         loss = 2 + 0.1 * np.sin(steps / 500.0)
         if start < spike <= start + piece:
             loss[spike - start - 1] = 1e6
         send(server, run, {"loss": loss}, steps, seq=seq)
-    for width in (total, 100_000, 10_000, 1_000, 100, 10):
+    for width in (total, 10_000, 1_000, 10):
         first = max(1, spike - width // 2)
         query = "" if width == total else f"?x={first}-{first + width}"
         page = tab(f"/run/{run}{query}", server=server)
@@ -210,11 +209,11 @@ def test_x06_names_and_messages_of_others_are_text(site: ServerProcess, tab: Ope
     page.page.get_by_role("tab", name="Console").click()
     page.wait("() => document.querySelector('.console-lines')?.textContent.includes('<img')")
     assert page.page.locator(".run-head h1").inner_text() == evil
-    table, overview = tab("/runs"), tab("/")
-    for shown, place in ((table, ".ag-row .name"), (overview, ".alert .run")):
+    table, alerts = tab("/runs?q=onerror"), tab("/alerts?q=onerror")
+    for shown, place in ((table, ".ag-row .name"), (alerts, ".alert .run")):
         found = f"[...document.querySelectorAll('{place}')].some(a => a.textContent === text)"
         shown.wait(f"text => {found}", argument=evil)
-    for shown in (page, table, overview):
+    for shown in (page, table, alerts):
         assert shown.page.locator("img, main script").count() == 0
         assert "taken" not in shown.page.title()[:5]
 
@@ -314,14 +313,6 @@ def test_page_stays_when_the_server_goes_and_fills_the_gap_later(tmp_path: Path,
         send(server, "r", {"loss": 1.0 / x}, x, seq=2)
         page.live()
         page.wait(LAST, argument=150)
-
-
-@pytest.mark.long
-def test_an_extreme_in_a_bucket_of_steps_is_near(site: ServerProcess, tab: OpenTab, run: str) -> None:
-    x = np.arange(1, 8001)
-    send(site, run, {"loss": 2 - 1.5 * (x == 4321), "grad/norm": 1 + 4.0 * (x == 1234)}, x)
-    page = tab(f"/run/{run}")
-    page.wait(f"() => /^min 0.500 near step 4.[123]\\dk$/.test({more('loss')})")
 
 
 @pytest.mark.long

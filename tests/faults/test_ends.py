@@ -4,7 +4,6 @@ tests/agent/launch/test_oom.py."""
 from __future__ import annotations
 
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -12,13 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from builders import free_port, job_environment, sync, until
+from builders import job_environment, sync, until
 from case_selection import everyday
 from clocks import Clock
 from engine_bench import Bench
 from faults import loops
 from faults.accounts import Accounts, row
-from ingest_server import IngestProcess, Scripted
+from ingest_server import Scripted
 
 from perfagent_server.store.sql import SqlStore
 from perfagent_server.store.tables import alert, delivery, run
@@ -54,9 +53,8 @@ def test_a11_kill_9_loses_at_most_the_last_tick(fault: Accounts, tmp_path: Path)
     assert successor.config.spool_tick_s <= 0.2
 
 
-@pytest.mark.parametrize("relay", ["job", "sync"])
-def test_a11_what_a_killed_process_left_is_no_sign_of_life(relay: str, fault: Accounts, tmp_path: Path) -> None:
-    """Neither another job on its machine nor `perfagent sync` brings a lost run back by sending what it left."""
+def test_a11_what_a_killed_process_left_is_no_sign_of_life(fault: Accounts, tmp_path: Path) -> None:
+    """Another job on its machine does not bring a lost run back by sending what it left."""
     is_away = threading.Event()
     server = fault.server(rule=lambda _: Scripted(status=503) if is_away.is_set() else None)
     variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url)
@@ -88,10 +86,7 @@ def test_a11_what_a_killed_process_left_is_no_sign_of_life(relay: str, fault: Ac
         assert deliver() == ("lost", "firing", "alert.firing", "lost_contact")
         (source,) = {source for source, _ in server.stored}
         is_away.clear()
-        if relay == "sync":
-            sync(variables)
-        else:
-            fault.sender(server, state_dir=fault.state / "perfagent").rows.append(row(1))
+        fault.sender(server, state_dir=fault.state / "perfagent").rows.append(row(1))
         left = fault.state / "perfagent" / "spool" / source
         until(lambda: not left.exists(), within_s=60, why="nobody sent all that it left")
         assert deliver() == ("lost", "firing", "alert.firing", "lost_contact")
@@ -168,45 +163,3 @@ def test_a13_process_ends_as_without_us_and_the_server_hears_how(case: str, faul
 def _without_addresses(text: str) -> list[str]:
     """Lines of output; addresses, files and line numbers differ from run to run."""
     return [line for line in text.splitlines() if "0x" not in line and not line.startswith('  File "')]
-
-
-# ---- I7: the end of a process
-
-
-ENDS = """
-import atexit, os, sys, time
-atexit.register(lambda: os.write(1, f"{{time.monotonic()}}\\n".encode()))  # the first to be registered is the last to run
-import perfagent
-run = perfagent.init(run_id="r")
-run.log({{"loss": 1.0}})
-run._sender.settled.wait(20)
-time.sleep(0.5)
-print(time.monotonic(), flush=True)
-{how}
-"""
-HOW = {"end": ("", 0), "exit": ("sys.exit(3)", 3), "ctrl-c": ("raise KeyboardInterrupt", -signal.SIGINT)}
-CASES = [("stopped", "end"), ("slow", "ctrl-c"), ("dead", "exit")]
-
-
-@pytest.mark.parametrize(("server", "how"), everyday(2, CASES))
-def test_a13_process_ends_within_two_seconds_with_its_own_code(fault, tmp_path, server, how):
-    port = free_port()
-    stopped = IngestProcess(port) if server == "stopped" else None
-    if server == "slow":
-        fault.server(port=port, rule=lambda _: Scripted(delay_s=30.0))
-    code, expected = HOW[how]
-    try:
-        if stopped is not None:
-            stopped.process.send_signal(signal.SIGSTOP)
-        variables = job_environment(tmp_path, PERFAGENT_SERVER=f"http://127.0.0.1:{port}")
-        command = [sys.executable, "-c", ENDS.format(how=code)]
-        for _ in range(5):  # the quickest of five: what runs beside this test takes its time, too
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
-            assert done.returncode == expected
-            main_ended, all_ended = map(float, done.stdout.split())
-            if all_ended - main_ended <= 2.0:
-                return
-        pytest.fail(f"the process took {all_ended - main_ended:.1f} s to end")
-    finally:
-        if stopped is not None:
-            stopped.end()

@@ -12,7 +12,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
@@ -20,7 +19,6 @@ import pytest
 from api_builders import MSGPACK, api, frame
 from builders import ServerProcess, until
 
-from perfagent.delivery.transport import Reply, judge
 from perfagent.wire import encode
 from perfagent_server import schema
 from perfagent_server.database.sqlite import RESERVE
@@ -146,11 +144,3 @@ def test_s09_older_database_is_upgraded_and_newer_refused(tmp_path: Path) -> Non
     assert "9999" in server.log
     assert "upgrade perfagent" in server.log
     assert file.read_bytes() == before, "it is left alone"
-
-
-def test_s09_agent_takes_answers_that_know_less_or_more() -> None:
-    less: dict[str, Any] = {"stored": 3, "duplicate": 0}
-    more: dict[str, Any] = {**less, "rejected": [], "commands": [], "of the future": {"x": 1}}
-    for body in (less, more):
-        read = judge(Reply(status=200, headers={}, body=msgspec.json.encode(body)))
-        assert (read.kind, read.stored) == ("acked", 3)
