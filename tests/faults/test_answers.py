@@ -68,17 +68,6 @@ def test_a08_refused_frames_are_told_once_and_the_rest_goes_on(fault, caplog):
     assert len({frame.seq for frame in server.frames}) == len(server.frames), "a refused frame was sent again"
 
 
-def test_a08_what_the_quarantine_has_no_room_for_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    one = Driven(tmp_path, RecordingTransport([Reply(400, {}, b"no")])).goes_on(0)
-    (one.sender.folder / "quarantine").write_bytes(bytes(16 * 2**20))
-    one.goes_on(3, [row(1)])
-    (told,) = [record.message for record in caplog.records]
-    assert "dropped, the quarantine is full" in told
-    assert one.told("agent/dropped") == [2.0]
-    assert (one.sender.folder / "quarantine").stat().st_size == 16 * 2**20
-    one.end()
-
-
 def test_a09_wrong_key_is_told_once_with_the_variable(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one = Driven(tmp_path, RecordingTransport([Reply(401, {}, b""), Reply(403, {}, b"")]))
     one.goes_on(125, [row(1), row(2)])
