@@ -1,4 +1,4 @@
-"""accumulation.py with timers of its own: prints seconds per phase and step as a line of JSON at the end."""
+"""A classifier with gradient accumulation over a DataLoader, and timers of its own: seconds per phase and step as JSON."""
 
 import argparse
 import json

@@ -1,4 +1,5 @@
-"""gpt_own_batching.py with timers of its own: prints seconds per phase and step as a line of JSON at the end."""
+"""Trains a small character-level GPT on its own source, as a single-file trainer does: own batching, own loop, no
+DataLoader. Prints its own timers at the end: seconds per phase and step as a line of JSON."""
 
 import argparse
 import json

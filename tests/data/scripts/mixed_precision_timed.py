@@ -1,4 +1,4 @@
-"""mixed_precision.py with timers of its own: prints seconds per phase and step as a line of JSON at the end."""
+"""Autocast in bfloat16 on the CPU with gradient clipping, and timers of its own: seconds per phase and step as JSON."""
 
 import argparse
 import json
