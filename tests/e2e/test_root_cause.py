@@ -56,7 +56,7 @@ def ask(server: ServerProcess, **body: Any) -> str:
 
 def test_a_profile_is_asked_for_and_a_nan_names_its_module(server: ServerProcess, tmp_path: Path) -> None:
     with job(server, tmp_path, str(JOBS / "busy.py")):
-        until(lambda: steps(server, 5), within_s=60)
+        until(lambda: steps(server, 5), within_s=120)
         profile = ask(server, kind="profile", steps=3)
         order = until(lambda: (one := settled(server, profile))["sources"] and one, within_s=60)
         assert order["state"] == "done", order
