@@ -32,7 +32,6 @@ def test_the_spool_lies_in_the_state_folder(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"server": "monitor:8420"}, "http://"),
         ({"server": 8420}, "address"),
         ({"project": "  "}, "project"),
         ({"run_id": "x" * 300}, "run_id"),
@@ -46,33 +45,18 @@ def test_a_value_that_cannot_be_used_is_named(options, word):
         AgentConfig.from_env(**options)
 
 
-def test_disabled_is_yes_or_no(monkeypatch):
-    monkeypatch.setenv("PERFAGENT_DISABLED", "1")
-    assert AgentConfig.from_env().disabled
-    monkeypatch.setenv("PERFAGENT_DISABLED", "maybe")
-    with pytest.raises(ConfigError, match="PERFAGENT_DISABLED"):
-        AgentConfig.from_env()
-
-
-def test_the_key_is_not_shown():
-    assert "pfa_ingest" not in repr(AgentConfig(api_key="pfa_ingest_1_x"))
-
-
 @pytest.mark.parametrize(
     "server",
     [
         "http://127.0.0.1:84200",
-        "http://127.0.0.1:port",
         "http://127.0.0.1:0",
         "http://[::1",
         "http://monitor:8420/?x=1",
-        "http://monitor:8420/#/runs",
         "http://monitor:8420/a b",
-        "http://moni\ttor:8420",
         "http://monitor:8420/größe",
     ],
 )
-def test_an_address_that_cannot_be_reached_is_refused_with_what_is_allowed(server, monkeypatch):
+def test_address_that_cannot_be_reached_is_refused(server, monkeypatch):
     monkeypatch.setenv("PERFAGENT_SERVER", server)
     with pytest.raises(ConfigError, match="such as http://127") as raised:
         AgentConfig.from_env()
@@ -97,11 +81,12 @@ def test_spaces_and_line_breaks_round_address_and_key_are_taken_off(monkeypatch)
     assert (settings.server, settings.api_key) == (DEFAULT_SERVER, None)
 
 
-@pytest.mark.parametrize("key", ["pfa_ingest\n_secret", "pfa ingest_secret", "pfä_ingest_secret", 5])
+@pytest.mark.parametrize("key", ["pfa_ingest\n_secret", "pfä_ingest_secret", 5])
 def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key):
     with pytest.raises(ConfigError, match="api_key must be") as raised:
         AgentConfig(api_key=key)
     assert "secret" not in str(raised.value)
+    assert "pfa_ingest" not in repr(AgentConfig(api_key="pfa_ingest_1_x"))
 
 
 @pytest.fixture
@@ -140,18 +125,13 @@ def test_a_temporary_folder_that_others_may_use_is_refused(homeless, tmp_path):
         AgentConfig.from_env()
 
 
-def test_a_folder_to_record_into_that_cannot_be_found_is_named(homeless):
-    with pytest.raises(ConfigError, match="record must be a folder"):
-        AgentConfig.from_env(record="~nobody9/x")
-
-
-@pytest.mark.parametrize("below", ["", "of/a/run"])
-def test_a_file_is_no_folder_to_record_into(tmp_path: Path, below: str) -> None:
+def test_file_is_no_folder_to_record_into(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("")
     with pytest.raises(ConfigError, match=rf"record must be a folder, and '{file}' is a file"):
-        AgentConfig.from_env(record=file / below)
-    assert AgentConfig.from_env(record=tmp_path / "new" / "of/a/run").record == tmp_path / "new" / "of/a/run"
+        AgentConfig.from_env(record=file / "of/a/run")
+    with pytest.raises(ConfigError, match="record must be a folder"):
+        AgentConfig.from_env(record="~nobody9/x")
 
 
 def test_what_comes_from_the_environment_is_blamed_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,14 +145,22 @@ def test_what_comes_from_the_environment_is_blamed_by_its_variable(monkeypatch: 
         AgentConfig.from_env(server="foo", project="mine")
 
 
-def test_other_loggers_are_captured_unless_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert AgentConfig.from_env().capture_logs
-    monkeypatch.setenv("PERFAGENT_CAPTURE_LOGS", "0")
-    assert not AgentConfig.from_env().capture_logs
-    assert AgentConfig.from_env(capture_logs=True).capture_logs, "an argument wins"
-    monkeypatch.setenv("PERFAGENT_CAPTURE_LOGS", "maybe")
-    with pytest.raises(ConfigError, match="PERFAGENT_CAPTURE_LOGS must be 1 or 0, not 'maybe'"):
+@pytest.mark.parametrize(
+    ("option", "variable", "default"),
+    [
+        ("disabled", "PERFAGENT_DISABLED", False),
+        ("capture_logs", "PERFAGENT_CAPTURE_LOGS", True),
+        ("tune_malloc", "PERFAGENT_MALLOC", True),
+    ],
+)
+def test_switch_is_yes_or_no(option: str, variable: str, default: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert getattr(AgentConfig.from_env(), option) is default
+    monkeypatch.setenv(variable, "0" if default else "1")
+    assert getattr(AgentConfig.from_env(), option) is not default
+    assert getattr(AgentConfig.from_env(**{option: default}), option) is default, "an argument wins"
+    monkeypatch.setenv(variable, "maybe")
+    with pytest.raises(ConfigError, match=f"{variable} must be 1 or 0, not 'maybe'"):
         AgentConfig.from_env()
-    monkeypatch.delenv("PERFAGENT_CAPTURE_LOGS")
-    with pytest.raises(ConfigError, match="capture_logs must be True or False, not 'no'"):
-        AgentConfig.from_env(capture_logs="no")
+    monkeypatch.delenv(variable)
+    with pytest.raises(ConfigError, match=f"{option} must be True or False, not 'no'"):
+        AgentConfig.from_env(**{option: "no"})

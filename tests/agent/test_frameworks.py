@@ -1,21 +1,15 @@
-"""Code that is not a plain loop: torch.compile round any part of a step, and the Transformers Trainer."""
+"""torch.compile round any part of a step."""
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 from agent_recorded import Recording
 from builders import job_environment
 from case_selection import everyday
 from preloaded import run
-
-SCRIPTS = Path(__file__).parents[1] / "data" / "scripts"
 
 COMPILED = """
     import sys, torch, perfagent
@@ -47,18 +41,13 @@ COMPILED = """
 
 def output(folder: Path, *arguments: str, **environment: str) -> str:
     settings = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"), **environment)
-    done: Any
-    if arguments[0] == "-m":
-        done = subprocess.run(
-            [sys.executable, *arguments], env=settings, capture_output=True, text=True, timeout=170, check=False
-        )
-    else:
-        [done] = run([*arguments], folder, [settings])
+    [done] = run([*arguments], folder, [settings])
     assert done.returncode == 0, done.stderr[-3000:]
     assert "perfagent" not in done.stderr, done.stderr[-3000:]
-    return str(done.stdout)
+    return done.stdout
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("how", everyday(1, ["in place", "model", "whole step"]))
 def test_compiled_training_has_the_same_graphs_and_all_its_steps(tmp_path, how):
     script = tmp_path / "script.py"
@@ -69,16 +58,3 @@ def test_compiled_training_has_the_same_graphs_and_all_its_steps(tmp_path, how):
     assert [step for step, _ in record.series("loss")] == [1, 2, 3, 4, 5, 6]
     if how != "whole step":  # there the forward pass is inside a graph
         assert [step for step, _ in record.series("phase/forward_s")] == [2, 3, 4, 5, 6]
-
-
-@pytest.mark.long
-def test_the_trainers_losses_norms_and_rates_are_ours(tmp_path):
-    pytest.importorskip("transformers")
-    printed = output(tmp_path, "-m", "perfagent", "run", str(SCRIPTS / "hf_trainer.py"), str(tmp_path / "out"))
-    lines = re.findall(r"^logged (\d+): loss (\S+) norm (\S+) lr (\S+)$", printed, re.MULTILINE)
-    logged = [tuple(map(float, line)) for line in lines]
-    assert len(logged) == 6
-    record = Recording(tmp_path / "record")
-    assert record.series("loss") == [(int(step), pytest.approx(loss, rel=1e-6)) for step, loss, _, _ in logged]
-    assert record.series("grad/norm") == [(int(step), pytest.approx(norm, rel=1e-6)) for step, _, norm, _ in logged]
-    assert record.series("lr") == [(int(step), pytest.approx(rate)) for step, _, _, rate in logged]

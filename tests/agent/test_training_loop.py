@@ -63,41 +63,26 @@ def run(loop: perfagent.Loop, loader: Any, *, counts: bool, items: Any = None) -
         loop.step()
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_the_loss_is_the_mean_over_all_items_of_a_window(watched: Any, ahead: bool) -> None:
+def test_loss_is_the_mean_over_a_window_and_its_phases_are_known(watched: Any) -> None:
     data = batches_of([1, 7, 3, 3])
     model = net()
     recorded = watched(model)
-    loop = perfagent.loop(model, sgd(model, lr=0.0), grad_accum=2)
-    run(loop, data, counts=not ahead, items=(lambda batch: len(batch[0])) if ahead else None)
+    loop = perfagent.loop(model, sgd(model, lr=0.0), grad_accum=2, clip_norm=1.0)
+    run(loop, DataLoader(Stream(data), batch_size=None), counts=True)
     with torch.no_grad():
         means = [
             float(loss_of(model, (torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])))) for a, b in (data[:2], data[2:])
         ]
     assert recorded.of("loss") == [(1, pytest.approx(means[0], rel=1e-6)), (2, pytest.approx(means[1], rel=1e-6))]
+    phases = {f"phase/{name}_s" for name in ("data", "forward", "backward", "optimizer")}
+    assert {"loss", "lr", "grad/norm", *phases} <= set(recorded.steps()[1][1])
 
 
-def test_the_phases_of_a_step_are_known_without_a_word(watched: Any) -> None:
+def test_loss_of_windows_counted_ahead_is_the_mean_over_their_items(watched: Any) -> None:
+    data = batches_of([1, 7])
     model = net()
     recorded = watched(model)
-    loop = perfagent.loop(model, sgd(model), grad_accum=2, clip_norm=1.0)
-    run(loop, DataLoader(Stream(batches_of([4] * 6)), batch_size=None), counts=False)
-    steps = recorded.steps()
-    assert [step for step, _ in steps] == [1, 2, 3]
-    for _, values in steps[1:]:
-        assert {
-            "loss",
-            "lr",
-            "grad/norm",
-            "phase/data_s",
-            "phase/forward_s",
-            "phase/backward_s",
-            "phase/optimizer_s",
-        } <= set(values)
-
-
-def test_the_wait_for_any_iterable_is_data_wait(watched: Any) -> None:
-    model = net()
-    recorded = watched(model)
-    run(perfagent.loop(model, sgd(model)), batches_of([4] * 3), counts=False)
-    assert all("phase/data_s" in values for _, values in recorded.steps()[1:])
+    run(perfagent.loop(model, sgd(model, lr=0.0), grad_accum=2), data, counts=False, items=lambda batch: len(batch[0]))
+    both = torch.cat([data[0][0], data[1][0]]), torch.cat([data[0][1], data[1][1]])
+    assert recorded.of("loss") == [(1, pytest.approx(loss_of(model, both).item(), rel=1e-6))]
+    assert "phase/data_s" in recorded.rows[0][1], "the wait for any iterable"

@@ -61,9 +61,8 @@ class StepReader:
         ]  # fmt: skip
 
     def restore(self, context: Sequence[Any]) -> None:
-        self.account.embedded, self.account.averages, self.loss_by_user, self.epoch, *more = context
-        self.account.micro_batches = more[0] if more else 0.0  # the first agents sent no more
-        self.account.divided_later = len(more) > 1 and bool(more[1])
+        self.account.embedded, self.account.averages, self.loss_by_user, self.epoch, *rest = context
+        self.account.micro_batches, self.account.divided_later = rest
 
     def loss_is_bad(self, row: StepRow) -> bool:
         """True if a loss of the step is NaN or infinite and on the host."""

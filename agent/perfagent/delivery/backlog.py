@@ -41,9 +41,6 @@ _encoder = msgspec.msgpack.Encoder()
 # stand in one record, so that either both of them or the whole one is read back; events are compressed
 _decoder = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, bool, Planes, bytes]]])
 _events_decoder = msgspec.msgpack.Decoder(list[Event])
-_plain_decoder = msgspec.msgpack.Decoder(tuple[int, list[Part]])
-_DEFLATED = 0x78
-"""The first byte of a record as the first agents wrote it: all of it compressed as one."""
 
 
 class Kept(msgspec.Struct):
@@ -300,8 +297,6 @@ def squeezed(frame: tuple[int, list[Part]]) -> bytes:
 
 def unsqueezed(payload: bytes) -> tuple[int, list[Part]]:
     """What `squeezed` made a payload of. Raises one of BAD_RECORD."""
-    if payload[:1] == bytes([_DEFLATED]):
-        return _plain_decoder.decode(inflated(payload))
     replaces, parts = _decoder.decode(payload)
     return replaces, [
         (seq, upto, thinned, columns(groups), _events_decoder.decode(inflated(events)))

@@ -40,12 +40,11 @@ _MOST_S = 2.0**38
 
 
 class Shape(msgspec.Struct, array_like=True):
-    """One group. kept: a letter a name. ticks_per_s: of its clocks; 0 where those are kept as they are; True or False
-    by earlier agents: whether the clock is kept in nanoseconds. offset: of its first Unix time to its clock,
-    seconds."""
+    """One group. kept: a letter a name. ticks_per_s: of its clocks; 0 where those are kept as they are. offset: of its
+    first Unix time to its clock, seconds."""
 
     rows: int
-    ticks_per_s: int | bool
+    ticks_per_s: int
     offset: float
     names: list[str]
     kept: str
@@ -103,9 +102,7 @@ def columns(found: Planes) -> list[Group]:
     groups: list[Group] = []
     for shape in _shapes_decoder.decode(inflated(found.shapes)):
         step, monotonic, time = (clocks.take(8 * shape.rows) for _ in range(3))
-        if isinstance(shape.ticks_per_s, bool):
-            monotonic, time = _to_the_bit(monotonic, time, shape.offset, in_ns=shape.ticks_per_s)
-        elif shape.ticks_per_s:
+        if shape.ticks_per_s:
             monotonic, time = _in_seconds(monotonic, time, shape.ticks_per_s, shape.offset)
         group = Group(step=step, time=time, monotonic=monotonic)
         for name, letter in zip(shape.names, shape.kept, strict=True):
@@ -217,14 +214,3 @@ def _in_seconds(steps: bytes, aside: bytes, ticks_per_s: int, offset: float) -> 
     except (OverflowError, struct.error) as error:
         raise ValueError(f"no clock: {error}") from error
     return struct.pack(f"<{rows}d", *clock), struct.pack(f"<{rows}d", *times)
-
-
-def _to_the_bit(clock: bytes, aside: bytes, offset: float, *, in_ns: bool) -> tuple[bytes, bytes]:
-    """The same of a frame that an earlier agent left: nanoseconds from row to row, or the clock as it was, and the bits
-    in which each time differs from clock and offset."""
-    rows = len(clock) // 8
-    if in_ns:
-        clock = struct.pack(f"<{rows}d", *(count / 1e9 for count in accumulate(struct.unpack(f"<{rows}q", clock))))
-    expected = struct.pack(f"<{rows}d", *(offset + own for own in struct.unpack(f"<{rows}d", clock)))
-    bits = int.from_bytes(aside, "little") ^ int.from_bytes(expected, "little")
-    return clock, bits.to_bytes(len(aside), "little")

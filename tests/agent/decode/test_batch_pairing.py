@@ -8,7 +8,7 @@ import pytest
 import torch
 from agent.hooks.loops import one_ahead, sgd, step
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 import perfagent.signals.compiled  # noqa: F401 - as the sender's thread does
 
@@ -29,18 +29,6 @@ def loader_of(*sizes):
 
 
 # ---- what a batch is
-
-
-def test_batches_of_two_kinds_from_one_loader_are_all_seen(record):
-    class Tasks(IterableDataset):
-        def __iter__(self):
-            for number in range(12):
-                yield {"input_ids": torch.zeros(4, 6, dtype=torch.long)} if number % 4 else {"x": torch.zeros(3, 8)}
-
-    recorded, model, optimizer = start(record, nn.ModuleDict({"words": nn.Embedding(9, 8), "head": nn.Linear(8, 1)}))
-    for batch in DataLoader(Tasks(), batch_size=None):
-        step(optimizer, model["head"](model["words"](batch["input_ids"]) if "input_ids" in batch else batch["x"]))
-    assert recorded.consumed() == {number: 4 if (number - 1) % 4 else 3 for number in range(2, 13)}
 
 
 def lists(items):
@@ -80,16 +68,6 @@ def test_a_batch_that_the_loop_skips_is_none_of_a_step(record):
         if len(batch) < 9:
             step(optimizer, model(batch))
     assert sizes_of(recorded) == [3, 4, 5, 6, 7]
-
-
-def test_a_batch_at_which_a_loop_broke_off_is_none_of_the_next(record):
-    recorded, model, optimizer = start(record)
-    for size in (2, 3, 4, 5, 6):
-        for number, batch in enumerate(DataLoader(torch.randn(16, 8), batch_size=size)):
-            if number == 2:
-                break
-            step(optimizer, model(batch))
-    assert sizes_of(recorded) == [2, 3, 3, 4, 4, 5, 5, 6, 6]
 
 
 def test_batches_that_are_fetched_one_ahead_keep_their_order(record):
@@ -134,43 +112,6 @@ def test_a_call_that_tells_no_size_is_with_the_whole_batch(record, evaluate):
     assert sizes_of(recorded) == [7, 6, 3, 8, 7, 6, 3]
 
 
-@pytest.mark.parametrize("loads", [True, False])
-def test_two_calls_before_one_backward_pass_are_of_one_batch(record, loads):
-    """Two towers in one, each with half of the batch; points inside of a domain, and a few on its boundary."""
-    recorded, model, optimizer = start(record, nn.Sequential(nn.Linear(8, 4)))
-    for batch in loader_of(8, 8, 8, 8) if loads else [torch.randn(8, 8)] * 4:
-        first, second = (batch[:4], batch[4:]) if loads else (batch, batch[:2])
-        step(optimizer, model(first).square(), model(second).square())
-    assert recorded.consumed() == dict.fromkeys(range(2, 5), 8)
-
-
-@pytest.mark.parametrize("passes", [1, 2])
-def test_a_critic_that_learns_after_its_generator_takes_no_batch(record, passes):
-    """Both are parts of the model that is watched, so that its calls tell a size, too. passes: of the critic's
-    losses."""
-
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.generator, self.critic = nn.Linear(8, 8), nn.Linear(8, 1)
-
-        def forward(self, x):
-            return self.critic(x)
-
-    both = Both()
-    ours, other = sgd(both.generator), sgd(both.critic)
-    recorded = record(both)
-    for _ in range(2):
-        for batch in DataLoader(torch.randn(14, 8), batch_size=4):
-            fake = both.generator(torch.randn(len(batch), 8))
-            step(ours, both(fake).square())
-            other.zero_grad()
-            for loss in [both(batch).mean(), -both(fake.detach()).mean()][:passes]:
-                loss.backward()
-            other.step()
-    assert sizes_of(recorded) == [4, 4, 2, 4, 4, 4, 2]
-
-
 @pytest.mark.parametrize("critic_first", [True, False])
 def test_a_generator_and_its_critic_have_one_batch(record, critic_first):
     """Though the next one waits."""
@@ -194,17 +135,6 @@ def test_a_generator_and_its_critic_have_one_batch(record, critic_first):
     assert recorded.consumed() == {number: 4 if number % 4 else 2 for number in range(2, 13)}
 
 
-def test_a_second_look_at_a_batch_takes_none_that_waits(record):
-    """Sharpness-aware minimization."""
-    recorded, model, optimizer = start(record)
-    for _ in range(3):
-        for batch in one_ahead(DataLoader(torch.randn(14, 8), batch_size=4)):
-            model(batch).square().mean().backward()
-            optimizer.zero_grad()
-            step(optimizer, model(batch).square())
-    assert recorded.consumed() == {number: 4 if number % 4 else 2 for number in range(2, 13)}
-
-
 @pytest.mark.usefixtures("nothing_compiled")
 def test_a_critic_and_its_actor_learn_from_one_drawn_batch(record):
     """Off-policy reinforcement learning has no loader: both calls tell a size, and only what one of them has was
@@ -218,17 +148,6 @@ def test_a_critic_and_its_actor_learn_from_one_drawn_batch(record):
         if number % 2:
             step(actor, -policy["critic"](torch.cat([seen, policy["actor"](seen)], 1)))
     assert recorded.consumed() == dict.fromkeys(range(4, 11), 4)
-
-
-def test_of_more_than_two_passes_the_batch_is_not_known(record):
-    model, other = nn.Linear(8, 1), nn.Linear(8, 1)
-    ours, beside = sgd(model), sgd(other)
-    recorded = record(model, optimizer=ours)
-    for number in range(1, 9):
-        for _ in range(3 if number > 4 else 0):
-            step(beside, (other(torch.randn(4, 8)) - model(torch.randn(4, 8))).square())
-        step(ours, model(torch.randn(4, 8)).square())
-    assert recorded.consumed() == dict.fromkeys(range(2, 5), 4)
 
 
 # ---- tokens
@@ -264,23 +183,6 @@ def test_a_sequence_taken_in_parts_tells_the_tokens_of_each(record):
         true += train_in_parts(model, optimizer, batch, 12)
     assert recorded.consumed("tokens") == dict(enumerate(true[1:], 2))
     assert set(sizes_of(recorded)) == {4}
-
-
-def test_of_sequences_now_and_then_long_hardly_one_is_missed(record):
-    """After many that are taken whole the next long one is only known by its second part."""
-    recorded, model, optimizer = start(record, Recurrent())
-    lengths = [40, 40, 10, 10, 40, 10, 40, 40, *[10] * 12, 40, 40]
-    true, long_at = [], []
-    for batch in DataLoader([torch.randint(0, 9, (4, length + 1)) for length in lengths], batch_size=None):
-        long_at.append(len(true) + 1)
-        true += train_in_parts(model, optimizer, batch, 10)
-    unknown = long_at[-2]  # the first long one after twelve short ones: told as it was fetched
-    told = recorded.consumed("tokens")
-    expected = {number: tokens for number, tokens in enumerate(true, 1) if number > 1}
-    for number in (*long_at[-14 + 8 : -2], unknown):  # of these it is known again that they are taken whole
-        expected[number] = told[number]
-    assert told == expected
-    assert told[unknown] == 4 * 41
 
 
 class Classifier(nn.Module):
@@ -324,32 +226,3 @@ def test_pairs_of_texts_are_as_many_samples_as_the_loader_gives(record):
         step(optimizer, model(input_ids=torch.ones(8, 7, dtype=torch.long)))
     assert recorded.consumed() == dict.fromkeys(range(2, 9), 4)
     assert recorded.consumed("tokens") == dict.fromkeys(range(2, 9), 56)
-
-
-def test_tokens_are_told_of_all_steps_or_of_none(record):
-    """Calls are looked at for a while behind one without a loader, as that of a validation on a batch made by hand."""
-    recorded, model, optimizer = start(record, Classifier())
-    ids = torch.ones(4, 6, dtype=torch.long)
-    for number, _ in enumerate(DataLoader([{"ids": torch.ones(6), "y": torch.tensor(1.0)}] * 96, batch_size=4), 1):
-        step(optimizer, model(input_ids=ids))
-        if number == 5:
-            model(ids)
-    assert recorded.consumed() == dict.fromkeys(range(2, 25), 4)
-    assert recorded.consumed("tokens") == {}
-
-
-@pytest.mark.parametrize("evaluates", [True, False])
-def test_what_a_loader_tells_of_tokens_stands(record, evaluates):
-    """Also after a loader of texts, and where the model is called with what the loop has cut from them."""
-    recorded, model, optimizer = start(record, Classifier())
-    for _ in range(2):
-        for batch in DataLoader([{"input_ids": torch.ones(5, 6, dtype=torch.long)}] * 4, batch_size=None):
-            step(optimizer, model(batch["input_ids"][:, :3]))
-        if evaluates:
-            model.eval()
-            for _ in DataLoader(["some text"] * 8, batch_size=4, collate_fn=dicts):
-                with torch.no_grad():
-                    model(torch.ones(4, 9, dtype=torch.long))
-            model.train()
-    assert set(recorded.consumed("tokens").values()) == {30}
-    assert set(sizes_of(recorded)) == {5}

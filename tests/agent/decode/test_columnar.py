@@ -10,10 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from perfagent.decode.columnar import read_alike
-from perfagent.decode.step_blocks import StepPacker, Steps
+from perfagent.decode.step_blocks import StepPacker
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft, groups_of, is_pressing, read, rows_of
@@ -182,7 +181,7 @@ def knows(made: StepReader, steps: int) -> list[object]:
     return [*found, repr(investigator.history()), [investigator.stays_bad(step) for step in range(steps + 2)]]
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(6))
 def test_whatever_the_loop_does_both_ways_of_reading_agree(seed):
     notes = Loop(seed).notes(320)
     alone, one = reader(embedded=seed % 2 == 0), []
@@ -248,38 +247,6 @@ def test_the_usual_loop_is_read_at_once():
         f"phase/{name}_s" for name in ("data", "forward", "backward", "optimizer", "other")
     ]
     assert "flops_per_s" in table.names
-
-
-def test_a_loss_that_stays_nan_is_read_at_once_once_it_is_known():
-    bad = []
-    for note in sound_notes(100):
-        entries = [list(entry) for entry in entries_of(note.trace)]
-        entries[4][3] = math.nan
-        bad.append(note._replace(trace=trace_of([tuple(entry) for entry in entries]), rare=None))
-    first, *rest = bad
-    assert read_alike(reader(), packed(bad)[-1], Columns().knows) is None, "it may be looked into"
-
-    def warned() -> StepReader:
-        made = reader()
-        made.investigator.progress.completed = first.step - 1
-        assert made.investigator.suspect(torch.tensor(math.nan))
-        return made
-
-    alone = warned()
-    expected = one_by_one([first], alone) + one_by_one(rest, alone)
-    together = warned()
-    found = one_by_one([first], together) + at_once(written(packed(rest)), together)
-    assert table(found) == table(expected)
-    assert read_alike(together, packed(rest)[-1], Columns().knows) is not None
-    assert knows(together, rest[-1].step) == knows(alone, rest[-1].step)
-
-
-def test_an_odd_step_among_usual_ones_ends_no_habit():
-    notes = sound_notes(100)
-    notes[50] = notes[50]._replace(trace=[*notes[50].trace[:5], *notes[50].trace])
-    rows = packed(notes)
-    assert [isinstance(row, Steps) for row in rows] == [False, True, False, True]
-    assert rows[2] == notes[50]
 
 
 def damaged(block: Any) -> list[Any]:

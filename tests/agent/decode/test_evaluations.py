@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from agent.hooks.loops import about, nap, one_ahead, sgd, step
+from agent.hooks.loops import about, nap, sgd, step
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -74,32 +74,6 @@ def test_the_evaluation_of_an_average_once_an_epoch_is_told(record):
     assert recorded.phases()[:2] == [("eval", 4), ("eval", 8)]
 
 
-def test_it_is_one_besides_that_of_the_model_itself(record):
-    recorded, model, optimizer = start(record)
-    average = copy.deepcopy(model)
-    train(model, optimizer)
-    evaluate(model)
-    evaluate(average)
-    train(model, optimizer)
-    ((number, told),) = recorded.of("phase/eval_s")
-    assert number == 5
-    assert about(told, 8 * (NAP_S + DATA_S))
-
-
-def test_a_step_of_micro_batches_has_the_evaluation_before(record):
-    recorded, model, optimizer = start(record)
-    for _ in range(2):
-        for number, x in enumerate(batches()):
-            (model(x).square().mean() / 2).backward()
-            if number % 2:
-                optimizer.step()
-                optimizer.zero_grad()
-        evaluate(model)
-    train(model, optimizer)
-    assert [number for number, _ in recorded.steps()] == [*range(1, 9)]
-    assert recorded.numbers("phase/eval_s") == [3, 5]
-
-
 # ---- what is none
 
 
@@ -114,34 +88,6 @@ def reads_before_the_first_step(model, optimizer):
     train(model, optimizer)
 
 
-def looks_ahead_in_epochs_of_one_batch(model, optimizer):
-    for _ in range(4):
-        for x in one_ahead(DataLoader(DATASET, batch_size=8)):
-            nap(NAP_S)  # on its way to a device
-            step(optimizer, model(x).square())
-
-
-def fetches_by_the_chunk(model, optimizer):
-    for _ in range(3):
-        chunk = []
-        for x in batches():
-            nap(0.003)
-            chunk.append(x)
-        for x in chunk:
-            step(optimizer, model(x).square())
-
-
-def learns_an_episode(model, optimizer):
-    """The samples that its classes are made of, and those that the loss is of."""
-    for _ in range(4):
-        weight = model.weight.clone()
-        for x in batches():
-            nap(NAP_S / 5)
-            weight = weight - 0.01 * x.mean(0)
-        for x in DataLoader(DATASET, batch_size=8):
-            step(optimizer, (model(x) - x @ weight.T).square())
-
-
 def trains_on_all_data_at_once(model, optimizer):
     for _ in range(3):
         losses = []
@@ -151,11 +97,7 @@ def trains_on_all_data_at_once(model, optimizer):
         step(optimizer, *losses)
 
 
-@pytest.mark.parametrize(
-    "loop",
-    [collects, reads_before_the_first_step, looks_ahead_in_epochs_of_one_batch, fetches_by_the_chunk, learns_an_episode,
-     trains_on_all_data_at_once],
-)  # fmt: skip
+@pytest.mark.parametrize("loop", [collects, reads_before_the_first_step, trains_on_all_data_at_once])
 def test_a_pass_over_a_loader_that_trains_or_waits_is_none(record, loop):
     recorded, model, optimizer = start(record)
     loop(model, optimizer)
@@ -193,11 +135,6 @@ COMPILES = (PHASE, "compile", None, None)
 )
 def test_a_model_compiled_at_its_first_batch_is_evaluated(trace):
     assert unseen_evaluations(entries(*trace, OTHER, FORWARD, BACKWARD)) == [range(6)]
-
-
-def test_long_compilations_are_no_wait_for_data():
-    trace = [(DATA, 0, 9, 0, None), (DATA, 10, 20, 7, (2, None, False)), (PHASE, 21, 900, "compile", None, None)]
-    assert unseen_evaluations([*trace, (DATA, 901, 910, 7, None)]) == [range(4)]
 
 
 @pytest.mark.parametrize("call", [FORWARD, BESIDE, EVALUATED])

@@ -14,7 +14,7 @@ from perfagent.delivery.captured_rows import EARLY_S
 from perfagent.delivery.drain import Collector
 from perfagent.delivery.row_packing import rows_in
 from perfagent.device import Reading
-from perfagent.step.captured_log import CapturedLog, capture
+from perfagent.step.captured_log import capture
 from perfagent.step.row import Note
 from perfagent.step.state import Progress
 
@@ -116,18 +116,6 @@ def test_what_the_script_logs_by_us_is_ours(sender: Any, progress: Progress, col
     ]  # fmt: skip
 
 
-def test_log_before_any_step_waits_beside_our_own_early_logs(progress, collector, monkeypatch):
-    """So it is on the disk (pending_log_file.py)."""
-    capture(progress, {"x": 1.0}, None, 7)
-    assert written(collector) == []
-    [log] = collector.aside
-    assert type(log) is CapturedLog
-    progress.settle_early(None)
-    later(monkeypatch)
-    assert written(collector) == [(7, {"x": 1.0})]
-    assert progress.logged_at() == 7
-
-
 def test_value_that_two_loggers_were_given_counts_once(progress: Progress, collector: Collector) -> None:
     stepped(progress, "phase/optimizer_s")
     for step, value in ((2, 1.0), (2, 1.0), (2, 2.0), (2, float("nan")), (2, float("nan")), (3, 2.0)):
@@ -155,10 +143,3 @@ def test_value_on_its_way_from_a_device_holds_up_nobody(sender: Any, progress: P
     assert written(collector) == [(1, {"slow": 2.0})]
     assert written(collector, last=True) == []
     assert sender.counters["dropped"] == 1
-
-
-def test_what_cannot_be_stored_is_left_out_without_a_word(sender, progress, collector):
-    stepped(progress, "phase/optimizer_s")
-    capture(progress, {"": 1.0, "x": 2**2000, "text": "no", 3: 4.0}, 1, None)
-    assert written(collector) == [(1, {"3": 4.0, "x": float("inf")})]
-    assert not sender.counters

@@ -34,11 +34,6 @@ def test_rows_of_one_shape_become_one_group_in_order() -> None:
     assert (found.times()[4], found.monotonics()[4]) == (14.0, 4.0)
 
 
-def test_rows_of_different_shapes_never_share_a_column() -> None:
-    groups = Columns().groups([(n, 0.0, 0.0, names, (1.0,) * len(names)) for n, names in enumerate(("a", "ab", "a"))])
-    assert [(tuple(g.values), g.rows) for g in groups] == [(("a",), 2), (("a", "b"), 1)]
-
-
 def same(one: float, other: float) -> bool:
     return struct.pack("<d", one) == struct.pack("<d", other) or (math.isnan(one) and math.isnan(other))
 
@@ -120,21 +115,6 @@ def test_a19_what_is_no_number_is_refused_and_counted() -> None:
         assert columns.refused == {"kind": count}
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "described"),
-    [
-        ("epoch", "one", "'epoch' (a value of type str)"),
-        # all that log() keeps of one with several elements
-        ("scores", torch.Tensor, "'scores' (a value of type Tensor)"),
-        ((1, 2), None, "a name of type tuple (a value of type NoneType)"),
-    ],
-)
-def test_first_value_that_is_no_number_is_told_with_its_type(key: Any, value: Any, described: str) -> None:
-    columns = Columns()
-    columns.groups(logged({"ok": 1.0, key: value}, {"later": None}))
-    assert columns.no_number == described
-
-
 def test_wrong_value_in_a_row_of_the_session_costs_only_itself() -> None:
     columns = Columns()
     groups = columns.groups([(1, 0.0, 0.0, LOSS_AND_RATE, (0.5, None)), (2, 0.0, 0.0, LOSS_AND_RATE, (0.25, 1e-3))])
@@ -208,12 +188,6 @@ def test_series_of_the_user_leave_room_for_what_rules_read() -> None:
     assert [columns.name(name) for name in (*user, *read)] == [*user[:5], None, None, *read]
     assert columns.refused["series"] == 2
     assert columns.left_out == user[5:]
-
-
-def test_layers_leave_room_for_the_catalogue_and_for_the_user() -> None:
-    columns = Columns(max_series=2)
-    names = ("grad_norm/a", "grad_norm/b", "grad_norm/c", "grad/norm", "step_time_s", "mine")
-    assert [columns.name(name) for name in names] == [*names[:2], None, *names[3:]]
 
 
 def test_nonfinite_loss_and_gradients_are_urgent() -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agent.delivery.test_spool import drain, header, sent, steps_of
-from builders import job_environment
 
 from perfagent.decode.step_blocks import StepPacker, Steps, count
 from perfagent.decode.step_decoder import StepReader
@@ -120,14 +116,6 @@ def test_each_draft_is_read_with_what_was_known_when_noted() -> None:
     assert steps_in(left_behind(drafts)) == [1]
 
 
-def test_what_an_older_agent_knew_is_read() -> None:
-    reader = StepReader()
-    reader.restore([True, None, False, 1.5])
-    assert (reader.account.embedded, reader.epoch, reader.account.micro_batches) == (True, 1.5, 0.0)
-    reader.restore([True, None, False, 1.5, 4.0])
-    assert reader.account.micro_batches == 4.0
-
-
 def test_what_is_no_plain_data_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s", header())
     with pytest.raises(OverflowError):
@@ -150,32 +138,3 @@ CALM = (
 @pytest.mark.parametrize("row", [*PRESSING, *CALM])
 def test_only_a_bad_loss_or_gradient_does_not_wait(row: Any) -> None:
     assert is_pressing(row) is (row in PRESSING)
-
-
-LOGGING = """
-    import gc, threading, time, perfagent
-    run = perfagent.init(project="p")
-    values = {f"value{i}": float(i) for i in range(10)}
-    collections = []
-
-    def seen(phase, info):
-        if phase == "start" and threading.current_thread() is threading.main_thread():
-            collections.append(info["generation"])
-
-    for step in range(4500):
-        if step == 1500:  # imports are over
-            gc.callbacks.append(seen)
-        run.log(values, step)
-        time.sleep(0.0005)
-    print(len(collections))
-"""
-
-
-@pytest.mark.real
-def test_logging_does_not_start_the_garbage_collector(tmp_path: Path) -> None:
-    """3000 calls are 6000 objects; kept until a frame is cut, they would begin eight collections, of any size."""
-    (tmp_path / "script.py").write_text(textwrap.dedent(LOGGING), encoding="utf-8")
-    variables = job_environment(tmp_path, PERFAGENT_SERVER="http://127.0.0.1:9")
-    command = [sys.executable, str(tmp_path / "script.py")]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=True)
-    assert int(done.stdout) <= 2

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
-import weakref
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -90,13 +88,6 @@ def test_calls_are_counted_with_values_those_at_once_apart(sender: Any, collecto
     sender.rows.append(LoggedLater(1, 0.0, 0.0, {"c": 1.0, "text": "no number"}))
     assert rows_of(collector.collect(2.0, last=False)) == [(1, {"c": 1.0})]
     assert sender.logged == (3, 6, 3, 6)
-
-
-def test_rows_of_changing_names_keep_their_values(sender: Any, collector: Collector) -> None:
-    logs = [log(n, **{"a" if n % 3 else "b": float(n), **({"c": 2.0} if n % 2 else {})}) for n in range(12)]
-    sender.rows.extend(logs)
-    found = rows_of(collector.collect(1.0, last=False))
-    assert sorted(found, key=lambda row: row[0]) == [(row[0], row[3]) for row in logs]
 
 
 @pytest.mark.parametrize(
@@ -190,22 +181,6 @@ def test_rows_behind_a_log_without_its_step_are_taken(sender: Any, collector: Co
     collector.collect(0.2, last=False)
     assert sender.counters["overflows"] == 0
     assert not collector.rejoined
-
-
-def test_logs_without_a_step_rejoin_together_and_in_order(sender: Any, collector: Collector) -> None:
-    """What is written down of them goes as a whole; a value that is not there yet waits behind them."""
-    event = Event()
-    first = EarlyLog(5.0, 6.0, {"x": 1.0})
-    second = EarlyLog(5.0, 6.0, {"x": Reading(torch.tensor([2.0]), event, [])})
-    sender.rows.extend([first, second])
-    collector.collect(0.0, last=False)
-    first.settle(1)
-    assert collector.collect(0.1, last=False).total == 0
-    second.settle(1)
-    assert collector.collect(0.1, last=False).total == 1
-    event.over = True
-    assert rows_of(collector.collect(0.2, last=False)) == [(1, {"x": 2.0})]
-    assert not sender.counters["dropped"]
 
 
 # ---- steps
@@ -325,36 +300,6 @@ def test_every_row_that_a_burst_drops_is_counted(bounded: Any, burst: int, befor
         taken += collector.collect(1.0, last=False).total
     assert taken + bounded.counters["overflows"] == before + 2 * burst + 3
     assert bool(bounded.counters["overflows"]) is (burst >= 1000 or before > 1000) or burst == 999
-
-
-def test_rows_dropped_while_others_are_taken_are_counted(bounded: Any) -> None:
-    """Two threads, as in a training: of what was handed in each row was taken or counted."""
-    collector = Collector(bounded, Columns(), lambda: None, lambda _: None)
-    handed, append, one = 300_000, bounded.rows.append, log(1, a=1.0)
-
-    def burst() -> None:
-        for _ in range(handed):
-            append(one)
-
-    thread = threading.Thread(target=burst)
-    thread.start()
-    taken = 0
-    while thread.is_alive() or collector.waits:
-        taken += collector.collect(1.0, last=False).total
-        thread.join(1e-3)
-    assert bounded.counters["overflows"] > 0, "too slow to drop any"
-    lost = handed - taken - bounded.counters["overflows"]
-    assert abs(lost) <= 20, "a row more or less where threads meet"
-
-
-def test_rows_that_are_let_go_of_leave_nothing_behind(bounded: Any) -> None:
-    """In a forked child, and where the agent is switched off."""
-    bounded.rows.append(log(1, a=1.0))
-    bounded.rows.clear()
-    assert not bounded.rows
-    gone = weakref.ref(bounded.rows)
-    bounded.rows = None
-    assert gone() is None
 
 
 def test_fast_loop_loses_no_row_to_the_pauses_it_is_given(sender: Any, monkeypatch: pytest.MonkeyPatch) -> None:

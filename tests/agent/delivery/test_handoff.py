@@ -13,7 +13,6 @@ import random
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,13 @@ from typing import Any
 import msgspec
 import pytest
 from builders import until
-from driven_sender import NAMES, Driven, row, steps_in
+from driven_sender import Driven, row, steps_in
 from faults.loops import orphan
 from ingest_server import IngestServer
 
 from perfagent.agent_config import AgentConfig
 from perfagent.delivery.columns import DROPPED
-from perfagent.delivery.courier import SOURCE_STUCK_S, STUCK_S
+from perfagent.delivery.courier import SOURCE_STUCK_S
 from perfagent.delivery.handoff import MAX_EVENTS, MAX_ROWS, Sender
 from perfagent.delivery.segments import HEADER, TICK, decode_header, records
 from perfagent.delivery.send_loop import jittered
@@ -101,33 +100,6 @@ def test_rows_and_events_arrive_once_in_numbered_frames(sender: Sender, transpor
     assert {(frame.project, frame.run, frame.attempt) for frame in transport.frames} == {("p", "r", 1)}
     assert [frame.seq for frame in transport.frames] == [*range(1, len(transport.frames) + 1)]
     assert sender.counters["acked"] == 2000
-
-
-def test_flush_waits_for_rows_that_came_during_a_drain(sender: Sender, transport: RecordingTransport) -> None:
-    answers: list[bool] = []
-
-    def log() -> None:
-        sender.rows.append(row(2))
-        answers.append(sender.flush(10))
-
-    thread = threading.Thread(target=log)
-
-    class Interrupted:
-        """A row at whose drain the training thread logs another one and flushes."""
-
-        def ready(self) -> bool:
-            thread.start()
-            until(lambda: sender.flushes)
-            return True
-
-        def row(self) -> tuple[Any, ...]:
-            return row(1)
-
-    sender.rows.append(Interrupted())  # type: ignore[arg-type]
-    until(lambda: answers)
-    thread.join(10)
-    assert answers == [True]
-    assert steps_in(transport.frames) == [1, 2]
 
 
 def test_close_is_final_and_leaves_no_folder(tmp_path: Path, transport: RecordingTransport) -> None:
@@ -364,38 +336,6 @@ def test_what_came_too_fast_is_counted_and_told_once(driven: Make, told: pytest.
     assert one_of(told, "came faster")
 
 
-def test_alerts_out_of_order_are_no_drop(driven: Make, told: pytest.LogCaptureFixture) -> None:
-    """Two threads may put them in in the other order than they were numbered, and one is put first on purpose."""
-    one = driven()
-    for number in range(5):
-        one.sender.event("alert", {"title": str(number)})
-    one.sender.events.rotate(1)
-    held = one.sender.events.pop()
-    one.goes_on(1)
-    one.sender.events.append(held)
-    one.goes_on(1)
-    assert sum(event.kind == "alert" for frame in one.transport.frames for event in frame.events) == 5
-    assert not one.counters["event_overflows"]
-    assert not told.messages
-
-
-def test_alerts_that_never_stop_keep_nothing_else_waiting(driven: Make) -> None:
-    one = driven()
-
-    class Endless(deque[Any]):
-        """As if another thread handed them in as fast as they are taken."""
-
-        def popleft(self) -> Any:
-            one.sender.event("alert", {"title": "again"})
-            return super().popleft()
-
-    one.sender.events = Endless(maxlen=MAX_EVENTS)
-    one.sender.event("alert", {"title": "first"})
-    one.goes_on(1, [row(1)])
-    assert steps_in(one.transport.frames) == [1]
-    one.sender.events = deque()
-
-
 def test_a08_refused_alerts_are_counted_as_dropped(driven: Make) -> None:
     one = driven(RecordingTransport([Reply(400, {}, b"no")]))
     one.sender.event("alert", {"title": "refused"})
@@ -431,17 +371,6 @@ def test_a23_callback_that_raises_is_off_after_three(driven: Make, told: pytest.
     assert one_of(told, "command")
 
 
-def test_source_that_put_itself_off_is_polled_when_made_due(driven: Make) -> None:
-    one, polled, other = driven(), [], []
-    source = one.sender.add_source(lambda: polled.append(one.now), every_s=math.inf)
-    one.sender.add_source(lambda: other.append(one.now), every_s=0.5)
-    one.goes_on(3)
-    assert (len(polled), len(other)) == (1, 6)
-    source.due = one.sender.sources_due = 0.0
-    one.goes_on(0.3)
-    assert len(polled) == 2
-
-
 def test_a21_source_that_raises_thrice_in_a_row_goes(driven: Make, told: pytest.LogCaptureFixture) -> None:
     one, sometimes, always = driven(), [0], [0]
 
@@ -461,24 +390,6 @@ def test_a21_source_that_raises_thrice_in_a_row_goes(driven: Make, told: pytest.
     assert sometimes[0] > 12
     assert "broken" in one_of(told, "failed three times")
     assert steps_in(one.transport.frames) == [1]
-
-
-def test_slow_source_with_nothing_to_tell_is_not_asked_again(driven: Make, told: pytest.LogCaptureFixture) -> None:
-    one, asked, others = driven(), [0], [0]
-
-    def silent() -> bool:
-        asked[0] += 1
-        return False
-
-    def often() -> None:
-        others[0] += 1
-
-    one.sender.add_slow_source(silent)
-    one.sender.add_slow_source(often, every_s=1.0)
-    one.goes_on(8, map(row, itertools.count()))
-    assert asked == [1]
-    assert 3 <= others[0] <= 9
-    assert not told.messages, "that is no failure"
 
 
 # ---- A21: trouble of our own
@@ -575,53 +486,6 @@ def test_a22_source_that_hangs_is_left_and_polled_again_later(real, told):
     assert len({*polls}) == 2, "the thread that was left behind goes on"
 
 
-@pytest.mark.real
-def test_a15_orphan_on_a_disk_that_hangs_is_left(real, monkeypatch, told):
-    one, server = real
-    looks, release, listed = threading.Event(), threading.Event(), Path.iterdir
-
-    def hang(folder: Path) -> Any:
-        if threading.current_thread().name == "perfagent-courier":
-            looks.set()
-            release.wait(60)
-        return listed(folder)
-
-    monkeypatch.setattr(Path, "iterdir", hang)
-    one.goes_on(2, [row(1)])
-    assert looks.wait(20)
-    one.goes_on(STUCK_S - 3, waits=False)
-    assert one.counters["couriers_lost"] == 0
-    one.goes_on(6, [row(2)], waits=False)
-    assert one.counters["couriers_lost"] == 1
-    until(
-        lambda: one.goes_on(0.1, waits=False) and sorted(server.values("loss")) == [1, 2], why="delivery waits for it"
-    )
-    assert not told.messages, "the server has nothing to do with it"
-    release.set()
-
-
-def test_what_no_answer_came_for_is_told_at_the_end(tmp_path, monkeypatch, told):
-    class NeverAnswers(RecordingTransport):
-        asked, over = threading.Event(), threading.Event()
-
-        def post(self, body: bytes, **more: Any) -> Reply:
-            self.asked.set()
-            self.over.wait(60)
-            return super().post(body, **more)
-
-    transport = NeverAnswers()
-    sender = make(tmp_path, transport)
-    sender.start()
-    sender.rows.append(row(1))
-    assert transport.asked.wait(20)
-    ended = sender.closed.wait
-    monkeypatch.setattr(sender.closed, "wait", lambda _: ended(20))  # the sender's thread may be late
-    sender.close("finished", timeout_s=0.3)
-    assert sender.closed.is_set(), "the sender's thread did not end"
-    assert str(sender.folder) in one_of(told, "not all of this run")
-    transport.over.set()
-
-
 # ---- what dead processes left
 
 
@@ -692,23 +556,6 @@ def in_child(code: Callable[[], int]) -> int:
 
 
 @pytest.mark.real
-def test_a14_forked_child_frees_nothing_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Freeing an event or pinned memory calls CUDA, which a forked child cannot: each worker of a DataLoader would be
-    aborted."""
-    sender = make(tmp_path)  # without its thread, which would take the row in the parent, and free the event there
-    freed: list[int] = []
-
-    class Event:
-        def __del__(self) -> None:
-            freed.append(1)
-
-    monkeypatch.setattr("perfagent.device._elsewhere", True)
-    sender.rows.append((1, 0.0, 0.0, NAMES[:1], [Event()]))  # type: ignore[arg-type]
-    assert in_child(lambda: (gc.collect(), len(sender.rows) + len(freed))[1]) == 0
-    sender.rows.clear()
-
-
-@pytest.mark.real
 def test_a14_fork_while_a_file_is_being_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, go_on, opened = threading.Event(), threading.Event(), os.open
 
@@ -761,11 +608,3 @@ def test_a15_disk_that_hangs_holds_up_neither_the_end_nor_a_fork(tmp_path, monke
     assert waited[0] <= 1.5
     release.set()
     assert ended(20)
-
-
-def test_a13_last_state_stands_in_the_spool_that_is_left(tmp_path: Path) -> None:
-    sender = make(tmp_path, RecordingTransport([ServerUnreachable("refused")] * 100))
-    sender.start()
-    sender.rows.append(row(1))
-    sender.close("preempted", timeout_s=WHOLE_S)
-    assert Spool.open(sender.folder).header.closed == "preempted"

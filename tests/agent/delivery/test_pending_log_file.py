@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from agent_recorded import Recording
 from builders import job_environment, until
-from case_selection import everyday
 
 from perfagent.delivery.drafts import Draft
 from perfagent.delivery.segments import folders, numbered
@@ -136,27 +133,6 @@ def fails(*_: Any, **__: Any) -> None:
     raise OSError(errno.EIO, "Input/output error")
 
 
-def test_files_that_somebody_deleted_are_written_anew(kept: Kept) -> None:
-    waiting = [log(0.5)]
-    kept.keep(*waiting)
-    shutil.rmtree(kept.spool.folder)
-    kept.spool.files.let_go()  # as it does within a second
-    kept.keep(*waiting)
-    assert kept.left() == [(0, 0.5)]
-
-
-def test_full_disk_sends_nothing_that_would_be_found_again(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept.keep(log(0.5))
-    kept.spool.abandon()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", fails)
-        successor = Spool.open(kept.spool.folder)
-        assert successor.next() is None
-        assert successor.counters["unreadable"] == 1
-        successor.remove()  # keeps what is not delivered
-    assert kept.left() == [(0, 0.5)]
-
-
 # ---- values
 
 
@@ -165,17 +141,6 @@ def test_what_a_tick_would_store_is_kept_and_the_rest_left_to_it(kept: Kept) -> 
     kept.keep(odd := log(1.0, text="no"))
     kept.keep(odd, log(2**70))
     assert kept.left() == [(0, 1.0), (1, float(2**70))]
-
-
-def test_numpy_and_names_that_are_numbers_are_kept_as_by_a_tick(kept: Kept) -> None:
-    kept.keep(EarlyLog(1.0, time.monotonic() - 1.0, {"x": np.float32(0.5), 3: np.array(4.0)}))
-    kept.spool.abandon()
-    outgoing = Spool.open(kept.spool.folder).next()
-    assert outgoing is not None
-    assert {name: [*group.column(name)] for group in outgoing.groups for name in group.values} == {
-        "x": [0.5],
-        "3": [4.0],
-    }
 
 
 class Buffer:
@@ -213,7 +178,7 @@ def test_value_of_a_device_is_read_before_its_buffer_is_reused(kept: Kept) -> No
 # ---- a whole process
 
 SCRIPT = """
-import os, time, {imports} perfagent
+import os, time, torch, perfagent
 from perfagent.step import pending_logs
 pending_logs._EARLY_S = 600.0  # what such a log may wait for its step
 run = perfagent.init()
@@ -221,28 +186,21 @@ run = perfagent.init()
 print("ready", flush=True)
 time.sleep(60)
 """
-BODIES = {
-    "no torch": ("", "run.log({'x': 0.5}); run.log({'x': 0.25})", [(0, 0.5), (1, 0.25)]),
-    "before an optimizer": (
-        "torch,",
-        "model = torch.nn.Linear(2, 1); optimizer = torch.optim.SGD(model.parameters(), lr=0.1); perfagent.attach(model)\n"
-        "for value in (0.5, 0.25): model(torch.ones(1, 2)).sum().backward(); run.log({'x': value})",
-        [(1, 0.25), (1, 0.5)],
-    ),
-    "others behind it": (
-        "torch,",
-        "run.log({'x': 0.5}); [run.log({'x': 1.0}, step=step) for step in (5, 6)]",
-        [(5, 1.0), (6, 1.0), (7, 0.5)],
-    ),
-}
+BODY = """
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+perfagent.attach(model)
+for value in (0.5, 0.25):
+    model(torch.ones(1, 2)).sum().backward()
+    run.log({"x": value})
+"""
 
 
 @pytest.mark.real
 @pytest.mark.fault
-@pytest.mark.parametrize("case", everyday(1, BODIES))
-def test_a11_kill_9_before_the_first_step_loses_no_old_log(case: str, tmp_path: Path) -> None:
-    imports, body, expected = BODIES[case]
-    (tmp_path / "script.py").write_text(SCRIPT.format(imports=imports, body=body))
+def test_a11_kill_9_before_the_first_step_loses_no_old_log(tmp_path: Path) -> None:
+    expected = [(1, 0.25), (1, 0.5)]
+    (tmp_path / "script.py").write_text(SCRIPT.format(body=BODY))
     environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"), OMP_NUM_THREADS="1")
     command = [sys.executable, "script.py"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as process:

@@ -4,16 +4,13 @@ import gc
 import math
 from typing import Any
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns
-from perfagent.delivery.drafts import Draft, left_behind, pieces, read
-from perfagent.delivery.recovery import drafted
+from perfagent.delivery.drafts import Draft, pieces, read
 from perfagent.delivery.row_packing import Packed, Packer, grouped, rows_in
-from perfagent.wire import Group
 
 NUMBERS = st.floats() | st.integers(-(2**60), 2**60) | st.booleans() | st.floats(width=32)
 ROWS = st.lists(
@@ -68,38 +65,12 @@ def test_what_is_not_plain_is_left_to_those_who_look_closer() -> None:
     assert packer.take() == []
 
 
-def test_names_are_kept_from_tick_to_tick_but_only_a_few() -> None:
-    packer = Packer(Columns())
-    for tick in range(3):
-        for shape in range(50):
-            assert packer.add(tick, 1.0, 2.0, (f"m{shape}",), (float(shape),))
-        assert packer.add(tick, 1.0, 2.0, ("m0",), (0.5,))
-        taken = {block.names: [row[4] for row in rows_in(block)] for block in packer.take()}
-        assert taken == {("m0",): [(0.0,), (0.5,)]} | {(f"m{shape}",): [(float(shape),)] for shape in range(1, 50)}
-    assert packer.take() == []
-    assert packer.names is None, "fifty shapes were to be forgotten"
-    assert packer.add(9, 1.0, 2.0, ("m0",), (1.0,))
-    assert [block.names for block in packer.take()] == [("m0",)]
-    assert packer.names == ("m0",)
-    assert packer.take() == []
-
-
 def test_series_beyond_the_limit_are_counted_and_left_out() -> None:
     columns = Columns(max_series=1)
     assert columns.knows(("a",))
     blocks = [Packed(("b",), _packed([(1, 0.0, 0.0, (2.0,))], ("b",), ticks=1)[0].data)]
     assert read([Draft([], [], blocks)], StepReader(), columns, _lost) == []
     assert columns.refused["series"] == 1
-
-
-def test_draft_from_before_rows_were_packed_is_read() -> None:
-    row = [3, 1.0, 2.0, ["loss"], [0.5]]
-    old = msgspec.msgpack.encode((7, StepReader().context(), [row]))
-    number, draft = drafted(old)
-    assert number == 7
-    (group,) = left_behind([draft])
-    assert group == Group([3], [1.0], [2.0], {"loss": group.values["loss"]})
-    assert [*group.column("loss")] == [0.5]
 
 
 def test_packed_rows_are_no_objects_for_the_garbage_collector() -> None:

@@ -9,8 +9,6 @@ import errno
 import functools
 import os
 import random
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,6 @@ from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft
 from perfagent.delivery.row_packing import Packed, Packer
 from perfagent.delivery.spool import Spool
-from perfagent.governor import Governor
-from perfagent.hooks.new_progress import new_progress
-from perfagent.step.pending_logs import EarlyLog
 from perfagent.wire import Event, Group
 
 pytestmark = pytest.mark.fault
@@ -182,59 +177,6 @@ def live(folder: Path, books: Books, chance: random.Random) -> Spool:
     return spool
 
 
-def live_early(folder: Path, books: Books, chance: random.Random) -> None:
-    """The same of one whose log() calls wait for their step, several at a time."""
-    spool = Spool(folder, header())
-    now, step = 0.0, 0
-    waiting: list[EarlyLog] = []
-    progress = new_progress(deque(), Governor(0.5))
-    context = StepReader().context()
-    for _ in range(45):
-        now += chance.choice([0.1, 0.5, 70.0])
-        what = chance.choice(
-            ["early", "early", "settle", "row", "row", "send", "send", "hold", "cut", "tick", "tick", "closed"]
-        )
-        new = []
-        if what in ("early", "row"):
-            metrics = {"loss": 1.0 / (1 + step)}
-            books.tried.add(step)
-            if what == "early":
-                waiting.append(EarlyLog(1.0, time.monotonic() - 1.0, metrics))
-            else:
-                new = [(step, 1.0, 1.0, metrics)]
-            step += 1
-        elif what == "settle":
-            for log in waiting:
-                log.settle(1000)
-        elif what == "hold":
-            spool.hold(now=now)
-        elif what == "closed":
-            spool.files.let_go()
-        elif what in ("send", "cut") and (frame := spool.next()) is not None:
-            books.receive(frame.seq, frame.groups)
-            spool.hold(now=now) if what == "cut" else spool.ack(frame.seq)
-        _tick_early(spool, books, new, waiting, now, context)
-        spool.early.keep(waiting, progress, context)
-        books.taken.update(round(1 / log.row_at(0)[3]["loss"]) - 1 for log in waiting[: spool.early.kept])
-    spool.close(final="finished")
-
-
-def _tick_early(
-    spool: Spool, books: Books, new: list[Any], waiting: list[EarlyLog], now: float, context: list[Any]
-) -> None:
-    """As the dispatcher's."""
-    joined = [log.row() for log in waiting if log.settled]
-    if not new and not joined:
-        return
-    if joined:
-        spool.early.joins(spool.header.next_tick, context)
-        waiting.clear()
-    if spool.draft(Draft(context, [*joined, *new]), now=now):
-        books.taken.update(round(1 / row[3]["loss"]) - 1 for row in [*joined, *new])
-    if joined:
-        spool.early.forget()
-
-
 def succeed(folder: Path, books: Books) -> None:
     """What the next start and `perfagent sync` do with it."""
     with contextlib.suppress(FileNotFoundError):
@@ -246,21 +188,20 @@ def succeed(folder: Path, books: Books) -> None:
         spool.remove()
 
 
-@pytest.mark.parametrize(("living", "seeds"), [(live, SEEDS), (live_early, (0, 6))], ids=["rows", "logs that wait"])
 @pytest.mark.parametrize("listed", everyday(1, ["first to last", "last to first"]))
 @pytest.mark.parametrize("torn", [False, True])
-def test_a11_killed_at_any_call_all_arrives_once(tmp_path, monkeypatch, torn, listed, living, seeds):
+def test_a11_killed_at_any_call_all_arrives_once(tmp_path, monkeypatch, torn, listed):
     as_it_comes = Path.iterdir  # each file system lists a folder in an order of its own
     monkeypatch.setattr(
         Path, "iterdir", lambda self: iter(sorted(as_it_comes(self), reverse=listed == "last to first"))
     )
-    for seed in seeds:
+    for seed in SEEDS:
         last, ended = 1, False
         while not ended:
             folder, books = tmp_path / f"{seed}-{last}", Books()
             process = Process(last, torn=torn)
             with process.lives():
-                living(folder, books, random.Random(seed))
+                live(folder, books, random.Random(seed))
                 ended = True
             for successor in (Process(1 + (7 * last + seed) % 16, torn=torn), Process(10**9)):
                 with successor.lives():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections import Counter
@@ -20,7 +19,6 @@ from perfagent.cli import _main
 from perfagent.delivery import sync
 from perfagent.delivery.spool import Header, Spool
 from perfagent.delivery.transport import HttpTransport, RecordingTransport, Reply
-from perfagent.local_server import LocalServer, data_folder
 from perfagent.wire import Frame, Group, decode
 
 pytestmark = pytest.mark.real
@@ -150,31 +148,6 @@ def test_what_holds_no_recording_is_wrong_use_and_named(run_sync: Sync, tmp_path
         assert sorted(server.values("loss")) == list(range(30)), "another one is sent all the same"
     assert status == 2
     assert f"{tmp_path / 'other'} holds no recording" in said
-
-
-def test_folder_that_may_not_be_used_is_named_with_what_to_do(run_sync, recording, monkeypatch):
-    closed, look, opened = recording / SOURCE, Path.iterdir, os.open
-
-    def unreadable(path: Path) -> object:
-        if path == closed:  # tests may run as root, who may look everywhere
-            raise PermissionError(13, "Permission denied")
-        return look(path)
-
-    def read_only(path: Any, *arguments: Any, **more: Any) -> int:
-        if Path(path).name == "lock":
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-        return opened(path, *arguments, **more)
-
-    for module, name, refused, words in (
-        (Path, "iterdir", unreadable, (f"{closed}: cannot be read", "Permission denied")),
-        (os, "open", read_only, (f"{closed}: cannot be written", "Read-only file system", "copy it")),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, refused)
-            status, said = run_sync(NOBODY, recording)
-        assert status == 1
-        assert all(word in said for word in words), said
-        assert "nothing to send" not in said
 
 
 def test_recording_of_a_later_version_is_told_and_left(run_sync: Sync, recording: Path) -> None:
@@ -307,27 +280,6 @@ def test_terminal_is_asked_whether_this_server_gets_it(tmp_path: Path, answer: s
     assert folder.exists() is not bool(frames)
 
 
-def test_refusing_port_is_not_waited_for_beside_an_own_server(run_sync, tmp_path, clock):
-    data_folder().mkdir(parents=True)
-    LocalServer().announce("http://127.0.0.1:8720")
-    wrong = f"http://127.0.0.1:{free_port()}"
-    leave(tmp_path, "a", server=wrong)
-    status, said = run_sync(wrong)
-    assert status == 1
-    assert "perfagent sync --server http://127.0.0.1:8720" in said
-    assert clock.now == 1000.0, "not for a moment"
-
-
-def test_own_server_is_found_at_the_port_it_takes_meanwhile(run_sync, recording, clock, monkeypatch):
-    data_folder().mkdir(parents=True)
-    LocalServer().announce(f"http://127.0.0.1:{free_port()}")
-    with IngestServer() as server:
-        monkeypatch.setattr(clock, "sleep", lambda _: LocalServer().announce(server.url))
-        status, said = run_sync("", recording)
-    assert status == 0, said
-    assert sorted(server.values("loss")) == list(range(30))
-
-
 def test_recording_in_use_fails_and_a_spool_in_use_does_not(run_sync, tmp_path, recording):
     """Else `perfagent sync DIR && rm -r DIR` would delete what nobody has."""
     lock = Spool.open(recording / SOURCE, recording=True)
@@ -342,21 +294,3 @@ def test_recording_in_use_fails_and_a_spool_in_use_does_not(run_sync, tmp_path, 
     status, said = run_sync(NOBODY)
     lock.close()
     assert (status, "skipped" in said) == (0, True)
-
-
-def test_copy_of_what_a_killed_process_left_goes_out_whole(run_sync: Sync, tmp_path: Path) -> None:
-    """Where it cannot be written, `sync` says to copy it. One frame of it was on its way when the process was
-    killed."""
-    left = Spool(tmp_path / "spool" / "s", Header(source="s", project="p", rank=0, server=None, run="r", attempt=1))
-    for first in (0, 10):
-        left.append(rows(first), [], now=0.0)
-        assert first or left.next() is not None
-    left.abandon()
-    shutil.copytree(tmp_path / "spool", tmp_path / "copy")
-    with IngestServer() as first_server, IngestServer() as second:
-        for server in (first_server, second, second):
-            assert run_sync(server, tmp_path / "copy")[0] == 0
-            assert sorted(server.values("loss")) == list(range(20))
-        assert first_server.stored.keys() == second.stored.keys()
-        assert run_sync(first_server, tmp_path / "spool")[0] == 0, "the original, later"
-        assert len(first_server.samples("loss")) == 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections import deque
@@ -96,16 +95,6 @@ def test_a_wait_lasts_until_the_last_tensor_is_given_back(loop: Loop) -> None:
     del x, y, batch
 
 
-def test_a_second_tensor_counts_though_the_first_took_longer(loop: Loop) -> None:
-    """An image and its mask: how long the first takes is known to some percent only, and that is more than a moment."""
-    loop.measured()
-    for _ in range(2):
-        x, y, z = loop.fetch((tensor(), loop.pause(1.5 * COST_NS / 1e9), tensor()))
-    assert 2.5 * COST_NS < loop.lengthened_ns() < 2.5 * COST_NS + READINGS_NS
-    loop.clock.sleep(1.0)
-    del x, y, z
-
-
 # ---- what is the loop's own time
 
 
@@ -114,18 +103,6 @@ def on_a_later_line(loop: Loop) -> None:
         batch = loop.fetch([tensor()])
         x = batch[0]  # here the tensor of the batch before goes
     del x
-
-
-def in_the_new_batch(loop: Loop) -> None:
-    for _ in range(2):
-        batch = loop.fetch([tensor()])
-        batch[0] = batch[0] * 2
-
-
-def after_a_pause(loop: Loop) -> None:
-    for _ in range(2):
-        x, y = loop.fetch((loop.pause(0.001), tensor()))
-    del x, y
 
 
 def after_a_call(loop: Loop) -> None:
@@ -146,23 +123,7 @@ def on_another_thread(loop: Loop) -> None:
     thread.join()
 
 
-def pinned(loop: Loop) -> None:
-    loop.iterator._pin_memory = True  # as torch names it
-    for _ in range(3):
-        x = loop.fetch(tensor())
-    del x
-
-
-def on_a_device(loop: Loop) -> None:
-    for _ in range(2):
-        x, y = loop.fetch((torch.zeros(SIZE, dtype=torch.uint8, device="meta"), torch.zeros(4).to_sparse()))
-    del x, y
-
-
-@pytest.mark.parametrize(
-    "run",
-    [on_a_later_line, in_the_new_batch, after_a_pause, after_a_call, on_another_thread, pinned, on_a_device],
-)
+@pytest.mark.parametrize("run", [on_a_later_line, after_a_call, on_another_thread])
 def test_what_goes_elsewhere_is_the_loops_own_time(loop: Loop, run: Callable[[Loop], None]) -> None:
     run(loop.measured())
     assert loop.lengthened_ns() == 0
@@ -186,14 +147,6 @@ def test_the_first_batches_are_measured_and_then_one_in_32(loop: Loop) -> None:
     assert measured == [2, 3, 4, 33, 65]
 
 
-def test_each_loader_of_a_loop_has_its_waits(loop: Loop) -> None:
-    other = Loop(loop.clock, loop.progress, loop.measured().release, _num_workers=2)
-    for number in range(3):
-        x, y = loop.fetch(tensor()), other.fetch(tensor())
-        assert not number or is_lengthened(other)
-    del x, y
-
-
 def test_batches_that_cost_nothing_rest_for_a_thousand(loop: Loop) -> None:
     data = torch.zeros(100, 4)
     for number in range(6):
@@ -209,41 +162,12 @@ def test_batches_that_cost_nothing_rest_for_a_thousand(loop: Loop) -> None:
     assert 1000 < first < 1010
 
 
-def test_what_is_held_goes_when_no_batch_is_asked_for(loop: Loop) -> None:
-    for _ in range(2):
-        x = loop.fetch(shared())
-    for pause_s, held in ((4.9, 1), (0.2, 0)):
-        loop.clock.sleep(pause_s)
-        loop.release.expire()
-        assert len(loop.release.held) == held
-    del x
-
-
-@pytest.mark.parametrize("room", [3, 5])
-def test_a_batch_is_held_only_where_the_next_ones_fit_beside_it(loop: Loop, room: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=room * SIZE // 4096, f_frsize=4096))
-    for _ in range(2):
-        x = loop.fetch(shared())
-    assert len(loop.release.held) == (room == 5)
-    del x
-
-
 def test_no_more_than_256_mb_are_held(loop: Loop) -> None:
     loop.iterator._num_workers = 0
     for _ in range(2):
         x, y = loop.fetch([torch.empty(160 << 20, dtype=torch.uint8) for _ in range(2)])
     assert len(loop.release.held) == 1, "one fits, two do not"
     del x, y
-
-
-def test_a_tensor_that_is_kept_stays_as_it_is(loop: Loop) -> None:
-    kept = []
-    for number in range(8):
-        x = loop.fetch(torch.full((1000,), float(number)).share_memory_())
-        if number % 2:
-            kept.append(x[::2])
-    del x
-    assert [tensor.unique().tolist() for tensor in kept] == [[1.0], [3.0], [5.0], [7.0]]
 
 
 def test_the_cost_of_a_size_is_that_of_about_as_many_pages() -> None:

@@ -7,7 +7,7 @@ import types
 
 import pytest
 import torch
-from agent.hooks.loops import READINGS_S, about, numbered, sgd
+from agent.hooks.loops import about, numbered, sgd
 from torch import nn
 from truth import norm_of
 
@@ -105,32 +105,6 @@ def test_of_a_step_whose_closure_raised_nothing_is_told(every_step, clip, call):
     assert recorded.numbers("grad_norm/0.weight") == [1, 2, 3, 4, 5]
 
 
-def test_steps_with_a_closure_and_clipped_ones_take_turns(every_step):
-    model = small()
-    recorded, optimizer, true = every_step(model), sgd(model, lr=1e-3), []
-    for _ in range(3):
-        ((_, norm),) = trained(model, optimizer, steps=1)[0]
-        optimizer.zero_grad()
-        (20 * model(torch.randn(4, 8)).square().mean()).backward()
-        true += [norm, norm_of(model.parameters())]
-        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-        optimizer.step()
-    assert recorded.series("grad/norm") == numbered(true)
-    assert recorded.numbers("grad_norm/0.weight") == [1, 2, 3, 4, 5, 6]
-
-
-def test_the_closure_of_an_optimizer_with_a_scheduler_is_seen(every_step):
-    """The scheduler puts a `step` of its own on the instance."""
-    model = small()
-    optimizer = lbfgs(model)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
-    recorded = every_step(model)
-    seen = trained(model, optimizer)
-    assert "step" in optimizer.__dict__, "else this tests nothing"
-    assert_told(recorded, seen)
-    assert scheduler.last_epoch == 0
-
-
 def test_what_is_done_in_a_closure_is_no_optimizer_time(clock, record):
     class Slow(nn.Linear):
         def forward(self, x):
@@ -154,42 +128,3 @@ def test_what_is_done_in_a_closure_is_no_optimizer_time(clock, record):
     for name, naps in (("forward", 1), ("backward", 2), ("rewards", 3), ("optimizer", 0)):
         seconds = recorded.series(f"phase/{name}_s")
         assert all(about(seconds[number], naps * NAP_S) for number in range(2, 6)), name
-
-
-def test_nor_where_the_closure_calls_no_module(clock, record):
-    """A network of plain tensors that solves a differential equation; the first step with a model that is yet to be
-    found."""
-    weight = torch.ones(4, 1, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weight], lr=0.01, max_iter=2)
-    recorded = record(optimizer=optimizer)
-
-    def closure():
-        optimizer.zero_grad()
-        clock.sleep(NAP_S)
-        loss = (torch.ones(2, 4) @ weight).square().mean()
-        loss.backward()
-        return loss
-
-    for _ in range(5):
-        optimizer.step(closure)
-    assert max(recorded.series("phase/optimizer_s").values()) < NAP_S
-    assert not {"phase/", "phase/_s", "phase/forward_s"} & {name for _, values in recorded.rows for name in values}
-
-
-def test_a_phase_inside_of_the_backward_pass_is_told_once(clock, record):
-    model = nn.Linear(4, 1)
-    optimizer = sgd(model)
-    recorded = record(model, optimizer=optimizer)
-
-    def naps(_gradient):
-        with recorded.run.phase("exchange"):
-            clock.sleep(NAP_S)
-
-    for _ in range(4):
-        optimizer.zero_grad()
-        out = model(torch.ones(2, 4))
-        out.register_hook(naps)
-        out.square().mean().backward()
-        optimizer.step()
-    assert all(about(seconds, NAP_S) for seconds in recorded.series("phase/exchange_s").values())
-    assert max(recorded.series("phase/backward_s").values()) < READINGS_S

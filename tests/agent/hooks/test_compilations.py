@@ -85,15 +85,6 @@ def test_nine_lengths_are_told_with_reason_step_and_place(record):
             assert 0.5 * events[number - 2][0]["seconds"] < compiling[number] < values["step_time_s"]
 
 
-def test_graph_breaks_are_counted(record):
-    recorded, found = trained(record, (3,) * 6, breaks=True)
-    assert found == trained(None, (3,) * 6, breaks=True)[1]
-    assert [sum(counts.values()) for counts in found[-2:-1]] == [1]
-    assert recorded.of("compile/graph_breaks")[-1][1] == 1
-    assert recorded.of("compile/count")[-1][1] == 2, "what is before the break, and what is behind it"
-    assert compile_events(recorded) == []
-
-
 @pytest.mark.long
 def test_a_torch_with_other_records_is_counted_as_a_failure(record, monkeypatch):
     class OnlyAppends:
@@ -169,25 +160,6 @@ def compiled_series(recorded) -> set[str]:
     return {name for _, values in recorded.rows for name in values if "compile" in name}
 
 
-def test_an_attribute_that_changes_is_the_reason(record):
-    job = Job(record)
-    for scale in (1, 2, 3):
-        job.model.scale = scale
-        job.train(job.compiled)
-    job.recorded.finish()
-    told = [(data["reason"], data["limit_reached"]) for data, _ in compile_events(job.recorded)]
-    assert told == [("self.scale == 1", False), ("self.scale == 2", False)]
-
-
-def test_time_is_told_after_torch_dropped_all_callbacks(record):
-    job = Job(record)
-    job.train(job.compiled)
-    torch.compiler.reset()
-    job.recorded.poll()
-    job.train(torch.compile(job.model, backend="eager"))
-    assert job.recorded.numbers("phase/compile_s") == [1, 4]
-
-
 @pytest.mark.parametrize("graded", [False, True])
 def test_compiling_within_an_evaluation_is_part_of_it(record, graded):
     job = Job(record)
@@ -203,15 +175,6 @@ def test_compiling_within_an_evaluation_is_part_of_it(record, graded):
     steps = dict(job.recorded.steps())
     assert steps[4]["phase/eval_s"] > 0.5 * steps[4]["step_time_s"]
     assert job.recorded.numbers("phase/compile_s") == [1]
-
-
-def test_what_another_thread_compiles_is_part_of_no_step(record):
-    job = Job(record)
-    job.train(job.model)
-    compile_beside()
-    job.train(job.model)
-    assert [count for _, count in job.recorded.of("compile/count")] == [1.0]
-    assert not job.recorded.of("phase/compile_s")
 
 
 class CompilesInBackward(torch.autograd.Function):
@@ -236,19 +199,6 @@ def test_what_autograds_thread_compiles_is_no_backward_time(record):
     values = dict(job.recorded.steps())[4]
     assert values["phase/compile_s"] > values["phase/backward_s"] > 0
     assert sum(one for name, one in values.items() if name.startswith("phase/")) == pytest.approx(values["step_time_s"])
-
-
-def test_compiling_an_optimizer_is_no_optimizer_time(record):
-    job = Job(record, model=nn.Linear(4, 4))
-    whole = nn.Sequential(job.model, Mean())
-    job.train(whole)
-    job.train(whole, torch.compile(job.optimizer.step, backend="eager"))
-    steps = dict(job.recorded.steps())
-    assert job.recorded.numbers("phase/compile_s")[0] == 4
-    assert steps[4]["phase/optimizer_s"] < steps[4]["phase/compile_s"]
-    for values in [*steps.values()][1:]:
-        phases = sum(value for name, value in values.items() if name.startswith("phase/"))
-        assert phases == pytest.approx(values["step_time_s"])
 
 
 def test_nothing_stays_in_torch_when_the_run_has_ended(record):

@@ -38,20 +38,6 @@ class WithoutSuper(torch.optim.Optimizer):
     step, zero_grad = Homemade.step, Homemade.zero_grad
 
 
-class Accumulating:
-    """Holds one of torch's, and steps it every other time, as Accelerate's does."""
-
-    def __init__(self, parameters):
-        self.inside = torch.optim.SGD(parameters, lr=RATE)
-        self.param_groups, self.calls = self.inside.param_groups, 0
-
-    def step(self):
-        self.calls += 1
-        if self.calls % 2 == 0:
-            self.inside.step()
-            self.inside.zero_grad()
-
-
 class OfFastai:
     """What fastai's optimizers look like: groups made anew each time that they are asked for, and no `lr` in them but
     by name."""
@@ -102,26 +88,6 @@ def test_one_that_the_user_names_counts(every_step, kind):
         optimizer = kind(model.parameters())
         agrees(every_step(model, optimizer), train(model, optimizer, 6))
         assert kind.step is original
-
-
-def test_one_that_holds_an_optimizer_of_torch_is_left_to_it(every_step):
-    model = small()
-    optimizer = Accumulating(model.parameters())
-    recorded = every_step(model, optimizer)
-    train(model, optimizer, 6)
-    assert [step for step, _ in recorded.steps()] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("steps", [0, 2])
-def test_one_that_raises_in_its_step_goes_on_counting(every_step, steps):
-    model = small()
-    optimizer = Homemade(model.parameters())
-    recorded = every_step(model, optimizer)
-    train(model, optimizer, steps)
-    with pytest.raises(TypeError):
-        optimizer.step()  # no gradients
-    train(model, optimizer, 2)
-    assert [step for step, _ in recorded.steps()] == [*range(1, steps + 3)]
 
 
 def test_those_of_fastai_count_without_being_named(every_step, monkeypatch):

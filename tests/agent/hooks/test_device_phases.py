@@ -5,17 +5,12 @@ The fake device works through what it is given in order and takes as long as the
 
 from __future__ import annotations
 
-import _thread
-import logging
-import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
-from agent.hooks.loops import sgd, step
+from agent.hooks.loops import sgd
 from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.device import DeviceClock, cuda_device_of
@@ -175,42 +170,6 @@ def test_a_copy_inside_of_forward_and_backward_is_taken_off(record, device, copy
     assert_each(recorded, h2d=0.04, forward=0.03, backward=0.06)
 
 
-@pytest.mark.usefixtures("nothing_compiled")
-def test_compiling_inside_of_the_forward_pass_is_taken_off(record, device):
-    def backend(graph, _inputs):
-        device.work(1.0)  # the time for which it has nothing to do
-        return graph.forward
-
-    class Compiles(Net):
-        scale = 1
-
-        def forward(self, x):
-            return super().forward(torch.compile(lambda x: x * self.scale, backend=backend, dynamic=False)(x))
-
-    scales = iter((1, 1, 2))
-
-    def loss(model):
-        model.scale = next(scales)
-        return plain(model)
-
-    [_, second, third] = [
-        values for _, values in trained(record, device, model=Compiles(device), loss=loss, steps=3).steps()
-    ]
-    assert "phase/compile_s" not in second
-    assert third["phase/compile_s"] == pytest.approx(1.0)
-    assert [second["phase/forward_s"], third["phase/forward_s"]] == pytest.approx([0.03, 0.03])
-
-
-def test_a_target_without_gradients_is_forward_on_the_device(record, device):
-    def loss(model):
-        with torch.no_grad():
-            wanted = model(torch.ones(2, 4))
-        device.work(0.005)  # neither of the two
-        return (model(torch.zeros(2, 4)) - wanted).square()
-
-    assert_each(trained(record, device, loss=loss), forward=2 * 0.03)
-
-
 class Steps(torch.optim.SGD):
     """Its step keeps the device busy."""
 
@@ -222,14 +181,6 @@ class Steps(torch.optim.SGD):
             self.before()
         self.device.work(0.01)
         return super().step(closure)
-
-
-def test_a_copy_inside_of_the_optimizers_step_is_taken_off(record, device, copy):
-    model = Net(device)
-    optimizer = Steps(model.parameters(), lr=0.1)
-    optimizer.device, optimizer.before = device, lambda: copy(Batch(device, torch.ones(1)), "cuda")
-    recorded = trained(record, device, model=model, optimizer=optimizer, steps=5)
-    assert_each(recorded, first=3, h2d=0.02, optimizer=0.01, backward=0.06)  # then the whole call is timed
 
 
 def test_what_a_closure_does_is_no_optimizer_time_on_the_device(record, device):
@@ -248,17 +199,6 @@ def test_what_a_closure_does_is_no_optimizer_time_on_the_device(record, device):
         optimizer.step(closure)
     device.done = device.now
     assert_each(recorded, first=3, forward=0.03, backward=0.06, optimizer=0.01)
-
-
-@pytest.mark.parametrize("width", [1, 4], ids=["beside the one that counts", "the one that counts"])
-def test_a_step_inside_of_backward_is_no_backward_time(record, device, width):
-    model, inner = Net(device), nn.Linear(width, 4, bias=False)
-    little = Steps(inner.parameters(), lr=0.1)
-    little.device = device
-    handle = inner.weight.register_post_accumulate_grad_hook(lambda _: little.step())
-    recorded = trained(record, device, model=model, loss=lambda model: model(inner(torch.ones(2, width))))
-    handle.remove()
-    assert_each(recorded, first=3, backward=0.06, optimizer=0.01)
 
 
 def test_a_copy_on_another_stream_overlaps_and_is_not_counted(record, device, copy):
@@ -314,15 +254,6 @@ def test_the_watched_copy_is_no_graph_break(monkeypatch):
     torch._dynamo.reset()  # what comes after in this process is not compiled
 
 
-def test_a_process_without_cuda_is_left_alone(record):
-    model = nn.Linear(4, 1)
-    optimizer = sgd(model)
-    record(model)
-    for _ in range(2):
-        step(optimizer, plain(model))
-    assert not {"to", "cuda"} & vars(torch.Tensor).keys()
-
-
 # ---- a device that is not the current one
 
 
@@ -348,37 +279,3 @@ def test_the_device_of_a_run_is_where_its_parameters_are(places, expected) -> No
     devices = [torch.device(place) for place in places]
     parameters = [SimpleNamespace(is_cuda=device.type == "cuda", device=device) for device in devices]
     assert cuda_device_of(SimpleNamespace(param_groups=[{"params": parameters}]), 0) == expected
-
-
-@pytest.mark.parametrize("logs", [False, True])
-def test_a_log_record_in_autograds_thread_hides_no_wait(record, device, logs):
-    """FSDP2 waits there in backward. A log record makes Python note the thread, which it did not start."""
-
-    class Waits(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            over = threading.Event()
-
-            def engine():
-                if logs:
-                    logging.getLogger("hook").warning("a gradient")
-                dist.all_reduce(torch.ones(1))
-                over.set()
-
-            _thread.start_new_thread(engine, ())
-            assert over.wait(20)
-            return gradient
-
-    mark = device.mark
-    device.mark = lambda: device.work(0.001) or mark()
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    try:
-        recorded = trained(record, device, model=nn.Linear(4, 1), loss=lambda model: Waits.apply(plain(model)), steps=3)
-    finally:
-        dist.destroy_process_group()
-    # of it one millisecond is between the end of the local part and that of the exchange
-    assert recorded.of("phase/comm_s") == [(step, pytest.approx(0.002)) for step in (2, 3)], "watched from step 2 on"

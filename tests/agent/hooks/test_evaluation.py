@@ -6,7 +6,7 @@ import pytest
 import torch
 from agent.hooks import loops
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 NAP_S = 0.04
 SLACK_S = 0.002
@@ -87,29 +87,6 @@ def test_an_evaluation_with_its_loader_is_one_phase(record, no_grad):
     assert values["phase/forward_s"] < SLACK_S
 
 
-class Ending(IterableDataset):
-    """What takes its time to end, as a loader does whose workers are waited for."""
-
-    def __iter__(self):
-        yield torch.ones(4)
-        yield torch.ones(4)
-        nap("end")
-
-
-def test_the_end_of_the_trainings_loader_is_no_evaluation(record):
-    recorded, model, optimizer = start(record)
-    for _ in range(3):
-        for x in DataLoader(Ending(), batch_size=1):
-            step(model, optimizer, x)
-        evaluate(model)
-    steps = dict(recorded.steps())
-    own = (spent["eval forward"] + spent["eval data"] + spent["score"]) / 3
-    for first in (3, 5):
-        assert steps[first]["phase/data_s"] >= NAP_S - 0.002
-        assert steps[first]["phase/eval_s"] <= own + SLACK_S
-        assert recorded.consumed()[first] == 1
-
-
 @by_mode
 def test_an_evaluation_after_the_last_step_is_told_at_the_end(record, no_grad):
     recorded, model, optimizer = start(record)
@@ -121,20 +98,6 @@ def test_an_evaluation_after_the_last_step_is_told_at_the_end(record, no_grad):
     assert is_one_evaluation(seconds)
     rows = [(number, "lr" in values) for number, values in recorded.rows if "lr" in values or "phase/eval_s" in values]
     assert rows == [(1, True), (2, True), (3, True), (3, False)], "a row of its own, behind that of the step"
-
-
-def test_evaluations_before_and_behind_the_last_step_are_two(record):
-    recorded, model, optimizer = start(record)
-    for _ in range(3):
-        evaluate(model)
-        step(model, optimizer, torch.ones(1, 4))
-    with recorded.run.phase("eval"):
-        nap("named")
-    evaluate(model)
-    series = recorded.of("phase/eval_s")
-    assert [number for number, _ in series] == [2, 3, 3]
-    assert spent["named"] + 3 * NAP_S <= series[-1][1]
-    assert series[1][1] <= spent["eval forward"] / 12 * 3 + spent["eval data"] / 12 * 3 + spent["score"] / 4 + SLACK_S
 
 
 def test_an_hour_between_two_calls_is_no_evaluation(record):
@@ -150,36 +113,6 @@ def test_an_hour_between_two_calls_is_no_evaluation(record):
     ((number, seconds),) = recorded.of("phase/eval_s")
     assert number == 3
     assert 2 * NAP_S <= seconds <= spent["eval forward"] + SLACK_S
-
-
-def test_an_evaluation_between_two_fetches_takes_no_samples(record):
-    recorded, model, optimizer = start(record)
-    for number, x in enumerate(DataLoader(Batches("train", 6), batch_size=2)):
-        step(model, optimizer, x)
-        if number == 1:
-            evaluate(model)
-    assert recorded.numbers("phase/eval_s") == [3]
-    assert recorded.consumed() == {2: 2, 3: 2}
-
-
-def test_a_loader_that_begins_behind_an_evaluation_is_trainings(record):
-    class Slow(DataLoader):
-        def _get_iterator(self):
-            nap("start", 2 * NAP_S)
-            return super()._get_iterator()
-
-    recorded, model, optimizer = start(record)
-    for _ in range(2):
-        for x in Slow(Batches("train", 4), batch_size=2):
-            step(model, optimizer, x)
-        model.eval()
-        with torch.no_grad():
-            model(torch.ones(2, 4))
-        model.train()
-    evaluated, waited = dict(recorded.of("phase/eval_s")), dict(recorded.of("phase/data_s"))
-    assert [*evaluated] == [3, 4]
-    assert NAP_S <= evaluated[3] < 2 * NAP_S
-    assert waited[3] > 2 * NAP_S
 
 
 def test_what_every_step_does_without_gradients_is_training(record):
@@ -208,21 +141,6 @@ def test_training_in_evaluation_mode_is_no_evaluation(record):
         step(model, optimizer, torch.ones(1, 4))
     assert not recorded.of("phase/eval_s")
     assert recorded.numbers("phase/forward_s") == [2, 3, 4]
-
-
-def test_a_pass_through_a_critic_in_its_mode_is_no_evaluation(record):
-    """By which its actor learns, as in d3rlpy. What is asked behind it is."""
-    recorded, critic, optimizer = start(record)
-    actor = torch.zeros(4, requires_grad=True)
-    for number in range(1, 9):
-        step(critic, optimizer, torch.ones(2, 4))
-        if number % 2:
-            critic.eval()
-            step(critic, torch.optim.SGD([actor], lr=0.1), actor)
-            critic.train()
-        if number == 6:
-            evaluate(critic, no_grad=False)
-    assert recorded.numbers("phase/eval_s") == [7]
 
 
 def test_the_transformers_trainer_evaluates_and_saves_in_phases(record, tmp_path):

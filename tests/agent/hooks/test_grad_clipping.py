@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-import types
 import weakref
 
 import pytest
@@ -117,19 +115,6 @@ def test_of_clippings_after_each_micro_batch_the_last_is_told(watched, limit, re
         assert {step: of_layer[step] for step in (2, 3, 4)} == numbered(layers, first=2)
 
 
-@by_measuring
-def test_what_trains_later_and_is_not_clipped_ends_the_norm(watched, request):
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1))
-    optimizer = sgd(model, lr=1e-4)
-    recorded, true = request.getfixturevalue(watched)(model), []
-    for step in range(4):
-        model[0].requires_grad_(step >= 2)
-        true.append(backward(model))
-        clip(model[1:])
-        finish(optimizer)
-    assert told(recorded) == pytest.approx(true if watched == "every_step" else true[:2], rel=1e-6)
-
-
 def test_a_step_left_out_does_not_show_in_the_next_ones_norm(seldom):
     model = small()
     optimizer = sgd(model, lr=1e-4)
@@ -169,21 +154,6 @@ def test_clipping_two_models_says_of_each_what_is_its_own(watched, to_none, clip
             clip(generator, limit=1e-4)
         ours.step()
     assert told(recorded) == pytest.approx(true if clips == "both" or watched == "every_step" else [], rel=1e-6)
-
-
-def test_gradients_with_ids_of_freed_ones_have_their_own_norm(seldom):
-    """Both backward passes first: what Python knows the generator's gradients by is made when they are clipped."""
-    generator, critic = small(), small()
-    ours, other = sgd(generator, lr=1e-4), sgd(critic, lr=1e-4)
-    recorded, returned = seldom(generator, ours), []
-    for _ in range(4):
-        backward(critic)
-        backward(generator)
-        norm = clip(critic)
-        finish(other)
-        returned.append(math.hypot(norm, clip(generator)))
-        finish(ours)
-    assert told(recorded) == pytest.approx(returned, rel=1e-6)
 
 
 # ---- what is kept
@@ -231,44 +201,3 @@ def test_an_optimizer_that_steps_with_gradients_has_their_norm(every_step, how):
     assert told(recorded) == pytest.approx(true, rel=1e-6)
     assert recorded.numbers("grad_norm/0.weight") == [1, 2, 3]
     assert recorded.of("update/ratio")
-
-
-def test_an_optimizer_without_gradients_is_not_measured(every_step):
-    model = small()
-    optimizer = sgd(model, lr=1e-4)
-    recorded = every_step(model)
-    for _ in range(3):
-        optimizer.step()
-    assert told(recorded) == []
-    assert recorded.progress.health.passes == 0
-
-
-def of_timm(parameters, clip_factor=0.01):
-    """What timm does: each row of a gradient becomes at most so large a share of its row of the weight."""
-    for parameter in parameters:
-        if parameter.grad is not None:
-            weight, gradient = (
-                each.reshape(len(each), -1).norm(dim=1) for each in (parameter.detach(), parameter.grad)
-            )
-            share = (clip_factor * weight.clamp(min=1e-3) / gradient.clamp(min=1e-6)).clamp(max=1.0)
-            parameter.grad.copy_(parameter.grad * share.reshape(-1, *[1] * (parameter.dim() - 1)))
-
-
-@pytest.mark.parametrize("part", [False, True], ids=["all", "all but the last layer"])
-def test_adaptive_clipping_of_timm_is_clipping(every_step, monkeypatch, part):
-    modules = [types.ModuleType(name) for name in ("timm.utils.agc", "timm.utils.clip_grad")]
-    for module in modules:
-        module.adaptive_clip_grad = of_timm  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    model = small()
-    optimizer = sgd(model, lr=1e-4)
-    recorded, norms = every_step(model), []
-    for module in modules * 2:
-        optimizer.zero_grad()
-        norms.append(backward(model))
-        module.adaptive_clip_grad(parameter for parameter in (model[:-1] if part else model).parameters())
-        assert norm_of(model.parameters()) < norms[-1]
-        optimizer.step()
-    # of the first step there is only what was clipped: no optimizer was known
-    assert recorded.series("grad/norm") == numbered(norms, first=1 + part)
-    assert all(module.adaptive_clip_grad is of_timm for module in modules)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-import types
 
 import pytest
 import torch
@@ -133,28 +131,6 @@ def test_a_loss_backpropagated_in_parts_is_told_as_a_whole(record, model, window
     assert [*recorded.consumed().values()] == consumed
 
 
-@pytest.mark.parametrize("rows", [10, 4], ids=["parts", "a part of each side"])
-def test_what_carries_cached_gradients_on_is_no_loss(record, model, rows):
-    """GradCache: a loss of representations without a graph, and then a product with its gradients for each part of the
-    batch."""
-    optimizer = sgd(model, lr=0.01)
-    recorded, printed = record(model), []
-    for sides in DataLoader(torch.randn(6, 2, rows, 8), batch_size=None):
-        parts = [part for side in sides for part in side.split(4)]
-        with torch.no_grad():
-            cached = [model(part) for part in parts]
-        cached = [one.requires_grad_() for one in cached]
-        first, second = torch.cat(cached).chunk(2)
-        loss = functional.cross_entropy(first @ second.T, torch.arange(rows))
-        loss.backward()
-        for part, one in zip(parts, cached, strict=True):
-            torch.dot(model(part).flatten(), one.grad.flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        printed.append(loss.item())
-    assert losses_of(recorded)[2:] == printed[2:], "from where it is seen what each step does"
-
-
 @pytest.mark.parametrize("named", [True, False])
 def test_a_vector_of_losses_counts_with_its_weights(record, model, named):
     recorded, optimizer, printed = record(model), sgd(model), []
@@ -186,40 +162,6 @@ def test_of_two_passes_with_a_clearing_between_the_first_counts(record, model, l
                 parameter.add_(parameter.grad, alpha=0.05)
         model.zero_grad()
         step(optimizer, cross_entropy(model, x))
-    assert losses_of(recorded) == printed
-
-
-class Sharpness(torch.optim.Optimizer):
-    """Sharpness-aware minimization by a closure, which is called at other weights than those of the pass before the
-    step."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, {"lr": 0.1})
-        self.inside = torch.optim.SGD(self.param_groups, lr=0.1)
-
-    def step(self, closure):
-        parameters = self.param_groups[0]["params"]
-        moves = [0.05 * parameter.grad for parameter in parameters]
-        self.move(parameters, moves)
-        self.zero_grad()
-        closure()
-        self.move(parameters, [-move for move in moves])
-        self.inside.step()
-
-    @torch.no_grad()
-    def move(self, parameters, moves):
-        for parameter, move in zip(parameters, moves, strict=True):
-            parameter += move
-
-
-def test_the_pass_of_a_closure_after_a_clearing_is_not_the_steps(record, model):
-    optimizer, recorded, printed = Sharpness(model.parameters()), record(), []
-    for x in torch.randn(5, 6, 8):
-        loss = cross_entropy(model, x)
-        loss.backward()
-        printed.append(loss.item())
-        optimizer.step(lambda x=x: cross_entropy(model, x).backward())
-        optimizer.zero_grad()
     assert losses_of(recorded) == printed
 
 
@@ -280,13 +222,6 @@ def test_a_window_cut_short_by_the_epochs_end_is_none(record, model, clears, eva
                     model.eval()(x)
             model.train()
     assert losses_of(recorded) == pytest.approx(printed, rel=1e-6)
-
-
-def test_a_checkpoints_pass_inside_of_backward_counts_once(record, model):
-    recorded = record(model)
-    loss = checkpoint(model, torch.randn(2, 8, requires_grad=True), use_reentrant=True).square().mean()
-    step(sgd(model), loss)
-    assert recorded.of("loss") == [(1, loss.item())]
 
 
 def test_a_loss_beyond_half_precision_when_scaled_is_itself(record):
@@ -410,35 +345,6 @@ def test_shares_of_a_windows_loss_add_up(record, model, loader, kind):
     assert losses_of(recorded) == pytest.approx([math.fsum(window) for window in told], rel=1e-12)
 
 
-@by_loader
-def test_the_divisor_of_several_losses_is_that_of_micro_batches(record, model, loader):
-    """Two of each of four, eight samples a batch: what divides them is as often in the samples as there are losses."""
-    recorded, optimizer = record(model), sgd(model, lr=0.01)
-    source, told = batches(loader, 16, 8, 8), []
-    for _ in range(4):
-        told.append(0.0)
-        for _ in range(4):
-            y = model(next(source))
-            for loss in (y.square().mean() / 4, y.abs().mean() / 4):
-                loss.backward(retain_graph=True)
-                told[-1] += loss.item()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert losses_of(recorded) == pytest.approx(told, rel=1e-6)
-
-
-def test_a_second_backward_pass_fails_and_the_run_goes_on(record, model):
-    recorded, optimizer = record(model), sgd(model, lr=0.01)
-    for _ in range(3):
-        loss = cross_entropy(model, torch.randn(4, 8)) / 2
-        loss.backward()
-        with pytest.raises(RuntimeError, match="second time"):
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert len(recorded.of("loss")) == 3
-
-
 def test_a_divisor_that_checkpointing_holds_is_not_asked_for(record, model):
     """To ask would run the model once more: batch norms would see every batch three times."""
     calls = []
@@ -467,34 +373,3 @@ def test_what_hooks_hold_is_given_back_once(record, model):
     without = asked()
     record(model)
     assert asked() == without > 0
-
-
-class OfPoutyne:
-    """What it does with `batches_per_step`: the last step of an epoch may have fewer batches, the last batch fewer
-    samples."""
-
-    def __init__(self, network):
-        self.network = network
-
-    def _adjust_step_size(self, examples_in_step):
-        for parameter in self.network.parameters():
-            parameter.grad /= examples_in_step
-
-
-def test_poutynes_division_of_gradients_divides_the_loss_too(record, model, monkeypatch):
-    framework = types.ModuleType("poutyne.framework.model")
-    framework.Model = OfPoutyne  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "poutyne.framework.model", framework)
-    original, recorded, optimizer, losses = OfPoutyne._adjust_step_size, record(model), sgd(model), []
-    for sizes in ((4, 4), (4, 4), (4,), (4, 4), (4, 3), (2,)):
-        total = 0.0
-        for size in sizes:
-            loss = cross_entropy(model, torch.randn(size, 8))
-            total += loss.item() * size
-            (loss * size).backward()
-        OfPoutyne(model)._adjust_step_size(sum(sizes))
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(total / sum(sizes))
-    assert losses_of(recorded) == pytest.approx(losses, rel=1e-6)
-    assert OfPoutyne._adjust_step_size is original

@@ -4,11 +4,10 @@ take them."""
 from __future__ import annotations
 
 import math
-import weakref
 
 import pytest
 import torch
-from agent.hooks.loops import numbered, sgd
+from agent.hooks.loops import numbered
 from torch import nn
 from truth import norm_of
 
@@ -143,23 +142,6 @@ def test_clipping_says_the_norm_of_all(request, order, watched, clips):
             assert recorded.series(f"grad_norm/{name}")[4] == pytest.approx(norm, rel=1e-5), (name, clips)
 
 
-@pytest.mark.parametrize("order", [(BIG, SMALL), (SMALL, BIG)])
-@pytest.mark.parametrize("watched", ["every_step", "seldom"])
-def test_clipping_of_one_leaves_no_norm_but_a_measured_one(request, order, watched):
-    """AdamW's gradients are clipped, Muon's need no clipping."""
-    model, optimizers = three_parts()
-    model[3].requires_grad_(requires_grad=False)
-    recorded, true = request.getfixturevalue(watched)(model, optimizers[BIG]), []
-    for _ in range(4):
-        true.append(backward(model))
-        clip(optimizers[SMALL], 0.01)
-        for name in order:
-            optimizers[name].step()
-        model.zero_grad()
-    # in the first step nobody knows yet that the one that was clipped belongs to it
-    assert norms(recorded) == (numbered(true, first=2) if watched == "every_step" else {})
-
-
 # ---- optimizers with passes of their own
 
 
@@ -188,27 +170,6 @@ def test_a_critic_with_a_pass_of_its_own_is_not_in_it(every_step, critic_first):
     assert norms(recorded) == numbered(true)
 
 
-def test_optimizers_with_closures_that_train_are_apart(every_step):
-    torch.manual_seed(0)
-    parts = [nn.Linear(8, 64), nn.Linear(8, 4)]
-    optimizers = [sgd(part, lr=1e-3) for part in parts]
-    recorded, true = every_step(), []
-    for _ in range(4):
-        norms_of_step = []
-        for part, optimizer in zip(parts, optimizers, strict=True):
-
-            def closure(part=part, optimizer=optimizer, found=norms_of_step):
-                optimizer.zero_grad()
-                loss = part(torch.randn(4, 8)).square().mean()
-                loss.backward()
-                found.append(norm_of(part.parameters()))
-                return loss
-
-            optimizer.step(closure)
-        true.append(norms_of_step[0])
-    assert norms(recorded) == numbered(true)
-
-
 # ---- one for each parameter
 
 
@@ -232,21 +193,6 @@ def test_optimizers_that_step_inside_of_the_backward_pass(every_step):
     for handle in handles:  # torch holds them where the garbage collector cannot look
         handle.remove()
     assert norms(recorded) == numbered(true)
-
-
-def test_of_too_many_optimizers_to_measure_no_share_is_told(every_step):
-    """The gradient of the first one alone was all of them."""
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(50)), nn.Linear(4, 1))
-    nn.init.zeros_(model[-1].weight)  # so that nothing reaches the others
-    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.0) for parameter in model.parameters()}
-    handles = [p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step()) for p in model.parameters()]
-    recorded = every_step(model)
-    for _ in range(4):
-        model(torch.ones(2, 4)).square().mean().backward()
-    for handle in handles:
-        handle.remove()
-    for name in ("grad/zero_share", "grad/vanishing_share", "grad/norm"):
-        assert not recorded.of(name), name
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2]], ids=str)
@@ -294,56 +240,3 @@ def test_a_row_waits_for_all_optimizers_whatever_time_that_takes(clock, every_st
             optimizer.step()
         model.zero_grad()
     assert norms(recorded) == numbered(true)
-
-
-def test_what_comes_after_a_row_was_looked_at_is_left_out(clock, every_step):
-    """It is read as it was: what came since may still be on its way from a device."""
-    model, optimizers = three_parts()
-    recorded = every_step(model)
-    backward(model)
-    true = norm_of(own(optimizers[BIG]))
-    optimizers[BIG].step()
-    clock.sleep(1.0)
-    p = recorded.progress
-    assert p.last.ready(p)
-    optimizers[SMALL].step()
-    assert p.last.note(p).rare["grad/norm"] == pytest.approx(true, rel=1e-5)
-    recorded.sender.rows.clear()
-
-
-def test_others_are_hardly_measured_while_the_primary_one_rests(every_step):
-    """Nobody would ask for it, and nothing would count what it costs."""
-    model, optimizers = three_parts()
-    recorded, costs, true = every_step(model), [], {}
-    big, small = own(optimizers[BIG]), own(optimizers[SMALL])
-    for step in range(1, 21):
-        frozen = 2 < step <= 18
-        for parameter in big:
-            parameter.requires_grad_(not frozen)
-        backward(model)
-        if not frozen:
-            true[step] = pytest.approx(norm_of([*big, *small]), rel=1e-5)
-        before = recorded.progress.pass_ns
-        optimizers[SMALL].step()
-        costs.append(recorded.progress.pass_ns > before)
-        optimizers[BIG].step()
-        model.zero_grad()
-    assert norms(recorded) == true
-    assert [step for step, cost in enumerate(costs, 1) if cost] == [1, 2, 3, 19, 20], "3 was not to be foreseen"
-
-
-@pytest.mark.parametrize("own_pass", [True, False])
-def test_optimizers_that_are_dropped_are_let_go_of(every_step, own_pass):
-    model, optimizers = three_parts()
-    every_step(model)
-    beside = torch.optim.SGD(model[3].parameters(), lr=1e-3)
-    for _ in range(2):
-        backward(model)
-        beside.step()
-        if own_pass:
-            backward(model)
-        optimizers[BIG].step()
-        model.zero_grad()
-    dropped = weakref.ref(beside)
-    del beside
-    assert dropped() is None

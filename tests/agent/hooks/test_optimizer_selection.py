@@ -8,8 +8,6 @@ import math
 import pytest
 import torch
 from agent.hooks.loops import sgd, small, step, train
-from torch import nn
-from torch.utils.data import DataLoader
 from truth import norm_of
 
 from perfagent.hooks import optimizer_selection
@@ -63,33 +61,6 @@ def test_a_loop_that_begins_anew_is_not_searched_each_time(looks, record):
     assert len(looks) == 1 + 8, "of 15 s each: the first eight, and then once in a while"
 
 
-def test_parameters_in_no_model_are_not_looked_for_again(looks, record):
-    recorded = record()
-    model = small()
-    train(model, sgd(model), 4)
-    del model
-    weight = torch.ones(8, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    for _ in range(20):
-        train(weight.mul, optimizer)
-        recorded.poll()
-    assert [number for number, _ in recorded.steps()] == [*range(1, 25)]
-    assert len(looks) == 2, "one for each optimizer"
-
-
-def test_a_model_that_was_not_looked_for_is_found_later(looks, clock, record):
-    recorded = record()
-    for _ in range(10):  # more than are looked for at once
-        model = small()
-        optimizer = sgd(model)
-        train(model, optimizer, 4)
-    clock.sleep(100.0)
-    recorded.poll()
-    train(model, optimizer, 4)
-    missing = [number for number, values in recorded.steps() if "phase/forward_s" not in values]
-    assert missing == [*range(1, 37, 4), 37, 38, 39, 40, 41], "it is looked for at the end of a step"
-
-
 def test_the_model_is_that_of_the_optimizer_that_counts(record):
     """Soft actor-critic: the first optimizer to step has but one number, which is in no model."""
     temperature, critic = torch.zeros(1, requires_grad=True), small()
@@ -100,26 +71,6 @@ def test_the_model_is_that_of_the_optimizer_that_counts(record):
         train(critic, main)
     assert rates(recorded) == [0.2] * 6
     assert recorded.numbers("phase/forward_s") == [2, 3, 4, 5, 6]
-
-
-class LossOf(nn.Module):
-    """A loss that holds the model it calls, as those of sentence-transformers do."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.scale = model, nn.Identity()
-
-    def forward(self, x):
-        return self.scale(self.model(x)).square().mean()
-
-
-def test_of_several_losses_that_hold_the_model_it_is_watched(record):
-    model = small()
-    losses = [LossOf(model), LossOf(model)]
-    optimizer, recorded = sgd(model), record()
-    for number in range(8):
-        step(optimizer, losses[number % 2](torch.ones(3, 8)))
-    assert recorded.numbers("phase/forward_s") == list(range(2, 9))
 
 
 @pytest.mark.parametrize(("trainings", "steps"), [(3, 30), (5, 12)])
@@ -138,38 +89,6 @@ def test_the_next_of_several_trainings_that_are_kept_counts(record, trainings, s
     assert all(values["step_time_s"] > 0 and values["phase/backward_s"] > 0 for _, values in told[1:])
     if steps == 30:
         assert recorded.numbers("phase/forward_s") == [*range(2, 31), *range(41, 61), *range(71, 91)]
-
-
-def test_the_layers_of_the_next_training_have_their_names(every_step):
-    """Those of its first step do not: the model is looked for behind it."""
-    recorded = every_step()
-    for _ in range(3):
-        model = small()
-        train(model, torch.optim.Adam(model.parameters(), lr=0.1), 4)
-    assert recorded.numbers("grad_norm/0.weight") == [1, 2, 3, 4, 6, 7, 8, 10, 11, 12]
-
-
-def test_a_smaller_second_stage_is_told_from_its_first_step_on(clock, record):
-    """A linear probe after the pretraining, whose optimizer is kept; evaluated after each epoch."""
-    model = small()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    recorded = record()
-    train(model, optimizer, 5)
-    head = nn.Linear(8, 1)
-    other, losses = sgd(head, lr=0.2), []
-    for _ in range(8):
-        for x in DataLoader(torch.randn(30, 8), 3):
-            loss = head(x).square().mean()
-            losses.append(loss.item())
-            step(other, loss)
-        with torch.no_grad():
-            for x in DataLoader(torch.randn(30, 8), 3):
-                head(x)
-                clock.sleep(0.001)
-    assert [values["loss"] for number, values in recorded.steps() if number > 5] == losses
-    consumed = recorded.consumed()
-    assert {number: consumed[number] for number in range(6, 86)} == dict.fromkeys(range(6, 86), 3)
-    assert [number for number in recorded.numbers("phase/eval_s") if number < 85] == [*range(16, 85, 10)]
 
 
 def test_what_is_trained_now_and_then_beside_never_counts(record):

@@ -13,8 +13,6 @@ from agent.hooks.loops import sgd, small, step, train
 from torch import nn
 from torch.utils.data import DataLoader
 
-from perfagent.step.training_thread import OneOfThreads
-
 
 def rates(recorded):
     return [values["lr"] for _, values in recorded.steps()]
@@ -52,14 +50,6 @@ def test_an_optimizer_that_never_steps_is_given_up(clock, record):
     assert kept.param_groups
 
 
-def test_a_second_stage_takes_over_when_the_first_one_is_gone(record):
-    model = small()
-    recorded = record(model)
-    train(model, sgd(model), 2)
-    train(model, sgd(model[2], lr=0.2), 2)
-    assert [(number, values["lr"]) for number, values in recorded.steps()] == [(1, 0.1), (2, 0.1), (3, 0.2), (4, 0.2)]
-
-
 @pytest.mark.parametrize("told", [True, False])
 def test_another_one_over_the_same_parameters_counts_at_once(record, told):
     """Adam first, then SGD, and the script keeps both."""
@@ -79,32 +69,6 @@ def test_of_two_that_step_the_same_parameters_in_turn_one_counts(record):
         train(model, first)
         train(model, second)
     assert rates(recorded) == [0.1, 0.2] + [0.1] * 19, "the second one is taken for a new stage, once"
-
-
-def test_a_critic_that_steps_as_often_never_counts(record):
-    generator, critic = nn.Linear(8, 16), nn.Linear(16, 1)
-    big, little = sgd(generator), sgd(critic, lr=0.2)
-    recorded = record()
-    for _ in range(70):
-        fake = generator(torch.randn(4, 8))
-        step(little, critic(fake.detach()))
-        step(big, critic(fake))
-    assert rates(recorded) == [0.1] * 70
-
-
-def test_an_optimizer_inside_an_optimizer_counts_once(record):
-    class Lookahead(torch.optim.SGD):
-        def __init__(self, inner):
-            self.inner = inner
-            super().__init__(inner.param_groups[0]["params"], lr=0.3)
-
-        def step(self, closure=None):
-            return self.inner.step()
-
-    model = small()
-    recorded = record(model)
-    train(model, Lookahead(sgd(model)), 3)
-    assert [number for number, _ in recorded.steps()] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["of the same parameters", "of others"])
@@ -190,19 +154,6 @@ def test_a_rate_is_told_as_it_is_whatever_its_type(record):
     assert set(map(type, rates(recorded))) == {float}
 
 
-def test_a_class_that_inherits_its_step_has_none_after_the_run(record):
-    class Mine(torch.optim.SGD):
-        pass
-
-    sgd(nn.Linear(1, 1))  # torch wraps a class's step when the first of it is made
-    model = small()
-    recorded = record(model)
-    train(model, Mine(model.parameters(), lr=0.1), 3)
-    assert "step" in Mine.__dict__, "timed from outside"
-    recorded.finish()
-    assert "step" not in Mine.__dict__
-
-
 # ---- log() and the step in progress
 
 
@@ -221,36 +172,12 @@ def test_a_log_is_of_the_step_before_until_a_forward_pass(record):
     assert recorded.of("before")[0] == (1, 0), "before the very first step, too"
 
 
-@pytest.mark.parametrize("loader", [False, True])
-def test_logs_are_as_well_placed_without_a_backward_pass(record, loader):
-    model = small()
-    recorded, optimizer = record(model), sgd(model)
-    rows = torch.randn(4, 4, 8)
-    for number, batch in enumerate(DataLoader(rows, batch_size=None) if loader else rows, start=1):
-        recorded.run.log({"before": number})
-        gradients = torch.autograd.grad(model(batch).square().mean(), list(model.parameters()))
-        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-            parameter.grad = gradient
-        recorded.run.log({"between": number})
-        optimizer.step()
-        recorded.run.log({"after": number})
-    assert recorded.of("between") == recorded.of("after") == [(n, n) for n in range(1, 5)]
-
-
 @pytest.mark.parametrize("loads", [False, True])
 def test_a_process_that_never_steps_counts_its_logs_from_zero(record, loads):
     recorded = record()
     for index, _ in enumerate(DataLoader(torch.randn(6, 2), batch_size=2) if loads else range(3)):
         recorded.run.log({"score": index})
     assert recorded.of("score") == [(0, 0), (1, 1), (2, 2)]
-
-
-def test_a_number_of_the_users_own_is_kept_and_counted_on_from(record):
-    recorded = record()
-    recorded.run.log({"score": 1}, step=40)
-    recorded.run.log({"score": 2}, step=50)
-    recorded.run.log({"score": 3})
-    assert recorded.of("score") == [(40, 1), (50, 2), (51, 3)]
 
 
 @pytest.mark.parametrize("loads", [False, True], ids=["at once", "once it is known that nothing steps"])
@@ -264,23 +191,6 @@ def test_a_call_without_a_commit_is_of_the_step_of_the_next(record, loads):
         recorded.run.log({"best": index}, commit=index != 1 or None)
     for name in ("score", "rate", "best"):
         assert recorded.of(name) == [(0, 0), (1, 1), (2, 2)]
-
-
-@pytest.mark.parametrize("steps", [True, False], ids=["optimizer", "by hand"])
-def test_where_training_counts_a_commit_says_nothing(record, steps):
-    weight = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([weight], lr=0.1) if steps else None
-    recorded = record(nn.ParameterList([weight]))
-    for index in range(4):
-        weight.square().sum().backward()
-        if optimizer is not None:
-            optimizer.step()
-        weight.grad = None
-        recorded.run.log({"score": index}, None, steps and index % 2 == 0)
-        recorded.run.log({"best": index})
-    assert recorded.of("score") == recorded.of("best")
-    assert [value for _, value in recorded.of("best")] == [0, 1, 2, 3]
-    assert not steps or recorded.numbers("best") == [1, 2, 3, 4]
 
 
 # ---- threads
@@ -331,13 +241,6 @@ def test_threads_that_take_turns_are_one_without_others(record):
     assert 3 not in losses, "the first on another thread is known by its step alone"
 
 
-def test_of_many_threads_that_take_turns_the_newest_are_known():
-    threads = OneOfThreads.of(*range(1, 101))
-    assert threads == 100 and threads == 37
-    assert threads != 36 and threads != 101
-    assert threads.known == tuple(range(37, 101))
-
-
 @pytest.mark.parametrize("told", ["model and optimizer", "model", "nothing"])
 def test_a_training_on_another_thread_than_attach_is_seen(record, told):
     model = small()
@@ -346,19 +249,3 @@ def test_a_training_on_another_thread_than_attach_is_seen(record, told):
     on_a_thread(train, model, optimizer, 3)
     assert rates(recorded) == [0.1] * 3
     assert recorded.numbers("loss") == [1, 2, 3]
-
-
-def test_the_first_scaled_loss_on_another_thread_is_the_true_one(record):
-    model = small()
-    optimizer, scaler, losses = sgd(model), torch.amp.GradScaler("cpu", init_scale=1024.0), []
-    recorded = record(model, optimizer=optimizer)
-
-    def scaled_step():
-        loss = model(torch.randn(4, 8)).square().mean()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        losses.append(loss.item())
-
-    on_a_thread(scaled_step)
-    assert recorded.of("loss") == [(1, losses[0])]

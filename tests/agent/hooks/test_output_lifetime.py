@@ -12,8 +12,6 @@ import torch
 from agent.hooks.loops import sgd
 from torch import nn
 
-from perfagent.step.state import state
-
 X = torch.ones(2, 4)
 
 
@@ -82,19 +80,6 @@ def test_what_the_loop_drops_after_the_call_lives_on(trained, form):
         assert model.alive() == [step]
 
 
-def test_new_outputs_that_the_loop_drops_live_as_long(trained):
-    model, _, _ = trained()
-    loss = model(X)[1]
-    assert model.alive() == [4]
-    loss.backward()
-    assert model.alive() == []
-    logits, loss = model(X)
-    loss.backward()
-    assert model.alive() == [5]
-    del logits
-    assert model.alive() == [], "what is dropped behind backward is not kept"
-
-
 def test_without_a_backward_pass_nothing_is_kept(trained):
     model, _, _ = trained()
     for call in range(4):  # as meta-learning does
@@ -127,31 +112,3 @@ def test_a_call_that_fails_lets_go_of_the_old_ones(trained):
     assert model.alive() == [4]
     del output
     assert model.alive() == []
-
-
-@pytest.mark.parametrize("costs_s", [0.0, 0.001])
-def test_what_costs_nothing_to_drop_is_looked_at_now_and_then(clock, trained, costs_s):
-    """Eight times, and then a thousand calls later; what costs something is held every time."""
-
-    class Logits:
-        def __init__(self, logits):
-            self.logits = logits
-
-        def __del__(self):
-            clock.sleep(costs_s)
-
-    model, optimizer, _ = trained(lambda loss, logits: (Logits(logits), loss))
-    outputs, held = state.current.outputs, []
-    for step in range(4, 32):
-        if step == 24 and not costs_s:
-            assert 900 < outputs.rest < 1000
-            outputs.rest = 1
-        loss = model(X)[1]
-        held.append(model.alive() == [step])
-        loss.backward()
-        optimizer.step()
-    if costs_s:
-        assert all(held)
-    else:
-        assert 5 <= sum(held[:20]) <= 8
-        assert sum(held[20:]) >= 6, "it begins anew"

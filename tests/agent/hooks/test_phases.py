@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import queue
-import threading
 import weakref
 from contextlib import nullcontext
 
@@ -129,38 +127,6 @@ def test_forward_goes_on_where_the_returned_loss_is_unused(record, uses):
     assert_phases(recorded, first=5, forward=0.0 if uses else OWN_S)
 
 
-def penalized(model):
-    loss = model(X)["loss"]
-    for _ in range(60):  # one for each parameter of a larger model
-        for parameter in model.parameters():
-            loss = loss + 1e-4 * parameter.abs().sum()
-    nap(OWN_S)
-    loss.backward()
-
-
-def two_by_two(model):
-    losses = [model(X)["loss"] for _ in range(2)]
-    nap(OWN_S)
-    for loss in losses:
-        loss.backward()
-
-
-def together(model):
-    losses = [model(X)["loss"] for _ in range(2)]
-    nap(OWN_S)
-    torch.autograd.backward(losses)
-
-
-@pytest.mark.parametrize(("backward", "calls"), [(penalized, 1), (two_by_two, 2), (together, 2)])
-def test_a_returned_loss_is_trained_on_however_the_loop_goes_on(record, backward, calls):
-    recorded, model, optimizer = start(record, WithLoss())
-    for _ in range(8):
-        backward(model)
-        optimizer.step()
-        optimizer.zero_grad()
-    assert_phases(recorded, first=5, forward=calls * FORWARD_S)
-
-
 def test_calls_of_an_evaluation_between_steps_are_not_forward(record):
     recorded, model, optimizer = start(record)
     for _ in range(3):
@@ -184,36 +150,6 @@ def test_micro_steps_add_up(record):
     assert_phases(recorded, first=1, data=3 * DATA_S)
     assert_phases(recorded, forward=3 * FORWARD_S, other=0.0)
     assert recorded.consumed() == {2: 3, 3: 3, 4: 3}
-
-
-def test_a_prefetching_thread_is_no_wait_of_the_stepping_thread(record):
-    recorded, model, optimizer = start(record, nn.Linear(8, 1))
-    ready: queue.Queue = queue.Queue()
-    fetching = threading.Thread(target=lambda: [ready.put(x) for x in DataLoader(Slow(3), batch_size=1)])
-    fetching.start()
-    for _ in range(3):
-        step(model, optimizer, ready.get())
-    fetching.join()
-    assert not recorded.of("phase/data_s")
-
-
-@pytest.mark.parametrize("clears", ["optimizer", "model"])
-def test_clearing_the_gradients_before_backward_is_not_forward(record, clears):
-    class SlowToClear(nn.Parameter):
-        def __setattr__(self, name, value):
-            if name == "grad" and value is None:
-                nap(OWN_S)
-            super().__setattr__(name, value)
-
-    model = SlowForward()
-    model.bias = SlowToClear(model.bias.detach())
-    recorded, _, optimizer = start(record, model)
-    for _ in range(3):
-        loss = model(X).square().mean()
-        (optimizer if clears == "optimizer" else model).zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert_phases(recorded, forward=FORWARD_S, other=OWN_S)
 
 
 # ---- batches that a script names
@@ -252,15 +188,6 @@ def test_batches_of_an_evaluation_are_none_of_the_training(record, named):
     assert about(third["phase/eval_s"], 5 * DATA_S)
     assert third["phase/other_s"] <= READINGS_S
     assert recorded.consumed()[3] == 5
-
-
-def test_the_end_of_an_epoch_does_not_open_the_next_step(record):
-    recorded, model, optimizer = start(record)
-    for epoch in range(2):
-        for x in DataLoader(torch.ones(4, 8), batch_size=2):
-            step(model, optimizer, x)
-        recorded.run.log({"epoch_score": epoch})
-    assert recorded.of("epoch_score") == [(2, 0), (4, 1)]
 
 
 def test_tokens_without_a_loader_are_those_of_the_models_call(record):
@@ -331,43 +258,6 @@ def test_of_phases_in_each_other_each_has_its_own_time(record):
     assert_phases(recorded, data=DATA_S, outer=2 * OWN_S, inner=2 * OWN_S, forward=FORWARD_S)
 
 
-@pytest.mark.usefixtures("nothing_compiled")
-@pytest.mark.parametrize("graded", [False, True], ids=["a teacher", "a discriminator"])
-@pytest.mark.parametrize("root_too", [False, True], ids=["alone", "beside the root"])
-def test_another_model_in_a_named_phase_leaves_no_time_below_0(record, graded, root_too):
-    model, other = SlowForward(), SlowForward()
-    optimizer = sgd(model)
-    recorded = record(model, optimizer=optimizer)
-    for _ in range(6):
-        with recorded.run.phase("mine"):
-            nap(OWN_S)
-            with torch.set_grad_enabled(graded):
-                loss = other(X).mean()
-            if root_too:
-                loss = loss + model(X).mean()
-        if graded and not root_too:
-            loss.backward()
-        if not root_too:
-            loss = model(X).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    calls = 2 if graded or root_too else 1
-    assert_phases(recorded, first=5, forward=calls * FORWARD_S, mine=OWN_S + (2 - calls) * FORWARD_S)
-
-
-def test_loaders_and_calls_in_a_named_evaluation_stay_in_it(record):
-    recorded, model, optimizer = start(record)
-    train = iter(DataLoader(torch.ones(3, 8), batch_size=1))
-    for _ in range(3):
-        with recorded.run.phase("eval"):
-            for x in DataLoader(Slow(1), batch_size=1):
-                model(x)
-        step(model, optimizer, next(train))
-    assert_phases(recorded, first=1, data=0.0, eval=DATA_S + FORWARD_S)
-    assert_phases(recorded, forward=FORWARD_S)
-
-
 # ---- the model and the optimizer are the script's
 
 
@@ -388,19 +278,6 @@ def test_a_watched_model_is_copied_pickled_and_freed_without_us(record):
     recorded.finish()
 
 
-@pytest.mark.filterwarnings("error", "ignore:`torch.jit.trace:DeprecationWarning")
-def test_tracing_a_watched_model_is_no_call_of_the_training(record):
-    recorded, model, optimizer = start(record)
-    for _ in range(4):
-        step(model, optimizer)
-        traced = torch.jit.trace(model, torch.ones(5, 8))
-    assert torch.equal(traced(X), model(X))
-    assert recorded.consumed() == {2: 2, 3: 2, 4: 2}
-    for number, values in recorded.steps()[1:]:  # tracing checks what it made by a call or two of ours
-        assert values["phase/forward_s"] <= 2 * FORWARD_S + READINGS_S, number
-        assert values["phase/other_s"] >= FORWARD_S, number
-
-
 def test_the_optimizers_phase_is_the_whole_call(record):
     class Wrapped(torch.optim.SGD):
         def step(self, closure=None):
@@ -416,38 +293,3 @@ def test_the_optimizers_phase_is_the_whole_call(record):
         step(model, optimizer)
     assert_phases(recorded, optimizer=2 * OWN_S)
     assert (Wrapped.__dict__.get("step"), torch.optim.SGD.step) == before
-
-
-def test_schedulers_made_before_and_after_attach_do_not_complain(record, recwarn):
-    model = nn.Linear(8, 1)
-    optimizer = sgd(model)
-    schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
-    recorded = record(model)
-    for number in range(6):
-        step(model, optimizer)
-        if number == 0:
-            schedulers.append(torch.optim.lr_scheduler.ConstantLR(optimizer))
-        for scheduler in schedulers:
-            scheduler.step()
-    assert recorded.numbers("loss") == [1, 2, 3, 4, 5, 6]
-    assert not [warning for warning in recwarn if "lr_scheduler" in str(warning.message)]
-
-
-def test_optimizers_stepping_in_backward_end_the_step_there(record):
-    """One for each parameter, called when its gradient is there, as torchtune has it to save the gradients' memory."""
-    model = nn.Sequential(SlowForward(), nn.ReLU(), nn.Linear(1, 4))
-    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
-
-    def update(parameter):
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
-
-    handles = [parameter.register_post_accumulate_grad_hook(update) for parameter in model.parameters()]
-    recorded = record(model)
-    for _ in range(5):
-        nap(OWN_S)
-        model(X).square().mean().backward()
-    for handle in handles:
-        handle.remove()  # a cycle that no collector sees: the optimizers would live on beside those of later tests
-    assert [number for number, _ in recorded.steps()] == [1, 2, 3, 4, 5]
-    assert_phases(recorded, other=OWN_S, forward=FORWARD_S, backward=0.0)

@@ -8,12 +8,10 @@ import types
 
 import pytest
 import torch
-import torch.distributed as dist
 from agent.hooks.loops import nap, sgd, step
 from torch.utils.data import DataLoader
 
 from perfagent.hooks.checkpoint_saves import SAVERS
-from perfagent.hooks.collectives import COLLECTIVES
 from perfagent.hooks.evaluation import ENVIRONMENTS, EVALUATORS, GENERATORS
 
 TABLES = (SAVERS, EVALUATORS, ENVIRONMENTS, GENERATORS)
@@ -29,11 +27,6 @@ def test_functions_that_are_recognised_exist(module, name):
     for one in classes:
         owner = getattr(owner, one)
     assert attribute in vars(owner)
-
-
-def test_most_collectives_exist():
-    missing = {name for name in COLLECTIVES if not hasattr(dist, name)}
-    assert missing <= {"all_gather_single", "reduce_scatter_single"}, "those came with torch 2.13"
 
 
 @pytest.fixture
@@ -98,23 +91,6 @@ def test_a_model_that_acts_in_an_environment_is_not_evaluated(record, stand_in, 
     assert recorded.numbers("phase/eval_s") == [6]
 
 
-def test_one_that_acts_in_training_is_evaluated_in_eval_mode(record, stand_in):
-    """Q-learning: it acts in every step, and now and then for a score."""
-    stand_in("gym.wrappers.order_enforcing", OrderEnforcing)
-    policy, environment = torch.nn.Linear(4, 1), OrderEnforcing()
-    recorded, optimizer, seen = record(policy), sgd(policy), torch.ones(1, 4)
-    for number in range(1, 13):
-        with torch.no_grad():
-            seen = environment.step(policy(seen))
-            if number == 8:
-                policy.eval()
-                for _ in range(20):
-                    environment.step(policy(seen))
-                policy.train()
-        step(optimizer, policy(X).square())
-    assert recorded.numbers("phase/eval_s") == [8]
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("training", [True, False])
 def test_what_a_model_in_training_writes_is_a_rollout(clock, record, training):
@@ -140,34 +116,3 @@ def test_what_a_model_in_training_writes_is_a_rollout(clock, record, training):
     assert [*evaluations] == [], "how probable a rollout was is asked with it"
     assert [*rollouts] == [1, 5, 9]
     assert all(0.12 <= seconds < 0.135 for seconds in rollouts.values()), "twelve calls, and perhaps the last one"
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_lightning_validates_and_saves_in_phases(record, tmp_path):
-    lightning = pytest.importorskip("lightning.pytorch")
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.inner = torch.nn.Linear(4, 1)
-
-        def training_step(self, batch, index):
-            return self.inner(batch).square().mean()
-
-        def validation_step(self, batch, index):
-            self.log("score", self.inner(batch).square().mean())
-
-        def configure_optimizers(self):
-            return sgd(self)
-
-    recorded = record()
-    trainer = lightning.Trainer(
-        max_epochs=2, logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-        default_root_dir=tmp_path, num_sanity_val_steps=0,
-    )  # fmt: skip
-    loader = DataLoader(torch.ones(6, 4), batch_size=2)
-    trainer.fit(Module(), loader, loader)
-    assert recorded.numbers("phase/eval_s") == [4, 6]
-    assert recorded.numbers("phase/checkpoint_s") == [4]
-    names = [name for name, _ in recorded.phases()]
-    assert (names.count("eval"), names.count("checkpoint")) == (2, 2)

@@ -59,32 +59,15 @@ def fetched_ahead(job):
         job.step(*batches)
 
 
-def fetched_behind_the_call(job):
-    batches = zip(job.more, job.many, strict=False)
-    here = next(batches)
-    while here is not None:
-        losses = [*map(job.model, here)]
-        here = next(batches, None)
-        step(job.optimizer, *losses)
-
-
 def each_with_a_backward_pass(job):
     for labeled, unlabeled in zip(job.more, job.many, strict=False):
         job.model(labeled).mean().backward()
         job.step(unlabeled)
 
 
-def evaluated_between(job):
-    for batches in zip(job.more, job.many, strict=False):
-        job.step(*batches)
-        job.evaluate(breaks=True)
-
-
 @pytest.mark.parametrize(
-    "loop",
-    [two_at_once, one_that_begins_anew_in_every_step, fetched_ahead, fetched_behind_the_call, each_with_a_backward_pass,
-     evaluated_between],
-)  # fmt: skip
+    "loop", [two_at_once, one_that_begins_anew_in_every_step, fetched_ahead, each_with_a_backward_pass]
+)
 def test_batches_of_two_loaders_are_those_of_a_step(record, loop):
     job = Job(record)
     loop(job)
@@ -121,15 +104,6 @@ def test_an_evaluation_after_each_step_adds_no_samples(record, how):
     assert job.samples() == [MANY] * (STEPS - 1)
 
 
-def test_an_evaluation_between_a_batch_and_its_step_takes_none(record):
-    job = Job(record)
-    for number, unlabeled in enumerate(job.many):
-        if number % 2:
-            job.evaluate(breaks=True)
-        job.step(unlabeled)
-    assert job.samples() == [MANY] * (STEPS - 1)
-
-
 @pytest.mark.parametrize("used", [False, True], ids=["collected", "evaluated"])
 def test_an_epoch_of_one_batch_for_no_model_adds_no_samples(clock, record, used):
     """What is known of it so far could also be an epoch of the training, by a loop that looks one batch ahead."""
@@ -139,22 +113,3 @@ def test_an_epoch_of_one_batch_for_no_model_adds_no_samples(clock, record, used)
             clock.sleep(0.003 * used)
         job.step(unlabeled)
     assert job.samples() == [MANY] * (STEPS - 1)
-
-
-def test_a_batch_of_a_loader_whose_id_is_given_again_is_none(record):
-    job = Job(record)
-    for _ in range(12):
-        assert len(list(DataLoader(rows(EVALUATED), EVALUATED))) == 1
-        for labeled in DataLoader(rows(3 * FEW), FEW):
-            job.step(labeled)
-    assert job.samples() == [FEW] * 35
-
-
-def test_a_sample_to_look_at_is_none_of_the_training(record):
-    job = Job(record)
-    for at, unlabeled in enumerate(job.many):
-        if at % 2:
-            next(iter(job.few))
-        job.step(unlabeled)
-    assert job.samples()[1::2] == [MANY] * (STEPS // 2)
-    assert FEW + MANY not in job.samples()

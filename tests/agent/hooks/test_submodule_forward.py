@@ -71,50 +71,10 @@ def test_an_evaluation_by_the_same_method_is_one(record):
     assert 2 * APART_S <= seconds <= 3 * APART_S + 0.001
 
 
-def test_a_root_that_is_called_after_all_is_what_counts(record):
-    recorded, model, optimizer = train(record)
-    for _ in range(3):
-        step(optimizer, model(torch.ones(2, 16)))
-    assert recorded.consumed()[11] == 2
-
-
-def test_only_the_root_is_watched_where_it_is_called(record):
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    optimizer = sgd(model, lr=0.01)
-    record(model, optimizer=optimizer)
-    for _ in range(8):
-        step(optimizer, model(torch.ones(2, 4)))
-    assert watched(model) == [""]
-
-
 def test_parts_are_left_alone_in_a_process_that_compiles(record):
     torch.compile(lambda x: x + 1, backend="eager")(X)
     _, model, _ = train(record)
     assert watched(model) == [""]
-
-
-def test_each_optimizers_own_pass_has_its_forward_time(record):
-    model = nn.ModuleDict({"first": nn.Linear(4, 1), "second": nn.Linear(4, 1)})
-    optimizers = {name: sgd(part, lr=0.01) for name, part in model.items()}
-    recorded = record(model, optimizer=optimizers["first"])
-    for _ in range(8):
-        for name, optimizer in optimizers.items():
-            loss = model[name](torch.ones(2, 4)).square()
-            nap(APART_S)
-            step(optimizer, loss)
-    forward = recorded.series("phase/forward_s")
-    assert all(about(forward[number], 2 * APART_S) for number in (6, 7)), (
-        "in a step of the first there is a pass of each"
-    )
-
-
-def test_a_part_that_has_two_names_is_watched_once(record):
-    model = Autoencoder()
-    model.again = model.encoder
-    recorded, model, _ = train(record, model=model)
-    assert len(watched(model)) == 4
-    recorded.finish()
-    assert not watched(model)
 
 
 # ---- copies
@@ -135,20 +95,3 @@ def test_copies_compute_with_their_own_weights_and_without_us(record):
         other.loss(X)
     for original in (model.encoder, model.decoders[0]):
         assert clone_of(original)(torch.ones(2, original.in_features)).abs().sum() == 0.0
-
-
-def test_a_clone_of_the_root_computes_with_its_own_weights(record):
-    root = nn.Linear(4, 1)
-    optimizer = sgd(root, lr=0.01)
-    record(root, optimizer=optimizer)
-    for _ in range(3):
-        step(optimizer, root(torch.ones(2, 4)))
-    assert CALL in root.__dict__
-    assert clone_of(root)(torch.ones(2, 4)).abs().sum() == 0.0
-
-
-def test_replicas_compute_with_their_own_weights(record):
-    _, model, _ = train(record)
-    replica = model.encoder._replicate_for_data_parallel()
-    replica.weight, replica.bias = torch.zeros(4, 16), torch.zeros(4)
-    assert replica(torch.ones(2, 16)).abs().sum() == 0.0

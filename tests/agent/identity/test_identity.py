@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from builders import free_port, job_environment
 
 from perfagent.agent_config import AgentConfig
 from perfagent.identity import Identity
-from perfagent.pids import process_start
 
 PLAIN = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 ELASTIC = PLAIN | {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
@@ -77,14 +75,6 @@ def test_torchruns_default_id_is_no_id_and_a_chosen_one_is(tmp_path: Path) -> No
     assert who(tmp_path, rank(1, TORCHELASTIC_RUN_ID="nightly-7")).run == "nightly-7"
 
 
-def test_a_bare_number_as_rendezvous_id_names_no_run(tmp_path: Path) -> None:
-    jobs = [who(tmp_path / node, rank(0, TORCHELASTIC_RUN_ID="100", MASTER_ADDR=node)) for node in ("a", "b")]
-    assert jobs[0].run != jobs[1].run
-    other = who(tmp_path / "a", rank(1, TORCHELASTIC_RUN_ID="100", MASTER_ADDR="a"))
-    assert other.poll()
-    assert other.run == jobs[0].run
-
-
 def test_ranks_that_resume_a_run_agree_on_it_and_on_the_attempt(tmp_path: Path) -> None:
     """Whether they had learned the run that rank 0 drew, or load the checkpoint first; or learn it afterwards."""
     early = who(tmp_path, rank(1, WORLD_SIZE="4"), now=6.0)
@@ -138,50 +128,30 @@ def test_mpi_tells_ranks(tmp_path: Path) -> None:
     assert who(tmp_path, {}).node_rank == 0
 
 
-def test_nodes_that_share_a_home_have_locks_of_their_own(tmp_path: Path) -> None:
-    def key(node: str, number: int) -> str | None:
-        step = STEP | {"SLURM_NTASKS": "4", "SLURM_PROCID": str(number)}
-        return Identity.from_environment(AgentConfig(state_dir=tmp_path), environ=step, machine=lambda: node).job_key
-
-    assert key("node1", 0) == key("node1", 1) != key("node2", 2) == key("node2", 3)
-
-
 JOB_KEY = """
 from perfagent.agent_config import AgentConfig
 from perfagent.identity import Identity
 print(Identity.from_environment(AgentConfig.from_env()).job_key)
 """
-BY_SLURM = STEP | {"SLURM_NTASKS": "2", "SLURM_PROCID": "N", "SLURM_LOCALID": "N"}
-RANK_OF_A_TASK = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=29500\n"
 LAUNCHERS = {
-    "by hand": (PLAIN | {"RANK": "N", "LOCAL_RANK": "N"}, ""),
-    "MPICH": ({"PMI_RANK": "N", "PMI_SIZE": "2", "MPI_LOCALRANKID": "N"}, ""),
-    "SLURM": (BY_SLURM, ""),
-    "a script in SLURM": (BY_SLURM, RANK_OF_A_TASK),
+    "by hand": PLAIN | {"RANK": "N", "LOCAL_RANK": "N"},
+    "MPICH": {"PMI_RANK": "N", "PMI_SIZE": "2", "MPI_LOCALRANKID": "N"},
 }
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("told", "prelude"), LAUNCHERS.values(), ids=LAUNCHERS.keys())
-def test_ranks_with_a_shell_of_their_own_are_one_job(told: dict[str, str], prelude: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_with_a_shell_of_their_own_are_one_job(launcher: str, tmp_path: Path) -> None:
     """As with `mpirun sh task.sh`: each rank's parent is a shell of its own."""
-    task = f"{prelude}{shlex.join([sys.executable, '-c', JOB_KEY])}\ntrue"
+    task = f"{shlex.join([sys.executable, '-c', JOB_KEY])}\ntrue"
     environments = [
-        job_environment(tmp_path, **{name: value.replace("N", number) for name, value in told.items()})
+        job_environment(tmp_path, **{name: value.replace("N", number) for name, value in LAUNCHERS[launcher].items()})
         for number in "01"
     ]
     first, second = (
         subprocess.check_output(["sh", "-c", task], env=one, text=True, timeout=60) for one in environments
     )
     assert first == second != "None\n"
-
-
-@pytest.mark.real
-def test_a_process_is_told_apart_from_a_later_one() -> None:
-    assert process_start(os.getpid()) > 0
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    assert process_start(child.pid) == 0
 
 
 TWO_NODES = """

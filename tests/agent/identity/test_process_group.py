@@ -3,10 +3,8 @@ listens."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +12,9 @@ import pytest
 from builders import free_port, job_environment, sync, until
 from ingest_server import IngestServer
 
-from perfagent.identity.process_group import in_group
-
 NODE = "host/memory_used_bytes"
 TRAIN = """
-import json, multiprocessing, os, signal, sys, time, torch, perfagent
+import sys, time, torch, perfagent
 import torch.distributed as dist, torch.multiprocessing as mp
 
 torch.set_num_threads(1)
@@ -103,15 +99,9 @@ def test_ranks_that_attach_before_they_join_a_group_are_one_run(how: str, tmp_pa
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(
-    "left",
-    [
-        pytest.param({}, id="rank", marks=pytest.mark.long),
-        pytest.param({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}, id="rank and address"),
-    ],
-)
-def test_variables_left_in_a_shell_make_no_job(left: dict[str, str], tmp_path: Path, server: IngestServer) -> None:
+def test_variables_left_in_a_shell_make_no_job(tmp_path: Path, server: IngestServer) -> None:
     """It trains in no group, and nobody else is there."""
+    left = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     run("perfagent.attach()\ntrain(5)", tmp_path, server, RANK="1", WORLD_SIZE="4", **left)
     told_to_its_end(tmp_path, server, 1)
     ((name, rank),) = {(frame.run, frame.rank) for frame in server.frames}
@@ -120,73 +110,3 @@ def test_variables_left_in_a_shell_make_no_job(left: dict[str, str], tmp_path: P
     assert places(server)[-1] == (0, 1)
     names = [state["name"] for state in server.events("state") if "name" in state]
     assert names[-1] == f"train-{name[:4]}"
-
-
-KILLED = """
-def trial():
-    print(perfagent.attach().id, flush=True)
-    for share in (0.5, 1.0):  # the second call settles the step of the first
-        perfagent.log({"read": share})
-    time.sleep(2.5)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-if __name__ == "__main__":
-    process = multiprocessing.get_context("spawn").Process(target=trial)
-    process.start()
-    process.join()
-"""
-NEXT = """
-from perfagent.agent_config import AgentConfig
-(left,) = AgentConfig.from_env().sources.iterdir()
-perfagent.init()
-perfagent.log({"later": 1.0})
-end = time.monotonic() + 60
-while left.exists() and time.monotonic() < end:
-    time.sleep(0.1)
-"""
-
-
-@pytest.mark.real
-@pytest.mark.long
-def test_one_killed_before_it_joined_is_told_by_the_next_start(tmp_path: Path, server: IngestServer) -> None:
-    """As the run whose id it has shown."""
-    shown = run(KILLED, tmp_path, server).strip()
-    assert not server.frames
-    run(NEXT, tmp_path, server)
-    assert [frame.run for frame in server.frames if any("read" in group.values for group in frame.groups)] == [shown]
-
-
-TRIALS = """
-def trial(number):
-    run = perfagent.attach(name=f"trial {number}")
-    before = run.id
-    train(number)
-    perfagent.finish()
-    assert run.id == before
-    return run.id
-
-if __name__ == "__main__":
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        print(json.dumps(pool.map(trial, [0, 3, 2])))
-"""
-
-
-@pytest.mark.real
-@pytest.mark.long
-def test_trials_of_a_search_in_a_pool_are_runs_of_their_own(tmp_path: Path, server: IngestServer) -> None:
-    """One of them ends before it has begun to train."""
-    runs = json.loads(run(TRIALS, tmp_path, server))
-    told_to_its_end(tmp_path, server, 3)
-    steps = {frame.run: sorted(server.values("loss", source=frame.source)) for frame in server.frames}
-    assert steps == dict(zip(runs, ([], [1, 2, 3], [1, 2]), strict=True))
-    assert {frame.rank for frame in server.frames} == {0}
-    assert len({frame.source for frame in server.frames}) == 3
-
-
-def test_a_torch_distributed_half_imported_is_no_group_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By another thread: it has `is_available` before anything else; a look at the rest would fail, and turn off who
-    looks."""
-    unfinished = types.ModuleType("torch.distributed")
-    unfinished.is_available = lambda: True
-    monkeypatch.setitem(sys.modules, "torch.distributed", unfinished)
-    assert not in_group()

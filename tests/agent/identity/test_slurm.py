@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -78,23 +76,6 @@ def test_a_restart_by_torchrun_is_a_new_attempt_of_the_run(tmp_path: Path) -> No
     assert before < after == other
 
 
-@pytest.mark.real
-def test_another_torchrun_in_the_step_is_another_run(tmp_path: Path) -> None:
-    said = [srun(tmp_path, task(0, 1), elastic(0, 0), elastic(1, 0)) for _ in range(2)]
-    assert [[run for run, _ in training] for training in said] == [[ONE] * 2, [TWO] * 2]
-    assert srun(tmp_path, task(0, 1), {})[0][0] == THREE, "and a training without torchrun counts with them"
-
-
-@pytest.mark.real
-def test_a_training_in_each_task_is_not_the_steps_run(tmp_path: Path) -> None:
-    alone = {"RANK": "0", "WORLD_SIZE": "1"}
-    said = [srun(tmp_path / str(number), task(number, 2), elastic(0, 0), alone) for number in (0, 1)]
-    runs = {run for training in said for run, _ in training}
-    assert len(runs) == 4
-    assert not any(run.startswith("slurm") for run in runs)
-    assert srun(tmp_path, task(1, 2), elastic(0, 0, nodes=2))[0][0] == ONE, "torchrun on all its nodes is"
-
-
 def in_this_process(state: Path) -> str | None:
     return Identity.from_environment(AgentConfig(state_dir=state), environ=task(0, 1)).run
 
@@ -106,14 +87,3 @@ def test_runs_of_one_process_in_a_step_are_told_apart(tmp_path: Path) -> None:
 def test_where_nothing_can_be_written_the_step_has_one_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert [in_this_process(tmp_path / "file"), in_this_process(tmp_path / "file")] == [ONE, ONE]
-
-
-def test_counts_go_when_no_step_of_theirs_can_still_run(tmp_path: Path) -> None:
-    jobs = tmp_path / "jobs"
-    jobs.mkdir()
-    for name, weeks in (("recent", 2), ("old", 9)):
-        (jobs / name).symlink_to("1-2-0")
-        at = time.time() - weeks * 7 * 86400
-        os.utime(jobs / name, (at, at), follow_symlinks=False)
-    in_this_process(tmp_path)
-    assert ((jobs / "recent").is_symlink(), (jobs / "old").is_symlink()) == (True, False)

@@ -50,10 +50,9 @@ def group() -> Iterator[Path]:
     folder.rmdir()
 
 
+@pytest.mark.real
 @pytest.mark.fault
-def test_a12_the_kernels_out_of_memory_killer_is_told_as_oom_with_the_last_memory_sample(
-    tmp_path: Path, group: Path
-) -> None:
+def test_a12_kill_for_memory_is_oom_with_the_last_memory_sample(tmp_path: Path, group: Path) -> None:
     (tmp_path / "hog.py").write_text(HOG)
     with IngestServer() as server:
         env = job_environment(tmp_path, PERFAGENT_SERVER=server.url)
