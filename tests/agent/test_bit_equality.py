@@ -11,6 +11,7 @@ from preloaded import run
 
 from perfagent.delivery.spool import Spool
 
+pytestmark = pytest.mark.real
 SCRIPT = Path(__file__).parents[1] / "data" / "scripts" / "bit_equality.py"
 
 
@@ -27,7 +28,7 @@ def test_training_is_bit_equal_with_and_without_the_agent(tmp_path, threads):
     assert any((tmp_path / "record").rglob("*.frames")), "the agent recorded nothing: there was nothing to compare"
 
 
-def test_training_is_bit_equal_when_gradients_weights_and_units_are_looked_at_in_every_step(tmp_path):
+def test_training_is_bit_equal_with_all_looked_at_in_every_step(tmp_path):
     assert digest(tmp_path, "1") == digest(tmp_path, "1", "--attach-everything")
     (source,) = (tmp_path / "record").iterdir()
     spool = Spool.open(source, recording=True)

@@ -3,10 +3,8 @@ fork."""
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -88,15 +86,6 @@ def test_after_a_stall_values_of_any_size_are_taken_again(cuda: list[int]) -> No
     assert reading.values() == [float(number) for number in range(300)]
 
 
-def test_values_whose_number_changes_share_their_buffers(cuda: list[int]) -> None:
-    """A mixture of experts: each allocation of pinned memory waits for the device."""
-    for size in range(300, 500):
-        reading = taken(size)
-        assert reading is not None
-        assert reading.values() == [float(number) for number in range(size)]
-    assert len(cuda) == 1
-
-
 @pytest.mark.parametrize(
     ("number", "dtype"),
     [
@@ -112,37 +101,6 @@ def test_a_value_of_a_device_is_exact(number: float, dtype: torch.dtype, cuda: l
     value = device.take(OnCuda(numbers))  # type: ignore[arg-type]
     assert isinstance(value, device.Reading)
     assert device.value_of(value) == numbers.item()
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, object]]:
-    """What a thread says to CUDA of itself: (thread, device), and (thread, mode of capture)."""
-    told: list[tuple[int, object]] = []
-
-    def exchange(mode: object) -> int:
-        told.append((threading.get_ident(), mode._obj.value))  # type: ignore[attr-defined]
-        return 0
-
-    def library(path: str) -> SimpleNamespace:
-        assert path.endswith("/torch/lib/libc10_cuda.so")
-        return SimpleNamespace(cudaThreadExchangeStreamCaptureMode=exchange)
-
-    monkeypatch.setattr(torch.cuda, "set_device", lambda chosen: told.append((threading.get_ident(), chosen)))
-    monkeypatch.setattr(ctypes, "CDLL", library)
-    return told
-
-
-def test_thread_asks_events_on_their_device_and_spoils_no_capture(
-    said: list[tuple[int, object]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From a new thread an event's question goes to GPU 0, which gets a context of this rank; and in the midst of
-    `torch.cuda.graph(...)` it ends the script's capture with an error."""
-    for used in (None, torch.device("cuda", 3)):
-        monkeypatch.setattr(device, "_device", used)
-        thread = threading.Thread(target=lambda: [device.listen_here() for _ in range(2)])
-        thread.start()
-        thread.join()
-        assert said == ([(thread.ident, used), (thread.ident, 1)] if used else [])
 
 
 def test_mark_on_a_device_that_was_lost_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,41 +55,18 @@ INIT = """
     told["second"] = faults()
     print(json.dumps(told))
 """
-TRAIN = """
-    import torch
-    import perfagent
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step():
-        model(torch.ones(4, 2)).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    told["before"], environment = faults(), childs_environment()
-    if sys.argv[1]:
-        perfagent.attach(model, optimizer, tune_malloc=False)
-        perfagent.attach(model)  # as a library may do: it does not take the word back
-    step()
-    step()
-    told["after"], told["environment kept"] = faults(), childs_environment() == environment
-    sys.modules["perfagent.run"].EXIT_S = 60.0  # its end waits until all is written
-    print(json.dumps(told))
-"""
 OFF = "left alone: switched off"
 CASES: dict[str, tuple[str, dict[str, str], str]] = {
-    # name -> script and its argument (with `perfagent run` before it or not), environment, what the run says
-    "init": ("INIT init", {}, TUNED),
-    "argument": ("INIT attach", {}, OFF),
-    "MALLOC_": ("INIT init", {"MALLOC_TRIM_THRESHOLD_": "131072"}, "left alone: MALLOC_TRIM_THRESHOLD_ is set"),
+    # name -> argument of the script, environment, what the run says
+    "init": ("init", {}, TUNED),
+    "argument": ("attach", {}, OFF),
+    "MALLOC_": ("init", {"MALLOC_TRIM_THRESHOLD_": "131072"}, "left alone: MALLOC_TRIM_THRESHOLD_ is set"),
     "tunables": (
-        "INIT init",
+        "init",
         {"GLIBC_TUNABLES": "glibc.malloc.top_pad=4096"},
         "left alone: GLIBC_TUNABLES sets glibc.malloc",
     ),
-    "other allocator": ("INIT init", {"LD_PRELOAD": "other"}, "left alone: malloc is that of libother.so"),
-    "perfagent run": ("perfagent run TRAIN", {}, TUNED),
-    "perfagent run, left by the script": ("perfagent run TRAIN attach", {}, OFF),
+    "other allocator": ("init", {"LD_PRELOAD": "other"}, "left alone: malloc is that of libother.so"),
 }
 OTHER = """
 #include <stddef.h>
@@ -106,20 +83,17 @@ void free(void *block) { __libc_free(block); }
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What each case's process said, and under "malloc" what the run's environment says."""
     folder = tmp_path_factory.mktemp("malloc")
-    for name, script in (("INIT", INIT), ("TRAIN", TRAIN)):
-        (folder / f"{name}.py").write_text(textwrap.dedent(MEASURE) + textwrap.dedent(script), "utf-8")
+    (folder / "script.py").write_text(textwrap.dedent(MEASURE) + textwrap.dedent(INIT), "utf-8")
     started = {}
-    for number, (case, (words, variables, _)) in enumerate(CASES.items()):
+    for number, (case, (argument, variables, _)) in enumerate(CASES.items()):
         if "LD_PRELOAD" in variables:
             other = _other_allocator(folder)
             if other is None:
                 continue
             variables = {"LD_PRELOAD": str(other)}
-        launcher = ["-m", "perfagent", "run"] if words.startswith("perfagent run ") else []
-        script_name, _, argument = words.removeprefix("perfagent run ").partition(" ")
         record = folder / f"record-{number}"
         process = subprocess.Popen(
-            [sys.executable, *launcher, str(folder / f"{script_name}.py"), argument],
+            [sys.executable, str(folder / "script.py"), argument],
             env=job_environment(folder, PERFAGENT_RECORD=str(record), **variables),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip

@@ -209,7 +209,7 @@ def test_nan_full_memory_and_crash_are_a_line_with_cause_each(
         assert done.stderr.splitlines()[-1] == f"perfagent: {said[-1]}", "after the traceback"
 
 
-def test_with_a_server_the_line_has_the_address_of_the_run_and_what_is_undelivered_is_named(tmp_path: Path) -> None:
+def test_line_has_the_address_of_the_run_and_what_is_undelivered(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     done = run(tmp_path, IN_A_SCRIPT + TRAINING, "nan", PERFAGENT_RECORD="", PERFAGENT_SERVER=url)
     away, nan, left = sorted(ours(done), key=lambda line: (line.startswith("not all"), line.startswith("the loss")))

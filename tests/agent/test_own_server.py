@@ -72,14 +72,6 @@ def test_command_says_where_the_server_was_that_was_killed(
     assert named.code == 1 and killed not in named.err
 
 
-def test_job_says_where_the_server_was_that_was_killed(
-    sender: Sender, killed: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    sender.start()
-    log(sender, 1)
-    until(lambda: killed in caplog.text)
-
-
 def gone(local: LocalServer) -> None:
     (local.data / "address").unlink()
 

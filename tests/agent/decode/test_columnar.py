@@ -247,33 +247,3 @@ def test_the_usual_loop_is_read_at_once():
         f"phase/{name}_s" for name in ("data", "forward", "backward", "optimizer", "other")
     ]
     assert "flops_per_s" in table.names
-
-
-def damaged(block: Any) -> list[Any]:
-    """A block as a broken disk or another version may have left it."""
-    alike, data, rare = block
-    kinds, logged, shared = alike
-    return [
-        [[[1, 99], logged, shared], data, rare],
-        [[[*kinds, 3], logged, shared], data, rare],
-        [[kinds, logged, shared[:3]], data, rare],
-        [[None, logged, shared], data, rare],
-        [[kinds, logged], data, rare],
-        [alike, data[:-5], rare],
-        [alike, None, rare],
-        [alike, data, [[10_000, {"grad/norm": 1.0}]]],
-        [alike, data, [7]],
-        [None, data, rare],
-    ]
-
-
-@pytest.mark.parametrize("kind", range(10))
-def test_a_damaged_block_costs_itself_and_no_other(kind):
-    notes = sound_notes(60)
-    first, block = written(packed(notes))
-    lost: list[object] = []
-    rows = [first, block, damaged(block)[kind], *sound_notes(1), block]
-    groups = read([Draft([], rows)], reader(), Columns(), lost.append)
-    losses = sum(len(group.column("loss")) for group in groups if "loss" in group.values)
-    assert losses >= 2 + 2 * (len(notes) - 1)
-    assert lost or losses > 2 + 2 * (len(notes) - 1), "what is lost is counted"

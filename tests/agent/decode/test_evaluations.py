@@ -149,11 +149,6 @@ def test_what_training_comes_next_to_is_none(behind):
     assert unseen_evaluations(trace) == [], "candidates of a search"
 
 
-def test_several_are_found_each_by_itself():
-    trace = entries(BEGIN, BATCH, END, PHASE, BEGIN, BATCH, BATCH, END, BEGIN, OTHER, FORWARD, BACKWARD)
-    assert unseen_evaluations(trace) == [range(3), range(4, 8)]
-
-
 NONE = {
     "empty": (BEGIN, END, OTHER),
     "begun before": (BATCH, BATCH, END, BEGIN, OTHER),

@@ -156,15 +156,6 @@ def test_a20_any_name_travels_within_256_bytes(name: str) -> None:
 
 
 @pytest.mark.fault
-def test_a20_names_that_cannot_be_stored_are_counted_once() -> None:
-    """A shape of names is looked at as a whole first: that counts nothing."""
-    columns = Columns(max_series=2)
-    groups = columns.groups([(1, 1.0, 1.0, names, [1.0, 2.0]) for names in (("a", ""), ("a", None), ("b", "c"))])
-    assert {name for group in groups for name in group.values} == {"a", "b"}
-    assert columns.refused == {"name": 2, "series": 1}
-
-
-@pytest.mark.fault
 def test_a20_series_beyond_the_limit_are_left_out_and_counted() -> None:
     columns = Columns(max_series=2000)
     rows = logged(*({f"series/{n}": 1.0} for n in range(10_000)))

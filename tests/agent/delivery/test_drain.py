@@ -15,9 +15,7 @@ from perfagent.delivery.drain import DEFERRED_S, Collector, Taken
 from perfagent.delivery.row_packing import rows_in
 from perfagent.device import Reading
 from perfagent.governor import Governor
-from perfagent.hooks.evaluation import Evaluations, Interrupted
 from perfagent.hooks.new_progress import new_progress
-from perfagent.step.costs import log_ns
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
 from perfagent.step.row import Note, StepRow
 from perfagent.step.state import Progress, now
@@ -74,20 +72,6 @@ def test_logged_row_has_the_time_of_its_call(sender: Any, collector: Collector, 
     taken = collector.collect(0.0, last=False)
     ((_, wall, *_),) = [*taken.rows, *(row for block in taken.packed for row in rows_in(block))]
     assert wall == pytest.approx(time.time() - 100.0, abs=5.0)
-
-
-def test_calls_are_counted_with_values_those_at_once_apart(sender: Any, collector: Collector) -> None:
-    """200 calls in a loop take 0.8 µs each and not the 3.7 of one between two operations: 14.8 % was told where it was
-    6.8."""
-    moments = [10.0, 10.000004, 10.000009, 10.5, 10.500004]
-    for some in (moments[:2], moments[2:]):
-        sender.rows.extend((1, 0.0, moment, {"a": 1.0, "b": 2.0}) for moment in some)
-        collector.collect(1.0, last=False)
-    assert sender.logged == (2, 4, 3, 6)
-    assert log_ns(1, 2, 199, 398) < log_ns(200, 400) / 3
-    sender.rows.append(LoggedLater(1, 0.0, 0.0, {"c": 1.0, "text": "no number"}))
-    assert rows_of(collector.collect(2.0, last=False)) == [(1, {"c": 1.0})]
-    assert sender.logged == (3, 6, 3, 6)
 
 
 @pytest.mark.parametrize(
@@ -250,21 +234,6 @@ def test_loss_that_the_user_logs_goes_with_its_step(sender: Any, collector: Coll
     sender.rows.append(step(1000))
     assert [note.user_loss for note in notes_of(collector.collect(1.0, last=False))] == [0.5]
     assert [*losses] == [1001, 1002]
-
-
-def test_what_is_read_at_once_finds_the_steps_before_it_read(sender: Any) -> None:
-    order: list[str] = []
-    collector = Collector(sender, Columns(), lambda: order.append("drafts"), lambda _: None)
-    sender.progress.account.evaluations = Evaluations()
-    evaluated = step(3)
-    evaluated = evaluated._replace(trace=Interrupted(evaluated.trace))
-    sender.rows.extend([step(1), step(2), evaluated, step(4), step(5)])
-    taken = collector.collect(1.0, last=False)
-    assert [row[0] for row in taken.rows if len(row) == 5] == [1, 2], "they are not read after it"
-    assert [number for number, _ in rows_of(taken)] == [3]
-    later = [row for row in taken.rows if len(row) != 5]
-    assert [note.step for note in notes_of(Taken(later, [], 0))] == [4, 5]
-    assert order == ["drafts"]
 
 
 def test_step_that_cannot_be_looked_at_costs_itself_alone(sender: Any, collector: Collector) -> None:

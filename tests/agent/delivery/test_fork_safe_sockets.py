@@ -107,17 +107,3 @@ def test_tls_handshake_that_is_under_way_while_forking(listener: socket.socket) 
     assert kept_by_a_child(here) == 0
     accepted.close()
     thread.join()
-
-
-def test_descriptor_that_is_somebody_elses_by_now_stays_open(listener: socket.socket) -> None:
-    dialer = Dialer()
-    mine = dialer.connect(listener.getsockname(), 5.0)
-    number = mine.fileno()
-    mine.close()
-    with socket.socket() as other:
-        if other.fileno() != number:
-            os.dup2(other.fileno(), number)
-        dialer.forked()
-        assert os.fstat(number)
-        if other.fileno() != number:
-            os.close(number)

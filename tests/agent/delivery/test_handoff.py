@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import logging
@@ -553,36 +552,6 @@ def in_child(code: Callable[[], int]) -> int:
     if pid == 0:
         os._exit(code())
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-@pytest.mark.real
-def test_a14_fork_while_a_file_is_being_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, go_on, opened = threading.Event(), threading.Event(), os.open
-
-    def slow(path: Any, *arguments: Any, **more: Any) -> int:
-        found = opened(path, *arguments, **more)  # the descriptor is there, and nobody knows of it
-        if threading.current_thread().name == "perfagent-sender" and str(path).startswith(str(tmp_path)):
-            made.set()
-            go_on.wait(20)
-        return found
-
-    monkeypatch.setattr(os, "open", slow)
-    sender = make(tmp_path, RecordingTransport())
-    sender.start()
-    assert made.wait(20)
-    here, left = files_below(tmp_path), in_child(lambda: len(files_below(tmp_path)))
-    assert not go_on.is_set()
-    go_on.set()
-    sender.close("")
-    assert (len(here), left) == (1, 0)
-
-
-def files_below(folder: Path) -> list[str]:
-    names = []
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one that lists them is closed again
-            names.append(str(link.readlink()))
-    return [name for name in names if name.startswith(str(folder))]
 
 
 @pytest.mark.real

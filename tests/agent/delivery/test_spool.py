@@ -369,26 +369,6 @@ def test_a15_memory_is_bounded_and_events_outlive_samples(tmp_path: Path, monkey
     assert len(steps_of(*frames)) + spool.counters["dropped"] == 80_000
 
 
-def test_a15_frame_on_its_way_stays_in_memory_whatever_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would count as dropped, and be stored."""
-    FullDisk(monkeypatch, left=0)
-    clock, noise = Clock(1000.0), random.Random(0)
-    spool = Spool(tmp_path / "s", header(), max_memory_bytes=100_000, clock=clock)
-    for tick in range(8):
-        spool.append(noisy(noise, range(2000 * tick, 2000 * tick + 2000)), [event(letters(noise, 40_000))], now=0.0)
-        clock.at += 1.0
-        spool.hold(now=1e9)
-        if not tick:
-            first = sent(spool)
-    assert spool.counters["dropped_events"] > 0
-    assert spool.next() is first
-    frames = drain(spool)
-    assert steps_of(*frames)[:2000] == [*range(2000)]
-    assert len(steps_of(*frames)) + spool.counters["dropped"] == 16_000
-    assert sum(len(frame.events) for frame in frames) + spool.counters["dropped_events"] == 8
-    assert spool.in_memory == 0
-
-
 @pytest.mark.parametrize("then", ["killed", "the disk is better", "the disk stays as it is"])
 def test_a15_ticks_whose_mark_cannot_be_written_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
     """Else the successor would send them a second time, under another number. At the end they are on the disk or

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent.delivery.test_spool import of_version_2
 from builders import free_port, job_environment
 from command_line import in_terminal
 from ingest_server import IngestServer, Scripted
@@ -148,16 +147,6 @@ def test_what_holds_no_recording_is_wrong_use_and_named(run_sync: Sync, tmp_path
         assert sorted(server.values("loss")) == list(range(30)), "another one is sent all the same"
     assert status == 2
     assert f"{tmp_path / 'other'} holds no recording" in said
-
-
-def test_recording_of_a_later_version_is_told_and_left(run_sync: Sync, recording: Path) -> None:
-    (path,) = recording.rglob("*.frames")
-    path.write_bytes(of_version_2())
-    status, said = run_sync(NOBODY, recording)
-    assert status == 1
-    assert f"{path.parent}: {path.name} is of version 2" in said
-    assert "upgrade perfagent" in said
-    assert path.read_bytes() == of_version_2()
 
 
 # ---- a server that is slow, away or refuses

@@ -47,11 +47,6 @@ def body(seq: int = 1) -> bytes:
     return encode(Frame(project="p", run="r", source="s", attempt=1, rank=0, seq=seq))
 
 
-def found_at(*addresses: tuple[Any, ...]) -> Callable[..., Any]:
-    """Stands for socket.getaddrinfo."""
-    return lambda *_, **__: [(family, socket.SOCK_STREAM, 0, "", tuple(target)) for family, *target in addresses]
-
-
 def test_frames_travel_over_one_kept_connection_with_the_key(client: Client) -> None:
     with IngestServer() as server:
         transport = client(server.url, "pfa_ingest_key\n")
@@ -129,22 +124,6 @@ def test_a03_slow_answer_ends_at_the_deadline(client, monkeypatch, answer, behin
     assert len(calls) >= 2 or answer != "says nothing"
 
 
-def test_a03_second_attempt_has_what_the_first_left_of_the_time(client: Client) -> None:
-    passed = [0.0]
-
-    def late(_: Frame) -> Scripted | None:
-        passed[0] += 6.0
-        return Scripted(cut=True) if len(server.frames) == 2 else Scripted(body=b"late", slow_s=0.05)
-
-    with IngestServer() as server:
-        transport = client(server.url, clock=lambda: time.monotonic() + passed[0])
-        transport.post(body(1))
-        server.rule = late
-        with pytest.raises(ServerUnreachable):
-            transport.post(body(2))
-        assert [frame.seq for frame in server.frames] == [1, 2, 2]
-
-
 # ---- A04, A10: answers that are none
 
 
@@ -170,19 +149,6 @@ def test_a10_redirect_is_not_followed(client: Client) -> None:
 
 
 # ---- A24: addresses, proxies, TLS
-
-
-def test_a24_no_proxy_is_asked_for_loopback_or_what_needs_none(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in PROXIES[:3]:
-        for variable in (name, name.upper()):
-            monkeypatch.setenv(variable, f"http://127.0.0.1:{free_port()}")
-    with IngestServer() as server:
-        assert judge(client(server.url).post(body())).kind == "acked"
-        monkeypatch.setattr(socket, "getaddrinfo", found_at((socket.AF_INET, "127.0.0.1", server.port)))
-        for variable in ("no_proxy", "NO_PROXY"):
-            monkeypatch.setenv(variable, ".example,monitor.invalid")
-            assert judge(client(ELSEWHERE).post(body())).kind == "acked"
-            monkeypatch.delenv(variable)
 
 
 def test_a24_proxy_of_the_environment_carries_the_frame(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,16 +215,3 @@ def test_https_certificate_and_name_are_verified(client, monkeypatch, name, trus
         transport = client(f"https://localhost:{there.rpartition(':')[2]}")
         with contextlib.nullcontext() if ends == "acked" else pytest.raises(ServerUnreachable, match=ends):
             assert judge(transport.post(body(), deadline_s=10.0)).kind == ends
-
-
-def test_a24_address_is_not_looked_up_and_may_be_ipv6(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The look-up opens sockets of its own, which a fork in between would leave in the child."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise AssertionError("looked up")
-
-    hosts = ["127.0.0.1", "::1"] if socket.has_ipv6 else ["127.0.0.1"]
-    for host in hosts:
-        with answering(lambda connection: say(connection, ACKED), host=host) as there, monkeypatch.context() as patch:
-            patch.setattr(socket, "getaddrinfo", fail)
-            assert judge(client(f"http://{there}").post(body(), deadline_s=10.0)).kind == "acked"

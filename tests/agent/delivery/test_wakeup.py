@@ -32,27 +32,6 @@ def test_signal_handler_may_ring_for_its_own_thread() -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_every_ring_is_heard_when_several_ring_at_once() -> None:
-    bell, work, done = Bell(), [0], []
-
-    def ring() -> None:
-        for _ in range(1000):
-            work.append(1)
-            bell.ring()
-
-    threads = [threading.Thread(target=ring) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    while len(done) < 4001:
-        while work:
-            done.append(work.pop())
-        if len(done) < 4001:
-            assert bell.wait(10)
-    for thread in threads:
-        thread.join()
-    assert len(done) == 4001
-
-
 def test_deaf_thread_hears_no_signal_but_its_own_faults() -> None:
     """So do those that it starts; its starter hears all."""
     masks: list[set[int]] = []

@@ -8,7 +8,6 @@ import pytest
 import torch
 from agent.hooks.loops import READINGS_S, about, nap, sgd, step
 from torch import nn
-from torch.utils.data import DataLoader
 
 import perfagent.signals.compiled  # noqa: F401 - as the sender's thread does
 
@@ -101,29 +100,6 @@ def test_steps_of_another_optimizer_are_timed_from_outside(record):
     assert judges.step is slow, "as it was before"
 
 
-def test_one_that_joins_late_or_takes_a_place_is_found(record):
-    model, teacher = student(), Slow(4, 4)
-    optimizer = sgd(model, lr=0.01)
-    recorded = record(model, optimizer=optimizer)
-
-    def look(after_s):
-        assert not is_watched(teacher)
-        nap(after_s)
-        recorded.poll()
-
-    for number in range(1, 15):
-        if number == 6:
-            look(after_s=16.0)
-        if number == 10:
-            teacher = Slow(4, 4)
-            look(after_s=3.0)
-        step(optimizer, distill(model, teacher)() if number > 5 else model(X).square())
-    assert is_watched(teacher)
-    forward = recorded.series("phase/forward_s")
-    assert all(about(forward[number], NAP_S) for number in (8, 9, 13, 14))
-    assert min(recorded.numbers("phase/eval_s"), default=12) >= 12
-
-
 def test_the_look_leaves_nothing_behind(record):
     model, teacher, before = student(), nn.Linear(4, 4), hooked()
     loss, optimizer = distill(model, teacher), sgd(model, lr=0.01)
@@ -147,25 +123,6 @@ def test_a_process_that_compiles_is_left_alone(record):
     torch.compile(lambda x: x + 1, backend="eager")(X)
     model, teacher = student(), nn.Linear(4, 4)
     train(record, distill(model, teacher), model, steps=5)
-    assert not is_watched(teacher)
-
-
-def test_torch_compile_in_the_step_looked_at_ends_the_look(record):
-    model, teacher, other = student(), nn.Linear(4, 4), nn.Linear(4, 4)
-    original, called = torch.compile, []
-
-    def backend(graph, _):
-        called.append(1)
-        return graph.forward
-
-    def before(number):
-        if number == 3:
-            assert torch.compile is not original
-            torch.compile(other, backend=backend)(X)
-
-    train(record, distill(model, teacher), model, steps=4, before=before)
-    assert torch.compile is original
-    assert called == [1], "and what is compiled there is compiled as ever"
     assert not is_watched(teacher)
 
 
@@ -219,25 +176,6 @@ def test_an_evaluation_with_the_teacher_is_no_forward_pass(record, both):
     assert all(forward[number] < READINGS_S for number in evaluations)
 
 
-def test_an_evaluation_with_the_teacher_ends_with_its_loader(record):
-    """What the first step of the next epoch asks of it, and its batch, are that step's."""
-    model, teacher = student(), nn.Linear(4, 4)
-    optimizer = sgd(model, lr=0.01)
-    recorded = record(model, optimizer=optimizer)
-    for _ in range(4):
-        for x in DataLoader(torch.ones(10, 4), batch_size=2):
-            with torch.no_grad():
-                wanted = teacher(x)
-            step(optimizer, (model(x) - wanted).square())
-        model.eval()
-        with torch.no_grad():
-            for x in DataLoader(torch.ones(12, 4), batch_size=2):
-                (model(x) - teacher(x)).square().mean()
-        model.train()
-    assert recorded.consumed() == dict.fromkeys(range(2, 21), 2)
-    assert recorded.numbers("phase/eval_s") == [6, 11, 16, 20]
-
-
 def test_a_log_behind_another_models_call_is_of_the_step_before(record):
     model, metric = student(), nn.Linear(4, 1).requires_grad_(requires_grad=False)
     optimizer = sgd(model, lr=0.01)
@@ -249,22 +187,3 @@ def test_a_log_behind_another_models_call_is_of_the_step_before(record):
         nap(NAP_S)
     assert recorded.series("number") == {number: float(number) for number in range(1, 9)}
     assert max(recorded.series("phase/forward_s").values()) < NAP_S, "a metric begins no forward pass"
-
-
-def test_a_call_within_a_call_or_a_phase_counts_once(record):
-    model, members = student(), [Slow(4, 4) for _ in range(2)]
-    ensemble = nn.ModuleList(members)
-    ensemble.forward = lambda x: sum(member(x) for member in members)
-    optimizer = sgd(model, lr=0.01)
-    recorded = record(model, optimizer=optimizer)
-    for _ in range(8):
-        with torch.no_grad():
-            ensemble(X)
-            members[0](X)
-            with recorded.run.phase("rollout"):
-                members[1](X)
-        step(optimizer, model(X))
-    forward, rollout = recorded.series("phase/forward_s"), recorded.series("phase/rollout_s")
-    # whether a member's own call is watched or not, the forward pass has two or three naps, and the phase its own
-    assert all(2 * NAP_S <= forward[number] < 3 * NAP_S for number in KNOWN)
-    assert all(about(rollout[number], NAP_S) for number in KNOWN)

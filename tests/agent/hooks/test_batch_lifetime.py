@@ -15,7 +15,7 @@ from agent.hooks.loops import sgd, step
 from torch.utils.data import DataLoader
 
 from perfagent.governor import Governor
-from perfagent.hooks.batch_lifetime import Costs, Release
+from perfagent.hooks.batch_lifetime import Release
 from perfagent.hooks.new_progress import new_progress
 from perfagent.step.state import Progress, state
 from perfagent.step.trace import DATA, FORWARD, entries_of
@@ -147,41 +147,7 @@ def test_the_first_batches_are_measured_and_then_one_in_32(loop: Loop) -> None:
     assert measured == [2, 3, 4, 33, 65]
 
 
-def test_batches_that_cost_nothing_rest_for_a_thousand(loop: Loop) -> None:
-    data = torch.zeros(100, 4)
-    for number in range(6):
-        x = loop.fetch(data[number : number + 2])  # a view: to let go of it gives no memory back
-    loop.measured()
-    costly, first = tensor(), None
-    for number in range(7, 1100):
-        x = loop.fetch(costly.clone())
-        if first is None and loop.lengthened_ns():
-            first = number
-    del x
-    assert first is not None
-    assert 1000 < first < 1010
-
-
-def test_no_more_than_256_mb_are_held(loop: Loop) -> None:
-    loop.iterator._num_workers = 0
-    for _ in range(2):
-        x, y = loop.fetch([torch.empty(160 << 20, dtype=torch.uint8) for _ in range(2)])
-    assert len(loop.release.held) == 1, "one fits, two do not"
-    del x, y
-
-
-def test_the_cost_of_a_size_is_that_of_about_as_many_pages() -> None:
-    costs = Costs()
-    for ns in (10, 12, 500_000):
-        costs.note(SIZE, ns)
-    assert costs.ns(SIZE) == 12, "the median: one outlier says nothing"
-    assert costs.ns(SIZE + SIZE // 16 - 1) == 12
-    assert costs.ns(SIZE + SIZE // 8) == costs.ns(SIZE - 1) == costs.ns(1 << 12) == 0
-    for _ in range(3):
-        costs.note(SIZE, 40)
-    assert costs.ns(SIZE) == 40, "of the latest five"
-
-
+@pytest.mark.real
 @pytest.mark.parametrize(("workers", "batches"), [(0, 6), (1, 3)])
 def test_nothing_is_held_when_the_run_is_over(record: Callable[..., Any], workers: int, batches: int) -> None:
     model = torch.nn.Linear(4, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import threading
 
 import pytest
 import torch
@@ -40,12 +39,6 @@ def train(save, steps=3):
     for _ in range(steps):
         step(optimizer, model(torch.ones(2, 4)).square())
         save(model)
-
-
-def on_a_thread(function, *arguments):
-    thread = threading.Thread(target=function, args=arguments)
-    thread.start()
-    thread.join()
 
 
 @pytest.mark.parametrize("how", ["by module", "by name", "by name, unzipped"])
@@ -84,34 +77,6 @@ def test_saves_of_other_libraries_are_checkpoints_once(record, tmp_path, way):
         phases = [seconds for name, seconds in values.items() if name.startswith("phase/")]
         assert sum(phases) == pytest.approx(values["step_time_s"]), "no save counts twice"
     assert way != "dcp" or saved_to[-1] == str(path)
-
-
-@pytest.mark.parametrize("said", ["last.pt", "memory://bucket/last.pt"])
-def test_the_folder_does_not_move_with_the_working_directory(record, said, tmp_path, monkeypatch):
-    torch.nn.Linear(1, 1)
-    record()
-    monkeypatch.chdir(tmp_path)
-    if "://" in said:
-        with pytest.raises((OSError, RuntimeError)):
-            torch.save({}, said)  # other libraries take such names
-    else:
-        torch.save({}, said)
-    monkeypatch.chdir("/")
-    assert saved_to[-1] == (said if "://" in said else str(tmp_path / said))
-
-
-@pytest.mark.parametrize("opens", [False, True])
-def test_a_save_on_another_thread_is_no_phase_but_known(record, tmp_path, opens):
-    """Many scripts save in the background, or into a file that they open, so as to rename it when it is whole."""
-    recorded, path = record(), tmp_path / f"in the background {opens}.pt"
-
-    def write(state):
-        with path.open("wb") as file:
-            torch.save(state, file if opens else path)
-
-    train(lambda model: on_a_thread(write, model.state_dict()))
-    assert not recorded.of("phase/checkpoint_s")
-    assert saved_to[-1] == str(path)
 
 
 def test_a_save_that_fails_raises_and_leaves_the_hooks_working(record):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from agent.hooks.loops import sgd, step
 from builders import job_environment
 from torch import nn
 from torch._dynamo import utils
-
-from perfagent.boundary import guard
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_compiled"),
@@ -85,25 +82,6 @@ def test_nine_lengths_are_told_with_reason_step_and_place(record):
             assert 0.5 * events[number - 2][0]["seconds"] < compiling[number] < values["step_time_s"]
 
 
-@pytest.mark.long
-def test_a_torch_with_other_records_is_counted_as_a_failure(record, monkeypatch):
-    class OnlyAppends:
-        """Where a torch that keeps its records in another way would put them."""
-
-        def append(self, record: Any) -> None: ...
-
-    monkeypatch.setattr(utils, "_compilation_metrics", OnlyAppends())
-    recorded, found = trained(record, range(3, 6))
-    failures = dict(guard.failures)
-    guard.reset()
-    assert sum(failures.values()) >= 1
-    assert all(name.startswith("perfagent.hooks.compilations.") for name in failures)
-    assert compile_events(recorded) == []
-    assert recorded.of("step_time_s"), "everything else is told"
-    assert recorded.of("phase/compile_s"), "the callbacks are another part of torch"
-    assert found == trained(None, range(3, 6))[1]
-
-
 @pytest.mark.real
 def test_a_run_does_not_import_what_compiles(tmp_path):
     script = (
@@ -122,11 +100,6 @@ class Scaled(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (self.linear(x) * self.scale).square().mean()
-
-
-class Mean(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.square().mean()
 
 
 class Job:
@@ -148,57 +121,9 @@ class Job:
             (step or self.optimizer.step)()
 
 
-def compile_beside() -> None:
-    """On another thread."""
-    beside = threading.Thread(target=torch.compile(Scaled(), backend="eager"), args=(torch.ones(2, 4),))
-    beside.start()
-    beside.join()
-
-
 def compiled_series(recorded) -> set[str]:
     recorded.finish()
     return {name for _, values in recorded.rows for name in values if "compile" in name}
-
-
-@pytest.mark.parametrize("graded", [False, True])
-def test_compiling_within_an_evaluation_is_part_of_it(record, graded):
-    job = Job(record)
-    job.train(job.compiled)
-    job.model.eval()
-    for rows in (3, 4, 5):
-        with torch.no_grad():
-            job.compiled(torch.ones(2 if graded else rows, 4))
-        with torch.set_grad_enabled(graded):
-            job.compiled(torch.ones(rows, 4))
-    job.model.train()
-    job.train(job.compiled)
-    steps = dict(job.recorded.steps())
-    assert steps[4]["phase/eval_s"] > 0.5 * steps[4]["step_time_s"]
-    assert job.recorded.numbers("phase/compile_s") == [1]
-
-
-class CompilesInBackward(torch.autograd.Function):
-    """Stands for the backward pass on a GPU, where autograd's own thread compiles and the training thread waits."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        compile_beside()
-        return gradient
-
-
-def test_what_autograds_thread_compiles_is_no_backward_time(record):
-    torch.compile(Mean(), backend="eager")(torch.ones(2, 4))  # imports what is imported at the first time
-    job = Job(record, model=nn.Linear(4, 4))
-    job.train(nn.Sequential(job.model, Mean()))
-    CompilesInBackward.apply(job.model(torch.ones(2, 4)).square().mean()).backward()
-    job.optimizer.step()
-    values = dict(job.recorded.steps())[4]
-    assert values["phase/compile_s"] > values["phase/backward_s"] > 0
-    assert sum(one for name, one in values.items() if name.startswith("phase/")) == pytest.approx(values["step_time_s"])
 
 
 def test_nothing_stays_in_torch_when_the_run_has_ended(record):

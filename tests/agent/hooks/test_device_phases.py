@@ -12,8 +12,7 @@ import torch
 from agent.hooks.loops import sgd
 from torch import nn
 
-from perfagent.boundary.dynamo import keep_out_of_frames
-from perfagent.device import DeviceClock, cuda_device_of
+from perfagent.device import cuda_device_of
 from perfagent.hooks.host_to_device import watch_copy
 from perfagent.step.state import state
 
@@ -170,37 +169,6 @@ def test_a_copy_inside_of_forward_and_backward_is_taken_off(record, device, copy
     assert_each(recorded, h2d=0.04, forward=0.03, backward=0.06)
 
 
-class Steps(torch.optim.SGD):
-    """Its step keeps the device busy."""
-
-    device: Device
-    before = None
-
-    def step(self, closure=None):
-        if self.before is not None:
-            self.before()
-        self.device.work(0.01)
-        return super().step(closure)
-
-
-def test_what_a_closure_does_is_no_optimizer_time_on_the_device(record, device):
-    """Lightning's automatic optimization, skorch, LBFGS."""
-    model = Net(device)
-    optimizer = Steps(model.parameters(), lr=0.1)
-    optimizer.device = device
-    recorded = record(model)
-    state.current.clock, state.current.stream = device, MAIN
-
-    def closure():
-        optimizer.zero_grad()
-        plain(model).mean().backward()
-
-    for _ in range(4):
-        optimizer.step(closure)
-    device.done = device.now
-    assert_each(recorded, first=3, forward=0.03, backward=0.06, optimizer=0.01)
-
-
 def test_a_copy_on_another_stream_overlaps_and_is_not_counted(record, device, copy):
     def loss(model):
         device.stream = OTHER
@@ -245,33 +213,7 @@ def test_passes_are_as_seldom_as_their_time_of_the_device_asks(clock, record, de
     device.done = device.now
 
 
-def test_the_watched_copy_is_no_graph_break(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "to", watch_copy(torch.Tensor.to), raising=False)
-    keep_out_of_frames()
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x: x.to(torch.float64) * 2, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0, dtype=torch.float64))
-    torch._dynamo.reset()  # what comes after in this process is not compiled
-
-
 # ---- a device that is not the current one
-
-
-def test_marks_are_made_on_the_computing_devices_stream(monkeypatch, without_driver) -> None:
-    recorded = []
-
-    class Recorded:
-        def __init__(self, *, enable_timing):
-            assert enable_timing
-
-        def record(self, stream):
-            recorded.append(stream)
-
-    monkeypatch.setattr(torch.cuda, "Event", Recorded)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: ("stream of", device))
-    second = torch.device("cuda", 1)
-    DeviceClock(second).mark()
-    assert recorded == [("stream of", second)]
 
 
 @pytest.mark.parametrize(("places", "expected"), [(["cpu", "cuda:3"], 3), (["cpu"], 0), ([], 0)])

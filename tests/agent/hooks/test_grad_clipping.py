@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from agent.hooks.loops import numbered, sgd, small
+from agent.hooks.loops import sgd, small
 from torch import nn
 from truth import norm_of
 
@@ -15,7 +15,6 @@ from perfagent.hooks.grad_clipping import Clips
 
 clip_grad_value_ = nn.utils.clip_grad_value_
 """Imported by name before there is a run, as scripts do."""
-by_measuring = pytest.mark.parametrize("watched", ["every_step", "seldom"])
 
 
 def told(recorded):
@@ -90,29 +89,6 @@ def test_the_norm_is_that_before_clipping_or_none(request, how, watched, expects
         assert norm_of(model.parameters()) < true[-1]
         finish(optimizer)
     assert told(recorded) == pytest.approx(true[:expects], rel=1e-6)
-
-
-@by_measuring
-@pytest.mark.parametrize("limit", [1.0, 1e9])
-def test_of_clippings_after_each_micro_batch_the_last_is_told(watched, limit, request):
-    model = small()
-    optimizer = sgd(model, lr=1e-4)
-    recorded = request.getfixturevalue(watched)(model)
-    returned, layers, costs = [], [], []
-    for _ in range(4):
-        for _ in range(5):
-            backward(model)
-            before = norm_of([model[2].weight])
-            last = clip(model, limit=limit)
-        returned.append(last)
-        layers.append(before)
-        finish(optimizer)
-        costs.append(recorded.progress.health.passes)
-    assert told(recorded) == returned
-    if watched == "every_step":
-        assert costs[3] - costs[2] == 1, "a pass for each would cost five times what the governor granted"
-        of_layer = recorded.series("grad_norm/2.weight")
-        assert {step: of_layer[step] for step in (2, 3, 4)} == numbered(layers, first=2)
 
 
 def test_a_step_left_out_does_not_show_in_the_next_ones_norm(seldom):

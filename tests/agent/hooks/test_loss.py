@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from agent.hooks.loops import one_ahead, sgd, step
+from agent.hooks.loops import sgd, step
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -83,54 +83,6 @@ def test_the_value_is_exactly_what_item_gives(record, dtype):
     assert losses_of(recorded) == printed
 
 
-class CachedContrast(nn.Module):
-    """A contrastive loss of more pairs than one pass of the encoder takes, as sentence-transformers computes it:
-    embeddings without a graph, the loss from them in parts that are backpropagated at once, and what is returned is a
-    number whose backward pass encodes again."""
-
-    def __init__(self, encoder, part=4):
-        super().__init__()
-        self.encoder, self.part = encoder, part
-
-    def forward(self, x):
-        with torch.no_grad():
-            rows = [self.encoder(part).requires_grad_() for part in x.split(self.part)]
-        rows = [row.requires_grad_() for row in rows]
-        total, every = 0.0, torch.cat(rows)
-        for first in range(0, len(x), self.part):
-            targets = torch.arange(first, min(first + self.part, len(x)))
-            loss = functional.cross_entropy(every[targets] @ every.T, targets, reduction="sum") / len(x)
-            loss.backward(retain_graph=True)
-            total += loss.detach()
-        total.requires_grad_()
-        total.register_hook(lambda grad: self.encode_again(x, rows, grad))
-        return total
-
-    def encode_again(self, x, rows, grad):
-        with torch.enable_grad():
-            for part, row in zip(x.split(self.part), rows, strict=True):
-                (torch.dot(self.encoder(part).flatten(), row.grad.flatten()) * grad).backward()
-
-
-@pytest.mark.parametrize(("window", "told"), [(1, True), (2, False)])
-def test_a_loss_backpropagated_in_parts_is_told_as_a_whole(record, model, window, told):
-    loss_of = CachedContrast(model)
-    optimizer = sgd(model, lr=0.01)
-    recorded = record(loss_of if told else None, optimizer=optimizer)
-    printed, sizes = [], [7, 10, 10, 9, 10, 10, 8, 3]
-    for number, batch in enumerate(one_ahead(DataLoader([torch.randn(size, 8) for size in sizes], batch_size=None))):
-        loss = loss_of(batch) / window
-        loss.backward()
-        printed.append(loss.item())
-        if (number + 1) % window == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-    whole = [sum(printed[first : first + window]) for first in range(0, len(sizes), window)]
-    assert losses_of(recorded) == pytest.approx(whole, rel=1e-6)
-    consumed = [sum(sizes[first : first + window]) for first in range(window, len(sizes), window)]
-    assert [*recorded.consumed().values()] == consumed
-
-
 @pytest.mark.parametrize("named", [True, False])
 def test_a_vector_of_losses_counts_with_its_weights(record, model, named):
     recorded, optimizer, printed = record(model), sgd(model), []
@@ -163,24 +115,6 @@ def test_of_two_passes_with_a_clearing_between_the_first_counts(record, model, l
         model.zero_grad()
         step(optimizer, cross_entropy(model, x))
     assert losses_of(recorded) == printed
-
-
-def test_losses_cleared_between_of_one_forward_pass_add_up(record, model):
-    """Gradient surgery: the loop keeps what each loss gives, clears, and combines."""
-    recorded, optimizer, printed = record(model), sgd(model), []
-    for x in torch.randn(5, 6, 8):
-        output = model(x)
-        losses = [output.square().mean(), output.abs().mean(), (output - 1).square().mean()]
-        gradients = []
-        for loss in losses:
-            optimizer.zero_grad()
-            loss.backward(retain_graph=True)
-            gradients.append([parameter.grad for parameter in model.parameters()])
-        for parameter, parts in zip(model.parameters(), zip(*gradients, strict=True), strict=True):
-            parameter.grad = torch.stack(parts).sum(0)
-        optimizer.step()
-        printed.append(sum(loss.item() for loss in losses))
-    assert losses_of(recorded)[1:] == pytest.approx(printed[1:], rel=1e-6)
 
 
 def test_a_pass_that_the_loop_discards_is_none_of_the_step(record, model):

@@ -145,31 +145,6 @@ def test_clipping_says_the_norm_of_all(request, order, watched, clips):
 # ---- optimizers with passes of their own
 
 
-@pytest.mark.parametrize("critic_first", [True, False])
-def test_a_critic_with_a_pass_of_its_own_is_not_in_it(every_step, critic_first):
-    torch.manual_seed(0)
-    generator, critic = nn.Linear(8, 64), nn.Linear(64, 1)
-    make, judge = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())
-    recorded, true = every_step(), []
-
-    def learn():
-        for _ in range(1 + critic_first):
-            judge.zero_grad()
-            critic(generator(torch.randn(4, 8)).detach()).square().mean().backward()
-            judge.step()
-
-    for _ in range(4):
-        if critic_first:
-            learn()
-        make.zero_grad()
-        critic(generator(torch.randn(4, 8))).mean().backward()
-        true.append(norm_of(generator.parameters()))
-        make.step()
-        if not critic_first:
-            learn()
-    assert norms(recorded) == numbered(true)
-
-
 # ---- one for each parameter
 
 
@@ -195,48 +170,4 @@ def test_optimizers_that_step_inside_of_the_backward_pass(every_step):
     assert norms(recorded) == numbered(true)
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2]], ids=str)
-def test_optimizers_made_when_they_first_step_make_one_step(every_step, order):
-    """Stochastic variational inference; a larger one that comes makes no step of its own."""
-    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3))
-    parameters, optimizers, truth = [*model.parameters()], {}, []
-    recorded = every_step()
-    for _ in range(5):
-        loss = model(torch.randn(4, 8)).square().mean()
-        loss.backward()
-        truth.append((loss.item(), pytest.approx(norm_of(parameters), rel=1e-5)))
-        for place in order:
-            if place not in optimizers:
-                optimizers[place] = torch.optim.Adam([parameters[place]], lr=0.01)
-            optimizers[place].step()
-        model.zero_grad()
-    steps = recorded.steps()
-    assert [step for step, _ in steps] == [1, 2, 3, 4, 5]
-    assert [(values["loss"], values["grad/norm"]) for _, values in steps] == truth
-
-
 # ---- cost, and when a row is read
-
-
-@pytest.mark.parametrize("when", ["after the primary one's first step", "while another one steps"])
-def test_a_row_waits_for_all_optimizers_whatever_time_that_takes(clock, every_step, when):
-    """After the first step of the primary optimizer its model is looked for; a step of Muon may take as long."""
-    model, optimizers = three_parts()
-    recorded, true = every_step(model), []
-    p = recorded.progress
-    look = p.on_first_step
-
-    def meanwhile(*_) -> None:
-        clock.sleep(1.0)
-        recorded.rows += recorded.sender.drain()  # as the sender's thread does
-
-    if when == "while another one steps":
-        optimizers[SMALL].register_step_post_hook(meanwhile)
-    else:
-        p.on_first_step = lambda optimizer: look(optimizer) or meanwhile()
-    for _ in range(3):
-        true.append(backward(model))
-        for optimizer in optimizers.values():
-            optimizer.step()
-        model.zero_grad()
-    assert norms(recorded) == numbered(true)

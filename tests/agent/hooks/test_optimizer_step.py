@@ -71,22 +71,6 @@ def test_of_two_that_step_the_same_parameters_in_turn_one_counts(record):
     assert rates(recorded) == [0.1, 0.2] + [0.1] * 19, "the second one is taken for a new stage, once"
 
 
-@pytest.mark.parametrize("same", [True, False], ids=["of the same parameters", "of others"])
-def test_a_step_that_raises_costs_other_optimizers_no_step(record, same):
-    """Its step began, and nobody tells that it is over."""
-    model, critic = small(), nn.Linear(8, 1)
-    good, broken = sgd(model), sgd(model if same else critic, lr=0.2)
-    recorded = record(model, optimizer=good)
-    train(model, good, 3)
-    handle = broken.register_step_pre_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        train(model if same else critic, broken)
-    handle.remove()
-    train(model, good, 80)
-    assert set(rates(recorded)) == {0.1}
-    assert len(rates(recorded)) == 83 if not same else 18 <= len(rates(recorded)) <= 83
-
-
 @pytest.mark.parametrize("named", [False, True])
 def test_the_next_model_of_a_process_is_watched_like_the_first(record, named):
     """The folds of a cross-validation, the trials of a search: each with a model and an optimizer of its own."""
@@ -200,23 +184,6 @@ def on_a_thread(function, *arguments):
     thread = threading.Thread(target=function, args=arguments)
     thread.start()
     thread.join()
-
-
-def test_a_training_on_a_later_thread_goes_on_counting(record):
-    first, second, over = small(), small(), threading.Event()
-    recorded = record(first)
-
-    def later():
-        over.wait(10)
-        train(second, sgd(second, lr=0.2), 3)
-
-    waiting = threading.Thread(target=later)  # it lives beside the other one, so that it has an ident of its own
-    waiting.start()
-    on_a_thread(train, first, sgd(first), 2)
-    over.set()
-    waiting.join()
-    assert rates(recorded) == [0.1] * 2 + [0.2] * 3
-    assert recorded.numbers("loss") == [1, 2, 3, 4, 5]
 
 
 def test_threads_that_take_turns_are_one_without_others(record):

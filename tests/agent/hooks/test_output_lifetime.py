@@ -99,16 +99,3 @@ def test_what_is_held_goes_after_five_seconds_or_with_the_run(clock, trained):
     assert model.alive() == [4]
     recorded.finish()
     assert model.alive() == []
-
-
-def test_a_call_that_fails_lets_go_of_the_old_ones(trained):
-    """So that who has run out of memory, and drops what he has, gets it back."""
-    model, optimizer, _ = trained()
-    output = model(X)
-    output[1].backward()
-    optimizer.step()
-    with pytest.raises(RuntimeError):
-        model(torch.ones(2, 3))
-    assert model.alive() == [4]
-    del output
-    assert model.alive() == []

@@ -19,6 +19,7 @@ NAMES = [(module, name) for table in TABLES for module, names in table.items() f
 X = torch.ones(2, 4)
 
 
+@pytest.mark.real  # DeepSpeed binds a socket
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[f"{module}.{name}" for module, name in NAMES])
 def test_functions_that_are_recognised_exist(module, name):

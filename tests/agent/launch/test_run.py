@@ -135,11 +135,6 @@ def test_script_that_cannot_be_parsed_has_a_name(
 
 
 @REAL
-def test_missing_module_is_reported_by_python(tmp_path: Path, server: IngestServer) -> None:
-    same_as_plain(tmp_path, server, "-m", "missing_module")
-
-
-@REAL
 def test_python_options_and_a_leading_local_rank_are_passed_on(tmp_path: Path, server: IngestServer) -> None:
     (tmp_path / "script.py").write_text(
         "import sys; print(sys.argv[1:], sys.flags.optimize, sys.warnoptions, sys._xoptions)"
@@ -467,7 +462,7 @@ def opened(folder: Path, script: str, server: IngestServer, heard: Any) -> None:
         until(heard, within_s=60, why="nobody spoke for the script")
     finally:
         gate.write_text("go")
-        process.wait(60)
+        process.wait(150)
     assert ended(server) == "finished"
 
 
@@ -542,26 +537,3 @@ def test_ranks_that_a_script_spawns_are_ranks_of_its_run(tmp_path: Path, server:
     assert {frame.rank for frame in server.frames if frame.source in trained} == {0, 1}
     assert len(trained) == 2
     assert all(sorted(server.values("loss", source=source)) == list(range(1, 21)) for source in trained)
-
-
-@REAL
-def test_spawned_child_may_name_a_run_of_its_own(tmp_path: Path, server: IngestServer) -> None:
-    (tmp_path / "train.py").write_text(
-        """
-import multiprocessing, perfagent
-
-def child():
-    perfagent.attach(run_id="theirs").log({"x": 1.0}, step=1)
-
-if __name__ == "__main__":
-    perfagent.attach().log({"y": 1.0}, step=1)
-    process = multiprocessing.get_context("spawn").Process(target=child)
-    process.start()
-    process.join()
-"""
-    )
-    done = ran(tmp_path, server, "train.py")
-    assert done.returncode == 0, done.stderr[-2000:]
-    until(lambda: len(server.sources_that("finished")) == 2, within_s=30)
-    x, y = ({f.run for f in server.frames if any(name in group.values for group in f.groups)} for name in ("x", "y"))
-    assert x == {"theirs"} and len(y - x) == 1
