@@ -70,7 +70,7 @@ def test_no_password_is_shown_of_an_address_that_is_refused():
         assert "hun" not in str(raised.value)
 
 
-def test_spaces_and_line_breaks_round_address_and_key_are_taken_off(monkeypatch):
+def test_spaces_round_address_and_key_are_taken_off(monkeypatch):
     monkeypatch.setenv("PERFAGENT_SERVER", " http://monitor:8420/ \n")
     monkeypatch.setenv("PERFAGENT_API_KEY", "pfa_ingest_1_x\r\n")
     settings = AgentConfig.from_env()
@@ -103,7 +103,7 @@ def homeless(monkeypatch, tmp_path):
     return tmp_path / f"perfagent-{os.getuid()}"
 
 
-def test_without_a_home_the_state_lies_in_a_private_folder_of_the_temporary_one(homeless, monkeypatch):
+def test_state_without_a_home_is_in_a_private_temporary_folder(homeless, monkeypatch):
     before = os.umask(0)
     try:
         assert AgentConfig.from_env().state_dir == homeless
@@ -134,7 +134,7 @@ def test_file_is_no_folder_to_record_into(tmp_path: Path) -> None:
         AgentConfig.from_env(record="~nobody9/x")
 
 
-def test_what_comes_from_the_environment_is_blamed_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_of_the_environment_is_blamed_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERFAGENT_SERVER", "monitor:8420")
     monkeypatch.setenv("PERFAGENT_PROJECT", "x" * 300)
     with pytest.raises(ConfigError, match=r"^PERFAGENT_SERVER: server must be .* not 'monitor:8420'$"):

@@ -89,7 +89,7 @@ MISSING = ModuleNotFoundError("No module named 'torch'", name="torch")
         (MISSING, 1, "this command needs torch, which is missing here; pip install torch"),
     ],
 )
-def test_error_of_ours_is_one_line_whose_exit_code_says_whose_it_is(
+def test_error_of_ours_is_one_line_with_a_code_for_its_kind(
     error: Exception, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(metadata, "entry_points", lambda group: [Command(error)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfagent.delivery.spool import Spool
-from perfagent.delivery.transport import _DeadlineReader
 from perfagent.descriptors import Descriptor, opened
-from perfagent.samplers.kernel_file import KernelFile
 
 FLAGS = os.O_RDWR | os.O_CREAT
 
@@ -60,18 +57,7 @@ def test_closed_standard_stream_does_not_become_a_file_of_ours(tmp_path: Path) -
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_nothing_is_read_from_a_socket_in_place_of_ours() -> None:
-    one, other = socket.socketpair()
-    other.sendall(b"theirs")
-    reader = _DeadlineReader(one, float("inf"), None, lambda: False)
-    with pytest.raises(ConnectionAbortedError):
-        reader.readinto(bytearray(10))
-    assert one.recv(10) == b"theirs"
-    one.close()
-    other.close()
-
-
-def test_a_spool_whose_numbers_are_a_script_s_goes_on_in_files_of_its_own(tmp_path: Path) -> None:
+def test_spool_whose_numbers_are_a_scripts_goes_on_in_own_files(tmp_path: Path) -> None:
     from agent.delivery.test_spool import crash, drain, header, rows, steps_of
 
     spool = Spool(tmp_path / "s", header())
@@ -94,16 +80,3 @@ def test_a_spool_whose_numbers_are_a_script_s_goes_on_in_files_of_its_own(tmp_pa
         os.close(number)
     again = Spool.open(tmp_path / "s")
     assert steps_of(*drain(again)) == [*range(6)]
-
-
-def test_a_kernel_file_whose_number_is_a_script_s_is_opened_again(tmp_path: Path) -> None:
-    (tmp_path / "stat").write_bytes(b"cpu 1 2 3")
-    file = KernelFile(tmp_path / "stat")
-    assert file.read() == b"cpu 1 2 3"
-    assert file._file is not None
-    theirs = in_its_place(file._file, tmp_path / "theirs")
-    os.write(theirs, b"a checkpoint")
-    assert file.read() == b"cpu 1 2 3"
-    file.close()
-    assert os.pread(theirs, 100, 0) == b"a checkpoint"
-    os.close(theirs)

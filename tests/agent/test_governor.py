@@ -54,7 +54,7 @@ def test_passes_count_as_overhead_but_not_against_themselves(governor, clock, ow
     assert governor.period(1_000_000, 100_000_000) == before
 
 
-def test_telling_of_a_pass_is_charged_to_it_and_grows_with_its_layers(governor):
+def test_reporting_a_pass_is_charged_to_it_by_its_layers(governor):
     few, many = telling_ns(7), telling_ns(306)
     assert 10_000 < few < many < 100_000_000
     assert governor.period(70_000 + few, 12_000_000) > governor.period(70_000, 12_000_000)
@@ -68,7 +68,7 @@ def test_how_long_steps_take_is_known_from_one_report_to_the_next(governor, cloc
 
 
 @pytest.mark.parametrize("longer", [True, False])
-def test_where_steps_become_longer_the_next_look_at_gradients_comes_sooner(record, longer):
+def test_longer_steps_bring_the_next_look_at_gradients_sooner(record, longer):
     """Planned at steps of 0.3 ms it is a thousand steps away, and a thousand steps of half a second are eight minutes.
     A look that costs as much as many such steps is as far away as it was."""
     model = torch.nn.Linear(4, 2)

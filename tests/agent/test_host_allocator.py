@@ -127,7 +127,7 @@ def _malloc(record: Path) -> str | None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_thresholds_are_raised_unless_somebody_has_set_the_allocator(answers, case):
+def test_thresholds_are_raised_unless_the_allocator_was_set(answers, case):
     if case not in answers:
         pytest.skip("no C compiler")
     said, expected = answers[case], CASES[case][2]

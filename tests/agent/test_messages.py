@@ -129,7 +129,7 @@ def test_option_of_another_tracker_is_answered_with_ours(options: dict[str, obje
         perfagent.init(**options)  # type: ignore[arg-type]
 
 
-def test_traceback_of_a_wrong_argument_ends_at_the_scripts_own_line(tmp_path: Path) -> None:
+def test_traceback_of_a_wrong_argument_ends_at_the_scripts_line(tmp_path: Path) -> None:
     done = run(tmp_path, "import perfagent\nperfagent.attach(server='foo')\n")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith("such as http://127.0.0.1:8420, not 'foo'")

@@ -19,11 +19,9 @@ from ingest_server import IngestServer, Scripted
 from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.delivery.spool import Header, Spool, owner
-from perfagent.delivery.transport import HttpTransport
-from perfagent.errors import ServerUnreachable
 from perfagent.identity import Identity
 from perfagent.local_server import LocalServer, announcement, data_folder
-from perfagent.wire import Frame, Group, encode
+from perfagent.wire import Group
 
 pytestmark = pytest.mark.real
 DEFAULT = "http://127.0.0.1:8420"
@@ -136,17 +134,6 @@ def test_job_follows_its_server_and_no_stranger_gets_a_sample(sender: Sender, lo
             header = owner(sender.folder)
             assert header is not None and header.server == second.url, "what is left is for the second one"
         assert stranger.connections == 0
-
-
-def test_who_listens_after_the_own_server_is_a_stranger(local: LocalServer) -> None:
-    transport = HttpTransport(DEFAULT, follows=True)
-    body = encode(Frame(project="p", run="r", source="s", attempt=1, rank=0, seq=1))
-    local.announce(DEFAULT)
-    with pytest.raises(ServerUnreachable, match="refused"):  # of no test: nothing listens there
-        transport.post(body)
-    gone(local)
-    with pytest.raises(ServerUnreachable, match="does not run"):
-        transport.post(body)
 
 
 def test_job_sync_doctor_and_commands_mean_the_same_server(server: ServerProcess, tmp_path: Path) -> None:

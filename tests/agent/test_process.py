@@ -167,7 +167,7 @@ class Slow:
         return 1.0
 
 
-def test_error_of_a_scripts_handler_in_the_midst_of_ours_reaches_it(record) -> None:  # type: ignore[no-untyped-def]
+def test_error_of_a_scripts_signal_handler_reaches_the_script(record) -> None:  # type: ignore[no-untyped-def]
     recorded = record()
     before = signal.signal(signal.SIGALRM, _time_is_up)
     try:

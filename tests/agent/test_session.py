@@ -104,7 +104,7 @@ def test_a_second_attach_continues_the_run_and_adds_to_it(tmp_path):
     assert other is not first
 
 
-def test_a_second_attach_that_names_another_place_begins_a_run_there(tmp_path, monkeypatch):
+def test_second_attach_with_another_place_begins_a_run_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = perfagent.init(record=tmp_path / "a")
     assert perfagent.init(record="a") is first
@@ -136,7 +136,7 @@ def test_config_may_be_a_dict_a_dataclass_or_a_namespace(tmp_path):
     assert perfagent.init(record=tmp_path, config=argparse.Namespace(depth=3)).config == {"lr": 0.1, "depth": 3}
 
 
-def test_log_takes_numbers_of_all_kinds_and_nothing_else_of_them_raises(record):
+def test_log_takes_numbers_of_all_kinds_and_raises_for_none(record):
     recorded = record()
     numpy = pytest.importorskip("numpy")
     weight = torch.tensor(2.0, requires_grad=True)
@@ -329,7 +329,7 @@ def test_each_log_is_a_step_where_parameters_are_updated_by_hand(record):
 
 
 @pytest.mark.parametrize("polls", [False, True])
-def test_logs_between_the_micro_batches_of_the_first_step_belong_to_it(record, polls):
+def test_logs_between_micro_batches_belong_to_their_step(record, polls):
     """However long they last: there is an optimizer."""
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -411,7 +411,7 @@ def stepped(model):
     optimizer.step()
 
 
-def test_another_training_without_a_name_goes_on_in_the_run_and_is_told_so_once(tmp_path, caplog):
+def test_another_training_without_a_name_continues_with_a_word(tmp_path, caplog):
     def told() -> list[str]:
         return [record.getMessage() for record in caplog.records if "finish()" in record.getMessage()]
 

@@ -78,7 +78,7 @@ def test_loss_is_the_mean_over_a_window_and_its_phases_are_known(watched: Any) -
     assert {"loss", "lr", "grad/norm", *phases} <= {name for _, values in recorded.rows for name in values}
 
 
-def test_loss_of_windows_counted_ahead_is_the_mean_over_their_items(watched: Any) -> None:
+def test_loss_of_windows_counted_ahead_is_the_mean_of_items(watched: Any) -> None:
     data = batches_of([1, 7])
     model = net()
     recorded = watched(model)

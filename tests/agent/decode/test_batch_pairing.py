@@ -88,30 +88,6 @@ def test_batches_that_are_fetched_in_bursts_keep_their_order(record):
     assert sizes_of(recorded) == [3, 4, 5, 6, 7, 8, 9, 10]
 
 
-@pytest.mark.parametrize("evaluate", [True, False])
-def test_a_call_that_tells_no_size_is_with_the_whole_batch(record, evaluate):
-    class Pairs(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder = nn.Linear(8, 4)
-
-        def forward(self, sides, labels):
-            return self.encoder(sides[0]["x"]) * self.encoder(sides[1]["x"])
-
-    recorded, model, optimizer = start(record, Pairs())
-    for _ in range(2):
-        source = iter(DataLoader([{"x": torch.randn(size, 8)} for size in (8, 7, 6, 3)], batch_size=None))
-        batch = next(source)
-        while batch is not None:
-            if evaluate:  # a step that begins with no fetch: the calls that follow may be with parts of a batch
-                with recorded.run.phase("eval"):
-                    pass
-            following = next(source, None)
-            step(optimizer, model([batch, batch], None))
-            batch = following
-    assert sizes_of(recorded) == [7, 6, 3, 8, 7, 6, 3]
-
-
 @pytest.mark.parametrize("critic_first", [True, False])
 def test_a_generator_and_its_critic_have_one_batch(record, critic_first):
     """Though the next one waits."""
@@ -133,21 +109,6 @@ def test_a_generator_and_its_critic_have_one_batch(record, critic_first):
             generator.eval()(torch.randn(3, 8))
         generator.train()
     assert recorded.consumed() == {number: 4 if number % 4 else 2 for number in range(2, 13)}
-
-
-@pytest.mark.usefixtures("nothing_compiled")
-def test_a_critic_and_its_actor_learn_from_one_drawn_batch(record):
-    """Off-policy reinforcement learning has no loader: both calls tell a size, and only what one of them has was
-    drawn."""
-    policy = nn.ModuleDict({"actor": nn.Linear(8, 2), "critic": nn.Linear(10, 4)})
-    critic, actor = sgd(policy["critic"]), sgd(policy["actor"])
-    recorded = record(policy, optimizer=critic)
-    for number in range(1, 11):
-        seen, done = torch.randn(4, 8), torch.randn(4, 2)
-        step(critic, policy["critic"](torch.cat([seen, done], 1)).square())
-        if number % 2:
-            step(actor, -policy["critic"](torch.cat([seen, policy["actor"](seen)], 1)))
-    assert recorded.consumed() == dict.fromkeys(range(4, 11), 4)
 
 
 # ---- tokens

@@ -13,7 +13,6 @@ import torch
 from perfagent.delivery.captured_rows import EARLY_S
 from perfagent.delivery.drain import Collector
 from perfagent.delivery.row_packing import rows_in
-from perfagent.device import Reading
 from perfagent.step.captured_log import capture
 from perfagent.step.row import Note
 from perfagent.step.state import Progress
@@ -122,24 +121,3 @@ def test_value_that_two_loggers_were_given_counts_once(progress: Progress, colle
         capture(progress, {"x": value}, step, None)
     found = [(step, str(values["x"])) for step, values in written(collector)]
     assert found == [(2, "1.0"), (2, "2.0"), (2, "nan"), (3, "2.0")]
-
-
-class Event:
-    over = False
-
-    def query(self) -> bool:
-        return self.over
-
-
-def test_value_on_its_way_from_a_device_holds_up_nobody(sender: Any, progress: Progress, collector: Collector) -> None:
-    event, lost = Event(), Event()
-    progress.by_log = True
-    capture(progress, {"slow": Reading(torch.tensor([2.0]), event, [])}, 1, None)
-    capture(progress, {"x": 1.0}, 1, None)
-    capture(progress, {"lost": Reading(torch.tensor([2.0]), lost, [])}, 1, None)
-    sender.rows.append((1, 0.0, time.monotonic(), {"mine": 3.0}))
-    assert written(collector) == [(1, {"mine": 3.0}), (1, {"x": 1.0})]
-    event.over = True
-    assert written(collector) == [(1, {"slow": 2.0})]
-    assert written(collector, last=True) == []
-    assert sender.counters["dropped"] == 1

@@ -406,22 +406,6 @@ def break_writes(monkeypatch: pytest.MonkeyPatch, errors: Iterator[Exception]) -
     monkeypatch.setattr(os, "write", fails)
 
 
-def test_a21_one_error_of_the_loop_costs_what_it_had_in_hand(tmp_path, transport, monkeypatch, told):
-    sender = make(tmp_path, transport)
-    sender.start()
-    sender.rows.append(row(1))
-    assert sender.flush(20)
-    break_writes(monkeypatch, iter([MemoryError()]))
-    sender.rows.append(row(2))
-    until(lambda: sender.counters["errors"] == 1)
-    sender.rows.append(row(3))
-    assert sender.flush(20)
-    sender.close("finished", timeout_s=WHOLE_S)
-    assert steps_in(transport.stored.values()) == [1, 3]
-    assert (sender.counters["errors"], sender.counters["lost_samples"]) == (1, 2)
-    assert "MemoryError" in one_of(told, "starting over")
-
-
 def test_a21_a_loop_that_fails_twice_switches_the_agent_off(tmp_path, transport, monkeypatch, told):
     sender = make(tmp_path, transport)
     break_writes(monkeypatch, itertools.repeat(RuntimeError("broken")))

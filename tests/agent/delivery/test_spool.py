@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import stat
-import time
 import zlib
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from perfagent.delivery import segments
 from perfagent.delivery.columns import pack
 from perfagent.delivery.segments import SpoolVersionError
-from perfagent.delivery.spool import Header, Outgoing, Spool, SpoolBusyError, folders
+from perfagent.delivery.spool import Header, Outgoing, Spool, SpoolBusyError
 from perfagent.wire import Event, Group
 
 pytestmark = pytest.mark.fault
@@ -129,20 +128,6 @@ def test_ticks_become_compressed_frames_while_no_server_answers(tmp_path: Path) 
     assert steps_of(*frames) == list(range(90))
     again.close()
     assert not list(again.folder.glob("*.frames"))
-
-
-def test_a07_too_large_a_frame_is_halved_down_to_one_row(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "s", header())
-    spool.append(rows(0, 5), [event()], now=0.0)
-    sizes, stored = [], []
-    while (frame := spool.next()) is not None:
-        sizes.append(sum(group.rows for group in frame.groups) + len(frame.events))
-        assert spool.split(frame.seq) is (sizes[-1] > 1)
-        if sizes[-1] == 1:
-            stored += steps_of(frame)
-            spool.ack(frame.seq)
-    assert sorted(stored) == [0, 1, 2, 3, 4]
-    assert sizes.count(1) == 6
 
 
 def test_a08_refused_frames_are_set_aside_with_reasons_to_a_limit(tmp_path: Path) -> None:
@@ -293,20 +278,6 @@ def test_a17_lock_that_is_taken_away_is_held_again(tmp_path: Path, how: str) -> 
     assert steps_of(*found, *drain(Spool.open(spool.folder))) == list(range(9))
 
 
-def test_only_young_folders_with_samples_are_found(tmp_path: Path) -> None:
-    for name in ("old", "young"):
-        sample_spool(tmp_path / name)
-    (tmp_path / "empty").mkdir()
-    week, found = time.time() - 8 * 86400, {"old", "young"}
-    for path in (*(tmp_path / "old").iterdir(), tmp_path / "old"):
-        os.utime(path, (week, week))
-    assert {folder.name for folder in folders(tmp_path)} == found
-    assert folders(tmp_path / "missing") == []
-    for _ in range(2):
-        assert [folder.name for folder in folders(tmp_path, max_age_s=7 * 86400)] == ["young"]
-        os.utime(tmp_path / "young", (week, week))  # a folder is as old as the last file that was made in it
-
-
 # ---- A15: the disk
 
 
@@ -329,25 +300,6 @@ class FullDisk:
 
 def fails(*_: object, **__: object) -> int:
     raise OSError(errno.EIO, "Input/output error")
-
-
-def test_a15_short_write_is_cut_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk, clock = FullDisk(monkeypatch), Clock(1000.0)
-    spool = Spool(tmp_path / "s", header(), clock=clock)
-    assert spool.append(rows(0), [], now=0.0)
-    disk.left = 25
-    assert not spool.append(rows(3), [], now=0.0)
-    assert spool.error is not None
-    assert spool.error.errno == errno.ENOSPC
-    (path,) = spool.folder.glob("*.ticks")
-    assert path.stat().st_size == spool.on_disk, "a part of the record stayed"
-    disk.left = -1
-    clock.at += 0.99
-    assert not spool.append([], [event()], now=0.0), "it is tried again within the second"
-    clock.at += 0.01
-    assert spool.append(rows(6), [], now=0.0)
-    crash(spool)
-    assert steps_of(*drain(Spool.open(tmp_path / "s"))) == [0, 1, 2, 6, 7, 8]
 
 
 def test_a15_memory_is_bounded_and_events_outlive_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from perfagent.cli import _main
 from perfagent.delivery import sync
 from perfagent.delivery.spool import Header, Spool
 from perfagent.delivery.transport import HttpTransport, RecordingTransport, Reply
-from perfagent.wire import Frame, Group, decode
+from perfagent.wire import Group, decode
 
 pytestmark = pytest.mark.real
 
@@ -150,18 +150,6 @@ def test_what_holds_no_recording_is_wrong_use_and_named(run_sync: Sync, tmp_path
 
 
 # ---- a server that is slow, away or refuses
-
-
-def test_patience_begins_anew_with_every_answer(run_sync: Sync, tmp_path: Path, clock: Clock) -> None:
-    def late(_: Frame) -> Scripted:
-        clock.sleep(0.3 * sync.PATIENCE_S)
-        return Scripted(body=b'{"stored": 10, "duplicate": 0}', store=True)
-
-    record(tmp_path / "record", frames=6)
-    with IngestServer(rule=late) as server:
-        status, said = run_sync(server, tmp_path / "record")
-    assert status == 0, said
-    assert "6 frames" in said
 
 
 def test_server_that_is_away_is_told_at_once_and_waited_for_once(run_sync, tmp_path, monkeypatch, clock):

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import trustme
-from builders import free_port
 from clocks import SteppedClock
 from ingest_server import IngestServer, Scripted
-from listening import OURS, answering, say
+from listening import OURS, answering
 
 from perfagent.delivery.transport import DEADLINE_S, HttpTransport, judge
 from perfagent.errors import ServerUnreachable
@@ -76,18 +75,6 @@ def test_connection_that_was_closed_while_idle_is_replaced_once(client: Client) 
     assert [frame.seq for frame in server.frames] == [1, 2, 2, 3, 3]
 
 
-def test_a01_closed_port_or_unknown_name_is_unreachable(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ServerUnreachable, match="refused"):
-        client(f"http://127.0.0.1:{free_port()}").post(body())
-
-    def fail(*_: object, **__: object) -> None:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", fail)
-    with pytest.raises(ServerUnreachable, match="not known"):
-        client(ELSEWHERE).post(body())
-
-
 # ---- A03: deadlines
 
 
@@ -125,20 +112,6 @@ def test_a03_slow_answer_ends_at_the_deadline(client, monkeypatch, answer, behin
 
 
 # ---- A04, A10: answers that are none
-
-
-@pytest.mark.parametrize("length", [b"Content-Length: 200", b"Transfer-Encoding: chunked"])
-def test_a04_answer_that_is_cut_is_none_even_if_it_reads_like_one(client: Client, length: bytes) -> None:
-    """What is cut off may have said otherwise; whether the frame is stored, its second delivery tells."""
-    text = b"%x\r\n%b\r\n" % (len(OURS), OURS) if b"chunked" in length else OURS
-    answers = iter([b"HTTP/1.1 200 OK\r\n" + length + b"\r\n\r\n" + text, ACKED])
-    with answering(lambda connection: say(connection, next(answers))) as there:
-        transport = client(f"http://{there}")
-        with pytest.raises(ServerUnreachable, match="IncompleteRead"):
-            transport.post(body(), deadline_s=5.0)
-        assert judge(transport.post(body(), deadline_s=5.0)).kind == "acked", (
-            "it reads on behind the answer that was cut"
-        )
 
 
 def test_a10_redirect_is_not_followed(client: Client) -> None:

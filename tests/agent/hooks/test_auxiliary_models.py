@@ -85,21 +85,6 @@ def test_another_models_call_is_part_of_the_forward_pass(record, loop):
     assert not recorded.of("phase/eval_s")
 
 
-def test_steps_of_another_optimizer_are_timed_from_outside(record):
-    model, judge = student(), nn.Linear(4, 1)
-    judges = torch.optim.Adam(judge.parameters(), lr=0.01)
-    inner = judges.step
-
-    def slow():
-        nap(NAP_S)  # before torch's hooks are called
-        inner()
-
-    judges.step = slow
-    optimizer = train(record, duel(model, judge, judges), model).series("phase/optimizer_s")
-    assert all(about(optimizer[number], NAP_S) for number in KNOWN)
-    assert judges.step is slow, "as it was before"
-
-
 def test_the_look_leaves_nothing_behind(record):
     model, teacher, before = student(), nn.Linear(4, 4), hooked()
     loss, optimizer = distill(model, teacher), sgd(model, lr=0.01)

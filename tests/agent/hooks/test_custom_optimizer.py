@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
-
 import pytest
 import torch
 from agent.hooks.loops import numbered, small
@@ -38,27 +35,6 @@ class WithoutSuper(torch.optim.Optimizer):
     step, zero_grad = Homemade.step, Homemade.zero_grad
 
 
-class OfFastai:
-    """What fastai's optimizers look like: groups made anew each time that they are asked for, and no `lr` in them but
-    by name."""
-
-    def __init__(self, parameters):
-        self.param_lists, self.hypers, self.state = [list(parameters)], [{"lr": RATE, "mom": 0.9}], {}
-
-    @property
-    def param_groups(self):
-        return [{"params": one, **hyper} for one, hyper in zip(self.param_lists, self.hypers, strict=True)]
-
-    def step(self, closure=None):
-        with torch.no_grad():
-            for parameter in self.param_lists[0]:
-                parameter -= RATE * parameter.grad
-
-    def zero_grad(self):
-        for parameter in self.param_lists[0]:
-            parameter.grad.zero_()
-
-
 def train(model, optimizer, steps):
     """Loss and norm of each step."""
     told = []
@@ -88,14 +64,3 @@ def test_one_that_the_user_names_counts(every_step, kind):
         optimizer = kind(model.parameters())
         agrees(every_step(model, optimizer), train(model, optimizer, 6))
         assert kind.step is original
-
-
-def test_those_of_fastai_count_without_being_named(every_step, monkeypatch):
-    framework = types.ModuleType("fastai.optimizer")
-    framework.Optimizer = OfFastai
-    monkeypatch.setitem(sys.modules, "fastai.optimizer", framework)
-    step, zero_grad = OfFastai.step, OfFastai.zero_grad
-    for _ in range(2):
-        model = small()
-        agrees(every_step(), train(model, OfFastai(model.parameters()), 6))
-        assert (OfFastai.step, OfFastai.zero_grad) == (step, zero_grad)

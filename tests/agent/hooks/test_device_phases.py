@@ -193,26 +193,6 @@ def test_a_row_waits_for_the_device_and_not_the_training(record, device):
     assert [number for number, _ in recorded.steps()][-2:] == [2, 3]
 
 
-def test_passes_are_as_seldom_as_their_time_of_the_device_asks(clock, record, device, monkeypatch):
-    """Of a large model a pass takes milliseconds there, and launching it a third of one."""
-    foreach_norm = torch._foreach_norm
-    monkeypatch.setattr(
-        torch, "_foreach_norm", lambda *given, **more: device.work(30.0) or foreach_norm(*given, **more)
-    )
-    model = Net(device)
-    optimizer = sgd(model)
-    recorded = trained(record, device, model=model, optimizer=optimizer, steps=1)
-    p = recorded.progress
-    clock.sleep(1.0)
-    assert recorded.sender.drain()
-    assert p.device_ns == pytest.approx(30e9, rel=0.1)
-    p.measure_at = p.completed
-    plain(model).mean().backward()
-    optimizer.step()
-    assert p.measure_at == 1 + 1000, "as seldom as any"
-    device.done = device.now
-
-
 # ---- a device that is not the current one
 
 

@@ -100,23 +100,6 @@ def test_a_vector_of_losses_counts_with_its_weights(record, model, named):
 # ---- passes that are none of the step's
 
 
-@pytest.mark.parametrize(("loader", "told"), [(True, "optimizer"), (True, "nothing"), (False, "model")])
-def test_of_two_passes_with_a_clearing_between_the_first_counts(record, model, loader, told):
-    """Sharpness-aware minimization: the second pass is at other weights."""
-    optimizer, printed = sgd(model), []
-    recorded = record(None if told == "nothing" else model, optimizer=optimizer if told == "optimizer" else None)
-    for x in batches(loader, 5, 6, 8):
-        loss = cross_entropy(model, x)
-        loss.backward()
-        printed.append(loss.item())
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(parameter.grad, alpha=0.05)
-        model.zero_grad()
-        step(optimizer, cross_entropy(model, x))
-    assert losses_of(recorded) == printed
-
-
 def test_a_pass_that_the_loop_discards_is_none_of_the_step(record, model):
     optimizer = sgd(model)
     recorded, printed = record(model, optimizer=optimizer), []

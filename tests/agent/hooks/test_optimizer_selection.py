@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import math
-
 import pytest
 import torch
 from agent.hooks.loops import sgd, small, step, train
-from truth import norm_of
 
 from perfagent.hooks import optimizer_selection
 from perfagent.hooks.model_discovery import search
@@ -30,26 +26,6 @@ def looks(clock, monkeypatch):
 
     monkeypatch.setattr(optimizer_selection, "search", slowly)
     return made
-
-
-@pytest.mark.parametrize("tasks", [1, 3])
-def test_optimizers_of_inner_loops_are_not_the_runs(record, tasks):
-    """Meta-learning to first order: each task has a copy and an optimizer of its own, whose last gradients are the
-    model's."""
-    model = small()
-    outer = torch.optim.Adam(model.parameters(), lr=0.1)
-    recorded = record()
-    for _ in range(20):
-        for _ in range(tasks):
-            adapted = copy.deepcopy(model)
-            inner = sgd(adapted, lr=0.2)
-            train(adapted, inner, 3)
-            adapted(torch.randn(4, 8)).square().mean().backward()
-        for parameter, other in zip(model.parameters(), adapted.parameters(), strict=True):
-            parameter.grad = other.grad
-        outer.step()
-    # those before the outer one's first step cannot be told from it
-    assert rates(recorded) == [0.2] * 3 * tasks + [0.1] * 19
 
 
 def test_a_loop_that_begins_anew_is_not_searched_each_time(looks, record):
@@ -99,32 +75,3 @@ def test_what_is_trained_now_and_then_beside_never_counts(record):
         train(model, optimizer, 12)
         train(probe, now_and_then, 8)
     assert rates(recorded) == [0.1] * 48
-
-
-@pytest.mark.parametrize("again", [False, True], ids=["a class that is new", "a class that is timed from outside"])
-def test_the_first_closure_after_another_optimizer_is_told_whole(every_step, again):
-    """Adam, then LBFGS: networks that solve differential equations are trained so."""
-    recorded, told = every_step(), []
-    for _ in range(1 + again):
-        model, x = small(seed=0), torch.randn(32, 8)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        train(model, optimizer, 3)
-        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4)
-        told += [(math.nan, math.nan)] * 3
-        for _ in range(2):
-            seen = []
-
-            def closure(model=model, optimizer=optimizer, x=x, seen=seen):
-                optimizer.zero_grad()
-                loss = (model(x) - 1).square().mean()
-                loss.backward()
-                seen.append((loss.item(), pytest.approx(norm_of(model.parameters()), rel=1e-5)))
-                return loss
-
-            optimizer.step(closure)
-            assert len(seen) > 1
-            told.append(seen[0])
-        del closure
-    losses, norms = recorded.series("loss"), recorded.series("grad/norm")
-    expected = {number: one for number, one in enumerate(told, 1) if one[0] == one[0]}
-    assert {number: (losses[number], norms[number]) for number in expected} == expected

@@ -61,16 +61,6 @@ def test_another_one_over_the_same_parameters_counts_at_once(record, told):
     assert rates(recorded) == [0.1] * 12 + [0.2] * 12 + [0.1] * 12
 
 
-def test_of_two_that_step_the_same_parameters_in_turn_one_counts(record):
-    model = small()
-    first, second = sgd(model), sgd(model, lr=0.2)
-    recorded = record(model)
-    for _ in range(20):
-        train(model, first)
-        train(model, second)
-    assert rates(recorded) == [0.1, 0.2] + [0.1] * 19, "the second one is taken for a new stage, once"
-
-
 @pytest.mark.parametrize("named", [False, True])
 def test_the_next_model_of_a_process_is_watched_like_the_first(record, named):
     """The folds of a cross-validation, the trials of a search: each with a model and an optimizer of its own."""

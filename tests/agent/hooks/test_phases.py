@@ -107,26 +107,6 @@ def test_what_follows_the_call_is_forward_until_there_is_a_loss(record, model, f
     assert_phases(recorded, forward=forward)
 
 
-@pytest.mark.parametrize("uses", [True, False])
-def test_forward_goes_on_where_the_returned_loss_is_unused(record, uses):
-    """Preference optimization: the model returns a language model's loss, and the loop compares with a reference."""
-
-    class Returning(nn.Linear):
-        def forward(self, x):
-            output = super().forward(x)
-            return {"loss": output.square().mean(), "logits": output}
-
-    recorded, model, optimizer = start(record, Returning(8, 1))
-    for _ in range(10):
-        output = model(X)
-        nap(OWN_S)
-        loss = output["logits"].abs().mean()
-        (output["loss"] + loss if uses else loss).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert_phases(recorded, first=5, forward=0.0 if uses else OWN_S)
-
-
 def test_calls_of_an_evaluation_between_steps_are_not_forward(record):
     recorded, model, optimizer = start(record)
     for _ in range(3):
@@ -220,25 +200,6 @@ def test_a_named_phase_is_an_event_and_no_other(record):
     events = [data for kind, data, _ in recorded.sender.events if kind == "phase"]
     assert recorded.phases() == [("checkpoint", 1), ("checkpoint", 2), ("checkpoint", 3)]
     assert all(about(data["duration_s"], OWN_S) for data in events)
-
-
-@pytest.mark.parametrize("kind", [SlowForward, WithLoss])
-@pytest.mark.parametrize("within", ["the call", "the call and backward", "two micro-steps"])
-def test_a_named_phase_keeps_what_the_steps_passes_leave(record, kind, within):
-    recorded, model, optimizer = start(record, kind())
-    micro_steps = 1 + (within == "two micro-steps")
-    for _ in range(3):
-        with recorded.run.phase("mine"):
-            for _ in range(micro_steps):
-                nap(OWN_S)
-                found = loss_of(model(X))
-                if within != "the call":
-                    found.backward()
-        if within == "the call":
-            found.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert_phases(recorded, mine=micro_steps * OWN_S, forward=micro_steps * FORWARD_S)
 
 
 def test_of_phases_in_each_other_each_has_its_own_time(record):

@@ -42,24 +42,6 @@ def stand_in(monkeypatch):
     return make
 
 
-def test_a_validator_is_an_evaluation_without_its_loaders_end(record, stand_in):
-    """That of Ultralytics asks an average of the weights, with a loader whose iterator never ends."""
-
-    class BaseValidator:
-        def __call__(self, model, batches):
-            return [model(next(batches)) for _ in range(3)]
-
-    stand_in("ultralytics.engine.validator", BaseValidator)
-    recorded, model = record(), torch.nn.Linear(4, 1)
-    average, optimizer = torch.optim.swa_utils.AveragedModel(model), sgd(model)
-    for number in range(6):
-        step(optimizer, model(X).square())
-        if number == 3:
-            with torch.no_grad():
-                BaseValidator()(average, iter(DataLoader(torch.ones(40, 4), batch_size=2)))
-    assert recorded.numbers("phase/eval_s") == [5]
-
-
 class OrderEnforcing:
     """An environment of gym's."""
 

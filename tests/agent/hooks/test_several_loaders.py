@@ -102,14 +102,3 @@ def test_an_evaluation_after_each_step_adds_no_samples(record, how):
         job.step(unlabeled)
         job.evaluate(**how)
     assert job.samples() == [MANY] * (STEPS - 1)
-
-
-@pytest.mark.parametrize("used", [False, True], ids=["collected", "evaluated"])
-def test_an_epoch_of_one_batch_for_no_model_adds_no_samples(clock, record, used):
-    """What is known of it so far could also be an epoch of the training, by a loop that looks one batch ahead."""
-    job = Job(record)
-    for unlabeled in job.many:
-        for _ in DataLoader(rows(EVALUATED), EVALUATED):
-            clock.sleep(0.003 * used)
-        job.step(unlabeled)
-    assert job.samples() == [MANY] * (STEPS - 1)

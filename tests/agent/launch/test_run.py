@@ -300,9 +300,7 @@ def waiter_of(pid: int) -> int | None:
 
 
 @REAL
-def test_of_runs_one_after_the_other_the_last_ends_with_its_process(
-    tmp_path: Path, server: IngestServer, spool: Path
-) -> None:
+def test_last_of_several_runs_ends_with_its_process(tmp_path: Path, server: IngestServer, spool: Path) -> None:
     (tmp_path / "sweep.py").write_text(
         "import os, time, perfagent\nfor lr in range(2):\n    with perfagent.init(name=f'lr {lr}') as run:\n"
         "        run.log({'lr': lr})\nperfagent.init(name='next')\nperfagent.init(name='last')\n" + KILL
@@ -366,7 +364,7 @@ GIVEN = ["--project", "vision", "--name", "first", "--tag", "a"]
 
 @REAL
 @pytest.mark.parametrize(("more", "end"), [(["--run-id", "mine"], ""), ([], KILL)], ids=["id", "killed"])
-def test_script_that_names_another_server_has_the_commands_run_there(
+def test_script_that_names_another_server_keeps_the_run(
     tmp_path: Path, server: IngestServer, spool: Path, more: list[str], end: str
 ) -> None:
     with IngestServer() as other:
