@@ -11,7 +11,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import preloaded
 import pytest
 from agent.frameworks.recordings import recorded
 from agent_recorded import Recording
@@ -293,27 +292,40 @@ ENDS = {
 }  # fmt: skip
 
 
+EACH = """
+import os, sys
+for number, way in enumerate({ways!r}):
+    child = os.fork()  # before anything of ours is imported
+    if not child:
+        os.environ["PERFAGENT_RECORD"] = f"record-{{number}}"
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+{begin}
+exec(way)
+"""
+
+
 @pytest.fixture(scope="module")
-def left(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, preloaded.Ended]]:
-    """Where each way to leave was recorded, and how its process ended: all at once."""
+def left(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int]]:
+    """Where each way to leave was recorded, and the exit code."""
     folder = tmp_path_factory.mktemp("ways")
-    (folder / "script.py").write_text(f"import os\n{IN_A_SCRIPT}{WAYS}exec(os.environ['WAY'])\n")
+    ways = [way for way, _, _ in ENDS.values()]
+    (folder / "script.py").write_text(EACH.format(ways=ways, begin=IN_A_SCRIPT + WAYS))
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=folder, env=job_environment(folder), capture_output=True, text=True, timeout=170)
     records = [folder / f"record-{number}" for number in range(len(ENDS))]
-    environments = [
-        job_environment(folder, PERFAGENT_RECORD=str(record), WAY=way)
-        for record, (way, _, _) in zip(records, ENDS.values(), strict=True)
-    ]
-    done = preloaded.run([str(folder / "script.py")], folder, environments)
-    return dict(zip(ENDS, zip(records, done, strict=True), strict=True))
+    return dict(zip(ENDS, zip(records, map(int, done.stdout.split()), strict=True), strict=True))
 
 
 @pytest.mark.parametrize("case", ENDS)
-def test_process_that_leaves_is_recorded_with_why(left: dict[str, tuple[Path, preloaded.Ended]], case: str) -> None:
-    record, done = left[case]
+def test_process_that_leaves_is_recorded_with_why(left: dict[str, tuple[Path, int]], case: str) -> None:
+    record, code = left[case]
     _, state, reason = ENDS[case]
     assert ends(record) == [(state, reason)]
-    code = re.search(r"exit code (\d+)", reason)
-    assert done.returncode == (int(code[1]) if code else int(state in ("failed", "oom"))), "as without us"
+    expected = re.search(r"exit code (\d+)", reason)
+    assert code == (int(expected[1]) if expected else int(state in ("failed", "oom"))), "as without us"
     if "boom" in reason:
         last = Recording(record).events("state")[-1]
         assert last["exception"] == "ValueError" and "in fail" in last["traceback"]
