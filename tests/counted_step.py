@@ -18,19 +18,13 @@ from perfagent.step.state import state
 __all__ = ["counted_in", "counted_step", "recorded_step", "written_by_inductor"]
 
 
-def recorded_step(
-    model: Any,
-    loss_of: Callable[[Any], torch.Tensor],
-    *,
-    micro_steps: int = 1,
-    backward: Callable[[torch.Tensor], Any] = torch.Tensor.backward,
-) -> FlopCount:
+def recorded_step(model: Any, loss_of: Callable[[Any], torch.Tensor], *, micro_steps: int = 1) -> FlopCount:
     assert state.current is not None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 
     def step() -> None:
         for _ in range(micro_steps):
-            backward(loss_of(model))
+            loss_of(model).backward()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -59,20 +59,6 @@ def test_several_bars_are_a_line_each_as_on_the_screen(text: Callable[[], str], 
         assert up_to_the_bar[-1] == "done"
 
 
-@pytest.mark.parametrize(
-    ("texts", "told"),
-    [
-        # in place of what the bar below left there
-        (["\n\rbatch 5\x1b[A", "\repoch 1\n", "INFO: saved\n"], [[], ["epoch 1"], ["INFO: saved"]]),
-        # scrolled away above the bars
-        (["a\nb", "\x1b[1A\r\x1b[2Kprinted\na\nb", "\x1b[1A\ra\nb"], [["a"], [], ["printed"]]),
-    ],
-)
-def test_what_is_printed_beside_bars_is_told_at_once(texts: list[str], told: list[list[str]]) -> None:
-    screen = Screen()
-    assert [screen.lines(text, 0.0) for text in texts] == told
-
-
 @pytest.mark.fault
 def test_a_cursor_that_goes_anywhere_does_no_harm() -> None:
     words = ("\x1b[9999999A", "\x1b[999A", "\x1b[", "\n\n", "\r", "x", "\x1b[2K")

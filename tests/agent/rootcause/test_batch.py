@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import OrderedDict, UserDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -59,20 +58,6 @@ def test_a_list_of_all_batches_does_not_hide_the_one_trained_on() -> None:
         return found_here()
 
     assert train()[:2] == ["batch.x", "batch.y"]
-
-
-def test_what_was_looked_at_is_let_go() -> None:
-    """Up to Python 3.12 a look at `f_locals` keeps all that a function holds until it returns: here that would be a
-    batch."""
-
-    def train() -> tuple[list[str], object]:  # without an assert: pytest has such a function call locals()
-        inputs = torch.ones(6, 3)
-        gone = weakref.ref(inputs)
-        found = found_here()
-        del inputs
-        return found, gone()
-
-    assert train() == (["inputs"], None)
 
 
 class Store(Mapping[int, Any]):

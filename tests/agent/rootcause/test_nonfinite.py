@@ -302,14 +302,3 @@ def test_a_parameter_that_cannot_be_read_hides_no_other(train, base):
     write("head.bias", NAN)(job)
     job.steps(3)
     assert job.finding()["evidence"]["parameter"] == "head.bias"
-
-
-def test_scales_that_are_no_numbers_are_their_parameters(train):
-    job = train()
-    job.steps(3)
-    job.model.adapted = odd(InEightBits(8))
-    job.model.adapted.base.scales[1] = NAN
-    job.spoil = lambda loss: loss * NAN
-    job.steps(3)
-    found = job.finding()["evidence"]
-    assert (found["parameter"], found["parameters_before"]["nonfinite"]) == ("adapted.base", 1)

@@ -130,14 +130,6 @@ def test_gaps_on_the_device_are_named_by_what_ran_around_them():
     assert (third["s"], third["after"]) == (50e-9, "the beginning")
 
 
-def test_a_recursive_operator_counts_each_time_once():
-    row = operators(
-        event("a", 0, 100), event("a", 10, 60), event("b", 20, 30), event("c", 70, 80), event("a", 0, 50, thread=2)
-    )["a"]
-    assert row["calls"] == 3
-    assert (row["total_cpu_s"], row["self_cpu_s"]) == pytest.approx((150e-9, (40 + 40 + 50) * 1e-9))
-
-
 def test_shares_of_a_device_tell_copies_by_direction():
     """And communication is that of its kernels."""
     records = trace.record([

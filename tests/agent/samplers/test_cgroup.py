@@ -82,15 +82,6 @@ def test_pressure_is_read_of_the_groups_whose_limits_hold(tmp_path: Path) -> Non
     }  # fmt: skip
 
 
-def test_pressure_of_version_1_is_that_of_the_unified_group_beside(tmp_path: Path) -> None:
-    root, line = tmp_path / "groups", "5:memory:/job\n3:cpu,cpuacct:/job\n0::/job\n"
-    write(root / "memory" / "job", memory__usage_in_bytes="3000\n")
-    assert found(tmp_path, line).pressure == {}
-    beside = root / "unified" / "job"
-    write(beside, **PRESSURES)
-    assert found(tmp_path, line).pressure == {name: beside / f"{name}.pressure" for name in ("cpu", "memory", "io")}
-
-
 def test_a_group_tells_kills_and_throttling_since_we_looked(tmp_path: Path) -> None:
     def read(now: float, kills: int, periods: int, throttled: int) -> dict[str, float]:
         values: dict[str, float] = {}

@@ -66,21 +66,6 @@ def test_rates_need_two_readings_and_count_whole_disks_and_real_links(machine: M
     assert {name: told[f"host/{name}"] for name in expected} == expected
 
 
-def test_bytes_that_two_interfaces_count_are_told_once(machine: Machine, tmp_path: Path) -> None:
-    """On Azure a virtual function carries what eth0 above it counts, too; a bridge may bear any name."""
-    above = {"enP1s1": "eth0", "eno1": "vmbr0", "eno2": "bond0", "eth0": "", "vmbr0": ""}
-    for name, master in above.items():
-        (tmp_path / "net" / name).mkdir(parents=True)
-        if master:
-            (tmp_path / "net" / name / "master").symlink_to(f"../{master}")
-    reader = HostReader(machine.proc, NO_GROUP, interfaces=tmp_path / "net")
-    for now, counted in ((10.0, 0), (12.0, 2000)):
-        lines = [f"{name}: {counted} 0 0 0 0 0 0 0 {counted}\n" for name in (*above, "bond0")]
-        (machine.proc / "net" / "dev").write_text("".join(lines))
-        told = reader.read(now)
-    assert told["host/net_received_bytes_per_s"] == told["host/net_sent_bytes_per_s"] == 3 * 1000.0
-
-
 def test_memory_is_tight_when_it_will_be_used_up_soon(machine: Machine) -> None:
     reader = HostReader(machine.proc, NO_GROUP)
 

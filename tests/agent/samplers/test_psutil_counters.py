@@ -15,13 +15,11 @@ from perfagent.delivery.handoff import Sender
 from perfagent.delivery.transport import RecordingTransport
 from perfagent.identity import Identity
 from perfagent.pids import process_start
-from perfagent.samplers.cgroup import ControlGroup
 from perfagent.samplers.counters import of_system
 from perfagent.samplers.psutil_counters import PsutilHost
 from perfagent.samplers.sampler import Sampler
 
 pytestmark = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="compares with /proc")
-NO_GROUP = ControlGroup(usage=None, limit_bytes=None, inactive=None, events=None, cores=None)
 
 
 def test_the_host_is_measured_as_from_proc() -> None:

@@ -35,22 +35,21 @@ class Rank:
         *boards: FakeGpu,
         environ: dict[str, str] | None = None,
         host: HostReader | None = None,
-        device: Callable[[], int | None] | None = lambda: 0,
+        device: Callable[[], int | None] = lambda: 0,
         **who: Any,
     ) -> None:
         self.now = 100.0
         identity = Identity(project="p", run="r", attempt=1, **who)
         self.sender = Sender(AgentConfig(state_dir=folder), identity, transport=RecordingTransport())
         library = FakeNvml(*boards).load if boards else load
-        known = {"device": device} if device is not None else {}
         self.sampler = Sampler(
             self.sender,
             step=lambda: 7,
+            device=device,
             library=library,
             environ=environ or {},
             host=host,
             clock=lambda: self.now,
-            **known,
         )
 
     def poll(self, times: int = 1, every_s: float = 1.0) -> dict[str, float]:

@@ -21,15 +21,6 @@ from perfagent.step.state import state
 NO_LIMIT = {"overhead_budget_pct": 1e9}
 
 
-class Encoder(nn.Module):
-    def __init__(self, padding_idx=None):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(1000, 8, padding_idx=padding_idx), nn.Linear(8, 2)
-
-    def forward(self, input_ids, attention_mask=None, labels=None):
-        return self.head(self.embedding(input_ids).mean(1))
-
-
 class Rows(Dataset):
     """A list of samples. shared: each index has the first one."""
 
@@ -204,14 +195,6 @@ def test_a_loader_of_evaluations_counts_for_nothing(record):
                 model(x)
         model.train()
     assert newest(recorded, "batch/repeats") == 0
-
-
-def test_batches_of_an_iterable_are_looked_at_as_well(record):
-    model, data = nn.Linear(16, 2), list(DataLoader(pairs(), batch_size=8))
-    recorded = record(model, **NO_LIMIT)
-    for _ in range(3):
-        train(model, recorded.run.batches([data[0], *data]))
-    assert newest(recorded, "batch/repeats") == 3
 
 
 # ---- fingerprints

@@ -174,7 +174,6 @@ def speech(*sizes):
     return [(SPEECH[:length, :samples], torch.zeros(samples, 5)) for length, samples in sizes]
 
 
-NAMES_BESIDE = {"image": IMAGES, "path": ["a"] * 6, "more": {"index": torch.zeros(6)}, "scale": 2.0}
 OBJECTS = [Images(IMAGES, torch.zeros(6)), Images(IMAGES[..., :4], torch.zeros(6))]
 SHAPES = {
     "noted when it changes": (images(8, 8, 8, 16, 16), None, [(0, (3, 8, 8)), (3, (3, 16, 16))]),

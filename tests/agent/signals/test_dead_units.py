@@ -111,14 +111,6 @@ def test_a_module_behind_several_layers_has_the_units_of_all():
     assert looks(model, 40, 4) == [{}, {"act": 0.25}, {}, {"act": 0.25}]
 
 
-def test_calls_with_the_same_units_are_looked_at_once():
-    """A recurrent network's: a unit that is off in its first step may be on in the others, and is no other unit
-    there."""
-    model = Shared(*[dead(nn.Linear(32, 32), 8)] * 3)
-    assert look(model, torch.randn(LEAST_ROWS, 32)) == {"act": 0.25}
-    assert looks(model, 40, 2) == [{}, {"act": 0.25}], "its rows count once"
-
-
 # ---- which models, and what is left behind
 
 

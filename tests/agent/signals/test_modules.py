@@ -84,15 +84,6 @@ def test_a_child_that_is_nearly_all_of_its_model_is_looked_into():
     assert parts_of(nn.Linear(2, 2)) == {}
 
 
-def test_layers_in_containers_that_only_hold_others_are_parts():
-    model = nn.Module()
-    lists = nn.ModuleList([nn.Linear(2, 2), nn.ReLU()]), nn.ModuleDict({"last": nn.Linear(2, 2)})
-    model.stages, model.heads = nn.ModuleList(lists), nn.Module()
-    model.heads.value, model.heads.policy = nn.Linear(2, 1), nn.Linear(2, 3)
-    stages = [*lists[0], lists[1]["last"]]
-    assert parts_of(model) == {"stages": stages, "heads": [model.heads.value, model.heads.policy]}
-
-
 def test_timers_are_there_in_the_roots_call_only(record):
     class Copies(Tower):
         def forward(self, x):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from itertools import pairwise
 
 import pytest
@@ -30,23 +29,18 @@ class Clock:
 class Training:
     """A recorded training whose looks are on a clock of the test's. Asking takes no CPU, whatever this machine does."""
 
-    def __init__(self, recorded, model, *, ticks=0.001, lr=0.001, cpu=lambda: 0.0):
+    def __init__(self, recorded, model, *, ticks=0.001):
         self.recorded, self.model, self.clock = recorded, model, Clock(ticks)
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
         investigator = recorded.progress.investigator
-        self.looks = Looks(investigator, recorded.sender, lambda: model, lambda: None, self.clock, cpu)
+        self.looks = Looks(investigator, recorded.sender, lambda: model, lambda: None, self.clock, lambda: 0.0)
 
-    def step(self, x, micro_steps=1, then=lambda: None):
-        for _ in range(micro_steps):
-            self.model(x).square().mean().backward()
-            then()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def train(self, x, steps, **options):
+    def train(self, x, steps):
         """With the sender's part of the work after each."""
         for _ in range(steps):
-            self.step(x, **options)
+            self.model(x).square().mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
             self.recorded.rows += self.recorded.sender.drain()
             self.looks.poll()
 
@@ -102,40 +96,6 @@ def test_operations_are_counted_anew_when_layers_are_unfrozen(training):
 
 
 # ---- how a step is read
-
-DEEP = [8] * 81
-"""Widths of a model of so many operators that what is recorded of a step takes room."""
-DEEP_STEP = 4 * 2 * 8 * 8 * (80 * 3 - 1)
-"""Its operations on a batch of 4: the first layer's input needs no gradient."""
-
-
-class Held(list):
-    """What one thread recorded; a list that can be watched as it goes."""
-
-
-@pytest.fixture
-def held(monkeypatch):
-    """Watches over what torch's recording handed over, the newest last. most: events at once."""
-    found, disable = Held(), torch._C._autograd._disable_profiler_legacy
-    found.most = 0
-
-    def disabled(*options):
-        threads = [Held(events) for events in disable(*options)]
-        found.most = max([found.most, *map(len, threads)])
-        found.extend(weakref.ref(events) for events in threads)
-        return threads
-
-    monkeypatch.setattr(torch._C._autograd, "_disable_profiler_legacy", disabled)
-    return found
-
-
-def test_what_was_recorded_of_a_micro_step_is_gone_before_the_next(training, held):
-    """15 MB of a model of 300 tensors, and a step may have a hundred of them."""
-    of, at_once = training(linears(*DEEP)), []
-    of.train(torch.randn(4, 8), 20, micro_steps=6, then=lambda: at_once.append(sum(one() is not None for one in held)))
-    assert len(held) > 2 * 6, "a step was recorded"
-    assert not any(at_once)
-    assert [*of.totals().values()] == [6 * DEEP_STEP]
 
 
 # ---- when looks come, and how they end

@@ -82,17 +82,7 @@ def one_that_waits(model):
     return {"optimizers": [sgd(model.encoder)], "waits": sgd(model.head)}
 
 
-def left_over(model):
-    """A layer that a first stage trained, and that is detached now."""
-    model(torch.randn(8, 16)).square().mean().backward()
-    return {
-        "optimizers": [sgd(model.head)],
-        "forward": lambda x: model.head(model.encoder(x).detach()),
-        "clear": "never",
-    }
-
-
-@pytest.mark.parametrize("setup", [whole, frozen, two_optimizers, one_that_waits, left_over])
+@pytest.mark.parametrize("setup", [whole, frozen, two_optimizers, one_that_waits])
 def test_a_model_that_is_trained_as_it_was_meant_is_silent(searching, setup):
     model = TwoParts()
     search, options = searching(model), setup(model)

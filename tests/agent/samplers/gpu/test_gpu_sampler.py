@@ -26,9 +26,6 @@ class Watch:
         ordinal: int | None = 0,
         elected: bool = True,
         environ: Mapping[str, str] | None = None,
-        folder: Path | None = None,
-        key: str = "job",
-        period_s: float = 1.0,
     ) -> None:
         self.now, self.step, self.ordinal, self.begun = 100.0, 1, ordinal, True
         self.rows: list[dict[str, float]] = []
@@ -40,9 +37,9 @@ class Watch:
             step=lambda: self.step,
             begun=lambda: self.begun,
             elected=lambda: elected,
-            period_s=lambda: period_s,
+            period_s=lambda: 1.0,
             environ=environ or {},
-            claims=Claims(folder or Path(), key if folder else None),
+            claims=Claims(Path(), None),
             library=library.load,
             clock=lambda: self.now,
         )

@@ -124,17 +124,6 @@ def test_products_count_as_in_torchs_counter(record, make, shape):
         assert not counted.unknown
 
 
-def test_experts_multiplied_in_groups_count_every_row_once(record):
-    ends = torch.tensor([8, 24, 32], dtype=torch.int32)
-    model = Called(
-        lambda m, x: torch._grouped_mm(m.inner(x).bfloat16(), m.w, offs=ends),
-        inner=nn.Linear(4, 16), w=nn.Parameter(torch.randn(3, 16, 8, dtype=torch.bfloat16)),
-    )  # fmt: skip
-    x = torch.randn(32, 4)
-    record(model)
-    assert counted_step(model, lambda m: m(x).float().square().mean()).total == 2 * 32 * (4 * 16 * 2 + 16 * 8 * 3)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_checkpointing_computes_again_is_not_the_models(record, reentrant):
     def call(m, x):

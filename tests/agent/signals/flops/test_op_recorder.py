@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
-import weakref
 from pathlib import Path
 
 import pytest
@@ -105,46 +103,7 @@ def test_a_backward_pass_in_the_roots_own_call_breaks_nothing_off(record):
 # ---- compilers and scripts
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_what_is_compiled_in_the_recorded_step_has_no_graph_breaks(record):
-    class Compiles(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.compiled = nn.Linear(4, 4), None
-
-        def attend(self, x):
-            return nn.functional.scaled_dot_product_attention(x, x, x)
-
-        def forward(self, x):
-            made = self.inner(x)
-            if torch.autograd._profiler_enabled() and self.compiled is None:
-                self.compiled = torch.compile(self.attend, backend="eager", fullgraph=True)
-            return made if self.compiled is None else self.compiled(made)
-
-    model, x = Compiles(), torch.randn(1, 2, 4, 4)
-    record(model)
-    recorded_step(model, lambda m: m(x).sum())
-    assert model.compiled is not None
-
-
 # ---- what is left behind
-
-
-def test_hooks_in_a_graph_that_is_kept_are_gone_with_its_pass(record):
-    """A hook would hold on to the look that it belongs to."""
-    model, kept = nn.Sequential(*(nn.Linear(4, 4) for _ in range(40))), []
-    recorded = record(model)
-
-    def keeping(m):
-        kept.append(loss_of(m))
-        kept[-1].backward(retain_graph=True)
-        return loss_of(m)
-
-    gone = weakref.ref(recorded_step(model, keeping))
-    recorded.finish()
-    gc.collect()
-    assert kept
-    assert gone() is None
 
 
 def test_a_recording_puts_back_what_it_replaced():
