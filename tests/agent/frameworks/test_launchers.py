@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,33 +16,32 @@ from preloaded import run
 HERE = Path(__file__).parent
 NODE = "host/memory_used_bytes"
 PERFAGENT = ("perfagent", "run")
+pytestmark = pytest.mark.real
+
+
+def launch(folder: Path, *words: str) -> list[Recorded]:
+    done = subprocess.run(
+        [sys.executable, *words],
+        env=job_environment(folder, PERFAGENT_RECORD=str(folder / "record"), OMP_NUM_THREADS="1"),
+        capture_output=True, text=True, timeout=170, check=False, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return recorded(folder / "record")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
-def test_a_launchers_ranks_are_one_run(launcher: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        ("torch.distributed.run", ("--nproc-per-node", "2", "--master-port", "PORT", "-m")),
+        ("deepspeed.launcher.runner", ("--num_accelerators", "2", "--master_port", "PORT", "--module")),
+    ],
+)
+def test_a_launchers_ranks_are_one_run(launcher: str, words: tuple[str, ...], tmp_path: Path) -> None:
     port = str(free_port())
-    words = {
-        "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port, "-m", *PERFAGENT],
-        "deepspeed": [
-            "-m",
-            "deepspeed.launcher.runner",
-            "--num_accelerators",
-            "2",
-            "--master_port",
-            port,
-            "--module",
-            *PERFAGENT,
-        ],
-    }[launcher]
+    launched = ["-m", launcher, *(port if word == "PORT" else word for word in words), *PERFAGENT]
     job = [str(HERE / "job.py"), str(tmp_path), "parallel", "data_parallel", "--launched"]
-    done = subprocess.run(
-        [sys.executable, *words, *job],
-        env=job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"), OMP_NUM_THREADS="1"),
-        capture_output=True, text=True, timeout=170, check=False, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    sources = recorded(tmp_path / "record")
+    sources = launch(tmp_path, *launched, *job)
     assert_one_run(sources, nodes=1)
     for rank, source in enumerate(sources):
         truth = json.loads((tmp_path / "0" / f"rank-{rank}.json").read_text())["watched"]["steps"]
@@ -52,41 +50,15 @@ def test_a_launchers_ranks_are_one_run(launcher: str, tmp_path: Path) -> None:
         assert losses[-len(truth) :] == [step["loss"] for step in truth]
 
 
-def slurm(rank: int) -> dict[str, str]:
-    return {
-        "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank),
-        "SLURM_NODEID": "0",
-    }  # fmt: skip
-
-
-def slurm_of_two_nodes(rank: int) -> dict[str, str]:
-    return slurm(rank) | {"SLURM_LOCALID": "0", "SLURM_NODEID": str(rank)}
-
-
-def open_mpi(rank: int) -> dict[str, str]:
-    return {
-        "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
-        "OMPI_COMM_WORLD_NODE_RANK": "0",
-    }  # fmt: skip
-
-
-def open_mpi_with_pmix(rank: int) -> dict[str, str]:
-    return open_mpi(rank) | {"PMIX_NAMESPACE": "prterun-17@1"}
-
-
-def intel_mpi(rank: int) -> dict[str, str]:
-    return {"PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": str(rank)}
-
-
-def deepspeed_of_two_nodes(rank: int) -> dict[str, str]:
-    return {
-        "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "CROSS_RANK": str(rank), "CROSS_SIZE": "2", "LOCAL_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
-    }  # fmt: skip
-
-
-def nothing(rank: int) -> dict[str, str]:
-    return {}
+SLURM = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": "RANK", "SLURM_NTASKS": "2"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "RANK", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "RANK",
+    "OMPI_COMM_WORLD_NODE_RANK": "0",
+}  # fmt: skip
+DEEPSPEED = {
+    "RANK": "RANK", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "CROSS_RANK": "RANK", "CROSS_SIZE": "2", "LOCAL_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -94,32 +66,28 @@ def nothing(rank: int) -> dict[str, str]:
     everyday(
         3,
         [
-            (slurm_of_two_nodes, 2), (open_mpi, 1), (nothing, 1), (slurm, 1), (open_mpi_with_pmix, 1), (intel_mpi, 1),
-            (deepspeed_of_two_nodes, 2),
+            (SLURM | {"SLURM_LOCALID": "0", "SLURM_NODEID": "RANK"}, 2), (OPEN_MPI, 1), ({}, 1),
+            (SLURM | {"SLURM_LOCALID": "RANK", "SLURM_NODEID": "0"}, 1), (OPEN_MPI | {"PMIX_NAMESPACE": "prterun-17@1"}, 1),
+            ({"PMI_RANK": "RANK", "PMI_SIZE": "2", "MPI_LOCALRANKID": "RANK"}, 1), (DEEPSPEED, 2),
         ],
     ),
+    ids=["slurm of two nodes", "open mpi", "nothing", "slurm", "pmix", "intel mpi", "deepspeed of two nodes"],
 )  # fmt: skip
-def test_ranks_meet_in_the_environment_of(
-    launcher: Callable[[int], dict[str, str]], nodes: int, tmp_path: Path
-) -> None:
+def test_ranks_meet_in_the_environment_of(launcher: dict[str, str], nodes: int, tmp_path: Path) -> None:
     """nodes: the nodes' folders are apart, so that their ranks have nothing but the job's own store in common."""
     address = f"tcp://127.0.0.1:{free_port()}"
-    environments = [
-        job_environment(
-            tmp_path / (f"node{rank}" if nodes == 2 else "node"),
-            PERFAGENT_RECORD=str(tmp_path / "record"),
-            MEETING_RANK=str(rank),
-            **launcher(rank),
-        )
-        for rank in (0, 1)
-    ]
-    late = ["late"] if launcher is nothing else []
+    environments = []
+    for rank in "01":
+        variables = {name: rank if value == "RANK" else value for name, value in launcher.items()}
+        variables |= {"PERFAGENT_RECORD": str(tmp_path / "record"), "MEETING_RANK": rank}
+        environments.append(job_environment(tmp_path / (f"node{rank}" if nodes == 2 else "node"), **variables))
+    late = [] if launcher else ["late"]
     ended = run([str(HERE / "meeting.py"), "2", address, *late], tmp_path, environments)
     assert [one.returncode for one in ended] == [0, 0], ended
     sources = recorded(tmp_path / "record")
     assert_one_run(sources, nodes=nodes)
     assert all(sorted(source.series["loss"]) == [1, 2, 3, 4] for source in sources)
-    if launcher in (slurm, slurm_of_two_nodes):
+    if "SLURM_JOB_ID" in launcher:
         assert sources[0].run == "slurm-4711"
     if nodes == 2:
         assert [source.states[0]["node_rank"] for source in sources] == [0, 1]
@@ -149,22 +117,13 @@ for _ in range(5):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "outside",
-    [pytest.param(True, id="run accelerate"), pytest.param(False, id="accelerate run")],
-)
-def test_what_accelerate_starts_alone_is_monitored_on_either_side(outside: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("outside", [True, False], ids=["run accelerate", "accelerate run"])
+def test_what_accelerate_starts_alone_is_monitored(outside: bool, tmp_path: Path) -> None:
     """It tells a single process no rank."""
     (tmp_path / "train.py").write_text(WITH_ACCELERATE)
-    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    words = ["-m", *PERFAGENT, *launch, "train.py"] if outside else [*launch, "-m", *PERFAGENT, "train.py"]
-    done = subprocess.run(
-        [sys.executable, *words],
-        env=job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"), OMP_NUM_THREADS="1"),
-        capture_output=True, text=True, timeout=170, check=False, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    (source,) = recorded(tmp_path / "record")
+    starts = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1"]
+    starts += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    words = ["-m", *PERFAGENT, *starts, "train.py"] if outside else [*starts, "-m", *PERFAGENT, "train.py"]
+    (source,) = launch(tmp_path, *words)
     assert sorted(source.series["loss"]) == [1, 2, 3, 4, 5]
     assert source.states[-1]["state"] == "finished"

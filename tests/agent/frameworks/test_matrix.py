@@ -15,7 +15,8 @@ PHASES = ("data", "forward", "backward", "optimizer")
 
 
 @pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.id, marks=() if is_everyday(row) else pytest.mark.long) for row in ROWS]
+    "row",
+    [pytest.param(row, id=row.id, marks=pytest.mark.real if is_everyday(row) else pytest.mark.long) for row in ROWS],
 )
 def test_training_is_captured_and_unchanged(row: Row) -> None:
     training = trained(row)

@@ -9,8 +9,6 @@ from process_groups import alone_in_group
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from perfagent.decode.step_decoder import StepReader
-
 STEPS, MICRO_BATCHES = 4, 2
 
 
@@ -35,24 +33,12 @@ def train(stage, schedule) -> list[list[float]]:
     return told
 
 
-@pytest.mark.parametrize("kind", [ScheduleGPipe, Schedule1F1B])
-def test_the_loss_is_the_mean_of_what_the_schedule_divides_by(record, stage, kind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "reduction"), [(ScheduleGPipe, "mean"), (Schedule1F1B, "mean"), (ScheduleGPipe, "sum")]
+)
+def test_the_loss_is_what_the_schedule_minimizes(record, stage, kind, reduction) -> None:
     recorded = record(stage.submod)
-    told = train(stage, kind(stage, MICRO_BATCHES, loss_fn=nn.functional.mse_loss))
-    means = {step + 1: sum(losses) / MICRO_BATCHES for step, losses in enumerate(told)}
-    assert dict(recorded.of("loss")) == pytest.approx(means, rel=1e-6)
-
-
-def test_a_schedule_that_divides_nothing_minimizes_the_sum(record, stage) -> None:
-    recorded = record(stage.submod)
-    loss_of = nn.MSELoss(reduction="sum")
-    told = train(stage, ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=loss_of, scale_grads=False))
-    sums = {step + 1: sum(losses) for step, losses in enumerate(told)}
-    assert dict(recorded.of("loss")) == pytest.approx(sums, rel=1e-6)
-
-
-def test_another_process_reads_it_alike() -> None:
-    reader, other = StepReader(), StepReader()
-    reader.account.divided_later = True
-    other.restore(reader.context())
-    assert other.account.divided_later
+    mean = reduction == "mean"
+    told = train(stage, kind(stage, MICRO_BATCHES, loss_fn=nn.MSELoss(reduction=reduction), scale_grads=mean))
+    losses = {step: sum(losses) / (MICRO_BATCHES if mean else 1) for step, losses in enumerate(told, start=1)}
+    assert dict(recorded.of("loss")) == pytest.approx(losses, rel=1e-6)

@@ -35,6 +35,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("method", "module"),
     [("fork", "plain"), pytest.param("spawn", "tensors", marks=pytest.mark.long)],

@@ -57,6 +57,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.real
 def test_searches_of_lightning_are_no_steps_of_the_run(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     path = tmp_path / "script.py"

@@ -1,8 +1,8 @@
 """Trains rows of the matrix in processes of their own.
 
 Rows of one module are trained one after the other in the same processes, whose start takes longer than the training: a
-framework is imported once for all of them. Two rows of each module are trained every day; the others, in processes of
-their own, only by tests that are marked `long`.
+framework is imported once for all of them. Some rows are trained every day; the others, in processes of their own, only
+by tests that are marked `long`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from builders import free_port, job_environment
 from preloaded import run
 
 JOB = Path(__file__).with_name("job.py")
-EVERYDAY = 2
+EVERYDAY = {"plain": 2, "parallel": 2, "zero": 2}
+"""How many rows of a module are trained every day; one of each other: twelve."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ def trained(row: Row) -> Training:
 
 def _rows(module: str, *, everyday: bool) -> list[Row]:
     rows = [row for row in ROWS if row.module == module]
-    return rows[:EVERYDAY] if everyday else rows[EVERYDAY:]
+    count = EVERYDAY.get(module, 1)
+    return rows[:count] if everyday else rows[count:]
 
 
 _folders: list[tempfile.TemporaryDirectory[str]] = []

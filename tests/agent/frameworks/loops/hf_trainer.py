@@ -29,11 +29,6 @@ def train(script: Script, accumulate: str = "1") -> None:
     trainer.train()
     for entry in trainer.state.log_history:
         if "loss" in entry:
-            script.step(
-                loss=entry["loss"],
-                lr=entry["learning_rate"],
-                norm=entry["grad_norm"],
-                samples=4 * window,
-                tokens=48 * window,
-            )
+            truth = {"loss": entry["loss"], "lr": entry["learning_rate"], "norm": entry["grad_norm"]}
+            script.step(**truth, samples=4 * window, tokens=48 * window)
     script.produced(model)

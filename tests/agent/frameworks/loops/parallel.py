@@ -4,6 +4,8 @@ batches."""
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -50,6 +52,26 @@ def pair() -> tuple[nn.Module, nn.Module]:
     return model, copy.deepcopy(model)
 
 
+def follow(
+    script: Script,
+    net: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    norms: list[float],
+    lr: float,
+    between: Callable[[], object] = lambda: None,
+) -> None:
+    """One step for each norm. between: what comes between the backward pass and the step."""  # fmt: skip
+    for (x, y), norm in zip(batches(script), norms, strict=True):
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        between()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        script.step(loss=loss.item(), lr=lr, norm=norm, samples=BATCH)
+    script.produced(net)
+
+
 def data_parallel(script: Script, compiled: str = "") -> None:
     """DistributedDataParallel; perhaps compiled."""
     model, other = pair()
@@ -58,13 +80,7 @@ def data_parallel(script: Script, compiled: str = "") -> None:
     net = torch.compile(wrapped, backend="aot_eager") if compiled else wrapped
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
     script.attach(net, optimizer)
-    for (x, y), norm in zip(batches(script), norms, strict=True):
-        loss = nn.functional.cross_entropy(net(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        script.step(loss=loss.item(), lr=1e-2, norm=norm, samples=BATCH)
-    script.produced(wrapped)
+    follow(script, net, [optimizer], norms, 1e-2)
 
 
 def data_parallel_accumulation(script: Script) -> None:
@@ -102,15 +118,8 @@ def fully_sharded(script: Script, clip: str = "") -> None:
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for (x, y), norm in zip(batches(script), norms, strict=True):
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        if limit:
-            nn.utils.clip_grad_norm_(model.parameters(), limit)
-        optimizer.step()
-        optimizer.zero_grad()
-        script.step(loss=loss.item(), lr=1e-2, norm=norm, samples=BATCH)
-    script.produced(model)
+    clipped = functools.partial(nn.utils.clip_grad_norm_, model.parameters(), limit)
+    follow(script, model, [optimizer], norms, 1e-2, clipped if limit else lambda: None)
 
 
 def fully_sharded_in_parts(script: Script) -> None:
@@ -120,15 +129,8 @@ def fully_sharded_in_parts(script: Script) -> None:
     script.attach()
     fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (script.ranks,)))
     matrices, rest = ([p for p in model.parameters() if (p.dim() == 2) is large] for large in (True, False))
-    optimizers = [torch.optim.SGD(matrices, lr=0.1), torch.optim.SGD(rest, lr=0.1)]
-    for (x, y), norm in zip(batches(script), norms, strict=True):
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        script.step(loss=loss.item(), lr=0.1, norm=norm, samples=BATCH)
-    script.produced(model)
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(part, lr=0.1) for part in (matrices, rest)]
+    follow(script, model, optimizers, norms, 0.1)
 
 
 def fully_sharded_beside_replicated(script: Script) -> None:
@@ -139,21 +141,14 @@ def fully_sharded_beside_replicated(script: Script) -> None:
     script.attach()
     biases = [p for p in model.parameters() if p.dim() == 1]
     fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (script.ranks,)), ignored_params=set(biases))
-    optimizers = [
-        torch.optim.SGD([p for p in model.parameters() if p.dim() == 2], lr=0.1),
-        torch.optim.SGD(biases, lr=0.1),
-    ]
-    for (x, y), norm in zip(batches(script), norms, strict=True):
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+
+    def averaged() -> None:
         for bias in biases:
             dist.all_reduce(bias.grad)
             bias.grad /= script.ranks
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        script.step(loss=loss.item(), lr=0.1, norm=norm, samples=BATCH)
-    script.produced(model)
+
+    follow(script, model, [torch.optim.SGD(part, lr=0.1) for part in (matrices, biases)], norms, 0.1, averaged)
 
 
 def first_version(script: Script, strategy: str = "FULL_SHARD", clip: str = "") -> None:
@@ -166,12 +161,4 @@ def first_version(script: Script, strategy: str = "FULL_SHARD", clip: str = "") 
     )
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     script.attach(net, optimizer)
-    for (x, y), norm in zip(batches(script), norms, strict=True):
-        loss = nn.functional.cross_entropy(net(x), y)
-        loss.backward()
-        if limit:
-            net.clip_grad_norm_(limit)
-        optimizer.step()
-        optimizer.zero_grad()
-        script.step(loss=loss.item(), lr=1e-2, norm=norm, samples=BATCH)
-    script.produced(net)
+    follow(script, net, [optimizer], norms, 1e-2, lambda: net.clip_grad_norm_(limit) if limit else None)

@@ -18,13 +18,8 @@ logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
 
 def engine_of(model: nn.Module, optimizer: torch.optim.Optimizer, **config: Any) -> Any:
-    settings = {
-        "train_micro_batch_size_per_gpu": BATCH,
-        "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": 10**9,
-        **config,
-    }
-    return deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)[0]
+    settings = {"train_micro_batch_size_per_gpu": BATCH, "zero_force_ds_cpu_optimizer": False, "steps_per_print": 10**9}
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=settings | config, dist_init_required=False)[0]
 
 
 def zero(script: Script, stage: str, windows: str = "1") -> None:

@@ -17,14 +17,13 @@ import perfagent
 
 warnings.simplefilter("ignore")
 folder = sys.argv[1]
-BATCHES, EPOCHS, EVERY = 6, 2, 2
+QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
 
 
 class Module(LightningModule):
     def __init__(self):
         super().__init__()
         self.linear = torch.nn.Linear(4, 1)
-        self.validated = []
 
     def training_step(self, batch, index):
         loss = self.linear(batch).square().mean()
@@ -44,15 +43,12 @@ class Module(LightningModule):
 def train(loggers, place):
     torch.manual_seed(0)
     data = torch.randn(24, 4)
-    module = Module()
     trainer = Trainer(
-        max_epochs=EPOCHS, logger=loggers, log_every_n_steps=EVERY, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, accelerator="cpu", default_root_dir=place,
-    )  # fmt: skip
+        max_epochs=2, logger=loggers, log_every_n_steps=2, default_root_dir=place, enable_checkpointing=False, **QUIET
+    )
     perfagent.attach(record=f"{place}/record")
     seen = []
     connector = trainer._logger_connector
-    loader = DataLoader(data, batch_size=4)
     write = connector.log_metrics
 
     def log_metrics(metrics, step=None):
@@ -62,7 +58,7 @@ def train(loggers, place):
         write(metrics, step)
 
     connector.log_metrics = log_metrics
-    trainer.fit(module, loader, DataLoader(data[:8], batch_size=4))
+    trainer.fit(Module(), DataLoader(data, batch_size=4), DataLoader(data[:8], batch_size=4))
     perfagent.finish()
     report(place, seen)
 
@@ -73,10 +69,9 @@ train([CSVLogger(place, name="csv"), TensorBoardLogger(place, name="tb", prefix=
 
 # no optimizer in this run: the logger's own step counts
 place = f"{folder}/testing"
-module = Module()
-tester = Trainer(logger=CSVLogger(place), enable_progress_bar=False, accelerator="cpu", enable_model_summary=False)
+tester = Trainer(logger=CSVLogger(place), **QUIET)
 perfagent.attach(record=f"{place}/record")
-result = tester.test(module, DataLoader(torch.ones(8, 4), batch_size=4), verbose=False)
+result = tester.test(Module(), DataLoader(torch.ones(8, 4), batch_size=4), verbose=False)
 tester.logger.log_metrics({"by_hand": 3.0}, step=17)
 perfagent.finish()
 report(place, [("test_loss", 0, result[0]["test_loss"]), ("epoch", 0, 0), ("by_hand", 17, 3.0)])

@@ -98,29 +98,6 @@ sampled(run, 900)
 perfagent.finish()
 report(place, logged)
 
-# before the step that they are of, and a rate that the agent cannot know in a loop over whole tensors of one number
-place = "early"
-model, optimizer = begin(place)
-writer.add_scalar("parameters", 5)
-logged = [("parameters", 1, 5)]
-for n in range(1, 5):
-    loss = (model.weight.sum() * 2.0 - 1).square()
-    loss.backward()
-    writer.add_scalar("loss", loss)
-    writer.add_scalar("tokens_per_s", 10.0 * n, n)
-    writer.add_scalar("mfu", 30.0, n)
-    writer.add_scalar("gpu/power_w", 80.0, n)
-    optimizer.step()
-    optimizer.zero_grad()
-    logged += [
-        ("logged/loss", n, loss),
-        ("tokens_per_s", n, 10.0 * n),
-        ("logged/mfu", n, 30),
-        ("logged/gpu/power_w", n, 80),
-    ]
-perfagent.finish()
-report(f"{folder}/{place}", logged)
-
 # gradients that do not come from a loss: the writer's loss is the run's
 place = "lossless"
 model, optimizer = begin(place)

@@ -17,13 +17,11 @@ folder, tracker = sys.argv[1:]
 place = f"{folder}/{tracker}"
 for part in (place, f"{folder}/untrained"):
     Path(part).mkdir(parents=True)
-os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": place, "TRACKIO_DIR": f"{place}/trackio"}
 os.environ |= {
-    "MLFLOW_TRACKING_URI": f"file://{place}/mlruns",
-    "MLFLOW_ALLOW_FILE_STORE": "true",
-    "HF_HUB_OFFLINE": "1",
-}
-os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+    "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": place, "TRACKIO_DIR": f"{place}/trackio",
+    "MLFLOW_TRACKING_URI": f"file://{place}/mlruns", "MLFLOW_ALLOW_FILE_STORE": "true", "HF_HUB_OFFLINE": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true",
+}  # fmt: skip
 STEPS = 5
 if tracker == "mlflow":
     from mlflow import log_metric  # by its name, before there is a run of ours
