@@ -17,7 +17,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from perfagent.wire import Event, Frame, Group, encode
+from perfagent_server.alerts.senders import Post
 from perfagent_server.app import create_app
+from perfagent_server.security.outbound import post
 from perfagent_server.services import Services, open_services
 from perfagent_server.serving import make_server
 from perfagent_server.settings import Settings
@@ -34,12 +36,12 @@ def settings_for(folder: Path, **changes: Any) -> Settings:
 @contextlib.contextmanager
 def api(
     folder: Path, *, base_url: str = "http://127.0.0.1:8420", dashboard: bool = False,
-    clocks: Mapping[str, Callable[[], float]] | None = None, **changes: Any,
+    clocks: Mapping[str, Callable[[], float]] | None = None, send: Post = post, **changes: Any,
 ) -> Iterator[TestClient]:  # fmt: skip
     """The app in this process, started, with a database of its own. Services: `services_of(client)`. clocks: `clock`,
-    `monotonic`, or both."""
+    `monotonic`, or both. send: where messages to channels go, as tests/posting.py."""
     settings = settings_for(folder, **changes)
-    services = open_services(settings, **clocks) if clocks else None
+    services = open_services(settings, send=send, **(clocks or {})) if clocks or send is not post else None
     app = create_app(settings, dashboard=dashboard, services=services)
     with TestClient(app, base_url=base_url, follow_redirects=False) as client:
         yield client

@@ -20,6 +20,7 @@ from perfagent.local_server import ADMIN_TOKEN_FILE
 from perfagent.wire import Finding, Spent
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.alerts.reports import Reports
+from perfagent_server.alerts.senders import Post
 from perfagent_server.alerts.tables import one_alert, tell_of_deletion
 from perfagent_server.database import Database, open_database
 from perfagent_server.engine.rule_settings import RULES_FILE, RuleSettings
@@ -40,6 +41,7 @@ from perfagent_server.runs.run_queries import Runs
 from perfagent_server.runs.run_table import RunTable
 from perfagent_server.security.access import Access
 from perfagent_server.security.keys import PEPPER_FILE, Keys, secret_file
+from perfagent_server.security.outbound import post
 from perfagent_server.security.people import People
 from perfagent_server.security.sessions import Sessions
 from perfagent_server.security.signed_cookies import SignedCookies
@@ -187,10 +189,12 @@ class Services:
 
 
 def open_services(
-    settings: Settings, *, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
-) -> Services:
+    settings: Settings, *, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic,
+    send: Post = post,
+) -> Services:  # fmt: skip
     """Opens the data and wires the parts; nothing runs yet but the database's writer. clock, monotonic: of what senders are
-    allowed, runs are asked for, rules judge, and logins and sessions last. Raises ConfigError."""
+    allowed, runs are asked for, rules judge, channels are told, and logins and sessions last. send: one POST to a channel.
+    Raises ConfigError."""
     _private_folder(settings.data)
     admin_token = settings.admin_token or secret_file(settings.data / ADMIN_TOKEN_FILE)
     pepper = settings.key_pepper or secret_file(settings.data / PEPPER_FILE)
@@ -200,7 +204,7 @@ def open_services(
         settings, alone=not settings.replica, replica=secrets.token_hex(8) if settings.replica else ""
     )
     try:
-        return _wired(settings, database, admin_token, pepper, cookies, provider, clock, monotonic)
+        return _wired(settings, database, admin_token, pepper, cookies, provider, clock, monotonic, send)
     except BaseException:
         database.close()
         raise
@@ -208,7 +212,7 @@ def open_services(
 
 def _wired(
     settings: Settings, database: Database, admin_token: str, pepper: str, cookies: SignedCookies,
-    provider: OpenIdProvider | None, clock: Callable[[], float], monotonic: Callable[[], float],
+    provider: OpenIdProvider | None, clock: Callable[[], float], monotonic: Callable[[], float], send: Post,
 ) -> Services:  # fmt: skip
     with database.read() as connection:
         known = newest_change(connection)  # before any cache is filled
@@ -230,7 +234,7 @@ def _wired(
         return (lambda: True) if leases is None else partial(leases.holds, name)
 
     keys = Keys(database, pepper)
-    outbox = Outbox(database, settings.webhook_allow, is_mine=holds(OUTBOX))
+    outbox = Outbox(database, settings.webhook_allow, is_mine=holds(OUTBOX), clock=clock, send=send)
     store.on_deletion.append(lambda connection, run: tell_of_deletion(connection, run, time.time(), link))
 
     def publish_runs(changed: list[str]) -> None:

@@ -51,7 +51,8 @@ Chore = Callable[[float], object]
 
 
 class Outbox:
-    """start() and stop() the threads; wake() when deliveries were written; wait() for the outcome of one.
+    """start() and stop() the threads; wake() when deliveries were written; wait() for the outcome of one. Or call send_due()
+    where no thread is to run.
 
     allow: receivers that may be used although they are loopback or private. chores: what to carry out every few
     seconds. is_mine: whether this server sends; where several share a database, one of them does. clock: Unix seconds;
@@ -131,6 +132,14 @@ class Outbox:
     def wake(self) -> None:
         self._event.set()
 
+    def send_due(self) -> int:
+        """One look, without the threads: sends what is due, and returns how many messages that were."""
+        batches: list[Batch] = []
+        self._schedule(batches.append)
+        for batch in batches:
+            self._deliver(batch)
+        return len(batches)
+
     def wait(self, message_id: str, timeout_s: float) -> RowMapping | None:
         """The row of a delivery once it was tried, or what it is when the time is over."""
 
@@ -151,7 +160,7 @@ class Outbox:
         while not self._stopped.is_set():
             pause, self._moved_at = _IDLE_S, self._monotonic()
             try:
-                pause = self._schedule()
+                pause = self._schedule(self._launch)
                 self._moves()
                 self._error = ""
             except BaseException as error:  # noqa: BLE001 - the outbox must outlive whatever is raised in it; it is counted and said
@@ -163,8 +172,8 @@ class Outbox:
             self._event.wait(pause)
             self._event.clear()
 
-    def _schedule(self) -> float:
-        """Hands what is due to the sending threads; seconds until there may be more."""
+    def _schedule(self, launch: Callable[[Batch], object]) -> float:
+        """Hands over what is due; seconds until there may be more."""
         if not self._is_mine():
             return _IDLE_S
         now = self._clock()
@@ -180,7 +189,7 @@ class Outbox:
             self._count("failures")
             log.warning("what is due on a channel cannot be sent: %s: %s", type(error).__name__, error)
         for batch in due.batches:
-            self._launch(batch)
+            launch(batch)
         times = *(values["due"] for values in due.later.values()), *([] if due.following is None else [due.following])
         return min(_IDLE_S, max(0.02, min(times, default=math.inf) - now))
 

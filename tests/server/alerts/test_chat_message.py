@@ -12,32 +12,19 @@ NOW = 1_700_000_000.0
 
 
 def body(title: str, severity: Severity, event: str = "alert.firing") -> bytes:
-    found = Finding(
-        rule="data_bound",
-        severity=severity,
-        title=title,
-        message=f"{title}: in words.",
-        fix="More workers.",
-        cost="3 s a step",
-    )
-    return alert_body(
-        event,
-        NOW,
-        alert="al_1",
-        state="firing",
-        finding=found,
-        run="r1",
-        run_name="gpt",
-        project="p",
-        url="http://here/run/r1",
-    )
+    words = {"title": title, "message": f"{title}: in words.", "fix": "More workers.", "cost": "3 s a step"}
+    found = Finding(rule="data_bound", severity=severity, **words)
+    about = {"alert": "al_1", "state": "firing", "run": "r1", "run_name": "gpt", "project": "p"}
+    return alert_body(event, NOW, finding=found, url="http://here/run/r1", **about)
 
 
-def test_one_alert_is_told_in_full() -> None:
+def test_one_alert_is_told_in_full_and_what_is_over_says_so() -> None:
     told = message_of([body("The step waits for data", "warning")])
     assert told.title == "The step waits for data (gpt, project p)"
     assert told.text == "The step waits for data: in words.\nCost: 3 s a step.\nWhat to do: More workers."
     assert (told.severity, told.url) == ("warning", "http://here/run/r1")
+    over = message_of([body("A", "critical", "alert.resolved")])
+    assert (over.title, over.severity) == ("Over: A (gpt, project p)", "resolved")
 
 
 def test_several_are_a_list_with_the_worst_severity() -> None:
@@ -45,11 +32,6 @@ def test_several_are_a_list_with_the_worst_severity() -> None:
     assert told.title == "3 alerts (gpt, project p)"
     assert told.text == "warning: A\ncritical: B\nresolved: C"
     assert told.severity == "critical"
-
-
-def test_what_is_over_says_so() -> None:
-    told = message_of([body("A", "critical", "alert.resolved")])
-    assert (told.title, told.severity) == ("Over: A (gpt, project p)", "resolved")
 
 
 @pytest.mark.parametrize("event", ["channel.test", "digest"])

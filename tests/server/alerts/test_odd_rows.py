@@ -15,15 +15,14 @@ from api_builders import api
 from clocks import Clock
 from engine_bench import NOW, Bench
 from frames import state
+from posting import Posts
 from sqlalchemy import delete, select, text
 
 from perfagent.wire import Finding
 from perfagent_server.alerts import channels
-from perfagent_server.alerts.batches import what_is_due
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.alerts.reports import Reports
 from perfagent_server.database import Database
-from perfagent_server.security.outbound import Guard, Reply
 from perfagent_server.store.tables import channel, delivery, run, silence, source
 from perfagent_server.store.write.lifecycle import mark_lost
 
@@ -57,21 +56,13 @@ def columns_of(table: Any, *left_out: str) -> list[str]:
     return [one.name for one in table.columns if one.name not in ("id", *left_out)]
 
 
-def got(bench: Bench, at: float = NOW + 20) -> list[str]:
+def got(bench: Bench) -> list[str]:
     """Where an outbox that looks three times sends something."""
-    sent: list[str] = []
-
-    def send(guard: Guard, url: str, body: bytes, headers: dict[str, str]) -> Reply:
-        sent.append(url)
-        return Reply(200, {})
-
-    outbox, launched = Outbox(bench.database, clock=Clock(at), send=send), list[Any]()
-    outbox._launch = launched.append  # type: ignore[method-assign]
+    posts = Posts()
+    outbox = Outbox(bench.database, clock=Clock(NOW + 20), send=posts)
     for _ in range(3):
-        outbox._schedule()
-        while launched:
-            outbox._deliver(launched.pop(0))
-    return sent
+        outbox.send_due()
+    return posts.urls
 
 
 def odd_channel(bench: Bench, **options: Any) -> str:
@@ -110,7 +101,7 @@ def _is_time(value: Any) -> bool:
     return isinstance(value, (int, float)) and abs(value) < 1e12
 
 
-def test_a_silence_that_cannot_be_read_is_named_where_ignored_settings_are(tmp_path: Path) -> None:
+def test_a_silence_that_cannot_be_read_is_named_with_the_rules(tmp_path: Path) -> None:
     if postgresql_server.is_wanted():
         pytest.skip("only SQLite stores a text where a number is due")
     with api(tmp_path) as client:
@@ -149,13 +140,6 @@ def test_a_delivery_with_an_odd_column_keeps_no_other_back(bench: Bench) -> None
         if states == ["delivered", "delivered"]:
             break
     assert states == ["delivered", "delivered"]
-
-
-def test_a_due_time_that_is_no_number_is_no_time_to_wait_for(bench: Bench) -> None:
-    tell(bench)
-    set_odd(bench, delivery, "due", "soon", bench.rows(delivery)[0]["id"])
-    with bench.database.read() as connection:
-        assert not isinstance(what_is_due(connection, NOW, {}).following, str)
 
 
 def test_reports_reach_a_channel_beside_one_with_an_odd_column(bench: Bench) -> None:

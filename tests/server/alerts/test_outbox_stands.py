@@ -14,6 +14,7 @@ from builders import until
 from clocks import Clock
 from engine_bench import NOW, Bench
 from fastapi.testclient import TestClient
+from posting import Posts
 
 from perfagent_server.alerts import channels
 from perfagent_server.alerts.outbox import Outbox
@@ -41,24 +42,20 @@ def tell(bench: Bench, *runs: str) -> None:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), MemoryError()])
-def test_s3_a_chore_that_raises_whatever_it_is_ends_no_outbox(bench: Bench, error: BaseException) -> None:
-    sent: list[str] = []
-
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), MemoryError(), OSError("full")])
+def test_s3_a_chore_that_raises_anything_ends_no_outbox(bench: Bench, error: BaseException) -> None:
     def chore(_now: float) -> None:
         raise error
 
-    def send(guard: Guard, url: str, body: bytes, headers: dict[str, str]) -> Reply:
-        sent.append(url)
-        return Reply(200, {})
-
     tell(bench, "r")
-    outbox = Outbox(bench.database, clock=Clock(NOW + 20), send=send)
+    posts = Posts()
+    outbox = Outbox(bench.database, clock=Clock(NOW + 20), send=posts)
     outbox.chores.append(chore)
     outbox.start()
     try:
-        until(lambda: sent, why="the alert is sent")
+        until(lambda: posts.arrived, why="the alert is sent")
         assert outbox.is_well
+        assert outbox.counters["failures"] == 1
     finally:
         outbox.stop()
 
@@ -66,19 +63,13 @@ def test_s3_a_chore_that_raises_whatever_it_is_ends_no_outbox(bench: Bench, erro
 def test_an_outbox_that_stands_makes_the_server_not_well(tmp_path: Path) -> None:
     services = open_services(settings_for(tmp_path))
     entered, may_go_on, mono = threading.Event(), threading.Event(), Clock(1000.0)
-
-    def chore(_now: float) -> None:
-        entered.set()
-        may_go_on.wait(60)
-
     outbox = Outbox(services.database, monotonic=mono)
-    outbox.chores.append(chore)
+    outbox.chores.append(lambda _now: entered.set() or may_go_on.wait(60))
     services.outbox = outbox
     services.watchdog.outbox_trouble = lambda: outbox.trouble
+    app = create_app(services.settings, dashboard=False, services=services)
     try:
-        with TestClient(
-            create_app(services.settings, dashboard=False, services=services), base_url="http://127.0.0.1:8420"
-        ) as client:
+        with TestClient(app, base_url="http://127.0.0.1:8420") as client:
             assert entered.wait(30)
             assert client.get("/readyz").status_code == 200
             mono.at += 61
@@ -92,7 +83,7 @@ def test_an_outbox_that_stands_makes_the_server_not_well(tmp_path: Path) -> None
         may_go_on.set()
 
 
-def test_an_outbox_all_of_whose_looks_fail_makes_the_server_not_ready(bench: Bench) -> None:
+def test_an_outbox_whose_looks_all_fail_is_trouble(bench: Bench) -> None:
     mono = Clock(1000.0)
 
     def is_mine() -> bool:
@@ -107,23 +98,21 @@ def test_an_outbox_all_of_whose_looks_fail_makes_the_server_not_ready(bench: Ben
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
-def test_s4_a_sender_that_raises_whatever_it_is_has_failed_once(bench: Bench, error: BaseException) -> None:
-    tried: list[str] = []
-
-    def send(guard: Guard, url: str, body: bytes, headers: dict[str, str]) -> Reply:
-        tried.append(url)
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), TypeError("of \udce4\0")])
+def test_s4_a_sender_that_raises_anything_has_failed_once(bench: Bench, error: BaseException) -> None:
+    def raises(_count: int) -> int:
         raise error
 
     tell(bench, "r")
-    outbox = Outbox(bench.database, clock=Clock(NOW + 20), send=send)  # stands still: the next try never becomes due
-    outbox.start()
-    try:
-        until(lambda: bench.rows(delivery)[0]["tries"] == 1, why="it is a failed try")
-    finally:
-        outbox.stop()
-    assert tried == [HOOK]
+    posts = Posts(raises)
+    outbox = Outbox(bench.database, clock=Clock(NOW + 20), send=posts)
+    assert [outbox.send_due() for _ in range(2)] == [1, 0], "the next try is not due yet"
+    assert len(posts.urls) == 1
     assert (outbox.counters["failed_tries"], outbox.counters["failures"]) == (1, 1)
+    [row] = bench.rows(delivery)
+    assert (row["state"], row["tries"]) == ("waiting", 1)
+    said = "of ?" if isinstance(error, TypeError) else f"{error}"
+    assert row["error"] == f"the server failed on this delivery: {type(error).__name__}: {said}"
 
 
 @pytest.mark.fault
@@ -149,14 +138,10 @@ def test_s5_receivers_that_hang_delay_no_other(bench: Bench) -> None:
         outbox.stop()
 
 
-def test_a_channel_whose_newest_try_failed_is_tried_by_one_thread_only(bench: Bench) -> None:
+def test_a_channel_whose_newest_try_failed_has_one_sender(bench: Bench) -> None:
     tell(bench, *"abcdef")
-    launched: list = []
-    outbox = Outbox(bench.database, clock=Clock(NOW + 20), send=lambda *_: Reply(503, {}))
-    outbox._launch = launched.append  # type: ignore[method-assign]
-    outbox._schedule()
-    assert len(launched) == 4
-    outbox._deliver(launched.pop())
-    launched.clear()
-    outbox._schedule()
-    assert len(launched) == 1
+    clock = Clock(NOW + 20)
+    outbox = Outbox(bench.database, clock=clock, send=Posts(lambda _: 503))
+    assert outbox.send_due() == 4
+    clock.at += 60
+    assert outbox.send_due() == 1
