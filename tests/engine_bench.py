@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from data_folder import place_of
 from sqlalchemy import select
@@ -17,7 +17,7 @@ from perfagent_server.engine.scheduler import Engine
 from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
 from perfagent_server.settings import Settings
 from perfagent_server.store.sql import SqlStore
-from perfagent_server.store.tables import channel
+from perfagent_server.store.tables import alert, channel
 
 NOW = 1_700_000_000.0
 
@@ -55,27 +55,25 @@ class Bench:
         ident = f"{name}-{attempt}-{rank}"
         self.seq[ident] = self.seq.get(ident, 0) + 1
         times = [now + 0.1 * step for step in steps]
-        groups = (
-            [Group(list(steps), times, times, {key: list(column) for key, column in values.items()})] if steps else []
-        )
+        group = Group(list(steps), times, times, {key: list(column) for key, column in values.items()})
         made = Frame(
-            project="p",
-            run=name,
-            source=ident,
-            attempt=attempt,
-            rank=rank,
-            seq=self.seq[ident],
-            groups=groups,
-            events=list(events),
-            sent=sent,
-        )
+            project="p", run=name, source=ident, attempt=attempt, rank=rank, seq=self.seq[ident],
+            groups=[group] if steps else [], events=list(events), sent=sent,
+        )  # fmt: skip
         self.database.write(lambda connection: self.store.append_in(connection, [made], now))
+
+    def write(self, statement: Any, *rows: Any) -> None:
+        self.database.write(lambda connection: connection.execute(statement, *rows) and None)
 
     def engine(self, **options: object) -> Engine:
         """One clock that is turned by hand is both."""
         if "clock" in options:
             options.setdefault("monotonic", options["clock"])
         return Engine(self.database, self.store, **options)  # type: ignore[arg-type]
+
+    def told(self) -> list[tuple[str, str]]:
+        """Run and rule of each alert."""
+        return sorted((row["run"], row["rule"]) for row in self.rows(alert))
 
     def rows(self, table: object) -> list:
         with self.database.read() as connection:

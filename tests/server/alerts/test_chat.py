@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import importlib
 import json
 import logging
 import os
@@ -36,7 +35,7 @@ from builders import free_port, until
 from chat_services import Answer, ChatService, MailServer, Request, SlowServer, answers_for, trusts
 
 from perfagent.errors import ConfigError
-from perfagent_server.alerts.chat import CHAT_KINDS, Message, Outcome, check, masked, send
+from perfagent_server.alerts.chat import CHAT_KINDS, Message, Outcome, check, masked, plugins, send
 from perfagent_server.alerts.chat.targets import read
 from perfagent_server.alerts.chat.wording import CUT, word
 from perfagent_server.security.outbound import AddressNotAllowed, Guard
@@ -84,12 +83,6 @@ ALERT = Message(
 def taken(request: Request) -> Answer:
     kind = next(kind for kind, host in HOSTS.items() if host == request.host)
     return 204 if kind == "discord" else 202 if kind == "teams" else 200, {}, TAKEN[kind]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def imported() -> None:
-    """That takes a while, and is not to use up the time of a try."""
-    importlib.import_module("perfagent_server.alerts.chat.plugins")
 
 
 @pytest.fixture(autouse=True)
@@ -387,8 +380,6 @@ def test_a_service_that_does_not_answer_ends_in_time(services: ChatService) -> N
 @real
 def test_no_request_begins_once_nobody_waits_any_more(services: ChatService, monkeypatch: pytest.MonkeyPatch) -> None:
     """A try that was given up must not reach the service beside the next one."""
-    from perfagent_server.alerts.chat import plugins
-
     going, notify = threading.Event(), plugins.notify
     monkeypatch.setattr(plugins, "notify", lambda *arguments: going.wait() and notify(*arguments))
     assert not tried("slack", total_s=0.1).delivered
@@ -470,12 +461,10 @@ def test_no_secret_is_in_an_error_or_a_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Not even when the service repeats all it got, as it came and decoded. Without our filter, logs have them."""
-    from perfagent_server.alerts.chat.plugins import _Heard
-
     for name in ("", "apprise", "urllib3.connectionpool"):
         caplog.set_level(logging.DEBUG, name)
     if not is_filtered:
-        monkeypatch.setattr(_Heard, "filter", lambda self, record: True)
+        monkeypatch.setattr(plugins._Heard, "filter", lambda self, record: True)
 
     def echo(request: Request) -> Answer:
         said = f"{request.path} {request.query} " + " ".join(SECRETS[kind])

@@ -22,10 +22,6 @@ def values(moments: list[Moment]) -> list[dict[str, float]]:
     return [moment.values for moment in moments]
 
 
-def seconds(moments: list[Moment]) -> list[float]:
-    return [round(moment.time - EPOCH, 6) for moment in moments]
-
-
 def test_an_empty_cell_is_absent_and_nan_and_inf_are_values(tmp_path: Path) -> None:
     found = values(read(tmp_path, "step,loss,grad_norm,loss_scale\n1,3.5,,1024\n2,nan,inf,\n3,-Infinity,0.5,512\n"))
     assert found[0] == {"loss": 3.5, "amp/scale": 1024.0}
@@ -39,33 +35,34 @@ def test_names_of_the_catalogue_families_and_other_losses_are_columns(tmp_path: 
     assert list(moment.values) == head.split(",")[1:]
 
 
-def test_step_times_come_from_the_training_timer_and_so_does_the_clock(tmp_path: Path) -> None:
-    moments = read(tmp_path, "step,loss,train_time_ms\n1,9,74701\n2,8,75001\n3,7,75301\n5,6,75901\n")
-    assert [moment.values.get("step_time_s") for moment in moments] == [None, 0.3, 0.3, 0.3]
-    assert seconds(moments) == [0.0, 0.3, 0.6, 0.9], "step 4 is missing, and the run did not stand still"
+TIMER = "step,loss,train_time_ms\n"
+GIVEN = "step,loss,step_time_s"
 
 
-def test_a_timer_that_is_set_back_gives_no_step_time(tmp_path: Path) -> None:
-    moments = read(tmp_path, "step,loss,train_time_ms\n9,9,5000\n10,8,5200\n11,7,100\n12,6,300\n13,5,\n14,4,700\n")
-    assert [moment.values.get("step_time_s") for moment in moments] == [None, 0.2, None, 0.2, None, 0.2]
-    assert seconds(moments) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-
-
-def test_step_times_that_are_given_count_before_the_timer(tmp_path: Path) -> None:
-    moments = read(tmp_path, "step,loss,step_time_s,train_time_ms\n1,9,2,0\n2,8,3,100\n3,7,,200\n")
-    assert [moment.values.get("step_time_s") for moment in moments] == [2.0, 3.0, 0.1]
-    assert seconds(moments) == [0.0, 3.0, 3.1]
-
-
-def test_rows_of_every_tenth_step_are_ten_steps_apart_and_a_gap_is_no_pause(tmp_path: Path) -> None:
-    moments = read(tmp_path, "step,loss,step_time_s\n10,9,2\n20,8,2\n30,7,2\n500,6,2\n510,5,2\n")
-    assert seconds(moments) == [0.0, 20.0, 40.0, 60.0, 80.0]
-
-
-def test_a_row_without_any_time_takes_a_second_and_no_step_time_is_made_up(tmp_path: Path) -> None:
-    moments = read(tmp_path, "step,loss\n0,9\n10,8\n20,7\n")
-    assert seconds(moments) == [0.0, 1.0, 2.0]
-    assert all("step_time_s" not in moment.values for moment in moments)
+@pytest.mark.parametrize(
+    ("text", "step_times", "times"),
+    [
+        # step 4 is missing, and the run did not stand still
+        (TIMER + "1,9,74701\n2,8,75001\n3,7,75301\n5,6,75901\n", [None, 0.3, 0.3, 0.3], [0.0, 0.3, 0.6, 0.9]),
+        (  # the timer is set back
+            TIMER + "9,9,5000\n10,8,5200\n11,7,100\n12,6,300\n13,5,\n14,4,700\n",
+            [None, 0.2, None, 0.2, None, 0.2], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0],
+        ),
+        # what is given counts before the timer
+        (f"{GIVEN},train_time_ms\n1,9,2,0\n2,8,3,100\n3,7,,200\n", [2.0, 3.0, 0.1], [0.0, 3.0, 3.1]),
+        # rows of every tenth step are ten steps apart, and a gap is no pause
+        (f"{GIVEN}\n10,9,2\n20,8,2\n30,7,2\n500,6,2\n510,5,2\n", [2.0] * 5, [0.0, 20.0, 40.0, 60.0, 80.0]),
+        # a row without any time takes a second, and no step time is made up
+        ("step,loss\n0,9\n10,8\n20,7\n", [None] * 3, [0.0, 1.0, 2.0]),
+    ],
+    ids=["timer", "set back", "given", "gaps", "no time"],
+)  # fmt: skip
+def test_step_times_and_clock_are_those_of_the_file(
+    tmp_path: Path, text: str, step_times: list[float | None], times: list[float]
+) -> None:
+    moments = read(tmp_path, text)
+    assert [moment.values.get("step_time_s") for moment in moments] == step_times
+    assert [round(moment.time - EPOCH, 6) for moment in moments] == times
 
 
 def test_a_run_that_begins_late_or_goes_back_is_a_restart_at_that_step(tmp_path: Path) -> None:

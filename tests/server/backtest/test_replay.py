@@ -78,13 +78,13 @@ def judged(moments: Iterable[Moment], *rules: Rule) -> Judged:
     return replay(moments, Plan(rules or all_rules()))
 
 
-def test_an_alert_has_its_onset_the_step_at_which_it_fired_and_the_last_of_the_trouble() -> None:
+def test_an_alert_has_its_onset_the_step_it_fired_at_and_the_last() -> None:
     found = judged(curve([0.5] * 10 + [2.0] * 4 + [0.5] * 10), HighLoss())
     assert (found.steps, found.failed) == (24, {})
     assert found.alerts == [BacktestAlert("high_loss", "warning", 9, 11, 14, "warning at 11")]
 
 
-def test_an_alert_that_opens_again_is_the_same_one_and_one_that_grows_is_told_at_its_worst() -> None:
+def test_an_alert_that_opens_again_is_the_same_one_at_its_worst() -> None:
     losses = [0.5] * 10 + [2.0] + [0.5] * 20 + [2.0, 20.0] + [0.5] * 9
     [alert] = judged(curve(losses), HighLoss()).alerts
     assert (alert.severity, alert.first_step, alert.last_step) == ("critical", 11, 33)
@@ -96,22 +96,13 @@ def test_the_clock_passes_with_the_samples_and_rules_are_judged_by_it() -> None:
     assert alert.first_step == alert.onset_step == 15, "the newest step that had ended after 100 s"
 
 
-def test_a_hang_is_found_at_the_step_before_the_pause_and_a_short_pause_is_none() -> None:
+def test_a_hang_is_found_before_its_pause_and_a_short_one_is_none() -> None:
     moments = curve([1.0] * 40)
     late = [Moment(one.time + 300.0, one.step + 40, one.values) for one in moments]
     [alert] = judged([*moments, *late], Hang()).alerts
     assert (alert.rule, alert.first_step) == ("hang", 40)
     soon = [Moment(one.time + 70.0, one.step + 40, one.values) for one in moments]
     assert judged([*moments, *soon], Hang()).alerts == []
-
-
-def test_a_nan_is_found_in_its_step_and_gradients_with_it_are_the_same_alert() -> None:
-    moments = curve([1.0] * 20)
-    moments += [
-        Moment(START + 20 + at, 21 + at, {"loss": NAN, "grad/norm": NAN, "grad/nonfinite": 4.0}) for at in range(5)
-    ]
-    [alert] = judged(moments).alerts
-    assert (alert.rule, alert.severity, alert.first_step, alert.last_step) == ("nonfinite_loss", "critical", 21, 25)
 
 
 def test_a_gradient_whose_scaler_speaks_a_step_later_fires_then_and_not_before() -> None:

@@ -26,13 +26,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from odd_inputs import ODD, Odd
+from posting import Posts
 from sqlalchemy import Connection, insert, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from perfagent.errors import ConfigError, PerfagentError
 from perfagent.wire import Frame, Group, encode
 from perfagent_server.alerts import channels
-from perfagent_server.alerts.batches import Batch
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.app import create_app
 from perfagent_server.engine.rule_settings import read_rules_file
@@ -40,7 +40,6 @@ from perfagent_server.engine.scheduler import Engine
 from perfagent_server.engine.watchdog import Watchdog
 from perfagent_server.rules.catalogue import rules_for
 from perfagent_server.rules.plan import Plan
-from perfagent_server.security.outbound import Guard, Reply
 from perfagent_server.services import Services, open_services
 from perfagent_server.store.statements import put
 from perfagent_server.store.tables import alert, channel, delivery, rule_setting, silence, tail
@@ -57,38 +56,27 @@ class ByHand(Engine):
     def start(self) -> None: ...
 
 
-class Sending(Outbox):
-    """The outbox goes by hand, too. got: what was sent to the channel that takes everything."""
+class Posted(Posts):
+    """What was sent to the channel that takes everything."""
 
-    def __init__(self, services: Services, clock: Clock, monotonic: Clock) -> None:
-        super().__init__(services.database, clock=clock, monotonic=monotonic, send=self._send_by_hand)
-        self.got: list[bytes] = []
+    def has(self, run: str) -> bool:
+        sent = zip(self.urls, self.deliveries, strict=True)
+        return any(url == HOOK and f'"{run}"'.encode() in one.body for url, one in sent)
+
+
+class Unstarted(Outbox):
+    """The outbox goes by hand, too."""
 
     def start(self) -> None: ...
-
-    def _send_by_hand(self, guard: Guard, url: str, body: bytes, headers: dict[str, str]) -> Reply:
-        if url == HOOK:
-            self.got.append(body)
-        return Reply(200, {})
-
-    def has_sent(self, run: str) -> bool:
-        return any(f'"{run}"'.encode() in body for body in self.got)
-
-    def look(self) -> None:
-        launched: list[Batch] = []
-        self._launch = launched.append  # type: ignore[method-assign]
-        self._schedule()
-        for batch in launched:
-            self._deliver(batch)
 
 
 class Server:
     """clock, monotonic: the first is what jumps."""
 
     def __init__(
-        self, services: Services, client: TestClient, clock: Clock, monotonic: Clock, folder: Path, outbox: Sending
+        self, services: Services, client: TestClient, clock: Clock, monotonic: Clock, folder: Path, posts: Posted
     ) -> None:
-        self.outbox, self.has_odd_runs = outbox, False
+        self.posts, self.has_odd_runs = posts, False
         self.services, self.client, self.clock, self.monotonic, self.folder = services, client, clock, monotonic, folder
         self.fresh, self.seq, self.pace = 0, 0, 1.0
 
@@ -193,8 +181,8 @@ class Server:
             self.services.engine.run_once()
             self.services.watchdog.look()
             for _ in range(_MOST_LOOKS):
-                self.outbox.look()
-                if self.outbox.has_sent(run):
+                self.services.outbox.send_due()
+                if self.posts.has(run):
                     break
         except Exception as error:
             return f"a round failed: {error!r}"
@@ -202,7 +190,7 @@ class Server:
             told = connection.execute(select(alert.c.rule).where(alert.c.run == run)).scalars().all()
         if "nonfinite_loss" not in told:
             return f"the NaN raised {told}"
-        if not self.outbox.has_sent(run):
+        if not self.posts.has(run):
             return "the alert was not sent"
         ready = self.client.get("/readyz")
         return "" if ready.status_code == 200 else ready.text
@@ -221,15 +209,12 @@ def serving(folder: Path) -> Iterator[Server]:
     services = open_services(place)
     clock, monotonic = Clock(NOW), Clock(1000.0)
     engine = ByHand(
-        services.database,
-        services.store,
-        services.hub,
-        clock=clock,
-        monotonic=monotonic,
+        services.database, services.store, services.hub, clock=clock, monotonic=monotonic,
         plan_of=services.rule_settings.plan_of,
-    )
+    )  # fmt: skip
     services.engine = engine
-    services.outbox = outbox = Sending(services, clock, monotonic)
+    posts = Posted()
+    services.outbox = Unstarted(services.database, clock=clock, monotonic=monotonic, send=posts)
     new = channels.NewChannel(name="hook", url=HOOK)
     services.database.write(lambda connection: channels.create(connection, new, NOW))
     services.watchdog = Watchdog(
@@ -238,7 +223,7 @@ def serving(folder: Path) -> Iterator[Server]:
     )  # fmt: skip
     app = create_app(place, dashboard=False, services=services)
     with TestClient(app, base_url="http://127.0.0.1:8420") as client:
-        yield Server(services, client, clock, monotonic, folder, outbox)
+        yield Server(services, client, clock, monotonic, folder, posts)
 
 
 def one_by_one(folder: Path, batch: Sequence[Odd]) -> str:

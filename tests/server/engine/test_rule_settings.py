@@ -5,25 +5,23 @@ from __future__ import annotations
 import string
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from api_builders import ADMIN, api, services_of
 from builders import until
-from data_folder import place_of
 from fastapi.testclient import TestClient
-from httpx import Response
 
 from perfagent.errors import ConfigError
 from perfagent.wire import MAX_NAME_BYTES
-from perfagent_server.app import create_app
-from perfagent_server.engine.rule_settings import read_rules_file
+from perfagent_server.engine.rule_settings import RULES_FILE, read_rules_file
 from perfagent_server.rules.catalogue import all_rules, rules_for
-from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.rule import Rule
-from perfagent_server.settings import Settings
 
 
 def _file(folder: Path, text: str) -> Path:
-    path = folder / "rules.toml"
+    folder.mkdir(exist_ok=True)
+    path = folder / RULES_FILE
     path.write_text(text, "utf-8")
     return path
 
@@ -73,150 +71,116 @@ def test_a_rule_that_is_defined_elsewhere_judges_no_run_by_itself() -> None:
     assert "foreign" not in {rule.id for rule in all_rules()}
 
 
-def test_two_rules_that_put_ranks_together_differently_are_a_mistake_in_the_rules() -> None:
-    Plan(all_rules())  # these do not
-
-
-def thresholds(fires: str) -> set[str]:
-    return {name for _, name, _, _ in string.Formatter().parse(fires) if name}
-
-
 def test_every_rule_is_written_with_the_same_causes_in_both_languages() -> None:
+    def thresholds(fires: str) -> set[str]:
+        return {name for _, name, _, _ in string.Formatter().parse(fires) if name}
+
     for rule in all_rules():
         assert rule.english.remedies.keys() == rule.chinese.remedies.keys()
         assert thresholds(rule.english.fires) == thresholds(rule.chinese.fires)
         for words in (rule.english, rule.chinese):
-            assert words.name
-            assert words.meaning
+            assert words.name and words.meaning and "" in words.remedies
             assert words.fires.format(**rule.thresholds())
-            assert "" in words.remedies
     assert len({rule.place for rule in all_rules()}) == len(all_rules()), "two rules have one place among verdicts"
 
 
-TOKEN = "t" * 32
-ADMIN = {"Authorization": f"Bearer {TOKEN}"}
-
-
 @pytest.fixture
-def api(tmp_path: Path) -> Iterator[TestClient]:
-    settings = Settings(**place_of(tmp_path), admin_token=TOKEN)
-    with TestClient(create_app(settings, dashboard=False), base_url="http://127.0.0.1:8420") as client:
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    with api(tmp_path) as client:
         yield client
 
 
-def _log(api: TestClient, project: str, run: str, values: list[float | str]) -> str:
+def _log(client: TestClient, project: str, run: str, values: list[float | str]) -> str:
     """Logs losses of a run; the run's id."""
-    rows = [
-        {"project": project, "run": run, "step": step, "metrics": {"loss": value}} for step, value in enumerate(values)
-    ]
-    assert api.post("/api/v1/log", json=rows).status_code == 200
-    [found] = api.get("/api/v1/runs", params={"project": project, "name": run}).json()["runs"]
+    rows = [{"project": project, "run": run, "step": at, "metrics": {"loss": loss}} for at, loss in enumerate(values)]
+    assert client.post("/api/v1/log", json=rows).status_code == 200
+    [found] = client.get("/api/v1/runs", params={"project": project, "name": run}).json()["runs"]
     return str(found["run"])
 
 
-def _verdict(api: TestClient, run: str) -> str:
-    return str(api.get(f"/api/v1/runs/{run}/verdict").json()["rule"])
+def _put(client: TestClient, rule: str, project: str = "", **body: Any) -> dict[str, Any]:
+    answer = client.put(f"/api/v1/rules/{rule}", params={"project": project}, json=body, headers=ADMIN)
+    return {"status": answer.status_code, **answer.json()}
 
 
-def test_profiles_are_off_until_a_file_or_the_api_switches_them_on_for_a_rule_of_a_project(tmp_path: Path) -> None:
-    place = place_of(tmp_path)
-    data = place["data"]
+def test_profiles_are_off_until_a_file_or_the_api_switches_them_on(tmp_path: Path) -> None:
     _file(
-        data, "[data_bound]\nprofile = true\n\n[projects.calm.data_bound]\nprofile = false\n[hang]\nprofile = false\n"
+        tmp_path / "server-data",
+        "[data_bound]\nprofile = true\n\n[projects.calm.data_bound]\nprofile = false\n[hang]\nprofile = false\n",
     )
-    settings = Settings(**place, admin_token=TOKEN)
-    with TestClient(create_app(settings, dashboard=False), base_url="http://127.0.0.1:8420") as api:
+    with api(tmp_path) as client:
 
-        def shown(project: str = "") -> dict[str, bool]:
-            rules = api.get("/api/v1/rules", params={"project": project}).json()["rules"]
-            known = api.app.state.services.rule_settings  # type: ignore[attr-defined]
+        def on(project: str = "") -> list[str]:
+            rules = client.get("/api/v1/rules", params={"project": project}).json()["rules"]
+            known = services_of(client).rule_settings
             assert all(rule["profile"] == known.takes_profile(project, rule["rule"]) for rule in rules)
-            return {rule["rule"]: rule["profile"] for rule in rules if rule["profile_helps"]}
+            return [rule["rule"] for rule in rules if rule["profile_helps"] and rule["profile"]]
 
-        def put(rule: str, **body: object) -> Response:
-            return api.put(f"/api/v1/rules/{rule}", params={"project": "calm"}, json=body, headers=ADMIN)
-
-        assert [rule for rule, profile in shown().items() if profile] == ["data_bound"]
-        assert not any(shown("calm").values())
-        assert put("straggler", profile=True).json()["profile"]
-        assert put("data_bound", thresholds={"warning_pct": 15.0}).json()["profile"] is False, "the file's word stays"
-        assert put("data_bound", profile=True).json()["profile"]
-        assert [rule for rule, profile in shown("calm").items() if profile] == ["straggler", "data_bound"]
-        assert [rule for rule, profile in shown().items() if profile] == ["data_bound"]
-        refused = put("process_crash", profile=True)
-        assert (refused.status_code, refused.json()["error"]["field"]) == (422, "profile")
-        assert "it does for straggler, " in refused.json()["error"]["message"]
-        assert (
-            api.delete("/api/v1/rules/data_bound", params={"project": "calm"}, headers=ADMIN).json()["profile"] is False
-        )
+        assert (on(), on("calm")) == (["data_bound"], [])
+        assert _put(client, "straggler", "calm", profile=True)["profile"]
+        kept = _put(client, "data_bound", "calm", thresholds={"warning_pct": 15.0})
+        assert kept["profile"] is False, "the file's word stays"
+        assert _put(client, "data_bound", "calm", profile=True)["profile"]
+        assert (on(), on("calm")) == (["data_bound"], ["straggler", "data_bound"])
+        refused = _put(client, "process_crash", "calm", profile=True)
+        assert (refused["status"], refused["error"]["field"]) == (422, "profile")
+        assert "it does for straggler, " in refused["error"]["message"]
+        gone = client.delete("/api/v1/rules/data_bound", params={"project": "calm"}, headers=ADMIN)
+        assert gone.json()["profile"] is False
 
 
-def test_a_rule_that_is_off_for_a_project_judges_no_run_of_it_and_those_of_others(api: TestClient) -> None:
-    answer = api.put("/api/v1/rules/nonfinite_loss", params={"project": "a"}, json={"enabled": False}, headers=ADMIN)
-    assert answer.status_code == 200
-    assert not answer.json()["enabled"]
-    mine, other = _log(api, "a", "mine", [1.0, "NaN"]), _log(api, "b", "other", [1.0, "NaN"])
-    until(lambda: api.get(f"/api/v1/runs/{other}/alerts").json()["alerts"])
-    assert api.get(f"/api/v1/runs/{mine}/alerts").json()["alerts"] == []
-    assert api.delete("/api/v1/rules/nonfinite_loss", params={"project": "a"}, headers=ADMIN).json()["enabled"]
-    _log(api, "a", "again", [1.0, "NaN"])
-    until(
-        lambda: (
-            _verdict(api, api.get("/api/v1/runs", params={"name": "again"}).json()["runs"][0]["run"])
-            == "nonfinite_loss"
-        )
-    )
+def test_a_rule_that_is_off_for_a_project_judges_no_run_of_it(client: TestClient) -> None:
+    assert _put(client, "nonfinite_loss", "a", enabled=False)["enabled"] is False
+    mine, other = _log(client, "a", "mine", [1.0, "NaN"]), _log(client, "b", "other", [1.0, "NaN"])
+
+    def alerts(run: str) -> list[Any]:
+        return list(client.get(f"/api/v1/runs/{run}/alerts").json()["alerts"])
+
+    until(lambda: alerts(other))
+    assert alerts(mine) == []
+    assert client.delete("/api/v1/rules/nonfinite_loss", params={"project": "a"}, headers=ADMIN).json()["enabled"]
+    again = _log(client, "a", "again", [1.0, "NaN"])
+    until(lambda: alerts(again))
 
 
-def test_a_rule_that_is_switched_off_for_a_run_resolves_what_it_had_found(api: TestClient) -> None:
-    run = _log(api, "p", "sick", [1.0, "NaN"])
-    until(lambda: _verdict(api, run) == "nonfinite_loss")
-    answer = api.patch(f"/api/v1/runs/{run}", json={"rules_off": ["nonfinite_loss"]})
+def test_a_rule_that_is_switched_off_for_a_run_resolves_what_it_had_found(client: TestClient) -> None:
+    run = _log(client, "p", "sick", [1.0, "NaN"])
+    until(lambda: client.get(f"/api/v1/runs/{run}/verdict").json()["rule"] == "nonfinite_loss")
+    answer = client.patch(f"/api/v1/runs/{run}", json={"rules_off": ["nonfinite_loss"]})
     assert answer.json()["rules_off"] == ["nonfinite_loss"]
-    [alert] = api.get(f"/api/v1/runs/{run}/alerts").json()["alerts"]
+    [alert] = client.get(f"/api/v1/runs/{run}/alerts").json()["alerts"]
     assert (alert["state"], alert["evidence"]["resolved"]) == ("resolved", "the rule was switched off")
-    _log(api, "p", "sick", [1.0, "NaN", "NaN"])
-    assert len(api.get(f"/api/v1/runs/{run}/alerts").json()["alerts"]) == 1
+    _log(client, "p", "sick", [1.0, "NaN", "NaN"])
+    assert len(client.get(f"/api/v1/runs/{run}/alerts").json()["alerts"]) == 1
+    assert client.patch(f"/api/v1/runs/{run}", json={"rules_off": ["x"]}).status_code == 422
 
 
-def test_a_threshold_of_a_project_is_shown_and_counts(api: TestClient) -> None:
-    change = {"thresholds": {"excused_steps": 5}}
-    assert (
-        api.put("/api/v1/rules/nonfinite_loss", params={"project": "a"}, json=change, headers=ADMIN).status_code == 200
-    )
+def test_a_threshold_of_a_project_is_shown_there_alone(client: TestClient) -> None:
+    """Also of one with the longest name: PostgreSQL refuses a text that is longer than its column; SQLite accepts it."""
+    long = "p" * MAX_NAME_BYTES
+    for project in ("a", long):
+        assert _put(client, "nonfinite_loss", project, thresholds={"excused_steps": 5})["status"] == 200
 
     def shown(project: str) -> int:
-        rules = api.get("/api/v1/rules", params={"project": project}).json()["rules"]
+        rules = client.get("/api/v1/rules", params={"project": project}).json()["rules"]
         return int(next(rule["thresholds"]["excused_steps"] for rule in rules if rule["rule"] == "nonfinite_loss"))
 
-    assert (shown("a"), shown("b"), shown("")) == (5, 2, 2)
+    assert [shown(project) for project in ("a", long, "b", "")] == [5, 5, 2, 2]
 
 
-def test_a_project_with_the_longest_name_may_have_its_own_threshold(api: TestClient) -> None:
-    """PostgreSQL refuses a text that is longer than its column; SQLite accepts it."""
-    change = {"thresholds": {"excused_steps": 5}}
-    asked = {"project": "p" * MAX_NAME_BYTES}
-    assert api.put("/api/v1/rules/nonfinite_loss", params=asked, json=change, headers=ADMIN).status_code == 200
-
-
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", -1, 1e300])
-def test_a_threshold_without_sense_is_refused_for_every_rule(api: TestClient, value: object) -> None:
-    for rule in api.get("/api/v1/rules").json()["rules"]:
+def test_of_every_rule_its_own_thresholds_may_be_set_and_none_without_sense(client: TestClient) -> None:
+    for rule in client.get("/api/v1/rules").json()["rules"]:
+        same = _put(client, rule["rule"], thresholds=rule["defaults"])
+        assert (same["status"], same["thresholds"]) == (200, rule["defaults"])
         for name in rule["thresholds"]:
-            answer = api.put(f"/api/v1/rules/{rule['rule']}", json={"thresholds": {name: value}}, headers=ADMIN)
-            assert answer.status_code == 422
-            assert f"{rule['rule']}.{name} must be " in answer.json()["error"]["message"]
-
-
-def test_what_a_rule_has_by_itself_may_be_set(api: TestClient) -> None:
-    for rule in api.get("/api/v1/rules").json()["rules"]:
-        same = {"thresholds": rule["defaults"]}
-        answer = api.put(f"/api/v1/rules/{rule['rule']}", json=same, headers=ADMIN)
-        assert (answer.status_code, answer.json()["thresholds"]) == (200, rule["defaults"])
+            for value in ("NaN", "-Infinity", -1, 1e300):
+                answer = _put(client, rule["rule"], thresholds={name: value})
+                assert answer["status"] == 422
+                assert f"{rule['rule']}.{name} must be " in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "says"),
+    ("rule", "body", "status", "says"),
     [
         ("nothing", {}, 404, "there is no rule 'nothing'; there are oom_observed"),
         ("loss_spike", {"thresholds": {"rise": 1.0}}, 422, "loss_spike has no threshold 'rise'"),
@@ -225,9 +189,7 @@ def test_what_a_rule_has_by_itself_may_be_set(api: TestClient) -> None:
     ],
 )
 def test_what_is_no_rule_or_threshold_is_refused(
-    api: TestClient, path: str, body: dict[str, object], status: int, says: str
+    client: TestClient, rule: str, body: dict[str, Any], status: int, says: str
 ) -> None:
-    answer = api.put(f"/api/v1/rules/{path}", json=body, headers=ADMIN)
-    assert answer.status_code == status
-    assert says in answer.json()["error"]["message"]
-    assert api.patch(f"/api/v1/runs/{_log(api, 'p', 'r', [1.0])}", json={"rules_off": ["x"]}).status_code == 422
+    answer = _put(client, rule, **body)
+    assert (answer["status"], says in answer["error"]["message"]) == (status, True)

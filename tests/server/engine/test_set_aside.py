@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 import pytest
-from api_builders import api
+from api_builders import api, frame, send
 from builders import until
 from clocks import Clock
 from engine_bench import NOW, Bench
-from frames import frame as one_frame
-from frames import rows
 from sqlalchemy import text, update
 
-from perfagent.wire import Event, encode
-from perfagent_server.alerts import channels
+from perfagent.wire import Event
 from perfagent_server.engine.rule_settings import RULES_FILE, RuleSettings
 from perfagent_server.engine.scheduler import Engine, default_plan
 from perfagent_server.rules.catalogue import all_rules
@@ -30,9 +27,7 @@ from perfagent_server.store.retention import Policies, RetentionPolicy, stored_p
 from perfagent_server.store.tables import (
     alert,
     api_key,
-    channel,
     cursor,
-    delivery,
     retention_setting,
     rule_setting,
     rule_state,
@@ -42,17 +37,6 @@ from perfagent_server.store.tables import (
 from perfagent_server.store.write.compaction import CompactionPolicy, Compactor
 
 NO_STATE = Event(kind="state", time=NOW, data={"state": []})
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.database.close()
-
-
-def told(bench: Bench) -> list[tuple[str, str]]:
-    return sorted((row["run"], row["rule"]) for row in bench.rows(alert))
 
 
 def send_poison(bench: Bench) -> None:
@@ -66,31 +50,21 @@ def send_nan(bench: Bench, name: str = "sick", step: int = 2) -> None:
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_state_that_is_a_list_costs_no_other_run_its_alert(bench: Bench, is_restarted: bool) -> None:
+def test_a_state_that_is_a_list_costs_no_run_its_alert(bench: Bench, is_restarted: bool) -> None:
+    """Nor its own run, also where a new version of the rules judges its frames again."""
     engine = bench.engine()
     send_poison(bench)
+    bench.send({"loss": [2.0]}, [2], name="odd", events=[NO_STATE])
     if is_restarted:
         engine.run_once()
+        engine.checkpoint()
+        bench.write(update(rule_state).values(version=0))
         engine = bench.engine()
-    send_nan(bench)
-    engine.run_once()
-    engine.run_once()
-    assert told(bench) == [("sick", "nonfinite_loss")]
-
-
-def test_a_state_that_is_a_list_is_harmless_to_a_new_version_of_the_rules(bench: Bench) -> None:
-    engine = bench.engine()
-    bench.send({"loss": [2.0]}, [1], name="odd")
-    bench.send({"loss": [2.0]}, [2], name="odd", events=[NO_STATE])
-    engine.run_once()
-    engine.checkpoint()
-    bench.database.write(lambda connection: connection.execute(update(rule_state).values(version=0)))
-    engine = bench.engine()
     bench.send({"loss": [math.nan]}, [3], name="odd", events=[NO_STATE])
     send_nan(bench)
     engine.run_once()
     engine.run_once()
-    assert told(bench) == [("odd", "nonfinite_loss"), ("sick", "nonfinite_loss")]
+    assert bench.told() == [("odd", "nonfinite_loss"), ("sick", "nonfinite_loss")]
     assert engine.verdict("odd").rule == "nonfinite_loss"
 
 
@@ -99,20 +73,7 @@ def test_a_nan_beside_an_event_that_cannot_be_read_is_told(bench: Bench) -> None
     odd = [NO_STATE, Event(kind="state", time=NOW, data={"state": {"a": 1}}), Event(kind="finding", time=NOW, data={})]
     bench.send({"loss": [2.0, math.nan]}, [1, 2], events=odd)
     engine.run_once()
-    assert told(bench) == [("r", "nonfinite_loss")]
-
-
-def test_a_frame_with_a_state_that_is_a_list_is_harmless_over_http(tmp_path: Path) -> None:
-    with api(tmp_path) as client:
-        headers = {"Content-Type": "application/x-msgpack"}
-
-        def post(body: bytes) -> int:
-            return int(client.post("/api/v1/ingest", content=body, headers=headers).status_code)
-
-        post(encode(one_frame(2, rows({"loss": [1.0]}, [1]), NO_STATE, run="odd")))  # taken or refused, by the edge
-        assert post(encode(one_frame(1, rows({"loss": [1.0, math.nan]}, [1, 2]), run="sick"))) == 200
-        until(lambda: client.get("/api/v1/alerts").json()["alerts"], why="the NaN is told")
-        assert client.get("/readyz").status_code == 200
+    assert bench.told() == [("r", "nonfinite_loss")]
 
 
 class Breakable:
@@ -134,24 +95,29 @@ def engine_of(bench: Bench, plans: Breakable, clock: Clock) -> Engine:
 
 
 def break_run(bench: Bench, name: str = "r") -> None:
-    bench.database.write(
-        lambda connection: connection.execute(
-            update(run).where(run.c.id == name).values(rules_off=json.dumps(["broken"]))
-        )
-    )
+    bench.write(update(run).where(run.c.id == name).values(rules_off=json.dumps(["broken"])))
 
 
-def test_a_run_that_cannot_be_loaded_is_shown_and_judged_later(bench: Bench) -> None:
-    plans, clock = Breakable(), Clock(NOW)
+def broken(bench: Bench, plans: Breakable, clock: Clock) -> Engine:
+    """An engine that could not load the run r."""
     bench.send({"loss": [2.0]}, [1])
     break_run(bench)
     engine = engine_of(bench, plans, clock)
+    engine.run_once()
+    return engine
+
+
+@pytest.mark.parametrize("error", [LookupError("no threshold"), MemoryError(), OSError(75, "Value too large")])
+def test_a_run_that_cannot_be_loaded_is_shown_and_judged_later(bench: Bench, error: Exception) -> None:
+    plans, clock = Breakable(), Clock(NOW)
+    plans.error = error
+    engine = broken(bench, plans, clock)
     send_nan(bench)
     engine.run_once()
-    assert told(bench) == [("sick", "nonfinite_loss")]
+    assert bench.told() == [("sick", "nonfinite_loss")]
     shown = engine.verdict("r")
-    assert shown.rule == "rules_stopped"
-    assert "LookupError: no such threshold; trying again at 22:13 UTC" in shown.message
+    assert (shown.rule, "; trying again at 22:13 UTC" in shown.message) == ("rules_stopped", True)
+    assert type(error).__name__ in shown.message
     assert [found.rule for found in engine.findings("r")] == ["rules_stopped"]
     assert engine.counters["set_aside"] == 1
     assert [one["run"] for one in engine.aside.shown()] == ["r"]
@@ -163,80 +129,50 @@ def test_a_run_that_cannot_be_loaded_is_shown_and_judged_later(bench: Bench) -> 
     assert engine.verdict("r").rule == "rules_stopped", "it is not due yet"
     clock.at += 6
     engine.run_once()
-    assert told(bench) == [("r", "nonfinite_loss"), ("sick", "nonfinite_loss")]
+    assert bench.told() == [("r", "nonfinite_loss"), ("sick", "nonfinite_loss")]
     assert engine.verdict("r").rule == "nonfinite_loss"
     assert (engine.counters["set_aside"], engine.counters["left_out_frames"]) == (0, 0)
 
 
-@pytest.mark.parametrize("error", [MemoryError(), OSError(75, "Value too large for defined data type")])
-def test_whatever_fails_while_one_run_is_loaded_is_of_that_run(bench: Bench, error: Exception) -> None:
-    plans = Breakable()
-    plans.error = error
-    bench.send({"loss": [2.0]}, [1])
-    break_run(bench)
-    send_nan(bench)
-    engine = engine_of(bench, plans, Clock(NOW))
-    engine.run_once()
-    assert told(bench) == [("sick", "nonfinite_loss")]
-    assert engine.verdict("r").rule == "rules_stopped"
-
-
 def test_the_pauses_between_two_tries_grow(bench: Bench) -> None:
-    clock = Clock(NOW)
-    bench.send({"loss": [2.0]}, [1])
-    break_run(bench)
-    engine = engine_of(bench, Breakable(), clock)
-    tries: set[str] = set()
-    for _ in range(3000):
+    clock, tries = Clock(NOW), set[str]()
+    engine = broken(bench, Breakable(), clock)
+    for _ in range(600):
         engine.run_once()
         tries.add(engine.aside.shown()[0]["next_try"])
-        clock.at += 1
+        clock.at += 5
     assert 5 <= len(tries) <= 12
 
 
-def test_what_came_while_a_run_was_set_aside_is_judged_by_the_next_server(bench: Bench) -> None:
+@pytest.mark.parametrize("is_new", [False, True])
+def test_what_came_while_a_run_was_set_aside_is_judged_by_the_next_server(bench: Bench, is_new: bool) -> None:
+    """Also of a new run, although nothing comes any more."""
     plans, clock = Breakable(), Clock(NOW)
     bench.send({"loss": [2.0]}, [1])
     engine = engine_of(bench, plans, clock)
-    engine.run_once()
-    engine.checkpoint()
+    if not is_new:
+        engine.run_once()
+        engine.checkpoint()
     break_run(bench)
     engine.reload("r")
     bench.send({"loss": [math.nan]}, [2])
     engine.run_once()
     engine.checkpoint()
     assert {row["tail_id"] for row in bench.rows(cursor)} == {2}, "the cursor goes on"
-    assert told(bench) == []
+    assert bench.told() == []
     plans.is_broken = False
     again = engine_of(bench, plans, clock)
-    bench.send({"loss": [math.nan]}, [3])
-    again.run_once()
-    assert [(row["run"], row["since_step"]) for row in bench.rows(alert)] == [("r", 2)]
-    again.run_once()
-    assert len(bench.rows(alert)) == 1
-
-
-def test_a_new_run_that_was_set_aside_is_tried_by_the_next_server_although_nothing_comes(bench: Bench) -> None:
-    plans, clock = Breakable(), Clock(NOW)
-    send_nan(bench, "r")
-    break_run(bench)
-    engine = engine_of(bench, plans, clock)
-    engine.run_once()
-    engine.checkpoint()
-    assert told(bench) == []
-    plans.is_broken = False
-    again = engine_of(bench, plans, clock)
-    again.run_once()
-    assert told(bench) == [("r", "nonfinite_loss")]
+    if not is_new:
+        bench.send({"loss": [math.nan]}, [3])
+    for _ in range(2):
+        again.run_once()
+        assert [(row["run"], row["since_step"]) for row in bench.rows(alert)] == [("r", 2)]
 
 
 @pytest.mark.blocks
 def test_frames_that_the_tail_no_longer_holds_are_counted_as_left_out(bench: Bench) -> None:
     plans, clock = Breakable(), Clock(NOW)
-    bench.send({"loss": [2.0]}, [1])
-    break_run(bench)
-    engine = engine_of(bench, plans, clock)
-    engine.run_once()
+    engine = broken(bench, plans, clock)
     for step in (2, 3):
         bench.send({"loss": [2.0]}, [step])
     engine.run_once()
@@ -247,23 +183,17 @@ def test_frames_that_the_tail_no_longer_holds_are_counted_as_left_out(bench: Ben
     plans.is_broken = False
     clock.at += 60
     engine.run_once()
-    assert told(bench) == [("r", "nonfinite_loss")]
+    assert bench.told() == [("r", "nonfinite_loss")]
     assert engine.counters["left_out_frames"] == 3
 
 
 def test_a_deleted_run_is_set_aside_no_longer(bench: Bench) -> None:
-    bench.send({"loss": [2.0]}, [1])
-    break_run(bench)
-    engine = engine_of(bench, Breakable(), Clock(NOW))
-    engine.run_once()
+    engine = broken(bench, Breakable(), Clock(NOW))
     bench.store.delete("r")
     engine.drop("r")
     engine.run_once()
     assert engine.aside.shown() == []
     assert engine.verdict("r").rule == "healthy"
-
-
-# --- stored settings --------------------------------------------------------------------------------------------------
 
 
 class NoShards:
@@ -275,9 +205,7 @@ class NoShards:
 
 
 def test_another_server_shows_that_a_run_is_set_aside(bench: Bench) -> None:
-    bench.send({"loss": [2.0]}, [1])
-    break_run(bench)
-    engine_of(bench, Breakable(), Clock(NOW)).run_once()
+    broken(bench, Breakable(), Clock(NOW))
     other = bench.engine(shards=NoShards())
     found = other.verdict("r")
     assert (found.rule, [one.rule for one in other.findings("r")]) == ("rules_stopped", ["rules_stopped"])
@@ -304,7 +232,7 @@ def test_a_run_that_fails_frame_after_frame_is_set_aside_and_made_anew(bench: Be
     assert "OverflowError: a frame nobody foresaw" in engine.verdict("r").message
     bench.send({"loss": [math.nan]}, [7])
     engine.run_once()
-    assert told(bench) == []
+    assert bench.told() == []
     clock.at += 11
     engine.run_once()
     assert [(row["rule"], row["since_step"]) for row in bench.rows(alert)] == [("nonfinite_loss", 7)]
@@ -318,13 +246,16 @@ def test_an_event_of_a_frame_that_cannot_be_judged_is_told(bench: Bench) -> None
     bench.send({"poison": [1.0]}, [1], events=said)
     bench.send({}, [], events=[Event(kind="state", time=NOW, step=1, data={"state": "failed"})])
     engine.run_once()
-    assert told(bench) == [("r", "process_crash"), ("r", "user_alert")]
+    assert bench.told() == [("r", "process_crash"), ("r", "user_alert")]
+
+
+# --- stored settings --------------------------------------------------------------------------------------------------
 
 
 def settings_of(bench: Bench, rule: str, stored: str, project: str = "") -> RuleSettings:
     """The rules of a server that starts with this row."""
     row = {"project": project, "rule": rule, "settings": stored}
-    bench.database.write(lambda connection: connection.execute(rule_setting.insert().values(**row)))
+    bench.write(rule_setting.insert().values(**row))
     return RuleSettings(bench.database, bench.settings.data / RULES_FILE)
 
 
@@ -334,7 +265,6 @@ def settings_of(bench: Bench, rule: str, stored: str, project: str = "") -> Rule
         ("loss_spike", '{"gone": 1}', "gone"),
         ("no_such_rule", '{"enabled": false}', "there is no rule 'no_such_rule'"),
         ("nonfinite_loss", '{"excused_steps": NaN}', "excused_steps"),
-        ("nonfinite_loss", '{"excused_steps": [1]}', "excused_steps"),
         ("nonfinite_loss", '{"enabled": "no"}', "enabled"),
         ("nonfinite_loss", '{"excused_steps": 1' + "0" * 5000 + "}", "nonfinite_loss"),
         ("nonfinite_loss", "[1, 2]", "must be a table"),
@@ -347,7 +277,7 @@ def test_a_stored_setting_that_is_none_is_ignored_and_shown(bench: Bench, rule: 
     engine = bench.engine(plan_of=settings.plan_of)
     send_nan(bench)
     engine.run_once()
-    assert told(bench) == [("sick", "nonfinite_loss")]
+    assert bench.told() == [("sick", "nonfinite_loss")]
     [ignored] = settings.ignored("p")
     assert named in ignored.why
 
@@ -364,64 +294,34 @@ def test_a_server_that_starts_with_a_setting_that_is_none_alerts_and_names_it(tm
     settings_of(bench, "loss_spike", '{"gone": 1}')
     bench.database.close()
     with api(tmp_path) as client:
-        body = encode(one_frame(1, rows({"loss": [1.0, math.nan]}, [1, 2]), run="sick"))
-        sent = client.post("/api/v1/ingest", content=body, headers={"Content-Type": "application/x-msgpack"})
-        assert sent.status_code == 200
+        send(client, frame({"loss": [1.0, math.nan]}, run="sick"))
         until(lambda: client.get("/api/v1/alerts").json()["alerts"], why="the NaN is told")
-        shown = client.get("/api/v1/rules")
-        assert shown.status_code == 200
-        [ignored] = shown.json()["ignored"]
+        [ignored] = client.get("/api/v1/rules").json()["ignored"]
         assert (ignored["rule"], ignored["setting"]) == ("loss_spike", "gone")
         assert "loss_spike has no threshold 'gone'" in ignored["why"]
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", -math.inf])
-def test_a_threshold_that_is_no_finite_number_is_refused(tmp_path: Path, value: object) -> None:
-    with api(tmp_path, admin_token="t" * 32) as client:
-        answer = client.put(
-            "/api/v1/rules/loss_spike",
-            content=json.dumps({"thresholds": {"short": value}}),
-            headers={"Authorization": f"Bearer {'t' * 32}", "Content-Type": "application/json"},
-        )
-        assert answer.status_code == 422
-
-
 # --- other rows that a round reads ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("column", ["projects", "tags", "min_severity"])
-def test_a_channel_that_cannot_be_read_costs_the_others_nothing(bench: Bench, column: str) -> None:
-    new = channels.NewChannel(name="odd", url="https://example.org/odd")
-    odd, _ = bench.database.write(lambda connection: channels.create(connection, new, NOW))
-    broken = update(channel).where(channel.c.id == odd).values({column: "?"})
-    bench.database.write(lambda connection: connection.execute(broken))
-    engine = bench.engine()
-    send_nan(bench)
-    engine.run_once()
-    assert told(bench) == [("sick", "nonfinite_loss")]
-    assert odd not in {row["channel"] for row in bench.rows(delivery)} or column == "min_severity"
-    assert {row["channel"] for row in bench.rows(delivery)} - {odd}, "the other channel is told"
-    assert engine.counters["passed_over"] == 0
 
 
 @pytest.mark.parametrize("column", ["tags", "rules_off", "config", "meta"])
 def test_a_run_whose_row_cannot_be_read_is_judged(bench: Bench, column: str) -> None:
     engine = bench.engine()
     bench.send({"loss": [2.0]}, [1])
-    bench.database.write(lambda connection: connection.execute(update(run).values({column: "?"})))
-    bench.send({"loss": [math.nan]}, [2])
+    bench.write(update(run).values({column: "?"}))
+    send_nan(bench, "r")
     engine.run_once()
-    assert told(bench) == [("r", "nonfinite_loss")]
+    assert bench.told() == [("r", "nonfinite_loss")]
 
 
 @pytest.mark.blocks
-def test_a_row_of_the_tail_that_cannot_be_read_is_passed_over(bench: Bench) -> None:
+def test_a_frame_that_cannot_be_decoded_is_packed_by_no_compactor(bench: Bench) -> None:
     engine = bench.engine()
     bench.send({"loss": [2.0]}, [1], name="odd")
-    bench.database.write(lambda connection: connection.execute(update(tail).values(frame=b"\xc1\xc1")))
+    bench.write(update(tail).values(frame=b"\xc1\xc1"))
     send_nan(bench)
     engine.run_once()
-    assert told(bench) == [("sick", "nonfinite_loss")]
+    assert bench.told() == [("sick", "nonfinite_loss")]
     engine.checkpoint()
     compactor = Compactor(bench.database, policy=CompactionPolicy(age_s=-math.inf))
     with pytest.raises(msgspec.DecodeError):
@@ -455,7 +355,7 @@ def test_a_row_of_one_run_that_cannot_be_read_holds_up_no_round(bench: Bench, br
     if is_restarted:
         engine.run_once()
         engine.checkpoint()
-    bench.database.write(lambda connection: connection.execute(text(f"UPDATE {broken}")))
+    bench.write(text(f"UPDATE {broken}"))
     send_nan(bench)
     for _ in range(2):
         engine = bench.engine()
@@ -464,7 +364,7 @@ def test_a_row_of_one_run_that_cannot_be_read_holds_up_no_round(bench: Bench, br
         engine.look_for_silence()
         engine.settle_outcomes()
         engine.checkpoint()
-    assert ("sick", "nonfinite_loss") in told(bench)
+    assert ("sick", "nonfinite_loss") in bench.told()
     assert engine.verdict("odd").rule
 
 
@@ -473,7 +373,7 @@ def test_a_damaged_page_of_one_run_costs_no_other_run_its_alert(bench: Bench) ->
     bench.send({"loss": [2.0]}, [1], name="odd")
     marked = b"A mark in the middle of a row on several pages." * 1000
     row = {"run": "odd", "version": 0, "state": marked}
-    bench.database.write(lambda connection: connection.execute(rule_state.insert().values(**row)))
+    bench.write(rule_state.insert().values(**row))
     file = bench.settings.data / "perfagent.db"
     with sqlite3.connect(file) as other:
         other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -487,14 +387,14 @@ def test_a_damaged_page_of_one_run_costs_no_other_run_its_alert(bench: Bench) ->
     send_nan(bench)
     engine.run_once()
     engine.run_once()
-    assert told(bench) == [("sick", "nonfinite_loss")]
+    assert bench.told() == [("sick", "nonfinite_loss")]
     assert "malformed" in engine.verdict("odd").message
     engine.checkpoint()
 
 
 def test_a_retention_that_cannot_be_read_deletes_nothing(bench: Bench) -> None:
     rows_ = [{"project": "a", "settings": "?"}, {"project": "b", "settings": '{"runs_days": "soon"}'}]
-    bench.database.write(lambda connection: connection.execute(retention_setting.insert(), rows_))
+    bench.write(retention_setting.insert(), rows_)
     with bench.database.read() as connection:
         policies = Policies(RetentionPolicy(runs_days=1.0), stored_policies(connection))
     assert [policies.of(project).runs_days for project in ("a", "b", "c")] == [None, None, 1.0]
@@ -503,7 +403,7 @@ def test_a_retention_that_cannot_be_read_deletes_nothing(bench: Bench) -> None:
 def test_a_key_whose_limits_cannot_be_read_has_those_of_the_server(bench: Bench) -> None:
     keys = Keys(bench.database, "pepper")
     _, token = keys.create("ingest", "a")
-    bench.database.write(lambda connection: connection.execute(update(api_key).values(limits="?")))
+    bench.write(update(api_key).values(limits="?"))
     found = Keys(bench.database, "pepper").find(token)
     assert found is not None
     assert found.limits == {}

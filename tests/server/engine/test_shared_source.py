@@ -3,10 +3,6 @@ because its watcher goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 from clocks import Clock
 from engine_bench import NOW, Bench
 
@@ -16,13 +12,6 @@ from perfagent_server.store.tables import alert, run
 
 OF_THE_WATCHER = 2**40
 """What it counts its own frames from."""
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.database.close()
 
 
 def watcher_says(bench: Bench, number: int, now: float, *, is_first: bool) -> None:

@@ -9,18 +9,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import httpx
 import pytest
-import uvicorn
-from api_builders import frame, settings_for
-from builders import Receiver, until
+from api_builders import frame, send, settings_for
+from builders import until
 from clocks import Clock
 from engine_bench import NOW, Bench, OddRule
+from fastapi.testclient import TestClient
+from posting import Posts
 from sqlalchemy import update
 
-from perfagent.wire import Event, Finding, encode
+from perfagent.wire import Event, Finding
 from perfagent_dashboard.pages import overview
 from perfagent_server.alerts import channels
 from perfagent_server.app import create_app
@@ -45,13 +45,6 @@ def gate() -> Iterator[None]:
     MAY_GO_ON.set()
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.database.close()
-
-
 class Blocking(OddRule):
     """A rule that stands still."""
 
@@ -67,7 +60,14 @@ def blocking(_project: str, _off: Sequence[str]) -> Plan:
 
 
 class Watched:
-    """An engine whose thread runs, by a clock that is turned by hand, and its watchdog."""
+    """An engine whose thread runs, by a clock that is turned by hand, and its watchdog. Stops at the end of its block."""
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        MAY_GO_ON.set()
+        self.engine.stop()
 
     def __init__(self, bench: Bench, store: Any = None, **options: Any) -> None:
         self.bench, self.mono = bench, Clock(1000.0)
@@ -78,15 +78,11 @@ class Watched:
         )  # fmt: skip
         self.engine.start()
 
-    def waits_for_trouble(self, error: str) -> None:
-        """Until the test run has failed three times with this error."""
-
-        def fails() -> bool:
-            self.mono.at += 1
-            self.engine.wake()
-            return error in self.dog.trouble
-
-        until(fails, why="the test run failed three times")
+    def judges_test_runs_until(self, error: str) -> bool:
+        """Whether they have failed three times with this error."""
+        self.mono.at += 1
+        self.engine.wake()
+        return error in self.dog.trouble
 
     def pass_time(self, seconds: float) -> None:
         self.mono.at += seconds
@@ -111,69 +107,62 @@ class Watched:
 
 @pytest.mark.sql
 def test_a_rule_that_blocks_is_told_once_and_so_is_its_end(bench: Bench) -> None:
-    watched = Watched(bench, plan_of=blocking)
+    """Its end by the next server, if it was restarted for that."""
     bench.send({"loss": [1.0]}, [1])
-    watched.engine.wake()
-    assert ENTERED.wait(30)
-    watched.pass_time(20)
-    assert watched.told() == []
-    for _ in range(3):
-        watched.pass_time(26)
-    [(event, alert)] = watched.told()
-    assert event == "alert.firing"
-    body = json.loads(bench.rows(delivery)[0]["body"])["data"]
-    assert (body["alert"]["rule"], body["alert"]["severity"], body["run"]) == ("rules_stopped", "critical", None)
-    assert "has not moved for 46 s" in body["alert"]["message"]
-    MAY_GO_ON.set()
-    watched.recover()
-    assert watched.told() == [("alert.resolved", alert)], "the firing was not sent yet"
-    watched.engine.stop()
+    with Watched(bench, plan_of=blocking) as watched:
+        assert ENTERED.wait(30)
+        watched.pass_time(20)
+        assert watched.told() == []
+        for _ in range(3):
+            watched.pass_time(26)
+        [(event, alert)] = watched.told()
+        assert event == "alert.firing"
+        body = json.loads(bench.rows(delivery)[0]["body"])["data"]
+        assert (body["alert"]["rule"], body["alert"]["severity"], body["run"]) == ("rules_stopped", "critical", None)
+        assert "has not moved for 46 s" in body["alert"]["message"]
+    with Watched(bench) as again:
+        again.recover()
+        assert again.told() == [("alert.resolved", alert)], "the firing was not sent yet"
 
 
-def test_a_server_that_was_restarted_for_it_says_that_it_is_over(bench: Bench) -> None:
-    watched = Watched(bench, plan_of=blocking)
+def test_a_rule_that_goes_on_again_is_told_by_the_same_server(bench: Bench) -> None:
     bench.send({"loss": [1.0]}, [1])
-    watched.engine.wake()
-    assert ENTERED.wait(30)
-    watched.pass_time(50)
-    [(_, alert)] = watched.told()
-    MAY_GO_ON.set()
-    watched.engine.stop()
-    again = Watched(bench)
-    again.recover()
-    assert ("alert.resolved", alert) in again.told()
-    assert {known for _, known in again.told()} == {alert}, "one alert"
-    again.engine.stop()
+    with Watched(bench, plan_of=blocking) as watched:
+        assert ENTERED.wait(30)
+        watched.pass_time(50)
+        [(_, alert)] = watched.told()
+        MAY_GO_ON.set()
+        watched.recover()
+        assert watched.told() == [("alert.resolved", alert)]
 
 
 def test_a_server_that_was_stopped_for_a_minute_tells_nothing(bench: Bench) -> None:
-    watched = Watched(bench)
-    watched.mono.at += 70
-    watched.dog.look()  # the watchdog's thread may be the first that goes on
-    watched.recover()
-    assert watched.told() == []
-    watched.engine.stop()
-
-
-class Slow:
-    """Rules of which those of each run take two seconds to make, and what the engine says of itself meanwhile. The first run
-    waits at the gate."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.watched: Watched | None = None
-
-    def __call__(self, project: str, off: Sequence[str]) -> Plan:
-        if project and len(self.said) < RUNS:
-            ENTERED.set()
-            MAY_GO_ON.wait(60)
-            assert self.watched is not None
-            self.said.append(self.watched.engine.trouble())
-            self.watched.mono.at += 2
-        return default_plan(project, off)
+    with Watched(bench) as watched:
+        watched.mono.at += 70
+        watched.dog.look()  # the watchdog's thread may be the first that goes on
+        watched.recover()
+        assert watched.told() == []
 
 
 RUNS = 30  # of which all together need more than the 45 s after which it is told that the rules stand still
+
+
+class Slow:
+    """Two seconds pass at each call; what the engine says of itself meanwhile. The first waits until it is watched."""
+
+    def __init__(self) -> None:
+        self.said, self.watched = list[str](), list[Watched]()
+
+    def __call__(self) -> None:
+        MAY_GO_ON.wait(60)
+        self.said.append(self.watched[0].engine.trouble())
+        self.watched[0].mono.at += 2
+
+    def watch(self, watched: Watched, count: int) -> None:
+        self.watched.append(watched)
+        MAY_GO_ON.set()
+        until(lambda: len(self.said) >= count, why="all is loaded and judged")
+        assert not any(self.said)
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
@@ -186,26 +175,14 @@ def test_many_runs_that_are_loaded_after_a_start_are_no_trouble(bench: Bench, ha
         before.run_once()
         before.checkpoint()
     slow = Slow()
-    slow.watched = Watched(bench, plan_of=slow)
-    assert ENTERED.wait(30)
-    MAY_GO_ON.set()
-    until(lambda: len(slow.said) == RUNS, why="all runs are loaded")
-    assert not any(slow.said)
-    slow.watched.engine.stop()
 
+    def plan_of(project: str, off: Sequence[str]) -> Plan:
+        if project and len(slow.said) < RUNS:
+            slow()
+        return default_plan(project, off)
 
-class TwoSeconds(OddRule):
-    """A rule that takes two seconds for a step, and what the engine says of itself meanwhile."""
-
-    said: ClassVar[list[str]] = []
-    watched: ClassVar[Watched]
-
-    def judge(self, window: Window) -> Finding | None:
-        if window.run != "canary":
-            MAY_GO_ON.wait(60)
-            self.said.append(self.watched.engine.trouble())
-            self.watched.mono.at += 2
-        return None
+    with Watched(bench, plan_of=plan_of) as watched:
+        slow.watch(watched, RUNS)
 
 
 def test_a_run_that_is_made_anew_from_many_frames_is_no_trouble(bench: Bench) -> None:
@@ -214,166 +191,72 @@ def test_a_run_that_is_made_anew_from_many_frames_is_no_trouble(bench: Bench) ->
         bench.send({"loss": [1.0]}, [step])
     before.run_once()
     before.checkpoint()
-    bench.database.write(lambda connection: connection.execute(update(rule_state).values(version=0)))
+    bench.write(update(rule_state).values(version=0))
     bench.send({"loss": [1.0]}, [RUNS + 1])
-    TwoSeconds.watched = Watched(bench, plan_of=lambda *_: Plan((*all_rules(), TwoSeconds())))
-    MAY_GO_ON.set()
-    until(lambda: len(TwoSeconds.said) > RUNS, why="all its frames are judged")
-    assert not any(TwoSeconds.said)
-    TwoSeconds.watched.engine.stop()
+    slow = Slow()
+
+    class TwoSeconds(OddRule):
+        def judge(self, window: Window) -> Finding | None:
+            if window.run != "canary":
+                slow()
+            return None
+
+    with Watched(bench, plan_of=lambda *_: Plan((*all_rules(), TwoSeconds()))) as watched:
+        slow.watch(watched, RUNS + 1)
 
 
 class Faulty:
-    """A store whose tail cannot be read for now."""
+    """A store whose tail cannot be read for now, or seems to be empty."""
 
     def __init__(self, store: Any, error: Exception | None) -> None:
-        self._store, self.error = store, error
+        self._store, self.error, self.is_blind = store, error, error is None
 
     def since(self, *arguments: Any, **options: Any) -> Any:
         if self.error is not None:
             raise self.error
-        return self._store.since(*arguments, **options)
+        return [] if self.is_blind else self._store.since(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
 
-def test_three_rounds_that_fail_are_told(bench: Bench) -> None:
-    watched = Watched(bench, Faulty(bench.store, LookupError("a fault")))
-    until(lambda: watched.engine.counters["failures"] >= 3, why="three rounds failed")
-    watched.pass_time(0)
-    assert [event for event, _ in watched.told()] == ["alert.firing"]
-    assert "LookupError: a fault" in watched.dog.trouble
-    watched.engine.stop()
+@pytest.mark.parametrize(
+    ("error", "after_s"), [(LookupError("a fault"), 0), (StorageError("this table is broken"), 50)]
+)
+def test_three_rounds_that_fail_are_told(bench: Bench, error: Exception, after_s: int) -> None:
+    """Those that fail for the database later, and if only they do: see the next test."""
+    with Watched(bench, Faulty(bench.store, error)) as watched:
+        until(lambda: watched.engine.counters["failures"] >= 3, why="three rounds failed")
+        watched.pass_time(0)
+        for _ in range(after_s // 10):
+            watched.pass_time(10)
+        assert [event for event, _ in watched.told()] == ["alert.firing"]
+        assert after_s or "LookupError: a fault" in watched.dog.trouble
 
 
 def test_a_database_that_is_away_is_no_fault_of_the_rules(bench: Bench) -> None:
     store = Faulty(bench.store, StorageError("the database is away"))
-    watched = Watched(bench, store)
-    until(lambda: watched.engine.counters["failures"] >= 3, why="three rounds failed")
-    for _ in range(3):
-        watched.pass_time(10)
-    assert (watched.dog.trouble, watched.told()) == ("", [])
-    store.error = None
-    watched.engine.wake()
-    until(lambda: not watched.engine.waits_for_database, why="a round did not fail")
-    watched.recover()
-    assert watched.told() == []
-    watched.engine.stop()
-
-
-def test_rounds_that_fail_for_the_database_are_told_if_only_they_do(bench: Bench) -> None:
-    watched = Watched(bench, Faulty(bench.store, StorageError("this table is broken")))
-    until(lambda: watched.engine.counters["failures"] >= 3, why="three rounds failed")
-    for _ in range(5):
-        watched.pass_time(10)
-    assert [event for event, _ in watched.told()] == ["alert.firing"]
-    watched.engine.stop()
+    with Watched(bench, store) as watched:
+        until(lambda: watched.engine.counters["failures"] >= 3, why="three rounds failed")
+        for _ in range(3):
+            watched.pass_time(10)
+        assert (watched.dog.trouble, watched.told()) == ("", [])
+        store.error = None
+        watched.engine.wake()
+        until(lambda: not watched.engine.waits_for_database, why="a round did not fail")
+        watched.recover()
+        assert watched.told() == []
 
 
 def test_a_frame_that_waits_while_the_rules_say_that_they_judge_is_told(bench: Bench) -> None:
-    class Blind(Faulty):
-        def since(self, *_arguments: Any, **_options: Any) -> Any:
-            return []
-
-    watched = Watched(bench, Blind(bench.store, None))
-    until(lambda: watched.engine.judged()[1], why="the thread knows its runs")
-    bench.send({"loss": [1.0]}, [1])
-    watched.pass_time(0)
-    for _ in range(5):
-        until(lambda: not watched.engine.trouble(), why="the thread moves")
-        watched.pass_time(15)
-    assert watched.dog.trouble == "frames wait, and none was judged for 75 s"
-    watched.engine.stop()
-
-
-def test_a_test_run_whose_nan_raises_no_alert_is_told(bench: Bench) -> None:
-    def broken(project: str, off: Sequence[str]) -> Plan:
-        if not project:
-            raise LookupError("no rules")
-        return default_plan(project, off)
-
-    watched = Watched(bench, plan_of=broken)
-
-    watched.waits_for_trouble("LookupError: no rules")
-    watched.engine.stop()
-
-
-ROUTES = 40  # that wait at the same time: so many threads has anyio for them
-WAITING = threading.Semaphore(0)
-
-
-def wait() -> None:
-    """A route that waits for the rules."""
-    WAITING.release()
-    MAY_GO_ON.wait(60)
-
-
-def test_a_blocked_thread_reaches_a_webhook_while_all_routes_wait_for_it(tmp_path: Path) -> None:
-    with Receiver() as receiver:
-        settings = settings_for(tmp_path, webhook_allow=(receiver.address,))
-        services = open_services(settings)
-        new = channels.NewChannel(name="hook", url=receiver.url, projects=["another"])
-        services.database.write(lambda connection: channels.create(connection, new, NOW))
-        mono = Clock(1000.0)
-        engine = Engine(services.database, services.store, monotonic=mono, plan_of=blocking)
-        services.engine = engine
-        services.watchdog = Watchdog(
-            services.database, services.store, engine, server="http://here", link="http://here/",
-            on_deliveries=services.outbox.wake, monotonic=mono,
-        )  # fmt: skip
-        app = create_app(settings, dashboard=False, services=services)
-        app.add_api_route("/wait", wait)
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="on"))
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        asking = ThreadPoolExecutor(ROUTES + 10)
-        headers = {"Content-Type": "application/x-msgpack", "Host": "127.0.0.1:8420"}
-        web = httpx.Client(headers=headers, timeout=60, limits=httpx.Limits(max_connections=100))
-        try:
-            until(lambda: server.started, why="the server answers")
-            url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-            web.post(f"{url}/api/v1/ingest", content=encode(frame({"loss": [1.0]}))).raise_for_status()
-            assert ENTERED.wait(30)
-            for _ in range(ROUTES + 10):
-                asking.submit(web.get, f"{url}/wait")
-            assert all(WAITING.acquire(timeout=30) for _ in range(ROUTES))
-            mono.at += 46
-            ready = web.get(f"{url}/readyz", timeout=20)
-            assert ready.status_code == 503
-            assert "has not moved for 46 s" in ready.json()["error"]["message"]
-            shown = services.watchdog.finding()
-            assert shown is not None
-            until(lambda: receiver.of_type("alert.firing"), why="the channel is told")
-            [told] = receiver.of_type("alert.firing")
-            assert told.json["data"]["alert"]["rule"] == "rules_stopped"
-            assert told.headers["webhook-signature"].startswith("v1,")
-        finally:
-            MAY_GO_ON.set()
-            asking.shutdown()
-            web.close()
-            server.should_exit = True
-            thread.join(30)
-
-
-def test_the_overview_shows_that_the_rules_have_stopped_and_not_that_all_is_well() -> None:
-    finding = {
-        "rule": "rules_stopped", "severity": "critical", "title": "The rules of the server have stopped",
-        "message": "They stand.", "since": "2026-01-01T00:00:00Z", "fix": "Restart it.",
-    }  # fmt: skip
-    severities = {"critical": 0, "warning": 0, "info": 0, "healthy": 1}
-    runs = {"counts": {"all": 1, "attention": 0, "severities": severities}, "runs": [], "total": 0}
-
-    class Api:
-        async def get(self, path: str, **_: Any) -> dict[str, Any]:
-            return {
-                "/alerts": {"alerts": []}, "/runs": runs, "/session": {}, "/self": {"rules_stopped": finding},
-            }[path]  # fmt: skip
-
-    page = overview.page(Api(), "http://here")  # type: ignore[arg-type]
-    text = str(asyncio.run(page.layout()).to_plotly_json())
-    assert "The rules of the server have stopped" in text
-    assert "all-well" not in text
+    with Watched(bench, Faulty(bench.store, None)) as watched:
+        until(lambda: watched.engine.judged()[1], why="the thread knows its runs")
+        bench.send({"loss": [1.0]}, [1])
+        watched.pass_time(0)
+        for _ in range(5):
+            until(lambda: not watched.engine.trouble(), why="the thread moves")
+            watched.pass_time(15)
+        assert watched.dog.trouble == "frames wait, and none was judged for 75 s"
 
 
 def refuses(_run: str) -> str:
@@ -381,23 +264,80 @@ def refuses(_run: str) -> str:
     raise LookupError("no address")
 
 
-def test_a_test_run_whose_alert_cannot_be_written_is_told(bench: Bench) -> None:
-    watched = Watched(bench, link=refuses)
+def no_rules(project: str, off: Sequence[str]) -> Plan:
+    """Those of the server's own test run cannot be made."""
+    if not project:
+        raise LookupError("no rules")
+    return default_plan(project, off)
 
-    watched.waits_for_trouble("LookupError: no address")
-    assert bench.rows(alert) == bench.rows(run) == []
-    watched.engine.stop()
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"plan_of": no_rules}, "LookupError: no rules"), ({"link": refuses}, "LookupError: no address")],
+)
+def test_a_test_run_that_cannot_be_judged_or_told_is_told(bench: Bench, options: dict[str, Any], error: str) -> None:
+    with Watched(bench, **options) as watched:
+        until(lambda: watched.judges_test_runs_until(error), why="the test run failed three times")
+        assert bench.rows(alert) == bench.rows(run) == []
 
 
 def test_alerts_of_three_runs_that_cannot_be_written_are_trouble(bench: Bench) -> None:
     broken = [True]
     engine = bench.engine(link=lambda name: refuses(name) if broken else name, clock=Clock(NOW))
-    for name in "abc":
-        assert engine.trouble() == ""
+    for name in "abcd":
+        assert engine.trouble() == ("no alert of the last 3 runs could be written" if name == "d" else "")
+        broken[:] = broken if name != "d" else []
         bench.send({"loss": [2.0, math.nan]}, [1, 2], name=name)
         engine.run_once()
-    assert engine.trouble() == "no alert of the last 3 runs could be written"
-    broken.clear()
-    bench.send({"loss": [2.0, math.nan]}, [1, 2], name="d")
-    engine.run_once()
     assert engine.trouble() == ""
+
+
+ROUTES = 40  # that wait at the same time: so many threads has anyio for them
+
+
+def test_a_blocked_thread_is_told_while_all_routes_wait_for_it(tmp_path: Path) -> None:
+    waiting, posts, mono = threading.Semaphore(0), Posts(), Clock(1000.0)
+    services = open_services(settings_for(tmp_path), send=posts)
+    new = channels.NewChannel(name="hook", url=posts.url, projects=["another"])
+    services.database.write(lambda connection: channels.create(connection, new, NOW))
+    services.engine = engine = Engine(services.database, services.store, monotonic=mono, plan_of=blocking)
+    services.watchdog = Watchdog(
+        services.database, services.store, engine, server="http://here", link="http://here/",
+        on_deliveries=services.outbox.wake, monotonic=mono,
+    )  # fmt: skip
+    app = create_app(services.settings, dashboard=False, services=services)
+    app.add_api_route("/wait", lambda: waiting.release() or MAY_GO_ON.wait(60))
+    with TestClient(app, base_url="http://127.0.0.1:8420") as client, ThreadPoolExecutor(ROUTES + 10) as asking:
+        send(client, frame({"loss": [1.0]}))
+        assert ENTERED.wait(30)
+        for _ in range(ROUTES + 10):
+            asking.submit(client.get, "/wait")
+        assert all(waiting.acquire(timeout=20) for _ in range(ROUTES))
+        mono.at += 46
+        ready = client.get("/readyz")
+        assert ready.status_code == 503
+        assert "has not moved for 46 s" in ready.json()["error"]["message"]
+        assert services.watchdog.finding() is not None
+        [told] = until(lambda: posts.of_type("alert.firing"), why="the channel is told")
+        MAY_GO_ON.set()
+    assert told.json["data"]["alert"]["rule"] == "rules_stopped"
+    assert told.headers["webhook-signature"].startswith("v1,")
+
+
+def test_the_overview_shows_that_the_rules_have_stopped() -> None:
+    finding = {
+        "rule": "rules_stopped", "severity": "critical", "title": "The rules of the server have stopped",
+        "message": "They stand.", "since": "2026-01-01T00:00:00Z", "fix": "Restart it.",
+    }  # fmt: skip
+    severities = {"critical": 0, "warning": 0, "info": 0, "healthy": 1}
+    runs = {"counts": {"all": 1, "attention": 0, "severities": severities}, "runs": [], "total": 0}
+    answers = {"/alerts": {"alerts": []}, "/runs": runs, "/session": {}, "/self": {"rules_stopped": finding}}
+
+    class Api:
+        async def get(self, path: str, **_: Any) -> Any:
+            return answers[path]
+
+    page = overview.page(Api(), "http://here")  # type: ignore[arg-type]
+    text = str(asyncio.run(page.layout()).to_plotly_json())
+    assert "The rules of the server have stopped" in text
+    assert "all-well" not in text

@@ -133,7 +133,8 @@ def test_the_shards_are_divided_and_go_to_the_other_at_the_end(tmp_path: Path, d
         until(lambda: a.held == frozenset(SHARDS), why="what the other had is free")
 
 
-def test_ranks_of_one_run_may_send_to_different_servers(pair: tuple[Server, Server]) -> None:
+@pytest.mark.sql
+def test_what_either_server_takes_is_stored_once(pair: tuple[Server, Server]) -> None:
     a, b = pair
     run = run_of(a)
     for step in range(1, 21):
@@ -145,11 +146,28 @@ def test_ranks_of_one_run_may_send_to_different_servers(pair: tuple[Server, Serv
         series = server.get(f"/runs/{run}/series", name="loss", points=100)
         assert series["count"] == [2] * 20
         assert series["mean"] == [float(step) for step in range(1, 21)]
-    assert a.get(f"/runs/{run}")["step"] == b.get(f"/runs/{run}")["step"] == 20
+        assert server.get(f"/runs/{run}")["step"] == 20
 
 
 @pytest.mark.sql
-def test_an_alert_fires_once_whichever_server_took_the_sample(pair: tuple[Server, Server], tmp_path: Path) -> None:
+def test_rows_of_programs_count_on_whichever_server_takes_them(pair: tuple[Server, Server]) -> None:
+    for number in range(20):
+        pair[number % 2].request("POST", "/log", json={"run": "curl", "metrics": {"loss": float(number)}})
+    (run,) = pair[0].get("/runs", name="curl")["runs"]
+    series = pair[1].get(f"/runs/{run['run']}/series", name="loss")
+    assert (series["step"], series["mean"]) == (list(range(1, 21)), [float(number) for number in range(20)])
+
+    def log(number: int) -> int:
+        row = {"run": "shared", "rank": number, "step": 1, "metrics": {"loss": 1.0}}
+        return pair[number % 2].request("POST", "/log", json=row).status_code
+
+    with ThreadPoolExecutor(24) as pool:
+        assert set(pool.map(log, range(48))) == {200}, "many at once"
+    assert len(pair[0].get("/runs", name="shared")["runs"]) == 1
+
+
+@pytest.mark.sql
+def test_an_alert_fires_once_and_is_resolved_through_either(pair: tuple[Server, Server]) -> None:
     a, b = pair
     with Receiver() as receiver:
         a.request("POST", "/channels", json={"name": "hook", "kind": "webhook", "url": receiver.url})
@@ -162,8 +180,18 @@ def test_an_alert_fires_once_whichever_server_took_the_sample(pair: tuple[Server
         for server in pair:
             fired = [one for one in server.get("/alerts")["alerts"] if one["rule"] == "nonfinite_loss"]
             assert sorted(one["run"] for one in fired) == sorted(runs)
+            assert server.get(f"/runs/{runs[0]}/verdict")["rule"] == "nonfinite_loss"
+            assert server.get(f"/runs/{runs[0]}/findings")["findings"]
         time.sleep(1.0)
         assert len(told(receiver)) == len(runs), "each alert is told once"
+    for judge, other in (pair, pair[::-1]):
+        run = run_of(judge)
+        (alert,) = other.get("/alerts", run=run)["alerts"]
+        other.request("POST", f"/alerts/{alert['id']}/resolve", json={"note": "seen"})
+        assert state_of(judge, alert["id"]) == "resolved"
+        judge.send(frame({"loss": [1.0] * 3}, run=run, seq=9, first_step=4))
+        time.sleep(0.5)
+        assert state_of(judge, alert["id"]) == "resolved", "its machine knows"
 
 
 def told(receiver: Receiver) -> list[Delivery]:
@@ -172,61 +200,26 @@ def told(receiver: Receiver) -> list[Delivery]:
     return [one for one in fired if one.json["data"]["alert"]["rule"] == "nonfinite_loss"]
 
 
-def test_a_page_sees_what_another_server_took(pair: tuple[Server, Server]) -> None:
+def test_a_page_sees_what_another_server_took_and_judged(pair: tuple[Server, Server]) -> None:
     a, b = pair
-    run = run_of(a)
-    with a.page() as page:
-        b.send(frame({"loss": [1.5, float("nan")]}, run=run, events=[started()]))
-        (sample,) = receive(page, "samples")
-        assert (sample["run"], sample["step"], sample["value"]) == (run, [1, 2], [1.5, "NaN"])
-        assert receive(page, "alert")["run"] == run
-    with b.page() as page:
-        b.send(frame({"loss": [1.5]}, run=run, seq=2, first_step=3))
-        (sample,) = receive(page, "samples")
-        assert sample["step"] == [3], "also what the page's own server took, once"
-
-
-def test_an_alert_of_another_servers_run_is_shown_on_a_page(pair: tuple[Server, Server]) -> None:
-    a, b = pair
-    run = run_of(b)
-    with a.page() as page:
-        a.send(frame({"loss": [1.0, float("nan")]}, run=run, events=[started()]))
-        assert receive(page, "alert")["run"] == run
-
-
-def test_agents_are_told_of_pages_on_the_other_server(pair: tuple[Server, Server]) -> None:
-    a, b = pair
+    seq = iter(range(10, 10_000))
 
     def watched() -> bool:
-        return b.send(frame({}, seq=int(time.time() * 1000))).headers.get("perfagent-watched") != "0"
+        return b.send(frame({}, run=run_of(a), seq=next(seq))).headers.get("perfagent-watched") != "0"
 
-    assert not watched()
-    with a.page(runs=["r1"]):
-        until(watched, why="the page on the other server")
-    until(lambda: not watched(), why="it was closed")
-
-
-def test_verdict_and_findings_are_the_same_on_both(pair: tuple[Server, Server]) -> None:
-    a, b = pair
-    run = run_of(b)
-    a.send(frame({"loss": [1.0, float("nan")]}, run=run, events=[started()]))
-    for server in pair:
-        until(lambda server=server: server.get(f"/runs/{run}/findings")["findings"], why="the finding")  # type: ignore[misc]
-        assert server.get(f"/runs/{run}/verdict")["rule"] == "nonfinite_loss"
-
-
-@pytest.mark.sql
-def test_an_alert_is_resolved_through_either(pair: tuple[Server, Server]) -> None:
-    for judge, other in (pair, pair[::-1]):
-        run = run_of(judge, 7)
-        judge.send(frame({"loss": [1.0, float("nan")]}, run=run, events=[started()]))
-        until(lambda run=run, other=other: other.get("/alerts", run=run)["alerts"], why="the alert")  # type: ignore[misc]
-        (alert,) = other.get("/alerts", run=run)["alerts"]
-        other.request("POST", f"/alerts/{alert['id']}/resolve", json={"note": "seen"})
-        assert state_of(judge, alert["id"]) == "resolved"
-        judge.send(frame({"loss": [1.0] * 3}, run=run, seq=2, first_step=3))
-        time.sleep(0.5)
-        assert state_of(judge, alert["id"]) == "resolved", "its machine knows"
+    for judge in pair:
+        run = run_of(judge)
+        with a.page() as page:
+            b.send(frame({"loss": [1.5, float("nan")]}, run=run, events=[started()]))
+            (sample,) = receive(page, "samples")
+            assert (sample["run"], sample["step"], sample["value"]) == (run, [1, 2], [1.5, "NaN"])
+            assert receive(page, "alert")["run"] == run
+            until(watched, why="agents hear of the page on the other server")
+        until(lambda: not watched(), why="it was closed")
+    with b.page() as page:
+        b.send(frame({"loss": [1.5]}, run=run_of(a), seq=2, first_step=3))
+        (sample,) = receive(page, "samples")
+        assert sample["step"] == [3], "also what the page's own server took, once"
 
 
 def state_of(server: Server, alert: str) -> str:
@@ -234,29 +227,24 @@ def state_of(server: Server, alert: str) -> str:
 
 
 @pytest.mark.sql
-def test_a_run_that_one_server_deletes_begins_anew_on_the_other(pair: tuple[Server, Server]) -> None:
+def test_what_is_deleted_or_changed_on_one_server_is_so_on_both(pair: tuple[Server, Server]) -> None:
     a, b = pair
     for number, run in enumerate((run_of(a), run_of(b))):
         b.send(frame({"loss": [1.0], "lr": [0.1]}, run=run, seq=1))
         a.request("DELETE", f"/runs/{run}")
         b.send(frame({"loss": [2.0], "lr": [0.1]}, run=run, seq=2, first_step=5 + number))
         for server in pair:
-            assert server.get(f"/runs/{run}/series", name="loss")["mean"] == [2.0]
+            assert server.get(f"/runs/{run}/series", name="loss")["mean"] == [2.0], "it begins anew"
             assert sorted(server.get(f"/runs/{run}/names")["names"]) == ["loss", "lr"]
-
-
-def test_rules_that_are_changed_on_one_server_count_on_both(pair: tuple[Server, Server]) -> None:
-    a, b = pair
     a.request("PUT", "/rules/nonfinite_loss", json={"enabled": False})
-    until(lambda: not _rule(b, "nonfinite_loss")["enabled"], why="the other server has heard of it")
-    run = run_of(b)
-    a.send(frame({"loss": [1.0, float("nan")]}, run=run, events=[started()]))
+
+    def is_enabled() -> bool:
+        return bool(next(one for one in b.get("/rules")["rules"] if one["rule"] == "nonfinite_loss")["enabled"])
+
+    until(lambda: not is_enabled(), why="the other server has heard of it")
+    a.send(frame({"loss": [1.0, float("nan")]}, run=run_of(b, 1), events=[started()]))
     time.sleep(1.0)
     assert not [one for one in a.get("/alerts")["alerts"] if one["rule"] == "nonfinite_loss"]
-
-
-def _rule(server: Server, name: str) -> Any:
-    return next(one for one in server.get("/rules")["rules"] if one["rule"] == name)
 
 
 @pytest.mark.sql
@@ -276,25 +264,11 @@ def test_a_command_reaches_an_agent_of_the_other_server_once(pair: tuple[Server,
     (command,) = a.get("/runs/r1/commands")["commands"]
     assert command["state"] == "done"
 
+    def shown() -> list[int]:
+        texts = [httpx.get(f"{server.running.url}/metrics", headers=ADMIN, timeout=30).text for server in pair]
+        return [text.count("perfagent_run_step{") for text in texts]
 
-def test_a_one_time_address_is_good_on_any_server_once(pair: tuple[Server, Server]) -> None:
-    a, b = pair
-    link = a.request("POST", "/session/links").json()["url"]
-    token = link.partition("token=")[2]
-    first, second = (httpx.get(f"{one.running.url}/login", params={"token": token}, timeout=30) for one in (b, a))
-    assert first.status_code == 303
-    assert second.status_code == 401
-
-
-@pytest.mark.sql
-def test_rows_without_a_step_count_on_whichever_server_takes_them(pair: tuple[Server, Server]) -> None:
-    for number in range(20):
-        server = pair[number % 2]
-        server.request("POST", "/log", json={"run": "curl", "metrics": {"loss": float(number)}})
-    (run,) = pair[0].get("/runs", name="curl")["runs"]
-    series = pair[1].get(f"/runs/{run['run']}/series", name="loss")
-    assert series["step"] == list(range(1, 21))
-    assert series["mean"] == [float(number) for number in range(20)]
+    until(lambda: sorted(shown()) == [0, 1], why="one of the two shows the run to Prometheus")
 
 
 @pytest.mark.sql
@@ -322,11 +296,10 @@ def test_replicas_need_postgresql(tmp_path: Path) -> None:
 
 
 @pytest.mark.sql
-def test_a_user_logs_in_on_one_server_and_is_put_out_by_the_other(pair: tuple[Server, Server]) -> None:
+def test_who_may_in_is_the_same_on_both(pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = pair
-    body = {"name": "ada", "password": "correct horse battery", "roles": [{"role": "viewer", "project": "p"}]}
-    here.request("POST", "/users", json=body)
     form = {"name": "ada", "password": "correct horse battery"}
+    here.request("POST", "/users", json=form | {"roles": [{"role": "viewer", "project": "p"}]})
     cookie = httpx.post(f"{there.running.url}/login", data=form).headers["set-cookie"].partition(";")[0]
     assert httpx.get(f"{here.running.url}/api/v1/session", headers={"Cookie": cookie}).json()["name"] == "ada"
     address = f"ws://127.0.0.1:{there.running.settings.port}/ws/live"
@@ -337,32 +310,16 @@ def test_a_user_logs_in_on_one_server_and_is_put_out_by_the_other(pair: tuple[Se
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
     known = httpx.get(f"{there.running.url}/api/v1/session", headers={"Cookie": cookie}).json()
     assert known["who"] == "anyone"
-
-
-def test_a_key_that_one_server_revokes_is_refused_by_the_other(
-    pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here, there = pair
-    made = here.request("POST", "/keys", json={"scope": "read"}).json()
-    bearer = {"Authorization": f"Bearer {made['key']}"}
-    there.request("GET", "/runs", headers=bearer)
-    monkeypatch.setattr(keys, "_RELOAD_S", 3600.0)  # the other server must be told
-    here.request("DELETE", f"/keys/{made['id']}")
-
-    def is_refused() -> bool:
-        return httpx.get(f"{there.running.url}/api/v1/runs", headers=bearer).status_code == 401
-
-    until(is_refused, why="the key still opens the other server")
+    token = here.request("POST", "/session/links").json()["url"].partition("token=")[2]
+    links = [httpx.get(f"{one.running.url}/login", params={"token": token}, timeout=30) for one in (there, here)]
+    assert [one.status_code for one in links] == [303, 401], "a one-time address is good once"
+    guess = {"name": "bob", "password": "a guess at it"}
+    statuses = [httpx.post(f"{pair[turn % 2].running.url}/login", data=guess).status_code for turn in range(6)]
+    assert statuses == [401] * 5 + [429], "guesses at both servers are counted together"
 
 
 @pytest.mark.sql
-def test_guesses_at_both_servers_are_counted_together(pair: tuple[Server, Server]) -> None:
-    form = {"name": "ada", "password": "a guess at it"}
-    statuses = [httpx.post(f"{pair[turn % 2].running.url}/login", data=form).status_code for turn in range(6)]
-    assert statuses == [401] * 5 + [429]
-
-
-def test_a_new_key_is_valid_on_the_other_server_at_once(
+def test_a_key_is_valid_and_revoked_on_the_other_server_at_once(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
@@ -377,8 +334,10 @@ def test_a_new_key_is_valid_on_the_other_server_at_once(
         earlier = a.request("POST", "/keys", json={"scope": "read"}).json()["key"]
         until(lambda: is_valid(earlier), why="the other server has read the keys that there were")
         monkeypatch.setattr(keys, "_RELOAD_S", 3600.0)  # it must be told
-        key = a.request("POST", "/keys", json={"scope": "read"}).json()["key"]
-        until(lambda: is_valid(key), why="the other server knows the key")
+        made = a.request("POST", "/keys", json={"scope": "read"}).json()
+        until(lambda: is_valid(made["key"]), why="the other server knows the key")
+        a.request("DELETE", f"/keys/{made['id']}")
+        until(lambda: not is_valid(made["key"]), why="the key still opens the other server")
 
 
 def take_and_give_back(database: str, name: str) -> None:
@@ -463,18 +422,6 @@ def test_a_server_that_stops_in_its_turn_loses_it(
     other.close()
 
 
-@pytest.mark.sql
-def test_many_programs_that_log_to_one_run_at_once_are_all_answered(pair: tuple[Server, Server]) -> None:
-    def log(number: int) -> int:
-        row = {"run": "shared", "rank": number, "step": 1, "metrics": {"loss": 1.0}}
-        answer = httpx.post(f"{pair[number % 2].running.url}/api/v1/log", json=row, headers=ADMIN, timeout=60)
-        return answer.status_code
-
-    with ThreadPoolExecutor(24) as pool:
-        assert set(pool.map(log, range(48))) == {200}
-    assert len(pair[0].get("/runs", name="shared")["runs"]) == 1
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_server_whose_rules_thread_ended_gives_its_runs_up(
     pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -509,16 +456,6 @@ def test_a_server_whose_rules_thread_is_stuck_gives_its_runs_up_until_it_moves(
         assert httpx.get(f"{a.running.url}/readyz", timeout=30).status_code == 503
         may_go_on.set()
     until(lambda: len(a.held) == len(b.held) == 8, why="each holds half of the shards again")
-
-
-def test_one_server_shows_the_runs_to_prometheus(pair: tuple[Server, Server]) -> None:
-    pair[0].send(frame({"loss": [1.0]}, run="r1", events=[started()]))
-
-    def shown() -> list[int]:
-        texts = [httpx.get(f"{server.running.url}/metrics", headers=ADMIN, timeout=30).text for server in pair]
-        return [text.count("perfagent_run_step{") for text in texts]
-
-    until(lambda: sorted(shown()) == [0, 1], why="one of the two shows the run")
 
 
 @pytest.mark.sql

@@ -110,15 +110,6 @@ def test_a_new_attempt_and_its_end_count_alone(client: TestClient) -> None:
     assert client.get("/api/v1/runs/slow/verdict").json()["severity"] == "info"
 
 
-def test_an_alert_that_is_closed_after_the_end_is_no_verdict(client: TestClient) -> None:
-    train(client, "bad", FAST, "failed", exception="ValueError: no")
-    becomes(client, "bad", "critical")
-    [alert] = client.get("/api/v1/alerts", params={"run": "bad", "state": "firing"}).json()["alerts"]
-    assert client.post(f"/api/v1/alerts/{alert['id']}/resolve", headers=ADMIN).status_code == 200
-    said = client.get("/api/v1/runs/bad/verdict").json()
-    becomes(client, "bad", "info" if said["rule"] == "healthy" else said["severity"])
-
-
 def test_a_run_that_the_rules_cannot_judge_is_not_healthy(client: TestClient) -> None:
     train(client, "going", FAST, "running")
     becomes(client, "going", "healthy")

@@ -39,11 +39,6 @@ def start(client: TestClient, *, on: tuple[str, ...] = ("data_bound", "comm_boun
         send(client, frame({"loss": [1.0]}, rank=rank, events=[state("starting", world_size=2)]))
 
 
-def sign_of_life(client: TestClient, seq: int) -> None:
-    for rank in (0, 1):
-        send(client, frame({}, rank=rank, seq=seq))
-
-
 def fire(client: TestClient, rule: str, seq: int, **data: Any) -> dict[str, Any]:
     """An alert of this rule, as a program that judges by itself reports it; once everything that it causes is done."""
     said = {"rule": rule, "severity": "warning", "message": f"{rule} says so.", "since_step": 1, **data}
@@ -114,7 +109,8 @@ def test_after_the_pause_another_is_taken_up_to_the_most(client: TestClient, clo
         clock.at += PAUSE_S - 1
         assert asked(client, f"al_{number}_soon") is None
         clock.at += 1
-        sign_of_life(client, 2 + number)
+        for rank in (0, 1):  # a sign of life
+            send(client, frame({}, rank=rank, seq=2 + number))
     assert asked(client, "al_more") is None
     assert counted(client) == {"asked": MOST, "held_back": MOST + 1}
     assert sorted(one["rule"] for one in orders(client)) == ["", *["data_bound"] * MOST]
@@ -138,15 +134,8 @@ def test_a_profile_and_its_alert_name_each_other(client: TestClient) -> None:
     start(client)
     alert = fire(client, "data_bound", 2)
     (order,) = orders(client)
-    about = {"first_step": 3, "last_step": 7}
-    summary = {
-        "profile": "ab12",
-        "command": order["id"],
-        **about,
-        "parts": 1,
-        "says": ["It waits."],
-        "shares": {"steps_s": 1},
-    }
+    about = {"first_step": 3, "last_step": 7, "says": ["It waits."], "shares": {"steps_s": 1}}
+    summary = {"profile": "ab12", "command": order["id"], **about, "parts": 1}
     piece = {"profile": "ab12", "part": 1, "parts": 1, "payload": b"x"}
     by_hand = {"profile": "cd34", "command": "cm_unknown", **about, "parts": 0}
     events = [Event(kind="profile", time=1.0, step=7, data=data) for data in (summary, piece, by_hand)]
@@ -154,7 +143,8 @@ def test_a_profile_and_its_alert_name_each_other(client: TestClient) -> None:
     listed = {one["id"]: one for one in client.get("/api/v1/runs/r1/profiles").json()["profiles"]}
     told = [listed["ab12"][name] for name in ("alert", "rule", "who", "says")]
     assert told == [alert["id"], "data_bound", "rule data_bound", ["It waits."]]
-    assert client.get(listed["ab12"]["url"]).content == b"x"
+    url = listed["ab12"]["url"]
+    assert client.get(url).content == b"x"
     assert [listed["cd34"][name] for name in ("alert", "rule", "url")] == ["", "", ""]
     shown = client.get(f"/api/v1/alerts/{alert['id']}").json()
-    assert [(one["id"], one["url"]) for one in shown["profiles"]] == [("ab12", listed["ab12"]["url"])]
+    assert [(one["id"], one["url"]) for one in shown["profiles"]] == [("ab12", url)]

@@ -62,11 +62,8 @@ def test_a_row_has_its_verdict_newest_values_and_trend(table: Table) -> None:
     row = found["runs"][0]
     assert (found["total"], found["next"], row["severity"], row["needs_attention"]) == (1, None, "healthy", False)
     assert row["latest"]["loss"] == 1 / 200
-    assert [row["timing"][name] for name in ("throughput", "throughput_name", "step_time_s")] == [
-        64.0,
-        "samples_per_s",
-        0.5,
-    ]
+    shown = [row["timing"][name] for name in ("throughput", "throughput_name", "step_time_s")]
+    assert shown == [64.0, "samples_per_s", 0.5]
     assert row["trend"][0] > row["trend"][-1] > 0
     assert {"rule", "title", "severity"} <= row["verdict"].keys()
     table.fire("a", "critical")  # the row is made again
@@ -115,14 +112,14 @@ def test_sorted_by_a_metric_or_a_setting_others_come_last(table: Table) -> None:
 
 
 def test_pages_follow_each_other_without_a_gap(table: Table) -> None:
-    for n in range(7):
-        table.send(f"r{n}")
-    offset, seen = 0, []
+    names, offset, seen = [f"r{n}" for n in range(7)], 0, list[str]()
+    for name in names:
+        table.send(name)
     while offset is not None:
         found = table.screen(limit=3, offset=offset, sort="name")
         seen += [one["name"] for one in found["runs"]]
         offset = found["next"]
-    assert seen == [f"r{n}" for n in range(7)]
+    assert seen == names
 
 
 @pytest.mark.sql
