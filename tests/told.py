@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from data_folder import place_of
 from judging import START, frame, make_evaluator
@@ -58,6 +59,23 @@ class Told:
     def deliveries(self) -> list:
         with self.database.read() as connection:
             return list(connection.execute(select(delivery).order_by(delivery.c.created)).mappings())
+
+    def write(self, job: Any) -> None:
+        """A statement, or what is called with the connection."""
+        self.database.write(job if callable(job) else lambda connection: connection.execute(job) and None)
+
+    def arrive(self, *which: Any) -> None:
+        """Whatever is due, or so much of it, has arrived."""
+        its = update(delivery).where(delivery.c.state == "waiting", delivery.c.due <= self.now, *which)
+        self.write(its.values(state="delivered", tries=1, delivered=self.now))
+
+    def fail(self) -> None:
+        """An alert that its receiver knows of."""
+        self.judge([1, 2], loss=[2.0, NAN])
+        self.arrive()
+
+    def events(self) -> list[str]:
+        return [event for event, _ in self.due()]
 
     def due(self) -> list[tuple[str, float]]:
         """Events, and after how many seconds from now they are sent."""

@@ -260,11 +260,6 @@ def test_markup_is_shown_as_it_was_written(kind: str) -> None:
         assert shown in body
 
 
-def test_times_and_addresses_of_code_stay_readable() -> None:
-    text = "12:30:45 model.layers.0: loss 2.3e-4 @ step 7, lambda x: x < 3, dict[str, int]"
-    assert worded("wecom", text).endswith(text)
-
-
 @pytest.mark.parametrize("kind", ["feishu", "dingtalk"])
 @pytest.mark.parametrize("url", ["", PAGE, "no address"])
 def test_a_bot_that_wants_a_keyword_finds_perfagent_in_each_message(kind: str, url: str) -> None:
@@ -386,13 +381,6 @@ def test_no_request_begins_once_nobody_waits_any_more(services: ChatService, mon
     going.set()
     until(lambda: not [one for one in threading.enumerate() if one.name == "perfagent-chat"])
     assert services.requests == []
-
-
-@real
-def test_an_endless_answer_is_read_to_its_beginning_only(services: ChatService) -> None:
-    services.answer = lambda _: (404, {}, b"x" * 30_000_000)
-    outcome = tried("slack")
-    assert (outcome.status, len(outcome.error) < 300) == (404, True)
 
 
 def _unknown(*_: object, **__: object) -> None:
@@ -523,23 +511,18 @@ TO = "/?from=a@example.com&to=b@example.com"
 ACCEPTED = [
     *URLS.items(),
     ("email", MAIL),
-    ("slack", "https://hooks.slack.com/services/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/"),
-    ("slack", "slack://T012AB3CD/B045EF6GH/zQ7xW3vL9pK2mN5tR8yU1iO4"),
     ("slack", "slack://T012AB3CD/B045EF6GH/zQ7xW3vL9pK2mN5tR8yU1iO4/"),
     ("slack", "https://hooks.slack-gov.com/services/T012AB3CD/B045EF6GH/zQ7xW3vL9pK2mN5tR8yU1iO4"),
-    ("discord", "https://discordapp.com/api/webhooks/417429632418316298/JHZ7lQml277CD_Hm-QK"),
     ("discord", "https://canary.discord.com/api/webhooks/417429632418316298/JHZ7lQml277CD_Hm-QK"),
     ("discord", "discord://417429632418316298/JHZ7lQml277CD_Hm-QK"),
-    ("teams", f"workflow://prod-161.westeurope.logic.azure.com:443/{WORKFLOW}/{SIGNATURE}"),
     ("teams", f"workflows://x.environment.api.powerplatform.com/{WORKFLOW}/{SIGNATURE}/?pa=yes&route=17&ver=1"),
     ("feishu", "feishu://0d1e2f3a-4b5c-6d7e-8f9a-0b1c2d3e4f5a"),
     ("dingtalk", "https://oapi.dingtalk.com/robot/send?access_token=6ddd4eb4c7b59d7d72545d29d0b0f1e3"),
-    ("dingtalk", "dingtalk://6ddd4eb4c7b59d7d72545d29d0b0f1e3"),
     ("dingtalk", "dingtalk://SEC0011223344@6ddd4eb4c7b59d7d72545d29d0b0f1e3/"),
     ("wecom", "wecombot://693a91f6-7xxx-4bc4-97a0-0ec2sifa5aaa"),
     ("email", "mailtos://smtp.example.com?from=a@example.com&to=b@example.com"),
-    ("email", "mailtos://me:word@smtp.example.com:465/?from=a@example.com&to=b@example.com&name=Training%20bot"),
-    ("email", "mailto://me:word@smtp.example.com/?from=a@example.com&to=b@example.com&mode=starttls"),
+    ("email", f"mailtos://me:word@smtp.example.com:465{TO}&name=Training%20bot"),
+    ("email", f"mailto://me:word@smtp.example.com{TO}&mode=starttls"),
 ]
 REFUSED = {
     "slack": [
@@ -661,9 +644,13 @@ def test_a_mail_arrives(tls: str, scheme: str, options: str) -> None:
 
 @real
 def test_a_subject_is_one_line_whatever_the_title_holds() -> None:
+    """And the mail server's name is resolved once: a second answer could lead inside."""
+    asked: list[str] = []
     with MailServer() as server:
         message = Message(title="x\r\nBcc: eve@example.com\n\nbody @everyone", text="", severity="info")
-        assert mailed(server, message, to="a@example.com").delivered
+        guard = Guard([f"{server.name}:{server.port}"], resolver=lambda host, port: asked.append(host) or ["127.0.0.1"])  # type: ignore[func-returns-value]
+        assert send("email", mail_url(server, to="a@example.com"), message, guard).delivered
+    assert asked == ["smtp.example.com"]
     parsed = message_from_bytes(server.mails[0].content)
     assert parsed["Bcc"] is None
     assert str(make_header(decode_header(parsed["Subject"]))).replace("\u200b", "") == (
@@ -733,16 +720,6 @@ def test_mail_goes_out_encrypted_and_inside_only_where_allowed(scheme: str, addr
     outcome = send("email", url, ALERT, guard)
     assert outcome.status is None
     assert re.search(said, outcome.error)
-
-
-@real
-def test_the_mail_server_s_name_is_resolved_once() -> None:
-    """A second answer could lead inside."""
-    asked: list[str] = []
-    with MailServer() as server:
-        guard = Guard([f"{server.name}:{server.port}"], resolver=lambda host, port: asked.append(host) or ["127.0.0.1"])  # type: ignore[func-returns-value]
-        assert send("email", mail_url(server), ALERT, guard).delivered
-    assert asked == ["smtp.example.com"]
 
 
 @real

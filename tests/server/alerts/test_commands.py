@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -178,17 +176,3 @@ def test_alerts_are_listed_acted_on_and_shown_with_their_history(server: Listeni
     made = json.loads(run("silences", "add", "--run", "sick", "--for-s", "60", "--note", "night", "--json"))
     assert "run sick" in run("silences", "list")
     run("silences", "remove", made["id"])
-
-
-def test_no_option_of_a_command_takes_the_place_of_what_runs_it() -> None:
-    def all_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-        for action in parser._actions:
-            yield action
-            if isinstance(action, argparse._SubParsersAction):
-                for inner in action.choices.values():
-                    yield from all_of(inner)
-
-    for entry in entry_points(group="perfagent.commands"):
-        parser = argparse.ArgumentParser()
-        entry.load()(parser)
-        assert [action.option_strings for action in all_of(parser) if action.dest == "run"] == [], entry.name

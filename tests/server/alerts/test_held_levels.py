@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -17,13 +16,6 @@ from perfagent_server.alerts.batches import what_is_due
 
 STEP_S = 0.5
 WINDOW = 20  # steps of data_bound
-
-
-@pytest.fixture
-def told(tmp_path: Path) -> Iterator[Told]:
-    made = Told(tmp_path)
-    yield made
-    made.database.close()
 
 
 class Message(NamedTuple):

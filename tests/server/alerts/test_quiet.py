@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,22 +22,10 @@ MONDAY = datetime(2026, 3, 2, 2, tzinfo=UTC).timestamp()
 HOUR, DAY = 3600.0, 86400.0
 
 
-@pytest.fixture
-def told(tmp_path: Path) -> Iterator[Told]:
-    made = Told(tmp_path)
-    yield made
-    made.database.close()
-
-
-def write(told: Told, *statements: Any) -> None:
-    for one in statements:
-        told.database.write(lambda connection, one=one: connection.execute(one) and None)
-
-
 def silenced(told: Told, *, lasts_s: float, starts_in_s: float = 0.0, **matches: str) -> None:
     starts = told.now + starts_in_s
     values = {"project": "", "tag": "", "run": "", "rule": "", "repeats": "", "created": told.now, **matches}
-    write(told, insert(silence).values(id=f"si_{starts}", starts=starts, ends=starts + lasts_s, **values))
+    told.write(insert(silence).values(id=f"si_{starts}", starts=starts, ends=starts + lasts_s, **values))
 
 
 def sent_now(told: Told) -> list[str]:
@@ -53,18 +39,6 @@ def snooze(told: Told, lasts_s: float | None) -> None:
     until = UNTIL_UNDONE if lasts_s is None else told.now + lasts_s if lasts_s else None
     ident = told.id()
     told.database.write(lambda connection: acts.snooze(connection, ident, until, told.now, str) and None)
-
-
-def delivered(told: Told, *which: Any) -> None:
-    """Whatever is due, or so much of it, has arrived."""
-    its = update(delivery).where(delivery.c.due <= told.now, *which)
-    write(told, its.values(state="delivered", tries=1, delivered=told.now))
-
-
-def fails(told: Told) -> None:
-    """An alert that a receiver knows of."""
-    told.judge([1, 2], loss=[2.0, NAN])
-    delivered(told)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +62,7 @@ def test_a_window_that_repeats_is_on_in_its_hours_only(repeats: str, at: float, 
     ],
 )  # fmt: skip
 def test_a_silence_keeps_quiet_what_it_matches(told: Told, matches: dict[str, str], is_quiet: bool) -> None:
-    write(told, update(run).values(tags='["night"]'))
+    told.write(update(run).values(tags='["night"]'))
     silenced(told, lasts_s=HOUR, **matches)
     told.judge([1, 2], loss=[2.0, NAN])
     assert told.due() == [("firing", HOUR - 1 if is_quiet else 0.0)]
@@ -105,9 +79,9 @@ def test_silences_that_follow_each_other_end_with_the_last(told: Told) -> None:
 
 
 def test_a_window_that_begins_meanwhile_puts_a_delivery_off(told: Told) -> None:
-    fails(told)
+    told.fail()
     heal(told, 3)
-    delivered(told)
+    told.arrive()
     told.judge([63], loss=[NAN])  # told again after ten minutes, if it lasts
     silenced(told, starts_in_s=30, lasts_s=HOUR, project="p")
     told.now += 600
@@ -120,7 +94,7 @@ def test_a_window_that_begins_meanwhile_puts_a_delivery_off(told: Told) -> None:
 @pytest.mark.sql
 @pytest.mark.parametrize("is_healed", [False, True])
 def test_a_snoozed_alert_is_told_again_at_the_end_if_it_fires(told: Told, is_healed: bool) -> None:
-    fails(told)
+    told.fail()
     snooze(told, HOUR)
     assert told.due() == [("firing", 0.0), ("firing", HOUR)]
     if is_healed:
@@ -130,25 +104,25 @@ def test_a_snoozed_alert_is_told_again_at_the_end_if_it_fires(told: Told, is_hea
 
 
 def test_a_snooze_is_undone_and_one_without_an_end_ends_with_the_alert(told: Told) -> None:
-    fails(told)
+    told.fail()
     for lasts_s in (HOUR, 0):
         snooze(told, lasts_s)
-    assert [event for event, _ in told.due()] == ["firing"]
+    assert told.events() == ["firing"]
     snooze(told, None)
-    assert [event for event, _ in told.due()] == ["firing"], "there is no end to be told at"
+    assert told.events() == ["firing"], "there is no end to be told at"
     heal(told, 3)
     told.judge([63], loss=[NAN])
     told.now += 61
     assert sent_now(told) == ["resolved"], "what fires again waits for that"
-    delivered(told)
-    assert [event for event, _ in told.due()] == ["firing", "resolved", "firing"]
+    told.arrive()
+    assert told.events() == ["firing", "resolved", "firing"]
 
 
 def test_a_mute_is_of_the_rule_and_has_an_undo(told: Told) -> None:
-    fails(told)
+    told.fail()
     told.mute(told.id(), UNTIL_UNDONE - told.now)
     heal(told, 3)
-    delivered(told)
+    told.arrive()
     told.judge([9000], loss=[NAN], after_s=1800.0)
     assert sent_now(told) == []
     told.mute(told.deliveries()[-1]["alert"], None)
@@ -162,7 +136,7 @@ def history_of(told: Told, alert: str, *events: str) -> list[dict[str, Any]]:
 
 
 def test_what_happened_to_an_alert_is_kept_in_its_order(told: Told) -> None:
-    fails(told)
+    told.fail()
     ident = told.id()
 
     def people(connection: Any) -> None:
@@ -229,7 +203,7 @@ def messages(told: Told) -> list[set[str]]:
 
 @pytest.mark.sql
 def test_warnings_of_a_run_come_together_and_what_is_critical_at_once(told: Told) -> None:
-    write(told, update(channel).values(kind="slack", group_s=600.0))
+    told.write(update(channel).values(kind="slack", group_s=600.0))
     raise_alert(told, "data_bound", "warning")
     raise_alert(told, "sync_bound", "warning")
     assert sent_now(told) == [], "troubles seldom come alone"
@@ -242,13 +216,13 @@ def test_warnings_of_a_run_come_together_and_what_is_critical_at_once(told: Told
     assert len({row["due"] for row in told.deliveries()}) == 1
     told.now += 2.0
     assert messages(told) == [{"data_bound", "sync_bound"}], "they are tried again together"
-    delivered(told)
+    told.arrive()
     first = told.now
     raise_alert(told, "eval_bound", "warning")
     told.now += 60
     raise_alert(told, "hang", "critical")
     assert messages(told) == [{"hang"}]
-    delivered(told, delivery.c.alert == "hang")
+    told.arrive(delivery.c.alert == "hang")
     raise_alert(told, "data_bound", "warning", "resolve")
     told.now = first + 60 + 599
     assert messages(told) == []
@@ -258,7 +232,7 @@ def test_warnings_of_a_run_come_together_and_what_is_critical_at_once(told: Told
 
 @pytest.mark.parametrize("values", [{"projects": '["q"]'}, {"tags": '["x"]'}])
 def test_a_channel_for_one_project_or_tag_is_told_of_no_other(told: Told, values: dict[str, str]) -> None:
-    write(told, update(channel).values(**values))
+    told.write(update(channel).values(**values))
     told.judge([1, 2], loss=[2.0, math.nan])
     assert told.due() == []
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from posting import Posts
@@ -15,17 +13,6 @@ from perfagent_server.alerts import waits
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.store.tables import delivery
-
-
-@pytest.fixture
-def told(tmp_path: Path) -> Iterator[Told]:
-    made = Told(tmp_path)
-    yield made
-    made.database.close()
-
-
-def events(told: Told) -> list[str]:
-    return [event for event, _ in told.due()]
 
 
 def both(told: Told, first: int, value: float, steps: int = 1) -> None:
@@ -41,14 +28,14 @@ def test_an_alert_that_opens_again_for_good_is_told_again(told: Told) -> None:
     for step in range(64, 200):
         told.judge([step], loss=[NAN])
     sent = told.deliveries()
-    assert events(told) == ["firing", "resolved", "firing"]
+    assert told.events() == ["firing", "resolved", "firing"]
     assert (len({row["alert"] for row in sent}), len({row["id"] for row in sent})) == (1, 3)
     assert b"in step 63" in sent[2]["body"]
     assert b"Reopened 1 time since 22:13 UTC" in sent[2]["body"]
     assert told.alerts() == [("nonfinite_loss", "firing", 63)]
     told.judge([200], loss=[NAN], after_s=waits.QUIET_S)
     heal(told, 201)
-    assert events(told)[3:] == ["resolved"]
+    assert told.events()[3:] == ["resolved"]
 
 
 @pytest.mark.fault
@@ -58,12 +45,12 @@ def test_w03_a_loss_that_heals_again_and_again_is_told_three_times(told: Told) -
     for first in (3, 64, 125):
         heal(told, first)
         told.judge([first + 60], loss=[NAN])
-    assert events(told) == ["firing", "resolved", "firing"]
+    assert told.events() == ["firing", "resolved", "firing"]
     heal(told, 186)
-    assert events(told) == ["firing", "resolved", "firing", "resolved"]
+    assert told.events() == ["firing", "resolved", "firing", "resolved"]
     assert told.deliveries()[3]["due"] == begin + waits.QUIET_S
     told.judge([246], loss=[NAN])
-    assert events(told) == ["firing", "resolved", "firing"], "what the receiver knows is true"
+    assert told.events() == ["firing", "resolved", "firing"], "what the receiver knows is true"
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -91,7 +78,7 @@ def test_judging_the_same_again_after_a_kill_tells_nothing_twice(told: Told) -> 
     for _ in range(2):
         told.evaluator, told.now = Evaluator.restore(saved, told.evaluator.plan), at
         told.judge([63], loss=[NAN])
-    assert events(told) == ["firing", "resolved", "firing"]
+    assert told.events() == ["firing", "resolved", "firing"]
 
 
 def test_firing_again_is_not_sent_before_resolved_has_arrived(told: Told) -> None:
@@ -116,7 +103,7 @@ def test_gradients_that_fail_alone_after_they_were_grouped_have_their_own_alert(
     assert told.alerts() == [("nonfinite_loss", "resolved", 2), ("nonfinite_gradient", "firing", 63)]
     both(told, 64, 2.0, 100)
     assert told.alerts() == [("nonfinite_loss", "resolved", 2), ("nonfinite_gradient", "resolved", 63)]
-    assert events(told) == ["firing", "resolved"] * 2
+    assert told.events() == ["firing", "resolved"] * 2
 
 
 @pytest.mark.parametrize("first", ["together", "the gradients"])
@@ -147,7 +134,7 @@ def test_an_alert_that_begins_in_a_mute_is_told_when_that_ends(told: Told) -> No
         assert told.due()[2:] == [("firing", lasts_s)]
     heal(told, 9001)
     assert [state for _, state, _ in told.alerts()] == ["resolved", "resolved"]
-    assert events(told) == ["firing", "resolved"], "what begins and ends in a mute is never told"
+    assert told.events() == ["firing", "resolved"], "what begins and ends in a mute is never told"
 
 
 def test_what_waits_for_the_end_of_a_mute_is_told_as_it_is_by_then(told: Told) -> None:

@@ -46,28 +46,10 @@ def test_short_runs_are_seldom_told_apart_where_there_is_nothing(steps: int, cor
     assert wrong <= 12
 
 
-def test_taking_steps_as_independent_would_promise_too_much() -> None:
-    """What the blocks are for: the naive interval of the same series."""
-    random = np.random.default_rng(2)
-    held = 0
-    for _ in range(100):
-        first, second = (dependent(random, 1000, 0.9, tail=0.0) for _ in range(2))
-        drawn = [np.median(random.choice(one, (300, 1000)), axis=1) for one in (first, second)]
-        low, high = np.quantile(drawn[1] / drawn[0], [0.025, 0.975])
-        held += low <= 1 <= high
-    assert held < 75
-
-
 def test_blocks_are_as_long_as_the_dependence() -> None:
     random = np.random.default_rng(3)
     lengths = [block_length(dependent(random, 2000, one, tail=0.02)) for one in (0.0, 0.8, 0.95)]
     assert lengths[0] <= 20 < lengths[1] < lengths[2] <= 500
-
-
-def test_the_same_question_gets_the_same_answer() -> None:
-    random = np.random.default_rng(4)
-    first, second = dependent(random, 300, 0.5, tail=0.0), dependent(random, 200, 0.5, tail=0.0)
-    assert ratio_of(np.median, first, second) == ratio_of(np.median, first, second)
 
 
 @pytest.mark.parametrize(("first", "second"), [([1.0] * 19, [1.0] * 99), ([0.0] * 50, [1.0] * 50)])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from random import Random
 
 import pytest
 from clocks import Clock
@@ -75,45 +73,6 @@ def test_silences_are_read_once_for_all_alerts_of_a_job(bench: Bench) -> None:
     bench.engine().run_once()
     stop()
     assert sum("FROM silence" in one for one in statements) == 1
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_engines_that_die_come_to_the_alerts_of_one_that_lived(bench: Bench, tmp_path: Path, seed: int) -> None:
-    draw = Random(seed)
-    other = Bench(tmp_path / "other")
-    living, dying = other.engine(), bench.engine()
-    step = 1
-    while step < 900:
-        rows = draw.randint(1, 60)
-        steps = range(step, step + rows)
-        loss = [math.nan if at in (650, 651) else 3.0 + draw.gauss(0, 0.02) + (400 <= at < 440) for at in steps]
-        waits = [0.05 if at > 750 else 0.0 for at in steps]
-        for one in (bench, other):
-            one.send({"loss": loss, "step_time_s": [0.1] * rows, "phase/data_s": waits}, steps)
-        step += rows
-        living.run_once()
-        if draw.random() < 0.5:
-            dying.run_once()
-        if draw.random() < 0.2:
-            dying.checkpoint()
-        if draw.random() < 0.3:
-            dying = bench.engine()
-    living.run_once()
-    bench.engine().run_once()
-    rules = {"loss_spike", "nonfinite_loss", "data_bound"}  # not what the clock finds
-    facts = [
-        {(row["id"], row["rule"], row["state"], row["since_step"]) for row in one.rows(alert) if row["rule"] in rules}
-        for one in (bench, other)
-    ]
-    assert facts[0] == facts[1]
-    assert {rule for _, rule, _, _ in facts[0]} == rules
-    ids = {fact[0] for fact in facts[0]}
-    sent = [
-        sorted((row["alert"], row["event"]) for row in one.rows(delivery) if row["alert"] in ids)
-        for one in (bench, other)
-    ]
-    assert sent[0] == sent[1]
-    other.database.close()
 
 
 def test_the_cursor_follows_so_that_the_tail_can_be_compacted(bench: Bench) -> None:

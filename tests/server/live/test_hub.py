@@ -173,17 +173,6 @@ def test_a_fleet_of_more_runs_than_fit_a_message_is_told_in_turns() -> None:
     assert world.got(1.0) == [[]]
 
 
-def test_a_changed_or_deleted_run_is_told_to_a_fleet_with_no_frame() -> None:
-    world = Pages(FLEET)
-    summary = world.summaries(["r1"])[0]
-    for _ in range(100):
-        world.hub.publish_run(summary)
-    assert world.got() == [[{"fleet": {"r1": ROW}}]], "one message, however often a run changes"
-    world.hub.forget("r1")
-    world.deleted = True
-    assert world.got(1.0) == [[{"fleet": {"r1": None}}]]
-
-
 def test_bands_are_dropped_when_a_run_has_ended_or_is_deleted() -> None:
     world = Pages(BANDS)
     (topic,) = world.hub._topics.values()

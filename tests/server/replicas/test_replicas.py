@@ -28,7 +28,6 @@ from perfagent_server import schema
 from perfagent_server.database import StorageError, open_database, postgresql, revision_of
 from perfagent_server.engine import rules_thread
 from perfagent_server.replicas import leases
-from perfagent_server.runs.run_commands import Order, Request
 from perfagent_server.security import keys
 from perfagent_server.services import Services, open_services
 from perfagent_server.settings import Settings
@@ -499,74 +498,6 @@ def test_an_alert_that_was_resolved_while_nobody_judged_its_run_is_told_again(pa
         until(lambda: state_of(other, alert["id"]) == "firing", why="it is open again")
         events = [one["event"] for one in other.get("/deliveries", alert=alert["id"])["deliveries"]]
         assert events.count("alert.firing") == 2, "it is told again, when it has lasted"
-
-
-def test_an_alert_that_was_resolved_while_its_run_changed_servers_is_told_again(pair: tuple[Server, Server]) -> None:
-    """The next server has loaded the run already when the alert is closed in the tables."""
-    judge, other = pair
-    run = run_of(judge)
-    judge.send(frame({"loss": [1.0, float("nan")]}, run=run, events=[started()]))
-    until(lambda: other.get("/alerts", run=run)["alerts"], why="the alert")
-    (alert,) = other.get("/alerts", run=run)["alerts"]
-
-    def moves(run: str, alert: str, why: str) -> bool:
-        assert judge.services.replica is not None
-        judge.services.engine.stop()
-        judge.services.replica.leases.stop()
-        until(lambda: other.judges(run), why="the other server judges the run")
-        other.send(frame({"loss": [float("nan")]}, run=run, seq=2, first_step=3))
-        until(lambda: run in other.services.engine.evaluators.in_memory, why="it has loaded the run")
-        return False
-
-    assert other.services.replica is not None
-    other.services.replica.ask_to_resolve = moves  # type: ignore[method-assign]
-    other.request("POST", f"/alerts/{alert['id']}/resolve", json={})
-    assert state_of(other, alert["id"]) == "resolved"
-    other.send(frame({"loss": [float("nan")]}, run=run, seq=3, first_step=4))
-    until(lambda: state_of(other, alert["id"]) == "firing", why="it is open again")
-
-
-def test_a_command_that_is_being_asked_for_survives_one_of_another_server(pair: tuple[Server, Server]) -> None:
-    a, _ = pair
-    a.send(frame({"loss": [1.0]}, events=[started()]))
-    orders = a.services.orders
-    request = Request(run="r1", kind="stacks", params={}, ranks=None, who="somebody")
-
-    def commits_late(connection: Connection) -> Order:
-        order = orders.issuing(request)(connection)
-        orders.load("r1")  # as when another server has asked for something
-        return order
-
-    asking = a.services.database.submit(commits_late)
-    asked = asking.result().id
-    orders.note_asked("r1", asking)
-    seq = iter(range(2, 1000))
-    until(
-        lambda: asked in [one["id"] for one in a.send(frame({}, seq=next(seq))).json()["commands"]], why="the command"
-    )
-
-
-def test_slow_work_for_changed_rules_delays_no_page(
-    pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a, b = pair
-    b.send(frame({"loss": [1.0]}, run=run_of(b), events=[started()]))
-    until(lambda: run_of(b) in b.services.engine.evaluators.in_memory, why="the run is in memory")
-    entered, may_end = threading.Event(), threading.Event()
-
-    def is_slow(*_arguments: object) -> None:
-        entered.set()
-        may_end.wait(30)
-
-    monkeypatch.setattr(b.services.engine, "reload", is_slow)
-    with b.page() as page:
-        a.request("PUT", "/rules/nonfinite_loss", json={"enabled": False})
-        assert entered.wait(10)
-        a.send(frame({"loss": [1.5]}, run=run_of(a), events=[started()]))
-        try:
-            assert receive(page, "samples", within_s=8.0)
-        finally:
-            may_end.set()
 
 
 @pytest.mark.sql
