@@ -8,7 +8,6 @@ import json
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -211,39 +210,3 @@ class MailServer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
         self._loop.close()
-
-
-class SlowServer:
-    """Accepts, and then sends what it is told to, piece by piece, until the other side has gone."""
-
-    def __init__(self, *pieces: bytes, every_s: float = 0.05) -> None:
-        self.left = threading.Event()
-        self._pieces, self._every_s = pieces, every_s
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._socket.getsockname()[1])
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        connection, _ = self._socket.accept()
-        with connection:
-            pieces = list(self._pieces)
-            end = time.monotonic() + 10
-            while time.monotonic() < end:
-                connection.settimeout(self._every_s)
-                try:
-                    connection.sendall(pieces.pop(0) if len(pieces) > 1 else pieces[0])
-                    if connection.recv(4096) == b"":
-                        break
-                except TimeoutError:
-                    continue
-                except OSError:
-                    break
-        self.left.set()
-
-    def __enter__(self) -> SlowServer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._socket.close()
-        self._thread.join(timeout=5)

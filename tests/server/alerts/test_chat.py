@@ -8,6 +8,7 @@ was ever sent to a real service.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
@@ -28,11 +29,11 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
-import chat_services
 import pytest
 import trustme
 from builders import free_port, until
-from chat_services import Answer, ChatService, MailServer, Request, SlowServer, answers_for, trusts
+from chat_services import Answer, ChatService, MailServer, Request, answers_for, trusts
+from listening import answering
 
 from perfagent.errors import ConfigError
 from perfagent_server.alerts.chat import CHAT_KINDS, Message, Outcome, check, masked, plugins, send
@@ -734,9 +735,22 @@ def test_a_mail_server_that_is_gone_is_told() -> None:
 
 
 @real
-def test_a_mail_server_that_drips_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_services, "time", SimpleNamespace(monotonic=lambda: 0.0))  # it drips until we hang up
-    with SlowServer(b"220-welcome\r\n") as slow:
+def test_a_mail_server_that_drips_is_hung_up_on() -> None:
+    left = threading.Event()
+
+    def drips(connection: socket.socket) -> None:
+        """Until the other side has gone."""
+        connection.settimeout(0.05)
+        with contextlib.suppress(ConnectionError):
+            said = None
+            while said != b"":
+                connection.sendall(b"220-welcome\r\n")
+                with contextlib.suppress(TimeoutError):
+                    said = connection.recv(4096)
+        left.set()
+
+    with answering(drips) as address:
+        slow = SimpleNamespace(port=int(address.rpartition(":")[2]))
         assert mailed(slow, total_s=3) == Outcome(None, f"smtp.example.com:{slow.port} took longer than 3 s")
-        assert slow.left.wait(60)
-        until(lambda: not [one for one in threading.enumerate() if one.name == "perfagent-chat"])
+        assert left.wait(20)
+    until(lambda: not [one for one in threading.enumerate() if one.name == "perfagent-chat"])

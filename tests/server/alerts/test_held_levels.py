@@ -58,12 +58,6 @@ def play(told: Told, seconds: float, share_of: Callable[[int], float], *, first:
     return messages
 
 
-def test_a_heavy_tail_above_a_small_median_raises_no_alert(told: Told) -> None:
-    draws = random.Random(7)
-    assert play(told, 600, lambda _: 0.6 if draws.random() < 0.2 else draws.uniform(0.05, 0.09)) == []
-    assert [alert for alert in told.alerts() if alert[0] == "data_bound"] == []
-
-
 def test_a_level_that_hovers_for_half_an_hour_is_told_seldom_and_truly(told: Told) -> None:
     draws = random.Random(1)
     level = 0.1

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from itertools import pairwise
-
 import pytest
 from posting import Posts
 from told import NAN, Told, heal
@@ -51,24 +48,6 @@ def test_w03_a_loss_that_heals_again_and_again_is_told_three_times(told: Told) -
     assert told.deliveries()[3]["due"] == begin + waits.QUIET_S
     told.judge([246], loss=[NAN])
     assert told.events() == ["firing", "resolved", "firing"], "what the receiver knows is true"
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_flapping_loss_is_told_three_times_in_ten_minutes_at_most(told: Told, seed: int) -> None:
-    draws, step = random.Random(seed), 1
-    sent: dict[str, list[tuple[float, str]]] = {}
-    for _ in range(150):
-        count = draws.choice([1, 60])
-        told.judge(range(step, step + count), loss=[NAN if count == 1 else 2.0] * count, after_s=draws.uniform(1, 90))
-        step += count
-        due = [row for row in told.deliveries() if row["due"] <= told.now and row["state"] == "waiting"]
-        told.deliver([row["id"] for row in due])
-        for row in due:
-            sent.setdefault(row["alert"], []).append((told.now, row["event"]))
-    assert max(map(len, sent.values())) > 3
-    for of_alert in sent.values():
-        assert all(sum(0 <= other - at < waits.QUIET_S for other, _ in of_alert) <= 3 for at, _ in of_alert)
-        assert all(one[1] != other[1] for one, other in pairwise(of_alert)), "the same is not told twice"
 
 
 def test_judging_the_same_again_after_a_kill_tells_nothing_twice(told: Told) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -271,31 +271,27 @@ def test_a_command_reaches_an_agent_of_the_other_server_once(pair: tuple[Server,
 
 
 @pytest.mark.sql
-def test_a_server_that_is_alone_is_refused_beside_replicas_and_the_other_way_round(
+def test_servers_that_do_not_fit_together_are_refused(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One that is alone beside replicas, the other way round, one with other secrets, and one without PostgreSQL."""
     monkeypatch.setattr(postgresql, "_ADMITTED_S", 0.5)
     settings = Settings(data=tmp_path / "c", database=database)
-    with replica(tmp_path / "a", database), pytest.raises(ResourceError, match="--replica"):
-        open_services(settings)
+    with replica(tmp_path / "a", database):
+        with pytest.raises(ResourceError, match="--replica"):
+            open_services(settings)
+        with pytest.raises(ResourceError, match="PERFAGENT_KEY_PEPPER"):
+            open_services(replace(settings, replica=True))
     alone = open_database(settings, alone=True)
     with pytest.raises(ResourceError, match="without --replica"):
         open_database(settings, replica="b")
     alone.close()
-
-
-def test_replicas_need_the_same_secrets(tmp_path: Path, database: str) -> None:
-    with replica(tmp_path / "a", database), pytest.raises(ResourceError, match="PERFAGENT_KEY_PEPPER"):
-        open_services(Settings(data=tmp_path / "b", database=database, replica=True))
-
-
-def test_replicas_need_postgresql(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="need PostgreSQL"):
         open_services(Settings(data=tmp_path, replica=True))
 
 
 @pytest.mark.sql
-def test_who_may_in_is_the_same_on_both(pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_may_in_is_the_same_on_both(pair: tuple[Server, Server]) -> None:
     here, there = pair
     form = {"name": "ada", "password": "correct horse battery"}
     here.request("POST", "/users", json=form | {"roles": [{"role": "viewer", "project": "p"}]})
@@ -364,18 +360,11 @@ def test_retention_deletes_nothing_more_when_its_lease_is_gone(tmp_path: Path, d
     with replica(tmp_path / "a", database) as a:
         assert a.services.replica is not None
         for run in ("first", "second"):
-            a.send(
-                frame(
-                    {"loss": [1.0]}, events=[Event(kind="state", time=time.time(), data={"state": "finished"})], run=run
-                )
-            )
-
-        def lost(_run: str) -> None:
-            take_and_give_back(database, STORAGE)
-
+            ended = Event(kind="state", time=time.time(), data={"state": "finished"})
+            a.send(frame({"loss": [1.0]}, run=run, events=[ended]))
         retention = Retention(
             a.services.database, a.services.store, RetentionPolicy(runs_days=0.5), clock=lambda: time.time() + DAY_S,
-            on_deleted=lost, leases=a.services.replica.leases,
+            on_deleted=lambda _run: take_and_give_back(database, STORAGE), leases=a.services.replica.leases,
         )  # fmt: skip
 
         def stops() -> bool:
@@ -442,7 +431,7 @@ def test_a_server_whose_rules_thread_ended_gives_its_runs_up(
     until(lambda: b.get("/alerts", run=run)["alerts"], why="the alert")
 
 
-def test_a_server_whose_rules_thread_is_stuck_gives_its_runs_up_until_it_moves(
+def test_a_server_whose_rules_are_stuck_gives_its_runs_up(
     pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = pair
@@ -458,7 +447,7 @@ def test_a_server_whose_rules_thread_is_stuck_gives_its_runs_up_until_it_moves(
 
 
 @pytest.mark.sql
-def test_a_command_beside_servers_of_another_version_leaves_the_tables_alone(
+def test_a_command_beside_an_older_server_leaves_its_tables_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from alembic import command
@@ -479,7 +468,7 @@ def test_a_command_beside_servers_of_another_version_leaves_the_tables_alone(
     assert revision_of(place) == schema.head(), "nobody uses it"
 
 
-def test_an_alert_that_was_resolved_while_nobody_judged_its_run_is_told_again(pair: tuple[Server, Server]) -> None:
+def test_an_alert_resolved_while_nobody_judged_is_told_again(pair: tuple[Server, Server]) -> None:
     judge, other = pair
     run = run_of(judge)
     with Receiver() as receiver:
