@@ -252,7 +252,8 @@ def test_the_verdict_of_a_silent_program_names_its_open_alert_too(bench: Bench) 
 def test_a_program_without_an_agent_is_lost_after_ten_times_its_longest_pause(bench: Bench) -> None:
     job = Silent(bench, "http-a", began_s=0)
     for _ in range(12):
-        job.wait(30) if job.step else None
+        if job.step:
+            job.wait(30)
         job.send()
     assert job.wait(299) == ("running", [])
     assert job.wait(2) == ("lost", []), "most such programs have simply ended"
