@@ -126,26 +126,6 @@ def test_the_handbook_tells_what_was_measured_of_a_rule(monkeypatch: pytest.Monk
     assert handbook.measured(Xid()).startswith("not yet seen on a card")
 
 
-def test_the_handbook_tells_which_fault_of_the_demo_a_rule_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    run = {
-        "fault": "straggler",
-        "verdict": "straggler",
-        "alert": "straggler",
-        "steps_to_alert": 72,
-        "seconds_to_alert": 16.22,
-    }
-    missed = {"fault": "sync", "verdict": "healthy", "alert": "xid", "steps_to_alert": 1, "seconds_to_alert": 1.0}
-    (tmp_path / "demo_faults.json").write_text(json.dumps([run, missed]))
-    monkeypatch.setattr(handbook, "MEASURED", tmp_path / "measured.json")
-    handbook.MEASURED.write_text(json.dumps(detection_report.plain({}, tmp_path)))
-    named = "named in the demo (`straggler`: after 72 steps, 16.2 s)"
-    assert handbook.measured(Straggler()) == f"{named}; no labeled data: tested on synthetic series."
-    assert handbook.measured(Xid()).startswith("not yet seen on a card")
-    assert named in detection_report.sections(RESULTS, tmp_path)["rules"]
-
-
 def test_each_section_of_the_handbook_tells_remedies_and_what_was_measured() -> None:
     text = handbook.handbook()
     for rule in all_rules():

@@ -105,16 +105,6 @@ def test_a_hang_is_found_before_its_pause_and_a_short_one_is_none() -> None:
     assert judged([*moments, *soon], Hang()).alerts == []
 
 
-def test_a_gradient_whose_scaler_speaks_a_step_later_fires_then_and_not_before() -> None:
-    """Whether the scaler skipped the step is known with the next one."""
-    steady = {"amp/scale": 1024.0, "amp/skipped": 0.0, "grad/norm": 1.0, "grad/nonfinite": 0.0}
-    moments = [Moment(START + step, step, {"loss": 1.0, **steady}) for step in range(1, 51)]
-    moments.append(Moment(START + 51, 51, {"grad/norm": NAN, "grad/nonfinite": 3.0}))
-    moments += [Moment(START + step, step, {"loss": 1.0, **steady}) for step in range(52, 60)]
-    [alert] = judged(moments).alerts
-    assert (alert.rule, alert.onset_step, alert.first_step) == ("nonfinite_gradient", 51, 52)
-
-
 def test_a_rule_that_fails_is_passed_over_and_told() -> None:
     found = judged(curve([2.0] * 5), HighLoss(raises=True), Clocked())
     assert found.steps == 5

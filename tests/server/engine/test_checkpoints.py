@@ -120,18 +120,3 @@ def test_a_run_whose_state_cannot_be_written_is_rebuilt(bench: Bench, monkeypatc
             monkeypatch.setattr(engine.evaluators.in_memory["r"], "snapshot", lambda: 1 / 0)
         engine.checkpoint()
         assert len(bench.rows(rule_state)) == 2 - step
-
-
-def test_silence_found_while_the_rules_are_behind_stops_no_checkpoint(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scheduler, "_BATCH", 1)
-    mono = Clock(1000.0)
-    engine = bench.engine(monotonic=mono, checkpoint_s=0.0)
-    bench.send({"loss": [2.0]}, [1], events=[RUNNING])
-    engine.run_once()
-    mono.at += 3600.0
-    for step in range(1, 11):
-        bench.send({"loss": [2.0]}, [step], name="busy")
-    engine.look_for_silence()
-    assert engine.counters["checkpoints"] > 0

@@ -16,7 +16,6 @@ from perfagent.errors import ConfigError
 from perfagent.wire import MAX_NAME_BYTES
 from perfagent_server.engine.rule_settings import RULES_FILE, read_rules_file
 from perfagent_server.rules.catalogue import all_rules, rules_for
-from perfagent_server.rules.rule import Rule
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -61,14 +60,6 @@ def test_a_setting_that_there_is_not_is_refused_with_what_there_is(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"rules\.toml") as refused:
         read_rules_file(_file(tmp_path, text))
     assert says in str(refused.value)
-
-
-def test_a_rule_that_is_defined_elsewhere_judges_no_run_by_itself() -> None:
-    class Foreign(Rule):
-        id = "foreign"
-
-    all_rules.cache_clear()
-    assert "foreign" not in {rule.id for rule in all_rules()}
 
 
 def test_every_rule_is_written_with_the_same_causes_in_both_languages() -> None:
