@@ -270,9 +270,9 @@ def found(rule: str, severity: str, **more: object) -> Finding:
 def test_the_headline_is_what_is_worst_and_then_what_spoils_the_result(
     findings: list[tuple[str, str]], first: str
 ) -> None:
-    ordered = worst_first(
-        [found(*one, evidence={"pressure_pct": 95.0}) for one in findings], {rule.id: rule for rule in all_rules()}
-    )
+    pressure = {"cpu_oversubscribed": {"pressure_pct": 95.0}}
+    told = [found(rule, severity, evidence=pressure.get(rule, {})) for rule, severity in findings]
+    ordered = worst_first(told, {rule.id: rule for rule in all_rules()})
     _, judge = judge_series(phases({}, steps=40, step_s=0.1), step_s=0.1)
     said = verdict(judge.window, ordered)
     assert (said.rule, said.fix) == (first, ordered[0].fix)
