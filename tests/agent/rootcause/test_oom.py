@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -193,10 +194,19 @@ def test_of_a_gpu_the_allocator_and_what_makes_room_are_told(train, gpu):
     assert "1. Set PYTORCH_CUDA_ALLOC_CONF" in found["fix"]
 
 
-# ---- the host
+# ---- the host, remedies, and what allocators say
 
 
-# ---- remedies, and what allocators say
+@pytest.mark.parametrize(("room", "told"), [(2**28, True), (2**46, False)])
+def test_a_limit_of_addresses_is_told_where_it_ran_out(train, monkeypatch, room, told):
+    """`ulimit -v`, as some clusters set it: 19 GB were free, and 40 MB could not be had."""
+    taken = 1024 * int(Path("/proc/self/status").read_text().split("VmSize:")[1].split()[0])
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (taken + room, -1))
+    job = train(Model())
+    job.steps(2)
+    job.watch.passing(MemoryError())  # as Python raises it: it does not say how much was asked for
+    found = job.finding()
+    assert ("ulimit -v" in found["message"]) == found["fix"].startswith("1. Lift the limit of addresses") == told
 
 
 def plans(sizes: dict[str, int], **more: Any) -> list[str]:

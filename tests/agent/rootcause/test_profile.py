@@ -6,6 +6,8 @@ import gzip
 import hashlib
 import io
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -299,3 +301,34 @@ def test_what_is_left_at_the_end_goes_at_once_or_not_at_all(file, record, count,
 
 
 # ---- other threads: only the one that began a profile can end it
+
+
+def test_ours_is_refused_beside_one_on_another_thread(train):
+    """What is running is told by torch for the calling thread only."""
+    with ThreadPoolExecutor(1) as trainer, own_profiler() as own:
+        job = trainer.submit(profiled, train, 1, 3).result()
+        torch.dot(torch.randn(3), torch.randn(3))
+    assert states(job) == ["accepted", "refused"]
+    assert calls(own, "aten::dot") == 1
+
+
+def test_the_scripts_profiler_elsewhere_waits_till_ours_ended(train):
+    """Had it not waited, the end of ours would kill the process, or ours would record for ever."""
+    stopped = threading.Event()
+    with ThreadPoolExecutor(1) as trainer:
+        job = trainer.submit(profiled, train, 50, 2).result()
+
+        def train_on() -> None:
+            while not stopped.is_set():
+                job.step()
+
+        training = trainer.submit(train_on)
+        try:
+            with own_profiler() as own:
+                torch.dot(torch.randn(3), torch.randn(3))
+        finally:
+            stopped.set()
+        training.result()
+        assert not trainer.submit(recording).result()
+    assert calls(own, "aten::dot") == 1
+    assert "the script started a torch profiler" in job.answers()[-1][1]

@@ -120,6 +120,20 @@ def test_tensors_of_special_kinds_count_what_they_take(make, expected):
     assert sizes(table(optimizer, model)) == expected
 
 
+def test_no_gradient_is_touched():
+    """torch's own reference counts are not safe for a gradient that backward is replacing on another thread: a training
+    died of it within a second."""
+
+    class Untouchable(nn.Parameter):
+        @property
+        def grad(self):
+            raise AssertionError("its gradient was asked for")
+
+    layer = nn.Linear(5, 5, bias=False)
+    layer.weight = Untouchable(torch.zeros(5, 5))
+    assert sizes(table(sgd(layer), layer)) == (100, 100, 0, 0)
+
+
 # ---- rows and events of a run
 
 

@@ -112,6 +112,20 @@ def test_a_known_device_has_a_share_of_its_peak(known, monkeypatch, name, kind, 
     assert values.get("mfu") == pytest.approx(mfu)
 
 
+@pytest.mark.parametrize(("precision", "share"), [("tf32", 0.5), ("ieee", None)])
+def test_tf32_by_its_newer_name_is_the_peak_compared_with(known, monkeypatch, precision, share):
+    """Where it was, the older name raises, and with it the row of the step."""
+    matmul = torch.backends.cuda.matmul
+    if not hasattr(matmul, "fp32_precision"):
+        pytest.skip("an older torch")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
+    before, matmul.fp32_precision = matmul.fp32_precision, precision
+    try:
+        assert told(known(products=494.7e12, attention=0.0, device=0, kind="float32"), *TEXT).get("mfu") == share
+    finally:
+        matmul.fp32_precision = before
+
+
 @pytest.mark.usefixtures("nothing_compiled")
 def test_recording_changes_nothing(record):
     def train(watched):
