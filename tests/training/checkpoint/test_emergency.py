@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_recorded import Recording
@@ -54,38 +55,43 @@ def saved(folder: Path) -> list[tuple[int, str]]:
     return [(manifest.step, manifest.reason) for _, manifest in Folder(folder / "runs").candidates()]
 
 
-@pytest.mark.parametrize("mode", ["default", pytest.param("asynchronous", marks=pytest.mark.long)])
-def test_sigterm_saves_after_the_step_and_ends_the_process(tmp_path: Path, mode: str) -> None:
+TERMINATED = -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("mode", "signaled_at", "lines", "code", "left", "state", "said"),
+    [
+        ("default", 3, "\n", TERMINATED, [(4, "sigterm")], "preempted", ""),
+        pytest.param("asynchronous", 3, "\n", TERMINATED, [(4, "sigterm")], "preempted", "", marks=pytest.mark.long),
+        ("handler", 2, "\n", 7, [(3, "sigterm")], "", "mine 15"),  # the user's own handler comes after the save
+        ("ignored", 2, "\n\nend\n", 0, [(3, "sigterm")], "finished", "3\n4\n"),
+        ("grace", 2, None, TERMINATED, [], "preempted", ""),  # a step longer than the grace time delays nothing
+        ("default", None, "\n\n\nraise\n", 1, [(3, "exception")], "", "checkpoint: of step 3"),
+        ("in the step", None, "\n\n\n\n", 1, [], "", "half-way"),  # weights have changed, and are not counted yet
+        ("late", None, "\n\nend\n", TERMINATED, [(2, "sigterm")], "preempted", ""),  # saved when it is closed
+        ("default", None, "\n\nend\n", 0, [], "", "closed True True"),  # nothing of ours is left after close()
+    ],
+)
+def test_an_ended_training_leaves_its_last_whole_step(
+    tmp_path: Path, mode: str, signaled_at: int | None, lines: str | None, code: int, left: Any, state: str, said: str
+) -> None:
     with job(tmp_path, mode) as child:
-        reached(child, 3)
-        child.send_signal(signal.SIGTERM)
-        assert child.communicate("\n").returncode == -signal.SIGTERM
-    assert saved(tmp_path) == [(4, "sigterm")]
-    assert small_loop(tmp_path / "runs").resume() == 4
-    assert states(tmp_path)[-1] == "preempted"
-    alerts = Recording(tmp_path / "record").events("alert")
-    assert {told["level"] for told in alerts} <= {"info"}, "a save at SIGTERM is no trouble"
-
-
-def test_the_users_own_handler_is_called_after_the_save(tmp_path: Path) -> None:
-    with job(tmp_path, "handler") as child:
-        reached(child, 2)
-        child.send_signal(signal.SIGTERM)
-        ended = child.communicate("\n")
-    assert "mine 15" in ended.stdout
-    assert ended.returncode == 7
-    assert saved(tmp_path) == [(3, "sigterm")]
-
-
-def test_a_signal_that_the_user_ignores_saves_and_goes_on(tmp_path: Path) -> None:
-    with job(tmp_path, "ignored") as child:
-        reached(child, 2)
-        child.send_signal(signal.SIGTERM)
-        ended = child.communicate("\n\nend\n")
-    assert ended.returncode == 0
-    assert ended.stdout.split()[:2] == ["3", "4"]
-    assert saved(tmp_path) == [(3, "sigterm")]
-    assert states(tmp_path)[-1] == "finished"
+        if signaled_at is not None:
+            reached(child, signaled_at)
+            child.send_signal(signal.SIGTERM)
+        if lines is None:
+            assert child.wait() == code
+        else:
+            ended = child.communicate(lines)
+            assert ended.returncode == code
+            assert said in ended.stdout + ended.stderr
+    assert saved(tmp_path) == left
+    if left:
+        assert small_loop(tmp_path / "runs").resume() == left[0][0]
+    if state:
+        assert states(tmp_path)[-1] == state
+        alerts = Recording(tmp_path / "record").events("alert")
+        assert {told["level"] for told in alerts} <= {"info"}, "a save at SIGTERM is no trouble"
 
 
 def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
@@ -98,49 +104,6 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
         until(lambda: len(list(threads.iterdir())) > before)
         child.send_signal(signal.SIGTERM)
         assert child.wait() == -signal.SIGTERM
-    assert saved(tmp_path) == []
-
-
-def test_a_step_longer_than_the_grace_time_delays_nothing(tmp_path: Path) -> None:
-    with job(tmp_path, "grace") as child:
-        reached(child, 2)
-        child.send_signal(signal.SIGTERM)
-        assert child.wait() == -signal.SIGTERM
-    assert saved(tmp_path) == []
-    assert states(tmp_path)[-1] == "preempted"
-
-
-def test_an_uncaught_exception_saves_the_last_whole_step(tmp_path: Path) -> None:
-    with job(tmp_path, "default") as child:
-        reached(child, 3)
-        ended = child.communicate("raise\n")
-    assert ended.returncode == 1
-    assert "ValueError: broken on purpose" in ended.stderr
-    assert "checkpoint: of step 3" in ended.stderr
-    assert saved(tmp_path) == [(3, "exception")]
-
-
-def test_an_exception_within_a_step_saves_nothing(tmp_path: Path) -> None:
-    with job(tmp_path, "in the step") as child:
-        ended = child.communicate("\n\n\n\n")
-    assert ended.returncode == 1
-    assert "half-way" in ended.stderr
-    assert saved(tmp_path) == []
-
-
-def test_a_signal_after_the_last_step_saves_at_close(tmp_path: Path) -> None:
-    with job(tmp_path, "late") as child:
-        ended = child.communicate("\n\nend\n")
-    assert ended.returncode == -signal.SIGTERM
-    assert "closed" not in ended.stdout
-    assert saved(tmp_path) == [(2, "sigterm")]
-    assert states(tmp_path)[-1] == "preempted"
-
-
-def test_after_close_nothing_of_ours_is_left_in_the_process(tmp_path: Path) -> None:
-    with job(tmp_path, "default") as child:
-        ended = child.communicate("\n\nend\n")
-    assert ended.stdout.splitlines()[-1] == "closed True True"
     assert saved(tmp_path) == []
 
 

@@ -88,30 +88,22 @@ def test_whenever_the_writer_dies_a_whole_checkpoint_is_there(
     assert names(tmp_path / "runs") == ["latest", "step_3"], "what a dead writer left behind is cleared away"
 
 
-def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = Checkpoint(tmp_path)
-    checkpoint.save(1, state(1))
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(CheckpointError, match=r"no room for the checkpoint of step 2: it needs .* free"):
-        checkpoint.save(2, state(2))
-    assert names(tmp_path) == ["latest", "step_1"]
-
-
-def test_a_disk_that_is_full_in_the_middle_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = Checkpoint(tmp_path)
     checkpoint.save(1, state(1))
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match="No space left on device"):
-        checkpoint.save(2, state(2))
-    monkeypatch.undo()
-    assert names(tmp_path) == ["latest", "step_1"]
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    for owner, name, instead, said in (
+        (shutil, "disk_usage", lambda path: usage, r"no room for the checkpoint of step 2: it needs .* free"),
+        (os, "fsync", full, "No space left on device"),  # seen in the middle
+    ):
+        with monkeypatch.context() as patched, pytest.raises(CheckpointError, match=said):
+            patched.setattr(owner, name, instead)
+            checkpoint.save(2, state(2))
+        assert names(tmp_path) == ["latest", "step_1"]
     checkpoint.save(2, state(2))
     assert checkpoint.latest() == tmp_path / "step_2"
 

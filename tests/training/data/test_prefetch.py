@@ -22,7 +22,7 @@ import perfagent
 from perfagent.training.batches import timed
 from perfagent.training.data.loader import resumable_loader
 from perfagent.training.data.prefetch import Prefetcher, _Reading, read_ahead
-from perfagent.training.data.transfer import CopyStream, _unwrapped, moved
+from perfagent.training.data.transfer import CopyStream, moved
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -175,34 +175,6 @@ def test_tensors_are_found_in_whatever_holds_them() -> None:
     assert [type(there[name]) for name in "cde"] == [Pair, Graph, collections.OrderedDict]
     assert batch["d"].nodes is one and batch["e"]["f"] is one  # the batch itself is as it was
     assert moved(packed, meta).batch_sizes.device.type == "cpu"  # a packed sequence moves itself
-
-
-class Sealed:
-    """Moves itself, and shows nobody what it holds."""
-
-    def __init__(self, inner: Tensor) -> None:
-        self._inner = inner
-        self.moves = 0
-
-    def to(self, device: torch.device) -> Sealed:
-        made = Sealed(self._inner.to(device))
-        self.moves += 1
-        return made
-
-
-def test_a_batch_that_hides_its_tensors_is_copied_where_used() -> None:
-    """A copy's two halves, without the stream between them."""
-    stream = object.__new__(CopyStream)
-    stream.device = torch.device("meta")
-    sealed, sparse, plain = Sealed(torch.ones(2)), torch.eye(2).to_sparse(), torch.ones(3)
-    sent = stream._sent({"a": [sealed, plain], "b": sparse, "c": "text"})
-    assert sealed.moves == 0
-    assert sent["a"][1].device.type == "meta"
-    there = _unwrapped(sent, stream.device)
-    assert sealed.moves == 1
-    assert there["a"][0]._inner.device.type == there["b"].device.type == "meta"
-    assert there["a"][1] is sent["a"][1]
-    assert there["c"] == "text"
 
 
 @needs_gpu

@@ -234,14 +234,6 @@ def test_a_recurrent_layer_of_cudnn_has_a_backward_pass() -> None:
     assert [one.shape for one in (of_x, of_h, of_c, *of_weights)] == [one.shape for one in (x, h, c, *weights)]
 
 
-def test_sparse_gradients_are_no_obstacle() -> None:
-    model = nn.Embedding(100, 16, sparse=True)
-    estimate = estimate_memory(model, torch.arange(5), optimizer="sparseadam")
-    assert estimate.weights_bytes == 100 * 16 * 4
-    assert estimate.optimizer_bytes >= 2 * estimate.weights_bytes
-    assert estimate.gradients_bytes == 0  # the rows that were looked up, among the temporaries
-
-
 def test_what_ranks_add_without_zero_is_said() -> None:
     model, batch = nn.Linear(8, 4), torch.randn(3, 8)
     assert any("gradient_as_bucket_view" in note for note in estimate_memory(model, batch, world_size=2).notes)
