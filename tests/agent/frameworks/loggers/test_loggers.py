@@ -75,7 +75,7 @@ def test_every_logged_scalar_is_in_the_run_once_at_its_step(script, part):
 
 
 @pytest.mark.parametrize("part", ["alone", "forwarding"])
-def test_what_the_trainer_evaluates_stands_beside_the_measured_loss(part):
+def test_what_the_trainer_evaluates_stands_beside_the_loss(part):
     recording = Recording(trained("trainer.py") / part / "record")
     assert [step for step, _ in recording.series("eval/loss")] == [4, 8, 10], "and at the end"
     assert [step for step, _ in recording.series("loss")] == [*range(1, 11)]

@@ -41,7 +41,7 @@ def trained(tracker: str) -> Path:
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "mlflow", "trackio", "tensorboardX"])
-def test_every_scalar_and_setting_of_a_tracker_is_in_the_run_once(tracker):
+def test_scalars_and_settings_of_a_tracker_are_in_the_run_once(tracker):
     if importlib.util.find_spec(tracker) is None:
         pytest.skip(f"{tracker} is not installed: scripts/install --all installs it")
     for part in [tracker, *(["untrained"] if tracker in ("wandb", "trackio") else [])]:
