@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +72,6 @@ def test_every_rule_is_written_with_the_same_causes_in_both_languages() -> None:
             assert words.name and words.meaning and "" in words.remedies
             assert words.fires.format(**rule.thresholds())
     assert len({rule.place for rule in all_rules()}) == len(all_rules()), "two rules have one place among verdicts"
-
-
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[TestClient]:
-    with api(tmp_path) as client:
-        yield client
 
 
 def _log(client: TestClient, project: str, run: str, values: list[float | str]) -> str:

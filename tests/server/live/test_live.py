@@ -31,12 +31,6 @@ URL = "ws://127.0.0.1:8420/ws/live"
 NAN = float("nan")
 
 
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[TestClient]:
-    with api(tmp_path) as made:
-        yield made
-
-
 @contextlib.contextmanager
 def open_page(
     client: TestClient, *, runs: Any = "*", names: Any = "*", key: str = "", **options: Any

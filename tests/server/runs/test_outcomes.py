@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,6 @@ STEPS, BEGIN = 120, 1_700_000_000.0
 SLOW = {"step_time_s": [0.5] * STEPS, "phase/data_s": [0.4] * STEPS, "phase/forward_s": [0.05] * STEPS}
 FAST = {"step_time_s": [0.5] * STEPS, "phase/data_s": [0.001] * STEPS, "phase/forward_s": [0.45] * STEPS}
 BEGINS = state("running", time=BEGIN + 1, step=0)
-
-
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[TestClient]:
-    with api(tmp_path) as client:
-        yield client
 
 
 def train(client: TestClient, run: str, values: dict[str, list[float]], how: str = "finished", **more: Any) -> None:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from api_builders import ADMIN, api, send
+from api_builders import ADMIN, send
 from fastapi.testclient import TestClient
 
 from perfagent.wire import Event, Frame, Group
 
 BEGIN = 1_700_000_000.0
 HOUR_S = 3600.0
-
-
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[TestClient]:
-    with api(tmp_path) as made:
-        yield made
 
 
 def process(
