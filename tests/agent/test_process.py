@@ -55,7 +55,6 @@ import os, sys
 words = [sys.executable, *sys.argv]
 if "THREADS" not in os.environ:
     os.environ["THREADS"] = "1"
-    {first}
     os.{call}
 assert not any("startup" in entry for entry in sys.path)
 assert "PERFAGENT_RUN_LAUNCH" not in os.environ and os.environ["PYTHONPATH"] == "/nowhere"
@@ -70,24 +69,10 @@ import torch
     ids=["before torch", "after torch"],
 )
 def test_script_that_starts_itself_anew_is_monitored(tmp_path: Path, before: str, call: str) -> None:
-    script = ANEW.format(before=before, call=call, first="") + STEPS
+    script = ANEW.format(before=before, call=call) + STEPS
     done = run(tmp_path, script, "-m", "perfagent", "run", PYTHONPATH="/nowhere")
     assert done.returncode == 0, done.stderr
     assert [step for step, _ in Recording(tmp_path / "record").series("loss")] == [*range(1, 21)]
-
-
-@pytest.mark.long
-def test_training_that_starts_itself_anew_is_another_attempt(tmp_path: Path) -> None:
-    waits = "while sender.counters['rows'] < 20: time.sleep(0.3)"  # a process that execs is gone without a last tick
-    begin = ["exec(os.environ['STEPS'])", "import perfagent, time", "sender = perfagent.attach()._sender"]
-    first = "\n    ".join([*begin, waits, "time.sleep(0.3)"])
-    script = ANEW.format(call="execv(words[0], words)", before="import torch", first=first) + STEPS
-    done = run(tmp_path, script, "-m", "perfagent", "run", PYTHONPATH="/nowhere", STEPS=STEPS)
-    assert done.returncode == 0, done.stderr
-    first, second = sorted(recorded(tmp_path / "record"), key=lambda one: one.attempt)
-    assert (first.run, first.attempt < second.attempt) == (second.run, True)
-    assert [states[-1]["state"] for states in (first.states, second.states)] == ["running", "finished"]
-    assert sorted(second.series["loss"]) == [*range(1, 21)]
 
 
 # ---- files

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import types
 
 import pytest
 import torch
@@ -76,33 +75,6 @@ def test_micro_batches_inside_of_a_closure_are_one_gradient(every_step):
     recorded = every_step(model)
     assert_told(recorded, trained(model, sgd(model, lr=1e-3), windows=4), losses=False)
     assert recorded.of("update/ratio"), "the closure returns before a weight is moved"
-
-
-@pytest.mark.parametrize("clip", [None, "norm", "value"])
-@pytest.mark.parametrize("call", [1, 3])
-def test_of_a_step_whose_closure_raised_nothing_is_told(every_step, clip, call):
-    model = small()
-    optimizer = lbfgs(model)
-    recorded = every_step(model, optimizer)
-    seen = trained(model, optimizer, clip=clip, steps=2)
-    calls, step = [], optimizer.step
-
-    def breaking(closure):
-        def counted():
-            loss = closure()
-            calls.append(1)
-            if len(calls) == call:
-                raise KeyError("from the script")
-            return loss
-
-        step(counted)
-
-    with pytest.raises(KeyError, match="from the script"):
-        trained(model, types.SimpleNamespace(step=breaking, zero_grad=optimizer.zero_grad), clip=clip, steps=1)
-    assert len(calls) == call
-    seen += trained(model, optimizer, clip=clip, steps=3)
-    assert_told(recorded, seen)
-    assert recorded.numbers("grad_norm/0.weight") == [1, 2, 3, 4, 5]
 
 
 def test_what_is_done_in_a_closure_is_no_optimizer_time(clock, record):

@@ -100,21 +100,6 @@ def test_an_evaluation_after_the_last_step_is_told_at_the_end(record, no_grad):
     assert rows == [(1, True), (2, True), (3, True), (3, False)], "a row of its own, behind that of the step"
 
 
-def test_an_hour_between_two_calls_is_no_evaluation(record):
-    recorded, model, optimizer = start(record)
-    for _ in range(3):
-        step(model, optimizer, torch.ones(1, 4))
-    model.eval()
-    with torch.no_grad():
-        model(torch.ones(1, 4))
-    loops.nap(3600.0)
-    with torch.no_grad():
-        model(torch.ones(1, 4))
-    ((number, seconds),) = recorded.of("phase/eval_s")
-    assert number == 3
-    assert 2 * NAP_S <= seconds <= spent["eval forward"] + SLACK_S
-
-
 def test_what_every_step_does_without_gradients_is_training(record):
     recorded, model, optimizer = start(record)
     for _ in range(6):

@@ -74,16 +74,6 @@ def test_batches_of_two_loaders_are_those_of_a_step(record, loop):
     assert job.samples() == [FEW + MANY] * (STEPS - 1)
 
 
-def test_loaders_that_take_turns_have_steps_of_their_own(record):
-    job = Job(record)
-    many = iter(job.many)
-    for _ in range(2):
-        for labeled in job.few:
-            job.step(labeled)
-            job.step(next(many))
-    assert job.samples() == [MANY, *[FEW, MANY] * 3]
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_several_batches_of_one_loader_all_count(record, first):
     job = Job(record)
