@@ -74,7 +74,6 @@ class Training:
 
     def __init__(self, record: Callable[..., Any], model: nn.Module | None = None, lr: float = 0.01) -> None:
         self.model = model if model is not None else Net()
-        self.call: Callable[..., torch.Tensor] = self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
         self.recorded = record(self.model)
         self.sender, self.run = self.recorded.sender, self.recorded.run
@@ -98,7 +97,7 @@ class Training:
             done = self.progress.completed
             self.progress.measure_at = done if done % self.every == 0 else done + 1
         self.optimizer.zero_grad()
-        loss = self.spoil(nn.functional.cross_entropy(self.call(x), y))
+        loss = self.spoil(nn.functional.cross_entropy(self.model(x), y))
         loss.backward()
         if self.guard and not torch.isfinite(loss):
             self.optimizer.zero_grad()

@@ -110,25 +110,6 @@ def test_a_checkpointed_model_is_not_run_again(train):
     assert "operator" not in job.finding()["evidence"]
 
 
-def test_a_compiled_model_is_not_compiled_again(train):
-    torch._dynamo.reset()
-    compiled = []
-
-    def backend(graph, inputs):
-        compiled.append(graph)
-        return graph.forward
-
-    job = train(torch.compile(Net(blocks=1), backend=backend))
-    job.guard = True
-    job.steps(5)
-    before = len(compiled)
-    job.step(torch.full((6, 8), NAN))
-    job.steps(5)
-    assert len(compiled) == before
-    assert job.finding()["evidence"]["batch_tensor"] == "inputs"
-    torch._dynamo.reset()
-
-
 # ---- rows that are read late
 
 

@@ -11,7 +11,7 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml, FakeSlice, Running, functions
 
 from perfagent.samplers.gpu.device import FIELDS, LINK_FIELDS, THROTTLE_REASONS, Gpu, slices
-from perfagent.samplers.gpu.nvml import DeviceLost, Door
+from perfagent.samplers.gpu.nvml import Door
 from perfagent.samplers.gpu.processes import Processes
 
 GPM = {2: 91.0, 3: 40.0, 5: 33.5, 10: 62.0, 20: 3.0, 21: 5.0, 60: 7.0, 61: 11.0}
@@ -131,15 +131,6 @@ def test_what_a_device_does_not_support_is_asked_once_and_absent() -> None:
         assert "fan_pct" not in gpu.rare()
     assert library.calls["nvmlDeviceGetPowerUsage"] == library.calls["nvmlDeviceGetFieldValues"] == 1
     assert Door(library).ask("nvmlDeviceGetSomethingOfTheFuture", None) is None
-
-
-@pytest.mark.fault
-def test_a22_a_lost_device_says_so_and_nothing_else_raises() -> None:
-    fake = FakeGpu()
-    gpu, _ = the(fake)
-    fake.lost = True
-    with pytest.raises(DeviceLost, match="GPU is lost"):
-        gpu.readings()
 
 
 # ---- GPM

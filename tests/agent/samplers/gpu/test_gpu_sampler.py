@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from fake_nvml import FakeGpu, FakeNvml, FakeSlice, Running
+from fake_nvml import FakeGpu, FakeNvml, Running
 
 from perfagent.samplers.gpu.claims import Claims
 from perfagent.samplers.gpu.sampler import GpuSampler
@@ -128,13 +128,6 @@ def test_own_and_others_of_the_node_are_told_apart() -> None:
     assert prefixes(second) == {"gpu"}
     assert (second["gpu/utilization_pct"], first["node_gpu3/utilization_pct"]) == (10.0, 30.0)
     assert "node_gpu2/utilization_min_pct" not in first
-
-
-def test_a_rank_on_a_slice_tells_the_slice_and_not_the_board() -> None:
-    board = FakeGpu(uuid="GPU-b", slices=[FakeSlice("MIG-1", 1, memory=(7, 18))])
-    row = Watch(FakeNvml(board), environ={"CUDA_VISIBLE_DEVICES": "MIG-1"}).poll()
-    assert row["gpu/memory_used_bytes"] == 7.0
-    assert not {"gpu/power_w", "gpu/energy_j", "node_gpu0/power_w"} & row.keys()
 
 
 def test_the_devices_are_described_once() -> None:
