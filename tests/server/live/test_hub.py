@@ -1,8 +1,7 @@
-"""The parts of the live hub alone: what is kept of a run, and for how long; what a fleet is told; its thread."""
+"""The parts of the live hub alone: what is kept of a run, and for how long; what a fleet is told."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -211,35 +210,3 @@ def test_s07_an_inbox_that_is_full_of_bytes_makes_pages_fetch_anew() -> None:
     assert world.hub._inbox_bytes <= 64 * 2**20
     assert world.got() == [[{"lagged": True}]] * 2
     assert world.hub._inbox_bytes == 0 and not world.hub._inbox
-
-
-def test_the_hubs_thread_outlives_a_failure_and_ends_at_stop() -> None:
-    """Pages fetch anew what they missed."""
-    answers = [OSError("the database is away")]
-
-    def rows(runs: Sequence[str]) -> dict[str, dict[str, Any]]:
-        if answers:
-            raise answers.pop()
-        return dict.fromkeys(runs, ROW)
-
-    async def life() -> list[Any]:
-        clock = Clock(100.0)
-        hub = Hub(lambda runs: [], rows, clock=clock)
-        await hub.start()
-        page = Page()
-        hub._subscribe(page, FLEET)
-        got = []
-        for step in (1, 2):
-            clock.at += 1.0
-            hub.publish([stored(loss=float(step), first_step=step)])
-            await asyncio.wait_for(page.ready.wait(), 20.0)
-            got.append(decoded(page.take()))
-        thread = hub._thread
-        await hub.stop()
-        assert thread is not None and not thread.is_alive()
-        assert hub.counters["errors"] == 1
-        return got
-
-    lagged, message = asyncio.run(life())
-    assert lagged == {"lagged": True}
-    assert (message["fleet"]["r1"]["name"], message["fleet"]["r1"]["values"]) == ("mine", {"loss": 2.0})
