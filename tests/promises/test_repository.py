@@ -85,6 +85,13 @@ def named_tests() -> list[tuple[str, str]]:
     ]
 
 
+def test_approved_words_belong_to_tests_that_are_there() -> None:
+    approved = re.findall(r"^# name: (\w+).* in (\S+)$", text_of(ROOT / "tests" / "words.ambr"), re.MULTILINE)
+    assert approved
+    gone = sorted({(file, test) for test, file in approved} - set(named_tests()))
+    assert gone == [], "take them out of tests/words.ambr: pytest --snapshot-update"
+
+
 def test_every_fault_of_agent_server_and_attacks_has_a_test() -> None:
     named = {name.split("_")[1].upper() for _, name in named_tests()}
     assert {fault for fault in FAULTS if fault[0] in "ASX"} - named == set()
