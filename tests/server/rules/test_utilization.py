@@ -124,10 +124,10 @@ def own_code(_: int) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("pct", "seconds", "pause", "severity"),
     [
-        (5.0, 630, range(0), "warning"), (45.0, 630, range(0), "info"), (95.0, 630, range(0), None), (5.0, 580, range(0), None),
-        (5.0, 640, range(100, 250), None), (None, 700, range(0), None),
+        (29.0, 630, range(0), "warning"), (30.0, 630, range(0), "info"), (69.0, 630, range(0), "info"),
+        (70.0, 630, range(0), None), (5.0, 580, range(0), None), (5.0, 640, range(100, 250), None), (None, 700, range(0), None),
     ],
-    ids=["idle", "half", "busy", "ten minutes", "of stepping", "no GPU"],
+    ids=["idle", "30 %", "half", "70 %", "ten minutes", "of stepping", "no GPU"],
 )  # fmt: skip
 def test_a_gpu_that_idles_for_ten_minutes_is_found(
     pct: float | None, seconds: int, pause: range, severity: str | None
