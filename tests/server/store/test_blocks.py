@@ -60,8 +60,13 @@ def test_cells_survive_as_bytes(samples, narrow):
         value = np.array([item[1] for item in samples]).astype("f4" if narrow else "f8").astype("f8")
     where = places(step // 16)
     grid = aggregate(where, step[None, where.starts] * 0.5, value[None])
-    cells, _ = decode_cells(encode_cells(grid), [2048], 16)
-    assert cells.step.tolist() == (2048 + grid.index * 16).tolist()
-    assert cells.count.tolist() == grid.count.tolist()
+    single = aggregate(places(np.array([0])), np.array([[1.5]]), np.array([[0.1]]))
+    blobs = [*encode_cells(grid), *encode_cells(single), *encode_cells(grid)]  # rows of two kinds in turn
+    cells, lengths = decode_cells(blobs, [2048, 0, 4096], 16)
+    many = len(grid.index)
+    assert lengths.tolist() == [many, 1, many]
+    steps = (grid.index * 16).tolist()
+    assert cells.step.tolist() == [*(2048 + step for step in steps), 0, *(4096 + step for step in steps)]
+    assert cells.count.tolist() == [*grid.count.tolist(), 1, *grid.count.tolist()]
     for name in ("min", "max", "sum", "nonfinite", "time"):
-        assert np.array_equal(getattr(cells, name), getattr(grid, name)[0], equal_nan=name == "sum"), name
+        assert np.array_equal(getattr(cells, name)[:many], getattr(grid, name)[0], equal_nan=name == "sum"), name
