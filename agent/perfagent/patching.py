@@ -36,7 +36,7 @@ __all__ = [
 ]  # fmt: skip
 
 logger = logging.getLogger("perfagent")
-TESTED = ((2, 11), (2, 14))
+TESTED = ((2, 4), (2, 14))
 """Tested with torch from the first version on and below the second."""
 _undo: list[Callable[[], None]] = []
 _installed: set[str] = set()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 __all__ = ["CALL", "Standing", "anything_compiled", "copy_that_calls"]
@@ -54,6 +54,11 @@ class Standing:
         """Passes for a function to torch.jit.script, which leaves out a function that it cannot compile. For any other
         object in a module it needs a type, and fails."""
         return FunctionType
+
+    @property
+    def __code__(self) -> CodeType:
+        """torch.compile of torch 2.4 asks a function in which file it is, and leaves ours alone."""
+        return type(self).__call__.__code__
 
     def __init__(self, module: Any, replaced: Callable[..., Any] | None = None) -> None:
         self._module, self._replaced = weakref.ref(module), replaced

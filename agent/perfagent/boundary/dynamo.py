@@ -56,3 +56,6 @@ def keep_out_of_frames() -> None:
     while _codes and strategy is not None and action is not None:
         code, deep = _codes.popitem()
         frames.set_code_exec_strategy(code, strategy(action.SKIP, action.SKIP if deep else action.DEFAULT))
+    skip = getattr(frames, "skip_code", None)
+    while _codes and skip is not None:  # older versions, such as torch 2.4, know no difference in depth
+        skip(_codes.popitem()[0])

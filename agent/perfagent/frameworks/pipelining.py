@@ -18,7 +18,8 @@ __all__ = ["install"]
 
 def install(framework: ModuleType, patch: Patch) -> None:
     """framework: torch.distributed.pipelining.stage."""
-    patch(framework._PipelineStageBase, "scale_grads", _watch_scale_grads)
+    if hasattr(framework._PipelineStageBase, "scale_grads"):  # torch 2.4 divides no gradients
+        patch(framework._PipelineStageBase, "scale_grads", _watch_scale_grads)
 
 
 def _watch_scale_grads(original: Callable[..., Any]) -> Callable[..., Any]:

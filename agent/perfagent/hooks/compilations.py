@@ -36,6 +36,7 @@ _OF_ENTRY = re.compile(r"^\s*!?[\d/]+(?:_\d+)?:\s*")  # "0/7: ", the compilation
 _SOURCE = re.compile(r"\s{2,}# .*")  # the line that asked for the guard
 _LIMIT = re.compile(r"(?:recompile|cache_size)_?\s?limit", re.IGNORECASE)
 _SET_TO = re.compile(r"set to (\d+)")
+_LOCAL = re.compile(r"L\['(\w+)'\]")  # how torch 2.4 names what a function has; newer ones write `self.scale`
 
 
 class _Frame(NamedTuple):
@@ -103,16 +104,16 @@ class Compilations:
 
     def _know(self, record: Any) -> None:
         """Remembers the function of a record: that of a limit reached does not name it."""
-        if record.co_name and len(self._frames) < _MOST_FRAMES:
+        if _is_of_function(record) and len(self._frames) < _MOST_FRAMES:
             frame = _Frame(str(record.co_name), str(record.co_filename or ""), int(record.co_firstlineno or 0))
             self._frames[_frame_of(record)] = frame
 
     def _count_one(self, record: Any) -> None:
         failure = f"{record.fail_type or ''} {(record.fail_reason or '')[:1000]}"
         limit = bool(record.fail_type and _LIMIT.search(failure))
-        if not (record.co_name or limit):
+        if not (_is_of_function(record) or limit):
             return  # the backward pass of a graph, compiled later
-        reason = record.recompile_reason
+        reason = _reason(record)
         compiled = not record.fail_type
         self._count += compiled
         self._recompiles += compiled and reason is not None
@@ -131,9 +132,9 @@ class Compilations:
             "function": frame.function[:100] if frame else None,
             "line": f"{short(frame.file)[-200:]}:{frame.line}" if frame else None,
             "reason": _in_words(reason),
-            "seconds": (record.duration_us or 0) / 1e6,
+            "seconds": _seconds(record),
             "limit_reached": bool(limit),
-            "limit": int(found[1]) if (found := _SET_TO.search(limit)) else None,
+            "limit": _limit_of(limit),
         }
         # the id of one that met the limit is not among those that were compiled
         step = None if limit else compile_time.step_of(str(record.compile_id))
@@ -150,6 +151,37 @@ def _graph_breaks(utils: Any) -> int:
     return sum(list(utils.counters.get("graph_break", {}).values()))
 
 
+def _is_of_function(record: Any) -> bool:
+    return bool(getattr(record, "co_name", None))  # torch 2.4 has records of another class for backward passes
+
+
+def _reason(record: Any) -> Any:
+    """Why a function was compiled again. torch 2.4 and 2.5 do not note it in the record: they keep, for each function, which
+    guard of each earlier compilation failed, the newest compilation first."""
+    if hasattr(record, "recompile_reason"):
+        return record.recompile_reason
+    before = int(str(record.compile_id).rpartition("/")[2].partition("_")[0])
+    function = (record.co_name, record.co_filename, record.co_firstlineno)
+    for code, reasons in list(sys.modules[_MODULE].guard_failures.items()) if before else ():
+        if (code.co_name, code.co_filename, code.co_firstlineno) == function:
+            return next(iter(reasons[before * (before - 1) // 2 :]), None)
+    return None
+
+
+def _seconds(record: Any) -> float:
+    if hasattr(record, "duration_us"):
+        return (record.duration_us or 0) / 1e6
+    return getattr(record, "entire_frame_compile_time_s", None) or 0.0  # before torch 2.6
+
+
+def _limit_of(failure: str) -> int | None:
+    """The limit that was reached; up to torch 2.10 the failure does not say it."""
+    if not failure or (found := _SET_TO.search(failure)):
+        return int(found[1]) if failure else None
+    config = sys.modules.get("torch._dynamo.config")
+    return None if "accumulated" in failure else getattr(config, "recompile_limit", None)
+
+
 def _frame_of(record: Any) -> str:
     """`0` of `0/7`: torch numbers the functions that it compiles."""
     return str(record.compile_id).rpartition("/")[0]
@@ -158,4 +190,5 @@ def _frame_of(record: Any) -> str:
 def _in_words(reason: str) -> str:
     """The guard that failed, without the number of the compilation that it belongs to, and without the source code."""
     line = next((line for line in reason.splitlines() if line.strip()), "")
-    return " ".join(_SOURCE.sub("", _OF_ENTRY.sub("", line)).split())[:_MOST_REASON]
+    plain = _LOCAL.sub(r"\1", _SOURCE.sub("", _OF_ENTRY.sub("", line)))
+    return " ".join(plain.split())[:_MOST_REASON]

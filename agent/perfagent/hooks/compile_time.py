@@ -70,7 +70,7 @@ def step_of(compile_id: str) -> int | None:
 
 
 @untraced
-def _started(_: Any) -> None:
+def _started(_: Any = None) -> None:
     try:
         p = state.current
         _open.clear()
@@ -83,12 +83,12 @@ def _started(_: Any) -> None:
 
 
 @untraced
-def _ended(told: Any) -> None:
+def _ended(told: Any = None) -> None:
     try:
         p = state.current
         if p is None or p.off or __name__ in failures:
             return
-        _steps.append((str(told.compile_id), p.completed + 1))
+        _steps.append((_compile_id(told), p.completed + 1))
         if not _open:
             return
         thread, step, began, mark = _open.pop()
@@ -100,6 +100,13 @@ def _ended(told: Any) -> None:
         p.trace.extend((began, now(), "compile", mark, end_mark, PHASE))
     except Exception as error:  # noqa: BLE001 - it must not reach the compiler
         failed(__name__, error)
+
+
+def _compile_id(told: Any) -> str:
+    """told: what torch calls back with; older versions (2.4, 2.6) call without it, in the context of the compilation."""
+    if told is not None:
+        return str(told.compile_id)
+    return str(sys.modules["torch._guards"].CompileContext.current_compile_id())
 
 
 def _is_in_step(p: Progress) -> bool:

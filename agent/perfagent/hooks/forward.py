@@ -67,12 +67,13 @@ _DATA = FIELDS[DATA]
 class Watched(Standing):
     """Replaces the root's call. called: it was called in the course of a training step."""
 
-    __slots__ = ("_grad_enabled", "_looks", "_returned", "_tracing", "_unproven", "called")
+    __slots__ = ("_grad_enabled", "_is_compiled", "_looks", "_returned", "_tracing", "_unproven", "called")
 
     def __init__(self, root: Any, replaced: Callable[..., Any] | None = None) -> None:
         super().__init__(root, replaced)
         self._grad_enabled = sys.modules["torch"].is_grad_enabled
         self._tracing = sys.modules["torch"]._C._get_tracing_state
+        self._is_compiled = "_orig_mod" in root.__dict__.get("_modules", ())
         self._looks = _ENOUGH
         self._unproven = _PROOFS  # 0: the loss that the model returns is the one trained on
         self._returned: set[int] = set()  # numbers of the nodes that made the losses since the last backward pass
@@ -89,13 +90,14 @@ class Watched(Standing):
             return call(*args, **kwargs)
         if self._tracing() is not None:  # torch.jit.trace warns about each size that is read
             return call(*args, **kwargs)
+        # In torch 2.4 `model.eval()` does not change the wrapper of a compiled model.
+        training = (root._modules["_orig_mod"] if self._is_compiled else root).training
         if not self._grad_enabled():
-            return evaluated(p, root.training, call, args, kwargs)
+            return evaluated(p, training, call, args, kwargs)
         outputs = p.outputs  # another thread may end the run in the meantime
         try:
             began = now()
             p.opened = True
-            training = root.training
             if not training:
                 interrupted(p)
             if outputs is not None:
@@ -148,7 +150,7 @@ class Watched(Standing):
                     p.outputs = outputs = Outputs()
                 if outputs is not None and not outputs.rest:
                     outputs.returned(output)
-            elif root.training:
+            elif training:
                 self._looks -= 1
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)

@@ -22,7 +22,7 @@ from perfagent.signals.gradients import parameters_of
 from perfagent.step.state import Progress, state
 from perfagent.step.trace import Trace, backward_since
 
-__all__ = ["Clip", "Clips", "about_to_clip", "install", "watch_grouping", "watch_norm"]
+__all__ = ["Clip", "Clips", "about_to_clip", "install", "watch_grouping", "watch_norm", "watch_whole"]
 
 Patch = Callable[..., None]
 """Takes an owner, the name of its attribute and the watching function. traced: torch.compile traces the original."""
@@ -43,6 +43,11 @@ def install(patch: Patch) -> None:
     ):
         if hasattr(owner, name):
             patch(owner, name, watch, traced=True)
+    if not hasattr(clip_grad, "_get_total_norm"):  # before torch 2.6
+        # It is a closure around the function that clips. Many scripts import it by name before a run begins.
+        closure: Any = clip_grad.clip_grad_norm_
+        (cell,) = closure.__closure__
+        patch(cell, "cell_contents", watch_whole, traced=True)
 
 
 class Clip:
@@ -256,6 +261,37 @@ def watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
         return total
 
     return _get_total_norm
+
+
+def watch_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps what torch 2.4 and 2.5 clip with, in one function: the norm is known when the gradients have changed already."""
+
+    @functools.wraps(original)
+    def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
+        p = state.current
+        if p is None or p.thread != get_ident():
+            return original(parameters, max_norm, norm_type, *args, **kwargs)
+        if not hasattr(parameters, "grad"):  # it may be read only once
+            parameters = list(parameters)
+        clip = _before(p, parameters)
+        total = original(parameters, max_norm, norm_type, *args, **kwargs)
+        if clip is not None:
+            _after(clip, norm_type, total)
+        return total
+
+    return clip_grad_norm_
+
+
+@guarded
+def _before(p: Progress, parameters: Any) -> Clip | None:
+    several = [parameters] if hasattr(parameters, "grad") else parameters
+    return about_to_clip(p, [each.grad for each in several if each.grad is not None])
+
+
+@guarded
+def _after(clip: Clip, norm_type: float, total: Any) -> None:
+    if float(norm_type) == 2.0 and not hasattr(total, "_local_tensor"):
+        clip.norm = take(total)
 
 
 def watch_grouping(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,6 +32,9 @@ _CALL = re.compile("(cuda|cu|hip)[A-Z]")
 """A call of the runtime's or the driver's, by its name: cudaLaunchKernel, cuLaunchKernelEx."""
 _HOST_COLLECTIVE = re.compile("(gloo|mpi|ucc):")
 """A collective as its backend records it, on its own thread: gloo:all_reduce."""
+_PYTHON = re.compile(r"\.py\(\d+\): |^<built-in |^nn\.Module: ")
+"""The name of a Python function's event."""
+_USER_SCOPE = 7  # of record_function, as torch numbers what opens an event
 _NAME = re.compile(r'^(\s*"name": )"(.*)"(,?\s*)$', re.DOTALL)
 
 
@@ -41,6 +44,8 @@ class Event(Protocol):
     def name(self) -> str: ...
     def start_ns(self) -> int: ...
     def end_ns(self) -> int: ...
+    def duration_ns(self) -> int: ...
+    def scope(self) -> int: ...
     def start_thread_id(self) -> int: ...
     def device_type(self) -> Any: ...
     def correlation_id(self) -> int: ...
@@ -83,12 +88,12 @@ def record(events: Iterable[Event]) -> Records:
         if count % _YIELD_EVERY == 0:
             time.sleep(0)
         if str(event.device_type()).endswith("CPU"):
-            span = event.start_ns(), event.end_ns()
+            span = _span(event)
             if event.is_async():
                 if _HOST_COLLECTIVE.match(_name_of(event)):
                     collectives.append(span)
                 continue
-            kinds = bool(event.is_user_annotation()), bool(event.is_python_function())
+            kinds = _is_annotation(event), _is_python(event)
             one = Recorded(_name_of(event), *span, event.start_thread_id(), *kinds)
             cpu.append(one)
             if event.linked_correlation_id():
@@ -96,8 +101,8 @@ def record(events: Iterable[Event]) -> Records:
             # those have numbers of their own, which begin at 1, too
             elif event.correlation_id() and not _CALL.match(one.name):
                 by_correlation[event.correlation_id()] = one
-        elif not event.is_user_annotation():
-            kernels.append((event.start_ns(), event.end_ns(), _name_of(event), event.linked_correlation_id()))
+        elif not _is_annotation(event):
+            kernels.append((*_span(event), _name_of(event), event.linked_correlation_id()))
     for call, linked in calls:
         if (caller := by_correlation.get(linked)) is not None:
             call.thread = caller.thread  # Kineto and torch count threads in different ways
@@ -106,6 +111,21 @@ def record(events: Iterable[Event]) -> Records:
         if linked and starter is not None:
             starter.kernels.append((start, end))
     return Records(cpu, sorted((start, end, name) for start, end, name, _ in kernels), collectives)
+
+
+def _span(event: Event) -> tuple[int, int]:
+    start = event.start_ns()
+    return start, event.end_ns() if hasattr(event, "end_ns") else start + event.duration_ns()  # torch 2.4
+
+
+def _is_annotation(event: Event) -> bool:
+    known = getattr(event, "is_user_annotation", None)
+    return event.scope() == _USER_SCOPE if known is None else bool(known())  # torch 2.4
+
+
+def _is_python(event: Event) -> bool:
+    known = getattr(event, "is_python_function", None)
+    return _PYTHON.search(_name_of(event)) is not None if known is None else bool(known())  # up to torch 2.10
 
 
 def _name_of(event: Event) -> str:

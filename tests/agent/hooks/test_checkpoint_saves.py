@@ -13,6 +13,7 @@ from torch import nn
 from torch import save as saved_by_name
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint import save as dcp_by_name
+from torch_versions import TORCH
 
 from perfagent.samplers.folders import saved_to
 
@@ -59,6 +60,8 @@ def test_torch_save_is_a_phase_of_the_next_step_and_an_event(clock, record, tmp_
 @pytest.mark.parametrize("way", ["dcp", "dcp by name", "safetensors", "safetensors by name"])
 def test_saves_of_other_libraries_are_checkpoints_once(record, tmp_path, way):
     """Those in which others are called, too."""
+    if TORCH < (2, 11) and way.startswith("dcp"):
+        pytest.skip("torch 2.10 has no such save by one process alone")
     safetensors = pytest.importorskip("safetensors.torch") if "safetensors" in way else None
     by_name = safetensors and safetensors.save_file
     recorded, path = record(), tmp_path / "saved"

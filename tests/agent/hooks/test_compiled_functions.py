@@ -13,6 +13,7 @@ from agent.hooks.loops import sgd
 from torch import nn
 from torch.distributed import all_reduce as imported_earlier
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch_versions import TORCH
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own, as it compiles
 
@@ -101,6 +102,8 @@ def where_warned() -> list[str]:
 
 @pytest.mark.parametrize("name", [*IN_GRAPHS, *BREAKING])
 def test_collectives_keep_results_graphs_and_breaks(record, name):
+    if TORCH < (2, 7) and name == "all_gather_into_tensor":
+        pytest.skip("torch 2.6 cannot trace it")
     whole = name in IN_GRAPHS
     exchange = (IN_GRAPHS | BREAKING)[name]
     without = Trained(record, "never", exchange=exchange, whole=whole)
@@ -119,6 +122,8 @@ def test_collectives_keep_results_graphs_and_breaks(record, name):
 
 @pytest.mark.parametrize("name", BETWEEN)
 def test_what_comes_between_backward_and_step_is_one_graph(record, name):
+    if (TORCH < (2, 11) and name != "zero_grad") or TORCH < (2, 6):
+        pytest.skip("torch 2.10 cannot trace clipping, and torch 2.4 no module's zero_grad")
     without, first, later = (
         Trained(record, attached, between=BETWEEN[name]) for attached in ("never", "first", "later")
     )

@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 from torch import nn
+from torch_versions import since_torch
 
 from perfagent.signals.compiled import compiled
 from perfagent.signals.dead_units import activations_of
@@ -41,6 +42,7 @@ def library(monkeypatch):
     return module
 
 
+@since_torch(2, 11, "a library's functions count like the script's")
 def test_what_a_library_compiles_for_itself_does_not_count(library):
     assert not compiled()
     assert activations_of(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))

@@ -41,11 +41,14 @@ def in_graph(roots: Iterable[Any]) -> Iterable[tuple[Any, str, Convolution | boo
         if node is not None:
             waiting += [after for after, _ in node.next_functions]
         if computes[kind]:
-            yield node, str(node._input_metadata[0].dtype).removeprefix("torch."), _told(node)
+            made = getattr(node, "_input_metadata", None)  # torch 2.4 has none: neither dtypes nor results are known
+            yield node, str(made[0].dtype).removeprefix("torch.") if made else "", _told(node, made)
 
 
-def _told(node: Any) -> Convolution | bool | None:
+def _told(node: Any, made: Any) -> Convolution | bool | None:
     if node.name() not in NODES:
         return getattr(node, "_saved_is_causal", None)
+    if not made:
+        return None
     gradients = sum(after is not None for after, _ in node.next_functions[:2])
-    return Convolution(tuple(node._input_metadata[0].shape), node._saved_transposed, gradients)
+    return Convolution(tuple(made[0].shape), node._saved_transposed, gradients)
