@@ -48,7 +48,7 @@ class Row:
     """One real training. absent: column -> key of REASONS; the test demands that nothing is captured there.
 
     ranks: processes over gloo. sharded: each rank holds a part of the gradients, and the parts, squared and added, are
-    the norm. norm_from: the first step whose norm is known.
+    the norm. norm_from: the first step whose norm is known. since: the first torch that has what the training uses.
     """
 
     family: str
@@ -60,6 +60,11 @@ class Row:
     absent: dict[str, str] = field(default_factory=dict)
     sharded: bool = False
     norm_from: int = 1
+    since: tuple[int, int] = (2, 4)
+
+    def exists_in(self, torch: str) -> bool:
+        """Whether this version of torch, such as 2.13.0+cpu, can run the training."""
+        return tuple(map(int, torch.split(".")[:2])) >= self.since
 
     @property
     def id(self) -> str:
@@ -90,6 +95,9 @@ ROWS = (
     _one(PLAIN, "accumulation, loss as it is", "plain", "accumulation_plain"),
     _one(PLAIN, "evaluation in between", "plain", "evaluation_between"),
     _one(PLAIN, "LBFGS, closure", "plain", "closure", _NO_TOKENS | _FULL | _NO_LOADER),
+    _one(PLAIN, "DataLoader with two workers", "plain", "loader_with_workers"),
+    _one(PLAIN, "back to a checkpoint and on from there", "plain", "back_to_a_checkpoint"),
+    _one(PLAIN, "a loss that becomes NaN", "plain", "becomes_nan"),
     _one(
         PLAIN,
         "no gradients (evolution strategy)",
@@ -98,13 +106,14 @@ ROWS = (
         _NO_TOKENS | _FULL | _NO_LOADER | _NO_TRAINING,
     ),
     _one(SEVERAL, "two optimizers, one loss", "several", "several_optimizers"),
-    _one(SEVERAL, "Muon and AdamW, clipping", "several", "muon"),
+    _one(SEVERAL, "Muon and AdamW, clipping", "several", "muon", since=(2, 9)),
     _one(SEVERAL, "two models, one optimizer", "several", "several_models"),
     _one(SEVERAL, "GAN", "several", "adversarial"),
     _one(PRECISION, "float16, GradScaler, an overflow", "precision", "half_with_scaler", _NO_TOKENS),
     _one(PRECISION, "bfloat16 autocast", "precision", "brain_float"),
     _one(COMPILE, "attached before", "compiled", "attached_before"),
     _one(COMPILE, "attached after", "compiled", "attached_after"),
+    _one(COMPILE, "Inductor", "compiled", "attached_before", options={"backend": "inductor"}),
     _one(TRAINERS, "Transformers Trainer, evaluation", "hf_trainer", "train", _FULL),
     _one(TRAINERS, "Transformers Trainer, accumulation", "hf_trainer", "train", _FULL, options={"accumulate": "2"}),
     _one(
@@ -120,15 +129,25 @@ ROWS = (
     _two(PARALLEL, "DDP", "parallel", "data_parallel"),
     _two(PARALLEL, "DDP, no_sync, clipping", "parallel", "data_parallel_accumulation"),
     _two(PARALLEL, "DDP, torch.compile", "parallel", "data_parallel", options={"compiled": "yes"}),
-    _two(PARALLEL, "FSDP2", "parallel", "fully_sharded", sharded=True),
-    _two(PARALLEL, "FSDP2, clipping", "parallel", "fully_sharded", options={"clip": "0.5"}, sharded=True, norm_from=2),
-    _two(PARALLEL, "FSDP2, two optimizers", "parallel", "fully_sharded_in_parts", sharded=True),
+    _two(PARALLEL, "FSDP2", "parallel", "fully_sharded", sharded=True, since=(2, 7)),
+    _two(
+        PARALLEL,
+        "FSDP2, clipping",
+        "parallel",
+        "fully_sharded",
+        options={"clip": "0.5"},
+        sharded=True,
+        norm_from=2,
+        since=(2, 7),
+    ),
+    _two(PARALLEL, "FSDP2, two optimizers", "parallel", "fully_sharded_in_parts", sharded=True, since=(2, 7)),
     _two(
         PARALLEL,
         "FSDP2, two optimizers, one of replicated parameters",
         "parallel",
         "fully_sharded_beside_replicated",
         sharded=True,
+        since=(2, 7),
     ),
     _two(
         PARALLEL,

@@ -3,7 +3,9 @@ truth."""
 
 from __future__ import annotations
 
+import json
 import math
+from importlib.metadata import version
 
 import pytest
 from agent.frameworks.matrix import COLUMNS, REASONS, ROWS, Row
@@ -19,6 +21,8 @@ PHASES = ("data", "forward", "backward", "optimizer")
     [pytest.param(row, id=row.id, marks=pytest.mark.real if is_everyday(row) else pytest.mark.long) for row in ROWS],
 )
 def test_training_is_captured_and_unchanged(row: Row) -> None:
+    if not row.exists_in(version("torch")):
+        pytest.skip(f"from torch {'.'.join(map(str, row.since))} on")
     training = trained(row)
     told, sources = training.told, recorded(training.record)
     assert [source.rank for source in sources] == list(range(row.ranks))
@@ -26,7 +30,9 @@ def test_training_is_captured_and_unchanged(row: Row) -> None:
         if column in row.absent:
             assert_absent(column, sources)
     for rank, (truth, source) in enumerate(zip(told, sources, strict=True)):
-        assert truth["watched"] == truth["alone"], f"rank {rank}: the agent changed what training produces"
+        assert json.dumps(truth["watched"]) == json.dumps(truth["alone"]), (
+            f"rank {rank}: the agent changed what training produces"
+        )
         assert_captured(row, truth["watched"]["steps"], source)
         assert_adds_up(source)
     if "grad/norm" not in row.absent:
@@ -51,7 +57,7 @@ def assert_captured(row: Row, steps: list[dict[str, float]], source: Recorded) -
     series = source.series
     assert sorted(series["loss"]) == numbers
     for number, truth in zip(numbers, steps, strict=True):
-        assert math.isclose(series["loss"][number], truth["loss"], rel_tol=1e-6), f"step {number}"
+        assert series["loss"][number] == pytest.approx(truth["loss"], rel=1e-6, nan_ok=True), f"step {number}"
         if "lr" not in row.absent:
             assert series["lr"][number] == truth["lr"]
         if "amp" not in row.absent:
@@ -87,9 +93,10 @@ def assert_norms(row: Row, steps: list[dict[str, float]], sources: list[Recorded
     for number in expected:
         parts = [source.series[name][number] for source in sources]
         norm = math.sqrt(math.fsum(parts)) if row.sharded else parts[0]
-        assert norm == pytest.approx(steps[number - 1]["norm"], rel=1e-5), f"step {number}"
-        assert row.sharded or len(set(parts)) == 1
-        assert sum(source.series["grad/nonfinite"][number] for source in sources) == 0
+        assert norm == pytest.approx(steps[number - 1]["norm"], rel=1e-5, nan_ok=True), f"step {number}"
+        assert row.sharded or len({repr(part) for part in parts}) == 1
+        nonfinite = sum(source.series["grad/nonfinite"][number] for source in sources)
+        assert (nonfinite == 0) == math.isfinite(norm), f"step {number}"
 
 
 def test_every_reason_is_used_and_every_absence_has_one() -> None:

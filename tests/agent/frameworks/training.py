@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import tempfile
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from preloaded import run
 JOB = Path(__file__).with_name("job.py")
 EVERYDAY = {"plain": 2, "parallel": 2, "zero": 2}
 """How many rows of a module are trained every day; one of each other: twelve."""
+NAN = "perfagent: the loss is NaN.* in step 4.*"
+"""What the agent prints of the one training whose loss becomes NaN."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,15 @@ def is_everyday(row: Row) -> bool:
 def trained(row: Row) -> Training:
     """What became of a row; its processes are started by the first that asks of the rows that they train."""
     rows = _rows(row.module, everyday=is_everyday(row))
-    folder = _job(row.module, everyday=is_everyday(row)) / str(rows.index(row))
+    job = _job(row.module, everyday=is_everyday(row))
+    assert not job.trouble, job.trouble
+    folder = job.folder / str(rows.index(row))
     told = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(row.ranks)]
     return Training(told, folder / "record")
 
 
 def _rows(module: str, *, everyday: bool) -> list[Row]:
-    rows = [row for row in ROWS if row.module == module]
+    rows = [row for row in ROWS if row.module == module and row.exists_in(version("torch"))]
     count = EVERYDAY.get(module, 1)
     return rows[:count] if everyday else rows[count:]
 
@@ -52,9 +58,16 @@ def _rows(module: str, *, everyday: bool) -> list[Row]:
 _folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
+@dataclass(frozen=True)
+class _Job:
+    """Where the processes of a module have left what they did. trouble: why not all of them did it."""
+
+    folder: Path
+    trouble: str
+
+
 @functools.cache
-def _job(module: str, *, everyday: bool) -> Path:
-    """Where the processes of a module have left what they did."""
+def _job(module: str, *, everyday: bool) -> _Job:
     _folders.append(tempfile.TemporaryDirectory())
     folder = Path(_folders[-1].name)
     rows = _rows(module, everyday=everyday)
@@ -65,6 +78,6 @@ def _job(module: str, *, everyday: bool) -> Path:
     environments = [job_environment(folder / "environment", OMP_NUM_THREADS="1", **place) for place in places]
     for ended in run([str(JOB), str(folder), module, *loops], folder, environments):
         output = ended.stdout + ended.stderr
-        assert ended.returncode == 0, f"exit code {ended.returncode}\n{output[-3000:]}"
-        assert "perfagent" not in output, output[-3000:]
-    return folder
+        if ended.returncode != 0 or "perfagent" in re.sub(NAN, "", output):
+            return _Job(folder, f"exit code {ended.returncode}\n{output[-3000:]}")
+    return _Job(folder, "")

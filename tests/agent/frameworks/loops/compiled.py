@@ -10,11 +10,11 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.data import DataLoader
 
 
-def attached_before(script: Script) -> None:
+def attached_before(script: Script, backend: str = "aot_eager") -> None:
     """The agent comes first, the compiler sees a process with hooks in it."""
     model = classifier()
     script.attach(model)
-    _train(script, model, first=0)
+    _train(script, model, first=0, backend=backend)
 
 
 def attached_after(script: Script) -> None:
@@ -22,9 +22,9 @@ def attached_after(script: Script) -> None:
     _train(script, classifier(), first=2)
 
 
-def _train(script: Script, model: nn.Sequential, first: int) -> None:
+def _train(script: Script, model: nn.Sequential, first: int, backend: str = "aot_eager") -> None:
     torch._dynamo.reset()
-    graphs = CompileCounterWithBackend("aot_eager")
+    graphs = CompileCounterWithBackend(backend)
     compiled = torch.compile(model, backend=graphs)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for number, (x, y) in enumerate(DataLoader(Points(8 * (6 + first)), batch_size=8), start=1):

@@ -3,6 +3,7 @@ batches."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable
@@ -12,9 +13,12 @@ import torch.distributed as dist
 from models import Points, classifier
 from script import Script, norm_of
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
+
+with contextlib.suppress(ImportError):  # before torch 2.6; before 2.7 it runs on GPUs alone
+    from torch.distributed.fsdp import fully_shard
 
 BATCH, STEPS = 4, 6
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from models import LENGTH, VOCABULARY, WIDTH, Language, Points, classifier, language_loss
 from script import Script, norm_of
@@ -124,6 +126,55 @@ def evaluation_between(script: Script) -> None:
                     model(seen)
             model.train()
     script.produced(model)
+
+
+def loader_with_workers(script: Script) -> None:
+    """Batches that two processes collate, in random order."""
+    script.attach()
+    model = classifier()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for x, y in DataLoader(Points(48), batch_size=8, shuffle=True, num_workers=2):
+        _step(script, model, optimizer, nn.functional.cross_entropy(model(x), y))
+    script.produced(model)
+
+
+def back_to_a_checkpoint(script: Script) -> None:
+    """Saves weights, optimizer and random state after step 3, and goes back to them after step 5."""
+    script.attach()
+    model = classifier()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    file = Path(script.folder) / "checkpoint.pt"
+    for number, (x, y) in enumerate(DataLoader(Points(64), batch_size=8), start=1):
+        _step(script, model, optimizer, nn.functional.cross_entropy(model(x), y))
+        if number == 3:
+            saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
+            torch.save(saved, file)
+        elif number == 5:
+            saved = torch.load(file, weights_only=True)
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            torch.set_rng_state(saved["random"])
+    script.produced(model)
+
+
+def becomes_nan(script: Script) -> None:
+    """The loss is NaN from step 4 on, and so are the weights after it."""
+    script.attach()
+    model = classifier()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for number, (x, y) in enumerate(DataLoader(Points(48), batch_size=8), start=1):
+        factor = float("nan") if number == 4 else 1.0
+        _step(script, model, optimizer, nn.functional.cross_entropy(model(x), y) * factor)
+    script.produced(model)
+
+
+def _step(script: Script, model: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """One step on a batch of eight."""
+    loss.backward()
+    norm = norm_of(model.parameters())
+    optimizer.step()
+    optimizer.zero_grad()
+    script.step(loss=loss.item(), lr=1e-2, norm=norm, samples=8)
 
 
 def without_gradients(script: Script) -> None:
