@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.frameworks.matrix import COLUMNS, REASONS, ROWS
+from versions.section import kept, written
 
 __all__ = ["PAGE", "document"]
 
@@ -42,6 +43,10 @@ def trainings() -> str:
     table = "\n".join(lines)
     notes = "  \n".join(f"{letter}: {REASONS[reason]}" for reason, letter in letters.items())
     return f"{_TRAININGS}\n{table}\n\n{notes}\n\n\n{_ELSEWHERE}"
+
+
+def versions() -> str:
+    return written(kept())
 
 
 def libraries() -> str:
@@ -148,7 +153,7 @@ Known limits:
   `failed`.
 """
 
-SECTIONS = (trainings, libraries, limits)
+SECTIONS = (trainings, versions, libraries, limits)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,103 @@
+"""The section of docs/compatibility.md about versions, and the results behind it, in docs/versions.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from versions.catalogue import ROOT, TRAININGS, numbers, trainings
+
+__all__ = ["KEPT", "in_words", "is_right", "keep", "kept", "written"]
+
+KEPT = ROOT / "docs" / "versions.json"
+
+_HEAD = """\
+## Versions of torch and Python
+
+Measured by `scripts/versions`, which makes an environment for each row, on a machine without a GPU (Linux, x86-64). *Unit tests*:
+those of the agent; with an older torch, the files of them that import torch. *Trainings*: the rows above that need torch alone,
+each trained without the agent and with it; results are bit-equal, and each value is compared. *Demo*:
+`perfagent demo --fault nan`, that is server, training, alert and verdict. With an older or newer torch, perfagent says once
+that some signals may be missing.
+
+| torch | Python | unit tests | trainings | demo | day |
+|---|---|---|---|---|---|
+"""
+
+
+def kept() -> list[dict[str, Any]]:
+    return json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else []
+
+
+def keep(result: dict[str, Any]) -> dict[str, Any]:
+    """In the place of an earlier result of the same versions, of which the parts that are not in this one stay. Returns both."""
+    results = {_versions(one): one for one in kept()}
+    whole = results[_versions(result)] = results.get(_versions(result), {}) | result
+    KEPT.write_text(json.dumps([results[versions] for versions in sorted(results)], indent=1) + "\n", "utf-8")
+    return whole
+
+
+def written(results: Sequence[dict[str, Any]]) -> str:
+    """The section."""
+    rows = [
+        (one["torch"], one["python"], _share(one.get("unit")), _share(one.get("trainings")), _demo(one), one["day"])
+        for one in results
+    ]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    notes = [f"- {note}" for note in (*_later(), *_failures(results))]
+    return f"{_HEAD}" + "\n".join(lines) + "\n\n" + "\n".join(notes) + "\n"
+
+
+def is_right(result: dict[str, Any]) -> bool:
+    """Whether all was measured, and nothing of it is wrong."""
+    whole = result.get("trainings", {}).get("passed") == len(trainings(result["torch"]))
+    return whole and "unit" in result and not _failed(result) and result.get("demo") == ""
+
+
+def in_words(result: dict[str, Any]) -> str:
+    """A line for the terminal, and one for each failure."""
+    line = (
+        f"torch {result['torch']}, Python {result['python']}: unit tests {_share(result.get('unit'))}, "
+        f"trainings {_share(result.get('trainings'))}, demo {_demo(result)}"
+    )
+    return "\n".join([line, *(f"  {name}: {why}" for name, why in _failed(result).items())])
+
+
+def _failed(result: dict[str, Any]) -> dict[str, str]:
+    """name of a test -> why it failed."""
+    return result.get("unit", {}).get("failed", {}) | result.get("trainings", {}).get("failed", {})
+
+
+def _demo(result: dict[str, Any]) -> str:
+    return result.get("demo", "not run") or "right"
+
+
+def _versions(result: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return numbers(result["torch"]), numbers(result["python"])
+
+
+def _share(part: dict[str, Any] | None) -> str:
+    if part is None:
+        return "not run"
+    skipped = f", {part['skipped']} skipped" if part["skipped"] else ""
+    return f"{part['passed']} of {part['passed'] + len(part['failed'])}{skipped}"
+
+
+def _later() -> list[str]:
+    """What not every torch can train on the CPU."""
+    later: dict[tuple[int, int], list[str]] = {}
+    for row in TRAININGS:
+        if row.since > TRAININGS[0].since:
+            later.setdefault(row.since, []).append(f"*{row.name}*")
+    return [
+        f"Not before torch {'.'.join(map(str, since))}: {'; '.join(names)}." for since, names in sorted(later.items())
+    ]
+
+
+def _failures(results: Sequence[dict[str, Any]]) -> list[str]:
+    return [
+        f"torch {one['torch']}, Python {one['python']}: `{name.rpartition('.')[2]}` fails."
+        for one in results
+        for name in _failed(one)
+    ]
