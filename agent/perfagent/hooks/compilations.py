@@ -176,8 +176,10 @@ def _seconds(record: Any) -> float:
 
 def _limit_of(failure: str) -> int | None:
     """The limit that was reached; up to torch 2.10 the failure does not say it."""
-    if not failure or (found := _SET_TO.search(failure)):
-        return int(found[1]) if failure else None
+    if not failure:
+        return None
+    if found := _SET_TO.search(failure):
+        return int(found[1])
     config = sys.modules.get("torch._dynamo.config")
     return None if "accumulated" in failure else getattr(config, "recompile_limit", None)
 
