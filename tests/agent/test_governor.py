@@ -60,7 +60,7 @@ def test_reporting_a_pass_is_charged_to_it_by_its_layers(governor):
     assert governor.period(70_000 + few, 12_000_000) > governor.period(70_000, 12_000_000)
 
 
-def test_how_long_steps_take_is_known_from_one_report_to_the_next(governor, clock):
+def test_length_of_steps_is_known_from_one_report_to_the_next(governor, clock):
     reports = ((10.0, 500, 0.0), (12.0, 504, 0.5), (14.0, 504, 0.5), (18.0, 506, 3.0), (19.0, 506, 3.0))
     for clock.now, completed, step_s in reports:
         governor.report(0.0, 0.0, 0.0, completed)

@@ -90,7 +90,7 @@ def test_the_server_that_runs_is_found_on_any_port(local: LocalServer, monkeypat
     ("what", "instead"),
     [("process", "999999"), ("start", "1"), ("boot", "6e5c2ab2-0000-4000-8000-000000000000"), ("namespace", "1")],
 )
-def test_a_server_that_is_gone_or_on_another_machine_is_not_found(local: LocalServer, what: str, instead: str) -> None:
+def test_server_that_is_gone_or_elsewhere_is_not_found(local: LocalServer, what: str, instead: str) -> None:
     local.announce("http://127.0.0.1:8720")
     assert (local.data / "address").stat().st_mode & 0o777 == 0o600
     address, process = (local.data / "address").read_text().splitlines()

@@ -20,7 +20,7 @@ def no_run_left() -> Iterator[None]:
     perfagent.finish()
 
 
-def test_shown_run_has_its_newest_loss_and_no_markup_of_the_users() -> None:
+def test_shown_run_has_its_newest_loss_and_no_foreign_markup() -> None:
     shown = Shown("<img src=x>", "running", 12, (12, float("nan")), 'http://server/run/"><script>')
     assert "running, step 12, loss nan at http://server/run" in shown.text()
     assert "<a href=" in shown.html()

@@ -49,13 +49,13 @@ def touching(text: str, lines: dict[int, list[int]]) -> list[str]:
     return [test.id for test in Touched(TESTS, {FILE: lines}).of(FILE, LINES[text], {FILE: SOURCE})]
 
 
-def test_tests_that_touch_little_else_come_first_and_those_that_fail_anyway_not_at_all() -> None:
+def test_tests_that_touch_little_come_first_failing_ones_never() -> None:
     lines = {LINES["if seen is None:"]: [0, 1, 3], LINES["return False"]: [1]}
     assert touching("if seen is None:", lines) == ["b.py::test_slow", "a.py::test_of_much"]
     assert touching("return False", lines) == ["b.py::test_slow"]
 
 
-def test_a_line_in_the_middle_of_a_statement_is_touched_with_its_first() -> None:
+def test_line_inside_a_statement_is_touched_with_its_first() -> None:
     assert touching("time * 2 for time in times", {LINES["return sum("]: [2]}) == ["b.py::test_total"]
 
 
@@ -67,11 +67,11 @@ def test_a_line_that_runs_at_import_is_touched_by_what_uses_it(text: str) -> Non
     assert touching(text, {used: [1], LINES["return sum("]: [2]}) == ["b.py::test_slow"]
 
 
-def test_a_line_of_a_function_that_no_test_calls_is_touched_by_none() -> None:
+def test_line_of_a_function_without_tests_is_touched_by_none() -> None:
     assert touching("return False", {LINES["return sum("]: [2]}) == []
 
 
-def test_of_an_older_run_stays_what_has_not_changed_with_its_lines_where_they_are_now() -> None:
+def test_unchanged_results_of_an_older_run_stay_at_new_lines() -> None:
     older = Touched(TESTS, {FILE: {LINES["return False"]: [0, 1], LINES["return sum("]: [2]}})
     fresh = Touched([Case("b.py::test_new", True, 1.0, 1.0)], {FILE: {LINES["return False"] + 1: [0]}})
     now = {FILE: SOURCE.replace("MOST_S = 30.0", "MOST_S = 30.0\n")}
@@ -84,7 +84,7 @@ def result(name: str, ended: str) -> Result:
     return Result(name, "rules", FILE, "total", "return sum(", "AddNot", 0, 18, ended, "b.py::test_total", 3, 0, 1.0)
 
 
-def test_a_comparison_leaves_out_lines_that_are_gone_and_names_what_is_lost() -> None:
+def test_comparison_leaves_out_gone_lines_and_names_losses() -> None:
     before = {
         name: result(name, ended)
         for name, ended in [("a", "killed"), ("b", "late"), ("c", "killed"), ("d", "survived")]
@@ -122,7 +122,7 @@ class TestSample:
             *("return took_s > MOST_S and seen >= self.patience", "time * 2 for time in times"),
         }
 
-    def test_a_mutant_is_found_where_its_line_has_moved_and_not_where_the_line_has_changed(self) -> None:
+    def test_mutant_follows_a_moved_line_but_not_a_changed_one(self) -> None:
         from mutants.sample import draw, place
 
         (mutant,) = [one for one in draw("rules", {FILE: SOURCE}, 100) if one.text == "if seen is None:"]

@@ -39,14 +39,14 @@ def put(folder: Path, name: str, script: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def test_the_versions_begin_with_the_oldest_that_is_supported_and_end_with_the_pinned_one():
+def test_versions_go_from_the_oldest_supported_to_the_pinned():
     assert numbers(TORCHES[0])[:2] == TESTED[0]
     assert TORCHES[-1] == pinned()
     assert TESTED[0] < numbers(pinned())[:2] < TESTED[1]
 
 
 @pytest.mark.real
-def test_a_torch_is_measured_on_the_oldest_python_that_runs_and_has_its_wheels(pythons):
+def test_torch_is_measured_on_the_oldest_python_with_wheels(pythons):
     put(pythons, "python3.11", "exit 127")  # a shim without a version behind it
     put(pythons, "python3.12", "echo 3 12")
     put(pythons, "python3.14", "echo 3 14")

@@ -85,6 +85,11 @@ def named_tests() -> list[tuple[str, str]]:
     ]
 
 
+def test_tests_have_names_of_at_most_60_characters() -> None:
+    long = [f"{file}: {name}" for file, name in named_tests() if len(name) > 60]
+    assert long == [], "\n".join(["say subject, condition, result:", *long])
+
+
 def test_approved_words_belong_to_tests_that_are_there() -> None:
     approved = re.findall(r"^# name: (\w+).* in (\S+)$", text_of(ROOT / "tests" / "words.ambr"), re.MULTILINE)
     assert approved

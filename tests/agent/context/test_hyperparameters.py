@@ -140,7 +140,7 @@ def test_configuration_is_found_by_name_and_kind() -> None:
     assert not {"params", "state"} & found.keys()
 
 
-def test_values_of_other_types_are_configuration_and_tensors_none() -> None:
+def test_other_values_are_configuration_and_tensors_are_none() -> None:
     given = {"dtype": torch.bfloat16, "seed": numpy.int64(3), "schedule": math.sqrt, 1: 2}
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.5)
     found = of_variables(config=given, params={"weight": torch.ones(3), "bias": torch.ones(3)}, opt=optimizer)

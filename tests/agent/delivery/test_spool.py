@@ -130,7 +130,7 @@ def test_ticks_become_compressed_frames_while_no_server_answers(tmp_path: Path) 
     assert not list(again.folder.glob("*.frames"))
 
 
-def test_a08_refused_frames_are_set_aside_with_reasons_to_a_limit(tmp_path: Path) -> None:
+def test_a08_refused_frames_are_kept_with_reasons_to_a_limit(tmp_path: Path) -> None:
     limit = 20_000
     spool = Spool(tmp_path / "s", header(), max_quarantine_bytes=limit)
     noise, kept, sizes = random.Random(0), [], []

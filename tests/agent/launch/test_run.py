@@ -231,7 +231,7 @@ def test_training_script_is_a_run_with_all_its_steps(tmp_path: Path, server: Ing
     ],
     ids=["kill", "_exit-term", "raise"],
 )
-def test_a13_server_learns_how_a_training_ended_and_gets_the_rest(
+def test_a13_server_learns_how_a_training_ended_and_the_rest(
     tmp_path: Path, server: IngestServer, end: str, state: str, reason: str
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN + WRITTEN + end)

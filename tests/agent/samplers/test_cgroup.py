@@ -52,7 +52,7 @@ def test_a_group_of_version_1_has_files_of_each_controller(tmp_path: Path) -> No
     assert figures(found(tmp_path, "5:memory:/job\n3:cpu,cpuacct:/job\n")) == (4096, 200, 3, None)
 
 
-def test_a_limit_further_up_is_compared_with_what_that_group_uses(tmp_path: Path) -> None:
+def test_limit_of_a_parent_group_counts_what_the_group_uses(tmp_path: Path) -> None:
     root, line = tmp_path / "groups", "0::/slurmstepd.scope/job_42/step_0/user/task_0\n"
     write(root, cgroup__controllers="memory cpu\n")
     write(root / "slurmstepd.scope", memory__max="max\n", memory__current="9000\n", cpu__max="max 100000\n")
@@ -96,7 +96,7 @@ def test_a_group_tells_kills_and_throttling_since_we_looked(tmp_path: Path) -> N
     assert read(6.0, 6, 200, 35) == {"host/oom_kills": 2, "host/cpu_throttled_pct": 25.0}
 
 
-def test_the_reclaimable_cache_is_looked_at_anew_when_memory_is_short(tmp_path: Path) -> None:
+def test_reclaimable_cache_is_read_anew_when_memory_is_short(tmp_path: Path) -> None:
     def used(now: float, usage: int, cached: int) -> int | None:
         write(tmp_path, usage=f"{usage}\n", stat=f"anon 1\ninactive_file 1000\ntotal_inactive_file {cached}\n")
         return reader.used_bytes(now)

@@ -13,7 +13,7 @@ from perfagent.samplers.child_processes import pythons_below
 
 @pytest.mark.real
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
-def test_a_child_that_ended_and_was_not_waited_for_hides_no_other() -> None:
+def test_zombie_child_hides_no_other_child() -> None:
     waits = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with (
         subprocess.Popen(waits, stdin=subprocess.PIPE) as first,

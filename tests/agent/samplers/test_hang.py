@@ -42,7 +42,7 @@ def started(folder: Path, server: IngestServer, library: FakeNvml) -> Sender:
 
 @pytest.mark.fault
 @pytest.mark.parametrize("at", ["probe", "reading"])
-def test_a22_a_driver_that_hangs_costs_only_seconds_of_gpu_figures(
+def test_a22_driver_that_hangs_costs_seconds_of_gpu_figures(
     tmp_path: Path, server: IngestServer, agents: Callable[[], list[str]], at: str
 ) -> None:
     def figures() -> int:

@@ -52,7 +52,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_rates_need_two_readings_and_count_whole_disks_and_real_links(machine: Machine) -> None:
+def test_rates_need_two_readings_of_whole_disks_and_real_links(machine: Machine) -> None:
     reader = HostReader(machine.proc, NO_GROUP)
     first = reader.read(10.0)
     assert not any(name.endswith("_per_s") or name == "host/cpu_pct" for name in first)
@@ -81,7 +81,7 @@ def test_memory_is_tight_when_it_will_be_used_up_soon(machine: Machine) -> None:
 
 
 @pytest.mark.fault
-def test_a18_counters_that_go_back_leave_a_gap_and_no_negative_rate(machine: Machine) -> None:
+def test_a18_counters_that_go_back_leave_a_gap(machine: Machine) -> None:
     reader = HostReader(machine.proc, NO_GROUP)
     machine.write(user=50, idle=50, read=1000, written=1000, received=1000, sent=1000)
     reader.read(10.0)
@@ -123,7 +123,7 @@ def test_the_real_host_agrees_with_psutil_and_the_catalogue() -> None:
 STALLED = "some avg10=1.00 avg60=2.00 avg300=3.00 total={some}\nfull avg10=9.00 avg60=9.00 avg300=9.00 total=999\n"
 
 
-def test_pressure_is_the_share_of_the_time_in_which_a_task_waited(machine: Machine, tmp_path: Path) -> None:
+def test_pressure_is_the_share_of_time_in_which_a_task_waited(machine: Machine, tmp_path: Path) -> None:
     def write(cpu: int, memory: int = 4_000_000, io: int = 4_000_000) -> None:
         (tmp_path / "cpu.pressure").write_text(STALLED.format(some=cpu))
         for name, some in (("cpu", 4_000_000), ("memory", memory), ("io", io)):

@@ -46,7 +46,7 @@ def test_this_process_is_measured(tmp_path: Path, with_psutil: bool) -> None:
     assert reader.memory() == {}
 
 
-def test_pages_of_a_mapped_file_are_told_apart_from_shared_memory(tmp_path: Path) -> None:
+def test_mapped_file_pages_are_not_shared_memory(tmp_path: Path) -> None:
     size, reader = 32 * MIB, ProcessReader()
     before = reader.read(0.0)
     (tmp_path / "data.bin").write_bytes(bytes(size))
@@ -119,7 +119,7 @@ def workers() -> Iterator[Callable[..., Workers]]:
 @pytest.mark.parametrize(
     ("method", "with_psutil"), [("fork", False), ("spawn", False), ("forkserver", False), ("fork", True)]
 )
-def test_workers_are_counted_with_their_cpu_and_memory_until_they_end(
+def test_workers_count_with_cpu_and_memory_until_they_end(
     workers: Callable[..., Workers], method: str, with_psutil: bool
 ) -> None:
     made = workers(method)

@@ -94,7 +94,7 @@ def test_where_memory_is_nearly_used_up_every_tick_tells_it(tmp_path: Path) -> N
 # ---- GPUs
 
 
-def test_other_gpus_of_the_node_are_sent_by_the_elected_rank_only(tmp_path: Path) -> None:
+def test_other_gpus_of_the_node_come_from_the_elected_rank(tmp_path: Path) -> None:
     boards = [FakeGpu(uuid=f"GPU-{n}", utilization=(n, 0)) for n in range(4)]
     first, second = (
         Rank(

@@ -74,7 +74,7 @@ def test_passes_the_optimizer_and_phases_are_measured(loop):
     assert is_unmeasured(state.current), "nor between two steps"
 
 
-def test_nothing_is_told_where_little_is_unmeasured_and_then_rarely(loop):
+def test_unmeasured_lines_are_told_rarely_and_only_if_many(loop):
     with loop.recorded.run.phase("eval"):
         loop.look(FIRST_LOOKS)
     loop.look(2 * FIRST_LOOKS)

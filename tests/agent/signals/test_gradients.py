@@ -72,7 +72,7 @@ def test_clipping_by_another_norm_still_tells_the_two_norm(everything):
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("measured", [True, False])
-def test_gradients_clipped_before_unscaling_have_the_norm_before_both(record, measured, fused):
+def test_gradients_clipped_before_unscaling_have_the_first_norm(record, measured, fused):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=fused)
@@ -122,7 +122,7 @@ def test_every_layer_has_its_norm_in_every_step(everything, make, first):
     assert [step for step, _ in recorded.of("dead/share")] == [2, 3], "the model is known after its first step"
 
 
-def test_parameters_without_a_gradient_are_neither_zero_nor_named(everything):
+def test_parameters_without_gradient_are_not_zero_nor_named(everything):
     model = small()
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

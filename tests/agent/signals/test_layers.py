@@ -16,7 +16,7 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_parameters_of_a_module_share_a_row_when_there_are_too_many():
+def test_too_many_parameters_share_the_row_of_their_module():
     layers = Layers([f"blocks.{i}.{part}.{kind}" for i in range(64) for part in ("q", "k", "v") for kind in KINDS])
     assert len(layers.names) == 192
     assert layers.names[:3] == ("blocks.0.q", "blocks.0.k", "blocks.0.v")
@@ -43,7 +43,7 @@ def test_one_long_list_of_layers_shares_rows_among_neighbors():
     assert parameters.of == [i // 2 for i in range(300)]
 
 
-def test_a_part_that_is_called_as_wrappers_call_theirs_keeps_its_name():
+def test_part_called_like_a_wrapped_module_keeps_its_name():
     model = nn.ModuleDict({"module": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
     model.register_parameter("weight", nn.Parameter(torch.ones(2)))
     told = ["weight", "module.weight", "module.bias", "head.weight", "head.bias"]
@@ -59,7 +59,7 @@ def test_a_very_long_name_still_fits_on_the_wire():
         assert len(f"grad_square_sum/{name}".encode()) <= MAX_NAME_BYTES
 
 
-def test_ranks_that_hold_other_parameters_of_a_model_have_the_same_rows():
+def test_ranks_with_other_parameters_have_the_same_rows():
     model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(300)))
     parameters = list(model.parameters())
     whole = Layers([name for name, _ in model.named_parameters()])

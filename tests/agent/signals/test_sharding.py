@@ -80,7 +80,7 @@ def test_sharded_training_is_bit_equal_with_and_without(ranks: list[dict[str, An
         assert said[kind]["with"]["weights"] == said[kind]["without"]["weights"]
 
 
-def test_replicated_gradients_are_known_to_each_rank_and_their_layers_are_sent_once(
+def test_replicated_gradients_send_their_layers_once(
     ranks: list[dict[str, Any]],
 ) -> None:
     ranks = [said["ddp"] for said in ranks]
@@ -153,7 +153,7 @@ def test_where_copies_cannot_be_known_nothing_is_said() -> None:
     assert held([nn.Parameter()], 8) is None, "nothing is sharded"
 
 
-def test_pieces_of_a_flat_parameter_whose_wrapper_is_not_known_are_pieces_all_the_same() -> None:
+def test_pieces_of_a_flat_parameter_of_an_unknown_wrapper_count() -> None:
     piece = nn.Parameter()
     piece._fsdp_flattened = True
     assert held([piece, nn.Parameter()], 8) == Held(None, None)

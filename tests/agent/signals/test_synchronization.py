@@ -133,7 +133,7 @@ def test_warnings_as_errors_do_not_stop_the_training(listening, cuda):
     assert waits(listening(lambda: inside_torch(cuda.mode))) == 1
 
 
-def test_a_script_that_watches_its_own_synchronizations_is_left_alone(record, cuda):
+def test_script_that_watches_its_own_syncs_is_left_alone(record, cuda):
     cuda.mode = 2
     record(nn.Linear(2, 1))
     look = SynchronizingLines(state.current)

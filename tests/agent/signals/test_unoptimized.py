@@ -122,7 +122,7 @@ def test_a_run_asks_by_itself(record):
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-def test_an_optimizer_whose_parameters_get_no_gradient_is_told_once(searching, replaced):
+def test_optimizer_without_gradients_is_told_once(searching, replaced):
     """The model was replaced, or its gradients are cleared at the wrong moment."""
     model = TwoParts()
     search, trained = searching(model), TwoParts() if replaced else model

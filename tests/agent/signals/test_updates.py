@@ -97,7 +97,7 @@ def test_a_large_model_is_sampled_within_bounds():
 @pytest.mark.parametrize(
     "shape", [(1 << 20,), (1, 1 << 20), (2, 1 << 19), (16, 1 << 16), (1 << 16, 16), (64, 64, 16, 16)]
 )
-def test_a_sample_stays_within_its_parameter_and_counts_no_number_twice(shape):
+def test_sample_stays_in_its_parameter_and_counts_none_twice(shape):
     matrix = nn.Parameter(torch.arange(1, 1 + (1 << 20), dtype=torch.float64).view(shape))
     numbers = sampled([matrix], 2**12)
     assert len(set(numbers.tolist())) == 2**12

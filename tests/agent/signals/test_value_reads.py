@@ -122,7 +122,7 @@ def test_what_one_step_in_three_reads_is_no_habit(measured):
     assert look.values() == {"sync/reads_per_step": 0.0, "sync/reading_s": 0.0}
 
 
-def test_reads_of_torch_other_threads_and_evaluations_are_left_out(measured):
+def test_reads_of_torch_threads_and_evaluations_are_left_out(measured):
     optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2)) for _ in range(5)], foreach=False)
 
     def body():

@@ -43,7 +43,7 @@ def test_a_cause_that_comes_after_the_alert_joins_it() -> None:
     assert found.evidence["last_losses"], "what the rule itself saw is still there"
 
 
-def test_a_cause_that_comes_first_waits_for_its_alert_over_a_restart() -> None:
+def test_cause_that_comes_first_waits_for_its_alert() -> None:
     _, judge = judge_series({"loss": [1.0] * 19})
     assert tell(judge, finding(20, "It began in 'head'.", module="head")) == []
     judge = restored(judge)
@@ -58,7 +58,7 @@ def test_a_cause_of_a_step_long_ago_does_not_join() -> None:
     assert "causes" not in alert.finding.evidence
 
 
-def test_memory_forensics_of_a_process_that_then_ends_are_in_its_alert() -> None:
+def test_memory_forensics_of_an_ended_process_are_in_its_alert() -> None:
     _, judge = judge_series({"loss": [1.0] * 20})
     caught = finding(21, "GPU memory ran out.", rules=["oom_observed"], categories={"activations_and_other": 10})
     assert tell(judge, caught) == [], "it may be caught, and training goes on"
@@ -126,7 +126,7 @@ def test_a_cause_is_of_the_rank_that_sent_it_and_told_once(rank: Any) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_the_rank_on_which_a_nan_began_is_told_whichever_frame_comes_first(first: int) -> None:
+def test_rank_where_a_nan_began_is_told_in_any_order_of_frames(first: int) -> None:
     """DDP: rank 1's loss is NaN in step 30; its gradients spoil the weights of both, and rank 0's follows in step
     31."""
     judge = make_evaluator()
@@ -146,14 +146,14 @@ def test_the_rank_on_which_a_nan_began_is_told_whichever_frame_comes_first(first
         assert [cause["rank"] for cause in found.evidence["causes"]] == [1, 0]
 
 
-def test_a_loss_that_a_script_counts_from_0_does_not_take_over_the_alert() -> None:
+def test_loss_counted_from_0_does_not_take_over_the_alert() -> None:
     _, judge = judge_series({"loss": [1.0] * 19 + [math.nan]})
     judge.take(frame({"train/loss": [1.0] * 19 + [math.nan]}, range(20), ident=70))
     (found,) = judge.findings()
     assert (found.since_step, found.evidence["series"]) == (20, "loss")
 
 
-def test_what_explains_a_crash_is_a_sentence_behind_the_exception() -> None:
+def test_explanation_of_a_crash_follows_the_exception() -> None:
     """`if not torch.isfinite(loss): raise`: no row holds that loss."""
     _, judge = judge_series({"loss": [1.0] * 19})
     tell(judge, finding(20, "It began in 'head'.", rules=(*NAN, "process_crash")))

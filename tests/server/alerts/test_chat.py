@@ -183,7 +183,7 @@ def texts(value: object) -> Iterator[str]:
 
 @real
 @pytest.mark.parametrize("kind", OTHERS)
-def test_whatever_a_text_is_it_is_sent_mentions_nobody_and_links_nowhere(services: ChatService, kind: str) -> None:
+def test_any_text_is_sent_mentions_nobody_and_links_nowhere(services: ChatService, kind: str) -> None:
     body = sent(services, kind, Message(title=NASTY.split("\n")[0][:140], text=NASTY, severity="warning")).json
     own = ("http://adaptivecards.io/schemas/adaptive-card.json", "application/")
     found = [text for text in texts(body) if "evil" in text]
@@ -216,7 +216,7 @@ def test_markup_is_shown_as_it_was_written(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["feishu", "dingtalk"])
 @pytest.mark.parametrize("url", ["", PAGE, "no address"])
-def test_a_bot_that_wants_a_keyword_finds_perfagent_in_each_message(kind: str, url: str) -> None:
+def test_bot_that_wants_a_keyword_finds_perfagent(kind: str, url: str) -> None:
     assert "perfagent" in worded(kind, "x" * 100_000, url).replace(PAGE, "").split("\n")[-1]
 
 
@@ -270,7 +270,7 @@ def test_a_cut_never_parts_a_backslash_from_what_it_escapes() -> None:
 
 @real
 @pytest.mark.parametrize("kind", OTHERS)
-def test_the_status_of_a_refusal_is_told_and_no_redirect_followed(
+def test_status_of_a_refusal_is_told_and_no_redirect_followed(
     services: ChatService, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statuses = (301, 302, 303, 307, 308, 400, 401, 403, 404, 410, 429, 500, 503)
@@ -343,7 +343,7 @@ def _unknown(*_: object, **__: object) -> None:
 
 @real
 @pytest.mark.parametrize("kind", OTHERS)
-def test_a_service_that_cannot_be_reached_or_trusted_gets_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_or_untrusted_service_gets_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answers_for(monkeypatch, ports={HOSTS[kind]: free_port()})
     assert tried(kind).error.startswith(f"{HOSTS[kind]} gave no answer: ConnectionRefusedError: ")
     with ChatService(HOSTS[kind], by=trustme.CA()) as stranger, ChatService("other.example") as other:
@@ -536,7 +536,7 @@ def test_other_kinds_are_refused_with_those_that_there_are() -> None:
 
 
 @real
-def test_only_the_seven_plugins_are_loaded_and_no_file_is_written(tmp_path: Path) -> None:
+def test_only_seven_plugins_are_loaded_and_no_file_is_written(tmp_path: Path) -> None:
     """The registry would load all 255, among them those that run programs and write files."""
     program = f"""
 import sys
@@ -632,7 +632,7 @@ def test_a_wrong_password_is_told_without_the_password(pad: str, caplog: pytest.
     ("reply", "to", "status"),
     [(UNKNOWN, "", 250), (LOST, "", 451), (LOST, "bob@example.com", 451), (UNKNOWN, "bob@example.com", 550)],
 )
-def test_a_refused_recipient_stops_no_other_and_may_be_tried_again(reply: str, to: str, status: int) -> None:
+def test_refused_recipient_stops_no_other_and_is_tried_again(reply: str, to: str, status: int) -> None:
     """Where he is refused for good and another has the mail, it is delivered: else each would get it with every try."""
     with MailServer(refused={"bob@example.com": reply}) as server:
         outcome = mailed(server, to=to)

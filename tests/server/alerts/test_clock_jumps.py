@@ -120,7 +120,7 @@ def test_a_chat_that_was_told_by_a_clock_ahead_is_told_again(bench: Channel) -> 
     assert sent, "no message of the last ten minutes holds it back"
 
 
-def test_a_reminder_comes_after_a_firing_that_a_clock_ahead_dated(bench: Channel) -> None:
+def test_reminder_comes_after_a_firing_dated_by_a_clock_ahead(bench: Channel) -> None:
     bench.set(update(channel).values(repeat_s=600.0))
     bench.change("fire", ahead_s=MONTH)
     bench.outbox.send_due()

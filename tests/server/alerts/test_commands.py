@@ -104,7 +104,7 @@ def test_what_cannot_be_done_is_said(
 
 
 @pytest.mark.parametrize("address", ["localhost:8420", "foo", "ftp://foo", "http://"])
-def test_an_address_that_is_none_is_not_called_a_server_that_is_down(tmp_path: Path, address: str) -> None:
+def test_wrong_address_is_not_called_a_server_that_is_down(tmp_path: Path, address: str) -> None:
     with pytest.raises(ConfigError, match="must begin with http:// or https://"):
         AdminApi(address, tmp_path)
 

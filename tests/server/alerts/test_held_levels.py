@@ -58,7 +58,7 @@ def play(told: Told, seconds: float, share_of: Callable[[int], float], *, first:
     return messages
 
 
-def test_a_level_that_hovers_for_half_an_hour_is_told_seldom_and_truly(told: Told) -> None:
+def test_hovering_level_is_told_seldom_and_truly(told: Told) -> None:
     draws = random.Random(1)
     level = 0.1
 

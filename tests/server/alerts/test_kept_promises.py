@@ -66,7 +66,7 @@ def test_a_channel_that_was_off_hears_that_an_alert_is_over(told: Told) -> None:
     assert [row["event"] for batch in due for row in batch.rows] == ["alert.resolved"]
 
 
-def test_an_old_failure_does_not_disable_a_channel_of_few_messages(told: Told) -> None:
+def test_old_failure_does_not_disable_a_channel_of_few_messages(told: Told) -> None:
     told.judge([1, 2], loss=[2.0, NAN])
     [row] = told.deliveries()
     told.write(update(channel).values(failing_since=told.now - 6 * DISABLE_AFTER_S))
@@ -122,7 +122,7 @@ def test_a_new_channel_hears_nothing_of_runs_that_had_ended(client: TestClient) 
 # ---- repeats and quiet
 
 
-def test_repeats_wait_for_the_first_message_and_end_with_interest_and_run(told: Told) -> None:
+def test_repeats_wait_for_the_first_message_and_end_with_the_run(told: Told) -> None:
     told.judge([1, 2], loss=[2.0, NAN])
     told.now += 700
     assert repeats(told) == 0, "the first message has not arrived yet"
@@ -147,7 +147,7 @@ def test_a_snooze_of_what_was_not_sent_yet_sends_it_once(told: Told) -> None:
     assert told.events() == ["firing"]
 
 
-def test_an_acknowledged_alert_is_not_told_at_the_end_of_its_snooze(told: Told) -> None:
+def test_acknowledged_alert_is_not_told_when_its_snooze_ends(told: Told) -> None:
     told.fail()
     told.write(lambda c: acts.snooze(c, told.id(), told.now + 100, told.now, LINK) and None)
     assert len(told.deliveries()) == 2
@@ -176,7 +176,7 @@ def test_a_mute_stays_on_the_rule_it_was_made_for(told: Told) -> None:
     assert tables.alert_of(row).muted_until is None
 
 
-def test_an_alert_that_was_open_for_months_is_told_when_it_is_over(told: Told) -> None:
+def test_alert_open_for_months_is_told_when_it_is_over(told: Told) -> None:
     told.fail()
     told.now += 60 * DAY_S
     Outbox(told.database, clock=lambda: told.now, send=Posts()).send_due()  # cleans up what is old, too
@@ -184,7 +184,7 @@ def test_an_alert_that_was_open_for_months_is_told_when_it_is_over(told: Told) -
     assert told.events() == ["firing", "resolved"]
 
 
-def test_who_closes_an_alert_that_was_open_twice_has_it_told_twice(told: Told) -> None:
+def test_closing_an_alert_open_twice_is_told_twice(told: Told) -> None:
     """Though no rule holds it any more."""
     told.fail()
     heal(told, 3)

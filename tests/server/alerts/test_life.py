@@ -61,7 +61,7 @@ def test_more_ranks_or_a_higher_severity_change_the_open_alert() -> None:
     assert machine.observe(LIFE, found("warning", [3]), 3, 3.0, "run") is None
 
 
-def test_what_is_found_at_every_step_is_told_with_its_newest_figures() -> None:
+def test_finding_of_every_step_is_told_with_its_newest_figures() -> None:
     machine = Machine("data_bound")
     machine.observe(RESTATED, found(since_step=25), 25, 0.0, "run")
     assert machine.finding is not None
@@ -79,7 +79,7 @@ def test_what_is_found_at_every_step_is_told_with_its_newest_figures() -> None:
     assert Machine.restore(machine.snapshot()) == machine
 
 
-def test_a_severity_falls_once_it_was_lower_for_as_long_as_resolving_takes() -> None:
+def test_severity_falls_after_the_time_that_resolving_takes() -> None:
     machine = Machine("data_bound")
     machine.observe(RESTATED, found("critical"), 1, 1.0, "run")
     severities = []
@@ -99,7 +99,7 @@ def test_a_rank_that_is_back_is_no_longer_named() -> None:
     assert (change.kind, change.finding.message, change.finding.ranks) == ("update", "1 of 2 ranks", [1])
 
 
-def test_a_crash_that_turns_out_to_be_the_first_takes_the_alert_over() -> None:
+def test_crash_found_to_be_the_first_takes_the_alert_over() -> None:
     machine = Machine("process_crash")
     first = found("critical", [0, 1], "rank 1: KeyError", since_step=8, fix="the first's")
     machine.observe(Life(restated=True), found("critical", [0], "rank 0: NCCL", since_step=9, fix="x"), 9, 9.0, "run")
@@ -109,7 +109,7 @@ def test_a_crash_that_turns_out_to_be_the_first_takes_the_alert_over() -> None:
     assert (change.kind, told.message, told.fix, told.since_step) == ("update", first.message, "the first's", 8)
 
 
-def test_an_alert_closed_in_the_midst_of_its_trouble_says_where_that_began() -> None:
+def test_alert_closed_amid_its_trouble_says_where_that_began() -> None:
     machine = Machine("x")
     machine.observe(LIFE, found("warning", [0]), 1, 1.0, "run")
     first = machine.finding
@@ -121,7 +121,7 @@ def test_an_alert_closed_in_the_midst_of_its_trouble_says_where_that_began() -> 
 
 
 @given(pattern=st.text("x.", max_size=200), cut=st.integers(0, 200))
-def test_flapping_opens_one_alert_in_a_cool_down_and_survives_restarts(pattern: str, cut: int) -> None:
+def test_flapping_opens_one_alert_in_a_cool_down(pattern: str, cut: int) -> None:
     whole = play(LIFE, pattern)
     assert sum(change.kind == "fire" for change in whole) <= 1
     assert len({change.alert for change in whole}) <= 1

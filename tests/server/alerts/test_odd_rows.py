@@ -120,7 +120,7 @@ def test_messages_reach_a_channel_beside_those_with_odd_columns(bench: Bench) ->
 
 
 @pytest.mark.parametrize("column", ["started", "ended", "clock_offset_s", "contact"])
-def test_a_source_that_cannot_be_read_keeps_no_other_from_being_lost(bench: Bench, column: str) -> None:
+def test_unreadable_source_keeps_no_other_from_being_lost(bench: Bench, column: str) -> None:
     bench.send({"loss": [1.0]}, [1], name="a", events=[state("failed", time=NOW)])
     bench.send({"loss": [1.0]}, [1], name="a", rank=1)
     bench.send({"loss": [1.0]}, [1], name="b")

@@ -81,7 +81,7 @@ def test_what_is_no_host_name_is_refused(host: str) -> None:
 
 
 @pytest.mark.fault
-def test_x05_an_inner_address_is_refused_among_others_and_at_the_second_look() -> None:
+def test_x05_inner_address_is_refused_also_at_the_second_look() -> None:
     """A name that is public when it is checked and inner when it is connected to: the second answer is checked as well."""
     with pytest.raises(AddressNotAllowed):
         Guard(resolver=resolving("8.8.8.8", "127.0.0.1")).addresses("mixed.example", 80)

@@ -72,7 +72,7 @@ def send_all(database: Database, posts: Posts, *, looks: int = 100) -> Clock:
     return clock
 
 
-def test_what_was_sent_is_not_sent_again_until_its_outcome_is_written(
+def test_sent_delivery_is_not_sent_again_before_its_outcome(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_module, "_UNWRITTEN_S", 0.0)
@@ -94,7 +94,7 @@ def test_what_was_sent_is_not_sent_again_until_its_outcome_is_written(
 
 
 @pytest.mark.fault
-def test_w01_a_receiver_that_often_fails_gets_each_alert_under_one_id(database: Database) -> None:
+def test_w01_receiver_that_often_fails_gets_one_id_an_alert(database: Database) -> None:
     posts = Posts(lambda count: 500 if count % 3 == 0 else 200)
     add_channel(database)
     for number in range(30):
@@ -178,7 +178,7 @@ def test_w04_gone_disables_the_channel_and_another_is_told(database: Database) -
 
 
 @pytest.mark.fault
-def test_w04_five_days_of_failures_by_the_schedule_disable_a_channel(database: Database) -> None:
+def test_w04_five_days_of_failures_disable_a_channel(database: Database) -> None:
     name, _ = add_channel(database, "https://dead.example/")
     other, _ = add_channel(database, "https://other.example/", min_severity="critical")
     fire(database, "al_1", severity="warning")
@@ -216,7 +216,7 @@ def test_a_clock_that_jumps_ahead_disables_no_channel(database: Database) -> Non
 
 @pytest.mark.fault
 @pytest.mark.sql
-def test_w04_a_receiver_that_is_back_after_three_days_gets_everything(database: Database) -> None:
+def test_w04_receiver_back_after_three_days_gets_everything(database: Database) -> None:
     add_channel(database)
     fire(database, "al_1")
     clock = send_all(database, Posts(lambda _: 503), looks=14)
@@ -254,7 +254,7 @@ WRONG = {
 @pytest.mark.real
 @pytest.mark.fault
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_w01_whatever_a_receiver_does_wrong_the_alert_comes_again(
+def test_w01_whatever_a_receiver_does_wrong_alerts_come_again(
     database: Database, wrong: Callable[[socket.socket], None]
 ) -> None:
     port, clock = free_port(), Clock(NOW)

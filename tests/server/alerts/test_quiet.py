@@ -103,7 +103,7 @@ def test_a_snoozed_alert_is_told_again_at_the_end_if_it_fires(told: Told, is_hea
     assert sent_now(told) == ["resolved" if is_healed else "firing"]
 
 
-def test_a_snooze_is_undone_and_one_without_an_end_ends_with_the_alert(told: Told) -> None:
+def test_snooze_is_undone_or_ends_with_its_alert(told: Told) -> None:
     told.fail()
     for lasts_s in (HOUR, 0):
         snooze(told, lasts_s)
@@ -202,7 +202,7 @@ def messages(told: Told) -> list[set[str]]:
 
 
 @pytest.mark.sql
-def test_warnings_of_a_run_come_together_and_what_is_critical_at_once(told: Told) -> None:
+def test_warnings_of_a_run_come_together_critical_ones_at_once(told: Told) -> None:
     told.write(update(channel).values(kind="slack", group_s=600.0))
     raise_alert(told, "data_bound", "warning")
     raise_alert(told, "sync_bound", "warning")

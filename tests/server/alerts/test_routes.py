@@ -97,7 +97,7 @@ def test_alerts_are_filtered_and_resolved(client: TestClient, agent: Agent) -> N
     assert {name: evidence[name] for name in alert["evidence"]} == alert["evidence"]
 
 
-def test_an_alert_about_the_result_outlives_its_run_and_can_be_closed(client: TestClient, agent: Agent) -> None:
+def test_alert_about_the_result_outlives_its_run(client: TestClient, agent: Agent) -> None:
     alert = agent.fails()
     agent.send(3, how="finished")
     until(lambda: client.get("/api/v1/runs/r1").json()["state"] == "finished")
@@ -106,9 +106,7 @@ def test_an_alert_about_the_result_outlives_its_run_and_can_be_closed(client: Te
     assert resolve(client, alert)["state"] == "resolved"
 
 
-def test_who_was_told_before_a_mute_hears_its_end_and_nothing_more(
-    client: TestClient, agent: Agent, posts: Posts
-) -> None:
+def test_whoever_was_told_before_a_mute_hears_only_its_end(client: TestClient, agent: Agent, posts: Posts) -> None:
     add(client)
     alert = agent.fails()
     until(lambda: posts.arrived)
@@ -152,7 +150,7 @@ def test_a_nan_logged_as_json_is_told_under_the_name_of_its_run(client: TestClie
     assert (data["alert"]["ranks"], data["evidence"]["last_losses"]) == ([0], [1.0])
 
 
-def test_a_channel_is_shown_without_its_secret_tested_and_removed(client: TestClient, posts: Posts) -> None:
+def test_channel_is_shown_without_secret_tested_and_removed(client: TestClient, posts: Posts) -> None:
     secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
     assert add(client, secret=secret)["secret"] == secret
     made = add(client)
@@ -251,7 +249,7 @@ def test_seconds_of_a_mute_come_in_the_body_or_in_the_query(client: TestClient) 
         assert (answer.status_code, answer.json()["error"]["field"]) == (422, "for_s")
 
 
-def test_an_act_is_under_the_name_of_the_key_or_of_the_login_with_it(client: TestClient) -> None:
+def test_act_is_under_the_name_of_the_key_or_its_login(client: TestClient) -> None:
     ident = Agent(client).fails()["id"]
     made = client.post("/api/v1/keys", json={"scope": "operate", "name": "Ada"}, headers=ADMIN).json()
     by_key = {"Authorization": f"Bearer {made['key']}"}

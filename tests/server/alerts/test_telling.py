@@ -36,7 +36,7 @@ def test_an_alert_that_opens_again_for_good_is_told_again(told: Told) -> None:
 
 
 @pytest.mark.fault
-def test_w03_a_loss_that_heals_again_and_again_is_told_three_times(told: Told) -> None:
+def test_w03_loss_that_heals_again_and_again_is_told_thrice(told: Told) -> None:
     told.judge([1, 2], loss=[2.0, NAN])
     begin = told.now
     for first in (3, 64, 125):
@@ -74,7 +74,7 @@ def test_firing_again_is_not_sent_before_resolved_has_arrived(told: Told) -> Non
     assert posts.arrived == ["firing", "resolved", "firing"]
 
 
-def test_gradients_that_fail_alone_after_they_were_grouped_have_their_own_alert(told: Told) -> None:
+def test_gradients_failing_alone_after_a_group_have_their_alert(told: Told) -> None:
     both(told, 1, 2.0)
     both(told, 2, NAN)
     both(told, 3, 2.0, 60)
@@ -116,7 +116,7 @@ def test_an_alert_that_begins_in_a_mute_is_told_when_that_ends(told: Told) -> No
     assert told.events() == ["firing", "resolved"], "what begins and ends in a mute is never told"
 
 
-def test_what_waits_for_the_end_of_a_mute_is_told_as_it_is_by_then(told: Told) -> None:
+def test_muted_alert_is_told_as_it_is_when_the_mute_ends(told: Told) -> None:
     told.judge([1, 2], loss=[2.0, NAN])
     told.mute(told.id(), 3600.0)
     heal(told, 3)

@@ -41,7 +41,7 @@ def body_of(**evidence: Any) -> bytes:
     )  # fmt: skip
 
 
-def test_the_body_is_that_of_the_interface_and_spells_out_numbers() -> None:
+def test_body_is_that_of_the_interface_and_spells_out_numbers() -> None:
     body = json.loads(body_of(value=math.nan, raw=b"\x00", text="\ud800"))
     assert (body["type"], body["timestamp"]) == ("alert.firing", "1970-01-01T00:00:00.000Z")
     data = body["data"]

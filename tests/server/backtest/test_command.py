@@ -66,7 +66,7 @@ def recording(folder: Path, losses: Sequence[float], *, rank: int = 0, run: str 
     spool.close()
 
 
-def test_a_file_is_judged_and_printed_in_the_shape_of_the_interface(tmp_path: Path) -> None:
+def test_file_is_judged_and_printed_as_by_the_interface(tmp_path: Path) -> None:
     path = with_nan(tmp_path / "curve.csv")
     [run] = runs(backtest(tmp_path, path, "--json"))
     assert list(run) == ["file", "steps", "alerts"]
@@ -90,7 +90,7 @@ def test_people_get_a_line_a_run_and_a_table_of_its_alerts(tmp_path: Path) -> No
     assert total == "2 runs, 120 steps: 1 alert at warning or above, 0 remarks"
 
 
-def test_thresholds_of_a_file_count_and_rules_can_be_switched_off(tmp_path: Path) -> None:
+def test_thresholds_of_a_file_count_and_rules_can_be_off(tmp_path: Path) -> None:
     curve = tmp_path / "step.csv"  # up by less than the rule's own threshold of 4 %
     draw = random.Random(1)
     losses = [3.0 + draw.gauss(0, 0.01) + 0.1 * (step > 300) for step in range(1, 401)]
@@ -142,7 +142,7 @@ def test_a_recording_is_judged_over_its_ranks_and_left_as_it_was(tmp_path: Path)
     assert [(one["file"].rpartition(": ")[2], one["steps"]) for one in found] == [("rec", 100), ("two", 20)]
 
 
-def test_a_damaged_recording_is_judged_as_far_as_it_is_whole_and_fails(tmp_path: Path) -> None:
+def test_damaged_recording_is_judged_as_far_as_whole_and_fails(tmp_path: Path) -> None:
     recording(tmp_path / "recorded", [1.0] * 60)
     [path] = (tmp_path / "recorded").glob("*/*.frames")
     data = bytearray(path.read_bytes())
@@ -168,7 +168,7 @@ def send(server: Listening, losses: Sequence[float], *, run: str, name: str, att
         client.http.post(f"{server.url}/api/v1/ingest", content=encode(frame), headers=headers).raise_for_status()
 
 
-def test_a_run_of_a_server_is_judged_by_its_id_its_name_or_its_export(server: Listening, tmp_path: Path) -> None:
+def test_run_of_a_server_is_judged_by_id_name_or_export(server: Listening, tmp_path: Path) -> None:
     send(server, [1.0] * 30 + [math.inf] + [1.0] * 9, run="run-a", name="a run/with a name")
     where = {"PERFAGENT_SERVER": server.url}
     for word in ("run-a", "a run/with a name"):

@@ -29,7 +29,7 @@ def test_an_empty_cell_is_absent_and_nan_and_inf_are_values(tmp_path: Path) -> N
     assert found[2] == {"loss": -math.inf, "grad/norm": 0.5, "amp/scale": 512.0}
 
 
-def test_names_of_the_catalogue_families_and_other_losses_are_columns(tmp_path: Path) -> None:
+def test_catalogue_names_families_and_losses_are_columns(tmp_path: Path) -> None:
     head = "step,phase/data_s,grad_norm/encoder.0.weight,val_loss,g_loss,process/rss_bytes"
     [moment] = read(tmp_path, f"{head}\n7,0.1,2,3,4,5\n")
     assert list(moment.values) == head.split(",")[1:]
@@ -65,7 +65,7 @@ def test_step_times_and_clock_are_those_of_the_file(
     assert [round(moment.time - EPOCH, 6) for moment in moments] == times
 
 
-def test_a_run_that_begins_late_or_goes_back_is_a_restart_at_that_step(tmp_path: Path) -> None:
+def test_run_that_begins_late_or_goes_back_is_a_restart(tmp_path: Path) -> None:
     moments = read(tmp_path, "step,loss\n100,3\n101,3\n102,3\n101,3\n102,3\n")
     assert [moment.attempt for moment in moments] == [1, 1, 1, 2, 2]
     starts = [event.data["start_step"] for moment in moments for event in moment.events]
@@ -117,7 +117,7 @@ def test_what_is_no_such_file_is_told_with_its_line(tmp_path: Path, text: str, s
     assert said in str(raised.value) and "curve.csv" in str(raised.value)
 
 
-def test_a_file_that_is_no_text_and_one_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+def test_file_without_text_and_unreadable_file_are_told(tmp_path: Path) -> None:
     path = tmp_path / "curve.csv"
     path.write_bytes(b"step,loss\n\xff\xfe\n")
     with pytest.raises(ConfigError, match="is no CSV file"):

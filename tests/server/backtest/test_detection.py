@@ -29,7 +29,7 @@ import traces  # noqa: E402
 FAULT = {fault.name: fault for fault in injected.FAULTS}
 
 
-def test_every_folder_of_recorded_runs_tells_its_origin_and_license() -> None:
+def test_recorded_runs_have_origin_and_license() -> None:
     for folder in ("loss_curves", "mlperf", "incidents", "stragglers"):
         text = (DATA / folder / "README.md").read_text()
         assert "Origin: " in text and "License: " in text, folder
@@ -49,7 +49,7 @@ def test_the_recorded_runs_are_read_as_they_are() -> None:
     assert "amp/scale" not in bloom.values
 
 
-def test_the_slowed_worker_of_a_trace_is_named_and_unequal_sequences_are_no_worker() -> None:
+def test_slowed_worker_of_a_trace_is_named_not_long_sequences() -> None:
     """The target of every straggler rule."""
     slowed, unequal = traces.read_trace("AR"), traces.read_trace("SE")
     assert (len(slowed.workers), len(set(slowed.stages)), slowed.slow) == (16, 4, [0])
@@ -59,7 +59,7 @@ def test_the_slowed_worker_of_a_trace_is_named_and_unequal_sequences_are_no_work
     assert replay(unequal.moments, plan).alerts == []
 
 
-def test_a_fault_is_found_in_its_steps_and_its_places_are_the_same_each_time() -> None:
+def test_fault_is_found_in_its_steps_at_the_same_places() -> None:
     fault = FAULT["loss becomes NaN and stays so"]
     first, again = (injected.try_out(fault, records.mlperf(), 5) for _ in range(2))
     assert first == again
@@ -90,7 +90,7 @@ RESULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_precision_and_recall_of_a_rule_are_those_of_its_own_faults_and_runs() -> None:
+def test_precision_and_recall_are_of_the_rules_own_faults() -> None:
     found = detection_report.summaries(RESULTS)["loss_spike"]
     assert (found.steps, found.alerts, found.found, found.total) == (1000, 1, 3, 4)
     assert (found.precision, found.recall) == (0.75, 0.75)
@@ -99,7 +99,7 @@ def test_precision_and_recall_of_a_rule_are_those_of_its_own_faults_and_runs() -
     assert (straggler.found, straggler.total) == (0, 1)
 
 
-def test_every_rule_of_the_catalogue_has_a_row_whether_there_is_data_or_not(tmp_path: Path) -> None:
+def test_every_rule_has_a_row_with_or_without_data(tmp_path: Path) -> None:
     """Steps on which nothing was chosen are counted for themselves."""
     tested = {
         "run": "c", "family": records.MLPERF, "kind": "mlperf", "steps": 20, "series": ["loss"],
@@ -126,7 +126,7 @@ def test_the_handbook_tells_what_was_measured_of_a_rule(monkeypatch: pytest.Monk
     assert handbook.measured(Xid()).startswith("not yet seen on a card")
 
 
-def test_each_section_of_the_handbook_tells_remedies_and_what_was_measured() -> None:
+def test_handbook_sections_have_remedies_and_measurements() -> None:
     text = handbook.handbook()
     for rule in all_rules():
         assert f"**What to do:** {rule.english.remedies['']}\n" in text, rule.id

@@ -78,7 +78,7 @@ def judged(moments: Iterable[Moment], *rules: Rule) -> Judged:
     return replay(moments, Plan(rules or all_rules()))
 
 
-def test_an_alert_has_its_onset_the_step_it_fired_at_and_the_last() -> None:
+def test_alert_has_its_onset_firing_step_and_last_step() -> None:
     found = judged(curve([0.5] * 10 + [2.0] * 4 + [0.5] * 10), HighLoss())
     assert (found.steps, found.failed) == (24, {})
     assert found.alerts == [BacktestAlert("high_loss", "warning", 9, 11, 14, "warning at 11")]
@@ -90,13 +90,13 @@ def test_an_alert_that_opens_again_is_the_same_one_at_its_worst() -> None:
     assert (alert.severity, alert.first_step, alert.last_step) == ("critical", 11, 33)
 
 
-def test_the_clock_passes_with_the_samples_and_rules_are_judged_by_it() -> None:
+def test_clock_passes_with_the_samples_that_are_judged() -> None:
     [alert] = judged(curve([0.5] * 30, every_s=7.0), Clocked()).alerts
     assert alert.message == "20 times"  # at 5, 10 ... 100 s
     assert alert.first_step == alert.onset_step == 15, "the newest step that had ended after 100 s"
 
 
-def test_a_hang_is_found_before_its_pause_and_a_short_one_is_none() -> None:
+def test_hang_is_found_before_its_pause_and_a_short_one_is_none() -> None:
     moments = curve([1.0] * 40)
     late = [Moment(one.time + 300.0, one.step + 40, one.values) for one in moments]
     [alert] = judged([*moments, *late], Hang()).alerts
@@ -112,7 +112,7 @@ def test_a_rule_that_fails_is_passed_over_and_told() -> None:
     assert list(found.failed) == ["a judgment by high_loss"]
 
 
-def test_a_restart_ends_alerts_and_what_comes_then_is_judged_for_itself() -> None:
+def test_restart_ends_alerts_and_what_follows_is_judged_anew() -> None:
     def begins(attempt: int, at: float, step: int) -> Moment:
         event = Event(kind="state", time=at, data={"state": "running", "start_step": step})
         return Moment(at, events=(event,), attempt=attempt)
@@ -142,7 +142,7 @@ def test_ranks_are_judged_side_by_side() -> None:
     assert found.steps == 120
 
 
-def test_rows_of_one_rank_and_step_come_together_as_an_agent_sends_them() -> None:
+def test_rows_of_a_rank_and_step_come_as_an_agent_sends_them() -> None:
     steps, times = [1, 2], [10.0, 11.0]
     loss = Group(steps, [10.01, 11.01], times, {"loss": [3.0, 2.0]})
     took = Group(steps, times, times, {"step_time_s": [1.0, 1.0]})

@@ -89,7 +89,7 @@ def test_a_stall_in_every_tenth_step_is_in_the_mean_alone(client: TestClient) ->
     assert mean["low"][1] < 1.12 < mean["high"][1]
 
 
-def test_a_run_that_is_too_short_is_compared_at_its_last_step_alone(client: TestClient) -> None:
+def test_run_that_is_too_short_is_compared_at_its_last_step(client: TestClient) -> None:
     found = compared(client, "slow", "short")
     assert measure(found, "step_time_s")["word"] == ["first", "too_short"]
     assert [one["too_short"] for one in found["sides"]] == [False, True]
@@ -100,7 +100,7 @@ def test_a_run_that_is_too_short_is_compared_at_its_last_step_alone(client: Test
     assert (first["loss_best"], first["loss_best_step"]) == (pytest.approx(1 + 2 / 400), 400)
 
 
-def test_steps_that_are_slow_in_a_group_are_many_but_count_as_few(client: TestClient) -> None:
+def test_slow_steps_in_a_group_count_as_few(client: TestClient) -> None:
     step = measure(compared(client, "slow", "drifts"), "step_time_s")
     assert step["word"] == ["first", "too_short"]
     assert step["steps"][1] == 379

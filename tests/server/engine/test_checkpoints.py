@@ -33,9 +33,7 @@ def test_a_checkpoint_is_written_while_the_engine_is_behind(bench: Bench, monkey
     assert any(0 < position < 100 for position in seen), f"the cursor stood at {seen} while frames were waiting"
 
 
-def test_a_piece_holds_a_few_runs_and_the_cursor_moves_behind_the_last(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_piece_holds_few_runs_and_the_cursor_moves_behind_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "RUNS_A_PIECE", 3)
     for place in range(10):
         bench.send({"loss": [2.0]}, [1], name=f"run{place}")
@@ -50,9 +48,7 @@ def test_a_piece_holds_a_few_runs_and_the_cursor_moves_behind_the_last(
     assert bench.rows(cursor)[0]["tail_id"] == 10
 
 
-def test_what_is_judged_between_two_pieces_is_judged_once_after_a_kill(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_judged_between_two_pieces_is_judged_once_after_a_kill(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "RUNS_A_PIECE", 1)
     engine = bench.engine()
     for step, loss in ((1, 2.0), (2, float("nan"))):
@@ -88,9 +84,7 @@ def test_a_source_that_falls_silent_loads_its_run_alone(bench: Bench) -> None:
 
 
 @pytest.mark.sql
-def test_how_far_the_rules_are_behind_is_counted_and_ingest_waits(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lag_of_the_rules_is_counted_and_ingest_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "_BATCH", 10)
     monkeypatch.setattr(scheduler, "MOST_LAG_FRAMES", 50)
     mono = Clock(1000.0)

@@ -109,7 +109,7 @@ def after(clocks: Clocks, seconds: float) -> tuple[list[str], str]:
 
 
 @pytest.mark.parametrize("after_s", [10, 60])
-def test_an_agent_is_lost_after_the_silence_that_its_project_has_set(bench: Bench, after_s: int) -> None:
+def test_agent_is_lost_after_the_silence_set_by_its_project(bench: Bench, after_s: int) -> None:
     clocks = with_setting(bench, after_s=after_s)
     clocks.wait(100)
     clocks.send({"loss": [1.0]}, [1], events=RUNS)

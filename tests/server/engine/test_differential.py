@@ -134,7 +134,7 @@ def disturb(draw: Random, judged: Judged) -> None:
 
 
 @pytest.mark.parametrize("seed", everyday(20, range(200)))
-def test_a_disturbed_engine_comes_to_the_alerts_of_an_undisturbed_one(two: tuple[Judged, Judged], seed: int) -> None:
+def test_disturbed_engine_has_the_alerts_of_an_undisturbed_one(two: tuple[Judged, Judged], seed: int) -> None:
     undisturbed, disturbed = two
     draw = Random(1000 + seed)
     for one in story(seed):

@@ -51,7 +51,7 @@ def states(bench: Bench) -> list[tuple[str, str]]:
 
 
 @each_way
-def test_a_new_alert_is_not_swallowed_by_an_older_one_of_its_rule(bench: Bench, how: str) -> None:
+def test_new_alert_is_not_swallowed_by_an_older_one_of_its_rule(bench: Bench, how: str) -> None:
     bench.send(NAN, range(1, 11))
     bench.send({"loss": [2.0] * 190}, range(11, 201))
     judge_all(bench)
@@ -71,7 +71,7 @@ def test_a_new_alert_is_not_swallowed_by_an_older_one_of_its_rule(bench: Bench, 
 
 
 @each_way
-def test_a_firing_alert_goes_on_and_is_resolved_when_its_trouble_is_over(bench: Bench, how: str) -> None:
+def test_firing_alert_goes_on_until_its_trouble_is_over(bench: Bench, how: str) -> None:
     bench.send(NAN, range(1, 11))
     judge_all(bench)
     [first] = bench.rows(alert)
@@ -125,7 +125,7 @@ def test_of_two_ranks_the_slower_one_is_waited_for_as_before(bench: Bench, how: 
 
 
 @pytest.mark.sqlite
-def test_a_firing_alert_of_an_older_version_goes_on_after_the_upgrade(tmp_path: Path) -> None:
+def test_firing_alert_of_an_older_version_goes_on(tmp_path: Path) -> None:
     (tmp_path / "perfagent.db").write_bytes(lzma.decompress(OLD.read_bytes()))
     bench = Bench(tmp_path)
     try:
@@ -144,7 +144,7 @@ def test_a_firing_alert_of_an_older_version_goes_on_after_the_upgrade(tmp_path: 
 
 
 @pytest.mark.parametrize("first", ["the new attempt", "the older attempt"])
-def test_how_an_older_attempt_ended_is_an_alert_whoever_reports_first(bench: Bench, first: str) -> None:
+def test_end_of_an_older_attempt_is_an_alert_in_any_order(bench: Bench, first: str) -> None:
     """torchrun starts the job again before the last frame of the rank that ran out of memory has come."""
     ended = Event(kind="state", time=NOW, step=20, data={"state": "oom", "reason": "CUDA out of memory"})
     running = Event(kind="state", time=NOW, data={"state": "running", "world_size": 1})
@@ -185,7 +185,7 @@ def test_a_run_that_hangs_goes_on_hanging_when_its_state_is_lost(bench: Bench, h
     assert wait(6) == [(ident, "resolved")]
 
 
-def test_an_alert_that_opened_twice_is_told_of_its_third_time_too(bench: Bench) -> None:
+def test_alert_that_opened_twice_is_told_a_third_time(bench: Bench) -> None:
     """The rows say how many times it was open: else the third message would count as the second one, which was sent."""
     now = NOW
     for begin in (1, 62, 123):

@@ -69,9 +69,7 @@ def test_a_rule_that_raises_is_heard_of_in_tests_and_backtests() -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_a_frame_that_cannot_be_judged_stops_no_run_and_is_logged_once(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_frame_that_cannot_be_judged_stops_no_run(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     engine = bench.engine()
     bench.send({"loss": [2.0] * 10}, range(1, 11), name="a")
     engine.run_once()
@@ -95,7 +93,7 @@ def test_a_frame_that_cannot_be_judged_stops_no_run_and_is_logged_once(
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_servers_that_die_with_a_poisonous_frame_tell_everything_once(bench: Bench) -> None:
+def test_servers_killed_by_a_poisonous_frame_tell_all_once(bench: Bench) -> None:
     for step in (1, 2, POISON, 14, POISON, 15):
         bench.send({"loss": [math.nan if step == 14 else 2.0]}, [step])
         bench.send({"loss": [math.nan if step == 15 else 2.0]}, [step], name="other")
@@ -143,7 +141,7 @@ def test_an_alert_that_no_table_takes_costs_no_other_alert(bench: Bench, monkeyp
     assert engine.run_once() == 0
 
 
-def test_a_snapshot_that_cannot_be_read_costs_its_run_the_past_alone(bench: Bench) -> None:
+def test_unreadable_snapshot_costs_its_run_only_the_past(bench: Bench) -> None:
     for engine, loss in ((bench.engine(), 2.0), (bench.engine(), math.nan)):
         for name in ("a", "b"):
             bench.send({"loss": [loss]}, [1 if loss == 2.0 else 2], name=name)

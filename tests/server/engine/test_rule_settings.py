@@ -55,13 +55,13 @@ def test_a_file_sets_thresholds_for_all_projects_and_for_one(tmp_path: Path) -> 
         ("[loss_spike", "is no TOML"),
     ],
 )
-def test_a_setting_that_there_is_not_is_refused_with_what_there_is(tmp_path: Path, text: str, says: str) -> None:
+def test_unknown_setting_is_refused_with_those_there_are(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=r"rules\.toml") as refused:
         read_rules_file(_file(tmp_path, text))
     assert says in str(refused.value)
 
 
-def test_every_rule_is_written_with_the_same_causes_in_both_languages() -> None:
+def test_rules_have_the_same_causes_in_both_languages() -> None:
     def thresholds(fires: str) -> set[str]:
         return {name for _, name, _, _ in string.Formatter().parse(fires) if name}
 
@@ -87,7 +87,7 @@ def _put(client: TestClient, rule: str, project: str = "", **body: Any) -> dict[
     return {"status": answer.status_code, **answer.json()}
 
 
-def test_profiles_are_off_until_a_file_or_the_api_switches_them_on(tmp_path: Path) -> None:
+def test_profiles_are_off_until_a_file_or_the_api_sets_them_on(tmp_path: Path) -> None:
     _file(
         tmp_path / "server-data",
         "[data_bound]\nprofile = true\n\n[projects.calm.data_bound]\nprofile = false\n[hang]\nprofile = false\n",
@@ -127,7 +127,7 @@ def test_a_rule_that_is_off_for_a_project_judges_no_run_of_it(client: TestClient
     until(lambda: alerts(again))
 
 
-def test_a_rule_that_is_switched_off_for_a_run_resolves_what_it_had_found(client: TestClient) -> None:
+def test_rule_switched_off_for_a_run_resolves_its_findings(client: TestClient) -> None:
     run = _log(client, "p", "sick", [1.0, "NaN"])
     until(lambda: client.get(f"/api/v1/runs/{run}/verdict").json()["rule"] == "nonfinite_loss")
     answer = client.patch(f"/api/v1/runs/{run}", json={"rules_off": ["nonfinite_loss"]})
@@ -152,7 +152,7 @@ def test_a_threshold_of_a_project_is_shown_there_alone(client: TestClient) -> No
     assert [shown(project) for project in ("a", long, "b", "")] == [5, 5, 2, 2]
 
 
-def test_of_every_rule_its_own_thresholds_may_be_set_and_none_without_sense(client: TestClient) -> None:
+def test_rules_take_their_own_thresholds_and_none_without_sense(client: TestClient) -> None:
     for rule in client.get("/api/v1/rules").json()["rules"]:
         same = _put(client, rule["rule"], thresholds=rule["defaults"])
         assert (same["status"], same["thresholds"]) == (200, rule["defaults"])

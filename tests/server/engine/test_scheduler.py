@@ -104,7 +104,7 @@ def test_the_thread_is_woken_and_publishes_the_alert(bench: Bench) -> None:
     assert bench.rows(cursor)[0]["tail_id"] == 1
 
 
-def test_a_deleted_run_is_forgotten_and_its_frames_are_passed_over(bench: Bench) -> None:
+def test_deleted_run_is_forgotten_and_its_frames_passed_over(bench: Bench) -> None:
     engine = bench.engine()
     bench.send({"loss": [1.0]}, [1])
     engine.run_once()
@@ -138,7 +138,7 @@ def test_an_alert_is_resolved_by_hand_once_and_told_to_be_over(bench: Bench) -> 
 
 
 @pytest.mark.parametrize("end", ["killed", "failed"])
-def test_all_places_name_the_last_completed_step_of_a_run_that_broke_off(bench: Bench, end: str) -> None:
+def test_all_places_name_the_last_step_of_a_broken_off_run(bench: Bench, end: str) -> None:
     """The loss of a step is known before the step is over."""
     engine = bench.engine(clock=Clock(NOW))
     steps = range(1, 41)
@@ -188,7 +188,7 @@ class Silent:
         return self.bench.rows(run)[0]["state"], rows
 
 
-def test_silence_of_thirty_seconds_is_lost_contact_and_reversible(bench: Bench) -> None:
+def test_silence_of_thirty_seconds_is_reversible_lost_contact(bench: Bench) -> None:
     job = Silent(bench)
     job.send(first=True)
     assert job.wait(0) == job.wait(29) == ("running", [])
@@ -234,7 +234,7 @@ def test_s10_a_jump_of_the_wall_clock_is_no_silence(bench: Bench, jump: float) -
         assert job.wait(5) == ("running", [])
 
 
-def test_the_verdict_of_a_silent_program_names_its_open_alert_too(bench: Bench) -> None:
+def test_verdict_of_a_silent_program_names_its_open_alert(bench: Bench) -> None:
     job = Silent(bench, "http-a", began_s=0)
     for level, title in (("info", "note"), ("warning", "disk"), ("critical", "reward fell"), ("warning", "queue")):
         told = Event(kind="alert", time=NOW, step=7, data={"title": title, "text": "look", "level": level})
@@ -249,7 +249,7 @@ def test_the_verdict_of_a_silent_program_names_its_open_alert_too(bench: Bench) 
         assert "note" not in words
 
 
-def test_a_program_without_an_agent_is_lost_after_ten_times_its_longest_pause(bench: Bench) -> None:
+def test_program_without_agent_is_lost_after_ten_longest_pauses(bench: Bench) -> None:
     job = Silent(bench, "http-a", began_s=0)
     for _ in range(12):
         if job.step:

@@ -145,7 +145,7 @@ def test_the_pauses_between_two_tries_grow(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("is_new", [False, True])
-def test_what_came_while_a_run_was_set_aside_is_judged_by_the_next_server(bench: Bench, is_new: bool) -> None:
+def test_frames_of_a_run_set_aside_are_judged_by_the_next_server(bench: Bench, is_new: bool) -> None:
     """Also of a new run, although nothing comes any more."""
     plans, clock = Breakable(), Clock(NOW)
     bench.send({"loss": [2.0]}, [1])
@@ -170,7 +170,7 @@ def test_what_came_while_a_run_was_set_aside_is_judged_by_the_next_server(bench:
 
 
 @pytest.mark.blocks
-def test_frames_that_the_tail_no_longer_holds_are_counted_as_left_out(bench: Bench) -> None:
+def test_frames_that_left_the_tail_are_counted_as_left_out(bench: Bench) -> None:
     plans, clock = Breakable(), Clock(NOW)
     engine = broken(bench, plans, clock)
     for step in (2, 3):
@@ -222,7 +222,7 @@ class Fragile(Plan):
 
 
 @pytest.mark.sql
-def test_a_run_that_fails_frame_after_frame_is_set_aside_and_made_anew(bench: Bench) -> None:
+def test_run_that_fails_again_and_again_is_set_aside(bench: Bench) -> None:
     clock, plan = Clock(NOW), Fragile(all_rules())
     engine = bench.engine(clock=clock, plan_of=lambda *_: plan)
     bench.send({"loss": [2.0]}, [1])
@@ -289,7 +289,7 @@ def test_the_rest_of_a_setting_counts(bench: Bench) -> None:
     assert settings.ignored("other") == []
 
 
-def test_a_server_that_starts_with_a_setting_that_is_none_alerts_and_names_it(tmp_path: Path) -> None:
+def test_server_with_a_wrong_setting_alerts_and_names_it(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "server-data")
     settings_of(bench, "loss_spike", '{"gone": 1}')
     bench.database.close()
@@ -315,7 +315,7 @@ def test_a_run_whose_row_cannot_be_read_is_judged(bench: Bench, column: str) -> 
 
 
 @pytest.mark.blocks
-def test_a_frame_that_cannot_be_decoded_is_packed_by_no_compactor(bench: Bench) -> None:
+def test_frame_that_cannot_be_decoded_is_never_compacted(bench: Bench) -> None:
     engine = bench.engine()
     bench.send({"loss": [2.0]}, [1], name="odd")
     bench.write(update(tail).values(frame=b"\xc1\xc1"))
@@ -400,7 +400,7 @@ def test_a_retention_that_cannot_be_read_deletes_nothing(bench: Bench) -> None:
     assert [policies.of(project).runs_days for project in ("a", "b", "c")] == [None, None, 1.0]
 
 
-def test_a_key_whose_limits_cannot_be_read_has_those_of_the_server(bench: Bench) -> None:
+def test_key_with_unreadable_limits_has_those_of_the_server(bench: Bench) -> None:
     keys = Keys(bench.database, "pepper")
     _, token = keys.create("ingest", "a")
     bench.write(update(api_key).values(limits="?"))

@@ -55,7 +55,7 @@ def test_a_trainer_that_falls_silent_beside_its_watcher_hangs(bench: Bench) -> N
     assert [row["state"] for row in bench.rows(run)] == ["lost"]
 
 
-def test_a_trainer_that_falls_silent_before_its_first_step_is_slow_to_begin(bench: Bench) -> None:
+def test_trainer_silent_before_its_first_step_is_slow_to_begin(bench: Bench) -> None:
     clock = Clock(NOW)
     engine = bench.engine(clock=clock)
     running = Event(kind="state", time=NOW, data={"state": "running", "world_size": 1})

@@ -248,7 +248,7 @@ def test_a_database_that_is_away_is_no_fault_of_the_rules(bench: Bench) -> None:
         assert watched.told() == []
 
 
-def test_a_frame_that_waits_while_the_rules_say_that_they_judge_is_told(bench: Bench) -> None:
+def test_frame_that_waits_while_the_rules_judge_is_told(bench: Bench) -> None:
     with Watched(bench, Faulty(bench.store, None)) as watched:
         until(lambda: watched.engine.judged()[1], why="the thread knows its runs")
         bench.send({"loss": [1.0]}, [1])

@@ -162,7 +162,7 @@ def test_a_fleet_is_told_once_a_second_of_runs_that_moved() -> None:
     assert world.asked == [["r1", "r2"], ["r1"]]
 
 
-def test_a_fleet_of_more_runs_than_fit_a_message_is_told_in_turns() -> None:
+def test_fleet_too_large_for_a_message_is_told_in_turns() -> None:
     world = Pages(FLEET)
     names = [f"r{number}" for number in range(2500)]
     for begin in range(0, 2500, 500):
@@ -188,7 +188,7 @@ def test_bands_are_dropped_when_a_run_has_ended_or_is_deleted() -> None:
 
 
 @pytest.mark.fault
-def test_s07_a_fleet_page_that_does_not_read_lags_and_is_told_everything_again() -> None:
+def test_s07_fleet_page_that_does_not_read_is_told_all_again() -> None:
     world = Pages(FLEET)
     (page,) = world.pages
     for step in range(1, 70):
@@ -202,7 +202,7 @@ def test_s07_a_fleet_page_that_does_not_read_lags_and_is_told_everything_again()
 
 
 @pytest.mark.fault
-def test_s07_an_inbox_that_is_full_of_bytes_makes_pages_fetch_anew() -> None:
+def test_s07_inbox_full_of_bytes_makes_pages_fetch_anew() -> None:
     world = Pages(FLEET, Subscription())
     large = stored("r1", **{f"metric/{number}": [1.0] * 40_000 for number in range(100)})  # type: ignore[arg-type]  # 32 MB
     for _ in range(4):

@@ -138,7 +138,7 @@ def test_bands_of_one_step_with_a_number_that_is_none() -> None:
     assert (band["mean"], band["nonfinite"], band["count"]) == ([1.0, "NaN"], [1, 2], [2, 2])
 
 
-def test_a_fleet_and_pages_of_a_run_are_told_of_it_until_it_is_deleted(client: TestClient) -> None:
+def test_fleet_and_run_pages_are_told_until_a_run_is_deleted(client: TestClient) -> None:
     with open_page(client, runs=[], fleet=True, names=["loss"]) as fleet, open_page(client) as page:
 
         def fleet_tells(**expected: Any) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def test_a_fleet_and_pages_of_a_run_are_told_of_it_until_it_is_deleted(client: T
         assert told == {"r1": None}
 
 
-def test_a_message_that_is_no_subscription_is_answered_and_the_page_lives_on(client: TestClient) -> None:
+def test_wrong_subscription_is_answered_and_the_page_lives_on(client: TestClient) -> None:
     with open_page(client) as page:
         for text in (
             "", "no json", "[]", "{}", '{"subscribe": 1}', '{"subscribe": {"runs": [1]}}', "[" * 50_000,
@@ -253,7 +253,7 @@ def test_a_page_ends_with_its_key_and_others_go_on(tmp_path: Path) -> None:
 @pytest.mark.real
 @pytest.mark.fault
 @pytest.mark.long
-def test_s07_a_page_that_does_not_read_is_told_that_it_lags_and_ingest_goes_on(tmp_path: Path) -> None:
+def test_s07_page_that_does_not_read_lags_and_ingest_goes_on(tmp_path: Path) -> None:
     with (
         listening(tmp_path) as server,
         connect(f"ws://127.0.0.1:{server.settings.port}/ws/live", max_size=None, max_queue=1) as sleeper,

@@ -447,9 +447,7 @@ def test_a_server_whose_rules_are_stuck_gives_its_runs_up(
 
 
 @pytest.mark.sql
-def test_a_command_beside_an_older_server_leaves_its_tables_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_beside_an_older_server_leaves_tables_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from alembic import command
 
     address = postgresql_server.empty_database("perfagent_older")

@@ -18,7 +18,7 @@ def finding(
     return Finding(rule=rule, severity=severity, message="...", cost=cost, gain_pct=gain, evidence=evidence)
 
 
-def test_a_wait_costs_its_share_of_the_runs_hour_in_money_and_in_words() -> None:
+def test_wait_costs_its_share_of_the_runs_hour() -> None:
     told = with_money(finding("data_bound", cost="0.31 s of each step of 1 s", gain=31.0, share_pct=31.0), EUR)
     assert (told.money_per_hour, told.currency) == (pytest.approx(3.1), "EUR")
     assert told.cost == "0.31 s of each step of 1 s: 3.10 EUR an hour"

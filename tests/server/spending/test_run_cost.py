@@ -69,7 +69,7 @@ def test_hours_and_energy_of_all_ranks_and_attempts_add_up(client: TestClient) -
     assert found["currency"] == "EUR"
 
 
-def test_an_hour_of_a_run_that_goes_on_is_that_of_the_processes_it_has_now(client: TestClient) -> None:
+def test_hour_of_a_live_run_is_that_of_its_present_processes(client: TestClient) -> None:
     put_price(client, gpu_hour=2.0, currency="USD")
     on_two_hosts(client, 1, BEGIN, 2.0, 0.0)
     process(client, 0, "node0", hours=1.0, attempt=2, begin=BEGIN + 2 * HOUR_S, end=None, gpu__memory_used_bytes=1e9)
@@ -98,7 +98,7 @@ def test_what_is_not_known_has_no_price(client: TestClient) -> None:
     assert (found["gpu_hours"], found["cpu_core_hours"], found["money"]) == (None, None, None)
 
 
-def test_joules_a_token_are_those_of_all_gpus_over_the_tokens_of_a_step(client: TestClient) -> None:
+def test_joules_a_token_are_of_all_gpus_over_a_steps_tokens(client: TestClient) -> None:
     for rank in range(2):
         process(
             client, rank, "node", hours=0.01, tokens_per_s=1000.0, step_time_s=0.5, gpu__energy_per_step_j=100.0

@@ -35,7 +35,7 @@ def phases(share: dict[str, float], *, steps: int = 200, step_s: float = 1.0) ->
 
 @pytest.mark.parametrize("name", ["loss", "train/loss"])
 @pytest.mark.parametrize(("bad", "count"), [(math.nan, 1), (math.nan, 10), (math.inf, 1)])
-def test_a_nan_whose_alert_somebody_closed_does_not_make_a_run_healthy(name: str, count: int, bad: float) -> None:
+def test_nan_with_a_closed_alert_makes_no_run_healthy(name: str, count: int, bad: float) -> None:
     changes, judge = judge_series({name: [2.0] * 50 + [bad] * count})
     (alert,) = fired(changes)
     assert judge.resolve(alert.alert, judge.window.now, "by hand")
@@ -161,20 +161,20 @@ def test_what_healed_before_the_end_is_told_once() -> None:
     assert "from step 90; over by step 99" in told
 
 
-def test_what_was_open_when_a_run_was_killed_is_told_beside_its_end() -> None:
+def test_open_findings_of_a_killed_run_are_told_beside_its_end() -> None:
     said = verdict_of({"loss": [2.0] * 100 + [math.nan] * 100}, end="killed")
     assert said.rule == "process_crash"
     assert "nonfinite_loss, from step 101" in said.message
 
 
 @pytest.mark.parametrize(("padding_pct", "rule"), [(89.0, "tokens_wasted"), (31.0, "healthy")])
-def test_padding_that_costs_more_than_a_third_of_the_step_is_told(padding_pct: float, rule: str) -> None:
+def test_padding_that_costs_over_a_third_of_the_step_is_told(padding_pct: float, rule: str) -> None:
     said = verdict_of(phases({}, step_s=0.1) | {"batch/padding_pct": [padding_pct] * 200}, step_s=0.1)
     assert (said.rule, said.severity, f"{padding_pct:.0f} %" in said.message) == (rule, "info", True)
 
 
 @pytest.mark.parametrize(("end", "rule"), [(4.0, "loss_divergence"), (1.5, "healthy")])
-def test_a_run_whose_loss_ends_above_where_it_began_is_not_healthy(end: float, rule: str) -> None:
+def test_run_whose_loss_ends_above_its_beginning_is_not_healthy(end: float, rule: str) -> None:
     """Too short to be sure that it diverged."""
     said = verdict_of({"loss": [2.3 * 0.93**step for step in range(40)] + [0.13] * 100 + [end] * 9})
     assert (said.rule, said.severity) == (rule, "info")
@@ -205,7 +205,7 @@ def test_a_run_whose_loss_grew_is_told_so_whatever_way_it_took(losses: list[floa
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_losses_of_gans_and_policies_may_be_above_where_they_began(seed: int) -> None:
+def test_losses_of_gans_and_policies_may_rise(seed: int) -> None:
     draw = random.Random(seed)
     gan = [(0.7 + 0.5 * min(1.0, step / 100)) * math.exp(0.15 * draw.gauss(0.0, 1.0)) for step in range(600)]
     policy = [draw.gauss(0.0, 0.1) for _ in range(600)]
@@ -232,7 +232,7 @@ def test_what_is_not_compute_is_no_training(phase: str, said: str) -> None:
     assert found.evidence["wall_time_pct"]["training"] == pytest.approx(40.0)
 
 
-def test_a_phase_that_the_script_times_itself_is_not_told_to_be_timed() -> None:
+def test_phase_timed_by_the_script_is_not_told_to_be_timed() -> None:
     fix = verdict_of(phases({"plots": 0.2})).fix
     assert ("run.phase" in fix, "do it more rarely" in fix) == (False, True)
 
@@ -267,9 +267,7 @@ def found(rule: str, severity: str, **more: object) -> Finding:
         ([("allocator_churn", "info")], "healthy"),  # with the fix of what slows it a little
     ],
 )
-def test_the_headline_is_what_is_worst_and_then_what_spoils_the_result(
-    findings: list[tuple[str, str]], first: str
-) -> None:
+def test_headline_is_the_worst_then_what_spoils_the_result(findings: list[tuple[str, str]], first: str) -> None:
     pressure = {"cpu_oversubscribed": {"pressure_pct": 95.0}}
     told = [found(rule, severity, evidence=pressure.get(rule, {})) for rule, severity in findings]
     ordered = worst_first(told, {rule.id: rule for rule in all_rules()})

@@ -383,7 +383,7 @@ def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(kind: str, stop: 
 
 
 @pytest.mark.real
-def test_another_number_of_workers_of_a_resumable_loader_is_refused() -> None:
+def test_resumable_loader_refuses_another_number_of_workers() -> None:
     first, second = made(), made()
     train(first, source("resumable", 2), 3)
     second.load_state_dict(first.state_dict())

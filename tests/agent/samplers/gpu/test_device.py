@@ -92,7 +92,7 @@ def test_memory_is_what_processes_hold_and_free_is_free(version_2: str, used: in
         assert library.calls["nvmlDeviceGetMemoryInfo_v2"] == 1, "at the start"
 
 
-def test_throttle_reasons_are_told_under_both_names_of_the_function() -> None:
+def test_throttle_reasons_come_from_both_names_of_the_call() -> None:
     for unsupported in (set(), {"nvmlDeviceGetCurrentClocksEventReasons"}):
         reasons = pynvml.nvmlClocksEventReasonHwThermalSlowdown | pynvml.nvmlClocksEventReasonGpuIdle
         gpu, _ = the(FakeGpu(reasons=reasons, unsupported=unsupported))
@@ -100,7 +100,7 @@ def test_throttle_reasons_are_told_under_both_names_of_the_function() -> None:
         assert told == {"throttle_hw_thermal_pct"}
 
 
-def test_counters_come_in_one_call_and_missing_ones_are_not_asked_again() -> None:
+def test_counters_come_in_one_call_and_missing_ones_once() -> None:
     asked: list[int] = []
 
     class Noting(FakeNvml):

@@ -155,7 +155,7 @@ def test_an_xid_is_a_value_of_its_moment_and_an_event() -> None:
 
 
 @pytest.mark.fault
-def test_a22_a_lost_gpu_is_told_once_with_its_xid_and_others_go_on() -> None:
+def test_a22_lost_gpu_is_told_once_with_its_xid_others_go_on() -> None:
     lost, other = FakeGpu(uuid="GPU-a", memory=(3, 10), reserved=2), FakeGpu(uuid="GPU-b")
     library = FakeNvml(lost, other)
     watch = Watch(library)
@@ -172,7 +172,7 @@ def test_a22_a_lost_gpu_is_told_once_with_its_xid_and_others_go_on() -> None:
 
 
 @pytest.mark.fault
-def test_a22_a_shutdown_of_nvml_by_the_script_leaves_a_gap_of_seconds() -> None:
+def test_a22_shutdown_of_nvml_leaves_a_gap_of_seconds() -> None:
     library = FakeNvml(gpu := FakeGpu(energy_mj=5_000))
     watch = Watch(library)
     watch.poll(4)

@@ -81,7 +81,7 @@ def test_the_kernels_log_stands_in_where_events_cannot_be_had(kernel: Kernel) ->
 
 
 @pytest.mark.fault
-def test_a22_without_events_and_without_a_log_nothing_is_an_error() -> None:
+def test_a22_without_events_and_log_nothing_is_an_error() -> None:
     class Without(FakeNvml):
         def nvmlEventSetCreate(self) -> object:  # noqa: N802 - the library's own name
             raise pynvml.NVMLError(pynvml.NVML_ERROR_RESET_REQUIRED)

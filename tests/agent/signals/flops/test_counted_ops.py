@@ -195,7 +195,7 @@ KERNELS = {
 
 
 @pytest.mark.parametrize(("line", "hidden"), KERNELS.items())
-def test_products_in_the_compilers_kernels_make_the_count_unknown(record, monkeypatch, tmp_path, line, hidden):
+def test_products_in_compiled_kernels_make_the_count_unknown(record, monkeypatch, tmp_path, line, hidden):
     """Of those nothing is recorded: what is left would pass for all."""
     written_by_inductor(monkeypatch, tmp_path, "import torch", line)
     torch.compile(lambda x: x + 1, backend="eager")

@@ -94,7 +94,7 @@ def test_a_script_may_profile_in_the_recorded_step(record, backward, times):
     assert [profiled(lambda: X * 2)[1] for _ in range(20)] == [1] * 20
 
 
-def test_a_backward_pass_in_the_roots_own_call_breaks_nothing_off(record):
+def test_backward_pass_inside_the_root_call_breaks_nothing_off(record):
     model = Linear(lambda made: made.sum().backward(retain_graph=True))
     record(model)
     assert not recorded_step(model, loss_of).broken_off
@@ -119,7 +119,7 @@ def test_a_recording_puts_back_what_it_replaced():
     assert seen == 2, "what somebody holds on to of it breaks nothing off"
 
 
-def test_a_recording_that_somebody_ended_does_not_reach_the_training(record, caplog):
+def test_recording_that_somebody_ended_leaves_training_alone(record, caplog):
     def ends(_):
         if torch.autograd._profiler_enabled():
             torch._C._autograd._disable_profiler_legacy()
@@ -151,7 +151,7 @@ def test_nested_tensors_have_no_shapes_to_be_asked_for(record, capfd, layout, in
     assert "RecordFunction" not in capfd.readouterr().err
 
 
-def test_a_range_that_the_script_names_leads_nowhere_when_it_ends(recording):
+def test_range_that_the_script_names_leads_nowhere_at_its_end(recording):
     """It would write into a profiler of the script's that began in the midst of it, or since: an abort or a hang in
     some runs."""
     with record_function("a range"):
