@@ -215,8 +215,10 @@ class Machine:
         if found.since_step == known.since_step or found.evidence.get("step", -1) == known.evidence.get("step"):
             known.message, known.title = _with_its_cause(found.message, known), found.title  # name the ranks
         if worse(found.severity, known.severity):
+            _keep_what_joined(known, found)
             known.severity, known.gain_pct = found.severity, found.gain_pct
             known.message, known.title = found.message, found.title
+            known.cause, known.fix = found.cause, found.fix
             known.evidence = {**found.evidence}
         return True
 

@@ -54,10 +54,14 @@ def test_within_the_cool_down_the_same_alert_opens_again() -> None:
 
 def test_more_ranks_or_a_higher_severity_change_the_open_alert() -> None:
     machine = Machine("x")
-    machine.observe(LIFE, found(ranks=[0]), 1, 1.0, "run")
-    change = machine.observe(LIFE, found("critical", [3]), 2, 2.0, "run")
+    machine.observe(LIFE, found(ranks=[0], cause="mild", fix="wait"), 1, 1.0, "run")
+    assert machine.finding is not None
+    machine.finding.evidence = {"also": "the gradients"}
+    change = machine.observe(LIFE, found("critical", [3], cause="bad", fix="stop"), 2, 2.0, "run")
     assert change is not None
-    assert (change.kind, change.finding.severity, change.finding.ranks) == ("update", "critical", [0, 3])
+    told = change.finding
+    assert (change.kind, told.severity, told.ranks) == ("update", "critical", [0, 3])
+    assert (told.cause, told.fix, told.evidence) == ("bad", "stop", {"also": "the gradients"})
     assert machine.observe(LIFE, found("warning", [3]), 3, 3.0, "run") is None
 
 

@@ -14,6 +14,7 @@ from perfagent_server.alerts.state_machine import Change
 from perfagent_server.rules.hardware.ecc import Ecc
 from perfagent_server.rules.hardware.link_errors import LinkErrors
 from perfagent_server.rules.hardware.throttling import Throttling
+from perfagent_server.rules.hardware.xid import Xid
 
 # ---- throttling
 
@@ -172,9 +173,8 @@ def test_an_error_of_the_driver_is_an_alert_until_the_run_ends() -> None:
     assert (found.rule, found.severity, found.cause, found.since_step) == ("xid", "warning", "the program", 20)
     evaluator = restored(evaluator)
     assert report(what="found", gpus=[]) == []
-    [worse] = report(rank=1, what="xid", code=48, index=1)
+    [worse] = report(rank=1, what="xid", code=79, index=1)
     assert (worse.kind, worse.finding.severity, worse.finding.ranks) == ("update", "critical", [0, 1])
+    assert (worse.finding.cause, worse.finding.evidence["code"]) == ("fallen off the bus", 79)
+    assert worse.finding.fix == Xid.english.remedies["fallen off the bus"]
     assert evaluator.verdict().rule == "xid"
-    evaluator = make_evaluator()
-    [gone] = report(what="xid", code=79, index=3)
-    assert (gone.finding.severity, gone.finding.cause) == ("critical", "fallen off the bus")
