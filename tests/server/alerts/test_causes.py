@@ -97,21 +97,6 @@ def test_what_explains_nothing_is_left_out(explains: Any) -> None:
     assert tell(judge, event) == []
 
 
-@pytest.mark.parametrize("causes", [[1], None, "text", {"rank": 0}, [{"rank": "a"}], [{"rank": 0}], 7])
-def test_evidence_of_a_sender_that_is_no_list_of_causes_is_none(causes: Any) -> None:
-    """A finding under a rule's name, with anything under the name `causes`: it fires, and what explains it still
-    joins."""
-    judge = make_evaluator()
-    said = finding(20, "It hangs.", rules=["hang"])
-    said.data["evidence"] = {"causes": causes}
-    del said.data["explains"]
-    (alert,) = fired(judge.take(frame({"loss": [1.0]}, [20], events=[said])))
-    assert alert.finding.rule == "hang"
-    tell(judge, finding(20, "Rank 0 waits in all_reduce.", rules=["hang"]))
-    (found,) = judge.findings()
-    assert [entry["message"] for entry in found.evidence["causes"]] == ["Rank 0 waits in all_reduce."]
-
-
 @pytest.mark.parametrize("rank", ["abc", None, [1], math.nan])
 def test_a_cause_is_of_the_rank_that_sent_it_and_told_once(rank: Any) -> None:
     _, judge = nan_at(20)
@@ -144,13 +129,6 @@ def test_rank_where_a_nan_began_is_told_in_any_order_of_frames(first: int) -> No
         assert found.message == f"The loss became NaN in step 30 on rank 1; the last finite value was 1. {said[1]}"
         assert (found.since_step, found.evidence["step"], found.ranks) == (30, 30, [0, 1])
         assert [cause["rank"] for cause in found.evidence["causes"]] == [1, 0]
-
-
-def test_loss_counted_from_0_does_not_take_over_the_alert() -> None:
-    _, judge = judge_series({"loss": [1.0] * 19 + [math.nan]})
-    judge.take(frame({"train/loss": [1.0] * 19 + [math.nan]}, range(20), ident=70))
-    (found,) = judge.findings()
-    assert (found.since_step, found.evidence["series"]) == (20, "loss")
 
 
 def test_explanation_of_a_crash_follows_the_exception() -> None:

@@ -14,10 +14,10 @@ from posting import Posts
 from sqlalchemy import update
 
 from perfagent.wire import Finding
-from perfagent_server.alerts import reminders, tables
+from perfagent_server.alerts import tables
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.alerts.state_machine import Change
-from perfagent_server.store.tables import alert, channel
+from perfagent_server.store.tables import alert
 
 HOUR, MONTH = 3600.0, 30 * 86_400.0
 LINK = "http://here/run/{}".format
@@ -81,58 +81,6 @@ def test_messages_keep_their_order_after_a_jump(bench: Channel, jump: float, is_
         bench.outbox.send_due()
         bench.wait(10)
     assert bench.posts.arrived == ["firing", "resolved"]
-
-
-@pytest.mark.parametrize("jump", [HOUR, MONTH])
-def test_a_retry_that_a_clock_ahead_has_dated_is_made(bench: Channel, jump: float) -> None:
-    bench.change("fire")
-    bench.posts.answer = lambda count: 500 if count == 1 else 200
-    bench.wall.at += jump
-    bench.outbox.send_due()
-    bench.wall.at -= jump
-    bench.wait(5)
-    bench.outbox.send_due()
-    assert bench.posts.arrived == ["firing"]
-
-
-def test_an_alert_that_opened_again_by_a_clock_ahead_is_told(bench: Channel) -> None:
-    bench.change("fire")
-    bench.change("resolve")
-    bench.outbox.send_due()
-    bench.outbox.send_due()
-    bench.change("reopen", opening=2, ahead_s=MONTH)
-    bench.restart()
-    bench.outbox.send_due()
-    assert bench.posts.arrived == ["firing", "resolved", "firing"]
-
-
-def test_a_chat_that_was_told_by_a_clock_ahead_is_told_again(bench: Channel) -> None:
-    bench.change("fire")
-    bench.wall.at += MONTH
-    bench.outbox.send_due()
-    bench.wall.at -= MONTH
-    bench.set(update(channel).values(kind="slack", group_s=600.0))
-    bench.change("fire", name="al_2")
-    sent = 0
-    for _ in range(3):
-        bench.wait(10)
-        sent += bench.outbox.send_due()
-    assert sent, "no message of the last ten minutes holds it back"
-
-
-def test_reminder_comes_after_a_firing_dated_by_a_clock_ahead(bench: Channel) -> None:
-    bench.set(update(channel).values(repeat_s=600.0))
-    bench.change("fire", ahead_s=MONTH)
-    bench.outbox.send_due()
-
-    def remind(connection: Any) -> None:
-        reminders.repeat(connection, reminders.due_again(connection, bench.wall.at), bench.wall.at, LINK)
-
-    for _ in range(4):
-        bench.wait(301)
-        bench.database.write(remind)
-        bench.outbox.send_due()
-    assert bench.posts.arrived == ["firing"] * 3, "one at once, and one after ten minutes"
 
 
 def test_a_snooze_lasts_although_the_clock_was_set_back(bench: Channel) -> None:

@@ -10,11 +10,10 @@ import pytest
 from api_builders import ADMIN_TOKEN, Listening, listening
 from builders import Receiver, free_port, until, web
 from commands import perfagent, perfagent_process
-from listening import answering, say
 from preloaded import Ended
 from standardwebhooks import Webhook
 
-from perfagent.errors import ConfigError, PerfagentError
+from perfagent.errors import ConfigError
 from perfagent_server.commands.connection import AdminApi
 
 pytestmark = pytest.mark.real
@@ -107,41 +106,6 @@ def test_what_cannot_be_done_is_said(
 def test_wrong_address_is_not_called_a_server_that_is_down(tmp_path: Path, address: str) -> None:
     with pytest.raises(ConfigError, match="must begin with http:// or https://"):
         AdminApi(address, tmp_path)
-
-
-def page(kind: str, body: str) -> bytes:
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    return (head + body).encode()
-
-
-def test_an_answer_of_another_program_is_said_to_be_one(tmp_path: Path) -> None:
-    answer = page("text/html; charset=utf-8", "<html>a notebook</html>")
-    with (
-        answering(lambda connection: say(connection, answer)) as address,
-        pytest.raises(PerfagentError, match="is no perfagent server: it sent text/html"),
-    ):
-        AdminApi(f"http://{address}", tmp_path).request("GET", "/channels")
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "keys list",
-        "keys login",
-        "users list",
-        "channels list",
-        "channels test c",
-        "alerts list",
-        "silences list",
-        "prices list",
-    ],
-)
-def test_json_of_another_program_is_no_traceback(tmp_path: Path, command: str) -> None:
-    answer = page("application/json", '{"status": "ok"}')
-    with answering(lambda connection: say(connection, answer)) as address:
-        ended = perfagent(tmp_path, *command.split(), "--server", f"http://{address}", PERFAGENT_API_KEY="k")
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert address in ended.stderr and "does not answer like a perfagent server" in ended.stderr
 
 
 def test_only_an_administrator_may_and_a_missing_server_is_said(unchanged: Listening, tmp_path: Path) -> None:

@@ -101,12 +101,3 @@ def test_a_level_that_swings_is_one_alert(
     told: Told, seconds: float, share: Callable[[int], float], events: list[str]
 ) -> None:
     assert [one.event for one in play(told, seconds, share)] == events
-
-
-def test_what_was_not_sent_is_summed_up_in_the_next_message(told: Told) -> None:
-    messages = play(told, 620, lambda step: 0.15 if step % 400 < 200 else 0.0)
-    assert [one.event for one in messages][:2] == ["firing", "resolved"]
-    play(told, 400, lambda _: 0.15, first=1241)
-    said = [json.loads(row["body"])["data"]["alert"] for row in told.deliveries() if b"Reopened" in row["body"]]
-    [again] = [alert for alert in said if alert["rule"] == "data_bound"]
-    assert "Reopened 3 times since 22:16 UTC." in again["message"]

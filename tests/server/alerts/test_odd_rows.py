@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,12 @@ import pytest
 from api_builders import api
 from clocks import Clock
 from engine_bench import NOW, Bench
-from frames import state
 from posting import Posts
 from sqlalchemy import delete, text
 
-from perfagent.wire import Finding
-from perfagent_server.alerts import channels
 from perfagent_server.alerts.outbox import Outbox
-from perfagent_server.alerts.reports import Reports
 from perfagent_server.database import Database
-from perfagent_server.store.tables import channel, delivery, run, silence, source
-from perfagent_server.store.write.lifecycle import mark_lost
+from perfagent_server.store.tables import silence
 
 ODD: list[Any] = ["soon", "", -1.0, 1e308, math.inf, -math.inf, b"\xff", 2**62]
 
@@ -46,12 +40,6 @@ def put(database: Database, table: Any, **values: Any) -> None:
         database.write(lambda connection: connection.execute(row, values) and None)
 
 
-def set_odd(bench: Bench, table: Any, column: str, value: Any, row: str) -> None:
-    changed = text(f'UPDATE {table.name} SET "{column}" = :value WHERE id = :row')
-    with contextlib.suppress(Exception):
-        bench.database.write(lambda connection: connection.execute(changed, {"value": value, "row": row}) and None)
-
-
 def got(bench: Bench) -> list[str]:
     """Where an outbox that looks three times sends something."""
     posts = Posts()
@@ -59,16 +47,6 @@ def got(bench: Bench) -> list[str]:
     for _ in range(3):
         outbox.send_due()
     return posts.urls
-
-
-def odd_channel(bench: Bench, **options: Any) -> str:
-    new = channels.NewChannel(name="odd", url="https://example.org/odd", **options)
-    return bench.database.write(lambda connection: channels.create(connection, new, NOW))[0]
-
-
-def reports_of(bench: Bench) -> Reports:
-    found = Finding(rule="healthy", severity="info", message="", ranks=[])
-    return Reports(database=bench.database, verdict_of=lambda _run: found, is_well=lambda: True, link=str)
 
 
 def tell(bench: Bench) -> None:
@@ -105,34 +83,3 @@ def test_a_silence_that_cannot_be_read_is_named_with_the_rules(tmp_path: Path) -
         assert "si_1" in named["setting"]
         assert client.get("/api/v1/silences").json() == {"silences": []}
         assert client.delete("/api/v1/silences/si_1").status_code == 204
-
-
-def test_messages_reach_a_channel_beside_those_with_odd_columns(bench: Bench) -> None:
-    for column, odd in product([one.name for one in channel.columns if one.name != "id"], ODD):
-        set_odd(bench, channel, column, odd, odd_channel(bench, summaries=True, every_s=60.0, repeat_s=60.0))
-    new = channels.NewChannel(name="digests", url="https://example.org/digests", every_s=60.0)
-    fine = bench.database.write(lambda connection: channels.create(connection, new, NOW))[0]
-    tell(bench)
-    with contextlib.suppress(TypeError, ValueError, LookupError):
-        reports_of(bench).write(NOW + 100)
-    assert "https://example.org/hook" in got(bench), "nor do they keep an alert back"
-    assert [row["event"] for row in bench.rows(delivery) if row["channel"] == fine].count("digest") == 1
-
-
-@pytest.mark.parametrize("column", ["started", "ended", "clock_offset_s", "contact"])
-def test_unreadable_source_keeps_no_other_from_being_lost(bench: Bench, column: str) -> None:
-    bench.send({"loss": [1.0]}, [1], name="a", events=[state("failed", time=NOW)])
-    bench.send({"loss": [1.0]}, [1], name="a", rank=1)
-    bench.send({"loss": [1.0]}, [1], name="b")
-    set_odd(bench, source, column, "soon", "a-1-0")
-    said = [row["id"] for row in bench.rows(source)]
-    assert "b" in bench.database.write(lambda connection: mark_lost(connection, said))
-
-
-@pytest.mark.parametrize("column", ["started", "ended", "step"])
-def test_a_run_that_cannot_be_read_is_summed_up_all_the_same(bench: Bench, column: str) -> None:
-    odd_channel(bench, summaries=True)
-    bench.send({"loss": [1.0]}, [1], name="a", events=[state("finished", time=NOW + 1)])
-    set_odd(bench, run, column, "soon", "a")
-    reports_of(bench).write(NOW + 60)
-    assert [row["event"] for row in bench.rows(delivery)] == ["run.ended"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from builders import Receiver, free_port, until
+from builders import Receiver, free_port
 from clocks import Clock
 from data_folder import place_of
 from engine_bench import NOW
@@ -200,20 +200,6 @@ def test_w04_five_days_of_failures_disable_a_channel(database: Database) -> None
     assert [row["event"] for row in deliveries(database) if row["channel"] == other] == ["channel.disabled"]
 
 
-def test_a_clock_that_jumps_ahead_disables_no_channel(database: Database) -> None:
-    name, _ = add_channel(database)
-    fire(database, "al_1", severity="warning")
-    clock = send_all(database, Posts(lambda _: 500), looks=3)
-    database.write(lambda connection: connection.execute(update(delivery).values(state="failed")) and None)
-    fire(database, "al_2", severity="warning", at=clock.at)
-    clock.at += DISABLE_AFTER_S + 3600
-    outbox = Outbox(database, clock=clock, send=Posts(lambda _: 500))
-    for _ in range(3):
-        outbox.send_due()
-        clock.at += 10
-    assert shown(database)[name]["enabled"]
-
-
 @pytest.mark.fault
 @pytest.mark.sql
 def test_w04_receiver_back_after_three_days_gets_everything(database: Database) -> None:
@@ -320,19 +306,6 @@ def test_a_refused_address_is_the_error_of_its_delivery(database: Database) -> N
     fire(database, "al_1")
     Outbox(database, clock=Clock(NOW), send=post).send_due()
     assert "address not allowed" in deliveries(database)[0]["error"]
-
-
-def test_the_outbox_sends_by_itself_once_it_is_started(database: Database) -> None:
-    add_channel(database)
-    fire(database, "al_1")
-    posts = Posts()
-    outbox = Outbox(database, clock=Clock(NOW), send=posts)
-    outbox.start()
-    try:
-        until(lambda: deliveries(database)[0]["state"] == "delivered")
-    finally:
-        outbox.stop()
-    assert outbox.counters["delivered"] == 1
 
 
 @pytest.mark.sql

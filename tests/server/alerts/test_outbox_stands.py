@@ -136,12 +136,3 @@ def test_s5_receivers_that_hang_delay_no_other(bench: Bench) -> None:
     finally:
         may_go_on.set()
         outbox.stop()
-
-
-def test_a_channel_whose_newest_try_failed_has_one_sender(bench: Bench) -> None:
-    tell(bench, *"abcdef")
-    clock = Clock(NOW + 20)
-    outbox = Outbox(bench.database, clock=clock, send=Posts(lambda _: 503))
-    assert outbox.send_due() == 4
-    clock.at += 60
-    assert outbox.send_due() == 1

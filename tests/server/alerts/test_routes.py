@@ -234,21 +234,6 @@ def test_each_act_has_an_undo_and_leaves_a_trace(client: TestClient) -> None:
     ]  # fmt: skip
 
 
-def test_seconds_of_a_mute_come_in_the_body_or_in_the_query(client: TestClient) -> None:
-    address = f"/api/v1/alerts/{Agent(client).fails()['id']}/mute"
-
-    def lasts_s(**asked: Any) -> float:
-        return datetime.fromisoformat(client.post(address, **asked).json()["muted_until"]).timestamp() - time.time()
-
-    assert lasts_s(json={"for_s": 600}) == pytest.approx(600, abs=30)
-    assert lasts_s(params={"for_s": 900}) == pytest.approx(900, abs=30)
-    assert client.post(address, params={"for_s": 0}).json()["muted_until"] is None
-    twice = {"json": {"for_s": 5}, "params": {"for_s": 6}}
-    for wrong in ({"json": {"for_s": -3}}, {"json": {"for_s": "long"}}, {"params": {"for_s": -3}}, twice):
-        answer = client.post(address, **wrong)  # type: ignore[arg-type]
-        assert (answer.status_code, answer.json()["error"]["field"]) == (422, "for_s")
-
-
 def test_act_is_under_the_name_of_the_key_or_its_login(client: TestClient) -> None:
     ident = Agent(client).fails()["id"]
     made = client.post("/api/v1/keys", json={"scope": "operate", "name": "Ada"}, headers=ADMIN).json()

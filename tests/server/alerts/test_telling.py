@@ -74,17 +74,6 @@ def test_firing_again_is_not_sent_before_resolved_has_arrived(told: Told) -> Non
     assert posts.arrived == ["firing", "resolved", "firing"]
 
 
-def test_gradients_failing_alone_after_a_group_have_their_alert(told: Told) -> None:
-    both(told, 1, 2.0)
-    both(told, 2, NAN)
-    both(told, 3, 2.0, 60)
-    told.judge([63], loss=[2.0], grad__norm=[NAN])
-    assert told.alerts() == [("nonfinite_loss", "resolved", 2), ("nonfinite_gradient", "firing", 63)]
-    both(told, 64, 2.0, 100)
-    assert told.alerts() == [("nonfinite_loss", "resolved", 2), ("nonfinite_gradient", "resolved", 63)]
-    assert told.events() == ["firing", "resolved"] * 2
-
-
 @pytest.mark.parametrize("first", ["together", "the gradients"])
 def test_loss_and_gradients_that_fail_again_are_one_alert(told: Told, first: str) -> None:
     both(told, 1, 2.0)
@@ -99,21 +88,6 @@ def test_loss_and_gradients_that_fail_again_are_one_alert(told: Told, first: str
         assert told.alerts() == [("nonfinite_loss", "resolved", 2), ("nonfinite_loss", "firing", 63)]
     both(told, 64, 2.0, 100)
     assert {state for _, state, _ in told.alerts()} == {"resolved"}
-
-
-def test_an_alert_that_begins_in_a_mute_is_told_when_that_ends(told: Told) -> None:
-    told.judge([1, 2], loss=[2.0, NAN])
-    told.mute(told.id(), 3600.0)
-    heal(told, 3)
-    assert told.due()[1] == ("resolved", 0.0), "who was told that it fires is told that it is over"
-    told.judge([9000], loss=[NAN], after_s=1799.0)  # after the cool-down: another alert of the same rule
-    assert told.due()[2:] == [("firing", 1800.0)]
-    for lasts_s in (7200.0, 600.0):  # the newest mute of a rule in a run counts
-        told.mute(told.deliveries()[2]["alert"], lasts_s)
-        assert told.due()[2:] == [("firing", lasts_s)]
-    heal(told, 9001)
-    assert [state for _, state, _ in told.alerts()] == ["resolved", "resolved"]
-    assert told.events() == ["firing", "resolved"], "what begins and ends in a mute is never told"
 
 
 def test_muted_alert_is_told_as_it_is_when_the_mute_ends(told: Told) -> None:

@@ -64,17 +64,6 @@ def test_the_size_of_saves_is_known_from_the_room_they_took(
 
 
 @pytest.mark.parametrize(
-    "free",
-    [lambda now: 260 - 200 * (now > 250), lambda now: 260 - 200 * (now > 602), lambda now: 900 - 0.25 * min(now, 3400)],
-    ids=["a copy between saves", "a copy at a save", "a steady writer"],
-)
-def test_what_others_write_to_a_shared_disk_is_no_checkpoint(free: Free) -> None:
-    job = filled(3300, free, every_s=2.0, save_s=300)
-    assert {cause for _, cause in job.told} <= {"fills up"}
-    assert all(one.finding.evidence["save_bytes"] is None for one in job.changes)
-
-
-@pytest.mark.parametrize(
     ("seconds", "severities"), [(1320, []), (1480, ["warning"]), (3890, ["warning"]), (3950, ["critical"])]
 )
 def test_a_disk_that_fills_steadily_is_told_with_the_time_left(seconds: float, severities: list[str]) -> None:

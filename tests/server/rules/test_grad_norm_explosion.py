@@ -97,15 +97,6 @@ def test_twice_as_much_is_needed_while_the_rate_rises() -> None:
     assert train([*noise(400), *noise(40, level=15.0)], lr=rising).found.cause == "learning rate"
 
 
-def test_beside_a_restless_loss_all_before_must_be_exceeded() -> None:
-    """As of reinforcement learning."""
-    draw, before = random.Random(5), [*noise(20, level=30.0), *noise(400)]
-    restless = [draw.gauss(0, 1) for _ in range(460)]
-    assert train([*before, *noise(40, level=25.0)], loss=restless).fired == []
-    assert train([*before, *noise(40, level=25.0)], loss=noise(460, 0.05)).fired
-    assert train([*before, *noise(40, level=60.0)], loss=restless).fired
-
-
 @pytest.mark.parametrize(("times", "told"), [(4.9, []), (5.1, ["warning"]), (9.9, ["warning"]), (10.1, ["critical"])])
 def test_five_times_the_usual_norm_is_told_ten_is_critical(times: float, told: list[str]) -> None:
     assert train([1.0 + 1e-6 * (step % 2) for step in range(300)] + [times] * 10).severities == told
@@ -116,12 +107,6 @@ def test_a_single_norm_however_high_is_no_explosion(second: float, fires: bool) 
     """Clipping catches it; with a second one of 2.5 times it is one: together they are five times as high."""
     norms = [1.0 + 1e-6 * (step % 2) for step in range(300)]
     assert len(train([*norms, 20.0, second, *[1.0] * 20]).fired) == fires
-
-
-def test_a_rise_in_first_steps_or_between_infinite_ones_is_told() -> None:
-    falling = [20 * math.exp(-place / 8) + value for place, value in enumerate(noise(80))]
-    assert train([*falling, *(50.0 * 2**place for place in range(6))]).alert.step <= 83
-    assert train([*noise(1000), 30.0, math.inf, 40.0, 50.0]).alert.step == 1003
 
 
 def test_the_layer_in_which_it_begins_is_named() -> None:

@@ -88,16 +88,6 @@ def test_a_rate_raised_beyond_all_before_is_the_cause() -> None:
     assert job.alert.step < 1060
 
 
-def test_in_the_warm_up_of_the_rate_only_a_large_rise_is_told() -> None:
-    lr = np.minimum(np.arange(1, 1501) / 1000, 1.0) * 1e-3
-    losses = falling(1500)
-    losses[600:] += np.minimum(0.5, np.arange(900) / 600)
-    losses[800:] -= np.minimum(0.5, np.arange(700) / 400)
-    assert train(losses, lr=lr).fired == []
-    losses[700:] += np.minimum(4.0, np.arange(800) / 20)
-    assert 600 < train(losses, lr=lr).alert.step < 900
-
-
 @pytest.mark.parametrize(("end", "raised", "told"), [(2.0, True, 1), (1.0, True, 0), (2.0, False, 0), (6.0, False, 1)])
 def test_a_short_noisy_run_that_loses_what_it_learned_is_told(end: float, raised: bool, told: int) -> None:
     """From 2.3 down to 0.35 and up again, in 500 steps: what is usual for it, nobody knows yet."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from case_selection import everyday
 from healthy_losses import AT, made
-from judging import DATA, fired, read_curve, state
+from judging import DATA, read_curve, state
 from step_job import StepJob
 
 from perfagent_server.rules.loss.loss_spike import LossSpike
@@ -116,14 +116,6 @@ def test_steps_that_the_scaler_skipped_hide_no_spike(rows: tuple[int, ...], step
     skipped = [float(sum(row <= place for row in rows)) for place in range(len(losses))]
     job = train(losses, amp_skipped=skipped, amp_scale=[1024.0] * len(losses))
     assert [change.step for change in job.fired if change.finding.rule == "loss_spike"] == ([step] if step else [])
-
-
-@pytest.mark.parametrize("first", [math.nan, -math.inf])
-def test_a_negative_loss_that_began_with_no_number_is_judged(first: float) -> None:
-    """Whether to judge it by factors is a question about its finite values: min() of a NaN and others is the NaN."""
-    draw = random.Random(2)
-    losses = [first] + [draw.gauss(0, 1) * 0.3 - 0.5 for _ in range(800)] + [30.0] * 20
-    assert [change.step for change in fired(train(losses).changes, "loss_spike")] == [806]
 
 
 NOISE = np.random.default_rng(11).normal(size=len(AT))

@@ -109,12 +109,6 @@ def test_a_nan_in_the_scripts_own_loss_is_told_with_its_name(name: str, bad: flo
     assert (alert.finding.evidence["series"], alert.finding.evidence["last_losses"]) == (name, [3.0, 2.5])
 
 
-def test_a_run_keeps_only_so_many_losses() -> None:
-    changes, evaluator = judge_series({f"loss_{place}": [1.0] * 10 for place in range(1000)})
-    assert changes == []
-    assert len(evaluator.window.by_step) <= 32
-
-
 def test_a_name_says_whether_it_is_the_loss_of_an_evaluation() -> None:
     evaluations = ["val/loss", "val_loss", "eval/loss", "eval_loss", "test_loss", "validation/total_loss"]
     others = ["loss", "train/loss", "best_val_loss", "val/loss_kl_weight", "val/accuracy", "val_loss_min"]

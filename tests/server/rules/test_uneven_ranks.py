@@ -145,20 +145,6 @@ def test_without_a_word_rows_of_ranks_with_equal_work_are_stages(ranks: int, slo
     assert found.ranks == list(range(ranks - slow, ranks))
 
 
-@pytest.mark.parametrize(
-    ("own", "with_loss", "rule"),
-    [
-        ([0.1] * 3 + [0.2], [3], "stage_imbalance"), ([0.1] * 3 + [0.2], [0, 1, 2, 3], "straggler"),
-        ([0.2] + [0.1] * 3, [0], "straggler"),
-    ],
-    ids=["only the last", "all", "only the first"],
-)  # fmt: skip
-def test_only_the_last_rank_with_a_loss_is_the_last_stage(own: list[float], with_loss: list[int], rule: str) -> None:
-    [found] = train(own, noise=0.02, with_loss=with_loss).found
-    assert found.rule == rule
-    assert found.evidence.get("stages_known", "by the loss") == "by the loss"
-
-
 def in_turn(more: float) -> Work:
     """In each step another rank has so much more work."""
     return lambda rank, step: 0.1 * (1 + more * (rank == 3 * step % 8))
