@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_builders import ADMIN, api, frame, send
+from api_builders import api, frame, send
 from fastapi.testclient import TestClient
 from frames import state
 
@@ -110,15 +110,6 @@ def test_a_retry_with_the_same_key_stores_nothing_again(restarted: Callable[[], 
     assert [one["run"] for one in program.runs()] == [first["run"]]
 
 
-@pytest.mark.sql
-def test_a_retry_does_not_bring_a_deleted_run_back(program: Program) -> None:
-    run = program.x(key="1")["run"]
-    assert program.client.delete(f"/api/v1/runs/{run}", headers=ADMIN).status_code == 204
-    again = program.x(key="1")
-    assert (again["stored"], again["duplicate"], program.runs()) == (0, 1, [])
-    assert program.x(key="2")["run"] != run
-
-
 BAD: list[tuple[str | bytes, str]] = [
     *((body, "body") for body in ("", "nonsense", "null", "3", "[" * 100_000, '{"a":' * 100_000, b"\xff\xfe\x00")),
     (b'{"run": "\xff", "metrics": {}}', "body"), ("[3]", "0"), ("[[]]", "0"), ('{"metrics": {}}', "run"),
@@ -156,18 +147,6 @@ def test_each_rank_counts_its_own_steps_also_after_a_restart(restarted: Callable
     found = program.series(run)
     assert (found["min"][0], found["max"][0], found["mean"][0]) == (0.0, 2.0, 1.0)
     assert program.series(run, rank=2)["mean"] == [2.0]
-
-
-@pytest.mark.parametrize("step", [{}, {"step": 50}], ids=["counted", "given"])
-def test_rows_of_which_nothing_is_stored_use_no_step_up(program: Program, step: dict[str, int]) -> None:
-    bad, good = {"run": "a", "metrics": {"x\u0000": 1}, **step}, {"run": "a", "metrics": {"x": 1}}
-    program.x(step=10)
-    for row, rejected in (({"run": "a", "metrics": {}, **step}, 0), (bad, 1)):
-        answer = program.log(row)
-        assert (answer["stored"], answer["step"], len(answer["rejected"])) == (0, 10, rejected)
-    answer = program.log(bad, good, bad, good)
-    assert (answer["stored"], answer["step"]) == (2, 12)
-    assert program.series(answer["run"])["step"] == [10, 11, 12]
 
 
 @pytest.mark.sql

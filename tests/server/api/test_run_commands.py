@@ -254,28 +254,6 @@ def test_a_trace_that_comes_in_pieces_is_downloaded_whole(job: Job) -> None:
     assert job.client.get(f"{PROFILES}/nothere").status_code == 404
 
 
-def test_a_trace_that_will_not_come_is_not_waited_for(job: Job) -> None:
-    """Its agent left it out, gave it up, or is gone."""
-    left_out, given_up = "the trace has 80 MiB", "the training ended before its trace (3 pieces) was sent; 2 were"
-    job.frame(2, 0, *profile_events(b"", identity="large", trace_left_out=left_out))
-    order = job.ask("profile")["id"]
-    job.frame(3)
-    *events, _last = profile_events(b"x" * 300, identity="ended", command=order)
-    job.frame(4, 0, *events, answered(order, "accepted"))
-    assert job.client.get(f"{PROFILES}/ended").status_code == 409
-    job.frame(5, 0, answered(order, "refused", message=given_up))
-    for identity, why in (("large", left_out), ("ended", given_up)):
-        answer = job.client.get(f"{PROFILES}/{identity}")
-        assert (answer.status_code, answer.json()["error"]["message"]) == (404, why)
-    *events, last = profile_events(b"x" * 300)
-    job.frame(6, 0, *events)
-    job.frame(7, 0, state("killed"))
-    [(trace, note)] = [one[1:] for one in listed(job) if one[0] == "ab12"]
-    assert (trace, "(killed)" in note) == ("none", True)
-    job.frame(8, 0, last)  # sent by who finds it on the disk
-    assert ("ab12", "complete", "") in listed(job)
-
-
 @pytest.mark.fault
 def test_x03_odd_profiles_cost_the_frame_nothing(job: Job) -> None:
     """The header that names the file of the trace is ASCII: a trace of another id was stored and could not be had."""

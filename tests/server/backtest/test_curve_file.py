@@ -124,9 +124,3 @@ def test_file_without_text_and_unreadable_file_are_told(tmp_path: Path) -> None:
         list(read_curve_file(path))
     with pytest.raises(ResourceError, match="cannot be read"):
         list(read_curve_file(tmp_path / "none.csv"))
-
-
-def test_a_byte_order_mark_blanks_and_empty_lines_do_no_harm(tmp_path: Path) -> None:
-    path = tmp_path / "curve.csv"
-    path.write_bytes("﻿step, loss \r\n1, 2 \r\n\r\n2,3\r\n".encode())
-    assert [moment.values for moment in read_curve_file(path)] == [{"loss": 2.0}, {"loss": 3.0}]

@@ -140,18 +140,3 @@ def test_ranks_are_judged_side_by_side() -> None:
     assert alert.ranks == (2,)
     assert alert.first_step >= 16
     assert found.steps == 120
-
-
-def test_rows_of_a_rank_and_step_come_as_an_agent_sends_them() -> None:
-    steps, times = [1, 2], [10.0, 11.0]
-    loss = Group(steps, [10.01, 11.01], times, {"loss": [3.0, 2.0]})
-    took = Group(steps, times, times, {"step_time_s": [1.0, 1.0]})
-    reading = Group([2], [10.5], [10.5], {"process/rss_bytes": [7.0]})
-    told = [Event(kind="state", time=float("nan"), data={"state": "starting"})]
-    moments = list(in_order_of_time([Reported(1, 0, [loss, took, reading], told)]))
-    assert [(one.time, one.step, sorted(one.values)) for one in moments] == [
-        (10.0, 0, []),
-        (10.0, 1, ["loss", "step_time_s"]),
-        (10.5, 2, ["process/rss_bytes"]),
-        (11.0, 2, ["loss", "step_time_s"]),
-    ]

@@ -3,9 +3,7 @@ one that is open goes on under its id."""
 
 from __future__ import annotations
 
-import lzma
 import math
-from pathlib import Path
 
 import pytest
 from clocks import Clock
@@ -16,7 +14,6 @@ from perfagent.wire import Event
 from perfagent_server.store.tables import alert, delivery, rule_state
 from perfagent_server.store.write.compaction import CompactionPolicy, Compactor
 
-OLD = Path(__file__).parents[2] / "data" / "databases" / "schema_0005_with_a_firing_alert.db.xz"
 NAN = {"loss": [2.0] * 9 + [math.nan]}
 HOW = {
     "deleted": delete(rule_state),
@@ -99,50 +96,6 @@ def test_a_spike_is_measured_against_the_losses_that_are_stored(bench: Bench, ho
     assert states(bench) == [("loss_spike", "firing")]
 
 
-@each_way
-def test_of_two_ranks_the_slower_one_is_waited_for_as_before(bench: Bench, how: str) -> None:
-    """The one that reported the bad step is known, the other is not judged without it."""
-    clock = Clock(NOW)
-    began = [Event(kind="state", time=NOW, data={"state": "running", "world_size": 2})]
-
-    def train(rank: int, loss: float, steps: range) -> None:
-        events = began if steps[0] == 1 else ()
-        bench.send({"loss": [loss] * len(steps)}, steps, rank=rank, now=clock.at, events=events)
-        judge_all(bench, clock.at)
-        clock.at += 1.0
-
-    for begin in range(1, 400, 50):
-        for rank in (0, 1):
-            train(rank, 3.0 + 0.01 * (begin % 3), range(begin, begin + 50))
-    train(0, 9.0, range(401, 421))
-    lose(bench, how)
-    train(1, 9.0, range(401, 421))
-    if how != "compacted":  # the first half of these steps is history by then
-        assert states(bench) == [("loss_spike", "firing")]
-    train(0, 9.0, range(421, 441))
-    train(1, 9.0, range(421, 441))
-    assert [rule for rule, _ in states(bench)] == ["loss_spike"]
-
-
-@pytest.mark.sqlite
-def test_firing_alert_of_an_older_version_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "perfagent.db").write_bytes(lzma.decompress(OLD.read_bytes()))
-    bench = Bench(tmp_path)
-    try:
-        [before] = bench.rows(alert)
-        assert (before["rule"], before["state"], before["since_step"]) == ("nonfinite_loss", "firing", 301)
-        bench.seq["r-1-0"] = 2
-        bench.send({"loss": [math.nan]}, [302])
-        judge_all(bench)
-        assert [row["id"] for row in bench.rows(alert)] == [before["id"]]
-        bench.send({"loss": [2.0] * 60}, range(303, 363))
-        judge_all(bench)
-        [after] = bench.rows(alert)
-        assert (after["id"], after["state"]) == (before["id"], "resolved")
-    finally:
-        bench.database.close()
-
-
 @pytest.mark.parametrize("first", ["the new attempt", "the older attempt"])
 def test_end_of_an_older_attempt_is_an_alert_in_any_order(bench: Bench, first: str) -> None:
     """torchrun starts the job again before the last frame of the rank that ran out of memory has come."""
@@ -183,19 +136,3 @@ def test_a_run_that_hangs_goes_on_hanging_when_its_state_is_lost(bench: Bench, h
     assert events(bench) == ["firing"]
     bench.send({"step_time_s": [1.0]}, [11], now=wall.at)
     assert wait(6) == [(ident, "resolved")]
-
-
-def test_alert_that_opened_twice_is_told_a_third_time(bench: Bench) -> None:
-    """The rows say how many times it was open: else the third message would count as the second one, which was sent."""
-    now = NOW
-    for begin in (1, 62, 123):
-        bench.send({"loss": [math.nan]}, [begin], now=now)
-        judge_all(bench, now)
-        if begin == 62:
-            lose(bench, "compacted")
-        now += 900.0
-        bench.send({"loss": [2.0] * 60}, range(begin + 1, begin + 61), now=now)
-        judge_all(bench, now)
-        now += 300.0
-    assert events(bench) == ["firing", "resolved"] * 3
-    assert len({row["alert"] for row in bench.rows(delivery)}) == 1

@@ -20,7 +20,6 @@ from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.time_series import TimeSeries
 from perfagent_server.rules.window import Window
 from perfagent_server.store.tables import alert, cursor, delivery, rule_state
-from perfagent_server.timestamps import rfc3339
 
 POISON = 13
 
@@ -152,35 +151,6 @@ def test_unreadable_snapshot_costs_its_run_only_the_past(bench: Bench) -> None:
 
 
 # --- what senders may say ---------------------------------------------------------------------------------------------
-
-
-def alert_of(bench: Bench, event: Event) -> dict:
-    engine = bench.engine()
-    bench.send({"loss": [2.0] * 7}, range(1, 8), events=[event], now=NOW)
-    engine.run_once()
-    assert engine.counters["passed_over"] == engine.counters["failures"] == 0
-    [row] = bench.rows(alert)
-    return row
-
-
-@pytest.mark.parametrize("since", [2**63, 2**64 - 1, -1, True, 7.5, None])
-def test_a_finding_since_no_step_is_since_that_of_its_event(bench: Bench, since: object) -> None:
-    data = {"rule": "hang", "severity": "critical", "message": "m", "since_step": since, "ranks": [2**64 - 1, 0]}
-    row = alert_of(bench, Event(kind="finding", time=NOW, step=5, data=data))
-    assert (row["rule"], row["since_step"], row["ranks"]) == ("hang", 5, "[0]")
-
-
-@pytest.mark.parametrize("time", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("kind", ["finding", "alert"])
-def test_an_event_whose_clock_says_nothing_is_of_when_it_came(bench: Bench, kind: str, time: float) -> None:
-    data = {"rule": "hang", "severity": "critical", "message": "m", "title": "t", "gain_pct": math.nan}
-    row = alert_of(bench, Event(kind=kind, time=time, step=5, data=data))
-    assert (row["since"], row["gain_pct"]) == (NOW, None)
-
-
-def test_a_time_that_is_no_number_has_a_text() -> None:
-    assert rfc3339(math.nan) == "1970-01-01T00:00:00.000Z"
-    assert rfc3339(math.inf) == "9999-12-31T23:59:59.000Z"
 
 
 def test_readings_of_no_moment_are_left_out_and_late_ones_kept() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 from clocks import Clock
 from engine_bench import NOW, Bench
-from statements import sqlite_calls
 
 from perfagent.wire import Alert, Event
 from perfagent_server.database import StorageError
@@ -63,16 +62,6 @@ def test_a_storm_of_alerts_is_written_fifty_runs_at_a_time(bench: Bench) -> None
     assert len(bench.rows(alert)) == len(bench.rows(delivery)) == 50
     bench.engine().run_once()
     assert len(bench.rows(alert)) == len(bench.rows(delivery)) == 120
-
-
-def test_silences_are_read_once_for_all_alerts_of_a_job(bench: Bench) -> None:
-    for number in range(20):
-        bench.send(NAN, [1, 2], name=f"r{number:03}")
-    statements: list[str] = []
-    stop = sqlite_calls(bench.database, statements)
-    bench.engine().run_once()
-    stop()
-    assert sum("FROM silence" in one for one in statements) == 1
 
 
 def test_the_cursor_follows_so_that_the_tail_can_be_compacted(bench: Bench) -> None:
@@ -232,21 +221,6 @@ def test_s10_a_jump_of_the_wall_clock_is_no_silence(bench: Bench, jump: float) -
         job.send(first=step == 1)
         job.wall.at += jump if step == 10 else 0
         assert job.wait(5) == ("running", [])
-
-
-def test_verdict_of_a_silent_program_names_its_open_alert(bench: Bench) -> None:
-    job = Silent(bench, "http-a", began_s=0)
-    for level, title in (("info", "note"), ("warning", "disk"), ("critical", "reward fell"), ("warning", "queue")):
-        told = Event(kind="alert", time=NOW, step=7, data={"title": title, "text": "look", "level": level})
-        bench.send({"loss": [1.0]}, [7], name="http-a", events=[told])
-    assert job.wait(0)[0] == "running"
-    assert job.wait(3601)[0] == "lost"
-    found = job.engine.verdict("http-a")
-    assert (found.rule, found.severity) == ("lost_contact", "info")
-    assert "went silent" in found.title
-    for words in (found.title, found.message):
-        assert all(part in words for part in ("reward fell", "critical", "2 more"))
-        assert "note" not in words
 
 
 def test_program_without_agent_is_lost_after_ten_longest_pauses(bench: Bench) -> None:

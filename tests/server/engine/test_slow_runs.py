@@ -120,15 +120,3 @@ def test_a_late_run_goes_on_after_a_restart(bench: Bench, has_snapshot: bool) ->
     assert bench.told() == [("slow", "nonfinite_loss")]
     again.checkpoint()
     assert {row["tail_id"] for row in bench.rows(cursor)} == {50}
-
-
-def test_a_late_run_is_not_called_by_what_was_judged_so_far(bench: Bench) -> None:
-    engine = engine_of(bench)
-    end = Event(kind="state", time=NOW, step=50, data={"state": "finished"})
-    send(bench, 50, last=math.nan, events=[end])
-    engine.run_once()
-    engine.settle_outcomes()
-    assert bench.rows(run)[0]["outcome"] is None
-    judge_all(engine)
-    engine.settle_outcomes()
-    assert bench.rows(run)[0]["outcome"] == "critical"

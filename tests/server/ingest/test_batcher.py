@@ -6,8 +6,6 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
-import pytest
-
 from perfagent_server.ingest.batcher import Batcher
 
 
@@ -33,22 +31,3 @@ def test_all_that_wait_are_answered_with_one_call_in_order() -> None:
 
     assert asyncio.run(ask()) == [10 * number for number in range(61) if number != 7]
     assert [len(call) for call in calls] == [1, 50, 10]
-
-
-def test_an_exception_reaches_its_caller_and_a_failure_everybody() -> None:
-    def answer(questions: Sequence[int]) -> list[int | Exception]:
-        if 99 in questions:
-            raise OSError("no database")
-        return [ValueError("odd") if question % 2 else question for question in questions]
-
-    async def ask() -> None:
-        batcher: Batcher[int, int] = Batcher(answer)
-        two, three = asyncio.create_task(batcher.ask(2)), asyncio.create_task(batcher.ask(3))
-        assert await two == 2
-        with pytest.raises(ValueError, match="odd"):
-            await three
-        with pytest.raises(OSError, match="no database"):
-            await batcher.ask(99)
-        assert await batcher.ask(4) == 4
-
-    asyncio.run(ask())

@@ -55,18 +55,6 @@ def test_bands_of_an_ended_run_leave_at_once_and_are_dropped() -> None:
     assert decoded(bands.take(20.0))["bands"][0]["mean"] == [2.0], "a run may go on after its end"
 
 
-def test_only_bands_that_hold_steps_are_looked_at_again() -> None:
-    bands = Bands(BANDS)
-    for run in ("r1", "r2"):
-        bands.add(stored(run, loss=1.0, a=1.0), 0.0)
-    sent = decoded(bands.take(5.0))["bands"]
-    assert [(one["run"], one["name"]) for one in sent] == [("r1", "loss"), ("r1", "a"), ("r2", "loss"), ("r2", "a")]
-    assert not bands.waits
-    bands.add(stored("r2", loss=1.0, first_step=2), 5.0)
-    assert list(bands._waiting) == [("r2", "loss")]
-    assert [band["step"] for band in decoded(bands.take(5.1))["bands"]] == [[2]]
-
-
 # --- fleet --------------------------------------------------------------------------------------------------------------
 
 
@@ -99,18 +87,6 @@ def test_a_fleet_puts_ranks_together_as_the_catalogue_says() -> None:
     fleet.add(stored(tokens_per_s=7.0, attempt=2))
     fleet.add(stored(tokens_per_s=99.0, rank=1, first_step=102))  # the spool of the older attempt comes late
     assert told(fleet, r1=ROW)["r1"]["values"] == {"tokens_per_s": 7.0}
-
-
-def test_a_fleet_keeps_nothing_of_runs_that_ended_or_are_gone() -> None:
-    fleet = Fleet(FLEET)
-    told(fleet, r1=ROW, r2=ROW)
-    for run in ("r1", "r2"):
-        fleet.add(stored(run, loss=1.0, first_step=5))
-    message = decoded(fleet.message(["r1", "r2"], {"r1": {**ROW, "state": "finished"}}))
-    assert message == {"fleet": {"r1": {"state": "finished", "values": {"loss": 1.0}}, "r2": None}}
-    fleet.add(stored(loss=7.0, first_step=4))  # its spool comes late
-    assert "values" not in told(fleet, r1={**ROW, "state": "finished"})["r1"]
-    assert not fleet._values and not fleet._told
 
 
 # --- the hub ------------------------------------------------------------------------------------------------------------
@@ -160,16 +136,6 @@ def test_a_fleet_is_told_once_a_second_of_runs_that_moved() -> None:
     assert [world.got(0.5), world.got(0.5)] == [[[]], [[{"fleet": {"r1": {"values": {"loss": 2.0}}}}]]]
     assert world.got(5.0) == [[]], "nothing moved"
     assert world.asked == [["r1", "r2"], ["r1"]]
-
-
-def test_fleet_too_large_for_a_message_is_told_in_turns() -> None:
-    world = Pages(FLEET)
-    names = [f"r{number}" for number in range(2500)]
-    for begin in range(0, 2500, 500):
-        world.publish(*names[begin : begin + 500], loss=1.0)
-    heard = [run for _ in range(3) for run in world.got(1.0)[0][0]["fleet"]]
-    assert heard == names
-    assert world.got(1.0) == [[]]
 
 
 def test_bands_are_dropped_when_a_run_has_ended_or_is_deleted() -> None:

@@ -18,15 +18,13 @@ import psycopg
 import pytest
 from api_builders import ADMIN, MSGPACK, Listening, frame, listening
 from builders import Delivery, Receiver, until
-from sqlalchemy import Connection, make_url
+from sqlalchemy import Connection
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.wire import Event, Frame, encode
-from perfagent_server import schema
-from perfagent_server.database import StorageError, open_database, postgresql, revision_of
-from perfagent_server.engine import rules_thread
+from perfagent_server.database import StorageError, open_database, postgresql
 from perfagent_server.replicas import leases
 from perfagent_server.security import keys
 from perfagent_server.services import Services, open_services
@@ -343,18 +341,6 @@ def take_and_give_back(database: str, name: str) -> None:
         connection.execute("UPDATE lease SET term = term + 2 WHERE name = %s", [name])
 
 
-def test_a_lease_that_went_away_and_came_back_does_not_count(tmp_path: Path, database: str) -> None:
-    with replica(tmp_path / "a", database) as a:
-        assert a.services.replica is not None
-        mine, run = a.services.replica.leases, run_of(a)
-        before = {shard_of(run): mine.held[shard_of(run)]}
-        a.services.database.write(lambda connection: mine.verify(connection, before))
-        take_and_give_back(database, shard_of(run))
-        with pytest.raises(LeaseLost):
-            a.services.database.write(lambda connection: mine.verify(connection, before))
-        until(lambda: mine.held.get(shard_of(run)) == before[shard_of(run)] + 2, why="the new term")
-
-
 @pytest.mark.sql
 def test_retention_deletes_nothing_more_when_its_lease_is_gone(tmp_path: Path, database: str) -> None:
     with replica(tmp_path / "a", database) as a:
@@ -429,62 +415,6 @@ def test_a_server_whose_rules_thread_ended_gives_its_runs_up(
     assert httpx.get(f"{a.running.url}/readyz", timeout=30).status_code == 503
     a.send(frame({"loss": [float("nan")]}, run=run, seq=2, first_step=2))
     until(lambda: b.get("/alerts", run=run)["alerts"], why="the alert")
-
-
-def test_a_server_whose_rules_are_stuck_gives_its_runs_up(
-    pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a, b = pair
-    may_go_on = threading.Event()
-    with monkeypatch.context() as patched:
-        patched.setattr(rules_thread, "STUCK_S", 2.0)
-        patched.setattr(rules_thread, "QUIET_S", 2.0)
-        patched.setattr(a.services.engine, "_work", lambda: may_go_on.wait(60))
-        until(lambda: b.held == frozenset(SHARDS), why="the other server judges all runs")
-        assert httpx.get(f"{a.running.url}/readyz", timeout=30).status_code == 503
-        may_go_on.set()
-    until(lambda: len(a.held) == len(b.held) == 8, why="each holds half of the shards again")
-
-
-@pytest.mark.sql
-def test_command_beside_an_older_server_leaves_tables_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from alembic import command
-
-    address = postgresql_server.empty_database("perfagent_older")
-    place = Settings(data=tmp_path, database=address)
-    server = postgresql.Postgresql(postgresql._engine(make_url(address)), alone=False, replica="a")
-    older = schema.missing(None, "")[-2][0]
-    with server.engine.begin() as connection:
-        command.upgrade(schema.config(connection), older)
-    server.connect_writer()
-    with monkeypatch.context() as patched, pytest.raises(ResourceError, match="perfagent db upgrade"):
-        patched.setattr(postgresql, "_ADMITTED_S", 0.5)
-        open_database(place)
-    assert revision_of(place) == older
-    server.close()
-    open_database(place).close()
-    assert revision_of(place) == schema.head(), "nobody uses it"
-
-
-def test_an_alert_resolved_while_nobody_judged_is_told_again(pair: tuple[Server, Server]) -> None:
-    judge, other = pair
-    run = run_of(judge)
-    with Receiver() as receiver:
-        judge.request("POST", "/channels", json={"name": "hook", "kind": "webhook", "url": receiver.url})
-        judge.send(frame({"loss": [1.0, float("nan")]}, run=run, events=[started()]))
-        until(lambda: told(receiver), why="the alert")
-        (alert,) = other.get("/alerts", run=run)["alerts"]
-        judge.services.engine.stop()
-        assert judge.services.replica is not None
-        judge.services.replica.follower.stop()
-        other.request("POST", f"/alerts/{alert['id']}/resolve", json={})
-        judge.services.replica.leases.stop()
-        until(lambda: other.judges(run), why="the other server judges the run")
-        for seq in range(2, 6):
-            other.send(frame({"loss": [float("nan")] * 3}, run=run, seq=seq, first_step=3 * seq))
-        until(lambda: state_of(other, alert["id"]) == "firing", why="it is open again")
-        events = [one["event"] for one in other.get("/deliveries", alert=alert["id"])["deliveries"]]
-        assert events.count("alert.firing") == 2, "it is told again, when it has lasted"
 
 
 @pytest.mark.sql

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from clocks import Clock
 from engine_bench import NOW, Bench
-from statements import statements_of
 
 from perfagent.wire import Event, Finding
-from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import source
 
 
@@ -68,19 +66,3 @@ def test_an_attempt_that_never_trained_is_not_told(job: Job) -> None:
     job.bench.write(source.update().values(state="lost"))
     job.train(2, range(1, 41), "finished")
     assert "attempt" not in job.verdict().message
-
-
-@pytest.mark.sql
-def test_of_many_attempts_only_the_newest_are_asked_and_told(job: Job) -> None:
-    def questions() -> int:
-        return len(statements_of(job.bench.database.engine, lambda: job.bench.engine(clock=job.wall).verdict("r")))
-
-    job.train(1001, range(1, 10), "preempted")
-    job.train(1002, range(10, 20), "preempted")
-    few = questions()
-    rows = [{"run": "r", "attempt": at, "start_step": 0, "started": NOW - 10_000 + at} for at in range(1, 1000)]
-    job.bench.write(attempts.insert(), rows)
-    assert questions() <= few + 4
-    for attempt in range(1003, 1008):
-        job.train(attempt, range(10 * attempt, 10 * attempt + 10), "preempted")
-    assert "1002 more before; attempt 1003 was preempted" in job.verdict().message

@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 from api_builders import api, frame, send, services_of
 from builders import until
-from clocks import Clock
 from fastapi.testclient import TestClient
 from frames import state
 from judging import figures_of, samples
 from statements import statements_of
 
-from perfagent.wire import Series
-from perfagent_server.runs.figures import WHOLE_POINTS, Figures, quantile, timing_of
+from perfagent_server.runs.figures import WHOLE_POINTS, quantile, timing_of
 
 NOTHING: dict[str, Any] = {
     "from_step": 0, "to_step": 0, "series": {}, "shares": {}, "window": None, "rates": {}, "phase_shares": {},
@@ -161,24 +159,6 @@ def test_a_whole_run_in_buckets_keeps_its_mean_and_its_shares(client: TestClient
     assert told["shares"]["evaluation"] == pytest.approx(30.0 * len(pauses) / total, rel=0.01)
 
 
-def test_cells_that_retention_left_count_for_all_their_steps() -> None:
-    """Cells of sixteen steps, of two ranks; an evaluation in one of the steps."""
-
-    def cells(name: str, step: list[int], mean: list[float], count: list[int]) -> Series:
-        return Series(
-            name=name, rank="all", unit="s", exact=False, step=step, min=mean, max=mean, mean=mean, count=count,
-            nonfinite=[0] * len(step), ranks=2,
-        )  # fmt: skip
-
-    times = cells("step_time_s", [0, 16, 32], [0.1, 0.3, 0.5], [32, 32, 2])
-    told = timing_of({"step_time_s": times, "phase/eval_s": cells("phase/eval_s", [16], [1.0], [2])}, whole_run=True)
-    assert told.window is not None
-    assert (told.window.steps, told.window.bucket_steps) == (33, 16)
-    found, whole = told.series["step_time_s"], 16 * 0.1 + 16 * 0.3 + 0.5
-    assert (found.count, found.p50, found.mean) == (33, 0.3, pytest.approx(whole / 33))
-    assert told.shares["evaluation"] == pytest.approx(1.0 / whole)
-
-
 def test_a_value_that_is_no_number_counts_nowhere() -> None:
     told = figures_of({"step_time_s": [0.1, float("nan"), 0.3], "tokens_per_s": [10.0, 20.0, float("inf")]})
     assert (told.series["step_time_s"].count, told.series["step_time_s"].p50) == (2, 0.2)
@@ -187,24 +167,3 @@ def test_a_value_that_is_no_number_counts_nowhere() -> None:
     assert [quantile([5.0], 0.99), quantile([1.0, 2.0], 0.5), quantile([1.0, 2.0, 4.0], 1.0)] == [5.0, 1.5, 4.0]
     windows = [figures_of({"step_time_s": [0.1] * count}).window for count in (1200, 1)]
     assert [str(window) for window in windows] == ["the newest 1,200 steps", "the newest step"]
-
-
-def test_figures_are_computed_once_a_second_and_at_an_end(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not again when the run rests."""
-    services, clock, asked = services_of(client), Clock(0.0), list[str]()
-    newest = services.store.newest
-    monkeypatch.setattr(
-        services.store, "newest", lambda run, *rest, **how: asked.append(run) or newest(run, *rest, **how)
-    )
-    figures = Figures(services.database, services.store, clock=clock)
-
-    def told(at: float) -> tuple[float, int]:
-        clock.at = at
-        return figures.of("often").series["step_time_s"].p50, len(asked)
-
-    send(client, frame({"step_time_s": [0.1] * 100}, run="often"))
-    assert [told(0.0), told(0.0)] == [(0.1, 1), (0.1, 1)]
-    send(client, frame({"step_time_s": [0.2] * 100}, run="often", seq=2, first_step=101))
-    assert [told(0.9), told(1.1), told(900.0)] == [(0.1, 1), (0.2, 2), (0.2, 2)]
-    send(client, frame({}, run="often", seq=3, events=[FINISHED]))
-    assert (figures.of("often").window.whole_run, len(asked)) == (True, 3), "an end is not awaited"

@@ -88,19 +88,6 @@ def test_without_the_switch_nothing_is_asked_or_counted(client: TestClient) -> N
         assert (order and order.ranks) == ranks, "rank 0 where the alert names none"
 
 
-@pytest.mark.sql
-def test_an_alert_asks_once_also_after_a_restart(tmp_path: Path, clock: Clock) -> None:
-    """When it opens again, or is judged again."""
-    with api(tmp_path, clocks={"clock": clock}) as client:
-        start(client)
-        assert [asked(client, "al_1") is None for _ in range(2)] == [False, True]
-    with api(tmp_path, clocks={"clock": clock}) as client:
-        assert asked(client, "al_2") is None, "the pause outlives the restart"
-        clock.at += 2 * PAUSE_S
-        assert asked(client, "al_1") is None
-        assert counted(client) == {"asked": 0, "held_back": 1}, "not held back: it has its profile"
-
-
 def test_after_the_pause_another_is_taken_up_to_the_most(client: TestClient, clock: Clock) -> None:
     start(client)
     client.post("/api/v1/runs/r1/commands", json={"kind": "profile"}).raise_for_status()  # by hand: it counts nowhere

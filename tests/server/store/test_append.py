@@ -127,11 +127,3 @@ def test_a_deleted_run_takes_all_of_it_and_nothing_else(shelf) -> None:
     assert shelf.append(loss(4, 42, run="r1"))[0].stored == 1
     shelf.compact()
     assert shelf.samples() == [(42, 42.0)]
-
-
-@pytest.mark.blocks
-def test_a_run_deleted_while_it_is_compacted_stays_deleted(shelf) -> None:
-    shelf.append(loss(1, 1))
-    with shelf.before_job(lambda: shelf.store.delete("r1")):
-        assert shelf.compact() == 0
-    assert (shelf.count(tables.block), shelf.count(tables.series)) == (0, 0)

@@ -9,7 +9,6 @@ from frames import BEGIN, frame, rows
 from perfagent.errors import ConfigError
 from perfagent_server.store.clickhouse.connection import Address, Away
 from perfagent_server.store.clickhouse.rows import TailRow, pack
-from perfagent_server.store.clickhouse.schema import statements
 from perfagent_server.store.codec.tail import pack_tail
 from perfagent_server.store.opening import open_store
 
@@ -25,16 +24,6 @@ def test_an_address_has_defaults_and_hides_its_password() -> None:
     for url in (*wrong, "clickhouse://h/x?cluster=a'b", "clickhouse://h/x?other=1"):
         with pytest.raises(ConfigError, match=r"metrics"):
             Address.parse(url)
-
-
-def test_tables_of_a_cluster_are_replicated_on_every_node() -> None:
-    one, many = statements("fleet", None), statements("fleet", "main")
-    assert len(one) == len(many)
-    assert not any("ON CLUSTER" in text or "Replicated" in text for text in one)
-    for text in many:
-        assert not text.startswith("CREATE") or "ON CLUSTER main" in text
-        assert "ENGINE" not in text or "ReplicatedReplacingMergeTree('/clickhouse/tables/{uuid}/{shard}'" in text
-    assert any("replicated_deduplication_window" in text for text in many)
 
 
 def test_records_are_sorted_and_their_extents_known() -> None:

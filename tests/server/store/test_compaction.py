@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import sqlite3
-import tracemalloc
-
 import numpy as np
 import pytest
 from builders import until
@@ -59,23 +56,6 @@ def test_what_reaches_into_the_newest_block_waits(shelf) -> None:
     assert [value for _, value in shelf.samples()] == [0.0, 1.0, 2.0, 3.0, 7.0, *np.arange(4.0, 4097.0)]
 
 
-def test_large_frames_are_compacted_a_few_at_a_time(shelf) -> None:
-    """After an outage frames of 2 MB come one after the other: two hundred of them together took 1.5 GB."""
-    names = [f"m{at}" for at in range(20)]
-    for seq in range(1, 17):
-        steps = range((seq - 1) * 1000, seq * 1000)
-        shelf.append(frame(seq, rows({name: np.full(1000, float(seq)) for name in names}, steps)))
-    frame_bytes = 8 * 1000 * len(names)
-    small = shelf.compactor_of(bytes_at_once=2 * frame_bytes)
-    tracemalloc.start()
-    try:
-        small.run_once(everything=True)
-        assert tracemalloc.get_traced_memory()[1] < 16 * frame_bytes
-    finally:
-        tracemalloc.stop()
-    assert (small.counters["failures"], shelf.count(tables.tail), len(shelf.samples(name="m3"))) == (0, 0, 16_000)
-
-
 def test_the_thread_compacts_and_trims_by_itself_and_stops(shelf) -> None:
     quick = shelf.compactor_of(age_s=0, pause_s=0.01)
     send(shelf, 1, [1])
@@ -84,23 +64,6 @@ def test_the_thread_compacts_and_trims_by_itself_and_stops(shelf) -> None:
     until(lambda: shelf.count(tables.tail) == shelf.count(tables.ledger) == 0)
     quick.stop()
     assert (shelf.mean(), quick.counters["failures"]) == ([1.0], 0)
-
-
-@pytest.mark.sqlite
-def test_ranks_after_a_failed_write_are_looked_at_again(shelf) -> None:
-    """The next ranks are packed while the writer writes; when that fails, theirs is not lost sight of either."""
-    for rank in range(4):
-        send(shelf, 1, [rank], rank=rank)
-    refuse = "CREATE TRIGGER refuse BEFORE INSERT ON block BEGIN SELECT RAISE(ABORT, 'refused by the test'); END"
-    shelf.database.write(lambda connection: connection.exec_driver_sql(refuse))
-    eager = shelf.compactor_of(samples=1, samples_at_once=1)
-    with pytest.raises(sqlite3.IntegrityError, match="refused by the test"):
-        eager.run_once(everything=True)
-    assert held(shelf) == (0, 4)
-    shelf.database.write(lambda connection: connection.exec_driver_sql("DROP TRIGGER refuse"))
-    assert eager.run_once(everything=True) == 4
-    assert (held(shelf), eager.counters["samples"]) == ((4, 0), 4)
-    assert shelf.samples() == [(rank, float(rank)) for rank in range(4)]
 
 
 @pytest.mark.sql

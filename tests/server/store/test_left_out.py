@@ -73,11 +73,3 @@ def test_the_agent_says_how_many_names_it_left_out(client: TestClient, told: lis
     run = f"agent{len(told)}{count}"
     assert send(client, frame({"loss": [1.0]}, run=run, events=told))["rejected"] == []
     assert left_out(client, run) == {"names": {"count": count, "limit": 2000, **exact}}
-
-
-def test_tags_without_room_are_counted_once(client: TestClient) -> None:
-    started = state("starting", tags=[f"tag {number}" for number in range(103)])
-    for seq in (1, 2):
-        send(client, frame({"loss": [1.0]}, run="tags", seq=seq, first_step=seq, events=[started]))
-    run = client.get("/api/v1/runs/tags").json()
-    assert (len(run["tags"]), run["left_out"]) == (100, {"tags": {"count": 3, "limit": 100}})

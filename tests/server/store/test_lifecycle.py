@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from frames import BEGIN, frame, rows, state
 from sqlalchemy import select
-from statements import sqlite_calls
 
 from perfagent.wire import Event
 from perfagent_server.runs.run_queries import Runs
@@ -166,23 +165,3 @@ def test_what_a_person_has_set_is_not_undone_by_the_job(shelf) -> None:
     shelf.append(frame(2, context, started, name="train"), frame(1, started, attempt=2))
     run = Runs(shelf.database).get("r1")
     assert (run.name, run.tags, run.meta) == ("mine", ["good"], {"packages": {"torch": "2"}})
-
-
-@pytest.mark.sqlite
-def test_what_a_transaction_says_of_a_run_is_written_once(shelf) -> None:
-    """A config of 256 kB was read, parsed, joined and written for each of 20,000 events: 27 s on the writer thread."""
-
-    def says(number: int) -> Event:
-        return Event(
-            kind="context", time=BEGIN, data={"config": {f"key {number}": number}, "tags": [f"tag {number % 3}"]}
-        )
-
-    statements: list[str] = []
-    shelf.append(frame(1, state("starting", config={"lr": 0.1})))
-    watch = sqlite_calls(shelf.database, statements)
-    shelf.append(frame(2, *map(says, range(40))), frame(3, *map(says, range(40, 80))))
-    watch()
-    on_config = [statement for statement in statements if "config" in statement and " run" in statement]
-    assert len(on_config) == 2, "one SELECT and one UPDATE"
-    config = {"lr": 0.1, **{f"key {number}": number for number in range(80)}}
-    assert of(shelf, "config", "tags") == [config, ["tag 0", "tag 1", "tag 2"]]

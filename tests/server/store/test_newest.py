@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from frames import BEGIN, frame, rows, state
-from sqlalchemy import insert
 from statements import statements_of
 
-from perfagent.wire import TIMED_PHASES, Latest
-from perfagent_server.store.tables import series
+from perfagent.wire import Latest
 
 NAMES = [f"m{at}" for at in range(40)]
 
@@ -46,17 +44,3 @@ def test_newest_values_after_a_new_start_are_one_question(shelf) -> None:
         last = min(last, start - 1)
         assert shelf.store.latest("r1") == newest(last)
         assert len(statements_of(shelf.database.engine, lambda: shelf.store.latest("r1"))) < 16
-
-
-@pytest.mark.sql
-def test_sixteen_series_of_four_thousand_ranks_are_one_question(shelf) -> None:
-    """More series than PostgreSQL takes parameters in a statement, and twice what SQLite of python.org does."""
-    names = ["step_time_s", "tokens_per_s", "samples_per_s", "flops_per_s", "mfu"]
-    names += [f"phase/{one}_s" for one in TIMED_PHASES]
-    shelf.append(frame(1, rows({name: [0.25] for name in names}, [1])))
-    shelf.compact()
-    others = [{"run": "r1", "rank": rank, "name": name} for rank in range(1, 4096) for name in names]
-    assert len(others) > 65_500
-    shelf.database.write(lambda connection: connection.execute(insert(series), others))
-    found = shelf.store.newest("r1", names, steps=100)
-    assert {name: one.mean for name, one in found.items()} == {name: [0.25] for name in names}

@@ -14,7 +14,6 @@ from sqlalchemy import select, update
 
 from perfagent_server.store import tables
 from perfagent_server.store.retention import DAY_S, FOREVER, KEEP_TAG, set_policy
-from perfagent_server.store.retention.budget import Candidate, plan
 from perfagent_server.store.retention.sizes import measure_runs, total_bytes
 
 STEPS = 40_000
@@ -188,20 +187,6 @@ def test_a_run_that_failed_within_a_day_keeps_all_of_it(shelf) -> None:
         shelf.now = BEGIN + hours * 3600
         shelf.retention().run_once()
         assert [len(shelf.samples(run)) for run in runs_left(shelf)] == left
-
-
-def test_a_plan_takes_samples_before_cells_and_cells_before_runs() -> None:
-    sizes = {"samples_bytes": 1000, "cells_bytes": 160, "rollups_bytes": 17, "other_bytes": 5}
-    runs = [
-        Candidate(run=name, name=name, project="p", over=BEGIN, finest_steps=finest, **sizes)
-        for name, finest in (("a", 1), ("b", 1), ("c", 256))
-    ]
-    order = [(step.action, step.run.run) for step in plan(runs, 10_000)]
-    assert order == [
-        ("samples", "a"), ("samples", "b"), ("rollup16", "a"), ("rollup16", "b"), ("rollup256", "a"), ("rollup256", "b"),
-        ("rollup256", "c"), ("run", "a"), ("run", "b"), ("run", "c"),
-    ]  # fmt: skip
-    assert [[step.action for step in plan(runs, most)] for most in (1500, 0)] == [["samples", "samples"], []]
 
 
 @pytest.mark.fault

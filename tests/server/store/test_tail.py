@@ -65,17 +65,3 @@ def test_steps_with_gaps_and_columns_of_any_width_come_back(count: int) -> None:
 def test_newer_formats_are_refused() -> None:
     with pytest.raises(WireError, match="format 4"):
         unpack_tail(msgspec.msgpack.encode((4, [], [])))
-
-
-@pytest.mark.parametrize(("names", "rows"), [(40, 256), (2000, 5)])
-def test_values_that_repeat_are_packed_and_noise_is_not(names: int, rows: int) -> None:
-    noise = np.random.default_rng(3).standard_normal((names, rows))
-    sizes = []
-    for values in (np.where(np.arange(names)[:, None] % 2, 71e9, np.round(50 + noise)), noise):
-        columns = {f"name{at}": value.tobytes() for at, value in enumerate(values)}
-        sent = group(np.arange(rows), REGULAR[:rows], columns)
-        frame = pack_tail([sent], [])
-        comes_back(frame, sent)
-        sizes.append(len(frame))
-    assert sizes[0] < sizes[1] / 2
-    assert sizes[1] < noise.nbytes + 20 * names + 4 * rows + 100
