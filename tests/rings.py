@@ -16,7 +16,7 @@ import pytest
 __all__ = ["UNIT_TIMEOUT_S", "Watch", "folders_together", "mark_unit_tests"]
 
 UNIT_TIMEOUT_S = 30
-OUTSIDE = ("real", "long", "browser", "postgresql", "clickhouse")
+OUTSIDE = ("real", "long", "frameworks", "browser", "postgresql", "clickhouse")
 LEAVES = (
     (subprocess.Popen, "__init__"),
     (os, "fork"),

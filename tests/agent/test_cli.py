@@ -58,6 +58,7 @@ def test_package_that_some_commands_need_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "textual", None)
+    monkeypatch.delitem(sys.modules, "perfagent_client.watch.app", raising=False)
     assert ended("watch") == 1
     assert capsys.readouterr().err == "perfagent watch: textual is missing; in the checkout: pip install '.[cli]'\n"
 

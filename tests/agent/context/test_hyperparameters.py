@@ -147,6 +147,7 @@ def test_other_values_are_configuration_and_tensors_are_none() -> None:
     assert redacted(found) == {"config": {"dtype": "torch.bfloat16", "seed": 3, "1": 2}}
 
 
+@pytest.mark.frameworks
 def test_training_arguments_are_found_under_any_name() -> None:
     from transformers import TrainingArguments
 
@@ -154,6 +155,7 @@ def test_training_arguments_are_found_under_any_name() -> None:
     assert of_variables(anything=arguments)["huggingface"] is arguments
 
 
+@pytest.mark.frameworks
 def test_hparams_of_a_lightning_module_are_found() -> None:
     from lightning import LightningModule
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 import torch
 import webdataset
 from torch.nn.utils import prune
@@ -17,6 +18,7 @@ def network() -> torch.nn.Sequential:
     )
 
 
+@pytest.mark.frameworks
 def test_an_adapter_is_told_with_its_options_and_what_it_saves() -> None:
     import peft  # here: five seconds of the collection of all tests
 
@@ -30,6 +32,7 @@ def test_an_adapter_is_told_with_its_options_and_what_it_saves() -> None:
     assert told["frozen"]["saved_bytes"] == 3 * 4 * frozen
 
 
+@pytest.mark.frameworks
 def test_weights_in_four_bits_count_as_what_they_stand_for() -> None:
     import bitsandbytes  # here, as above
 

@@ -200,6 +200,7 @@ def test_the_agent_counts_what_is_computed_again_apart(tmp_path, monkeypatch):
     assert counted["selective"].recomputed <= counted["all"].recomputed
 
 
+@pytest.mark.frameworks
 def test_a_transformer_trains_the_same_with_its_cache_left_on():
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -59,6 +59,7 @@ def test_multi_head_attention_is_slow_with_weights(weights, kernel, caplog):
     assert functional.scaled_dot_product_attention is original
 
 
+@pytest.mark.frameworks
 def test_a_model_of_hugging_face_is_seen_as_it_was_loaded(caplog):
     from transformers import LlamaConfig, LlamaForCausalLM
 

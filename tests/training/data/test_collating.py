@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from perfagent.training.data.collating import join, pad
@@ -41,6 +42,7 @@ def test_a_row_of_fixed_width_ends_with_what_counts_for_nothing() -> None:
     assert join(small)["labels"].tolist() == [[-100, 2, -100]]
 
 
+@pytest.mark.frameworks
 def test_a_model_sees_joined_samples_as_it_sees_each_alone() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -249,7 +249,7 @@ def test_what_ranks_add_without_zero_is_said() -> None:
         ("--parameters 100M --vocabulary 50000000", "there is no decoder of 100,000,000 parameters with a vocabulary"),
         ("x.py --parameters 7B", "give one of"),
         ("x.py", "no file"),
-        ("--config nothing", "no configuration"),
+        pytest.param("--config nothing", "no configuration", marks=pytest.mark.frameworks),
     ],
 )
 def test_options_that_would_be_left_unread_are_refused(words: str, said: str) -> None:
@@ -272,6 +272,7 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str],
     assert json.loads(capsys.readouterr().out)["parameters"] == 501_312
 
 
+@pytest.mark.frameworks
 def test_a_configuration_of_transformers_is_enough(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shape = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 128, "n_positions": 64}
     (tmp_path / "config.json").write_text(json.dumps(shape))
