@@ -49,27 +49,18 @@ def run(
     Raises AssertionError with their output, and the stacks of their threads, when they do not end in time.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    job = _job()
-    assert job.stdin is not None
-    assert job.stdout is not None
-    print(
-        json.dumps({"arguments": arguments, "environments": environments, "folder": str(folder)}),
-        file=job.stdin,
-        flush=True,
-    )
-    ready, _, _ = select.select([job.stdout], [], [], timeout_s)
-    if not ready:
-        os.killpg(job.pid, signal.SIGUSR1)
-        time.sleep(1.0)  # they write their stacks
-    said = [
-        tuple((folder / f"{stream}-{number}.txt").read_text("utf-8", "replace") for stream in ("out", "err"))
-        for number in range(len(environments))
-    ]
-    if not ready:
-        _end(job)
-        _job.cache_clear()
-        raise AssertionError(f"{arguments} did not end in {timeout_s:.0f} s:\n{said}")
-    codes = json.loads(job.stdout.readline())
+    with _asked(arguments=arguments, environments=environments, folder=str(folder)) as (job, answers):
+        ready, _, _ = select.select([answers], [], [], timeout_s)
+        if not ready:
+            os.killpg(job.pid, signal.SIGUSR1)
+            time.sleep(1.0)  # they write their stacks
+        said = [
+            tuple((folder / f"{stream}-{number}.txt").read_text("utf-8", "replace") for stream in ("out", "err"))
+            for number in range(len(environments))
+        ]
+        if not ready:
+            raise AssertionError(f"{arguments} did not end in {timeout_s:.0f} s:\n{said}")
+        codes = json.loads(answers.readline())
     return [Ended(code, out, err) for code, (out, err) in zip(codes, said, strict=True)]
 
 
@@ -107,24 +98,20 @@ def started(arguments: list[str], folder: Path, environments: list[dict[str, str
     for number in range(len(environments)):
         for stream in ("in", "out"):
             os.mkfifo(folder / f"{stream}-{number}.txt")
-    job = _job()
-    assert job.stdin is not None
-    assert job.stdout is not None
-    wanted = {"arguments": arguments, "environments": environments, "folder": str(folder), "pipes": True}
-    print(json.dumps(wanted), file=job.stdin, flush=True)
-    pids = json.loads(job.stdout.readline())
-
-    @functools.cache
-    def codes() -> list[int]:
-        assert job.stdout is not None
-        ready, _, _ = select.select([job.stdout], [], [], 60.0)
-        if not ready:
-            raise AssertionError(f"{arguments} did not end")
-        found: list[int] = json.loads(job.stdout.readline())
-        return found
-
     children = []
     with contextlib.ExitStack() as stack:
+        wanted = {"arguments": arguments, "environments": environments, "folder": str(folder), "pipes": True}
+        _, answers = stack.enter_context(_asked(**wanted))
+        pids = json.loads(answers.readline())
+
+        @functools.cache
+        def codes() -> list[int]:
+            ready, _, _ = select.select([answers], [], [], 60.0)
+            if not ready:
+                raise AssertionError(f"{arguments} did not end")
+            found: list[int] = json.loads(answers.readline())
+            return found
+
         for number, pid in enumerate(pids):
             given, said = (
                 (folder / f"{name}-{number}.txt").open(mode)  # closed below
@@ -148,6 +135,22 @@ def _close(*pipes: IO[str]) -> None:
             pipe.close()
 
 
+@contextlib.contextmanager
+def _asked(**wanted: Any) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """The process that forks, and where it answers. It is ended where an error, or a test's time limit, comes before the
+    end of the answer: the next test would read the rest."""
+    job = _job()
+    assert job.stdin is not None
+    assert job.stdout is not None
+    try:
+        print(json.dumps(wanted), file=job.stdin, flush=True)
+        yield job, job.stdout
+    except BaseException:
+        _job.cache_clear()
+        _end(job)
+        raise
+
+
 @functools.cache
 def _job() -> subprocess.Popen[str]:
     """The process that forks, one for all tests of this one. Its threads are one, as torchrun has it: two ranks of two
@@ -162,9 +165,10 @@ def _job() -> subprocess.Popen[str]:
 
 
 def _end(job: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(job.pid, signal.SIGKILL)  # and what it has forked
-    job.communicate()
+    if job.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)  # and what it has forked
+        job.communicate()
 
 
 # ---- in the process that forks
