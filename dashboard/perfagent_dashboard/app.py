@@ -40,8 +40,6 @@ __all__ = ["Source", "mount", "mount_on"]
 
 log = logging.getLogger("perfagent.dashboard")
 
-_OF_THE_OLD_FLEET = {"q", "state", "project"}
-"""Parameters of `/` when it was the table of runs: links that people kept lead to that."""
 ASSETS = Path(__file__).with_name("assets")
 
 
@@ -198,8 +196,6 @@ def _document_route(mounted: Sequence[_PagedDash], known_run: KnownRun, run_name
 
     async def page_document(request: Request) -> Response:
         app, path = mounted[0], "/" + request.path_params.get("path", "")
-        if path == "/" and _OF_THE_OLD_FLEET & request.query_params.keys():
-            return RedirectResponse(f"/runs?{request.url.query}", 307)
         name = run_at(path)
         there = page_at(app.pages, path) is not None
         if name is not None and not (there := await known_run(request, name)):

@@ -110,9 +110,3 @@ def test_each_page_names_only_the_libraries_that_it_uses(client: TestClient) -> 
 
     uses = {path: used(path) for path in ("/", "/runs", "/run/x", "/alerts", "/settings")}
     assert uses == {"/": set(), "/runs": {"dash_ag_grid"}, "/run/x": {"plotly.v"}, "/alerts": set(), "/settings": set()}
-
-
-def test_links_to_the_old_table_of_runs_lead_to_the_new_one(client: TestClient) -> None:
-    answer = client.get("/?state=failed&q=a", follow_redirects=False)
-    assert (answer.status_code, answer.headers["location"]) == (307, "/runs?state=failed&q=a")
-    assert client.get("/?from=a-webhook", follow_redirects=False).status_code == 200
