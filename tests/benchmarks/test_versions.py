@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 from versions import section
-from versions.catalogue import TORCHES, TRAININGS, newest_python, numbers, pinned, trainings
-from versions.measuring import NoPythonError, python_for
+from versions.catalogue import TORCHES, TRAININGS, numbers, pinned, trainings
 
 from perfagent.patching import TESTED
 
@@ -27,41 +24,10 @@ def result(torch: str, python: str = "3.11", **more: Any) -> dict[str, Any]:
     } | more
 
 
-@pytest.fixture
-def pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is the whole PATH; `print` and an exit code are all that a Python is asked for here."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path
-
-
-def put(folder: Path, name: str, script: str) -> None:
-    (folder / name).write_text(f"#!{os.path.realpath('/bin/sh')}\n{script}\n")
-    (folder / name).chmod(0o755)
-
-
 def test_versions_go_from_the_oldest_supported_to_the_pinned():
     assert numbers(TORCHES[0])[:2] == TESTED[0]
     assert TORCHES[-1] == pinned()
     assert TESTED[0] < numbers(pinned())[:2] < TESTED[1]
-
-
-@pytest.mark.real
-def test_torch_is_measured_on_the_oldest_python_with_wheels(pythons):
-    put(pythons, "python3.11", "exit 127")  # a shim without a version behind it
-    put(pythons, "python3.12", "echo 3 12")
-    put(pythons, "python3.14", "echo 3 14")
-    assert python_for("2.4.1") == "python3.12"
-    (pythons / "python3.12").unlink()
-    assert python_for("2.13.0") == "python3.14"
-    with pytest.raises(NoPythonError, match=r"torch 2\.4\.1 needs a Python 3\.11 to 3\.12"):
-        python_for("2.4.1")
-
-
-@pytest.mark.parametrize(
-    ("torch", "python"), [("2.5.1", 12), ("2.6.0", 13), ("2.8.0", 13), ("2.9.0", 14), ("2.13.0", 14)]
-)
-def test_the_newest_python_of_a_torch_is_known(torch, python):
-    assert newest_python(torch) == (3, python)
 
 
 def test_only_what_a_torch_has_is_trained_with_it():
@@ -79,15 +45,6 @@ def test_a_result_takes_the_place_of_that_of_the_same_versions(tmp_path, monkeyp
         ("2.10.0", "3.11", "no verdict"),
         ("2.10.0", "3.14", ""),
     ]
-
-
-def test_a_part_that_is_measured_alone_leaves_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(section, "KEPT", tmp_path / "versions.json")
-    alone = {"torch": "2.6.0", "python": "3.12", "day": "2026-11-28", "demo": ""}
-    assert not section.is_right(section.keep(alone))
-    assert "| 2.6.0 | 3.12 | not run | not run | right | 2026-11-28 |" in section.written(section.kept())
-    section.keep(result("2.6.0", "3.12", demo="no verdict"))
-    assert section.is_right(section.keep(alone))
 
 
 def test_a_row_says_how_much_passed_and_what_fails_is_named():

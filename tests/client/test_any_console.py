@@ -6,16 +6,13 @@ import contextlib
 import io
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
-from builders import ServerProcess, job_environment, server_process, until
-from command_line import in_terminal
+from builders import ServerProcess, job_environment, server_process
 from recorded import send, training
 
 from perfagent import cli
@@ -69,24 +66,3 @@ def test_an_error_about_it_is_one_line_with_its_exit_code(encoding: str, server:
     for words, ends in ((("show", "🚀"), 1), (("runs", "--limit", "µ"), 2), (("sync", no_text), 2)):
         code, text = printed(encoding, tmp_path, *words, PERFAGENT_SERVER=server.url)
         assert (code, len(text.splitlines())) == (ends, 1), text
-
-
-def test_what_a_user_told_the_console_to_do_is_done(server: ServerProcess, tmp_path: Path) -> None:
-    environment = job_environment(tmp_path, PERFAGENT_SERVER=server.url, PYTHONIOENCODING="ascii:xmlcharrefreplace")
-    done = subprocess.run([sys.executable, "-m", "perfagent", "runs"], env=environment, capture_output=True, check=True)
-    assert b"&#128640;" in done.stdout
-
-
-def test_runs_are_watched_on_a_terminal_without_utf8(server: ServerProcess, tmp_path: Path) -> None:
-    environment = job_environment(tmp_path, PERFAGENT_SERVER=server.url, PYTHONIOENCODING="ascii")
-    ended = in_terminal(["watch"], environment, columns=120, typed="q", when="laufer ?")
-    assert ended.code == 0 and "Traceback" not in ended.text and ended.text.isascii()
-
-
-def test_the_agents_own_lines_reach_a_terminal_without_utf8(server: ServerProcess, tmp_path: Path) -> None:
-    script = f"import perfagent\nperfagent.init(name={NAME!r}).alert({NAME!r})\nperfagent.finish()\n"
-    (tmp_path / "job.py").write_text(script, encoding="utf-8")
-    environment = job_environment(tmp_path, PERFAGENT_SERVER=server.url, PYTHONIOENCODING="ascii")
-    done = subprocess.run([sys.executable, str(tmp_path / "job.py")], env=environment, capture_output=True, check=True)
-    assert b"Traceback" not in done.stderr and b"Logging error" not in done.stderr
-    until(lambda: len(server.get("/runs", name=NAME)["runs"]) == 2)

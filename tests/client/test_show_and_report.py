@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -20,17 +19,14 @@ from command_line import command, in_terminal
 from recorded import send, training
 
 from perfagent.command_line.terminal_output import Screen, Table
-from perfagent.wire import Alert, Event, Finding, Latest, Quantiles, Series, Spent, StepWindow, Timing
+from perfagent.wire import Alert, Event, Finding, Latest, Quantiles, Series, Spent, Timing
 from perfagent_client import Client
 from perfagent_client.models import RunDetails
 from perfagent_client.page import fitted, flat
 from perfagent_client.report.charts import names_of_charts
-from perfagent_client.report.facts import ReportFacts, ToldAlert
+from perfagent_client.report.facts import ReportFacts
 from perfagent_client.report.page import report_html
 from perfagent_client.run_sections import Facts, sections
-from perfagent_client.spent import paused_s
-from perfagent_client.watch.run_text import head_lines
-from perfagent_client.watch.run_view import RunView
 
 pytestmark = pytest.mark.real
 
@@ -119,15 +115,6 @@ def test_all_adds_every_layer_and_the_raw_values(capsys: pytest.CaptureFixture[s
     assert raw["memory/parameters_bytes"][1] == "B"
 
 
-def test_json_keeps_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = json.loads(command(capsys, "show", "ill job", "--json").out)
-    keys = "run project name state step verdict findings latest timing alerts config meta"
-    assert set(keys.split()) <= shown.keys()
-    assert shown["latest"]["loss"] == "NaN" and isinstance(shown["latest"]["accuracy"], float)
-    [finding] = [finding for finding in shown["findings"] if finding["rule"] == "nonfinite_loss"]
-    assert finding["evidence"]["causes"][0]["batch"]["tensors"][0]["nonfinite"] == 1
-
-
 def test_report_of_a_run_that_went_wrong_has_all_that_is_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,41 +142,6 @@ def test_a_terminal_of_eighty_columns_holds_the_page(server: Listening, rich: bo
     assert len(lines) <= 60 and max(map(len, lines)) < 80
     assert ("\x1b[1;31m[critical] nonfinite_loss" in shown.sent) is rich
     assert ("\x1b" in shown.sent) is rich
-
-
-def test_the_time_between_two_attempts_is_no_training(
-    server: Listening, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """A script that ended is started again twenty minutes later, and goes on."""
-    for attempt, first in ((1, 1), (2, 1231)):
-        begin = 1_700_000_000.0 + first
-        told = [(begin, first - 1, {"state": "running"}), (begin + 29, first + 29, {"state": "finished"})]
-        events = [Event(kind="state", time=time, step=step, data=data) for time, step, data in told]
-        values = {"loss": [1.0] * 30}
-        server.take(frame(values, run="again", name="again", first_step=first, attempt=attempt, events=events))
-    with Client(server.url) as client:
-        run = until(lambda: (found := client.run("again")).ended and found)
-    assert "took 58 s" in command(capsys, "show", "again").out
-    assert command(capsys, "report", "again", "-o", str(tmp_path / "report.html")).code == 0
-    assert "took 58 s" in (tmp_path / "report.html").read_text()
-    assert "took 58 s" in str(head_lines(RunView(run), 200, 2e9)[1])
-    assert paused_s(run) == pytest.approx(1201)  # the page's clock leaves it out
-
-
-def test_shares_of_several_ranks_name_their_steps_and_rank(
-    server: Listening, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The rule looks at the newest steps of one rank, the verdict at all steps of another, the table at all ranks."""
-    begins = Event(kind="state", time=1_700_000_000.0, data={"state": "starting", "world_size": 2})
-    for rank, waits in ((0, [0.03] * 30 + [0.06] * 30), (1, [0.05] * 60)):
-        values = {"step_time_s": [0.1] * 60, "phase/comm_s": waits, "phase/forward_s": [0.04] * 60}
-        server.take(frame(values, run="two ranks", name="two ranks", rank=rank, events=[begins]))
-    until(lambda: "comm_bound" in command(capsys, "show", "two ranks").out)
-    text = " ".join(command(capsys, "show", "two ranks").out.split())
-    assert "50 ms of 100 ms (50 %)" in text and "newest 20 steps on the rank that waits least" in text
-    assert "of the whole run on rank 0: communication 45 %" in text and "training 40 %" in text
-    assert "mean of the 2 ranks" in text
-    assert "whole step 100.0 % 100 ms 100 ms 100 ms 100 ms 100 ms" in text
 
 
 # ------------------------------------------------------------------------------------------------------------------- --
@@ -256,14 +208,6 @@ def test_spike_in_a_long_run_reaches_the_top_of_its_chart(
     points = re.findall(r",([\d.]+)", svg.partition('class="band" d="')[2].partition('"')[0])
     heights = sorted(map(float, points))
     assert heights[0] < 25 and heights[1] > 80, "the spike is at the top, and everything else far below"
-
-
-def test_a_report_that_cannot_be_written_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "-o/--output is missing" in command(capsys, "report", "ill job").error
-    refused = command(capsys, "report", "ill job", "-o", str(tmp_path / "no" / "file.html"))
-    assert refused.code == 1 and "cannot be written" in refused.error
-    assert command(capsys, "report", "no such run", "-o", str(tmp_path / "file.html")).code == 1
-    assert not (tmp_path / "file.html").exists()
 
 
 # --------------------------------------------------------------------------------------- of facts that no server is for
@@ -347,27 +291,6 @@ def test_agent_overhead_is_never_negative_and_no_gpu_no_figure() -> None:
     newest = {name: Latest(value=value, step=9, time=1.0, rank=0) for name, value in values.items()}
     text = "\n".join(page_texts(Facts(bare_run(), HEALTHY, [], newest, NO_TIMING)))
     assert "Agent overhead < 0.1 %" in text and "Synchronizing" not in text
-
-
-def test_no_run_makes_a_report_of_more_than_a_megabyte() -> None:
-    words = "word <&> " * 900
-    findings = huge_findings(words)
-    alert = Alert(id="a", state="firing", run="r1", rule="r", severity="info", message=words, since="", since_step=1)
-    alerts = [ToldAlert(alert, [{"time": "", "event": "fired", "who": "rule", "note": words}] * 50)] * 30
-    phases = {f"own{number}": 0.01 for number in range(90)}
-    timing = Timing(
-        from_step=1, to_step=9, series={f"phase/{name}_s": QUANTILES for name in phases}, shares={}, phase_shares=phases,
-        window=StepWindow(from_step=1, to_step=9, steps=9, bucket_steps=7),
-    )  # fmt: skip
-    wild = [-1e308, 1e308, math.nan, 1e-300, 5.0] * 72
-    facts = ReportFacts(
-        huge_run(words), findings[0], findings, {"loss": Latest(value=1e300, step=480, time=0.0, rank=0)}, timing, alerts, 9999,
-        [series(f"metric/{number}", wild) for number in range(27)],
-        [{"rank": 3, "data": {"lines": [words] * 200}}] * 200, [{"data": {"traceback": words}}],
-    )  # fmt: skip
-    html = report_html(facts)
-    assert len(html.encode()) < 1_000_000
-    assert "These are the newest 30 of 9999." in html
 
 
 def test_the_charts_are_chosen_by_what_the_run_has() -> None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import OpenTab, Tab
-    from playwright.sync_api import APIResponse, Route
 
 pytestmark = pytest.mark.browser
 
@@ -42,10 +41,6 @@ def more(name: str) -> str:
 
 def value(name: str) -> str:
     return f"document.querySelector('[data-figure=\"{name}\"] .value')?.textContent"
-
-
-def newest(name: str) -> str:
-    return f"document.querySelector('#run-charts [data-name=\"{name}\"] .now')?.firstChild?.textContent"
 
 
 def loaded(page: Tab, *names: str) -> None:
@@ -313,68 +308,3 @@ def test_page_stays_when_the_server_goes_and_fills_the_gap_later(tmp_path: Path,
         send(server, "r", {"loss": 1.0 / x}, x, seq=2)
         page.live()
         page.wait(LAST, argument=150)
-
-
-@pytest.mark.long
-def test_a_late_answer_does_not_replace_a_newer_live_value(site: ServerProcess, tab: OpenTab, run: str) -> None:
-    x = np.arange(1, 51)
-    send(site, run, {"loss": 2.0 + 0.0 * x}, x)
-    page = tab("/")
-    held: list[tuple[Route, APIResponse]] = []
-    page.page.route("**/latest", lambda route: held.append((route, route.fetch())))
-    page.page.goto(f"{site.url}/run/{run}")
-    page.wait(f"() => {value('loss')} === '2'")
-    while not held:
-        page.page.wait_for_timeout(50)
-    send(site, run, {"loss": np.array([7.25])}, np.array([51]), seq=2)
-    page.wait(f"() => {value('loss')} === '7.25'")
-    for route, answer in held:
-        route.fulfill(response=answer)
-    page.drawn(1)
-    page.wait(f"() => {newest('loss')} === '7.25'")
-
-
-@pytest.mark.long
-def test_what_is_a_sum_of_processes_says_so(site: ServerProcess, tab: OpenTab, run: str) -> None:
-    x = np.arange(1, 21)
-    for rank in range(4):
-        event = Event(kind="state", time=time.time(), step=0, data={"state": "starting", "world_size": 4})
-        values = {
-            "process/cpu_pct": 200 + 0.0 * x,
-            "process/rss_bytes": 2.0**30 + 0.0 * x,
-            "host/cpu_pct": 64 + 0.0 * x,
-        }
-        send(site, run, values, x, rank=rank, events=[event])
-    page = tab(f"/run/{run}")
-    page.wait(f"() => {more('device')} === '4 processes, together 800 %'")
-    page.wait(f"() => {more('memory')} === '4 processes'")
-
-
-@pytest.mark.long
-def test_only_another_verdict_is_read_aloud(site: ServerProcess, tab: OpenTab, run: str) -> None:
-    record_run(site, run, steps=60)
-    page = tab(f"/run/{run}")
-    page.wait("() => document.querySelector('#run-announced')?.textContent.startsWith('healthy')")
-    assert page.page.locator("#run-verdict[aria-live], .figure output").count() == 0
-    assert page.page.locator(".board .tools").get_attribute("aria-label") == "Chart controls"
-    everything = "{ childList: true, characterData: true, subtree: true }"
-    page.page.locator("#run-announced").evaluate(
-        f"node => {{ window.said = 0; new MutationObserver(() => window.said++).observe(node, {everything}); }}"
-    )
-    log(site, run, 61, loss=math.nan)
-    page.wait("() => document.querySelector('#run-announced').textContent.startsWith('critical')")
-    log(site, run, 62, loss=math.nan)
-    page.wait("() => document.querySelector('#run-charts [data-name=loss] .plot').dataset.lastStep === '62'")
-    page.page.wait_for_timeout(1000)
-    assert page.page.evaluate("window.said") == 1
-
-
-@pytest.mark.long
-def test_a_run_that_starts_is_not_said_to_run(site: ServerProcess, tab: OpenTab, run: str) -> None:
-    event = Event(kind="state", time=time.time(), step=0, data={"state": "starting"})
-    send(site, run, {"host/cpu_pct": np.array([1.0])}, np.array([0]), events=[event])
-    page = tab(f"/run/{run}")
-    page.wait("() => document.querySelector('.run-head .state')")
-    state = page.page.locator(".run-head .state").inner_text().split()[-1]
-    assert state == "starting"
-    assert "starting for" in page.page.locator(".facts").inner_text()

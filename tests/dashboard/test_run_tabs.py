@@ -80,19 +80,6 @@ def test_name_tags_and_notes_are_changed_and_the_run_is_deleted(site: ServerProc
     page.wait("() => document.querySelector('.ag-row a.name')")
 
 
-def test_table_is_there_on_the_way_back_from_a_reloaded_run(site: ServerProcess, tab: OpenTab, run: str) -> None:
-    record_run(site, run, steps=20)
-    page = tab(f"/runs?q={run}")
-    page.live()
-    page.page.locator(f".ag-row a.name[href='/run/{run}']").click()
-    page.wait("() => document.querySelector('#run-head h1')")
-    page.page.reload()
-    page.wait("() => document.querySelector('#run-head h1')")
-    page.live()
-    page.page.go_back()
-    page.wait("() => document.querySelector('.ag-row a.name')")
-
-
 @pytest.mark.long
 def test_stacks_and_a_profile_are_asked_for_from_the_page(site: ServerProcess, tab: OpenTab, run: str) -> None:
     for rank in range(2):

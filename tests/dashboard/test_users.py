@@ -95,23 +95,6 @@ def test_an_administrator_adds_a_user_and_reads_who_did_what(shared_server: Serv
     assert "new one" in page.page.locator("#audit-entries").inner_text()
 
 
-def test_one_changes_ones_password_and_ends_another_session(shared_server: ServerProcess, tab: OpenTab) -> None:
-    body = {"name": "eva", "password": PASSWORD, "roles": [{"role": "viewer", "project": None}]}
-    shared_server.admin("POST", "/users", body)
-    log_in(tab, shared_server, "eva")
-    page = log_in(tab, shared_server, "eva", "/settings?tab=account")
-    page.wait("() => document.querySelectorAll('#settings-account tbody tr').length === 2")
-    page.page.get_by_role("button", name="End").click()
-    page.wait("() => document.querySelectorAll('#settings-account tbody tr').length === 1")
-    page.page.locator("#password-old").fill(PASSWORD)
-    page.page.locator("#password-new").fill("short")
-    page.page.get_by_role("button", name="Change the password").click()
-    page.wait("() => document.body.textContent.includes('the password has 5 characters')")
-    page.page.locator("#password-new").fill("staple horse battery")
-    page.page.get_by_role("button", name="Change the password").click()
-    page.wait("() => document.body.textContent.includes('The password is changed')")
-
-
 def test_somebody_signs_in_at_a_provider_with_a_browser(tab: OpenTab, tmp_path: Path) -> None:
     with openid_provider(ada={"preferred_username": "ada", "groups": ["team"]}) as provider:
         settings = {

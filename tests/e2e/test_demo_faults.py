@@ -16,7 +16,7 @@ from perfagent_server.commands import backtest
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.plan import Plan
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]  # some faults are in test_demo.py and test_sick_data.py
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]  # some faults are in test_demo.py
 FAULTS = {  # fault: (steps, most steps from its beginning to its alert)
     "wrong-optimizer": (100, 100), "checkpoint-stall": (100, 90), "hidden-work": (60, 60), "frozen": (300, 110),
     "data-repeats": (100, 100), "eval-stall": (100, 90), "nan": (40, 1), "spike": (400, 15), "divergence": (600, 250),

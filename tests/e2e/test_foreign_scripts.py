@@ -13,9 +13,8 @@ from builders import ServerProcess, server_process
 from e2e.launching import SCRIPTS, monitored, printed_losses, python, values
 
 pytestmark = pytest.mark.real
-LONG = pytest.mark.long
 EXACT = "gpt_own_batching_timed.py"
-SUMMED = ("accumulation_timed.py", "mixed_precision_timed.py")
+SUMMED = "accumulation_timed.py"
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +23,7 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
         yield running
 
 
-@pytest.mark.parametrize("script", [EXACT, *(pytest.param(name, marks=LONG) for name in SUMMED)])
+@pytest.mark.parametrize("script", [EXACT, pytest.param(SUMMED, marks=pytest.mark.long)])
 def test_a_foreign_script_runs_unchanged_and_arrives_exactly(
     shared_server: ServerProcess, tmp_path: Path, script: str
 ) -> None:
@@ -52,7 +51,7 @@ def without_timers(output: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*_timed.py")))
+@pytest.mark.parametrize("script", [EXACT, SUMMED])
 def test_phases_are_within_five_percent_of_the_scripts_timers(
     shared_server: ServerProcess, tmp_path: Path, script: str
 ) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import standardwebhooks
-from builders import Receiver, ServerProcess, free_port, job_environment, server_process, sync, until
+from builders import Receiver, ServerProcess, job_environment, server_process, sync, until
 from e2e.launching import JOBS, python, values
 
 pytestmark = pytest.mark.real
@@ -51,21 +49,6 @@ def test_a_nan_loss_arrives_as_one_signed_webhook(receiver: Receiver, tmp_path: 
         alerts = server.get("/runs/nan/alerts")["alerts"]
         assert [alert["rule"] for alert in alerts].count("nonfinite_loss") == 1
         assert len({delivery.headers["webhook-id"] for delivery in receiver.of_type("alert.firing")}) == 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("end", ["finished", "killed"])
-def test_under_run_the_script_names_project_name_and_server(server: ServerProcess, tmp_path: Path, end: str) -> None:
-    options = ["--project", "vision", "--name", "first", "--tag", "a", "--run-id", "looked"]
-    said = ["project=look", "name=mine", f"server={server.url}", end]
-    command = [sys.executable, "-m", "perfagent", "run", *options, str(JOBS / "named.py"), *said]
-    away = job_environment(tmp_path, PERFAGENT_SERVER=f"http://127.0.0.1:{free_port()}")
-    subprocess.run(command, env=away, check=end == "finished", timeout=120)
-    server.wait_for_state("looked", end)
-    # the rest of it is in
-    summary = until(lambda: next((run for run in server.get("/runs")["runs"] if run["step"] == 20), None))
-    assert (summary["project"], summary["name"], summary["tags"]) == ("look", "mine", ["a"])
-    assert server.get("/runs", project="vision")["runs"] == []
 
 
 @pytest.mark.fault

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from builders import job_environment, run_job, sync
+from builders import job_environment, sync
 from case_selection import everyday
 from faults import loops
-from faults.accounts import Accounts
 
 pytestmark = [pytest.mark.fault, pytest.mark.real]
 
@@ -27,29 +24,3 @@ def test_a14_children_never_hang_and_leave_the_agent_alone(fault, tmp_path, meth
     assert len({frame.source for frame in server.frames}) == 1
     assert server.states()[-1] == "finished"
     assert server.samples("last") == [1.0]
-
-
-WORKERS = """
-import sys, torch
-from torch.utils.data import DataLoader, Dataset
-class Numbers(Dataset):
-    def __len__(self): return 64
-    def __getitem__(self, i): return torch.tensor([float(i)])
-if __name__ == "__main__":
-    import perfagent
-    run = perfagent.init(run_id="workers")
-    seen = 0.0
-    for batch in DataLoader(Numbers(), batch_size=8, num_workers=1, multiprocessing_context=sys.argv[1]):
-        seen += float(batch.sum())
-        run.log({"seen": seen}, step=int(seen))
-    print(seen)
-"""
-
-
-@pytest.mark.parametrize("method", everyday(1, ["fork", "spawn", "forkserver"]))
-def test_a14_workers_of_a_loader_leave_the_agent_alone(fault: Accounts, tmp_path: Path, method: str) -> None:
-    server = fault.server()
-    assert run_job(WORKERS, tmp_path, server.url, method) == "2016.0\n"
-    assert len({frame.source for frame in server.frames}) == 1
-    assert len(server.values("seen")) == 8
-    assert server.states()[-1] == "finished"

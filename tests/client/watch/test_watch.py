@@ -15,8 +15,6 @@ from builders import ServerProcess, server_process
 from command_line import command, in_terminal
 from recorded import log
 
-from perfagent_client.watch.live_screen import LiveScreen
-
 pytestmark = pytest.mark.real
 
 Open = Callable[..., Any]
@@ -113,16 +111,6 @@ async def test_keys_acknowledge_mute_and_undo_on_the_server(opened: Open, site: 
 
 
 @in_a_loop
-async def test_whoever_may_not_act_is_told(opened: Open, site: ServerProcess) -> None:
-    key = site.admin("POST", "/keys", {"scope": "read"})["key"]
-    async with opened(key=key, run="ill") as seen:
-        await seen.shows("nonfinite_loss")
-        await seen.pilot.press("m")
-        await seen.shows("it needs the role operator")
-        assert alert_of(site, "ill")["muted_until"] is None
-
-
-@in_a_loop
 async def test_a_server_that_goes_away_is_stale_and_comes_back(opened: Open, tmp_path: Any) -> None:
     with server_process(tmp_path) as server:
         async with opened(server) as seen:
@@ -135,17 +123,6 @@ async def test_a_server_that_goes_away_is_stale_and_comes_back(opened: Open, tmp
             await asyncio.to_thread(server.start)
             log(server, "after", 1, loss=1.0)
             await seen.shows("live", "after")
-
-
-@in_a_loop
-async def test_without_a_websocket_it_polls(opened: Open, site: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As behind a proxy that knows only HTTP."""
-    monkeypatch.setattr(LiveScreen, "LIVE_PATH", "/ws/nothing-here")
-    async with opened() as seen:
-        await seen.shows("polling (no WebSocket)", "ill run")
-        log(site, "polled", 8888, train__loss=1.25)
-        await seen.shows("8,888")
-    site.admin("DELETE", f"/runs/{alert_run(site, 'polled')}")
 
 
 @pytest.mark.parametrize("colors", [True, False])
