@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perfagent import frameworks
+from perfagent.boundary import saved_tensors
 from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, passed_by
 from perfagent.boundary.guard import guarded
 from perfagent.boundary.import_hooks import Once, is_executing
@@ -77,6 +78,7 @@ def install() -> bool:
     grad_clipping.install(_patch)
     flat_clipping.install(_patch, when_imported)
     keep_out_of_frames()
+    saved_tensors.install(_patch)
     checkpoint_saves.install(_patch, when_imported)
     evaluation.install(_patch, when_imported)
     compile_time.install(when_imported)
@@ -106,6 +108,7 @@ def remove() -> None:
         _undo.pop()()
     _patches.clear()
     _installed.clear()
+    saved_tensors.forget()
 
 
 def _patch(owner: Any, name: str, watch: _Watch, *, traced: bool = False) -> None:

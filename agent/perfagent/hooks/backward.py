@@ -15,6 +15,7 @@ from typing import Any
 
 from perfagent.boundary.dynamo import untraced
 from perfagent.boundary.guard import failed, failures, guarded
+from perfagent.boundary.saved_tensors import is_packed
 from perfagent.device import DeviceClock, take
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import (
@@ -220,7 +221,7 @@ def _divided(tensor: Any) -> Divided:
     if kind != "DivBackward0":
         return kind == "MulBackward0"
     try:
-        if node._raw_saved_other.unpack_hook is not None:
+        if is_packed(node._raw_saved_other):
             return True
         other = node._saved_other
         value = None if other.numel() != 1 or hasattr(other, "_local_tensor") else take(other)

@@ -134,7 +134,7 @@ class Compilations:
             "reason": _in_words(reason),
             "seconds": _seconds(record),
             "limit_reached": bool(limit),
-            "limit": _limit_of(limit),
+            "limit": int(found[1]) if (found := _SET_TO.search(limit)) else None,
         }
         # the id of one that met the limit is not among those that were compiled
         step = None if limit else compile_time.step_of(str(record.compile_id))
@@ -172,16 +172,6 @@ def _seconds(record: Any) -> float:
     if hasattr(record, "duration_us"):
         return (record.duration_us or 0) / 1e6
     return getattr(record, "entire_frame_compile_time_s", None) or 0.0  # before torch 2.6
-
-
-def _limit_of(failure: str) -> int | None:
-    """The limit that was reached; up to torch 2.10 the failure does not say it."""
-    if not failure:
-        return None
-    if found := _SET_TO.search(failure):
-        return int(found[1])
-    config = sys.modules.get("torch._dynamo.config")
-    return None if "accumulated" in failure else getattr(config, "recompile_limit", None)
 
 
 def _frame_of(record: Any) -> str:

@@ -128,7 +128,7 @@ class _One:
         with torch.no_grad():
             if not local.is_complex():
                 # of unsigned integers, and floats of eight bits: no range then
-                with contextlib.suppress(NotImplementedError):
+                with contextlib.suppress(RuntimeError):  # NotImplementedError in newer versions of torch
                     self._range = collect(_range_of(local))
             if local.is_cpu:
                 self.shown["hash"] = _hash(head)

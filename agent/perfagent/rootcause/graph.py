@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from perfagent.boundary.saved_tensors import is_packed
 from perfagent.rootcause.batch import can_be_counted
 
 __all__ = ["COMPILED", "first_bad_operator", "leaves_of"]
@@ -189,7 +190,7 @@ def _saved(node: Any) -> list[tuple[str, Any]] | None:
             continue
         try:
             kept = getattr(node, attribute)
-            if any(getattr(one, "unpack_hook", one) is not None for one in _each(kept)):
+            if any(map(is_packed, _each(kept))):
                 return None
             value = getattr(node, attribute.removeprefix("_raw"))
         except RuntimeError:  # released, or changed in place since

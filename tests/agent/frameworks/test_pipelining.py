@@ -8,6 +8,7 @@ import torch
 from process_groups import alone_in_group
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch_versions import since_torch
 
 STEPS, MICRO_BATCHES = 4, 2
 
@@ -33,6 +34,7 @@ def train(stage, schedule) -> list[list[float]]:
     return told
 
 
+@since_torch(2, 7, "a schedule does not say whether it divides")
 @pytest.mark.parametrize(
     ("kind", "reduction"), [(ScheduleGPipe, "mean"), (Schedule1F1B, "mean"), (ScheduleGPipe, "sum")]
 )

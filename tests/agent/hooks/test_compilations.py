@@ -16,6 +16,7 @@ from agent.hooks.loops import sgd, step
 from builders import job_environment
 from torch import nn
 from torch._dynamo import utils
+from torch_versions import TORCH
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_compiled"),
@@ -71,7 +72,10 @@ def test_nine_lengths_are_told_with_reason_step_and_place(record):
         assert (data["function"], data["line"].endswith(f"{Path(__file__).name}:{line}")) == ("forward", True)
         assert (data["seconds"] > 0, data["limit_reached"], data.get("limit", 8)) == (True, length == 10, 8)
         assert data["limit_reached"] or number == length - 1
-    assert (len(events), events[-1][0]["limit"]) == (8, 8)
+    if TORCH < (2, 11):  # which keeps no record of a limit that is reached
+        assert len(events) == 7
+    else:
+        assert (len(events), events[-1][0]["limit"]) == (8, 8)
     for name, last in (("count", 8), ("recompiles", 7), ("graph_breaks", 0)):
         assert recorded.of(f"compile/{name}")[-1][1] == last, name
     compiling = recorded.series("phase/compile_s")

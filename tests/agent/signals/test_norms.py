@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_versions import since_torch
 
 from perfagent.signals.dead_units import DeadUnits
 from perfagent.signals.foreach_norms import LARGE, MOST_NUMBERS
@@ -80,6 +81,7 @@ def test_the_norm_of_a_large_tensor_is_exact(dtype, mixed, size):
     assert found[1:] == expected(parameters)[1:]
 
 
+@since_torch(2, 7, "a gradient has the type of its weight")
 def test_half_precision_does_not_overflow():
     parameters, plan = model_of([(1000,)] * 10, torch.float16)
     for parameter in parameters:
