@@ -13,6 +13,7 @@ __all__ = ["is_ours", "most_often", "outside", "short"]
 
 _MOST_LINES = 20
 
+_WARN = (f"{os.sep}warnings.py", f"{os.sep}_py_warnings.py")  # the latter: from Python 3.14 on
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 _DEMO = f"{_OWN}demo{os.sep}"
 
@@ -26,7 +27,7 @@ def outside(frame: FrameType | None, torch: str) -> tuple[str, int] | None:
     """Returns the innermost line outside of torch and the agent; None if there is none. torch: its folder."""
     while frame is not None:
         name = frame.f_code.co_filename
-        if not (is_ours(name) or name.startswith((torch, "<frozen")) or name.endswith(f"{os.sep}warnings.py")):
+        if not (is_ours(name) or name.startswith((torch, "<frozen")) or name.endswith(_WARN)):
             return name, frame.f_lineno
         frame = frame.f_back
     return None
