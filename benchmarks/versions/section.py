@@ -121,5 +121,6 @@ def _failures(results: Sequence[dict[str, Any]]) -> list[str]:
 def _failed_words(failed: dict[str, str]) -> str:
     if len(failed) > _MOST_NAMED:
         return f"{len(failed)} fail, which docs/versions.json names"
-    names = ", ".join(f"`{name.rpartition('.')[2]}`" for name in failed)
+    parts = [name.partition("::") for name in failed]
+    names = ", ".join(f"`{module.rpartition('.')[2]}::{test}`" for module, _, test in parts)
     return f"{names} {'fails' if len(failed) == 1 else 'fail'}"

@@ -48,12 +48,12 @@ def test_a_result_takes_the_place_of_that_of_the_same_versions(tmp_path, monkeyp
 
 
 def test_a_row_says_how_much_passed_and_what_fails_is_named():
-    unit = {"passed": 11, "failed": {"tests.agent.test_device::test_a_value": "AssertionError"}, "skipped": 0}
+    unit = {"passed": 11, "failed": {"tests.agent.test_device::test_a_value[0.5]": "AssertionError"}, "skipped": 0}
     text = section.written([result("2.4.1"), result("2.13.0", unit=unit)])
     number = len(trainings("2.4.1"))
     assert f"| 2.4.1 | 3.11 | 12 of 12, 3 skipped | {number} of {number} | right | 2026-11-29 |" in text
     assert "| 2.13.0 | 3.11 | 11 of 12 |" in text
-    assert "- torch 2.13.0, Python 3.11: `test_device::test_a_value` fails." in text
+    assert "- torch 2.13.0, Python 3.11: `test_device::test_a_value[0.5]` fails." in text
 
 
 @pytest.mark.parametrize(
