@@ -17,7 +17,6 @@ from perfagent_server.database import StorageError
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.plan import Plan
-from perfagent_server.rules.time_series import TimeSeries
 from perfagent_server.rules.window import Window
 from perfagent_server.store.tables import alert, cursor, delivery, rule_state
 
@@ -148,16 +147,3 @@ def test_unreadable_snapshot_costs_its_run_only_the_past(bench: Bench) -> None:
         engine.checkpoint()
         bench.write(rule_state.update().where(rule_state.c.run == "a").values(state=b"\xc1"))
     assert [run for run, _, _ in _told(bench)] == ["a", "b"]
-
-
-# --- what senders may say ---------------------------------------------------------------------------------------------
-
-
-def test_readings_of_no_moment_are_left_out_and_late_ones_kept() -> None:
-    readings = TimeSeries(60, apart=False)
-    assert readings.take(0, [NOW + 3600], [90.0], [True]), "the first readings are judged"
-    for time in (3, 1, 2, 1, math.inf, -math.inf, math.nan):  # of a clock that is behind another
-        readings.take(1, [NOW + time], [50.0], [True])
-    kept = readings.seconds()
-    assert kept.second.tolist() == [NOW + 1, NOW + 2, NOW + 3, NOW + 3600]
-    assert kept.count.tolist() == [2, 1, 1, 1]

@@ -42,19 +42,6 @@ def decoded(message: bytes | None) -> Any:
 # --- bands --------------------------------------------------------------------------------------------------------------
 
 
-def test_bands_of_an_ended_run_leave_at_once_and_are_dropped() -> None:
-    bands = Bands(BANDS)
-    for rank, last in ((0, 3), (1, 2)):
-        bands.add(stored(loss=[1.0] * last, rank=rank), 0.0)
-    assert bands.take(0.1) is None and bands.waits, "a new band waits to learn which ranks there are"
-    bands.end("r1")
-    (band,) = decoded(bands.take(0.2))["bands"]
-    assert band["step"] == [1, 2, 3], "also what the slower rank has not reached"
-    assert not bands._of_runs and not bands.waits
-    bands.add(stored(loss=2.0, attempt=2), 10.0)
-    assert decoded(bands.take(20.0))["bands"][0]["mean"] == [2.0], "a run may go on after its end"
-
-
 # --- fleet --------------------------------------------------------------------------------------------------------------
 
 

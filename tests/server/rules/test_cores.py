@@ -161,13 +161,10 @@ def waiting(seconds: float) -> Mapping[str, float]:
         (None, 8.0, 0.101, [("warning", "too few")], 2),
         (None, 8.0, 0.09, [], None),
         (None, 1.0, 0.5, [], None),  # no more than there are cores
-        (None, 2.0, 0.5, [("warning", "too few")], 1),
         (None, 64.0, 0.5, [("warning", "too few")], 2),  # loading in the process: two hide a wait of half the step
         (16.0, 8.0, 0.02, [("info", "")], 7),
-        (15.0, 8.0, 0.02, [], None),
         (9.0, 8.0, 0.5, [("warning", "")], 7),
         (7.0, 8.0, 0.5, [], None),
-        (2.0, 8.0, 0.02, [], None),
     ],
 )
 def test_workers_that_do_not_fit_the_cores_are_told(

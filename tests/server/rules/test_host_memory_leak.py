@@ -104,13 +104,9 @@ HEALTHY: dict[str, Level] = {
     "flat": lambda _: 3 * GB,
     "a cache": lambda now: 3 * GB + 2 * GB * (1 - math.exp(-now / 60)),
     "a dataset loaded in 40 s": lambda now: 3 * GB + 8 * GB * min(1.0, now / 40),
-    "jumps": lambda now: 3 * GB + 0.5 * GB * ((now > 100) + (now > 260) + (now > 500)),
     "an evaluation that keeps its outputs": lambda now: 3 * GB + 50 * MB * max(0, now % 120 - 85),
-    "memory within a step": lambda now: 3 * GB + 2 * GB * abs(math.sin(7.3 * now)),
-    "collected in turn": lambda now: 3 * GB + 25 * MB * (now % 40),
     "allocator": lambda now: 3 * GB + 200 * MB * math.log1p(now),
     "batches of random size": records(1),
-    "little": lambda now: 3 * GB + 0.2 * MB * now,
 }
 
 

@@ -125,7 +125,6 @@ SILENT: dict[str, dict[str, Any]] = {
         "loss": RESTARTS + 0.03 * NOISE, "lr": 1e-6 + 5e-4 * (1 + np.cos(np.pi * (AT % 1000) / 1000)),
     },
     "a slow rise": {"loss": 2 + 2e-4 * AT + 0.05 * NOISE},
-    "tiny noise round one": {"loss": 1 + 1e-3 * NOISE},
     "all zero": {"loss": [0.0] * 3000},
     "temporal difference": made("temporal difference", 11),
     "a value loss before its first reward": {"loss": np.where(AT < 300, 1e-4, 0.05) * np.exp(0.3 * NOISE)},

@@ -29,11 +29,8 @@ def test_a_rate_that_cannot_be_is_critical_at_once(bad: float) -> None:
 SCHEDULES = {
     "warm-up and cosine": np.where(AT < 100, (AT + 1) / 100, 0.5 * (1 + np.cos(np.pi * AT / 2000))) * 1e-3,
     "warm restarts": 1e-6 + 1e-3 * (1 + np.cos(np.pi * (AT % 500) / 500)),
-    "milestones": 0.1 * 0.1 ** (AT // 600),
     "warm-up by epochs": 0.02 * np.minimum(AT // 200 + 1, 5),
-    "warm-up by epochs from next to nothing": np.maximum(1e-6, 1e-3 * np.minimum(AT // 200, 5)),
     "one cycle": np.interp(AT, [0, 600, 1800, 1999], [4e-4, 1e-2, 4e-4, 4e-8]),
-    "triangles": 1e-4 + 1e-3 * np.abs(AT % 500 - 250) / 250,
     "range test": 1e-6 * 1.005**AT,
     "decay by epochs": 1e-3 * 0.95 ** (AT // 20),
 }

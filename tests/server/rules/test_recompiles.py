@@ -87,14 +87,6 @@ def test_reasons_are_counted_by_what_changed(reasons: list[str], kind: str, word
     assert (one.kind, one.said()) == (kind, words)
 
 
-@pytest.mark.parametrize("data", [{}, {"function": 3, "reason": None, "seconds": "x", "limit_reached": "yes"}])
-def test_an_event_of_another_agent_breaks_nothing(data: dict[str, Any]) -> None:
-    made = TimedJob(Recompiles())
-    made.event("compile", data)
-    made.train(100, STEP)
-    assert made.changes == []
-
-
 def test_a_run_that_only_compiled_at_its_start_is_healthy() -> None:
     verdict = job((1, 30.0), (1, 20.0), (1, 20.0), (600, 0.0), rules=all_rules()).evaluator.verdict()
     assert verdict.rule == "healthy"

@@ -13,24 +13,23 @@ from perfagent_server.rules.speed.unmeasured_time import UnmeasuredTime
 LINES = [{"line": "train.py:97", "count": 1000}, {"line": "train.py:98", "count": 24}]
 
 
-def job(other_s: float, *, busy_pct: float | None = None, forward_s: float = 0.05, phase: str = "forward") -> TimedJob:
+def job(other_s: float, *, busy_pct: float | None = None, forward_s: float = 0.05) -> TimedJob:
     made = TimedJob(SyncBound(), UnmeasuredTime())
     for _ in range(30):
-        made.train(10, {phase: forward_s, "other": other_s})
+        made.train(10, {"forward": forward_s, "other": other_s})
         if busy_pct is not None:
             made.read(gpu__utilization_pct=busy_pct)
     return made
 
 
 def told(
-    made: TimedJob, other_s: float, calls: float, reading_s: float | None = None, *, forward_s: float = 0.05,
-    phase: str = "forward", lines: Any = LINES,
-) -> list[Any]:  # fmt: skip
+    made: TimedJob, other_s: float, calls: float, reading_s: float | None = None, *, forward_s: float = 0.05
+) -> list[Any]:
     """What is found 200 steps after the agent told what it found in a sampled step."""
     on_cpu = {"sync/reads_per_step": calls, "sync/reading_s": reading_s or 0.0}
     made.tell({"sync/calls_per_step": calls} if reading_s is None else on_cpu)
-    made.event("sync", {"lines": lines})
-    made.train(200, {phase: forward_s, "other": other_s})
+    made.event("sync", {"lines": LINES})
+    made.train(200, {"forward": forward_s, "other": other_s})
     return made.found("sync_bound")
 
 
@@ -66,13 +65,6 @@ def test_reads_are_told_by_their_time(
     for one in found:
         assert (one.evidence["share_pct"], one.evidence["calls_per_step"]) == (pytest.approx(share_pct), calls)
         assert one.evidence["lines"] == LINES
-
-
-def test_reads_beside_rollouts_and_without_lines_are_told_too() -> None:
-    assert len(told(job(0.04, phase="rollout"), 0.04, 2048, 0.03, phase="rollout")) == 1
-    for lines in (None, [1, {"line": 3}], [{"line": "a.py:1", "count": "many"}]):
-        [found] = told(job(0.03), 0.03, 1024, 0.028, lines=lines)
-        assert found.evidence["lines"] == []
 
 
 def test_it_replaces_unmeasured_time_and_heals_at_the_next_look() -> None:

@@ -114,7 +114,6 @@ LIKE_IT: dict[str, tuple[list[float], Extra]] = {
     "too few to judge": (noisy(0.1, 60) + noisy(0.3, 50, seed=1), phases),
     "a slow drift": ([time * (1 + step / 60_000) for step, time in enumerate(noisy(0.15, 3000, noise=0.005))], phases),
     "much noise": (noisy(0.03, 3000, noise=0.5, seed=4), lambda _step, _time: {}),
-    "very much noise": (noisy(0.3, 3000, noise=1.0, seed=9), lambda _step, _time: {}),
 }
 
 

@@ -23,13 +23,6 @@ def test_the_ledger_of_a_source_that_sends_no_more_is_trimmed(shelf, ending) -> 
     assert trim(shelf, BEGIN + 1 if ending else BEGIN + 600) == 0
 
 
-def test_the_ledger_of_a_source_that_sends_on_may_grow(shelf) -> None:
-    shelf.append(*(frame(seq, state("running")) for seq in range(1, 6)))
-    assert trim(shelf, BEGIN + 1) == 5
-    shelf.append(*(frame(seq) for seq in range(6, 1001)))  # signs of life, of which the tail knows nothing
-    assert trim(shelf, BEGIN + 1) == 0
-
-
 @pytest.mark.sql
 def test_a_trimmed_ledger_still_knows_every_frame(shelf) -> None:
     shelf.append(*(sample(seq) for seq in (1, 2, 3, 5)))

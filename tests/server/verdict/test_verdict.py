@@ -219,10 +219,6 @@ def test_a_model_that_stands_still_comes_before_a_remark_on_time() -> None:
     assert waiting.message.endswith("The loss has been 2.30259 for 900 steps.")
 
 
-def test_few_long_steps_are_enough_to_judge_the_time() -> None:
-    assert verdict_of(phases({"data": 0.25}, steps=18, step_s=60.0), step_s=60.0).rule == "data_bound"
-
-
 @pytest.mark.parametrize(
     ("phase", "said"), [("rollout", "Rollouts took 60 %"), ("h2d", "Copies to the device took 60 %")]
 )
@@ -230,11 +226,6 @@ def test_what_is_not_compute_is_no_training(phase: str, said: str) -> None:
     found = verdict_of(phases({phase: 0.6}))
     assert said in found.message
     assert found.evidence["wall_time_pct"]["training"] == pytest.approx(40.0)
-
-
-def test_phase_timed_by_the_script_is_not_told_to_be_timed() -> None:
-    fix = verdict_of(phases({"plots": 0.2})).fix
-    assert ("run.phase" in fix, "do it more rarely" in fix) == (False, True)
 
 
 def test_one_evaluation_is_no_habit() -> None:
