@@ -4,15 +4,21 @@ The garbage collector's list includes tuples that another thread is still fillin
 tuple, that thread's `tuple(generator)` fails with a SystemError (python/cpython issue 59313). So nothing here may keep
 the list beyond a single call in C, during which no other thread runs: the first call collects the types of all objects;
 the second finds the objects that refer to a wanted type, as every instance of a class does.
+
+Python code within such a call would let other threads run. So no collection begins meanwhile: up to Python 3.11 any
+allocation may begin one, with its callbacks and finalizers. And types are compared by `object.__hash__`, which is their
+address: `id` raises an audit event for each, and hooks of the script may listen to it.
 """
 
 from __future__ import annotations
 
 import gc
-from itertools import chain
+from itertools import chain, compress, starmap, tee
 from typing import Any
 
 __all__ = ["living"]
+
+_address = object.__hash__
 
 
 def living(*bases: type) -> list[Any]:
@@ -21,9 +27,17 @@ def living(*bases: type) -> list[Any]:
     Compares types by identity, since `isinstance` would run `__class__` properties of arbitrary objects. Takes 100 ms
     of CPU with 170,000 objects.
     """
-    alive = set(map(id, map(type, chain.from_iterable(map(gc.get_objects, (None,))))))
-    kinds = {kind for kind in _derived(bases) if id(kind) in alive}
-    return [thing for thing in gc.get_referrers(*kinds) if type(thing) in kinds] if kinds else []
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        alive = set(map(_address, map(type, chain.from_iterable(map(gc.get_objects, (None,))))))
+        kinds = [kind for kind in _derived(bases) if _address(kind) in alive]
+        wanted = set(map(_address, kinds))
+        found, same = tee(chain.from_iterable(starmap(gc.get_referrers, [kinds] if kinds else [])))
+        return [*compress(found, map(wanted.__contains__, map(_address, map(type, same))))]
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _derived(bases: tuple[type, ...]) -> set[type]:

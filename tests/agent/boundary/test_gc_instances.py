@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import time
 
 from perfagent.boundary.gc_instances import living
 
@@ -27,8 +29,7 @@ def test_instances_of_a_class_and_derived_ones_are_found():
 
 
 def test_no_thread_that_builds_a_tuple_is_hurt():
-    """A scan that keeps the collector's list for a moment makes `tuple(generator)` of other threads fail, about once a
-    scan."""
+    """A scan that keeps the collector's list while other threads run makes their `tuple(generator)` fail."""
     ended = threading.Event()
     failed: list[BaseException] = []
 
@@ -39,17 +40,24 @@ def test_no_thread_that_builds_a_tuple_is_hurt():
             except SystemError as error:
                 failed.append(error)
 
-    interval = sys.getswitchinterval()
+    def let_others_run(*_: object) -> None:
+        time.sleep(1e-4)
+
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(1e-5)
+    gc.callbacks.append(let_others_run)
     threads = [threading.Thread(target=build) for _ in range(3)]
     kept = [Derived() for _ in range(5)]
     try:
         for thread in threads:
             thread.start()
-        for _ in range(20):
+        for scan in range(30):
+            gc.set_threshold(1 + scan % 10, 10**6, 10**6)  # a collection may begin with any allocation
             assert len(living(Derived)) == len(kept)
     finally:
         ended.set()
+        gc.callbacks.remove(let_others_run)
+        gc.set_threshold(*thresholds)
         sys.setswitchinterval(interval)
         for thread in threads:
             thread.join()
