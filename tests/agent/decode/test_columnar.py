@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from perfagent.decode.columnar import read_alike
 from perfagent.decode.step_blocks import StepPacker
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns
@@ -32,7 +31,6 @@ from perfagent.step.trace import (
     OPTIMIZER_END,
     PHASE,
     RETURNED,
-    entries_of,
     trace_of,
 )
 
@@ -193,57 +191,3 @@ def test_whatever_the_loop_does_both_ways_of_reading_agree(seed):
         other += at_once(written(packed(part[:30], packer) + packed(part[30:], packer)), together)
     assert table(other) == table(one)
     assert knows(together, len(notes)) == knows(alone, len(notes))
-
-
-def loop_with(loop: Loop, **habits: object) -> Loop:
-    loop.habits |= habits
-    return loop
-
-
-def usual_loop(seed: int = 1) -> Loop:
-    """What most loops do: a batch, a call, clearing, backward, the optimizer."""
-    return loop_with(
-        Loop(seed), data=7, ahead=False, returned=False, cleared="after", size=(32, None, False), lr=0.1, micro=1,
-        phase=False, training=True, wall=False, logs=0.0,
-    )  # fmt: skip
-
-
-def is_sound(note: Note) -> bool:
-    """Whether it is none of the odd steps that a Loop throws in."""
-    entries = entries_of(note.trace)
-    return (
-        (note.rare is None or not note.rare.get("grad/nonfinite"))
-        and len(entries) == 8
-        and entries[0][4] == (32, None, False)
-        and entries[2][3] is False
-        and type(entries[4][3]) is float
-        and math.isfinite(entries[4][3])
-        and not entries[4][4]
-        and entries[4][1] < entries[5][1]
-        and entries[6][1] < entries[7][1]
-    )
-
-
-def sound_notes(count: int, loop: Loop | None = None) -> list[Note]:
-    loop = loop or usual_loop()
-    loop.note()
-    sound: list[Note] = []
-    while len(sound) < count:
-        sound += filter(is_sound, [loop.note()])
-    return sound
-
-
-def test_the_usual_loop_is_read_at_once():
-    sound = sound_notes(100)
-    first, block = packed(sound)
-    assert first == sound[0]
-    found = read_alike(reader(), block, Columns().knows)
-    assert found is not None
-    table, rows = found
-    assert [*table.steps] == [note.step for note in sound[1:] if note.rare is None]
-    assert [row[0] for row in rows] == [note.step for note in sound[1:] if note.rare is not None]
-    assert len(rows) > 3
-    assert [name for name in table.names if name.startswith("phase/")] == [
-        f"phase/{name}_s" for name in ("data", "forward", "backward", "optimizer", "other")
-    ]
-    assert "flops_per_s" in table.names

@@ -159,16 +159,3 @@ def test_an_evaluation_with_the_teacher_is_no_forward_pass(record, both):
     assert list(evaluations) == [6, 11]
     assert all(0.035 <= seconds < 0.085 for seconds in evaluations.values())
     assert all(forward[number] < READINGS_S for number in evaluations)
-
-
-def test_a_log_behind_another_models_call_is_of_the_step_before(record):
-    model, metric = student(), nn.Linear(4, 1).requires_grad_(requires_grad=False)
-    optimizer = sgd(model, lr=0.01)
-    recorded = record(model, optimizer=optimizer)
-    for number in range(1, 9):
-        step(optimizer, model(X))
-        metric(X)
-        recorded.run.log({"number": float(number)})
-        nap(NAP_S)
-    assert recorded.series("number") == {number: float(number) for number in range(1, 9)}
-    assert max(recorded.series("phase/forward_s").values()) < NAP_S, "a metric begins no forward pass"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from perfagent.governor import Governor
 from perfagent.hooks.batch_lifetime import Release
 from perfagent.hooks.new_progress import new_progress
 from perfagent.step.state import Progress, state
-from perfagent.step.trace import DATA, FORWARD, entries_of
+from perfagent.step.trace import DATA, entries_of
 
 COST_NS = 5_000_000
 READINGS_NS = 20_000
@@ -75,10 +74,6 @@ def tensor(size: int = SIZE) -> torch.Tensor:
     return torch.zeros(size, dtype=torch.uint8)
 
 
-def shared() -> torch.Tensor:
-    return tensor().share_memory_()
-
-
 def is_lengthened(loop: Loop, costs: int = 1) -> bool:
     return 0 < loop.lengthened_ns() - costs * COST_NS < READINGS_NS
 
@@ -95,56 +90,7 @@ def test_a_wait_lasts_until_the_last_tensor_is_given_back(loop: Loop) -> None:
     del x, y, batch
 
 
-# ---- what is the loop's own time
-
-
-def on_a_later_line(loop: Loop) -> None:
-    for _ in range(3):
-        batch = loop.fetch([tensor()])
-        x = batch[0]  # here the tensor of the batch before goes
-    del x
-
-
-def after_a_call(loop: Loop) -> None:
-    def evaluated(batch: Any) -> Any:
-        loop.progress.trace.extend((loop.clock.read_ns(), None, True, None, FORWARD))
-        return batch
-
-    for _ in range(2):
-        batch = evaluated(loop.fetch([tensor()]))
-    del batch
-
-
-def on_another_thread(loop: Loop) -> None:
-    old = [loop.fetch([tensor()])]
-    loop.fetch([tensor()])
-    thread = threading.Thread(target=old.clear)
-    thread.start()
-    thread.join()
-
-
-@pytest.mark.parametrize("run", [on_a_later_line, after_a_call, on_another_thread])
-def test_what_goes_elsewhere_is_the_loops_own_time(loop: Loop, run: Callable[[Loop], None]) -> None:
-    run(loop.measured())
-    assert loop.lengthened_ns() == 0
-    assert not loop.release.held
-
-
 # ---- which are measured
-
-
-def test_the_first_batches_are_measured_and_then_one_in_32(loop: Loop) -> None:
-    measured = []
-    for number in range(1, 97):
-        x = loop.fetch(shared())
-        if loop.release.held:
-            measured.append(number)
-            assert loop.lengthened_ns() == 0, "what is held has still to go"
-        if number == 4:
-            assert loop.release.costs.ns(SIZE) > 0
-            loop.measured()  # by the virtual clock it costs nothing
-    del x
-    assert measured == [2, 3, 4, 33, 65]
 
 
 @pytest.mark.real

@@ -126,30 +126,3 @@ def test_training_in_evaluation_mode_is_no_evaluation(record):
         step(model, optimizer, torch.ones(1, 4))
     assert not recorded.of("phase/eval_s")
     assert recorded.numbers("phase/forward_s") == [2, 3, 4]
-
-
-@pytest.mark.real
-def test_the_transformers_trainer_evaluates_and_saves_in_phases(record, tmp_path):
-    pytest.importorskip("transformers")
-    from transformers import Trainer, TrainingArguments
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(4, 1)
-
-        def forward(self, x, labels):
-            nap("forward", 0.005)
-            return {"loss": (self.inner(x).squeeze(-1) - labels).square().mean()}
-
-    rows = [{"x": torch.ones(4), "labels": torch.tensor(1.0)}] * 8
-    recorded = record()
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=6, per_device_train_batch_size=2, eval_strategy="steps", eval_steps=3,
-        save_strategy="steps", save_steps=3, report_to=[], disable_tqdm=True, use_cpu=True, logging_steps=100,
-    )  # fmt: skip
-    Trainer(model=Model(), args=arguments, train_dataset=rows, eval_dataset=rows).train()
-    assert recorded.numbers("phase/eval_s") == [4, 6]
-    assert recorded.numbers("phase/checkpoint_s") == [4]
-    names = [name for name, _ in recorded.phases()]
-    assert (names.count("eval"), names.count("checkpoint")) == (2, 2)

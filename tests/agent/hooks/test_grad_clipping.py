@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
-import types
 import weakref
 
 import pytest
 import torch
-from agent.hooks.loops import numbered, sgd, small
+from agent.hooks.loops import sgd, small
 from torch import nn
 from truth import norm_of
 
@@ -179,34 +177,3 @@ def test_an_optimizer_that_steps_with_gradients_has_their_norm(every_step, how):
     assert told(recorded) == pytest.approx(true, rel=1e-6)
     assert recorded.numbers("grad_norm/0.weight") == [1, 2, 3]
     assert recorded.of("update/ratio")
-
-
-def of_timm(parameters, clip_factor=0.01):
-    """What timm does: each row of a gradient becomes at most so large a share of its row of the weight."""
-    for parameter in parameters:
-        if parameter.grad is not None:
-            weight, gradient = (
-                each.reshape(len(each), -1).norm(dim=1) for each in (parameter.detach(), parameter.grad)
-            )
-            share = (clip_factor * weight.clamp(min=1e-3) / gradient.clamp(min=1e-6)).clamp(max=1.0)
-            parameter.grad.copy_(parameter.grad * share.reshape(-1, *[1] * (parameter.dim() - 1)))
-
-
-@pytest.mark.parametrize("part", [False, True], ids=["all", "all but the last layer"])
-def test_adaptive_clipping_of_timm_is_clipping(every_step, monkeypatch, part):
-    modules = [types.ModuleType(name) for name in ("timm.utils.agc", "timm.utils.clip_grad")]
-    for module in modules:
-        module.adaptive_clip_grad = of_timm  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    model = small()
-    optimizer = sgd(model, lr=1e-4)
-    recorded, norms = every_step(model), []
-    for module in modules * 2:
-        optimizer.zero_grad()
-        norms.append(backward(model))
-        module.adaptive_clip_grad(parameter for parameter in (model[:-1] if part else model).parameters())
-        assert norm_of(model.parameters()) < norms[-1]
-        optimizer.step()
-    # of the first step there is only what was clipped: no optimizer was known
-    assert recorded.series("grad/norm") == numbered(norms, first=1 + part)
-    assert all(module.adaptive_clip_grad is of_timm for module in modules)

@@ -83,20 +83,6 @@ def test_the_value_is_exactly_what_item_gives(record, dtype):
     assert losses_of(recorded) == printed
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_a_vector_of_losses_counts_with_its_weights(record, model, named):
-    recorded, optimizer, printed = record(model), sgd(model), []
-    for _ in range(3):
-        losses, weights = model(torch.randn(5, 8)).square().mean(1), torch.rand(5)
-        losses.backward(gradient=weights) if named else torch.autograd.backward([losses], [weights])
-        optimizer.step()
-        optimizer.zero_grad()
-        printed.append((losses * weights).sum().item())
-    model(torch.randn(5, 8)).backward(torch.rand(5, 4))  # what a pipeline's stage passes on is no loss
-    optimizer.step()
-    assert losses_of(recorded) == (printed if named else [])
-
-
 # ---- passes that are none of the step's
 
 

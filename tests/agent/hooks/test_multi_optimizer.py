@@ -142,9 +142,6 @@ def test_clipping_says_the_norm_of_all(request, order, watched, clips):
             assert recorded.series(f"grad_norm/{name}")[4] == pytest.approx(norm, rel=1e-5), (name, clips)
 
 
-# ---- optimizers with passes of their own
-
-
 # ---- one for each parameter
 
 
@@ -168,6 +165,3 @@ def test_optimizers_that_step_inside_of_the_backward_pass(every_step):
     for handle in handles:  # torch holds them where the garbage collector cannot look
         handle.remove()
     assert norms(recorded) == numbered(true)
-
-
-# ---- cost, and when a row is read

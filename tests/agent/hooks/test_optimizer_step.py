@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from agent.hooks.loops import sgd, small, step, train
+from agent.hooks.loops import sgd, small, train
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -39,15 +38,6 @@ def test_an_optimizer_over_but_not_collected_never_counts(record):
     recorded, model = record(), small()
     train(model, sgd(model), 3)
     assert rates(recorded) == [0.1] * 3
-
-
-def test_an_optimizer_that_never_steps_is_given_up(clock, record):
-    kept = sgd(nn.Linear(64, 64), lr=0.3)
-    recorded, model = record(), small()
-    train(model, sgd(model), 12, after=lambda: clock.sleep(1.0))
-    assert rates(recorded) == [0.1] * 12
-    assert recorded.series("step_time_s")[10] == pytest.approx(1.0, rel=0.1), "of one step, not of ten"
-    assert kept.param_groups
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -174,28 +164,6 @@ def on_a_thread(function, *arguments):
     thread = threading.Thread(target=function, args=arguments)
     thread.start()
     thread.join()
-
-
-def test_threads_that_take_turns_are_one_without_others(record):
-    """As with `await asyncio.to_thread(step)`, which takes any thread of its pool."""
-    model, other = small(), small()
-    optimizer, another = sgd(model), sgd(other, lr=0.2)
-    recorded, true = record(model), {}
-
-    def step_of(number, beside):
-        loss = model(torch.randn(4, 8)).square().mean()
-        if number > 1:  # the first to step says which training is told
-            beside.submit(train, other, another, 1).result()
-        step(optimizer, loss)
-        true[number] = loss.item()
-
-    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two, ThreadPoolExecutor(1) as beside:
-        for number, pool in enumerate((one, one, two, one, two, one, two), 1):
-            pool.submit(step_of, number, beside).result()
-    assert rates(recorded) == [0.1] * 7
-    losses = recorded.series("loss")
-    assert {n: losses.get(n) for n in true if n != 3} == {n: loss for n, loss in true.items() if n != 3}
-    assert 3 not in losses, "the first on another thread is known by its step alone"
 
 
 @pytest.mark.parametrize("told", ["model and optimizer", "model", "nothing"])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import pytest
 import torch
 from agent.hooks.loops import about, nap, sgd, step
@@ -69,29 +66,3 @@ def test_an_evaluation_by_the_same_method_is_one(record):
     ((number, seconds),) = recorded.of("phase/eval_s")
     assert number == 9
     assert 2 * APART_S <= seconds <= 3 * APART_S + 0.001
-
-
-def test_parts_are_left_alone_in_a_process_that_compiles(record):
-    torch.compile(lambda x: x + 1, backend="eager")(X)
-    _, model, _ = train(record)
-    assert watched(model) == [""]
-
-
-# ---- copies
-
-
-def clone_of(module):
-    """As meta-learning makes one: all of the original's `__dict__`, and weights of its own: zeros."""
-    clone = module.__new__(type(module))
-    clone.__dict__ = dict(module.__dict__)
-    clone._parameters = {name: torch.zeros_like(p) for name, p in module._parameters.items()}
-    return clone
-
-
-def test_copies_compute_with_their_own_weights_and_without_us(record):
-    _, model, _ = train(record)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert not watched(other)
-        other.loss(X)
-    for original in (model.encoder, model.decoders[0]):
-        assert clone_of(original)(torch.ones(2, original.in_features)).abs().sum() == 0.0

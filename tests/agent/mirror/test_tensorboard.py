@@ -119,13 +119,6 @@ def test_the_sums_over_epochs_stand_at_the_last_step_of_each(loop):
 
 
 @pytest.mark.real
-def test_a_current_run_is_mirrored_and_no_loader_is_one_epoch(tmp_path):
-    script = LOOP.replace("for x in loader:", "for x in torch.randn(5, 4, 8):")
-    trained(tmp_path, script.replace("run = perfagent.attach(", "perfagent.init(); run = perfagent.attach("))
-    assert [step for step, _ in read(tmp_path / "board")["perf/epoch_forward_time"]] == [15]
-
-
-@pytest.mark.real
 def test_the_environment_names_it_and_only_rank_zero_writes(tmp_path):
     script = LOOP.replace('tensorboard="board"', "")
     trained(tmp_path / "0", script, PERFAGENT_TENSORBOARD="board")

@@ -50,16 +50,6 @@ def test_its_place_is_written_as_the_user_types_it(
     assert names["answer"][0].endswith(f" ({written}:2)")
 
 
-def test_a_list_of_all_batches_does_not_hide_the_one_trained_on() -> None:
-    def train() -> list[str]:
-        data = [{"x": torch.ones(6, 3), "y": torch.zeros(6)} for _ in range(300)]
-        batch = data[200]
-        batch["x"][0, 0] = float("nan")
-        return found_here()
-
-    assert train()[:2] == ["batch.x", "batch.y"]
-
-
 class Store(Mapping[int, Any]):
     """Reads each item from somewhere when it is asked, as h5py, zarr and shelve do."""
 

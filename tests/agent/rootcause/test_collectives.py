@@ -32,11 +32,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch, **dumps: list[dict[str, Any]]) -> 
         monkeypatch.setattr(torch._C._distributed_c10d, name, lambda dump=dump: dump, raising=False)
 
 
-def entry(number: int, name: str, **more: Any) -> dict[str, Any]:
-    found = {"collective_seq_id": number, "profiling_name": name, "process_group": ["0", "default_pg"]}
-    return {**found, "record_id": number - 1, "is_p2p": False, "retired": True, "state": "scheduled", **more}
-
-
 @since_torch(2, 11, "gloo's collectives are not recorded")
 def test_each_group_is_told_with_its_last_collectives(gloo):
     """Also one that was not used."""
@@ -53,20 +48,6 @@ def test_each_group_is_told_with_its_last_collectives(gloo):
     assert [name for _, name in first["recent"]][-4:] == ["all_reduce"] * 3 + ["barrier"]
     assert first["recent"][-1][0] == first["seq"] > seen
     assert (second["backend"], second["seq"], second["size"]) == ("", 0, 1)
-
-
-def test_numbers_of_nccls_recorder_and_the_general_one_are_apart(gloo, monkeypatch):
-    general = [entry(1, "gloo:all_reduce"), entry(2, "gloo:barrier", retired=False)]
-    nccl = [entry(7, "nccl:all_gather", state="completed", retired=False), entry(8, "nccl:send", is_p2p=True)]
-    recorded(monkeypatch, **{GENERAL: general, NCCL: nccl})
-    found = last_collectives()
-    told = [(one["backend"], one["seq"], one["waits"], one["recent"][-1]) for one in found["groups"]]
-    assert told == [("gloo", 2, True, [2, "barrier"]), ("nccl", 7, False, [7, "all_gather"])]
-    assert not found["complete"], "the first six of NCCL are overwritten"
-
-
-def test_without_process_groups_there_is_nothing_to_tell():
-    assert last_collectives() == {}
 
 
 def test_a_training_that_stands_tells_its_collectives(train, gloo):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from perfagent.governor import Governor
-
 
 def test_a_command_that_comes_again_is_obeyed_once(train):
     job = train()
@@ -36,16 +34,6 @@ def test_sampling_is_changed_within_limits(train):
     states = [job.answers(str(number))[0][0] for number in range(len(asked))]
     assert states == ["refused", "done", "done", "refused", "refused", "done", "done", "refused", "refused"]
     assert periods == [0.5, 3600.0]
-
-
-def test_a_smaller_budget_makes_gradients_be_measured_less_often():
-    clock = [0.0]
-    governor = Governor(1.0, clock=lambda: clock[0])
-    before = governor.period(1_000_000, 100_000_000)
-    governor.set_budget(0.1)
-    clock[0] = 2.0
-    governor.report(0, 0, 0.0)
-    assert (before, governor.period(1_000_000, 100_000_000)) == (1, 10)
 
 
 @pytest.mark.parametrize("odd", [{}, {"kind": 7}, {"kind": "profile", "params": "x"}, {"id": ["a"], "kind": "stacks"}])

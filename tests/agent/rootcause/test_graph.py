@@ -27,12 +27,6 @@ def named(loss: torch.Tensor, **more: Any) -> tuple[str, str | None]:
     return found["operator"], found.get("made")
 
 
-def test_a_product_of_two_wide_tensors_is_run_again() -> None:
-    """A multiplication for each number, and not for each number and column."""
-    first, second = factors((64, 16_384), (64, 16_384))
-    assert named(torch.softmax(first * second, -1).sum()) == ("Mul", "inf")
-
-
 @pytest.mark.parametrize(("side", "run"), [(5_700, True), (5_800, False)])
 def test_what_makes_more_than_128_mib_is_not_run_again(side: int, run: bool) -> None:
     """An outer product makes far more than it reads."""

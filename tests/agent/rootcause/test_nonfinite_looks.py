@@ -110,24 +110,6 @@ def test_a_checkpointed_model_is_not_run_again(train):
     assert "operator" not in job.finding()["evidence"]
 
 
-# ---- rows that are read late
-
-
-@pytest.mark.parametrize(("looked", "bad"), [(False, 1), (True, 40)], ids=["no row is read before", "many follow"])
-def test_a_history_is_of_the_bad_step(train, looked, bad):
-    """Although its rows are read only after it is told."""
-    job = train()
-    job.looks = looked
-    job.steps(5)
-    job.looks, job.spoil = False, lambda loss: loss * NAN
-    job.steps(bad)
-    job.recorded.finish()
-    found = job.finding()["evidence"]
-    assert [entry["step"] for entry in found["history"]] == [1, 2, 3, 4, 5, 6]
-    assert [entry["loss"] for entry in found["history"][:5]] == pytest.approx(job.losses[:5])
-    assert math.isnan(found["history"][5]["loss"])
-
-
 # ---- runs that end with it, and guards before any backward pass
 
 

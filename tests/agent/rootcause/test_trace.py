@@ -107,21 +107,6 @@ def test_device_time_is_that_of_the_operator_that_launched_it():
     assert next(iter(rows)) == "aten::addmm", "the largest of the own times first, on whichever side"
 
 
-def test_calls_of_cuda_take_no_kernel_from_an_operator():
-    """Those of operators and those of calls both begin at 1; and the library's threads are numbered in another way."""
-    calls = [
-        event("cudaStreamIsCapturing", 12, 14, correlation=3, link=2, thread=4711),
-        event("cudaLaunchKernel", 20, 60, correlation=2, link=2, thread=4711),
-        event("cudaEventRecord", 125, 130, correlation=1, thread=4711),
-        event("cuLaunchKernelEx", 105, 115, correlation=4, link=3, thread=4711),
-    ]
-    rows = operators(*EVENTS, *calls)
-    assert (rows["aten::addmm"]["self_device_s"], rows["aten::relu"]["self_device_s"]) == (400e-9, 50e-9)
-    assert not any("self_device_s" in rows[call.name()] for call in calls)
-    own = rows["aten::addmm"]["self_cpu_s"], rows["aten::relu"]["self_cpu_s"]
-    assert own == pytest.approx(((80 - 2 - 40) * 1e-9, 10e-9)), "without what CUDA's own calls took"
-
-
 def test_gaps_on_the_device_are_named_by_what_ran_around_them():
     cpu, device, _ = trace.record(EVENTS)
     found = trace.gaps(cpu, device, 1, 0, 1000)

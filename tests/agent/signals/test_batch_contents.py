@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections import UserDict
 from dataclasses import dataclass
 from itertools import islice
@@ -175,14 +174,6 @@ def test_batches_that_come_again_within_an_epoch_are_counted(record, kind):
     assert (newest(recorded, "batch/repeats"), newest(recorded, "batch/distinct")) == expected
 
 
-@pytest.mark.real
-def test_workers_that_each_read_all_of_the_data_are_seen(record):
-    model = nn.Linear(16, 2)
-    recorded = record(model, **NO_LIMIT)
-    train(model, DataLoader(Stream(), batch_size=8, num_workers=2))
-    assert (newest(recorded, "batch/repeats"), newest(recorded, "batch/distinct")) == (8, 8)
-
-
 def test_a_loader_of_evaluations_counts_for_nothing(record):
     model = nn.Linear(16, 2)
     recorded = record(model, **NO_LIMIT)
@@ -339,14 +330,6 @@ def test_any_kind_of_batch_is_looked_at_or_left_alone(contents, batch):
     """What fails is turned off, and fails the fixture `record`."""
     for _ in range(2):
         look_into(contents, batch)
-
-
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_what_lies_beside_a_nested_tensor_is_looked_at(contents, layout):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        batch = torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=layout)
-    assert look_into(contents, {"x": batch, "y": torch.randn(8, 8)})["batch/repeats"] == 9
 
 
 def test_looks_stay_within_their_share_of_the_time(record):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -28,12 +28,9 @@ PACKED, ROW = torch.zeros(100, dtype=torch.long), torch.zeros(1, 4, 8)
 
 BATCHES = {
     "images and labels": ((IMAGES, torch.zeros(6, dtype=torch.long)), (6, None)),
-    "a list from the default collate": ([IMAGES, torch.zeros(6)], (6, None)),
     "a tensor": (IMAGES, (6, None)),
     "token ids": ({"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}, (4, 64)),
-    "an ordered mapping": (OrderedDict(pixel_values=IMAGES, labels=torch.zeros(6)), (6, None)),
     "two matrices of tokens": ((IDS, IDS), (4, 64)),
-    "a dict in a tuple": (({"input_ids": IDS}, "meta"), (4, 64)),
     "a dataclass": (Images(IMAGES, torch.zeros(6)), (6, None)),
     "an object with tokens": (SimpleNamespace(input_ids=IDS, attention_mask=None), (4, 64)),
     "a list of dicts": ([{"x": 1}, {"x": 2}, {"x": 3}], (3, None)),
@@ -41,15 +38,12 @@ BATCHES = {
     "packed into one row": ({"input_ids": PACKED, "cu_seqlens": torch.zeros(4)}, (None, 100)),
     "a packed sequence": (torch.nn.utils.rnn.pack_sequence([torch.zeros(5, 2), torch.zeros(3, 2)]), (2, None)),
     "graphs": (SimpleNamespace(num_graphs=9), (9, None)),
-    "token ids alone, from a TensorDataset": ([IDS], (4, 64)),
     "token ids in a mapping in a mapping": ({"inputs": {"input_ids": IDS}, "labels": torch.zeros(4)}, (4, 64)),
     "detection with labels": (([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], torch.zeros(2)), (2, None)),
     "pairs of texts": ({"anchor_input_ids": IDS, "positive_input_ids": IDS[:, :9], "label": torch.zeros(4)}, (4, 100)),
     "texts of several rows": ({"query_input_ids": IDS, "passage_input_ids": IDS[:2]}, (None, None)),
     "numbers that are no tokens": (torch.zeros(4, 16), (4, None)),
     "a scalar": (torch.tensor(1.0), (None, None)),
-    "text": ("hello", (None, None)),
-    "nothing": ([], (None, None)),
     "no agreement": ([torch.zeros(2, 2), torch.zeros(3, 2)], (None, None)),
 }
 
@@ -94,14 +88,12 @@ LATER = {
          ((IMAGES, torch.zeros(6)), (6, None))],
     ),
     "an object that raises": (Raises(), 6, [(Raises(), (6, None))]),
-    "more rows than samples": (nodes(500), 4, [(nodes(500), (None, None))]),
     "rows that are points": (nodes(5), 8, [(nodes(100), (None, None))]),
     "tokens": (
         {"input_ids": IDS}, None,
         [({"input_ids": IDS[:3, :10]}, (3, 30)), ((IMAGES, torch.zeros(6)), (6, None)),
          ({"x": torch.zeros(5, 12)}, (5, None)), ({"input_ids": PACKED}, (None, 100))],
     ),
-    "two tokens": ((IDS, IDS), None, [(("text", IDS), (4, None))]),
     "several texts": (
         {"anchor_input_ids": IDS, "positive_input_ids": IDS, "anchor_modality": "text"}, None,
         [({"anchor_input_ids": IDS[:3], "positive_input_ids": IDS[:3, :5], "anchor_modality": "text"}, (3, 63)),
@@ -195,9 +187,6 @@ SHAPELESS = {
     "detection": (([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], [{}, {}]), None),
     "points": ({"labels": torch.zeros(4), "points": torch.zeros(100, 3)}, None),
     "an object": ((SimpleNamespace(nodes=torch.zeros(50, 3)), torch.zeros(4)), None),
-    "tokens": ({"input_ids": IDS}, 4),
-    "a list of images": ([PICTURE] * 5, 5),
-    "images and targets": (((PICTURE,) * 5, ({},) * 5), 5),
     "tokens with the time first": ([TEXT, TEXT], 4),
 }
 

@@ -36,23 +36,6 @@ def dead(layer, units, others=1e3):
     return layer
 
 
-def alive(layer):
-    return dead(layer, 0)
-
-
-class Shared(nn.Module):
-    """One activation behind several layers, as many models have it."""
-
-    def __init__(self, *layers, act=None):
-        super().__init__()
-        self.layers, self.act = nn.ModuleList(layers), act or nn.ReLU()
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = self.act(layer(x))
-        return x
-
-
 class Sum(nn.Module):
     """A residual block: the sum of two convolutions goes through the activation."""
 
@@ -103,12 +86,6 @@ def test_rows_of_small_batches_are_waited_for(rows):
     assert [*filter(None, told)] == [{"1": 0.0}] * 2
     assert told[needed - 1] == told[-1] == {"1": 0.0}, "once there are enough rows, and then anew"
     assert looks(then_relu(dead(nn.Linear(32, 256), 64)), rows, needed)[-1] == {"1": 0.25}
-
-
-def test_a_module_behind_several_layers_has_the_units_of_all():
-    model = Shared(alive(nn.Linear(32, 48)), dead(nn.Linear(48, 16), 16))
-    assert look(model, torch.randn(LEAST_ROWS, 32)) == {"act": 0.25}
-    assert looks(model, 40, 4) == [{}, {"act": 0.25}, {}, {"act": 0.25}]
 
 
 # ---- which models, and what is left behind

@@ -135,9 +135,6 @@ def test_gradients_that_come_go_or_change_are_measured():
     assert each(parameters, plan)[0] == expected(parameters)
 
 
-# ---- plans
-
-
 # ---- what a pass launches
 
 

@@ -95,9 +95,6 @@ def test_operations_are_counted_anew_when_layers_are_unfrozen(training):
         assert of.totals() == {(16, 0, 64): 16 * 2 * (64 * 128 * (1 + unfrozen) + (2 + unfrozen) * 128)}
 
 
-# ---- how a step is read
-
-
 # ---- when looks come, and how they end
 
 

@@ -91,68 +91,6 @@ def test_replicated_gradients_send_their_layers_once(
     assert [bool(series(said, "grad_norm/0.weight")) for said in ranks] == [True, False]
 
 
-class Mesh:
-    """As many ranks as it says, in dimensions that have names."""
-
-    def __init__(self, root: Mesh | None = None, **dimensions: int) -> None:
-        self.mesh_dim_names = tuple(dimensions)
-        self._sizes = list(dimensions.values())
-        self._root = root
-
-    def size(self, dimension: int | None = None) -> int:
-        return math.prod(self._sizes) if dimension is None else self._sizes[dimension]
-
-    def _get_root_mesh(self) -> Mesh:
-        return self._root or self
-
-
-class Placed:
-    def __init__(self, mesh: Mesh, *placements: str) -> None:
-        self.device_mesh = mesh
-        self.placements = [Placement(kind) for kind in placements]
-
-
-class Placement:
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
-    def is_replicate(self) -> bool:
-        return self.kind == "replicate"
-
-    def is_partial(self) -> bool:
-        return self.kind == "partial"
-
-
-def copies_of(tensors: list[Any], world: int) -> list[float] | None:
-    found = held(tensors, world)
-    assert found is not None
-    return found.copies
-
-
-def test_copies_are_counted_by_mesh_and_placement() -> None:
-    plain = nn.Parameter()
-    fsdp, tensor = Mesh(dp=8), Mesh(dp=4, tp=2)
-    assert copies_of([Placed(fsdp, "shard"), plain], 8) == [1.0, 8.0]
-    assert copies_of([Placed(tensor, "shard", "replicate"), Placed(tensor, "shard", "shard"), plain], 8) == [
-        2.0,
-        1.0,
-        8.0,
-    ]
-    inner = Mesh(tensor, tp=2)
-    assert copies_of([Placed(inner, "shard")], 8) == [4.0], (
-        "data parallelism that the mesh of the parameter does not show"
-    )
-
-
-def test_where_copies_cannot_be_known_nothing_is_said() -> None:
-    """Stages of a pipeline hold other layers, not copies."""
-    inner = Mesh(Mesh(pp=2, dp=2, tp=2), dp=2, tp=2)
-    assert copies_of([Placed(inner, "shard", "replicate"), nn.Parameter()], 8) == [2.0, 4.0]
-    assert copies_of([Placed(Mesh(tp=2), "shard")], 8) is None, "nobody says what the other ranks hold"
-    assert copies_of([Placed(Mesh(dp=8), "partial")], 8) is None
-    assert held([nn.Parameter()], 8) is None, "nothing is sharded"
-
-
 def test_pieces_of_a_flat_parameter_of_an_unknown_wrapper_count() -> None:
     piece = nn.Parameter()
     piece._fsdp_flattened = True

@@ -169,19 +169,3 @@ def test_the_ratio_is_of_all_that_step_in_whatever_order(everything, order, clip
     assert told(recorded) == pytest.approx(true, rel=1e-5)
     for (name, _), ratio in zip(model.named_parameters(), each, strict=True):
         assert dict(recorded.of(f"update_ratio/{name}"))[4] == pytest.approx(ratio, rel=1e-5), name
-
-
-def test_a_critic_with_a_pass_of_its_own_is_not_in_it(everything):
-    generator, critic = nn.Linear(8, 64), nn.Linear(64, 1)
-    make, judge = torch.optim.Adam(generator.parameters(), lr=1e-3), torch.optim.Adam(critic.parameters(), lr=0.5)
-    recorded, true = everything(), {}
-    for step in range(1, 5):
-        judge.zero_grad()
-        critic(generator(torch.randn(4, 8)).detach()).square().mean().backward()
-        judge.step()
-        make.zero_grad()
-        critic(generator(torch.randn(4, 8))).mean().backward()
-        before = kept(generator.parameters())
-        make.step()
-        true[step], _ = moved(before, generator.parameters())
-    assert told(recorded) == pytest.approx(true, rel=1e-5)

@@ -82,27 +82,6 @@ def test_a_loop_over_values_is_told_with_its_line_and_its_time(measured):
     assert look.step == 3
 
 
-@pytest.mark.parametrize(
-    ("gap_ns", "every", "counted"),
-    [
-        (49_000, 1, True),
-        (51_000, 1, False),  # far apart, each read takes only its own time: the model's work lies between, or a game's
-        (1_000_000, 10, True),  # another process had the core now and then
-        (1_000_000, 9, False),
-        (19_000_000, 100, True),
-        (21_000_000, 100, False),
-    ],
-)
-def test_time_between_reads_counts_where_they_are_one_loop(measured, clock, gap_ns, every, counted):
-    def wait(place):
-        clock.now += gap_ns if place and place % every == 0 else 0
-
-    waits = len(range(every, 199, every))
-    look = measured(lambda: count_one_by_one(wait))
-    short = LOOP_S - (0 if counted else waits * TICK_NS / 1e9)
-    assert look.values()["sync/reading_s"] == pytest.approx(short + counted * waits * gap_ns / 1e9)
-
-
 def test_implicit_reads_count_too_and_whole_tensors_do_not(measured):
     loss = torch.tensor(0.5, requires_grad=True)
 
@@ -115,11 +94,6 @@ def test_implicit_reads_count_too_and_whole_tensors_do_not(measured):
         loss.detach().numpy()
 
     assert reads(measured(body)) == 3
-
-
-def test_what_one_step_in_three_reads_is_no_habit(measured):
-    look = measured(count_one_by_one, lambda: None, lambda: None)
-    assert look.values() == {"sync/reads_per_step": 0.0, "sync/reading_s": 0.0}
 
 
 def test_reads_of_torch_threads_and_evaluations_are_left_out(measured):

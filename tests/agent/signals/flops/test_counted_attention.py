@@ -7,7 +7,7 @@ import torch
 from counted_step import counted_step, written_by_inductor
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from perfagent.signals.compiled import causal_in_compiled_code
@@ -62,38 +62,6 @@ def test_causal_attention_counts_its_pairs_in_every_kernel(record, ids, causal):
     for counted in (fused, unfused):
         assert counted.attention == pytest.approx(2 * PAIRS * share)
         assert counted.products == 3 * 2 * (4 * WIDTH * WIDTH * 2 + WIDTH * 50) * BATCH * LENGTH
-
-
-@pytest.mark.parametrize("how", ["by hand", "added to", "torch's own, unfused"])
-def test_unfused_attention_grows_with_the_length_squared(record, how):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table, self.qkv, self.head = nn.Embedding(9, 16), nn.Linear(16, 48), nn.Linear(16, 9)
-
-        def forward(self, ids):
-            q, k, v = (
-                self.qkv(self.table(ids))
-                .view(*ids.shape, 3, 2, 8)
-                .permute(2, 0, 3, 1, 4)
-                .reshape(3, -1, ids.shape[1], 8)
-            )
-            if how == "by hand":
-                y = (q @ k.transpose(1, 2)).softmax(-1) @ v
-            elif how == "added to":
-                y = torch.baddbmm(torch.zeros(1, 1, 1), q, k.transpose(1, 2)).softmax(-1).bmm(v)
-            else:
-                with sdpa_kernel(SDPBackend.MATH):
-                    y = scaled_dot_product_attention(q[None], k[None], v[None])[0]
-            return self.head(y.view(len(ids), 2, -1, 8).transpose(1, 2).flatten(2))
-
-    model = Model()
-    record(model)
-    for length in (32, 128):
-        ids = torch.zeros(3, length, dtype=torch.long)
-        counted = counted_step(model, lambda m, ids=ids: m(ids).square().mean(), size=(3, 3 * length))
-        assert counted.attention == 3 * 4 * 3 * 2 * length * length * 8
-        assert counted.products == 3 * 2 * 3 * length * (16 * 48 + 16 * 9)
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["", "checkpointed"])

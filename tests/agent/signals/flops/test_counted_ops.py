@@ -79,10 +79,7 @@ def branches():
 OF_PICTURES = {
     "pictures": pictures,
     "frozen encoder": lambda: pictures(frozen=6),
-    "grouped": lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.ReLU(), nn.Conv2d(6, 6, 3, groups=6)),
-    "ends with a convolution": lambda: ending_with(nn.Conv2d(8, 3, 3, padding=1)),
     "ends strided": lambda: ending_with(nn.Conv2d(8, 3, 3, stride=2)),
-    "ends transposed": lambda: ending_with(nn.ConvTranspose2d(8, 3, 4, stride=2, padding=1)),
     "branches": branches,
     "frozen in the midst": lambda: nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3).requires_grad_(False), nn.ReLU(), nn.Conv2d(8, 2, 1)

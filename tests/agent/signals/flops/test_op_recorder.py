@@ -100,9 +100,6 @@ def test_backward_pass_inside_the_root_call_breaks_nothing_off(record):
     assert not recorded_step(model, loss_of).broken_off
 
 
-# ---- compilers and scripts
-
-
 # ---- what is left behind
 
 
@@ -132,23 +129,6 @@ def test_recording_that_somebody_ended_leaves_training_alone(record, caplog):
 
 
 # ---- nested tensors and named ranges
-
-
-@pytest.mark.parametrize("inside", [True, False])
-@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
-def test_nested_tensors_have_no_shapes_to_be_asked_for(record, capfd, layout, inside):
-    """Torch would print a page for each operator."""
-
-    class Nested(nn.Linear):
-        def forward(self, given):
-            x = torch.nested.nested_tensor(given, layout=layout) if inside else given
-            return torch.nested.to_padded_tensor(super().forward(x), 0.0)
-
-    model, rows = Nested(4, 4), [torch.randn(3, 4), torch.randn(2, 4)]
-    given = rows if inside else torch.nested.nested_tensor(rows, layout=layout)
-    record(model)
-    assert recorded_step(model, lambda m: m(given).square().mean()).broken_off
-    assert "RecordFunction" not in capfd.readouterr().err
 
 
 def test_range_that_the_script_names_leads_nowhere_at_its_end(recording):

@@ -8,7 +8,7 @@ from torch import nn
 
 from perfagent.signals.batch_size import Inputs
 from perfagent.signals.flops.op_formulas import Counted
-from perfagent.signals.flops.step_flops import MOST_SIZES, STEADY_STEPS, StepFlops
+from perfagent.signals.flops.step_flops import MOST_SIZES, StepFlops
 from perfagent.signals.flops.step_recording import FlopCount
 from perfagent.step.state import state
 
@@ -71,19 +71,6 @@ def test_steps_are_told_by_the_shape_they_had(known, inputs):
     assert [step for step in range(1, 11) if flops.of(step, 4, 0)] == [1, 2, 3, 4, 5, 8, 9, 10]
 
 
-def test_no_step_is_counted_while_the_shape_changes(known, inputs):
-    """Batches may be fetched ahead: the shape that was seen last may be the next step's."""
-    flops = known((4, 0, 9))
-    for step in range(1, 9):
-        inputs.changes.append((step - 1, (step,)))
-        flops.of(step, 4, 0)
-        assert flops.wants() == (step == 1)
-    flops.of(8 + STEADY_STEPS - 2, 4, 0)
-    assert not flops.wants()
-    flops.of(8 + STEADY_STEPS - 1, 4, 0)
-    assert flops.wants()
-
-
 def test_looks_that_come_to_nothing_end(inputs):
     flops = StepFlops(lambda: None, seen=inputs)
     inputs.changes.append((0, (9,)))
@@ -110,20 +97,6 @@ def test_a_known_device_has_a_share_of_its_peak(known, monkeypatch, name, kind, 
     values = told(known(products=tflops * 1e12, attention=0.0, device=0, kind=kind), *TEXT)
     assert values["flops_per_s"] == tflops * 1e12 / 2
     assert values.get("mfu") == pytest.approx(mfu)
-
-
-@pytest.mark.parametrize(("precision", "share"), [("tf32", 0.5), ("ieee", None)])
-def test_tf32_by_its_newer_name_is_the_peak_compared_with(known, monkeypatch, precision, share):
-    """Where it was, the older name raises, and with it the row of the step."""
-    matmul = torch.backends.cuda.matmul
-    if not hasattr(matmul, "fp32_precision"):
-        pytest.skip("an older torch")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
-    before, matmul.fp32_precision = matmul.fp32_precision, precision
-    try:
-        assert told(known(products=494.7e12, attention=0.0, device=0, kind="float32"), *TEXT).get("mfu") == share
-    finally:
-        matmul.fp32_precision = before
 
 
 def test_an_exception_in_the_recorded_step_leaves_nothing_behind(record):
