@@ -23,12 +23,6 @@ def test_an_argument_wins_over_the_environment_over_the_default(monkeypatch):
     assert (settings.server, settings.project) == ("http://monitor:8420", "vision")
 
 
-def test_the_spool_lies_in_the_state_folder(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert AgentConfig.from_env().state_dir == tmp_path / "perfagent"
-    assert AgentConfig.from_env(record="here").record == Path.cwd() / "here"
-
-
 @pytest.mark.parametrize(
     ("options", "word"),
     [
@@ -68,17 +62,6 @@ def test_no_password_is_shown_of_an_address_that_is_refused():
         with pytest.raises(ConfigError) as raised:
             AgentConfig(server=server)
         assert "hun" not in str(raised.value)
-
-
-def test_spaces_round_address_and_key_are_taken_off(monkeypatch):
-    monkeypatch.setenv("PERFAGENT_SERVER", " http://monitor:8420/ \n")
-    monkeypatch.setenv("PERFAGENT_API_KEY", "pfa_ingest_1_x\r\n")
-    settings = AgentConfig.from_env()
-    assert (settings.server, settings.api_key) == ("http://monitor:8420", "pfa_ingest_1_x")
-    monkeypatch.setenv("PERFAGENT_SERVER", " ")
-    monkeypatch.setenv("PERFAGENT_API_KEY", "\n")
-    settings = AgentConfig.from_env()
-    assert (settings.server, settings.api_key) == (DEFAULT_SERVER, None)
 
 
 @pytest.mark.parametrize("key", ["pfa_ingest\n_secret", "pfä_ingest_secret", 5])

@@ -96,19 +96,3 @@ def test_error_of_ours_is_one_line_with_a_code_for_its_kind(
     monkeypatch.setattr(metadata, "entry_points", lambda group: [Command(error)])
     assert ended("up") == code
     assert capsys.readouterr().err == f"perfagent up: {said}\n"
-
-
-def test_module_that_a_users_script_misses_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = ModuleNotFoundError("No module named 'theirs'", name="theirs")
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [Command(missing)])
-    with pytest.raises(ModuleNotFoundError):
-        cli.main(["up"])
-
-
-def test_missing_extra_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    entry = metadata.EntryPoint("up", "perfagent_server.nothing_here:command", "perfagent.commands")
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [entry])
-    assert ended("up") == 1
-    assert "pip install '.[server]'" in capsys.readouterr().err

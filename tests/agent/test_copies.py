@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import multiprocessing
 import pickle
 from pathlib import Path
 from typing import Any
@@ -38,22 +37,3 @@ def test_a_copy_of_what_holds_the_run_holds_the_same_run(run: Any, duplicate: An
     recording = Recording(tmp_path / "record")
     assert recording.series("x") == [(1, 1.0)]
     assert not recording.series("agent/dropped")
-
-
-def log_in_a_worker(run: Any) -> tuple[bool, int]:
-    run.log({"x": 2.0}, step=2)
-    run.finish()
-    return perfagent.session.current() is None, run.steps_done
-
-
-@pytest.mark.real
-def test_copy_in_a_spawned_worker_records_nothing(run: Any, tmp_path: Path) -> None:
-    run.log({"x": 1.0}, step=1)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(log_in_a_worker, (run,)) == (True, 0)
-    kept = pickle.dumps(run)
-    perfagent.finish()
-    again = pickle.loads(kept)
-    again.log({"x": 3.0}, step=3)
-    again.finish()
-    assert Recording(tmp_path / "record").series("x") == [(1, 1.0)]

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 from perfagent.delivery.spool import Spool
 from perfagent.descriptors import Descriptor, opened
@@ -35,26 +31,6 @@ def test_a_file_that_got_the_number_is_not_ours_and_stays_open(tmp_path: Path) -
     os.write(theirs, b"still open")
     os.close(theirs)
     assert not mine.is_ours, "a number that nobody has is not ours either"
-
-
-STREAMS = """
-import os
-os.close({closed})
-from perfagent.delivery.fork_safe_sockets import Dialer
-from perfagent.descriptors import opened
-file = opened({path!r}, os.O_RDWR | os.O_CREAT)
-sock = Dialer()._socket(2, 1, 0)
-assert file.fd > 2 and not os.get_inheritable(file.fd), file.fd
-assert sock.fileno() > 2 and not os.get_inheritable(sock.fileno()), sock
-assert os.open("/dev/null", os.O_RDONLY) == {closed}
-sock.close()
-"""
-
-
-@pytest.mark.real
-def test_closed_standard_stream_does_not_become_a_file_of_ours(tmp_path: Path) -> None:
-    code = STREAMS.format(closed=1, path=str(tmp_path / "mine"))
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_spool_whose_numbers_are_a_scripts_goes_on_in_own_files(tmp_path: Path) -> None:

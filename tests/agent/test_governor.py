@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from perfagent.governor import Governor
 from perfagent.step.costs import telling_ns
-from perfagent.step.state import state
 
 
 class Clock:
@@ -65,42 +63,3 @@ def test_length_of_steps_is_known_from_one_report_to_the_next(governor, clock):
     for clock.now, completed, step_s in reports:
         governor.report(0.0, 0.0, 0.0, completed)
         assert governor.step_ns == step_s * 1e9
-
-
-@pytest.mark.parametrize("longer", [True, False])
-def test_longer_steps_bring_the_next_look_at_gradients_sooner(record, longer):
-    """Planned at steps of 0.3 ms it is a thousand steps away, and a thousand steps of half a second are eight minutes.
-    A look that costs as much as many such steps is as far away as it was."""
-    model = torch.nn.Linear(4, 2)
-    recorded = record(model)
-    # the collector's counts, by which the cost is told
-    recorded.sender.logged, recorded.sender.stepped = (0, 0, 0, 0), (0, 0)
-    optimizer, clock = torch.optim.SGD(model.parameters(), lr=0.1), Clock()
-    p = state.current
-    clock.now, p.governor.clock = p.governor.clock(), clock
-
-    def steps(seconds_each):
-        for _ in range(10):
-            model(torch.ones(3, 4)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        clock.now += 10 * seconds_each
-        recorded.run._poll()
-
-    steps(60.0)
-    p.measure_at = planned = p.completed + 1000
-    if not longer:
-        p.health._planned_ns = 1e15
-    steps(60.0)
-    assert p.measure_at > p.completed + 1, "never in the step in progress"
-    assert (p.measure_at < p.completed + 20) == longer
-    assert (p.measure_at == planned) != longer
-
-
-def test_each_report_is_of_the_time_since_the_one_before(governor, clock):
-    for clock.now in (10.0, 20.0, 30.0):
-        share = governor.report(own_ns=clock.now * 3e6, pass_ns=clock.now * 2e6, threads_s=clock.now * 1e-3)
-        assert share == pytest.approx(0.4)
-        assert governor.period(pass_ns=1_200_000, step_ns=100_000_000) == 4, "0.3 % are left: 0.3 ms a step"
-    clock.now = 32.0  # a thread that is replaced takes its count along
-    assert governor.report(own_ns=0.0, pass_ns=0.0, threads_s=0.01) == 0.0, "never negative"

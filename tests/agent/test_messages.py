@@ -18,7 +18,6 @@ from whole_end import IN_A_SCRIPT
 
 import perfagent
 from perfagent import variables
-from perfagent.delivery.console_alarms import alarm
 from perfagent_server.settings import Settings
 
 pytestmark = pytest.mark.real
@@ -129,14 +128,6 @@ def test_option_of_another_tracker_is_answered_with_ours(options: dict[str, obje
         perfagent.init(**options)  # type: ignore[arg-type]
 
 
-def test_traceback_of_a_wrong_argument_ends_at_the_scripts_line(tmp_path: Path) -> None:
-    done = run(tmp_path, "import perfagent\nperfagent.attach(server='foo')\n")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("such as http://127.0.0.1:8420, not 'foo'")
-    of_the_script = done.stderr[done.stderr.index(str(tmp_path / "script.py")) :]
-    assert of_the_script.count("  File ") == 1, "below the script's line there is the one that raises"
-
-
 def test_config_and_run_are_those_of_the_current_run(tmp_path: Path) -> None:
     """Of a script that says `import perfagent as wandb`."""
     assert perfagent.run is None
@@ -221,17 +212,3 @@ def test_line_has_the_address_of_the_run_and_what_is_undelivered(tmp_path: Path)
     )
     assert "`perfagent sync --server " in left
     assert run(tmp_path, TRAINING, "nan", "crash", PERFAGENT_DISABLED="1").stderr.count("perfagent:") == 0
-
-
-@pytest.mark.parametrize(
-    ("evidence", "said"),
-    [
-        ({"loss": 0.5, "loss_scale": 65536.0, "cause": "gradient"}, None),  # a scaler leaves it out
-        ({"loss": 0.5}, "gradients are NaN or infinite in step 3. Nothing was found."),
-        ({"loss": float("inf"), "cause": "unknown"}, "the loss is infinite in step 3. Its cause was not found."),
-    ],
-)
-def test_only_what_a_scaler_does_not_leave_out_is_an_alarm(evidence: dict[str, object], said: str | None) -> None:
-    finding = {"rule": "nonfinite_loss", "since_step": 3, "message": "Nothing was found.", "evidence": evidence}
-    assert alarm("finding", finding, 3) == (said and ("nonfinite", said))
-    assert alarm("state", {"state": "failed", "reason": "exit code 3"}, 3) is None

@@ -34,16 +34,6 @@ def local() -> LocalServer:
     return LocalServer()
 
 
-@pytest.mark.parametrize("words", [("runs",), ("keys", "list")])
-def test_command_that_asked_another_address_names_the_own_server(
-    local: LocalServer, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    local.announce("http://127.0.0.1:8720")
-    ended = command(capsys, *words, "--server", f"http://127.0.0.1:{free_port()}")
-    assert ended.code == 1
-    assert "your server on this machine listens at http://127.0.0.1:8720" in ended.error
-
-
 @pytest.fixture
 def killed(local: LocalServer) -> str:
     """Where this user's server listened until kill -9 left its address file behind."""

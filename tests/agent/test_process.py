@@ -3,7 +3,6 @@ their own."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 import subprocess
@@ -14,20 +13,10 @@ from pathlib import Path
 import pytest
 from agent.frameworks.recordings import recorded
 from agent_recorded import Recording
-from builders import job_environment, until
+from builders import job_environment
 from whole_end import IN_A_SCRIPT
 
-from perfagent.boundary import guard
-
 pytestmark = pytest.mark.real
-STEPS = """
-model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(20):
-    model(torch.ones(3, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
 
 
 def run(
@@ -44,126 +33,6 @@ def run(
 def ends(record: Path) -> list[tuple[str, str]]:
     """(state, reason) of each run's end, in order. Nobody may be writing any more."""
     return sorted((source.states[-1]["state"], source.states[-1].get("reason", "")) for source in recorded(record))
-
-
-# ---- imports
-
-
-ANEW = """
-import os, sys
-{before}
-words = [sys.executable, *sys.argv]
-if "THREADS" not in os.environ:
-    os.environ["THREADS"] = "1"
-    os.{call}
-assert not any("startup" in entry for entry in sys.path)
-assert "PERFAGENT_RUN_LAUNCH" not in os.environ and os.environ["PYTHONPATH"] == "/nowhere"
-import torch
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("before", "call"),
-    [("", "execvp(words[0], words)"), ("import torch", "execve(words[0], words, os.environ)")],
-    ids=["before torch", "after torch"],
-)
-def test_script_that_starts_itself_anew_is_monitored(tmp_path: Path, before: str, call: str) -> None:
-    script = ANEW.format(before=before, call=call) + STEPS
-    done = run(tmp_path, script, "-m", "perfagent", "run", PYTHONPATH="/nowhere")
-    assert done.returncode == 0, done.stderr
-    assert [step for step, _ in Recording(tmp_path / "record").series("loss")] == [*range(1, 21)]
-
-
-# ---- files
-
-
-def test_many_runs_in_one_process_leave_no_files_open(tmp_path: Path) -> None:
-    body = """
-        import os, perfagent
-        counts = []
-        for trial in range(6):
-            run = perfagent.init(name=f"trial {trial}")
-            run._sender.settled.wait(30)
-            while run._sampler._readers is None:
-                pass
-            run.log({"x": 1.0})
-            run.finish()
-            counts.append(len(os.listdir("/proc/self/fd")))
-        assert counts[5] == counts[1], counts
-    """
-    done = run(tmp_path, body)
-    assert done.returncode == 0, done.stderr
-
-
-def test_end_is_recorded_where_all_standard_streams_are_closed(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import sys; sys.exit(4)\n")
-    record = tmp_path / "record"
-    environment = job_environment(tmp_path, PERFAGENT_RECORD=str(record))
-    shell = f'exec "{sys.executable}" -m perfagent run script.py 0<&- 1>&- 2>&-'
-    assert subprocess.run(["sh", "-c", shell], cwd=tmp_path, env=environment, timeout=60).returncode == 4
-    states: list[dict[str, object]] = []
-
-    def is_there() -> bool:
-        with contextlib.suppress(OSError):  # it is being written
-            states[:] = Recording(record).events("state")
-        return bool(states)
-
-    until(is_there, within_s=30, why="nobody recorded the end")
-    assert [(state["state"], state["reason"]) for state in states] == [("failed", "exit code 4")]
-
-
-# ---- signals
-
-
-def test_signal_that_the_script_blocks_waits_for_it(tmp_path: Path) -> None:
-    body = """
-        import os, signal, time, perfagent
-        perfagent.init()._sender.settled.wait(30)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGUSR1)
-        time.sleep(0.3)
-        print("saved", signal.sigtimedwait({signal.SIGUSR1}, 5).si_signo == signal.SIGUSR1, flush=True)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    """
-    done = run(tmp_path, body)
-    assert done.stdout == "saved True\n"
-    assert done.returncode == -signal.SIGTERM
-
-
-class TimeIsUpError(Exception):
-    pass
-
-
-def _time_is_up(_signal: int, _frame: object) -> None:
-    raise TimeIsUpError
-
-
-class Slow:
-    """A mapping; the signal comes while it is copied."""
-
-    def keys(self) -> list[str]:
-        signal.raise_signal(signal.SIGALRM)
-        return ["x"]
-
-    def __getitem__(self, name: str) -> float:
-        return 1.0
-
-
-def test_error_of_a_scripts_signal_handler_reaches_the_script(record) -> None:  # type: ignore[no-untyped-def]
-    recorded = record()
-    before = signal.signal(signal.SIGALRM, _time_is_up)
-    try:
-        with pytest.raises(TimeIsUpError):
-            recorded.run.log(Slow())
-        with pytest.raises(TimeIsUpError):
-            guard.guarded(lambda: signal.raise_signal(signal.SIGALRM))()
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert not guard.failures
-    recorded.run.log({"x": 2.0})
-    assert [value for _, value in recorded.of("x")] == [2.0]
 
 
 # ---- workers
@@ -329,32 +198,6 @@ def test_interrupted_script_ends_by_its_signal(tmp_path: Path) -> None:
     assert ends(tmp_path / "record") == [("failed", "KeyboardInterrupt")]
 
 
-def test_leaving_is_otherwise_as_without_us(tmp_path: Path) -> None:
-    """A worker's SystemExit reaches its parent, sys.exit can be sent to a process, and any object may be a status."""
-    body = """
-        import copy, inspect, multiprocessing, pickle, sys, numpy, perfagent
-        from concurrent.futures import ProcessPoolExecutor
-        original = inspect.signature(sys.exit)
-        def work():
-            sys.exit(3)
-        perfagent.init()
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
-            assert repr(pool.submit(work).exception()) == "SystemExit(3)"
-        assert pickle.loads(pickle.dumps(sys.exit)) is sys.exit
-        assert inspect.signature(sys.exit) == original
-        try:
-            sys.exit(4)
-        except SystemExit as error:
-            assert copy.deepcopy(error).code == pickle.loads(pickle.dumps(error)).code == 4
-        try:
-            sys.exit(numpy.ones(3))
-        except SystemExit as error:
-            assert error.code.shape == (3,)
-    """
-    assert run(tmp_path, textwrap.dedent(body)).returncode == 0
-    assert ends(tmp_path / "record") == [("finished", "")]
-
-
 def test_an_error_at_the_prompt_that_was_mended_is_not_the_end(tmp_path: Path) -> None:
     lines = f"{IN_A_SCRIPT}import perfagent\nrun = perfagent.init()\nrun.log({{'x': 1}})\n1 / 0\nrun.log({{'x': 2}})\n"
     environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
@@ -412,19 +255,3 @@ def test_nothing_is_imported_once_a_run_has_started(tmp_path: Path) -> None:
         print([name for name in set(sys.modules) - there if not name.startswith('torch.')])  # torch's profiler has one of its own
     """
     assert run(tmp_path, body, begin="").stdout.strip() == "[]"
-
-
-def test_look_up_of_a_servers_name_imports_nothing(tmp_path: Path) -> None:
-    """A child that is forked in the midst of it would hang in its own first look-up."""
-    body = """
-        import os, sys
-        import perfagent
-        del os.environ["PERFAGENT_RECORD"]
-        run = perfagent.init(server="http://localhost:9")
-        there = set(sys.modules)
-        run.log({"x": 1.0})
-        while not run._sender.counters["failed"]:
-            run._sender.closed.wait(0.05)
-        print(sorted(set(sys.modules) - there))
-    """
-    assert run(tmp_path, body).stdout.strip() == "[]"

@@ -50,16 +50,6 @@ def test_training_shows_its_last_completed_step_and_loss(tmp_path: Path, monkeyp
     assert "<a " not in run._repr_html_()
 
 
-def test_run_that_is_logged_by_hand_shows_its_page() -> None:
-    run = perfagent.init(server="http://127.0.0.1:1", run_id="by-hand")
-    run.log({"loss": 2.0}, step=0)
-    assert ": running" in repr(run)
-    run.log({"loss": 2.0}, step=7)
-    run.finish("failed")
-    assert repr(run) == f"<perfagent run 'by-hand': failed, step 7, loss 2 at {run.url}>"
-    assert f'href="{run.url}"' in run._repr_html_()
-
-
 def test_disabled_run_does_nothing_and_has_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERFAGENT_DISABLED", "1")
     run = perfagent.attach(nn.Linear(2, 1), run_id="silent", record=tmp_path / "record")

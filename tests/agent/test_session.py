@@ -67,13 +67,6 @@ def test_wrong_argument_is_refused_at_once(options, word):
     assert session.current() is None
 
 
-def test_long_repr_of_a_wrong_argument_is_cut_to_one_line():
-    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match="not SGD") as refused:
-        perfagent.attach(optimizer)
-    assert "\n" not in str(refused.value) and len(str(refused.value)) < 160
-
-
 @pytest.mark.real
 @pytest.mark.parametrize("listens", [False, True])
 def test_attach_waits_for_no_server_and_raises_nothing(listens):
@@ -377,15 +370,6 @@ def test_each_job_of_hydras_multirun_is_a_run(tmp_path):
     assert before == first == again, "what was attached before the first job is its run"
     assert between == second, "what is attached after a job belongs to it"
     assert len({first, second, third}) == 3
-
-
-def test_a_prompt_offers_what_a_script_may_call(tmp_path):
-    run = perfagent.init("vision", record=tmp_path / "record")
-    offered = dir(run)
-    assert {"log", "alert", "phase", "batches", "config", "id", "url", "project", "verdict", "finish"} <= set(offered)
-    assert not [name for name in offered if not hasattr(run, name)]
-    assert not {"take_up", "give_way", "left_from", "called", "mirror"} & set(offered)
-    assert run.project == "vision"
 
 
 @pytest.mark.parametrize("name", ["summary", "dir", "watch", "define_metric", "log_artifact"])

@@ -76,13 +76,3 @@ def test_loss_is_the_mean_over_a_window_and_its_phases_are_known(watched: Any) -
     assert recorded.of("loss") == [(1, pytest.approx(means[0], rel=1e-6)), (2, pytest.approx(means[1], rel=1e-6))]
     phases = {f"phase/{name}_s" for name in ("data", "forward", "backward", "optimizer")}
     assert {"loss", "lr", "grad/norm", *phases} <= {name for _, values in recorded.rows for name in values}
-
-
-def test_loss_of_windows_counted_ahead_is_the_mean_of_items(watched: Any) -> None:
-    data = batches_of([1, 7])
-    model = net()
-    recorded = watched(model)
-    run(perfagent.loop(model, sgd(model, lr=0.0), grad_accum=2), data, counts=False, items=lambda batch: len(batch[0]))
-    both = torch.cat([data[0][0], data[1][0]]), torch.cat([data[0][1], data[1][1]])
-    assert recorded.of("loss") == [(1, pytest.approx(loss_of(model, both).item(), rel=1e-6))]
-    assert "phase/data_s" in recorded.rows[0][1], "the wait for any iterable"

@@ -88,8 +88,6 @@ class Collector:
         self._newest_step = 0
         self.aside: list[EarlyLog] = []
         """log() calls whose step is not known yet: those behind them need not wait for that."""
-        self.rejoined = False
-        """Whether some of those were among the rows last collected."""
         self._passed = 0
         """Rows that were taken or dropped so far, as far as that is known: up to the last mark."""
         self.pressing = False
@@ -108,7 +106,7 @@ class Collector:
         """The rows that can be written down; those of one series in their order. last: nothing is waited for."""
         waiting: deque[Any] = self._sender.rows
         most = len(waiting)
-        self.pressing = self.rejoined = False
+        self.pressing = False
         if not self.waits:
             return _NOTHING
         p = self._sender.progress
@@ -234,7 +232,6 @@ class Collector:
                 break
             found += 1
         del self.aside[:found]
-        self.rejoined = found > 0
         return found - captured
 
     def _capture(self, log: CapturedLog) -> None:

@@ -5,7 +5,6 @@
       state                 two slots of 64 bytes, written in place (that needs no space on a full disk)
       00000001.ticks        what was drained every 150 ms, as it was noted
       00000002.frames       whole frames, compressed
-      00000003.early        log() calls that wait for their step, while there are any
 
 A record is its payload's length, CRC-32 and kind, then the payload. What the kinds hold and when a file may go is
 decided in spool.py and backlog.py. Here: a write happens whole or leaves no trace, a torn tail is distinguished from
@@ -165,7 +164,7 @@ class Segments:
         self._lock: Descriptor | None = None
         self._state: Descriptor | None = None
         self._look_at = 0.0
-        self._growing = {kind: _Growing(kind) for kind in ("ticks", "frames", "early")}
+        self._growing = {kind: _Growing(kind) for kind in ("ticks", "frames")}
 
     # ---- opening and closing
 
@@ -510,7 +509,7 @@ def folders(root: Path, *, max_age_s: float = math.inf) -> list[Path]:
         for folder in root.iterdir():
             with contextlib.suppress(OSError):  # no folder, or gone meanwhile
                 inside = [*folder.iterdir()]
-                if not any(path.suffix in (".ticks", ".frames", ".early") for path in inside):
+                if not any(path.suffix in (".ticks", ".frames") for path in inside):
                     continue
                 touched = max(entry.stat().st_mtime for entry in (folder, *inside))
                 if time.time() - touched <= max_age_s:

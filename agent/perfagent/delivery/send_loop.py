@@ -224,7 +224,6 @@ class Dispatcher:
             self._urgent = self._urgent or event["kind"] in URGENT
         self._count_overflow(full=waiting == self.sender.events.maxlen)
         if not taken.total and not events:
-            self._keep_early()
             return
         self.sender.counters["rows"] += taken.total
         self.sender.counters["events"] += len(events)
@@ -236,9 +235,6 @@ class Dispatcher:
                 self._identify()
             written = self._write(taken, events, now)
             self._notices.alarms(events)
-            if self._collector.rejoined:  # also where the disk did not take them: they are sent from memory, and once
-                self.spool.early.forget()
-            self._keep_early()
         except BaseException:
             lost = self._read([Draft([], taken.rows, taken.packed)])
             self.sender.counters["lost_samples"] += sum(group.samples for group in lost)
@@ -269,15 +265,9 @@ class Dispatcher:
             self.sender.counters["event_overflows"] = gone
             self._notices.event_overflow()
 
-    def _keep_early(self) -> None:
-        if self._collector.aside and self.sender.progress is not None:
-            self.spool.early.keep(self._collector.aside, self.sender.progress, self.sender.reader.context())
-
     def _write(self, taken: Taken, events: list[Event], now: float) -> bool:
         """One tick. Rows that are plain data wait as a draft until the next frame is cut."""
         draft = Draft(self.sender.reader.context(), taken.rows, taken.packed)
-        if self._collector.rejoined:
-            self.spool.early.joins(self.spool.header.next_tick, draft.context)
         drafted = written = True
         if (taken.rows or taken.packed) and (drafted := len(taken.rows) <= MOST_DRAFTED):
             try:

@@ -31,7 +31,6 @@ from perfagent.delivery.backlog import Backlog, Part, squeezed
 from perfagent.delivery.columns import merge
 from perfagent.delivery.downsampling import halves, raw_size
 from perfagent.delivery.drafts import Draft, Read, left_behind
-from perfagent.delivery.pending_log_file import Early
 from perfagent.delivery.recovery import Recovered, Tick, drafted
 from perfagent.delivery.segments import (
     DRAFT,
@@ -131,7 +130,6 @@ class Spool:
             max_memory_bytes=max_memory_bytes,
             recording=recording,
         )
-        self.early = Early(self.files)
         self.relayed = False
         """Whether its process is dead, so that a frame of it is no sign of life."""
         self._pending = _Pending()
@@ -197,18 +195,6 @@ class Spool:
         header = self.header
         header.next_seq = max(header.next_seq, state.marked + 1, state.acked + 1, *(seq + 1 for seq in frames))
         header.next_tick = max(header.next_tick, covered + 1, *(tick.number + 1 for tick in ticks))
-        self._adopt_early(ticks, covered)
-
-    def _adopt_early(self, ticks: list[Tick], covered: int) -> None:
-        """log() calls that waited for their step are the newest tick, unless one that was written holds them."""
-        draft, holder = self.early.left()
-        if draft.rows and not 0 < holder <= covered and all(tick.number != holder for tick in ticks):
-            if not self.early.joins(self.header.next_tick, draft.context):
-                self.counters["unreadable"] += 1  # sent from memory only, they would be found and sent again
-                return
-            if not self.draft(draft, now=-math.inf):
-                return
-        self.early.forget()
 
     def _read_left(self, ticks: list[Tick]) -> None:
         """Drafts on the disk become groups, in their order, as far as they were not acknowledged."""
@@ -543,9 +529,8 @@ class Spool:
             self.abandon()
             return
         with contextlib.suppress(OSError):
-            self.early.forget()
             for path in self.folder.iterdir():
-                if path.suffix in (".ticks", ".frames", ".thin", ".early"):
+                if path.suffix in (".ticks", ".frames", ".thin"):
                     path.unlink()
             # after those: without it their samples look as if never sent
             (self.folder / "state").unlink(missing_ok=True)

@@ -144,7 +144,7 @@ def _sync(arguments: argparse.Namespace) -> int:
         _say(told)
     empty = [folder for folder in given if not _sources([folder]) and not _closed(folder)]
     for folder in empty:  # the others are sent: a job that never began must not keep the rest of a glob back
-        kinds = "no file *.ticks, *.early or *.frames"
+        kinds = "no file *.ticks or *.frames"
         _say(f"perfagent sync: {folder} holds no recording: {kinds}, neither in it nor in a folder in it")
     sources = _sources(given) if given else folders(roots[0])
     proof = None if config.api_key else credentials(config.server, arguments.data)

@@ -57,19 +57,11 @@ class EarlyLog:
         return self._step is None and self.age_s(time.monotonic()) > _EARLY_S
 
     def ready(self) -> bool:
-        return self._step is not None and self.can_be_read()
-
-    def can_be_read(self) -> bool:
-        """True if its values are on the host, whether its step is known or not."""
-        return all(map(ready, self._metrics.values()))
+        return self._step is not None and all(map(ready, self._metrics.values()))
 
     def row(self) -> tuple[int, float, float, Mapping[str, Any]]:
         assert self._step is not None
-        return self.row_at(self._step)
-
-    def row_at(self, step: int) -> tuple[int, float, float, Mapping[str, Any]]:
-        self._metrics = read(self._metrics)  # only once: a device's buffer goes back to its pool and gets another value
-        return step, self._time, self._monotonic, self._metrics
+        return self._step, self._time, self._monotonic, read(self._metrics)
 
 
 def read(metrics: dict[str, Any]) -> dict[str, Any]:

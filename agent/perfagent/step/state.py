@@ -336,14 +336,6 @@ class Progress(_EveryStep):
             else:
                 log.settle(step)
 
-    def step_of_early(self, before: int) -> int:
-        """Returns the step of a waiting log if this process ends before an optimizer steps. After a backward pass that
-        is the first step, as for micro-batches: a loop without an optimizer is not recognized yet. Any thread.
-
-        before: the number of steps of the logs that wait in front of it.
-        """
-        return self.completed + 1 if self.awaits_optimizer() else self.early_step + before
-
     # ---- log() after it, before the first step of an optimizer
 
     def unstepped(self) -> bool:

@@ -72,9 +72,3 @@ def test_wrong_use_ends_with_2(capsys: pytest.CaptureFixture[str], words: tuple[
     code, _, err = run(capsys, *words)
     assert code == 2
     assert said in err
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
-def test_without_a_gpu_pinning_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    found = report(capsys, "pinning", "--quick")
-    assert [figure["value"] for figure in found["figures"].values()] == [None, None]

@@ -53,22 +53,6 @@ def test_the_runs_are_whole_runs_of_a_server_that_was_there(capsys: pytest.Captu
         assert sorted(services.store.names(runs[0].run)) == sorted(NAMES)
 
 
-def test_what_is_acknowledged_and_not_there_is_lost(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with listening(tmp_path) as server:
-        store = server.app.state.services.store
-        series = store.series
-
-        def forgetful(run: str, *arguments: Any, **options: Any) -> Any:
-            store.delete(run)
-            return series(run, *arguments, **options)
-
-        store.series = forgetful
-        code, out, _ = run(capsys, *f"--url {server.url} --agents 2 --seconds 0.5 --period 0.1 --json".split())
-        found = json.loads(out)
-        assert code == 1
-        assert found["lost"] == found["acknowledged"] > 0
-
-
 def test_a_key_that_may_only_send_measures_and_checks_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -90,16 +74,3 @@ def test_s05_refusals_are_followed_and_the_frame_comes_again(
         found = measured(capsys, "--url", server.url, "--agents", "1", "--seconds", "3", "--period", "0.3")
         assert found["refused"] >= 1
         assert found["lost"] == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--url", "http://127.0.0.1:9"), "does not answer"),
-        (("--url", "http://127.0.0.1:9", "--database", "sqlite://"), "leave out --url or --database"),
-    ],
-)
-def test_wrong_use_says_what_to_do(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
-    code, _, err = run(capsys, *words)
-    assert code != 0
-    assert said in err

@@ -3,7 +3,6 @@ from __future__ import annotations
 import torch
 
 from perfagent.bench.measuring import bytes_of, in_turn, medians, peak_bytes
-from perfagent.bench.workers import Epochs
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -32,11 +31,3 @@ def test_every_way_is_called_once_a_round_but_the_first() -> None:
     assert {name: len(values) for name, values in found.items()} == {"a": 3, "b": 3}
     assert all({calls[2 * number], calls[2 * number + 1]} == {"a", "b"} for number in range(4))
     assert medians({"a": [3.0, 1.0, 2.0]}) == {"a": 2.0}
-
-
-def test_an_epoch_is_told_from_its_batches_and_from_the_first() -> None:
-    """Two workers: batches come in twos. The first epoch waits 5 s for the workers, the later ones 1 s."""
-    epochs = Epochs([[6.0, 6.0, 7.0, 7.0, 8.0, 8.0], [2.0, 2.0, 3.0, 3.0, 4.0, 4.0], [2.0, 2.0, 3.0, 3.0, 4.5, 4.5]], 2)
-    assert epochs.first_s == 8.0
-    assert epochs.later_s == 4.25
-    assert epochs.between_s == 0.5  # not (8 - 6) / 5: the batch beside the first was there with it

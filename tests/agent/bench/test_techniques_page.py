@@ -38,13 +38,3 @@ def test_the_page_is_what_the_script_writes_from_kept_figures(script: ModuleType
 
 def test_every_benchmark_has_figures_of_a_cpu(script: ModuleType) -> None:
     assert script.kept("cpu").keys() == BENCHMARKS.keys()
-
-
-def test_promises_are_held_against_the_figures(script: ModuleType) -> None:
-    def report(fill: float | None, pack_s: float) -> dict[str, object]:
-        figures = {"fill": {"value": fill}, "speed": {"value": 0.1}}
-        return {"name": "packing", "figures": figures, "beside": {"pack_s": pack_s}}
-
-    assert script.broken(report(99.5, 0.2)) == []
-    assert script.broken(report(None, 0.0)) == []
-    assert script.broken(report(98.0, 1.5)) == ["packing.fill is 98.00, below 99", "packing takes 1.50 s, more than 1"]

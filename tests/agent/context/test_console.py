@@ -240,51 +240,6 @@ def test_a_write_takes_what_it_took_before(watch: Watch) -> None:
     assert watched.lines() == ["epoch 1"]
 
 
-def raising(_: object, *__: object) -> Any:
-    raise TypeError("read only")
-
-
-@pytest.mark.fault
-@pytest.mark.parametrize("method", ["__setattr__", "__getattr__", "__getattribute__", "__delattr__"])
-def test_a_stream_that_refuses_to_be_looked_at_does_no_harm(watch: Watch, method: str) -> None:
-    written: list[str] = []
-    stream = type("Strict", (), {"write": lambda _, text: written.append(text)})()
-    setattr(type(stream), method, raising)
-    watched = watch(stdout=stream)
-    type(stream).write(stream, "x")
-    watched.close()
-    delattr(type(stream), method)
-    stream.write("y")
-    assert (written, vars(stream)) == (["x", "y"], {})
-
-
-def test_a_stream_that_writes_in_parts_is_seen_once(watch: Watch) -> None:
-    class InParts(Teed):
-        def write(self, text: str, flush: bool = False) -> str:
-            for word in text.split(" ") if " " in text else []:
-                self.write(word)
-            return super().write(text, flush)
-
-    stream: Any = InParts()
-    watched = watch(stdout=stream)
-    stream.write("one two\n")
-    watched.end()
-    assert [text for text, _ in stream.written] == ["one", "two\n", "one two\n"]
-    assert watched.lines() == ["one two"]
-
-
-def test_a_write_put_there_before_us_is_there_after_us(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs: list[str] = []
-    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    monkeypatch.setattr(out, "write", theirs.append)
-    watched = watch(stdout=out)
-    print("hello")
-    watched.end()
-    print("after")
-    assert theirs == ["hello", "\n", "after", "\n"]
-    assert watched.lines() == ["hello"]
-
-
 # ---- secrets
 
 

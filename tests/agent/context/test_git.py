@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -60,31 +59,6 @@ def test_commit_and_branch_are_those_of_git(tree: Path) -> None:
     assert repository(tree).describe() == {}
 
 
-def test_it_is_the_repository_of_the_script_or_working_folder(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That of the working folder for an installed program and a notebook."""
-    other = tmp_path / "other"
-    for folder in ("src", "env/bin", "env/lib/python3.11/site-packages/package"):
-        (other / folder).mkdir(parents=True)
-    sh(other, "git init -q -b main")
-    assert repository(other).describe() == {"branch": "main"}, "before the first commit"
-    monkeypatch.setattr(sys, "prefix", str(other / "env"))
-    monkeypatch.chdir(tree)
-
-    def root(script: str) -> Path:
-        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(other / script), raising=False)
-        found = find()
-        assert found is not None
-        return found.root
-
-    assert root("src/train.py") == other
-    assert root("env/bin/accelerate") == root("env/lib/python3.11/site-packages/package/__main__.py") == tree
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
-    assert find() == repository(tree)
-    assert find(Path("/proc")) is None
-
-
 @pytest.mark.fault
 def test_x10_the_remote_is_told_without_credentials(tmp_path: Path) -> None:
     sh(tmp_path, "git init -q; git remote add origin /srv/git/repo")
@@ -98,17 +72,6 @@ def test_x10_the_remote_is_told_without_credentials(tmp_path: Path) -> None:
     ):
         sh(tmp_path, f"git remote set-url origin '{address}'")
         assert repository(tmp_path).remote() == shown
-
-
-def test_the_remote_is_the_one_that_the_branch_is_pushed_to(tree: Path) -> None:
-    sh(tree, "git remote add origin /srv/origin; git remote add fork /srv/fork")
-    assert repository(tree).remote() == "/srv/origin"
-    sh(tree, "git config branch.main.remote fork")
-    assert repository(tree).remote() == "/srv/fork"
-    (tree / ".git" / "config").write_text(
-        'stray = 1\n; by hand\n[core]\n\tbare\n[remote "a=b"]\n URL = ssh://x/y=z\n[broken\n'
-    )
-    assert repository(tree).remote() == "ssh://x/y=z"
 
 
 EDIT = "echo '# another' > a/model.py;"

@@ -9,19 +9,6 @@ from agent_recorded import Recording
 from canaries import BY_VALUE
 
 import perfagent
-from perfagent.context.packages import installed
-
-
-def test_the_first_on_the_path_counts_and_odd_folders_do_no_harm(tmp_path: Path) -> None:
-    first, second = tmp_path / "a", tmp_path / "b"
-    (first / "My_Package-1.0.dist-info").mkdir(parents=True)
-    (second / "my.package-2.0.dist-info").mkdir(parents=True)
-    (second / "old-0.5-py3.11.egg-info").mkdir()
-    (second / "linked.egg-info").mkdir()
-    (second / "linked.egg-info" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: linked\nVersion: 3.1.dev0\n")
-    (second / "broken.dist-info").mkdir()
-    *_, found = installed([str(first), str(second), str(tmp_path / "none"), str(tmp_path / "x.zip")])
-    assert found == {"my-package": "1.0", "old": "0.5", "linked": "3.1.dev0"}
 
 
 def test_a_version_is_shown_whatever_its_package_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,21 +3,16 @@ millisecond."""
 
 from __future__ import annotations
 
-import contextlib
-import math
 import random
 import struct
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfagent.delivery.backlog import squeezed, unsqueezed
-from perfagent.delivery.byte_planes import Planes, columns, deflated, planes
-from perfagent.delivery.segments import BAD_RECORD
-from perfagent.wire import Event, Group
+from perfagent.delivery.byte_planes import columns, planes
+from perfagent.wire import Group
 
 bits = st.one_of(
     st.integers(0, 2**64 - 1),
@@ -92,41 +87,3 @@ def test_row_comes_back_at_its_time_to_half_a_millisecond(rows: int) -> None:
     assert [*found.monotonics()] == sorted(found.monotonics())
     off = [after - before for after, before in zip(found.times(), given.times(), strict=True)]
     assert max(map(abs, off)) <= HALF_A_TICK_S + 1e-6
-
-
-@pytest.mark.parametrize(
-    "clock", [[math.nan, 1.0], [math.inf, 1.0], [-0.0, 0.0], [1e-10, 1.0], [1e300, -1e300], [0.3, 9e9]]
-)
-def test_clock_that_is_none_comes_back_as_it_was(clock: list[float]) -> None:
-    group = Group(step=[1, 2], time=[math.nan, -math.inf], monotonic=clock, values={"x": [1.0, 2.0]})
-    assert [(one.time, one.monotonic, *whole(one)) for one in columns(planes([group]))] == [
-        (group.time, group.monotonic, *whole(group))
-    ]
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.randoms(use_true_random=False))
-def test_damaged_record_is_one_of_the_known_errors(chance: random.Random) -> None:
-    """The checksum lets none of them through; whatever would must not stop the start."""
-    payload = bytearray(squeezed((0, [(1, 2, False, [clocked(8)], [Event(kind="alert", time=1.0)])])))
-    for _ in range(chance.randrange(1, 4)):
-        payload[chance.randrange(len(payload))] ^= 1 << chance.randrange(8)
-    with contextlib.suppress(*BAD_RECORD):
-        unsqueezed(bytes(payload))
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        [1, 1024, 0.0, ["x"], "?"],
-        [-1, 0, 0.0, [], ""],
-        [10**12, 0, 0.0, [], ""],
-        [2**62, 1024, math.nan, ["x"], "w"],
-        [1, 1024, 0.0, ["x", "y"], "w"],
-        [1, 1024, 0.0, list("abcdefg"), 7 * "N"],
-    ],
-)
-def test_columns_that_do_not_belong_together_are_an_error(shape: list[object]) -> None:
-    good = planes([clocked(1)])
-    with pytest.raises(ValueError):
-        columns(Planes(deflated(msgspec.msgpack.encode([shape])), good.clocks, good.wide, good.narrow, good.plain))

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from perfagent.delivery.columns import pack
-from perfagent.delivery.downsampling import events_only, halves, nothing, raw_size, thin
+from perfagent.delivery.downsampling import events_only, halves, nothing, thin
 from perfagent.wire import Event, Group
 
 
@@ -49,11 +49,6 @@ def test_nonfinite_loss_hides_no_extreme_of_the_others(bad: float, at: int) -> N
     assert [*kept.steps()] == sorted({0, at, 5, 9})
 
 
-def test_rows_without_a_finite_loss_all_stay() -> None:
-    (kept,), _ = thin([columns([*range(20)], loss=[math.nan] * 20)], [])
-    assert [*kept.steps()] == [*range(20)]
-
-
 @pytest.mark.parametrize("lengths", [(2,), (5,), (1, 1), (1, 2, 4), (7, 1, 1)])
 def test_halves_are_of_equal_size_events_go_with_the_first(lengths: tuple[int, ...]) -> None:
     groups = [
@@ -75,23 +70,3 @@ def test_single_row_is_parted_from_the_events() -> None:
     assert halves([], told) == (([], told[:1]), ([], told[1:]))
     assert halves([row], []) is None
     assert halves([], told[:1]) is None
-
-
-def test_single_row_is_halved_down_to_its_values() -> None:
-    empty, row = columns([], a=[]), columns([7], a=[0.1], b=[0.5], c=[0.25])
-    parts = halves([empty, row], [])
-    assert parts is not None
-    (left, _), (right, _) = parts
-    assert [*left[0].values, *right[0].values] == ["a", "b", "c"]
-    assert halves(left, []) is None
-    found = halves(right, [])
-    assert found is not None
-    for name, ((group,), events) in zip("bc", found, strict=True):
-        assert (group.step, group.time, group.monotonic, group.values, events) == (
-            row.step, row.time, row.monotonic, {name: row.values[name]}, [],
-        )  # fmt: skip
-
-
-def test_size_of_a_group_is_that_of_all_its_columns() -> None:
-    one = columns([1, 2, 3], a=[0.5] * 3, b=[0.5] * 3)
-    assert raw_size(one) == sum(map(len, (one.step, one.time, one.monotonic, *one.values.values())))

@@ -116,13 +116,6 @@ def test_each_draft_is_read_with_what_was_known_when_noted() -> None:
     assert steps_in(left_behind(drafts)) == [1]
 
 
-def test_what_is_no_plain_data_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "s", header())
-    with pytest.raises(OverflowError):
-        spool.draft(drafted((1, 0.0, 0.0, {"large": 2**70})), now=0.0)
-    assert not spool.has_pending
-
-
 PRESSING = (
     note(1, math.nan, rare={}),  # what is not finite makes a step unusual (hooks/test_backward.py)
     note(1, -math.inf, rare={}), note(1, rare={"grad/norm": math.inf}), note(1, rare={"grad/nonfinite": 3.0}),

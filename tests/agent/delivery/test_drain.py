@@ -11,7 +11,7 @@ import torch
 
 from perfagent.decode.step_blocks import StepPacker, Steps, count, notes_in
 from perfagent.delivery.columns import Columns
-from perfagent.delivery.drain import DEFERRED_S, Collector, Taken
+from perfagent.delivery.drain import Collector, Taken
 from perfagent.delivery.row_packing import rows_in
 from perfagent.device import Reading
 from perfagent.governor import Governor
@@ -83,18 +83,6 @@ def test_only_a_bad_loss_or_gradient_presses(sender, collector, values, pressing
     assert collector.pressing is pressing
 
 
-def test_newest_step_is_the_highest_that_can_be_stored(sender: Any, collector: Collector) -> None:
-    for row, newest in (
-        (log(7, x=1.0), 7),
-        (log(5, x=1.0), 7),
-        (LoggedLater(9, 5.0, 6.0, {"x": 1.0}), 9),
-        (log(2**63, x=1.0), 9),
-    ):
-        sender.rows.append(row)
-        collector.collect(0.0, last=False)
-        assert collector.newest == newest
-
-
 # ---- what waits
 
 
@@ -131,16 +119,6 @@ def test_steps_that_wait_for_their_device_keep_their_order(sender: Any, collecto
     assert not sender.counters["dropped"]
 
 
-def test_each_row_may_wait_as_long_as_another(sender: Any, collector: Collector) -> None:
-    for second in (100.0, 130.0):
-        sender.rows.append(SimpleNamespace(ready=lambda: False))
-        assert collector.collect(second, last=False).total == 0
-    for second, dropped in ((99.0, 0), (101.0, 1), (129.0, 1), (131.0, 2)):
-        collector.collect(second + DEFERRED_S, last=False)
-        assert sender.counters["dropped"] == dropped
-    assert not collector.waits
-
-
 def test_log_without_its_step_is_counted_at_the_end(sender: Any, collector: Collector) -> None:
     settled, waits, comes_last = (EarlyLog(5.0, 6.0, {"x": 1.0}) for _ in range(3))
     sender.rows.extend([settled, waits])
@@ -160,11 +138,10 @@ def test_rows_behind_a_log_without_its_step_are_taken(sender: Any, collector: Co
             early.settle(1)
             assert collector.waits
         assert rows_of(collector.collect(0.0, last=False)) == found
-        assert (collector.rejoined, collector.aside) == (settled, [] if settled else [early])
+        assert collector.aside == ([] if settled else [early])
     sender.rows.append(log(8, x=1.0))
     collector.collect(0.2, last=False)
     assert sender.counters["overflows"] == 0
-    assert not collector.rejoined
 
 
 # ---- steps

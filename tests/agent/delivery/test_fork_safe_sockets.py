@@ -15,8 +15,6 @@ import pytest
 
 from perfagent.delivery import fork_safe_sockets
 from perfagent.delivery.fork_safe_sockets import Dialer
-from perfagent.delivery.transport import HttpTransport
-from perfagent.errors import ServerUnreachable
 
 pytestmark = pytest.mark.real
 
@@ -86,24 +84,3 @@ def test_fork_while_a_socket_is_being_made(
     assert opened[0].fileno() >= 0  # the parent's is as it was
     opened[0].close()
     dialer.connect(listener.getsockname(), 5.0).close()  # a fork gives back nothing that it never had
-
-
-def test_tls_handshake_that_is_under_way_while_forking(listener: socket.socket) -> None:
-    before = sockets()
-    transport = HttpTransport(f"https://127.0.0.1:{listener.getsockname()[1]}")
-    holder = [transport.abandon]
-    os.register_at_fork(after_in_child=lambda: holder[0]())
-
-    def post() -> None:
-        with pytest.raises(ServerUnreachable):
-            transport.post(b"", deadline_s=30.0)  # the other side ends it
-
-    thread = threading.Thread(target=post)
-    thread.start()
-    accepted, _ = listener.accept()
-    assert accepted.recv(1)  # the client's hello: its socket is wrapped
-    here = before | {f"socket:[{os.fstat(accepted.fileno()).st_ino}]"}
-    assert sockets() - here
-    assert kept_by_a_child(here) == 0
-    accepted.close()
-    thread.join()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 import math
@@ -11,16 +10,13 @@ import os
 import random
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from builders import until
 from driven_sender import Driven, row, steps_in
-from faults.loops import orphan
 from ingest_server import IngestServer
 
 from perfagent.agent_config import AgentConfig
@@ -421,17 +417,6 @@ def test_a21_a_loop_that_fails_twice_switches_the_agent_off(tmp_path, transport,
     assert time.monotonic() - began < 30, "the end waits for a thread that is no more"
 
 
-def test_a21_without_a_thread_the_agent_is_off(tmp_path, monkeypatch, told):
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    sender = make(tmp_path)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    sender.start()
-    assert sender.disabled
-    assert one_of(told, "can't start new thread")
-
-
 # ---- what hangs
 
 
@@ -469,42 +454,6 @@ def test_a22_source_that_hangs_is_left_and_polled_again_later(real, told):
     assert len({*polls}) == 2, "the thread that was left behind goes on"
 
 
-# ---- what dead processes left
-
-
-class ToTheDead(RecordingTransport):
-    """Answers otherwise for whoever asks as the dead process. status 200: with a command, no page, a refusal."""
-
-    status = 200
-
-    def post(self, body: bytes, **more: Any) -> Reply:
-        reply = super().post(body, **more)
-        if self.frames[-1].source != "dead":
-            return reply
-        rejected = [{"name": "loss", "reason": "no", "count": 5}]
-        told = {"stored": 0, "duplicate": 0, "rejected": rejected, "commands": [{"kind": "flush"}]}
-        return Reply(self.status, {"perfagent-watched": "0"}, msgspec.json.encode(told))
-
-
-@pytest.mark.parametrize("status", [200, 400])
-def test_a08_answers_to_a_dead_process_are_not_this_runs(driven, tmp_path, told, status):
-    orphan(tmp_path / "state", "dead", "http://127.0.0.1:9")
-    one, obeyed = driven(ToTheDead()), []
-    one.transport.status = status
-    one.sender.on_command.append(obeyed.append)
-    one.goes_on(1, [row(1)])
-    until(lambda: one.goes_on(0.1).sender.dispatcher.orphans.done, why="what the dead process left was not sent")
-    one.sent_at.clear()
-    at = one.now - one.start
-    one.goes_on(4, map(row, itertools.count(2)))
-    assert len(one.sent_at) >= 4, f"frames are as rare as the dead process was told: {one.sent_at}, {at}"
-    assert [frame.source for frame in one.transport.frames].count("dead") >= 1
-    assert obeyed == []
-    assert (one.counters["rejected"], one.told(DROPPED), len(told.messages)) == (0, [], 1)
-    one.end()
-    assert not one.sender.spool.folder.exists(), "nothing is left of a run that was delivered whole"
-
-
 # ---- threads, forks, the end
 
 
@@ -517,47 +466,3 @@ def test_at_most_two_daemon_threads_run(sender: Sender) -> None:
 
     until(lambda: len(ours()) == 2, why="there are more, or one of an earlier test has not ended")
     assert all(thread.daemon for thread in ours())
-
-
-def test_closed_sender_can_be_collected(tmp_path: Path, transport: RecordingTransport) -> None:
-    sender = make(tmp_path, transport)
-    sender.start()
-    sender.rows.append(row(1))
-    assert sender.flush(10)
-    sender.close("finished", timeout_s=WHOLE_S)
-    gone = weakref.ref(sender)
-    del sender
-    until(lambda: (gc.collect(), gone() is None)[1])
-
-
-def in_child(code: Callable[[], int]) -> int:
-    """Exit code of a forked child."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(code())
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-@pytest.mark.real
-def test_a15_disk_that_hangs_holds_up_neither_the_end_nor_a_fork(tmp_path, monkeypatch):
-    hangs, release, mkdir = threading.Event(), threading.Event(), Path.mkdir
-
-    def hang(folder: Path, *arguments: Any, **more: Any) -> None:
-        if threading.current_thread().name == "perfagent-sender":
-            hangs.set()
-            release.wait(60)
-        mkdir(folder, *arguments, **more)
-
-    monkeypatch.setattr(Path, "mkdir", hang)
-    sender = make(tmp_path, RecordingTransport())
-    sender.start()
-    assert hangs.wait(20)
-    waited: list[float] = []
-    ended = sender.closed.wait
-    monkeypatch.setattr(sender.closed, "wait", lambda timeout: waited.append(timeout) or ended(0))
-    assert in_child(lambda: len(waited)) == 0
-    sender.close("finished")
-    assert len(waited) == 1
-    assert waited[0] <= 1.5
-    release.set()
-    assert ended(20)

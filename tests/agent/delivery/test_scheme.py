@@ -12,10 +12,10 @@ import pytest
 from ingest_server import IngestServer
 from listening import answering, say
 
-from perfagent.delivery.transport import HttpTransport, judge
+from perfagent.delivery.transport import HttpTransport
 from perfagent.errors import ServerUnreachable
 from perfagent.wire import Frame, encode
-from perfagent_client.client import ApiError, Client
+from perfagent_client.client import Client
 from perfagent_server.commands.connection import AdminApi
 
 pytestmark = pytest.mark.real
@@ -65,18 +65,3 @@ def test_wrong_scheme_is_told_with_the_address_to_give(tmp_path, given, answer, 
     said = str(caught.value)
     assert f"give {'http' if given == 'https' else 'https'}://{there}" in said
     assert "TLS" in said
-
-
-PAGE = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n"
-PAGE += b"<html>The plain HTTP request was sent to HTTPS port</html>"
-
-
-def test_proxy_that_answers_without_tls_refuses_no_frame(tmp_path: Path) -> None:
-    with answering(lambda connection: say(connection, PAGE)) as there:
-        with contextlib.closing(HttpTransport(f"http://{there}")) as transport:
-            answer = judge(transport.post(BODY))
-        assert answer.kind == "foreign", "a refused frame would never be sent again"
-        assert "https://" in answer.reason
-        for ask, error in ((by_client, ApiError), (by_command, Exception)):
-            with pytest.raises(error, match=r"TLS.* https://"):
-                ask(f"http://{there}", tmp_path)

@@ -211,19 +211,6 @@ def test_a16_flipped_bits_stop_no_start_and_invent_nothing(tmp_path, kind, flips
         assert list(folder.glob("*.corrupt")) or segments.torn(bytes(content), begin)
 
 
-def test_a16_broken_middle_is_kept_as_corrupt_and_the_start_read(tmp_path: Path) -> None:
-    path = sample_spool(tmp_path / "s")
-    content = bytearray(path.read_bytes())
-    content[whole_records(bytes(content))[1] + 20] ^= 1
-    path.write_bytes(content)
-    (tmp_path / "s" / "state").write_bytes(os.urandom(128))  # both slots
-    first = Spool.open(tmp_path / "s")
-    assert first.counters["corrupt"] == 1
-    crash(first)
-    assert steps_of(*drain(Spool.open(tmp_path / "s"))) == list(range(6))
-    assert [p.name for p in (tmp_path / "s").glob("*.corrupt")] == ["00000001.ticks.corrupt"]
-
-
 def of_version_2() -> bytes:
     """The head of a file as a later version will write it."""
     payload = b"whatever its header will be"
@@ -367,24 +354,6 @@ def test_a15_folder_that_went_away_is_made_again_with_what_waits(tmp_path: Path,
     assert steps_of(*frames) == [*range(12)]
 
 
-def test_a15_deleted_backlog_is_counted_but_what_is_on_its_way(tmp_path: Path) -> None:
-    """Nobody may ask for those frames before the process ends."""
-    spool = Spool(tmp_path / "state" / "s", header())
-    spool.append(rows(0), [], now=0.0)
-    first = sent(spool)
-    spool.hold(now=0.0, force=True)
-    for begin in (3, 6):
-        spool.append(rows(begin), [event()], now=0.0)
-        spool.hold(now=0.0, force=True)
-    shutil.rmtree(tmp_path / "state")
-    spool.append(rows(9), [], now=0.0)
-    spool.close()
-    assert (spool.counters["dropped"], spool.counters["dropped_events"]) == (6, 2)
-    frames = drain(Spool.open(tmp_path / "state" / "s"))
-    assert frames[0].seq == first.seq
-    assert steps_of(*frames) == [0, 1, 2, 9, 10, 11]
-
-
 # ---- A05: a long outage
 
 
@@ -439,21 +408,3 @@ def test_a05_events_go_last_and_each_that_goes_is_counted(tmp_path: Path) -> Non
     frames = drain(spool)
     assert sum(len(frame.events) for frame in frames) + spool.counters["dropped_events"] == 100
     assert sum(frame.samples for frame in frames) + spool.counters["thinned"] + spool.counters["dropped"] == 1600
-
-
-def test_a05_sent_frame_keeps_its_content_when_others_thin(tmp_path: Path) -> None:
-    """The server may have it: another content under its number would be dropped as the second copy."""
-    spool = Spool(tmp_path / "s", header(), max_bytes=200_000, segment_bytes=100_000)
-    noise = random.Random(0)
-    for minute in range(20):
-        spool.append(noisy(noise, range(2000)), [], now=0.0)
-        spool.hold(now=0.0, force=True)
-        if not minute:
-            first = sent(spool)
-    assert spool.counters["thinned"] > 0
-    shutil.copytree(spool.folder, tmp_path / "again")
-    again = sent(Spool.open(tmp_path / "again"))
-    assert (again.seq, again.groups) == (first.seq, first.groups)
-
-
-# ---- recordings

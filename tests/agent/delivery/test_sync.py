@@ -17,7 +17,7 @@ from ingest_server import IngestServer, Scripted
 from perfagent.cli import _main
 from perfagent.delivery import sync
 from perfagent.delivery.spool import Header, Spool
-from perfagent.delivery.transport import HttpTransport, RecordingTransport, Reply
+from perfagent.delivery.transport import HttpTransport, Reply
 from perfagent.wire import Group, decode
 
 pytestmark = pytest.mark.real
@@ -123,13 +123,6 @@ def test_damage_is_told_and_what_is_whole_is_sent(run_sync: Sync, recording: Pat
     assert "rank-" not in said
 
 
-def test_rank_that_never_learned_its_run_gets_one(run_sync: Sync, tmp_path: Path) -> None:
-    record(tmp_path / "record", run=None)
-    with IngestServer() as server:
-        assert run_sync(server, tmp_path / "record")[0] == 0
-        assert {frame.run for frame in server.frames} == {"rank-" + "a" * 12}
-
-
 # ---- wrong use
 
 
@@ -185,32 +178,6 @@ def test_refused_key_is_told_once_and_how_to_get_one(run_sync: Sync, tmp_path: P
     first, second = said.splitlines()
     assert all(word in first for word in ("run-a", "run-b", "run-c", "run-d", "status 401")), first
     assert all(word in second for word in ("PERFAGENT_API_KEY", "perfagent keys create ingest")), second
-
-
-def test_interrupted_upload_goes_on_where_it_was(run_sync, recording, monkeypatch):
-    with IngestServer() as server:
-        post, tries = HttpTransport.post, iter(range(99))
-
-        def interrupted(*arguments: Any, **more: Any) -> Any:
-            if next(tries) == 1:
-                raise KeyboardInterrupt
-            return post(*arguments, **more)
-
-        monkeypatch.setattr(HttpTransport, "post", interrupted)
-        status, said = run_sync(server, recording)
-        assert status == 130
-        assert "interrupted" in said
-        assert sorted(server.values("loss")) == list(range(10))
-        assert run_sync(server, recording) == (0, "recorded rank 0: 3 frames, 20 samples stored, 10 there already\n")
-        assert sorted(server.values("loss")) == list(range(30))
-
-
-def test_upload_with_a_last_moment_keeps_to_it(recording: Path) -> None:
-    """The watcher of `perfagent run` and the end of a process have that much time and no more."""
-    spool, transport = Spool.open(recording / SOURCE, recording=True), RecordingTransport()
-    result = sync.upload(spool, transport, until=sync.time.monotonic() - 1.0)
-    assert (result.complete, transport.frames) == (False, [])
-    spool.close()
 
 
 # ---- what was meant for another server, or is in use

@@ -53,13 +53,6 @@ def test_gpus() -> None:
     graded(machine.gpus(mismatch), "problem", "nvidia-smi", "reboot")
 
 
-def test_attention_kernels() -> None:
-    kernels = {"flash": True, "efficient": False, "math": True}
-    graded(machine.attention({"kernels": kernels}), "ok", "kernels: flash, math")
-    graded(machine.attention({"kernels": {"flash": False, "math": True}}), "warning", "enable_flash_sdp")
-    graded(machine.attention({"missing": True}), "warning", "without torch")
-
-
 def test_allocator() -> None:
     glibc = ("glibc", "2.36")
     graded(machine.allocator(glibc, {}), "ok", "glibc 2.36")

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders import free_port, job_environment, sync, until
+from builders import job_environment, sync, until
 from ingest_server import IngestServer
 
-NODE = "host/memory_used_bytes"
 TRAIN = """
 import sys, time, torch, perfagent
 import torch.distributed as dist, torch.multiprocessing as mp
@@ -60,42 +59,6 @@ def told_to_its_end(folder: Path, server: IngestServer, processes: int) -> None:
 def places(server: IngestServer) -> list[tuple[int, int]]:
     told = [event.data for one in server.stored.values() for event in one.events if event.kind == "state"]
     return [(data["rank"], data["world_size"]) for data in told if "rank" in data]
-
-
-SPAWNED = """
-def rank_of(rank, port):
-    run = perfagent.attach(HOW)
-    time.sleep(1.5)  # longer than the sender waits before it sends
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    train(10, torch.nn.parallel.DistributedDataParallel)
-    ids = [None, rank]
-    while ids[0] is None or ids[0] != ids[1]:
-        time.sleep(0.05)
-        dist.all_gather_object(ids, run.id)
-    time.sleep(1.5)
-    dist.barrier()
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    mp.spawn(rank_of, args=(int(sys.argv[1]),), nprocs=2)
-"""
-
-
-@pytest.mark.real
-@pytest.mark.long
-@pytest.mark.parametrize("how", ["name='job'", "run_id='named'"])
-def test_ranks_that_attach_before_they_join_a_group_are_one_run(how: str, tmp_path: Path, server: IngestServer) -> None:
-    run(SPAWNED.replace("HOW", how), tmp_path, server, str(free_port()))
-    told_to_its_end(tmp_path, server, 2)
-    frames = [*server.stored.values()]
-    assert len({(frame.run, frame.attempt) for frame in frames}) == 1
-    assert {frame.rank for frame in frames} == {0, 1}
-    sources = {(frame.rank, frame.source) for frame in frames}
-    assert len(sources) == 2
-    for _, source in sources:
-        assert sorted(server.values("loss", source=source)) == list(range(1, 11))
-    assert sorted(places(server)) == [(0, 2), (1, 2)], "and of no other place"
-    assert len({frame.source for frame in frames if any(NODE in group.values for group in frame.groups)}) == 1
 
 
 @pytest.mark.real

@@ -82,8 +82,3 @@ def in_this_process(state: Path) -> str | None:
 
 def test_runs_of_one_process_in_a_step_are_told_apart(tmp_path: Path) -> None:
     assert [in_this_process(tmp_path), in_this_process(tmp_path)] == [ONE, TWO]
-
-
-def test_where_nothing_can_be_written_the_step_has_one_run(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert [in_this_process(tmp_path / "file"), in_this_process(tmp_path / "file")] == [ONE, ONE]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_recorded import Recording
 from builders import free_port, job_environment, until
 from commands import perfagent
 from ingest_server import IngestServer, Scripted
@@ -118,20 +117,6 @@ def test_module_of_a_package_runs_as_with_python_m(tmp_path: Path, server: Inges
     (tmp_path / "pkg" / "job.py").write_text(SEES + "\nfrom .other import VALUE; print(VALUE)")
     done = same_as_plain(tmp_path, server, "-m", "pkg.job", "-x", "--m", PYTHONPATH=str(tmp_path / "site"))
     assert done.returncode == 0 and '"sitecustomize": "yes"' in done.stdout
-
-
-@REAL
-@pytest.mark.parametrize(("words", "stem"), [(["broken.py"], "broken"), (["-m", "pkg"], "pkg")])
-def test_script_that_cannot_be_parsed_has_a_name(
-    words: list[str], stem: str, tmp_path: Path, server: IngestServer
-) -> None:
-    (tmp_path / "pkg").mkdir()
-    for place in ("broken.py", "pkg/__main__.py", "pkg/__init__.py"):
-        (tmp_path / place).write_text("" if "init" in place else "def f(:\n    pass")
-    assert ran(tmp_path, server, *words).returncode == 1
-    assert ended(server) == "failed"
-    (run,) = {frame.run for frame in server.frames}
-    assert {data["name"] for data in server.events("state") if "name" in data} == {f"{stem}-{run[:4]}"}
 
 
 @REAL
@@ -244,23 +229,6 @@ def test_a13_server_learns_how_a_training_ended_and_the_rest(
 
 
 @REAL
-def test_end_has_its_own_time_however_long_the_watcher_loads(tmp_path: Path, server: IngestServer) -> None:
-    """By it the server tells which of several ranks was the first: the others fail some milliseconds later."""
-    (tmp_path / "site").mkdir()
-    says = f"print(time.time(), file=open({str(tmp_path / 'loads')!r}, 'w'))"
-    loads = f"import sys, time\nif 'perfagent.launch.watcher' in sys.orig_argv: {says}\n"
-    (tmp_path / "site" / "sitecustomize.py").write_text(loads)
-    (tmp_path / "train.py").write_text("import os, time\nprint(time.time(), flush=True)\nos._exit(7)\n")
-    path = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    done = ran(tmp_path, server, "train.py", PYTHONPATH=path)
-    assert ended(server) == "failed"
-    (event,) = [event for f in server.stored.values() for event in f.events if event.data.get("state") == "failed"]
-    end, loaded = float(done.stdout.split()[-1]), float((tmp_path / "loads").read_text())
-    assert end <= event.time
-    assert event.time <= loaded or loaded < end, "after 5 s without a session it loads before the end"
-
-
-@REAL
 def test_watcher_holds_neither_pipe_nor_terminal(tmp_path: Path, server: IngestServer) -> None:
     (tmp_path / "script.py").write_text("import sys; print('up', flush=True); sys.stdin.read()")
     env = environment(tmp_path, server)
@@ -299,20 +267,6 @@ def waiter_of(pid: int) -> int | None:
     return None
 
 
-@REAL
-def test_last_of_several_runs_ends_with_its_process(tmp_path: Path, server: IngestServer, spool: Path) -> None:
-    (tmp_path / "sweep.py").write_text(
-        "import os, time, perfagent\nfor lr in range(2):\n    with perfagent.init(name=f'lr {lr}') as run:\n"
-        "        run.log({'lr': lr})\nperfagent.init(name='next')\nperfagent.init(name='last')\n" + KILL
-    )
-    ran(tmp_path, server, "sweep.py")
-    until(lambda: "killed" in server.states(), within_s=30, why="the watcher never told the end")
-    killed = [f for f in server.stored.values() for event in f.events if event.data.get("state") == "killed"]
-    assert [frame.name for frame in killed] == ["last"]
-    until(lambda: not list(spool.iterdir()), why="the watcher left a folder behind")
-    assert len({frame.run for frame in server.frames}) == 4
-
-
 LOOK = f"""
 import os, time, perfagent
 run = perfagent.attach(project="look", name="mine")
@@ -332,22 +286,6 @@ def test_project_and_name_of_the_script_win_over_the_commands(tmp_path: Path) ->
     said = [any(event.data.get("name") == "mine" for event in frame.events) for frame in frames]
     assert {(frame.project, frame.name) for frame in frames[said.index(True) :]} == {("look", "mine")}
     assert len({frame.source for frame in frames}) == 1
-
-
-@REAL
-def test_project_and_name_of_the_script_are_those_of_a_recording(tmp_path: Path, server: IngestServer) -> None:
-    (tmp_path / "train.py").write_text(LOOK)
-    ran(tmp_path, server, "--name", "first", "--record", "records", "train.py")
-    assert not server.frames
-    until(lambda: list((tmp_path / "records").glob("*/*.frames")), why="the watcher never wrote the end")
-
-    def sent() -> bool:
-        done = perfagent(tmp_path, "sync", str(tmp_path / "records"), PERFAGENT_SERVER=server.url)
-        return done.returncode == 0 and "skipped" not in done.stdout
-
-    until(sent, why="sync never succeeded")
-    assert server.states()[-1] == "killed"
-    assert {(frame.project, frame.name) for frame in server.frames} == {("look", "mine")}
 
 
 ELSEWHERE = """
@@ -384,20 +322,6 @@ def test_script_that_names_another_server_keeps_the_run(
     assert not server.values("x")
 
 
-@REAL
-def test_script_that_names_a_folder_is_recorded_there_to_its_end(
-    tmp_path: Path, server: IngestServer, spool: Path
-) -> None:
-    (tmp_path / "train.py").write_text(ELSEWHERE.format(place="record='records'", end=KILL))
-    ran(tmp_path, server, *GIVEN, "train.py")
-    until(lambda: not list(spool.iterdir()), why="the watcher left a folder behind")
-    recorded = Recording(tmp_path / "records")
-    states = recorded.events("state")
-    assert recorded.series("x") == [(1, 1.0)]
-    assert (states[0]["name"], states[0]["tags"], states[-1]["state"]) == ("first", ["a"], "killed")
-    assert server.states() == ["starting", "finished"]
-
-
 DDP = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -409,12 +333,6 @@ for step in range(20):
     optimizer.step()
     time.sleep(0.01)
 dist.destroy_process_group()
-"""
-KILLED = """
-    time.sleep(0.05)
-    if os.environ["RANK"] == "1" and step == 4:
-        time.sleep(1)  # it is in the spool
-        os.kill(os.getpid(), 9)
 """
 
 
@@ -435,19 +353,6 @@ def test_all_ranks_of_a_torchrun_job_are_one_run(tmp_path: Path, server: IngestS
         assert sorted(server.values("loss", source=source)) == list(range(1, 21))
     speaks = {frame.rank for frame in server.frames for group in frame.groups if "host/load1" in group.values}
     assert speaks == {0}
-
-
-@LONG
-def test_rank_that_was_killed_under_a_launcher_is_named(tmp_path: Path, server: IngestServer) -> None:
-    """Rank 0 waits for rank 1, which is gone, and torchrun terminates it: the run's end is the first one's."""
-    (tmp_path / "ddp.py").write_text(DDP.replace("    time.sleep(0.01)", KILLED))
-    done = ran(
-        tmp_path, server, *TORCHRUN, str(free_port()), "-m", "perfagent", "run", "ddp.py", command=[sys.executable]
-    )
-    assert done.returncode == 1
-    until(lambda: "killed" in server.states(), within_s=30, why="nobody told that rank 1 was killed")
-    (source,) = {frame.source for frame in server.frames if frame.rank == 1}
-    assert sorted(server.values("loss", source=source)) == list(range(1, 6)), "what was measured until then"
 
 
 def opened(folder: Path, script: str, server: IngestServer, heard: Any) -> None:

@@ -94,15 +94,3 @@ def test_a_group_tells_kills_and_throttling_since_we_looked(tmp_path: Path) -> N
     reader = GroupReader(ControlGroup(None, None, None, events=tmp_path / "events", cores=1.5, cpu=stat))
     assert read(1.0, 4, 100, 10) == {"host/oom_kills": 0}
     assert read(6.0, 6, 200, 35) == {"host/oom_kills": 2, "host/cpu_throttled_pct": 25.0}
-
-
-def test_reclaimable_cache_is_read_anew_when_memory_is_short(tmp_path: Path) -> None:
-    def used(now: float, usage: int, cached: int) -> int | None:
-        write(tmp_path, usage=f"{usage}\n", stat=f"anon 1\ninactive_file 1000\ntotal_inactive_file {cached}\n")
-        return reader.used_bytes(now)
-
-    reader = GroupReader(ControlGroup(tmp_path / "usage", 10_000, tmp_path / "stat", events=None, cores=None))
-    assert used(1.0, 3000, 1200) == 1800
-    assert used(2.0, 5000, 2500) == 3800, "the cache's size is five seconds old at most"
-    assert used(7.0, 5000, 2500) == 2500
-    assert used(7.2, 9900, 7000) == 2900

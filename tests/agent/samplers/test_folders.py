@@ -32,8 +32,3 @@ def test_free_space_of_the_folders_that_count(tmp_path: Path) -> None:
     told = polled(tmp_path)
     assert told["disk/checkpoint_free_bytes"] == told["disk/spool_free_bytes"]
     assert told.keys() <= CATALOGUE.keys()
-
-
-def test_an_address_or_a_file_system_without_a_size_is_absent() -> None:
-    folders.saved_to.append("s3://bucket/run/last.pt")
-    assert not any(name.startswith(("disk/checkpoint", "disk/spool")) for name in polled(Path("/proc/self")))

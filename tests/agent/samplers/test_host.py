@@ -99,14 +99,6 @@ def test_in_a_limited_group_the_limit_is_the_memory_there_is(machine: Machine, t
     assert (found["host/memory_total_bytes"], found["host/memory_used_bytes"]) == (4000, 2000)
 
 
-@pytest.mark.fault
-def test_a22_what_cannot_be_read_is_absent_and_never_zero(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "meminfo").mkdir()  # a read of it fails, as one that the kernel refuses does
-    for proc in (tmp_path / "proc", tmp_path / "nothing"):
-        assert set(HostReader(proc, NO_GROUP).read(1.0)) <= {"host/load1", "host/cores"}
-
-
 def test_the_real_host_agrees_with_psutil_and_the_catalogue() -> None:
     reader, memory = HostReader(group=NO_GROUP), psutil.virtual_memory()
     found = reader.read(0.0)

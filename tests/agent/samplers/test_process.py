@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
@@ -44,27 +43,6 @@ def test_this_process_is_measured(tmp_path: Path, with_psutil: bool) -> None:
     assert found.keys() <= CATALOGUE.keys()
     reader.close()
     assert reader.memory() == {}
-
-
-def test_mapped_file_pages_are_not_shared_memory(tmp_path: Path) -> None:
-    size, reader = 32 * MIB, ProcessReader()
-    before = reader.read(0.0)
-    (tmp_path / "data.bin").write_bytes(bytes(size))
-    with (tmp_path / "data.bin").open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    assert sum(mapped[place] for place in range(0, size, 4096)) == 0
-    with mmap.mmap(-1, size) as shared:
-        shared.write(b"x" * size)
-        after = reader.read(1.0)
-    mapped.close()
-    assert after["process/rss_file_bytes"] - before["process/rss_file_bytes"] == pytest.approx(size, rel=0.1)
-    assert after["process/rss_bytes"] - before["process/rss_bytes"] == pytest.approx(2 * size, rel=0.1)
-
-
-@pytest.mark.fault
-def test_a22_what_may_not_be_read_is_absent(tmp_path: Path) -> None:
-    reader = ProcessReader(tmp_path)
-    assert reader.read(1.0).keys() | reader.read(2.0).keys() <= {"process/cpu_pct"}
 
 
 # ---- workers

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,6 @@ from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.delivery.transport import RecordingTransport
 from perfagent.identity import Identity
-from perfagent.pids import process_start
 from perfagent.samplers.counters import of_system
 from perfagent.samplers.psutil_counters import PsutilHost
 from perfagent.samplers.sampler import Sampler
@@ -57,13 +53,3 @@ def test_without_proc_a_run_has_the_figures_of_host_and_process(tmp_path: Path) 
         "process/rss_bytes", "process/cpu_pct", "process/threads",
     } <= set(sender.rows[-1][3])  # type: ignore[index]  # fmt: skip
     sampler.resign()
-
-
-@pytest.mark.real
-def test_without_proc_a_process_is_known_by_its_number_and_start(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        own, started = process_start(os.getpid(), tmp_path), process_start(child.pid, tmp_path)
-        assert 0 < own < started <= 1000 * (time.time() + 1)
-        assert process_start(child.pid, tmp_path) == started
-        child.kill()
-    assert process_start(child.pid, tmp_path) == 0

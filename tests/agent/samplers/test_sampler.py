@@ -91,36 +91,6 @@ def test_where_memory_is_nearly_used_up_every_tick_tells_it(tmp_path: Path) -> N
         assert sum("host/memory_used_bytes" in row for row in rank.rows()) == rows
 
 
-# ---- GPUs
-
-
-def test_other_gpus_of_the_node_come_from_the_elected_rank(tmp_path: Path) -> None:
-    boards = [FakeGpu(uuid=f"GPU-{n}", utilization=(n, 0)) for n in range(4)]
-    first, second = (
-        Rank(
-            tmp_path, *boards, environ={"LOCAL_WORLD_SIZE": "2"}, rank=rank, local_rank=rank, device=lambda rank=rank: rank,
-            **TWO_RANKS,
-        )
-        for rank in (0, 1)
-    )  # fmt: skip
-    for rank in (first, second):
-        rank.poll()
-        rank.sampler.poll_gpu()
-    told = {name for name in first.rows()[-1] if name.endswith("utilization_pct")}
-    assert told == {f"{which}/utilization_pct" for which in ("gpu", "node_gpu2", "node_gpu3")}
-    assert second.rows()[-1]["gpu/utilization_pct"] == 1.0
-    assert first.speaks_for_the_node()
-    assert not any(name.startswith(("host/", "node_gpu")) for name in second.names())
-
-
-@pytest.mark.fault
-@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="the driver is there")
-def test_a22_a_driver_that_does_not_start_means_no_gpu(tmp_path: Path) -> None:
-    found, reason = load([str(tmp_path)])  # the real package, on a machine without the driver's library
-    assert found is None
-    assert reason.startswith("NVML does not start")
-
-
 # ---- who speaks for the node
 
 RANK_0 = """

@@ -42,23 +42,3 @@ def test_faults_a_step_are_those_of_the_training_thread_alone() -> None:
     assert told["process/page_faults_per_step"] == pytest.approx((usage().ru_minflt - before) / 10, abs=60)
     assert 290 < told["process/page_faults_per_step"] < 390
     assert told.keys() <= CATALOGUE.keys()
-
-
-@pytest.mark.parametrize("number", [None, 2**31 - 1], ids=["not known", "gone"])
-def test_a_thread_that_nobody_knows_says_nothing(number: int | None) -> None:
-    reader = TrainingThreadReader(lambda: (number, 1))
-    assert reader.read(0.0) == reader.read(5.0) == {}
-
-
-def test_a_training_that_moves_to_another_thread_begins_anew() -> None:
-    numbers, end = [threading.get_native_id()], threading.Event()
-    reader = TrainingThreadReader(lambda: (numbers[0], 1))
-    reader.read(0.0)
-    other = threading.Thread(target=end.wait)
-    other.start()
-    numbers[0] = other.native_id or 0
-    assert reader.read(2.0) == {}
-    assert "process/system_cpu_pct" in reader.read(4.0)
-    end.set()
-    other.join()
-    assert native_id(other.ident or 0) is None

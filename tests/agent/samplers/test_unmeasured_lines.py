@@ -72,15 +72,3 @@ def test_passes_the_optimizer_and_phases_are_measured(loop):
     assert met == [False] * 5
     assert between, "between the backward pass and the optimizer's step it is in no phase"
     assert is_unmeasured(state.current), "nor between two steps"
-
-
-def test_unmeasured_lines_are_told_rarely_and_only_if_many(loop):
-    with loop.recorded.run.phase("eval"):
-        loop.look(FIRST_LOOKS)
-    loop.look(2 * FIRST_LOOKS)
-    assert loop.told() == []
-    loop.now += 61
-    loop.look()
-    assert len(loop.told()) == 1
-    loop.look(2 * FIRST_LOOKS)
-    assert len(loop.told()) == 1, "again only after a minute"

@@ -92,14 +92,6 @@ def test_memory_is_what_processes_hold_and_free_is_free(version_2: str, used: in
         assert library.calls["nvmlDeviceGetMemoryInfo_v2"] == 1, "at the start"
 
 
-def test_throttle_reasons_come_from_both_names_of_the_call() -> None:
-    for unsupported in (set(), {"nvmlDeviceGetCurrentClocksEventReasons"}):
-        reasons = pynvml.nvmlClocksEventReasonHwThermalSlowdown | pynvml.nvmlClocksEventReasonGpuIdle
-        gpu, _ = the(FakeGpu(reasons=reasons, unsupported=unsupported))
-        told = {name for name, value in gpu.readings().items() if name.startswith("throttle_") and value}
-        assert told == {"throttle_hw_thermal_pct"}
-
-
 def test_counters_come_in_one_call_and_missing_ones_once() -> None:
     asked: list[int] = []
 
@@ -199,15 +191,3 @@ def test_own_and_foreign_processes_are_told_apart() -> None:
     }  # fmt: skip
     assert ours.read(101.0) == {}
     assert set(ours.read(106.0)) == {"process_utilization_pct"}, "the list of processes is asked for more rarely"
-
-
-@pytest.mark.parametrize(
-    ("running", "told"),
-    [
-        ([Running(4711, 1000, 70)], {}),  # ids of another namespace
-        ([], {}),
-        ([Running(11, None, 70)], {"other_memory_bytes": 0.0, "other_processes": 0.0, "process_utilization_pct": 70.0}),
-    ],
-)
-def test_what_the_driver_does_not_know_of_processes_is_absent(running: list[Running], told: dict[str, float]) -> None:
-    assert processes(FakeGpu(processes=running)).read(1.0) == told

@@ -171,35 +171,6 @@ def test_a22_lost_gpu_is_told_once_with_its_xid_others_go_on() -> None:
     assert watch.kinds() == [("found", None), ("lost", "GPU-a"), ("xid", "GPU-a")]
 
 
-@pytest.mark.fault
-def test_a22_shutdown_of_nvml_leaves_a_gap_of_seconds() -> None:
-    library = FakeNvml(gpu := FakeGpu(energy_mj=5_000))
-    watch = Watch(library)
-    watch.poll(4)
-    before = len(watch.rows)
-    library.down = True
-    watch.poll(2)
-    assert len(watch.rows) == before
-    gpu.energy_mj += 7_000
-    assert watch.poll(24)["gpu/energy_j"] == 7.0
-    assert len(watch.rows) > before
-    library.events.append((gpu, 31))
-    assert watch.poll()["gpu/xid"] == 31.0
-    assert [told["what"] for told in watch.told] == ["found", "xid"]
-
-
-@pytest.mark.fault
-def test_a22_without_nvml_the_reason_is_told_and_no_value() -> None:
-    class Without(FakeNvml):
-        def load(self) -> tuple[Any, str]:
-            return None, "no NVIDIA driver on this machine"
-
-    watch = Watch(Without())
-    watch.poll(5)
-    assert watch.told == [{"what": "unavailable", "reason": "no NVIDIA driver on this machine"}]
-    assert watch.rows == []
-
-
 class Flaky(FakeNvml):
     """From call number `first` on, two calls of NVML fail with that code."""
 
