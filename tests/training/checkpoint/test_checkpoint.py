@@ -121,35 +121,6 @@ def test_training_survives_some_failed_saves_and_not_more(
     assert caplog.text.count("training goes on") == 2
 
 
-SCHEDULES = torch.optim.lr_scheduler
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda optimizer: SCHEDULES.OneCycleLR(optimizer, 0.1, total_steps=20),
-        lambda optimizer: SCHEDULES.SequentialLR(
-            optimizer, [SCHEDULES.LinearLR(optimizer), SCHEDULES.StepLR(optimizer, 2)], [2]
-        ),
-        lambda optimizer: SCHEDULES.ReduceLROnPlateau(optimizer),
-    ],
-    ids=["one cycle", "sequential", "plateau"],
-)
-def test_every_schedule_of_torch_can_be_saved_and_goes_on(tmp_path: Path, make: Any) -> None:
-    def training() -> Any:
-        loop = small_loop(tmp_path, every=2)
-        loop.scheduler = make(loop.optimizer)
-        return loop
-
-    first = training()
-    train(first, steps=2)
-    saved = first.scheduler.state_dict()
-    second = training()
-    assert second.resume() == 2
-    assert second.scheduler.state_dict() == saved
-    assert len(train(second, steps=3)) == 1
-
-
 def test_a_checkpoint_of_another_model_is_refused_by_its_name(tmp_path: Path) -> None:
     train(small_loop(tmp_path, every=1), steps=1)
     model = torch.nn.Linear(4, 2)
@@ -166,12 +137,6 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> N
         Checkpoint(tmp_path / "file")
     with pytest.raises(ConfigError, match="name another folder"):
         train(small_loop(tmp_path / "file" / "runs", every=1000), steps=1)
-
-
-def test_a_tilde_is_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    Checkpoint("~/runs").save(1, {"model": {}})
-    assert (tmp_path / "runs" / "step_1").is_dir()
 
 
 def test_an_interrupt_within_the_context_saves_the_last_step(tmp_path: Path) -> None:

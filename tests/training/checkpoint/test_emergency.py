@@ -124,10 +124,3 @@ def test_a_signal_to_one_rank_saves_and_ends_all_at_one_step(tmp_path: Path) -> 
     assert reason == "sigterm"
     assert step > 3
     assert states(tmp_path).count("preempted") == 2
-
-
-def test_an_exception_on_all_ranks_at_the_same_step_saves_it(tmp_path: Path) -> None:
-    with two_ranks(tmp_path, "exception") as ranks:
-        errors = [child.communicate().stderr for child in ranks]
-    assert all("broken on purpose on rank" in one for one in errors)
-    assert saved(tmp_path) == [(5, "exception")], errors[0][-2000:]

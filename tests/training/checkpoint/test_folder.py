@@ -45,14 +45,6 @@ def test_best_may_be_the_greatest(tmp_path: Path) -> None:
     assert names(tmp_path) == ["best", "latest", "step_2", "step_3"]
 
 
-def test_the_same_step_may_be_saved_again_and_is_then_the_newest(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path, keep=3)
-    for step in (5, 10, 5):
-        checkpoint.save(step, {"model": {"weight": torch.rand(3)}})
-    assert checkpoint.latest() == tmp_path / "step_5"
-    assert names(tmp_path) == ["latest", "step_10", "step_5"]
-
-
 @pytest.mark.parametrize("dies_at", range(1, 14))
 def test_whenever_the_writer_dies_a_whole_checkpoint_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int
@@ -106,14 +98,6 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
         assert names(tmp_path) == ["latest", "step_1"]
     checkpoint.save(2, state(2))
     assert checkpoint.latest() == tmp_path / "step_2"
-
-
-def test_a_pointer_that_cannot_be_written_costs_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "latest").mkdir()
-    checkpoint = Checkpoint(tmp_path)
-    checkpoint.save(1, state(1))
-    assert "step_1 is whole" in caplog.text
-    assert checkpoint.latest() == tmp_path / "step_1"
 
 
 def test_what_others_put_there_is_left_alone(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_recorded import Recording
 from builders import job_environment, until
 from ingest_server import IngestServer
 from preloaded import Running, started
@@ -102,14 +101,6 @@ def test_without_a_checkpoint_the_run_goes_on(tmp_path: Path, server: IngestServ
     run.finish()
     assert run.id == drawn
     assert {frame.run for frame in server.stored.values()} == {drawn}
-
-
-def test_a_recording_continues_its_run(tmp_path: Path, server: IngestServer) -> None:
-    first = first_attempt(tmp_path / "saved", server)
-    run = perfagent.attach(name="training", record=tmp_path / "record")
-    resumed(run, tmp_path / "saved")
-    assert run.id == first
-    assert [value for _, value in Recording(tmp_path / "record").series(LEVEL)] == [1.0, 2.0, 3.0]
 
 
 IN_A_FOLDER = """

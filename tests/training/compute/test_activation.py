@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import perfagent
 from perfagent.errors import ConfigError
 from perfagent.training.compute.activation import checkpoint_activations
 
@@ -168,38 +167,6 @@ def test_copies_have_their_own_parameters_and_pickles_are_plain():
     checkpoint_activations(loaded)()
 
 
-def test_the_agent_counts_what_is_computed_again_apart(tmp_path, monkeypatch):
-    from perfagent.signals.flops.step_flops import own_operations
-    from perfagent.signals.flops.step_recording import FlopCount
-    from perfagent.step.state import state
-
-    monkeypatch.setenv("PERFAGENT_RECORD", str(tmp_path))
-    counted = {}
-    for mode in (None, "all", "selective"):
-        model, x = Model(), torch.randn(2, 10, 32, requires_grad=True)
-        if mode:
-            checkpoint_activations(model, mode)
-        run = perfagent.attach(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        for step in range(4):
-            model(x).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if step == 1:
-                look = FlopCount(state.current)
-                assert look.at_boundary()
-            elif step == 2:
-                assert not look.at_boundary()
-        run.finish()
-        counted[mode] = own_operations(look, {}, model)
-    plain, head = counted[None], 2 * 20 * 32 * 7
-    assert plain.total == counted["all"].total == counted["selective"].total > 0
-    assert plain.recomputed == 0
-    assert counted["all"].recomputed >= 0.8 * (plain.total - 3 * head) / 3
-    # asked for again, though the kept result is taken
-    assert counted["selective"].recomputed <= counted["all"].recomputed
-
-
 @pytest.mark.frameworks
 def test_a_transformer_trains_the_same_with_its_cache_left_on():
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -222,18 +189,3 @@ def test_a_transformer_trains_the_same_with_its_cache_left_on():
     getattr(model, name if hasattr(model, name) else "gradient_checkpointing_enable")()
     with pytest.raises(ConfigError, match="itself already"):
         checkpoint_activations(model)
-
-
-def test_a_filled_cache_is_not_thrown_away_in_silence():
-    class Filled:
-        def get_seq_length(self):
-            return 3
-
-    class Cached(nn.Linear):
-        def forward(self, x, past_key_values=None):
-            return super().forward(x)
-
-    model = nn.ModuleList([Cached(4, 4), Cached(4, 4)])
-    checkpoint_activations(model)
-    with pytest.raises(ConfigError, match="3 positions"):
-        model[0](torch.randn(1, 2, 4), past_key_values=Filled())

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from perfagent.training.compute.packed import (
-    block_diagonal_mask,
     cumulative_lengths,
     lengths_of_positions,
     packed_attention,
@@ -66,12 +65,6 @@ def test_the_variable_length_kernel_agrees_with_the_mask(causal, key_heads):
     varlen = packed_attention(q, k, v, LENGTHS, causal=causal)
     torch.testing.assert_close(varlen, mask, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(varlen, packed_attention(q, k, v, LENGTHS, causal=causal, method="varlen"))
-
-
-def test_the_mask_is_block_diagonal():
-    mask = block_diagonal_mask([2, 3], causal=True)
-    assert mask.int().tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
-    assert block_diagonal_mask([2, 3], causal=False).sum() == 13
 
 
 def test_lengths_positions_and_cumulative_lengths_say_the_same():

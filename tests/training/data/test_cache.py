@@ -93,16 +93,6 @@ def test_a_sample_is_made_once_for_all_epochs_and_runs(tmp_path: Path) -> None:
         assert other.dataset.made[0] == 1
 
 
-def test_an_error_of_the_dataset_goes_through_and_is_not_kept(tmp_path: Path) -> None:
-    class Failing(Counting):
-        def __getitem__(self, index: int) -> Any:
-            raise KeyError("conversations")
-
-    with pytest.raises(KeyError, match="conversations"):
-        CachedDataset(Failing(), tmp_path)[0]
-    assert entries(tmp_path) == []
-
-
 def test_a_damaged_entry_is_found_told_and_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset = CachedDataset(Counting(), tmp_path)
     before = [dataset[index]["x"].tolist() for index in range(6)]

@@ -16,11 +16,6 @@ def test_padding_is_neither_attended_to_nor_learned() -> None:
     assert batch["weight"].tolist() == [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]
 
 
-def test_a_batch_may_have_a_width_of_its_own() -> None:
-    assert pad([[1, 2, 3]], multiple_of=8)["input_ids"].shape == (1, 8)
-    assert pad([[1, 2, 3]], length=5)["input_ids"].shape == (1, 5)
-
-
 def test_joined_samples_do_not_predict_one_another() -> None:
     labels = torch.tensor([1, 2, 3])
     batch = join([{"input_ids": torch.tensor([1, 2, 3]), "labels": labels}, {"input_ids": [7, 8], "labels": [7, 8]}])

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from perfagent.errors import ConfigError
 from perfagent.training.data.buckets import LengthBucketBatchSampler
 from perfagent.training.data.collating import pad
 from perfagent.training.data.packed_batches import PackedBatchSampler
@@ -77,16 +76,6 @@ def test_every_sample_comes_once_an_epoch_in_other_batches_each(make: Any) -> No
 
 
 @every_sampler
-def test_without_shuffling_all_epochs_are_the_same_longest_first(make: Any) -> None:
-    sampler = make(shuffle=False)
-    first = [*sampler]
-    sampler.set_epoch(5)
-    assert [*sampler] == first
-    longest = [max(LENGTHS[index] for index in batch) for batch in first]
-    assert longest == sorted(longest, reverse=True)
-
-
-@every_sampler
 def test_ranks_share_an_epoch_in_as_many_steps_each(make: Any) -> None:
     ranks = [[*make(rank=rank, world_size=7)] for rank in range(7)]
     assert len({len(batches) for batches in ranks}) == 1
@@ -101,15 +90,6 @@ def test_ranks_have_like_lengths_in_a_step_so_that_none_waits() -> None:
     firsts = [max(LENGTHS[index] for index in batch) for batch in ranks[0]]
     others = [max(LENGTHS[index] for index in batch) for batch in ranks[3]]
     assert sum(one > other for one, other in zip(firsts, others, strict=True)) < 0.75 * len(firsts)
-
-
-def test_fewer_samples_than_ranks_come_twice_or_not_at_all() -> None:
-    def batches(**more: Any) -> list[list[list[int]]]:
-        return [[*LengthBucketBatchSampler([5, 6], 4, rank=rank, world_size=3, **more)] for rank in range(3)]
-
-    assert sorted(len(one) for one in batches()) == [1, 1, 1]
-    with pytest.raises(ConfigError, match="drop_last leaves no batch for 3 ranks and 2 samples"):
-        batches(drop_last=True)
 
 
 @every_sampler

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from perfagent.errors import ConfigError
-from perfagent.training.data.mapped import MappedLines, MappedTokens, _mapped, map_tokens
+from perfagent.training.data.mapped import MappedLines, MappedTokens, map_tokens
 
 DOCUMENTS = [[1, 2, 3], [], [65_535], [*range(100)]]
 
@@ -37,22 +36,6 @@ def test_writing_into_a_sample_leaves_the_file_as_it_is(tmp_path: Path) -> None:
     dataset[0].zero_()
     assert dataset[0].tolist() == [0, 0, 0]
     assert MappedTokens(tmp_path / "t.bin")[0].tolist() == [1, 2, 3]
-
-
-@pytest.mark.real
-def test_workers_read_the_same_file(tmp_path: Path) -> None:
-    dataset = map_tokens(tmp_path / "t.bin", ([number, number] for number in range(16)))
-    loader = DataLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context="spawn")
-    assert torch.cat([*loader])[:, 0].tolist() == [*range(16)]
-
-
-def test_a_file_may_be_larger_than_the_memory(tmp_path: Path) -> None:
-    path = tmp_path / "large"
-    with path.open("wb") as file:
-        file.truncate(2**40)  # all holes
-    _, mapped = _mapped(path, 0)
-    assert len(mapped) == 2**40
-    assert mapped[2**39] == 0
 
 
 def test_damage_of_any_byte_is_found(tmp_path: Path) -> None:

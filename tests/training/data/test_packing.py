@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import time
 
 import pytest
@@ -38,41 +37,6 @@ def test_rows_hold_every_sample_once_and_no_more_than_fits(lengths: list[int], c
         assert all(0 < sum(lengths[index] for index in row) <= capacity for row in rows)
 
 
-def cut_rows(pieces: int, least: int, capacity: int) -> list[int]:
-    """The lengths of full rows that were each cut into pieces at random, in random order: 100 % is possible."""
-    draw = random.Random(pieces)
-    lengths: list[int] = []
-    rest = capacity - pieces * least
-    for _ in range(12_000 // pieces):
-        cuts = [0, *sorted(draw.randint(0, rest) for _ in range(pieces - 1)), rest]
-        lengths += [least + end - begin for begin, end in itertools.pairwise(cuts)]
-    draw.shuffle(lengths)
-    return lengths
-
-
-@pytest.mark.parametrize(
-    ("lengths", "capacity"),
-    [
-        (3000 * [501] + 3000 * [252] + 3000 * [251] + 6000 * [248], 1000),  # best-fit decreasing: 82 %
-        (cut_rows(3, 614, 2048), 2048),  # 89 %
-        (cut_rows(4, 307, 2048), 2048),  # 96 %
-        (cut_rows(8, 819, 8192), 8192),
-        (cut_rows(5, 100_000, 10**6), 10**6),  # hardly two alike
-    ],
-)
-def test_lengths_without_short_ones_fill_99_percent_too(lengths: list[int], capacity: int) -> None:
-    rows = pack(lengths, capacity)
-    assert sorted(itertools.chain.from_iterable(rows)) == [*range(len(lengths))]
-    assert max(sum(lengths[index] for index in row) for row in rows) <= capacity
-    assert fill(rows, lengths, capacity) >= 0.99
-    assert pack(lengths, capacity) == rows
-
-
-def test_tensors_and_arrays_are_lengths_too() -> None:
-    lengths = torch.tensor([3, 5, 2])
-    assert pack(lengths, 5) == pack(lengths.numpy(), 5) == pack([3, 5, 2], 5) == [[1], [0, 2]]
-
-
 def test_a_stream_is_packed_with_a_window_in_hand() -> None:
     lengths = corpus.text_lengths(20_000)
     held, most = 0, 0
@@ -92,14 +56,6 @@ def test_a_stream_is_packed_with_a_window_in_hand() -> None:
     assert max(sum(lengths[index] for index in row) for row in rows) <= 2048
     assert fill(rows, lengths, 2048) >= 0.99
     assert most <= 500
-
-
-def test_no_item_of_a_stream_waits_longer_than_eight_windows() -> None:
-    awkward = [(0, 6)]  # nothing fills its row: 6 of 10, and all that follows is 7
-    stream = itertools.chain(awkward, ((number, 7) for number in range(1, 1000)))
-    out = pack_stream(stream, 10, length=lambda item: item[1], window=10)
-    came = next(number for number, row in enumerate(out) if any(item[0] == 0 for item in row))
-    assert came <= 9 * 10
 
 
 def test_samples_with_input_ids_know_their_length() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import copy
 import dataclasses
-import pickle
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,14 +40,6 @@ def test_on_the_cpu_batches_are_the_loaders_own(workers: int) -> None:
     assert next(iter(Prefetcher(made, "cpu"))) is made[0]
 
 
-def test_whatever_else_a_loader_has_is_the_loaders() -> None:
-    inner = loader()
-    prefetcher = Prefetcher(inner, "cpu")
-    assert (prefetcher.dataset, prefetcher.batch_size) == (inner.dataset, 4)
-    assert not hasattr(prefetcher, "state_dict")
-    assert len(copy.copy(prefetcher)) == len(pickle.loads(pickle.dumps(Prefetcher([1, 2, 3], "cpu"))))
-
-
 class Slow(IterableDataset[Tensor]):
     """Batches of 1, 2, 3 ... rows that take a while, and how long each took."""
 
@@ -84,17 +74,6 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> tupl
         begin = time.perf_counter()
     run.finish()
     return waited, Recording(tmp_path / "record")
-
-
-def test_the_wait_for_data_is_seen_and_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow(6)
-    inner: Any = DataLoader(slow, batch_size=None)
-    waited, recording = recorded(tmp_path, monkeypatch, lambda: Prefetcher(inner, "cpu"))
-    waits = recording.series("phase/data_s")
-    assert [step for step, _ in waits] == [1, 2, 3, 4, 5, 6]
-    for (_, wait), took, outside in zip(waits, slow.took_s, waited, strict=True):
-        assert took <= wait + 1e-4
-        assert wait <= outside + 1e-4
 
 
 def test_read_ahead_wait_and_batch_are_those_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

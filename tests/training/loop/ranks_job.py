@@ -7,7 +7,6 @@ shorter, gradients are clipped.
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import os
@@ -23,7 +22,6 @@ from torch.utils.data import IterableDataset
 
 import perfagent
 from perfagent.errors import CheckpointError, ConfigError
-from perfagent.training.data.collating import pad
 
 STEPS, ACCUMULATED, BATCHES, CLIP = 50, 3, 8, 0.05
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -398,49 +396,10 @@ def out_of_memory(rank: int) -> dict[str, Any]:
     }
 
 
-def token_budget(rank: int) -> dict[str, Any]:
-    """Batches by a budget of tokens, which each rank finds by itself."""
-    lengths = [number * 7 % 30 + 1 for number in range(61)]
-    data = [{"input_ids": torch.full((length,), number)} for number, length in enumerate(lengths)]
-    sampler = perfagent.TokenBudgetBatchSampler(lengths, 120)
-    loader = torch.utils.data.DataLoader(data, batch_sampler=sampler, collate_fn=functools.partial(pad, pad_id=63))  # type: ignore[arg-type]
-    torch.manual_seed(0)
-    model = perfagent.ddp(nn.Sequential(nn.Embedding(64, 4), nn.Linear(4, 64)))
-    loop = perfagent.loop(model, torch.optim.SGD(model.parameters(), lr=0.5), grad_accum=3)
-    seen: list[list[int]] = [[], []]
-    for epoch in range(2):
-        for batch in loop.batches(loader):
-            seen[epoch] += [int(row[0]) for row in batch["input_ids"]]
-            with loop.forward():
-                loss = nn.functional.cross_entropy(model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())
-            loop.backward(loss, batch["labels"].ne(-100).sum())
-            loop.step()
-    return {"steps": loop.step_count, "seen": seen, "weights": flat(model)}
-
-
-def batch_size(rank: int) -> dict[str, Any]:
-    """A search with room for 11 on rank 0 and 5 on rank 1; then one of a step that communicates."""
-    model = nn.Linear(4, 4)
-    tried: list[int] = []
-
-    def step(size: int) -> None:
-        tried.append(size)
-        model(torch.ones(size, 4)).mean().backward()
-        if size > (11, 5)[rank]:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    found = perfagent.find_batch_size(step, limit=32)
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    communicates = functools.partial(
-        perfagent.find_batch_size, lambda size: wrapped(torch.ones(size, 4)).sum().backward()
-    )
-    return {"found": found, "tried": tried, "refused": refused(lambda: communicates(limit=4))}
-
-
 FOLDER = Path()
 CASES = (
     engine_options, same_training, reductions, uneven_loaders, refusals, skipping_together, going_on, other_ranks,
-    out_of_memory, token_budget, batch_size,
+    out_of_memory,
 )  # fmt: skip
 
 

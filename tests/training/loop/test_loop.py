@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -126,14 +125,6 @@ def test_a_short_last_window_weighs_as_much_as_its_micro_steps(loader: Any) -> N
     torch.testing.assert_close(flat(loop.model), big_batches(data, 3), rtol=1e-5, atol=1e-6)
 
 
-def test_a_window_without_any_item_leaves_the_weights() -> None:
-    model = net()
-    loop = perfagent.loop(model, torch.optim.SGD(model.parameters(), lr=1.0), grad_accum=2)
-    before = flat(model)
-    assert [step(loop, batch, 0, times=0.0)[1].stepped for batch in loop.batches(batches_of([3, 3]))] == [False, True]
-    assert torch.equal(flat(model), before)
-
-
 def test_a_loop_of_ones_own_says_where_a_window_ends() -> None:
     data = batches_of([2, 2])
     loop = looped(grad_accum=4)
@@ -247,16 +238,6 @@ def test_nothing_is_read_of_the_norm_until_it_is_asked_for() -> None:
     assert isinstance(result.grad_norm, Tensor)
     assert "not read" in repr(result)
     assert perfagent.StepResult.WAITING.grad_norm is None
-
-
-def test_a_compiled_model_keeps_its_type_and_its_names() -> None:
-    model = net()
-    names = [*model.state_dict()]
-    loop = perfagent.loop(model, sgd(model), compile={"backend": "eager"})
-    run(loop, batches_of([4, 4]))
-    assert [*model.state_dict()] == names
-    assert model._compiled_call_impl is not None
-    torch.testing.assert_close(flat(model), big_batches(batches_of([4, 4]), 1), rtol=1e-5, atol=1e-6)
 
 
 def test_windows_count_their_items_for_all_micro_steps_or_none() -> None:
@@ -420,19 +401,6 @@ def test_epochs_read_one_by_one_go_on_from_the_loop_s_epoch(stop: int) -> None:
     second.load_state_dict(state)
     assert begun + train(second, None) == expected
     assert (second.step_count, second.epoch) == (whole.step_count, 3) == (12, 3)
-
-
-def test_a_state_put_back_within_a_window_begins_a_new_one() -> None:
-    data = batches_of([2, 3, 4, 5])
-    loop = looped(grad_accum=2)
-    begin = copy.deepcopy(loop.state_dict())
-    for batch in itertools.islice(loop.batches(data), 3):
-        step(loop, batch, times=10.0)
-    assert loop.micro_steps == 1
-    loop.load_state_dict(begin)
-    assert (loop.step_count, loop.micro_steps) == (0, 0)
-    run(loop, data, counts="int")
-    torch.testing.assert_close(flat(loop.model), big_batches(data, 2), rtol=1e-5, atol=1e-6)
 
 
 class Stateful:

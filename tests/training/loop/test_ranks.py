@@ -156,22 +156,6 @@ def test_ranks_split_alike_when_one_runs_out_of_memory(ranks: list[dict[str, Any
         assert said["stream_moved"]
 
 
-def test_ranks_find_their_token_batches_and_step_together(ranks: list[dict[str, Any]]) -> None:
-    first, second = (rank["token_budget"] for rank in ranks)
-    assert first["steps"] == second["steps"] > 0
-    assert first["weights"] == second["weights"]
-    for epoch in range(2):
-        assert sorted(first["seen"][epoch] + second["seen"][epoch]) == [*range(61)]
-    assert first["seen"][0] != first["seen"][1]
-
-
-def test_ranks_search_the_same_batch_sizes(ranks: list[dict[str, Any]]) -> None:
-    first, second = (rank["batch_size"] for rank in ranks)
-    assert first["found"] == second["found"] == 5
-    assert first["tried"] == second["tried"]
-    assert "model.module" in first["refused"] and "model.module" in second["refused"]
-
-
 def test_more_ranks_go_on_from_a_checkpoint_of_one(ranks: list[dict[str, Any]], of_one: list[float]) -> None:
     for rank, said in enumerate(one["other_ranks"] for one in ranks):
         assert said["step"] == 2

@@ -6,14 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
-from builders import free_port
-from process_groups import alone_in_group, leave_group
+from process_groups import alone_in_group
 from torch import nn
 
 import perfagent
 from perfagent.errors import ConfigError
-from perfagent.training.ddp import backend_for
 from perfagent.training.fsdp import blocks_of
 
 
@@ -80,17 +77,6 @@ def test_options_of_ddp_reach_it_and_impossible_ones_are_refused(alone: None) ->
         perfagent.ddp(Transformer(), bucket_mb=0)
     with pytest.raises(ConfigError, match="requires a gradient"):
         perfagent.ddp(Transformer().requires_grad_(False))
-
-
-@pytest.mark.real
-def test_a_hook_is_judged_by_the_backend_of_its_gradients_device(alone: None) -> None:
-    both = "cpu:gloo,cuda:nccl"  # init_process_group() without a backend, and what asynchronous saves ask for
-    assert (backend_for(torch.device("cuda"), both), backend_for(torch.device("cpu"), both)) == ("nccl", "gloo")
-    leave_group()
-    dist.init_process_group(init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
-    with pytest.raises(ConfigError, match="the process group is gloo"):
-        perfagent.ddp(Transformer(), hook="powersgd")
-    assert perfagent.ddp(Transformer(), hook="fp16")
 
 
 def test_a_model_of_which_only_a_part_is_sharded_is_refused(alone: None) -> None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from resumable import batches, small_loop
-from torch import nn
 
 from perfagent.errors import ConfigError
 from perfagent.training.folder import Folder
 from perfagent.training.loop import Loop
-from perfagent.training.nonfinite import NanPolicy, NonFiniteGradients, scale_learning_rates
-
-SCHEDULES = torch.optim.lr_scheduler
+from perfagent.training.nonfinite import NanPolicy, NonFiniteGradients
 
 
 def weights(training: Loop) -> torch.Tensor:
@@ -69,36 +65,6 @@ def test_the_learning_rate_is_lowered_for_good() -> None:
     for _ in range(3):  # to where the scheduler derives the next one
         one_step(training, policy, bad=False)
     assert training.optimizer.param_groups[0]["lr"] == pytest.approx(0.0025)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda optimizer: SCHEDULES.OneCycleLR(optimizer, 0.1, total_steps=40),
-        lambda optimizer: SCHEDULES.ChainedScheduler(
-            [
-                SCHEDULES.SequentialLR(
-                    optimizer, [SCHEDULES.ConstantLR(optimizer), SCHEDULES.LambdaLR(optimizer, [float])], [2]
-                )
-            ]
-        ),
-        lambda optimizer: SCHEDULES.LambdaLR(optimizer, lambda step: 1.0),
-    ],
-    ids=["one cycle", "nested", "lambda"],
-)
-def test_no_schedule_raises_a_lowered_rate_again(make: Any) -> None:
-    rates = []
-    for lowered in (False, True):
-        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1, momentum=0.9)
-        schedule, of_this = make(optimizer), []
-        for step in range(10):
-            optimizer.step()
-            schedule.step()
-            if lowered and step == 0:
-                scale_learning_rates(optimizer, schedule, 0.5)
-            of_this.append(optimizer.param_groups[0]["lr"])
-        rates.append(of_this)
-    assert rates[1] == pytest.approx([0.5 * rate for rate in rates[0]], rel=1e-6)
 
 
 def test_rolling_back_takes_weights_and_optimizer_and_goes_on(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,23 +87,6 @@ def test_everything_is_as_it_was(stepped_before: bool) -> None:
     assert [id(p) for p in training.model.parameters()] == tensors
 
 
-def test_a_function_that_hides_its_model_is_restored_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing leads from the step to the model but a module's registry: the hooks see it all the same."""
-    model = nn.Linear(3, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
-    monkeypatch.setattr(sys.modules[__name__], "registry", (model, optimizer), raising=False)
-    before = [p.detach().clone() for p in model.parameters()]
-
-    def step(size: int) -> None:
-        hidden: Any = sys.modules[__name__]
-        hidden.registry[0](torch.ones(size, 3)).sum().backward()
-        hidden.registry[1].step()
-
-    assert find_batch_size(step, limit=8) == 8
-    assert all(torch.equal(one, p) and p.grad is None for one, p in zip(before, model.parameters(), strict=True))
-    assert not optimizer.state
-
-
 def test_a_schedule_is_restored_wherever_the_step_has_it_from() -> None:
     def train(size: int, schedule: Any) -> None:
         model(torch.ones(size, 3)).sum().backward()
@@ -161,22 +143,3 @@ def test_a_host_that_would_be_filled_is_not_tried() -> None:
     fits = room // (16 * 2**20)
     assert not host.would_not_hold(fits // 2, 0.9)
     assert host.would_not_hold(2 * fits, 0.9)
-
-
-def test_what_nothing_leads_to_can_be_named() -> None:
-    class Counter:
-        count = 0
-
-        def state_dict(self) -> dict[str, int]:
-            return {"count": self.count}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.count = state["count"]
-
-    kept = [Counter()]
-
-    def step(size: int) -> None:
-        next(one for one in kept).count += 1
-
-    assert find_batch_size(step, limit=4, restore=kept) == 4
-    assert kept[0].count == 0

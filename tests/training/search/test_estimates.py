@@ -16,7 +16,6 @@ import torch
 from builders import job_environment
 from preloaded import run
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from perfagent.errors import ConfigError
@@ -25,7 +24,6 @@ from perfagent.training.estimates.command import command
 from perfagent.training.estimates.decoder import Decoder, DecoderShape, shape_of
 from perfagent.training.estimates.memory import MemoryEstimate, estimate_memory
 from perfagent.training.estimates.sizes import count_read, size_said
-from perfagent.training.estimates.workspace import Scratch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -188,17 +186,6 @@ def test_model_optimizer_and_generators_are_left_alone(make: Callable[[], nn.Mod
     assert estimate.weights_bytes == sum(tensor.nbytes for tensor in model.state_dict().values())
 
 
-def test_a_fused_optimizer_makes_no_temporaries() -> None:
-    model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(8)))
-    batch = torch.randn(2, 128)
-    single = estimate_memory(model, batch, optimizer=torch.optim.AdamW(model.parameters(), foreach=False))
-    fused = estimate_memory(model, batch, optimizer=torch.optim.AdamW(model.parameters(), fused=True))
-    together = estimate_memory(model, batch, optimizer=torch.optim.AdamW(model.parameters(), foreach=True))
-    assert fused.total_bytes <= single.total_bytes < together.total_bytes
-    # CUDA's default is all at once
-    assert estimate_memory(model, batch, device="cuda").total_bytes > single.total_bytes
-
-
 def test_keyword_batches_and_models_that_answer_their_loss() -> None:
     class WithLoss(nn.Linear):
         def forward(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -218,26 +205,6 @@ def run_command(*words: str) -> int:
     command(parser)
     options = parser.parse_args(words)
     return int(options.run(options))
-
-
-def test_a_recurrent_layer_of_cudnn_has_a_backward_pass() -> None:
-    """torch simulates its forward pass only (seen on an H200). No autograd here: a torch without CUDA ends the process
-    where it meets a tensor that pretends to be on a GPU."""
-    with FakeTensorMode():
-        x, h, c = (torch.empty(shape, device="cuda") for shape in ((7, 3, 5), (1, 3, 4), (1, 3, 4)))
-        weights = [torch.empty(16, 5, device="cuda"), torch.empty(16, 4, device="cuda")]
-        arguments = (x, weights, 2, None, h, c, 2, 4, 0, 1, False, 0.0, True, False, [], None)
-        output, _, _, reserve, buffer = Scratch().run(torch.ops.aten._cudnn_rnn.default, arguments, {})
-        assert reserve.nbytes and buffer is not None
-        backward = torch.ops.aten._cudnn_rnn_backward.default
-        of_x, of_h, of_c, of_weights = Scratch().run(backward, (x, weights, 2, buffer, h, c, output), {})
-    assert [one.shape for one in (of_x, of_h, of_c, *of_weights)] == [one.shape for one in (x, h, c, *weights)]
-
-
-def test_what_ranks_add_without_zero_is_said() -> None:
-    model, batch = nn.Linear(8, 4), torch.randn(3, 8)
-    assert any("gradient_as_bucket_view" in note for note in estimate_memory(model, batch, world_size=2).notes)
-    assert not estimate_memory(model, batch).notes
 
 
 @pytest.mark.parametrize(

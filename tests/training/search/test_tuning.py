@@ -235,12 +235,6 @@ def test_a_file_may_prepare_what_its_function_needs(tmp_path: Path, caplog: pyte
     ]
 
 
-def test_without_a_file_the_command_prints_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        run_command()
-    assert "--demo" in capsys.readouterr().err
-
-
 def test_why_a_change_is_left_out_and_what_is_noise() -> None:
     assert _left_out([10.0, 10.0, 10.0], [13.0, 12.0, 12.0]) == ""
     assert _left_out([10.0, 10.0, 10.0], [9.0, 12.0, 9.5]) == "slower"
@@ -251,10 +245,3 @@ def test_why_a_change_is_left_out_and_what_is_noise() -> None:
     assert quiet.noise == ""
     assert replace(quiet, load=1.4).noise == "other programs kept 140 % of this machine's cores busy"
     assert "rounds of the same setting lay 45 % apart" in replace(quiet, spread_pct=45.0).noise
-
-
-def test_a_batch_of_a_job_has_the_size_that_was_asked_for() -> None:
-    job = slow_job(dataset=TensorDataset(torch.randn(6, 8), torch.arange(6)))
-    values, labels = job.batch(9)
-    assert values.shape == (9, 8)
-    assert labels.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2]

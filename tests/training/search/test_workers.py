@@ -93,27 +93,11 @@ def test_the_fewest_workers_that_keep_up_are_chosen() -> None:
     assert len(trials) == 1  # that was enough
 
 
-@pytest.mark.real
-def test_a_loader_that_ends_is_begun_again() -> None:
-    def make(workers: int) -> Any:
-        return DataLoader(Slow(0.001, length=16), batch_size=8, num_workers=workers, persistent_workers=workers > 0)
-
-    assert find_num_workers(make, [0, 2], batches=5, most_s=2.0) in (0, 2)
-    assert not multiprocessing.active_children()
-
-
 @pytest.mark.usefixtures("timed")
 def test_more_that_brings_nothing_ends_the_search() -> None:
     took = {0: 0.08, 1: 0.04, 2: 0.039, 3: 0.04, 4: 0.01}
     _, trials = search_num_workers(lambda workers: Timed(workers, took[workers]), [*took], batches=8, most_s=3.0)
     assert [trial.workers for trial in trials] == [0, 1, 2, 3]
-
-
-@pytest.mark.usefixtures("timed")
-def test_a_machine_that_was_busy_at_first_costs_no_processes() -> None:
-    trials = iter([0.04, 0.01, 0.01])  # something else has the machine during the first
-    assert find_num_workers(lambda workers: Timed(workers, next(trials)), [0, 2], batches=7, most_s=3.0) == 0
-    assert not [*trials]
 
 
 class Starved(Dataset[int]):
