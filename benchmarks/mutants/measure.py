@@ -34,24 +34,23 @@ def main() -> None:
         command = commands.add_parser(name, help=text)
         command.add_argument("--commit", default="HEAD")
         command.add_argument("--jobs", type=int, default=2, help="processes at once")
-    commands.choices["cover"].add_argument(
-        "--since", metavar="C", help="only the files of tests that changed since C, which was covered before"
-    )
+        command.add_argument(
+            "--since", metavar="C", help="only what changed since C, for which the same was done before"
+        )
     command.add_argument("--rooms", nargs="+", choices=ROOMS, default=list(ROOMS))
     command.add_argument("--count", type=int, default=MUTANTS, help=f"mutants a room; {MUTANTS} unless told")
     command.add_argument("--killed-by", metavar="C", help="only those that the tests of C kill: no other can be lost")
-    command.add_argument(
-        "--again", nargs="+", default=[], metavar="ID", help="only these, also if they were tried before"
-    )
+    command.add_argument("--again", nargs="+", default=[], metavar="ID", help="these once more, though they were tried")
     command = commands.add_parser("compare", help="a table, room by room")
     command.add_argument("before")
     command.add_argument("now")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no checkout is left
     if given.command == "cover":
-        cover(_full(given.commit), given.jobs, _full(given.since) if given.since else None)
+        cover(_full(given.commit), given.jobs, given.since and _full(given.since))
     elif given.command == "run":
-        run(_full(given.commit), given.rooms, given.count, given.jobs, _wanted(given.again, given.killed_by))
+        carry(given.since and _full(given.since), _full(given.commit))
+        run(_full(given.commit), given.rooms, given.count, given.jobs, _killed_by(given.killed_by), given.again)
     else:
         names = (given.before[:8], given.now[:8])
         print(report(_results(_full(given.before)), _results(_full(given.now)), names))
@@ -96,8 +95,10 @@ def _changed(since: str, commit: str) -> set[str]:
     return {name for name in names if Path(name).name.startswith("test_")}
 
 
-def run(commit: str, rooms: Sequence[str], count: int, jobs: int, wanted: set[str] | None) -> None:
-    """Writes a line for each mutant as soon as it is tried. wanted: their ids, or None for all that were not tried yet."""
+def run(
+    commit: str, rooms: Sequence[str], count: int, jobs: int, wanted: set[str] | None, again: Sequence[str]
+) -> None:
+    """Writes a line for each mutant as soon as it is tried. wanted: their ids, or None for all; again: only these, once more."""
     if not (_folder(commit) / "touched.json.gz").exists():
         sys.exit(f"first: scripts/mutants cover --commit {commit}")
     touched = Touched.read(_folder(commit) / "touched.json.gz")
@@ -107,7 +108,8 @@ def run(commit: str, rooms: Sequence[str], count: int, jobs: int, wanted: set[st
 
     def work() -> Iterator[tuple[Mutant, Placed, list[Case]]]:
         for mutant in [one for room in rooms for one in _drawn(room, count)]:
-            if mutant.id in known if wanted is None else mutant.id not in wanted:
+            asked = mutant.id in again if again else mutant.id not in known
+            if not asked or not (wanted is None or mutant.id in wanted):
                 continue
             placed = place(mutant, sources[mutant.file]) if mutant.file in sources else None
             if placed is None:
@@ -130,10 +132,22 @@ def run(commit: str, rooms: Sequence[str], count: int, jobs: int, wanted: set[st
     print(f"{time.monotonic() - began:.0f} s")
 
 
-def _wanted(again: Sequence[str], killed_by: str | None) -> set[str] | None:
-    if killed_by is not None:
-        return {one.id for one in _results(_full(killed_by)).values() if one.killed}
-    return set(again) or None
+def carry(since: str | None, commit: str) -> None:
+    """Takes over the mutants that a test killed whose file, like that of the mutant, has not changed since."""
+    if since is None:
+        return
+    changed, known, sources = _changed(since, commit), _results(commit), _sources(commit)
+    with (_folder(commit) / "mutants.jsonl").open("a") as file:
+        for one in _results(since).values():
+            same = sources.get(one.file) == _sources(since)[one.file] and one.by.partition("::")[0] not in changed
+            if one.ended == "killed" and "::" in one.by and same and one.id not in known:
+                file.write(json.dumps(asdict(one)) + "\n")
+
+
+def _killed_by(commit: str | None) -> set[str] | None:
+    if commit is None:
+        return None
+    return {one.id for one in _results(_full(commit)).values() if one.killed}
 
 
 def _drawn(room: str, count: int) -> list[Mutant]:
