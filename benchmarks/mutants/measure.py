@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mutants.comparing import report
 from mutants.rooms import DRAWN_FROM, MUTANTS, ROOMS, TESTS, Mutant, Placed
-from mutants.running import Forker, Result, checkout, environment, options, result, try_all
+from mutants.running import BUDGET_S, Forker, Result, checkout, environment, options, result, try_all
 from mutants.sample import draw, place
 from mutants.touching import Case, Touched, gathered
 
@@ -40,6 +40,9 @@ def main() -> None:
     command.add_argument("--rooms", nargs="+", choices=ROOMS, default=list(ROOMS))
     command.add_argument("--count", type=int, default=MUTANTS, help=f"mutants a room; {MUTANTS} unless told")
     command.add_argument("--killed-by", metavar="C", help="only those that the tests of C kill: no other can be lost")
+    command.add_argument(
+        "--budget", type=float, default=BUDGET_S, help="seconds of tests for a mutant, of their CPU time"
+    )
     command.add_argument("--again", nargs="+", default=[], metavar="ID", help="these once more, though they were tried")
     command = commands.add_parser("compare", help="a table, room by room")
     command.add_argument("before")
@@ -50,7 +53,15 @@ def main() -> None:
         cover(_full(given.commit), given.jobs, given.since and _full(given.since))
     elif given.command == "run":
         carry(given.since and _full(given.since), _full(given.commit))
-        run(_full(given.commit), given.rooms, given.count, given.jobs, _killed_by(given.killed_by), given.again)
+        run(
+            _full(given.commit),
+            given.rooms,
+            given.count,
+            given.jobs,
+            _killed_by(given.killed_by),
+            given.again,
+            given.budget,
+        )
     else:
         names = (given.before[:8], given.now[:8])
         print(report(_results(_full(given.before)), _results(_full(given.now)), names))
@@ -96,7 +107,13 @@ def _changed(since: str, commit: str) -> set[str]:
 
 
 def run(
-    commit: str, rooms: Sequence[str], count: int, jobs: int, wanted: set[str] | None, again: Sequence[str]
+    commit: str,
+    rooms: Sequence[str],
+    count: int,
+    jobs: int,
+    wanted: set[str] | None,
+    again: Sequence[str],
+    budget_s: float,
 ) -> None:
     """Writes a line for each mutant as soon as it is tried. wanted: their ids, or None for all; again: only these, once more."""
     if not (_folder(commit) / "touched.json.gz").exists():
@@ -128,7 +145,7 @@ def run(
         for number in range(jobs):
             forkers.append(Forker(stack.enter_context(checkout(commit)), _folder(commit) / f"pytest-{number}.log"))
             stack.callback(forkers[-1].close)
-        try_all(forkers, work(), done)
+        try_all(forkers, work(), done, budget_s)
     print(f"{time.monotonic() - began:.0f} s")
 
 

@@ -31,7 +31,7 @@ _IN_PYTEST = Path(__file__).parent / "in_pytest"
 class Result:
     """What became of a mutant: `killed`, `late` (so is what hangs), `survived`, `untouched` by any test, `gone` with its line.
 
-    by: the test that killed it; ran, left_out: how many tests touch the line, and how many of these were beyond BUDGET_S."""
+    by: the test that killed it; ran, left_out: how many tests touch the line, and how many of these took too long."""
 
     id: str
     room: str
@@ -120,10 +120,10 @@ class Forker:
         self._process.communicate()
 
 
-def try_mutant(forker: Forker, mutant: Mutant, placed: Placed, touching: Sequence[Case]) -> Result:
+def try_mutant(forker: Forker, mutant: Mutant, placed: Placed, touching: Sequence[Case], budget_s: float) -> Result:
     """Tests that fail without the mutant as well are left out, and the others run again."""
     began = time.monotonic()
-    chosen = _in_budget(touching)
+    chosen = _in_budget(touching, budget_s)
     ended, by = ("survived" if chosen else "untouched"), ""
     while chosen:
         with _mutated(forker.path / mutant.file, placed.source):
@@ -151,6 +151,7 @@ def try_all(
     forkers: Sequence[Forker],
     work: Iterator[tuple[Mutant, Placed, Sequence[Case]]],
     done: Callable[[Result], None],
+    budget_s: float,
 ) -> None:
     """Each forker takes the next mutant. done: called with one result at a time."""
     lock = threading.Lock()
@@ -163,7 +164,7 @@ def try_all(
             if one is None:
                 return
             try:
-                result = try_mutant(forker, *one)
+                result = try_mutant(forker, *one, budget_s)
             except BaseException as trouble:
                 troubles.append(trouble)
                 return
@@ -187,12 +188,12 @@ def _file(test: Case) -> str:
     return test.id.partition("::")[0]
 
 
-def _in_budget(tests: Sequence[Case]) -> list[Case]:
+def _in_budget(tests: Sequence[Case], budget_s: float) -> list[Case]:
     """The first of them, at least one."""
     chosen: list[Case] = []
     spent = 0.0
     for test in tests:
-        if chosen and spent + test.cpu_s > BUDGET_S:
+        if chosen and spent + test.cpu_s > budget_s:
             break
         chosen.append(test)
         spent += test.cpu_s

@@ -39,7 +39,7 @@ class Touched:
         their CPU time.
 
         Of a line that runs at import, such as a constant, a default or a decorator: those that touch a function that uses
-        what it defines, in its file or else in another one; or else any function of its file.
+        what it defines, in its file; or else in another one, or any function of its file.
         """
         tree = ast.parse(sources[file])
         near = {(file, number) for number in _function(tree, line)}
@@ -49,16 +49,14 @@ class Touched:
             if not (places := self._at(near)):
                 names = _defined(tree, line)
                 near = {(file, number) for number in _uses(tree, names)}
-                if not (places := self._at(near)):
-                    near = {
-                        (other, number)
-                        for other in self.lines
-                        if other in sources and any(name in sources[other] for name in names)
-                        for number in _uses(ast.parse(sources[other]), names)
-                    }
-                    if not (places := self._at(near)):
-                        near = {(file, number) for number in self.lines.get(file, {})}
-                        places = self._at(near)
+            if not places and not (places := self._at(near)):
+                near = {(file, number) for number in self.lines.get(file, {})}
+                places = self._at(near) | self._at(
+                    (other, number)
+                    for other in self.lines
+                    if other in sources and any(name in sources[other] for name in names)
+                    for number in _uses(ast.parse(sources[other]), names)
+                )
         worth: dict[int, float] = defaultdict(float)
         for other, number in near:
             touching = self.lines.get(other, {}).get(number, ())
