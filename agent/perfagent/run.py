@@ -772,6 +772,7 @@ class Run:
 
     def _close(self, ending: str, reason: str, more: dict[str, Any]) -> None:
         self._sender.close(ending, reason, EXIT_S, **more)
+        self._context.ended()
         if self._sampler is not None:
             self._sampler.resign()
         self._ending = None

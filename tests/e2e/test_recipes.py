@@ -36,8 +36,8 @@ def run(folder: Path, name: str, *arguments: str, launcher: tuple[str, ...] = ()
         output = ended.stdout
     if not record.exists():
         return output, {}
-    contexts = Recording(record).events("context")
-    return output, dict(contexts[-1]["config"].get("techniques", {}))
+    configs = [context["config"] for context in Recording(record).events("context") if "config" in context]
+    return output, dict(configs[-1].get("techniques", {}))
 
 
 def figure(pattern: str, output: str) -> float:

@@ -19,6 +19,7 @@ from perfagent.context.hyperparameters import OF_A_MODEL, Hyperparameters
 from perfagent.context.techniques import elements, of_model, of_process
 
 if TYPE_CHECKING:
+    from perfagent.context.git import ChangedFiles
     from perfagent.delivery.handoff import Sender, Source
 
 __all__ = ["Context"]
@@ -62,6 +63,7 @@ class Context:
         self._work: Iterator[bool] = iter(())
         self._complete = True
         self._source: Source | None = None
+        self._asked: ChangedFiles | None = None
         self._told: tuple[Any, ...] = ()
         self._told_techniques: dict[str, Any] = {}
 
@@ -84,6 +86,11 @@ class Context:
 
     def close(self) -> None:
         self.hyperparameters.close()
+
+    def ended(self) -> None:
+        """When the sender has ended: no process is left behind."""
+        if self._asked is not None:
+            self._asked.close()
 
     def poll(self) -> None:
         """On the sender's thread: works for 20 ms, or until there is nothing to do; at the end of the process for 200
@@ -118,6 +125,7 @@ class Context:
             asked = ChangedFiles(
                 repository.root, lambda dirty: self._sender.event("context", {"git": git | {"dirty": dirty}})
             )
+            self._asked = asked
             self._sender.add_slow_source(asked.poll)
         packages: dict[str, str] = {}
         for packages in installed():  # noqa: B007 - each time as many as are known so far

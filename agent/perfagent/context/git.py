@@ -132,13 +132,14 @@ class ChangedFiles:
     ) -> None:
         self._root, self._tell, self._clock = root, tell, clock
         self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
         self._until = 0.0
 
     def poll(self) -> bool:
         """On the courier's thread: waits a moment for git; False once there is nothing left to wait for."""
         if self._process is None:
             program = shutil.which("git")
-            if program is None:
+            if program is None or self._closed:
                 return False
             self._until = self._clock() + MOST_S
             # the first line names the branch: without it, git has failed. Ahead and behind would walk through commits
@@ -163,13 +164,21 @@ class ChangedFiles:
         except subprocess.TimeoutExpired:
             if self._clock() < self._until:
                 return True
-            self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.communicate(timeout=LOOK_S)
+            self.close()
+            return False
+        except (OSError, ValueError):  # the run has ended meanwhile
             return False
         if branch.startswith(b"##"):
             self._tell(bool(files))
         return False
+
+    def close(self) -> None:
+        """Ends git where it still runs: at the end of the run, on any thread."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
+                self._process.communicate(timeout=LOOK_S)
 
 
 def _without_credentials(address: str) -> str:
