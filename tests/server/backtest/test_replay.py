@@ -140,3 +140,11 @@ def test_ranks_are_judged_side_by_side() -> None:
     assert alert.ranks == (2,)
     assert alert.first_step >= 16
     assert found.steps == 120
+
+
+def test_a_gradient_waits_for_a_scaler_that_speaks_a_step_later() -> None:
+    steady = {"amp/scale": 1024.0, "amp/skipped": 0.0, "grad/norm": 1.0, "grad/nonfinite": 0.0}
+    moments = [Moment(START + step, step, {"loss": 1.0, **steady}) for step in range(1, 60) if step != 51]
+    moments.insert(50, Moment(START + 51, 51, {"grad/norm": NAN, "grad/nonfinite": 3.0}))
+    [alert] = replay(moments, Plan(all_rules())).alerts
+    assert (alert.rule, alert.onset_step, alert.first_step) == ("nonfinite_gradient", 51, 52)

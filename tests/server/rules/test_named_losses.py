@@ -8,6 +8,8 @@ import pytest
 from judging import fired, frame, judge_series, make_evaluator
 
 from perfagent.wire import is_evaluation_loss, loss_kind
+from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.plan import Plan
 
 BROKEN = [1.0] * 5 + [math.nan] * 100
 NAMES = {
@@ -113,3 +115,9 @@ def test_a_name_says_whether_it_is_the_loss_of_an_evaluation() -> None:
     evaluations = ["val/loss", "val_loss", "eval/loss", "eval_loss", "test_loss", "validation/total_loss"]
     others = ["loss", "train/loss", "best_val_loss", "val/loss_kl_weight", "val/accuracy", "val_loss_min"]
     assert [name for name in evaluations + others if is_evaluation_loss(name)] == evaluations
+
+
+def test_each_loss_is_judged_for_nan_at_once_and_nothing_else_is() -> None:
+    plan = Plan(all_rules())
+    assert [rule.id for rule in plan.rules_on("d_loss", "g_loss")] == ["nonfinite_loss"]
+    assert plan.rules_on("reward", "g_loss") == ()

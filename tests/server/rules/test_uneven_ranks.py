@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from joint_steps import JointSteps, Work
 from judging import START, frame, restored
 
+from perfagent.wire import Event
+from perfagent_server.backtest.moment import Moment
 from perfagent_server.backtest.replay import replay
 from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.speed.comm_bound import CommBound
@@ -104,16 +108,29 @@ def test_a_straggler_is_named_although_frames_are_apart() -> None:
     assert [(one.rule, one.ranks) for one in job.found] == [("straggler", [1])]
 
 
-def test_recorded_jobs_are_named() -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_recorded_jobs_are_named_with_or_without_stages(told: bool) -> None:
     plan = Plan(RULES[1:])
-    straggling = replay([*traces.read_trace("AR").moments], plan).alerts
-    assert [(one.rule, one.ranks) for one in straggling] == [("straggler", (0,))]
-    found = {one.rule: one for one in replay([*traces.read_trace("SE").moments], plan).alerts}
+    slowed, unequal = (replay(moments_of(name, told), plan).alerts for name in ("AR", "SE"))
+    assert [(one.rule, one.ranks) for one in slowed] == [("straggler", (0,))]
+    found = {one.rule: one for one in unequal}
     assert {rule: one.severity for rule, one in found.items()} == {
         "stage_imbalance": "warning",
         "load_imbalance": "info",
     }
     assert found["stage_imbalance"].ranks == tuple(range(32, 64))
+
+
+def moments_of(name: str, told: bool) -> list[Moment]:
+    """A recorded job. told: with the stages of its ranks, as the framework tells them."""
+
+    def without(event: Event) -> Event:
+        return msgspec.structs.replace(
+            event, data={name: value for name, value in event.data.items() if name != "pipeline_stage"}
+        )
+
+    moments = traces.read_trace(name).moments
+    return [one if told else dataclasses.replace(one, events=tuple(map(without, one.events))) for one in moments]
 
 
 @pytest.mark.parametrize(("ranks", "last"), [(8, 2), (2, 1)])
