@@ -33,8 +33,8 @@ _GAPS = (
     "names the module but not the operator, and the loss of a script that divides by the items of each micro-batch is their sum.",
     "With torch 2.4 and 2.6, the loss of a pipeline schedule is the mean over the micro-batches, although torch minimizes "
     "their sum.",
-    "With torch 2.4, FSDP's first version adds the norms to clip by in the order of a set: such a training is not bit-equal "
-    "from one start to the next, with or without perfagent.",
+    "With torch 2.4, a training with FSDP's first version and clipping was not bit-equal with perfagent in three of three "
+    "trials. Why is not known; torch 2.4 adds the norms up in the order of a set there.",
     "With torch 2.4, FLOPs are counted without their type, and those of convolutions are estimates.",
 )
 """What is missing with an older torch."""
