@@ -117,6 +117,8 @@ Known limits:
   put `perfagent run` before each command that trains, or call `attach()` in the function that trains. In a driver that imports torch,
   the alert counts what `multiprocessing` starts. In another one it counts every Python process that runs for ten seconds, and is a
   warning if one of them failed; only Linux 6.15 and later can tell that. If the driver itself ends well, its run is `finished`.
+- **Log calls before the first step.** A `log()` call without `step=` waits until the first step is known, or for 5 s. If `kill -9` ends
+  the process meanwhile, the call is lost.
 - **Ends that a process cannot report itself.** With `attach()` alone, a run whose process was ended by a signal (SIGTERM without a
   handler of yours, `kill -9`, a crash in C) or by `os._exit` is `lost`, with a critical alert after 30 s. A handler of Python's would
   delay the end until the interpreter runs, so perfagent installs none. `perfagent run` reports such an end at once.

@@ -25,7 +25,7 @@ class Older:
     """A kept tensor of a torch that does not say whether a hook packed it."""
 
 
-def test_where_torch_does_not_say_all_count_as_packed_once_hooks_are_used(monkeypatch) -> None:
+def test_where_torch_is_silent_all_tensors_count_as_packed(monkeypatch) -> None:
     monkeypatch.setattr(torch._C._autograd, "SavedTensor", Older)
     monkeypatch.setattr(saved_tensors_hooks, "__enter__", saved_tensors_hooks.__enter__)
     saved_tensors.install(lambda owner, name, watch: setattr(owner, name, watch(getattr(owner, name))))
