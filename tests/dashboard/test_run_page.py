@@ -297,7 +297,7 @@ def test_page_stays_when_the_server_goes_and_fills_the_gap_later(tmp_path: Path,
     with server_process(tmp_path / "own") as server:
         record_run(server, "r", steps=100)
         page = tab("/run/r", server=server)
-        page.expected += ["net::ERR_", "Failed to fetch", "WebSocket connection", "503"]
+        page.expected += ["net::ERR_", "Failed to fetch", "WebSocket connection", "503", "did not respond"]
         page.drawn(12)
         page.live()
         server.kill()
