@@ -83,7 +83,7 @@ class Recorded:
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Iterator[Callable[..., Recorded]]:
+def record(tmp_path: Path, nothing_compiled: None) -> Iterator[Callable[..., Recorded]]:
     """record(model=None, ...): starts a recorded run; what the hooks could not do fails the test."""
     from perfagent.boundary import guard, saved_tensors
 
