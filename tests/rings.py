@@ -1,5 +1,9 @@
-"""The rings of the suite. `unit`: a test that starts no process, uses no socket and ends within 30 s: each test without another
-mark. `real`: the others of every round. `long`: with --all only."""
+"""Sorts the tests into three rings.
+
+- unit: every test without another mark. It starts no process, uses no socket and ends within 30 s.
+- real: the other tests of every round.
+- long: tests that run with --all only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which mutants of the rooms the tests of a commit kill. Started by scripts/mutants; keeps all it finds in build/mutants/."""
+"""Counts the mutants that the tests of a commit kill. scripts/mutants starts it. It keeps its results in build/mutants/."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""One environment: a Python, a torch, and what scripts/install --light installs. In it the unit tests of the agent, the trainings
-and the demo run. Needs the standard library only."""
+"""Makes an environment for one Python and one torch, and runs the agent's unit tests, trainings and the demo in it.
+
+The environment gets the packages of scripts/install --light. This module needs the standard library only."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ tuple, that thread's `tuple(generator)` fails with a SystemError (python/cpython
 the list beyond a single call in C, during which no other thread runs: the first call collects the types of all objects;
 the second finds the objects that refer to a wanted type, as every instance of a class does.
 
-Python code within such a call would let other threads run. So no collection begins meanwhile: up to Python 3.11 any
-allocation may begin one, with its callbacks and finalizers. And types are compared by `object.__hash__`, which is their
-address: `id` raises an audit event for each, and hooks of the script may listen to it.
+Python code within such a call would let other threads run. Two things keep it out. The collector is off: up to Python
+3.11 any allocation may start a collection, which runs callbacks and finalizers. And `object.__hash__` gives the address of
+a type: `id` would raise an audit event for each type, and a hook of the script may listen to it.
 """
 
 from __future__ import annotations

@@ -123,9 +123,10 @@ class Repository(NamedTuple):
 
 
 class ChangedFiles:
-    """Asks `git` whether tracked files differ from the commit, staged or not, those of submodules too. tell: gets the answer;
-    there is none where git is not installed, takes more than a minute, or refuses the repository because it is somebody
-    else's."""
+    """Asks `git` whether tracked files differ from the commit: staged or not, and in submodules too.
+
+    tell: gets the answer. There is no answer if git is not installed, if it takes more than a minute, or if it refuses a
+    repository that belongs to somebody else."""
 
     def __init__(
         self, root: Path, tell: Callable[[bool], None], *, clock: Callable[[], float] = time.monotonic

@@ -139,7 +139,7 @@ class _Inbox:
             cards.append(dmc.Button(say("alerts_more", count=left), id={"more-alerts": "next"}, variant="default"))
         return html.Div(cards, className="stack", **hyphenated(data_view=view)), counts
 
-    # ---- what people do
+    # ---- people's actions
 
     async def _act(self, clicks: Sequence[int | None], notes: Sequence[str], noted: Sequence[Any], tick: int) -> Any:
         """Of every page: their stores have the same name."""

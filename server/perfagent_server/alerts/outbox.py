@@ -51,8 +51,8 @@ Chore = Callable[[float], object]
 
 
 class Outbox:
-    """start() and stop() the threads; wake() when deliveries were written; wait() for the outcome of one. Or call send_due()
-    where no thread is to run.
+    """Sends the deliveries that are due. start() and stop() control its threads. wake() tells them of new deliveries, and wait()
+    returns the outcome of one. Without threads, call send_due().
 
     allow: receivers that may be used although they are loopback or private. chores: what to carry out every few
     seconds. is_mine: whether this server sends; where several share a database, one of them does. clock: Unix seconds;

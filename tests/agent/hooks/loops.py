@@ -70,3 +70,11 @@ def nap(seconds: float) -> None:
 def about(seconds: float, *naps: float) -> bool:
     """Whether a phase by the virtual clock is as long as these naps."""
     return sum(naps) - 1e-6 <= seconds <= sum(naps) + READINGS_S
+
+
+def stepping(record: Callable[..., Any]) -> Callable[[], None]:
+    """Records a training of a small model, and returns what makes one step of it."""
+    model = nn.Linear(2, 1)
+    optimizer = sgd(model)
+    record(model)
+    return lambda: step(optimizer, model(torch.ones(1, 2)).sum())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from agent.hooks.loops import stepping
 from torch import nn
 
 from perfagent.signals.scheduled_probes import Looks
@@ -68,14 +69,7 @@ def listening(record, cuda, shown):
     """listening(body): the look at one step, whose loop does `body`. Of waits nothing reaches the user."""
 
     def run(body):
-        model = nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        record(model)
-
-        def step():
-            model(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
-
+        step = stepping(record)
         step()
         look = SynchronizingLines(state.current)
         before = [*warnings.filters], warnings.simplefilter, warnings.filterwarnings, warnings.catch_warnings.__enter__

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from agent.hooks.loops import stepping
 from torch import nn
 
 from perfagent.signals.value_reads import READS, ValueReads
@@ -36,14 +37,7 @@ def measured(record, clock):
     """measured(*bodies): the look at three steps; each does what its body says after the optimizer's step."""
 
     def run(*bodies):
-        model = nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        record(model)
-
-        def step():
-            model(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
-
+        step = stepping(record)
         step()
         look = ValueReads(state.current, clock)
         before = {name: vars(torch.Tensor).get(name) for name in READS}

@@ -1,5 +1,4 @@
-"""Channels, alerts and verdicts over HTTP, with the whole server behind: what people do with them, under whose name, and how
-it is undone."""
+"""Tests the routes of channels, alerts and verdicts on a whole server: people's actions, their author, and their undo."""
 
 from __future__ import annotations
 
@@ -195,7 +194,7 @@ def test_unknown_runs_and_alerts_are_404(client: TestClient) -> None:
     assert client.get("/api/v1/alerts", params={"state": "open"}).status_code == 422
 
 
-# --- what people do ---------------------------------------------------------------------------------------------------
+# --- people's actions ---------------------------------------------------------------------------------------------------
 
 
 def events(client: TestClient, **asked: str) -> list[str]:
