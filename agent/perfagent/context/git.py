@@ -143,18 +143,9 @@ class ChangedFiles:
             if program is None or self._closed:
                 return False
             self._until = self._clock() + MOST_S
-            # the first line names the branch: without it, git has failed. Ahead and behind would walk through commits
-            command = [
-                program,
-                "-C",
-                str(self._root),
-                "-c",
-                "status.aheadBehind=false",
-                "status",
-                "--porcelain",
-                "--branch",
-                "-uno",
-            ]
+            # The first line names the branch; without it, git has failed. aheadBehind=false saves a walk through commits.
+            command = [program, "-C", str(self._root), "-c", "status.aheadBehind=false"]
+            command += ["status", "--porcelain", "--branch", "-uno"]
             others = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
             self._process = subprocess.Popen(
                 command, env=others | {"GIT_OPTIONAL_LOCKS": "0"}, stdin=subprocess.DEVNULL,
