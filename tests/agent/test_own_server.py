@@ -16,7 +16,9 @@ from command_line import command
 from commands import perfagent, perfagent_process
 from ingest_server import IngestServer, Scripted
 
+from perfagent import local_server
 from perfagent.agent_config import AgentConfig
+from perfagent.delivery import transport
 from perfagent.delivery.handoff import Sender
 from perfagent.delivery.spool import Header, Spool, owner
 from perfagent.identity import Identity
@@ -24,12 +26,16 @@ from perfagent.local_server import LocalServer, announcement, data_folder
 from perfagent.wire import Group
 
 pytestmark = pytest.mark.real
-DEFAULT = "http://127.0.0.1:8420"
+DEFAULT = f"http://127.0.0.1:{free_port()}"
 
 
 @pytest.fixture
-def local() -> LocalServer:
-    """The data folder of this test's user; this process is the server that announces itself there."""
+def local(monkeypatch: pytest.MonkeyPatch) -> LocalServer:
+    """The data folder of this test's user; this process is the server that announces itself there.
+
+    The default address is a port where nobody listens: whoever runs the tests may have a server on 8420."""
+    for module in (local_server, transport):
+        monkeypatch.setattr(module, "DEFAULT_SERVER", DEFAULT)
     data_folder().mkdir(parents=True)
     return LocalServer()
 
