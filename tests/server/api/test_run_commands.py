@@ -254,6 +254,15 @@ def test_a_trace_that_comes_in_pieces_is_downloaded_whole(job: Job) -> None:
     assert job.client.get(f"{PROFILES}/nothere").status_code == 404
 
 
+def test_a_trace_whose_process_is_gone_comes_with_its_spool(job: Job) -> None:
+    *events, last = profile_events(b"x" * 300)
+    job.frame(2, 0, *events)
+    job.frame(3, 0, state("killed"))
+    assert listed(job) == [("ab12", "none", "its process ended (killed) before the trace was sent")]
+    job.frame(4, 0, last)  # sent by who finds it on the disk
+    assert listed(job) == [("ab12", "complete", "")]
+
+
 @pytest.mark.fault
 def test_x03_odd_profiles_cost_the_frame_nothing(job: Job) -> None:
     """The header that names the file of the trace is ASCII: a trace of another id was stored and could not be had."""

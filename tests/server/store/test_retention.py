@@ -8,7 +8,8 @@ from frames import BEGIN, frame, rows, state
 from sqlalchemy import func, select, update
 
 from perfagent_server.store import tables
-from perfagent_server.store.retention import DAY_S
+
+DAY_S = 24 * 3600.0
 
 
 def say_hello(shelf, run: str = "alive") -> None:
@@ -52,11 +53,13 @@ def test_old_blocks_lose_their_samples_and_charts_stay_exact(shelf) -> None:
 def test_runs_over_age_are_deleted_whole(shelf) -> None:
     shelf.append(frame(1, state("finished"), rows({"loss": [1.0]}, [1]), run="ended"))
     shelf.append(frame(1, rows({"loss": [1.0]}, [1]), run="silent"))
+    shelf.append(frame(1, rows({"loss": [1.0]}, [1]), run="over age"), now=BEGIN + 30 * DAY_S - 1)
+    shelf.append(frame(1, rows({"loss": [1.0]}, [1]), run="under age"), now=BEGIN + 30 * DAY_S + 1)
     shelf.append(frame(1, rows({"loss": [1.0]}, [1]), run="new"), now=BEGIN + 50 * DAY_S)
     shelf.now = BEGIN + 60 * DAY_S
     retention = shelf.retention(runs_days=30)
     retention.run_once()
-    assert (retention.counters["runs_deleted"], runs_left(shelf)) == (2, ["new"])
+    assert (retention.counters["runs_deleted"], runs_left(shelf)) == (3, ["new", "under age"])
     assert shelf.store.names("new") == ["loss"]
 
 
