@@ -22,11 +22,9 @@ from perfagent_server.rules.rule import Rule
 __all__ = ["plain", "sections", "summaries", "targets", "write"]
 
 Results = dict[str, Any]
-DEMO_FAULTS, SICK_PROGRAMS = "demo_faults.json", "sick_programs.json"
+DEMO_FAULTS = "demo_faults.json"
 _MOST_PER_100K = 1.0
 _RECORDED = "faults put into recorded runs"
-_AFTER_THE_RULES = range(11, 21)
-"""The numbers of the sick programs that were written when the rules were done."""
 
 
 @dataclass(slots=True)
@@ -175,7 +173,6 @@ def sections(results: Results, docs: Path) -> dict[str, str]:
         "incidents": _incidents(results),
         "traces": _traces(results),
         "demo": _demo(docs / DEMO_FAULTS),
-        "programs": _programs(docs / SICK_PROGRAMS),
     }
 
 
@@ -323,62 +320,6 @@ def _demo(file: Path) -> str:
 def _expected(fault: str) -> tuple[str, ...]:
     """What the verdict on a fault of the demo may be."""
     return demo_faults.named(fault).expects
-
-
-def _programs(file: Path) -> str:
-    if not file.exists():
-        return "Not measured yet."
-    found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
-    is_new = _are_run_again(found)
-    rows = [
-        (
-            one["program"], one["illness"], _one_of(one["expected"]), "yes" if _is_after_the_rules(one) else "",
-            _met(one["right_at_first_try"]), f"`{one['verdict']}`", *([_met(one["right_now"])] if is_new else []),
-        )
-        for one in found
-    ]  # fmt: skip
-    now = ("verdict now", "right now") if is_new else ("verdict",)
-    head = ("program", "illness", "expected", "written after the rules", "right at the first try", *now)
-    return f"{_right_programs(found)}\n\n{table(head, rows)}"
-
-
-def _right_programs(found: Sequence[dict[str, Any]]) -> str:
-    sick = [one for one in found if one["expected"] != "healthy"]
-    healthy = [one for one in found if one["expected"] == "healthy"]
-    after = [one for one in sick if _is_after_the_rules(one)]
-
-    def count(programs: Sequence[dict[str, Any]], key: str) -> str:
-        return f"{sum(bool(one.get(key)) for one in programs)} of {some(len(programs), 'sick program')}"
-
-    told = [f"At the first try, {count(sick, 'right_at_first_try')} got a right verdict"]
-    if after:
-        told.append(f"; of those written after the rules, {count(after, 'right_at_first_try')}")
-    if healthy:
-        told.append(f". {_silent(healthy, 'right_at_first_try')}")
-    told.append(".")
-    if _are_run_again(found):
-        told.append(f"\n\nIn the newest run, {count(sick, 'right_now')} got a right verdict")
-        told.append(f". {_silent(healthy, 'right_now')}." if healthy else ".")
-    return "".join(told)
-
-
-def _silent(healthy: Sequence[dict[str, Any]], key: str) -> str:
-    silent = sum(bool(one[key]) for one in healthy)
-    return f"{silent} of {some(len(healthy), 'healthy program')} ended without a warning"
-
-
-def _one_of(expected: str) -> str:
-    """`data_bound|dataloader_workers` as words: a bar would end the cell of the table."""
-    return " or ".join(f"`{rule}`" for rule in expected.split("|"))
-
-
-def _are_run_again(found: Sequence[dict[str, Any]]) -> bool:
-    return all("right_now" in one for one in found)
-
-
-def _is_after_the_rules(program: dict[str, Any]) -> bool:
-    number = program["program"].partition("_")[0]
-    return number.isdigit() and int(number) in _AFTER_THE_RULES
 
 
 # ---- targets

@@ -4,8 +4,7 @@
 
 Writes docs/detection.json with what was measured, docs/detection.md from it, and measured.json of the rules, from which
 docs/rules.md tells the figures of each rule. --report writes the documents again without measuring: of the newest
-docs/detection.json, and of docs/demo_faults.json and docs/sick_programs.json where those are there. Ends with 1 when a
-target is missed.
+docs/detection.json, and of docs/demo_faults.json where it is there. Ends with 1 when a target is missed.
 """
 
 from __future__ import annotations
