@@ -100,7 +100,8 @@ class Watch:
                 self.alerts[key] = {**alert, "first_seen": before["first_seen"] if before else now}
         change = {"verdict": said.verdict.get("rule"), "severity": said.verdict.get("severity"), "state": said.state}
         if not self.trail or change.items() - self.trail[-1].items():
-            self.trail.append({"time": round(now, 1), "step": said.step, **change})
+            words = said.verdict.get("message")
+            self.trail.append({"time": round(now, 1), "step": said.step, **change, "message": words})
 
     def worst(self) -> list[dict[str, Any]]:
         return [*self.alerts.values()]
@@ -145,7 +146,7 @@ def _start(program: Program, tool: Tool, folder: Path, output: IO[bytes], mark: 
         ranks = "--standalone", "--nproc-per-node", str(program.expected.processes)
         command = [sys.executable, "-m", "torch.distributed.run", *ranks, "--no-python", *command]
     variables = job_environment(folder, OMP_NUM_THREADS="1", **tool.environment(), **{MARK: mark})
-    del variables["PYTHONPATH"]  # the folders of our scripts
+    variables.pop("PYTHONPATH", None)  # the folders of our scripts
     return subprocess.Popen(
         command, cwd=folder, env=variables, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
         start_new_session=True,

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -56,23 +57,24 @@ def main() -> int:
 
 
 def _tell(programs: Sequence[Program], records: Iterator[Record], *, write: bool) -> bool:
-    """Judges each record as it comes, prints a line, and keeps it; at the end the counts. Whether all were right."""
-    by_key, done = {one.key: one for one in programs}, []
+    """Judges each record as it comes, prints a line, and keeps it; at the end the counts. Says whether all were right."""
+    by_key, done = {one.key: one for one in programs}, defaultdict(list)
     for record in records:
         program = by_key.get(f"{record['batch']}/{record['program']}")
         if program is None:
             continue
         judgment = judged(record, program.expected)
-        done.append((program, judgment))
+        done[record["run"]].append((program, judgment))
         print(_line(program, record, judgment), flush=True)
-        if write:
+        if write and record["tool"] == Perfagent.name:
             kept = results.read()
             results.keep(kept, record, judgment)
             everything = all_programs()
             results.write(kept, [one.key for one in everything])
             page.write(everything, kept)
-    print(_counts(done))
-    return bool(done) and all(judgment.right for _, judgment in done)
+    for run, those in done.items():
+        print(_counts(run, those))
+    return bool(done) and all(judgment.right for those in done.values() for _, judgment in those)
 
 
 def _recorded(file: Path) -> Iterator[Record]:
@@ -159,11 +161,12 @@ def _line(program: Program, record: Record, judgment: Judgment) -> str:
     return f"{line}\n    expected {' or '.join(program.expected.accept)}; alerts: {alerts}\n    {words}"
 
 
-def _counts(done: Sequence[tuple[Program, Judgment]]) -> str:
+def _counts(run: int, done: Sequence[tuple[Program, Judgment]]) -> str:
+    right = [judgment.right for _, judgment in done]
     sick = [judgment.right for program, judgment in done if not program.expected.healthy]
     silent = [judgment.silent for program, judgment in done if program.expected.healthy]
-    right = sum(judgment.right for _, judgment in done)
-    return f"{right} of {len(done)} right; sick: {sum(sick)} of {len(sick)} right; healthy: {sum(silent)} of {len(silent)} silent"
+    parts = ("right", right), ("sick ones right", sick), ("healthy ones silent", silent)
+    return f"run {run}: " + ", ".join(f"{sum(those)} of {len(those)} {words}" for words, those in parts)
 
 
 if __name__ == "__main__":

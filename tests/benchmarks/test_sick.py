@@ -109,10 +109,8 @@ def test_a_wrong_expectation_says_what_is_allowed(table: str, message: str, tmp_
 
 def test_every_program_has_an_expectation_and_a_sentence() -> None:
     programs = all_programs()
-    counted = {batch: sum(one.batch == batch for one in programs) for batch in ("seen_1", "unseen_1")}
-    assert counted == {"seen_1": 25, "unseen_1": 44}
     files = {str(file) for file in PROGRAMS.glob("*/*.py")}
-    assert {one.words[0] for one in programs if one.batch != "demo"} == files
+    assert {one.words[0] for one in programs if one.batch != "demo"} == files != set()
     assert [one.key for one in programs if not one.about] == []
     assert {one.batch for one in chosen(["nan", "fd_leak"])} == {"demo", "unseen_1"}
     with pytest.raises(ValueError, match="no program and no batch 'nap'; batches are "):
