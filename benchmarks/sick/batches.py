@@ -71,11 +71,15 @@ def _first_line(file: Path) -> str:
 
 
 def _check_pairs(programs: Sequence[Program]) -> None:
-    for pair in {one.expected.pair for one in programs} - {""}:
-        two = [one for one in programs if one.expected.pair == pair]
-        if sorted(one.expected.healthy for one in two) != [False, True]:
-            names = ", ".join(one.key for one in two)
-            raise WrongExpectationError(f"pair {pair!r} must be a sick program and a healthy one, and is {names}")
+    by_name = {one.name: one.expected for one in programs}
+    for one in programs:
+        twin = by_name.get(one.expected.pair)
+        fits = twin is not None and (twin.pair, twin.healthy) == (one.name, not one.expected.healthy)
+        if one.expected.pair and not fits:
+            health = "sick" if one.expected.healthy else "healthy"
+            raise WrongExpectationError(
+                f"{one.key} is a pair with {one.expected.pair!r}, which must be a {health} program of the batch that names it too"
+            )
 
 
 def _of_demo(fault: Fault) -> Program:

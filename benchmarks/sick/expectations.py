@@ -29,8 +29,8 @@ class Expectation:
     """accept: the rules of which the verdict or an alert must have one -> a pattern of its message, '' for any. also:
     rules whose alerts are tolerated beside it. alert: whether one at warning or critical must come. state: those in
     which the run may be. judge: "live" where only what was said before the program was ended counts. ranks: those that
-    the finding must name, and names: a pattern of its cause; both are noted, not judged. pair: the same word in the
-    tables of a sick program and of its healthy look-alike. why: the reason for all this, in words."""
+    the finding should name, and names: a pattern of its cause; both are noted, not judged. pair: the healthy look-alike
+    of a sick program, and the other way round. why: the reason for all this, in words."""
 
     healthy: bool = False
     accept: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -55,11 +55,9 @@ def _figures(batch: str, programs: Sequence[Program], kept: Kept) -> list[tuple[
         false = {name: not all(run["silent"] for run in _runs(one)) for name, one in tries.items()}
         those = [one for one in programs if one.name in tries]
         sick, healthy = ([one.name for one in those if one.expected.healthy is is_so] for is_so in (False, True))
-        pairs: dict[str, list[bool]] = {}
-        for one in those:
-            pairs.setdefault(one.expected.pair, []).append(right[one.name])
-        pairs.pop("", None)
-        figures = _count(right, sick), _count(false, healthy), _share(sum(map(all, pairs.values())), len(pairs))
+        twins = [(one.name, one.expected.pair) for one in those if one.name in sick and one.expected.pair in tries]
+        pairs = [right[name] and right[twin] for name, twin in twins]
+        figures = _count(right, sick), _count(false, healthy), _share(sum(pairs), len(pairs))
         rows.append((batch, name, "; ".join(measured), *figures))
     return rows
 

@@ -117,7 +117,9 @@ def test_every_program_has_an_expectation_and_a_sentence() -> None:
         chosen(["nap"])
 
 
-@pytest.mark.parametrize(("tables", "message"), [("", "but not p"), ("[p]\nhealthy = true\npair = 'x'", "pair 'x'")])
+@pytest.mark.parametrize(
+    ("tables", "message"), [("", "but not p"), ("[p]\nhealthy = true\npair = 'x'", "pair with 'x'")]
+)
 def test_a_program_without_table_or_twin_is_refused(tables: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "batch").mkdir()
     (tmp_path / "batch" / "p.py").write_text('"""Trains."""')
@@ -151,11 +153,11 @@ def kept_of(kept: Kept, began: str, run: int, name: str, judgment: Judgment) -> 
 
 
 def test_a_first_try_stays_beside_the_newest_runs() -> None:
-    pair = (
-        expectation({"accept": {"loss_spike": ""}, "pair": "x"}, "here"),
-        expectation({"healthy": True, "pair": "x"}, "here"),
-    )
-    programs = [program(name, one) for name, one in zip(("sick", "well", "unmeasured"), (*pair, HEALTHY), strict=True)]
+    sick = expectation({"accept": {"loss_spike": ""}, "pair": "well"}, "here")
+    well = expectation({"healthy": True, "pair": "sick"}, "here")
+    programs = [
+        program(name, one) for name, one in zip(("sick", "well", "unmeasured"), (sick, well, HEALTHY), strict=True)
+    ]
     right, missed = judged(record(finding()), SICK), judged(record(), SICK)
     silent, alarm = judged(record(), HEALTHY), judged(record(finding()), HEALTHY)
     kept: Kept = {}
