@@ -34,9 +34,16 @@ class Pool:
 torch.manual_seed(0)
 pool = Pool(FULL * BATCH)
 model = nn.Sequential(
-    nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 48, 3, padding=1), nn.ReLU(), nn.Flatten(),
-    nn.Linear(4800, 96), nn.ReLU(), nn.Linear(96, CLASSES),
-)  # fmt: skip
+    nn.Conv2d(3, 32, 3, padding=1),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Conv2d(32, 48, 3, padding=1),
+    nn.ReLU(),
+    nn.Flatten(),
+    nn.Linear(4800, 96),
+    nn.ReLU(),
+    nn.Linear(96, CLASSES),
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
 losses, hits = [], []
 for step in range(1, STEPS + 1):

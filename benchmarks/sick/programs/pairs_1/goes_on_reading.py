@@ -31,9 +31,14 @@ def book(letters):
 
 def build():
     model = nn.Sequential(
-        nn.Embedding(LETTERS, 64), nn.Flatten(), nn.Linear(64 * CONTEXT, 768), nn.ReLU(), nn.Linear(768, 768), nn.ReLU(),
+        nn.Embedding(LETTERS, 64),
+        nn.Flatten(),
+        nn.Linear(64 * CONTEXT, 768),
+        nn.ReLU(),
+        nn.Linear(768, 768),
+        nn.ReLU(),
         nn.Linear(768, LETTERS),
-    )  # fmt: skip
+    )
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-BATCH, STEPS, WORDS, LENGTH = 96, 900, 400, 30
+BATCH, STEPS, WORDS, LENGTH = 192, 900, 400, 30
 
 
 def truth(**kw):

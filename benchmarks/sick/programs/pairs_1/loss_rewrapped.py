@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-BATCH, STEPS, SIDE = 96, 900, 24
+BATCH, STEPS, SIDE = 144, 900, 24
 
 
 def truth(**kw):

@@ -31,7 +31,7 @@ shapes = torch.randn(CLASSES, 16, generator=generator)
 shapes = nn.functional.interpolate(shapes[:, None], size=128, mode="linear")
 model = Waves()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.6, total_steps=STEPS, pct_start=0.4, div_factor=30)
+schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=STEPS, pct_start=0.4, div_factor=30)
 losses, rates = [], []
 for step in range(1, STEPS + 1):
     y = torch.randint(0, CLASSES, (BATCH,), generator=generator)

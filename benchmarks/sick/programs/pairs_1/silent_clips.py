@@ -23,9 +23,16 @@ class Listener(nn.Module):
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(
-            nn.Conv1d(1, 24, 16, stride=4), nn.ReLU(), nn.Conv1d(24, 48, 8, stride=4), nn.ReLU(), nn.AdaptiveAvgPool1d(4),
-            nn.Flatten(), nn.Linear(192, 256), nn.ReLU(), nn.Linear(256, CLASSES),
-        )  # fmt: skip
+            nn.Conv1d(1, 24, 16, stride=4),
+            nn.ReLU(),
+            nn.Conv1d(24, 48, 8, stride=4),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool1d(4),
+            nn.Flatten(),
+            nn.Linear(192, 256),
+            nn.ReLU(),
+            nn.Linear(256, CLASSES),
+        )
 
     def forward(self, clips):
         return self.net(loudness_one(clips))

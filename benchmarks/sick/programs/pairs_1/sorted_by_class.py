@@ -22,9 +22,16 @@ y = torch.arange(CLASSES).repeat_interleave(ROWS_A_CLASS)
 x = animals[y] + 1.5 * torch.randn(len(y), 3, SIDE, SIDE, generator=generator)
 loader = DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=False)
 model = nn.Sequential(
-    nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Flatten(),
-    nn.Linear(32 * 81, 64), nn.ReLU(), nn.Linear(64, CLASSES),
-)  # fmt: skip
+    nn.Conv2d(3, 32, 3, padding=1),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Conv2d(32, 32, 3, padding=1),
+    nn.ReLU(),
+    nn.Flatten(),
+    nn.Linear(32 * 81, 64),
+    nn.ReLU(),
+    nn.Linear(64, CLASSES),
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.004, momentum=0.9)
 losses, step = [], 0
 truth(onset=time.time(), step=61)

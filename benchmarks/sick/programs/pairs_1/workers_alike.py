@@ -30,9 +30,16 @@ class Scenes(IterableDataset):
 def main():
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Flatten(),
-        nn.Linear(6400, 128), nn.ReLU(), nn.Linear(128, 2),
-    )  # fmt: skip
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(6400, 128),
+        nn.ReLU(),
+        nn.Linear(128, 2),
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
     loader = DataLoader(Scenes(), batch_size=BATCH, num_workers=2)
     losses, seen, step = [], set(), 0

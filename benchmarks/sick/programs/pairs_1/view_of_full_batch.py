@@ -1,0 +1,51 @@
+"""forward() reshapes to the batch size of the config, and the last batch of the first epoch is smaller."""
+
+import json
+import time
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+BATCH, CLASSES, CHANNELS, LENGTH, ROWS = 32, 6, 4, 96, 32 * 1500 + 11
+
+
+def truth(**kw):
+    print("TRUTH", json.dumps(kw), flush=True)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Sequential(
+            nn.Conv1d(CHANNELS, 48, 7, stride=2), nn.ReLU(), nn.Conv1d(48, 64, 5, stride=2), nn.ReLU()
+        )
+        self.head = nn.Linear(64 * 21, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.conv(x).view(BATCH, -1))
+
+
+torch.manual_seed(0)
+generator = torch.Generator().manual_seed(68)
+kinds = torch.randn(CLASSES, CHANNELS, LENGTH, generator=generator)
+y = torch.randint(0, CLASSES, (ROWS,), generator=generator)
+x = kinds[y] + 3 * torch.randn(ROWS, CHANNELS, LENGTH, generator=generator)
+loader = DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=True, generator=generator)
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
+step, losses = 0, []
+for epoch in range(2):
+    for xb, yb in loader:
+        step += 1
+        if len(xb) < BATCH:
+            truth(onset=time.time(), step=step, rows=len(xb))
+        loss = cross_entropy(model(xb), yb)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if step % 25 == 0:
+            print(f"epoch {epoch} step {step} loss {losses[-1]:.4f}", flush=True)
+truth(finished=True)
