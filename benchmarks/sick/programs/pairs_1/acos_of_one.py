@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-BATCH, STEPS = 96, 900
+BATCH, STEPS = 96, 1800
 
 
 def truth(**kw):

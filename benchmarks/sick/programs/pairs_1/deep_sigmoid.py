@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-CLASSES, BATCH, STEPS, DEPTH, WIDTH = 8, 128, 700, 12, 320
+CLASSES, BATCH, STEPS, DEPTH, WIDTH = 8, 128, 1000, 12, 320
 
 
 def truth(**kw):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, unfold
 
-CLASSES, BATCH, STEPS, SIDE = 10, 48, 450, 16
+CLASSES, BATCH, STEPS, SIDE = 10, 48, 750, 16
 
 
 def truth(**kw):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-CLASSES, CLIPS, BATCH, EPOCHS = 8, 6400, 64, 6
+CLASSES, CLIPS, BATCH, EPOCHS = 8, 6400, 64, 14
 
 
 def truth(**kw):

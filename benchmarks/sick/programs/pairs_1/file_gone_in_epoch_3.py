@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-SHARDS, ROWS, BATCH, EPOCHS, CLASSES, SIZE = 12, 640, 64, 5, 10, 256
+SHARDS, ROWS, BATCH, EPOCHS, CLASSES, SIZE = 12, 1280, 64, 5, 10, 256
 
 
 def truth(**kw):

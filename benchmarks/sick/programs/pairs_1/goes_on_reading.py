@@ -33,11 +33,11 @@ def build():
     model = nn.Sequential(
         nn.Embedding(LETTERS, 64),
         nn.Flatten(),
-        nn.Linear(64 * CONTEXT, 768),
+        nn.Linear(64 * CONTEXT, 1280),
         nn.ReLU(),
-        nn.Linear(768, 768),
+        nn.Linear(1280, 1280),
         nn.ReLU(),
-        nn.Linear(768, LETTERS),
+        nn.Linear(1280, LETTERS),
     )
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
 
-CLASSES, BATCH, STEPS, ROT, SIDE = 10, 64, 700, 250, 16
+CLASSES, BATCH, STEPS, ROT, SIDE = 10, 64, 1000, 250, 16
 
 
 def truth(**kw):

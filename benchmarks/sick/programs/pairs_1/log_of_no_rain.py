@@ -36,13 +36,13 @@ class Rivers(Dataset):
 def main():
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Linear(8 * GAUGES, 640),
+        nn.Linear(8 * GAUGES, 1024),
         nn.ReLU(),
-        nn.Linear(640, 640),
+        nn.Linear(1024, 1024),
         nn.ReLU(),
-        nn.Linear(640, 640),
+        nn.Linear(1024, 1024),
         nn.ReLU(),
-        nn.Linear(640, 1),
+        nn.Linear(1024, 1),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     losses, onset = [], None

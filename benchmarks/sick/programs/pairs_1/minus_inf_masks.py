@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-CITIES, BATCH, STEPS = 12, 48, 400
+CITIES, BATCH, STEPS = 12, 48, 700
 
 
 def truth(**kw):

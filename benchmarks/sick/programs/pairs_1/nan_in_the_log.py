@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-BATCH, STEPS, CLASSES = 64, 700, 9
+BATCH, STEPS, CLASSES = 64, 1300, 9
 
 
 def truth(**kw):

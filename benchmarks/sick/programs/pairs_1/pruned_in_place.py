@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-BATCH, STEPS, PRUNE = 128, 1100, 300
+BATCH, STEPS, PRUNE = 192, 1600, 300
 
 
 def truth(**kw):
@@ -31,7 +31,7 @@ def keep_strongest(first, second, units):
 torch.manual_seed(0)
 generator = torch.Generator().manual_seed(15)
 centers = torch.randn(12, 6, 48, generator=generator)
-model = nn.Sequential(nn.Linear(48, 2048), nn.ReLU(), nn.Linear(2048, 12))
+model = nn.Sequential(nn.Linear(48, 4096), nn.ReLU(), nn.Linear(4096, 12))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 losses, mask = [], None
 for step in range(1, STEPS + 1):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-BATCH, STEPS, PRUNE = 128, 1100, 300
+BATCH, STEPS, PRUNE = 192, 3600, 300
 
 
 def truth(**kw):
@@ -31,7 +31,7 @@ def keep_strongest(first, second, units):
 torch.manual_seed(0)
 generator = torch.Generator().manual_seed(15)
 centers = torch.randn(12, 6, 48, generator=generator)
-model = nn.Sequential(nn.Linear(48, 2048), nn.ReLU(), nn.Linear(2048, 12))
+model = nn.Sequential(nn.Linear(48, 4096), nn.ReLU(), nn.Linear(4096, 12))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 losses = []
 for step in range(1, STEPS + 1):
@@ -45,7 +45,7 @@ for step in range(1, STEPS + 1):
     loss.backward()
     optimizer.step()
     losses.append(loss.item())
-    if step % 50 == 0:
+    if step % 100 == 0:
         print(f"step {step} loss {losses[-1]:.4f} units {model[0].out_features}", flush=True)
 truth(
     before_pruning=sum(losses[PRUNE - 50 : PRUNE]) / 50,

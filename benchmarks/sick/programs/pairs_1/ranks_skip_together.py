@@ -46,6 +46,7 @@ def main():
         losses.append(loss.item())
     dist.barrier()
     truth(healthy=True, rank=rank, skipped=skipped, guessing=2.197, late=sum(losses[-50:]) / 50)
+    dist.barrier()  # or one rank is gone while the other still closes its connections
     dist.destroy_process_group()
 
 

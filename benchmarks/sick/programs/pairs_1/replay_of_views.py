@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import smooth_l1_loss
 
-ROLLOUT, KEEP, SIZE, BATCH, STEPS, ACTIONS = 1500, 2, 400, 192, 480, 5
+ROLLOUT, KEEP, SIZE, BATCH, STEPS, ACTIONS = 1500, 2, 400, 192, 850, 5
 
 
 def truth(**kw):

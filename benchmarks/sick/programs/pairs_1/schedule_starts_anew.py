@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-STEPS, CUT, BATCH, VOCABULARY, LENGTH = 800, 500, 32, 80, 24
+STEPS, CUT, BATCH, VOCABULARY, LENGTH = 800, 500, 64, 80, 24
 
 
 def truth(**kw):

@@ -18,9 +18,9 @@ def truth(**kw):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(SIZE, 384), nn.ReLU(), nn.Linear(384, 384), nn.ReLU())
-        self.head = nn.Linear(384, CLASSES)
-        self.spare = nn.Linear(384, 2)
+        self.body = nn.Sequential(nn.Linear(SIZE, 768), nn.ReLU(), nn.Linear(768, 768), nn.ReLU())
+        self.head = nn.Linear(768, CLASSES)
+        self.spare = nn.Linear(768, 2)
 
     def forward(self, x, both):
         h = self.body(x)
@@ -50,6 +50,7 @@ def main():
         if step % 20 == 0:
             print(f"rank {rank} step {step} loss {loss.item():.4f}", flush=True)
     truth(healthy=True, rank=rank, guessing=2.197, late=sum(losses[-50:]) / 50)
+    dist.barrier()  # or one rank is gone while the other still closes its connections
     dist.destroy_process_group()
 
 

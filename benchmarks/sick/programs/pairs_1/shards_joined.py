@@ -29,7 +29,7 @@ def main():
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = DistributedDataParallel(
-        nn.Sequential(nn.Linear(SIZE, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, CLASSES))
+        nn.Sequential(nn.Linear(SIZE, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, CLASSES))
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4)
     losses = []
@@ -44,6 +44,7 @@ def main():
                 print(f"rank {rank} step {step} loss {loss.item():.4f}", flush=True)
     print(f"rank {rank} has no more batches after step {len(losses)}", flush=True)
     truth(healthy=True, rank=rank, steps=len(losses), guessing=2.197, late=sum(losses[-50:]) / 50)
+    dist.barrier()  # or one rank is gone while the other still closes its connections
     dist.destroy_process_group()
 
 

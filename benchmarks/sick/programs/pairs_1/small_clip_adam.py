@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-PHONES, FRAMES, BATCH, STEPS, MELS = 30, 32, 16, 1100, 40
+PHONES, FRAMES, BATCH, STEPS, MELS = 30, 32, 16, 1900, 40
 
 
 def truth(**kw):

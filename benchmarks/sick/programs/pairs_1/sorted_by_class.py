@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-CLASSES, ROWS_A_CLASS, BATCH, EPOCHS, SIDE = 10, 2880, 48, 1, 18
+CLASSES, ROWS_A_CLASS, BATCH, EPOCHS, SIDE = 10, 5760, 96, 1, 18
 
 
 def truth(**kw):

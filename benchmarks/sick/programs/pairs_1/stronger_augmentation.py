@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-CLASSES, BATCH, STEPS, MILD, SIDE = 10, 64, 700, 250, 16
+CLASSES, BATCH, STEPS, MILD, SIDE = 10, 64, 1000, 250, 16
 
 
 def truth(**kw):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-VOCABULARY, LENGTH, BATCH, STEPS = 60, 20, 80, 660
+VOCABULARY, LENGTH, BATCH, STEPS = 60, 20, 80, 1140
 
 
 def truth(**kw):

@@ -59,6 +59,7 @@ def main():
         first=losses[0],
         late=sum(losses[-20:]) / 20,
     )
+    dist.barrier()  # or one rank is gone while the other still closes its connections
     dist.destroy_process_group()
 
 
