@@ -14,7 +14,8 @@ from perfagent.wire import Event, Frame, Group
 from perfagent_server.alerts import channels
 from perfagent_server.database import Database, open_database
 from perfagent_server.engine.scheduler import Engine
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import Life, Question, Rule, Series
+from perfagent_server.rules.texts import Text
 from perfagent_server.settings import Settings
 from perfagent_server.store.sql import SqlStore
 from perfagent_server.store.tables import alert, channel
@@ -28,10 +29,12 @@ class OddRule(Rule):
 
     id: ClassVar[str] = "odd"
     severities = ("warning",)
-    place = Place(Question.IS_IT_FAST, 99)
+    question = Question.IS_IT_FAST
     reads = (Series("loss", judged=True),)
     life = Life()
-    english = chinese = Words("Odd", "It does wrong.", "Never.", {"": "Mend it."})
+    own_text = Text(
+        name="Odd", meaning="It does wrong.", fires="Never.", title="Odd", message="{word}.", remedy="Mend it."
+    )
 
 
 class Bench:

@@ -11,11 +11,13 @@ import pkgutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import cache
+from graphlib import TopologicalSorter
 from typing import Any, NamedTuple
 
 from perfagent.errors import ConfigError
 from perfagent_server import rules as package
-from perfagent_server.rules.rule import Every, Rule, Series, unit_of
+from perfagent_server.rules.rule import Every, Question, Rule, Series, unit_of
+from perfagent_server.rules.texts import LANGUAGES
 
 __all__ = [
     "Configured", "Overrides", "all_rules", "bounds_of", "describe", "inputs", "overridden", "rules_for", "with_overrides",
@@ -42,7 +44,22 @@ def all_rules() -> tuple[Rule, ...]:
         module.__name__ for module in modules
     }  # a rule that somebody defines elsewhere judges only where it is given
     made = [kind() for kind in _kinds(Rule) if kind.__module__ in here]
-    return tuple(sorted(made, key=lambda rule: rule.place))
+    return tuple(_in_order(made))
+
+
+def _in_order(rules: Collection[Rule]) -> Iterator[Rule]:
+    """By the questions of a verdict; of one question what a rule says `after` of others; else by name."""
+    by_id = {rule.id: rule for rule in rules}
+    for question in Question:
+        names = {rule.id for rule in rules if rule.question is question}
+        sorter = TopologicalSorter({name: names.intersection(by_id[name].after) for name in names})
+        sorter.prepare()
+        ready: list[str] = []
+        while sorter:
+            ready = sorted([*ready, *sorter.get_ready()], reverse=True)
+            name = ready.pop()
+            yield by_id[name]
+            sorter.done(name)
 
 
 def _kinds(base: type[Rule]) -> Iterator[type[Rule]]:
@@ -116,22 +133,23 @@ def describe(configured: Configured) -> dict[str, Any]:
     rule = configured.rule
     defaults = {one.id: one for one in all_rules()}[rule.id].thresholds()
     life = asdict(rule.held_life())
+    texts = {language: rule.text(language) for language in LANGUAGES}
     words = {
         language: {
-            "name": said.name, "meaning": said.meaning, "fires": said.fires.format(**rule.thresholds()),
-            "remedies": dict(said.remedies),
+            "name": text.name, "meaning": text.meaning, "fires": text.fires.format(**rule.thresholds()),
+            "remedies": text.remedies,
         }
-        for language, said in (("en", rule.english), ("zh", rule.chinese))
+        for language, text in texts.items()
     }  # fmt: skip
     return {
         "rule": rule.id,
         "enabled": configured.enabled,
         "profile": configured.profile,
         "profile_helps": rule.profile_helps,
-        "name": rule.english.name,
-        "description": rule.english.meaning,
+        "name": texts["en"].name,
+        "description": texts["en"].meaning,
         "severities": list(rule.severities),
-        "question": rule.place.question.name.lower(),
+        "question": rule.question.name.lower(),
         "reads": inputs(rule),
         "charts": list(rule.charts),
         "thresholds": rule.thresholds(),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from perfagent_server.rules.window import Window
 
-__all__ = ["TITLE", "began_in", "dated", "named_ranks", "one_line", "p90", "spell_bytes", "spell_s", "surroundings"]
+__all__ = ["TITLE", "began_in", "dated", "named_ranks", "one_line", "p90", "surroundings"]
 
 
 TITLE = 90
@@ -50,35 +50,6 @@ def dated(title: str, began: int | None) -> str:
 def p90(ascending: Sequence[float]) -> float:
     """The 90th percentile, without interpolation."""
     return ascending[int(0.9 * (len(ascending) - 1))]
-
-
-def spell_s(seconds: float) -> str:
-    """A duration as people write it: 50 ms, 1.25 s, 180 µs."""
-    rounded = abs(float(f"{seconds:.3g}"))  # first, or 0.9996 s are 1000 ms
-    if rounded >= 1:
-        return f"{_three_digits(seconds)} s"
-    return f"{_three_digits(1e3 * seconds)} ms" if rounded >= 0.001 else f"{_three_digits(1e6 * seconds)} µs"
-
-
-def spell_bytes(size: float) -> str:
-    """A size in the largest unit that gives a number of at least one: 1.5 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        shown = _three_digits(size)
-        if abs(float(shown)) < 1024:
-            return f"{shown} {unit}"
-        size /= 1024
-    return f"{_three_digits(size)} TiB"
-
-
-def spell_pct(percent: float, digits: int = 3) -> str:
-    """100 %, 31.2 %, 0.04 %."""
-    is_whole = abs(percent) >= 10**digits - 0.5  # then all digits before the point are shown: never 1e+03 %
-    return f"{percent:.0f} %" if is_whole else f"{percent:.{digits}g} %"
-
-
-def _three_digits(value: float) -> str:
-    """Or as many as stand before the point: never 1e+03."""
-    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
 def one_line(text: str) -> str:

@@ -132,15 +132,15 @@ def handbook() -> str:
     parts = [_HEAD.replace("{tally}", textwrap.fill(tally(), 119))]
     question: Question | None = None
     for rule in all_rules():
-        if rule.place.question is not question:
-            question = rule.place.question
+        if rule.question is not question:
+            question = rule.question
             parts.append(f"## {_QUESTIONS[question]}\n\n")
         parts.append(_section(rule))
     return "".join(parts).rstrip() + "\n" + _TAIL
 
 
 def _section(rule: Rule) -> str:
-    words = rule.english
+    words = rule.text()
     lines = [f"### `{rule.id}`: {words.name}", "", f"**What it means:** {words.meaning}", ""]
     lines += [f"**When it fires** ({', '.join(rule.severities)}): {words.fires.format(**rule.thresholds())}", ""]
     lines += [f"**Measured:** {measured(rule)}", ""]

@@ -9,19 +9,18 @@ charts, `GET /rules` and docs/rules.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from perfagent.wire import Finding, Severity
+from perfagent_server.rules.texts import Language, Text, said, text_of
 
 if TYPE_CHECKING:
     from perfagent_server.rules.window import Window
 
 __all__ = [
-    "EVALUATION_LOSS", "USER_ALERT", "Events", "Every", "Input", "Life", "Place", "Question", "Rule", "Series", "Words",
-    "unit_of", "within",
+    "EVALUATION_LOSS", "USER_ALERT", "Events", "Every", "Input", "Life", "Question", "Rule", "Series", "unit_of", "within",
 ]  # fmt: skip
 
 _LEAST_OFF_S = 60.0  # of a level, before its alert is resolved: a window of fast steps is over in a second
@@ -119,25 +118,6 @@ class Question(IntEnum):
     IS_IT_FAST = 6
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Place:
-    """A rule's place among verdicts. order: within the question, the cause before what follows from it."""
-
-    question: Question
-    order: int
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """A rule in one language. name: as a heading; meaning: one sentence; fires: when, with thresholds as
-    `{field:g}`; remedies: what to do, by cause; "" is the usual one."""
-
-    name: str
-    meaning: str
-    fires: str
-    remedies: Mapping[str, str]
-
-
 def within(default: float, *, least: float = 0, most: float) -> Any:
     """A threshold with bounds of its own: one that counts in a window may be no more than the window keeps, or the rule
     would never fire. What other thresholds may be, `bounds_of` of the catalogue says."""
@@ -147,7 +127,9 @@ def within(default: float, *, least: float = 0, most: float) -> Any:
 class Rule:
     """The base of all rules.
 
-    severities: those that its findings may have. reads: its inputs. charts: the series on whose charts its alert is
+    severities: those that its findings may have. question: the verdict's question that it answers; after: rules of the
+    same question that come before it in a verdict, because they name a cause of what it finds, or say more. reads: its
+    inputs. charts: the series on whose charts its alert is
     marked, the first that the run has. joins: rules whose open alert takes this one in; same_step: only if both began
     in one step. asks_for: the command that every rank of the run gets when its alert fires. profile_helps: a profile of
     some steps shows what it is about, so a project may have one taken when its alert fires. state_version: a rule that
@@ -155,12 +137,14 @@ class Rule:
     needs_card: it reads what only a GPU sends, so it was tested on recorded or made-up series and claims no precision;
     seen_on: the GPU on which a job that was ill in this way was recorded and named (docs/gpu.md). level: of a rule that
     compares a level, the threshold that says over how many steps or seconds: its alert opens when the level has held for
-    that long again, and is resolved, or changes its severity, when it was off for as long.
+    that long again, and is resolved, or changes its severity, when it was off for as long. own_text: what a rule from
+    outside this package says; what the others say stands in rules/texts.
     """
 
     id: ClassVar[str]
     severities: ClassVar[tuple[Severity, ...]]
-    place: ClassVar[Place]
+    question: ClassVar[Question]
+    after: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[tuple[Input, ...]]
     charts: ClassVar[tuple[str, ...]] = ()
     life: ClassVar[Life] = Life()
@@ -174,14 +158,25 @@ class Rule:
     state_version: ClassVar[int] = 1
     urgent: ClassVar[Literal["", "loss", "gradient"]] = ""
     """The kind of non-finite value at which it is judged at once: other ranks are not awaited."""
-    english: ClassVar[Words]
-    chinese: ClassVar[Words]
+    own_text: ClassVar[Text | None] = None
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         """Returns what is wrong at window.at, or None if nothing is. UNKNOWN if the rule has not seen enough."""
         raise NotImplementedError
 
-    def found(
+    def text(self, language: Language = "en") -> Text:
+        return self.own_text or text_of(self.id, language)
+
+    def found(self, severity: Severity, *, cause: str = "", **rest: Any) -> Finding:
+        """A finding of this rule, in English. cause: a key of its texts; evidence: the figures of its sentences, which can
+        also be the thresholds."""
+        words = said(self.text(), cause, self.thresholds() | rest.get("evidence", {}))
+        return Finding(
+            rule=self.id, severity=severity, message=words.message, fix=words.fix, title=words.title, cause=cause,
+            cost=words.cost, **rest,
+        )  # fmt: skip
+
+    def found_in_words(
         self,
         severity: Severity,
         title: str,
@@ -193,7 +188,7 @@ class Rule:
         **rest: Any,
     ) -> Finding:
         """A finding of this rule. cause: a key of its remedies, whose words become the fix; fix: other words."""
-        remedies = self.english.remedies
+        remedies = self.text().remedies
         words = fix if fix is not None else remedies.get(cause, remedies[""])
         return Finding(
             rule=self.id, severity=severity, message=message, fix=words, title=title, cause=cause, cost=cost, **rest

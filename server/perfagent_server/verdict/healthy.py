@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from perfagent.wire import Finding, Severity, Timing
-from perfagent_server.rules.evidence import spell_s
+from perfagent_server.rules.spelling import spell_s
 
 __all__ = ["Healthy"]
 

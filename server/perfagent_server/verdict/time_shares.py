@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from perfagent.wire import Finding
 from perfagent_server.rules.catalogue import all_rules
-from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.rule import Rule
 from perfagent_server.rules.speed.bounds import next_try_of
 from perfagent_server.rules.speed.step_shares import share_elsewhere
+from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["SHARE_RULES", "TimeShares", "held_back_by", "standing_s", "time_shares"]
@@ -180,7 +180,7 @@ def _on_phase(shares: TimeShares, phase: str, beside: dict[str, float], in_steps
         others = sorted(beside.items(), key=_largest)
         said = " and ".join(f"{_WORDS.get(name, name)} {100 * one / in_steps_s:.0f} %" for name, one in others)
         said = f"{said[0].upper()}{said[1:]} of the time"
-    return _rule(_RULE_OF.get(phase, "unmeasured_time")).found(
+    return _rule(_RULE_OF.get(phase, "unmeasured_time")).found_in_words(
         "info",
         said,
         f"{said} of the {shares.steps:,} steps{shares.on_rank()}: {took}. All of the time: {shares.spelled()}.",
@@ -193,7 +193,7 @@ def _on_phase(shares: TimeShares, phase: str, beside: dict[str, float], in_steps
 
 def _standing(window: Window, shares: TimeShares | None) -> Finding:
     stands_s = standing_s(window)
-    return _rule("hang").found(
+    return _rule("hang").found_in_words(
         "info",
         f"No step has ended for {spell_s(stands_s)}",
         f"No step has ended for {spell_s(stands_s)}, since step {window.step:,}; what it does now is not known yet."
@@ -208,7 +208,7 @@ def _standing(window: Window, shares: TimeShares | None) -> Finding:
 
 def _stopped(shares: TimeShares) -> Finding:
     stopped_s = shares.seconds["stopped"]
-    return _rule("process_crash").found(
+    return _rule("process_crash").found_in_words(
         "info",
         f"The run stood still for {100 * shares.share('stopped'):.0f} % of its time, between its attempts",
         f"The run stood still for {spell_s(stopped_s)} of the {spell_s(shares.wall_s)} since its first step: it was started "

@@ -48,14 +48,14 @@ class Happened:
 
 
 def worst_first(findings: Iterable[Finding], rules: Mapping[str, Rule]) -> list[Finding]:
-    """The most severe first; of one severity in the order of the verdict's questions. What is only info comes last.
-    Findings of rules that are not ours come after those of the rules, and the user's own alerts after both."""
+    """The most severe first; of one severity in the order of the rules, by the verdict's questions. What is only info
+    comes last. Findings of rules that are not ours come after those of the rules, and the user's own alerts after both."""
+
+    places = {rule: place for place, rule in enumerate(rules)}
 
     def rank(finding: Finding) -> tuple[object, ...]:
-        rule = rules.get(finding.rule)
-        whose = 0 if rule else 1 + (finding.rule == USER_ALERT)
-        place = (rule.place.question, rule.place.order) if rule else (0, 0)
-        return finding.severity == "info", whose, -SEVERITIES.index(finding.severity), place
+        whose = 0 if finding.rule in rules else 1 + (finding.rule == USER_ALERT)
+        return finding.severity == "info", whose, -SEVERITIES.index(finding.severity), places.get(finding.rule, 0)
 
     return sorted(findings, key=rank)
 
@@ -149,7 +149,7 @@ def _largest_share(window: Window, first: Finding, findings: Sequence[Finding]) 
 
 def _is_about_time(window: Window, finding: Finding) -> bool:
     rule = window.plan.rules.get(finding.rule)
-    return rule is not None and rule.place.question == Question.IS_IT_FAST
+    return rule is not None and rule.question == Question.IS_IT_FAST
 
 
 def _wall_time(shares: TimeShares | None) -> dict[str, object]:
@@ -168,9 +168,9 @@ def _proof(window: Window, found: Finding) -> dict[str, object]:
         }
     if rule is None:
         return {}
-    if rule.place.question == Question.IS_IT_FAST:
+    if rule.question == Question.IS_IT_FAST:
         return {"proof": "the alert is resolved, and steps take less time (`perfagent show` has their median)"}
-    if rule.place.question in (Question.DOES_IT_LEARN, Question.WILL_IT_GO_ON):
+    if rule.question in (Question.DOES_IT_LEARN, Question.WILL_IT_GO_ON):
         return {"proof": "the alert is resolved, and does not come again in the next few hundred steps"}
     is_past = not found.since_step or window.step > found.since_step
     return {} if is_past else {"proof": f"the run gets past step {found.since_step:,}"}
@@ -227,7 +227,7 @@ def _not_finite(window: Window) -> Finding | None:
         return None
     name = "The loss" if series == LOSS else series
     said = f"{name} {'was' if window.ended else 'is'} NaN or infinite since step {steps[-row]:,}"
-    return rule.found(
+    return rule.found_in_words(
         "critical",
         said,
         f"{said}.",

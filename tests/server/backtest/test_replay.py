@@ -15,12 +15,13 @@ from perfagent_server.backtest.reported import Reported, in_order_of_time
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.life.hang import Hang
 from perfagent_server.rules.plan import Plan
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import Every, Life, Question, Rule, Series
 from perfagent_server.rules.speed.straggler import Straggler
+from perfagent_server.rules.texts import Text
 from perfagent_server.rules.window import Window
 
 NAN = float("nan")
-WORDS = Words(name="n", meaning="m", fires="f", remedies={"": "r"})
+TEXT = Text(name="n", meaning="m", fires="f", title="t", message="{word} at {at}", remedy="r")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +32,10 @@ class HighLoss(Rule):
 
     id: ClassVar[str] = "high_loss"
     severities = ("warning", "critical")
-    place = Place(Question.DOES_IT_LEARN, 99)
+    question = Question.DOES_IT_LEARN
     reads = (Series("loss", judged=True), Series("step_time_s", merge="median"))
     life = Life(clear_steps=3)
-    english = chinese = WORDS
+    own_text = TEXT
 
     def judge(self, window: Window) -> Finding | None:
         if self.raises:
@@ -44,7 +45,7 @@ class HighLoss(Rule):
             return None
         assert took is None or took.step == window.at, "it must not see a step that had not ended"
         severity = "critical" if loss > 9 else "warning"
-        return self.found(severity, "high", f"{severity} at {window.at}", since_step=window.at - 2)
+        return self.found(severity, since_step=window.at - 2, evidence={"word": severity, "at": window.at})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +56,16 @@ class Clocked(Rule):
 
     id: ClassVar[str] = "clocked"
     severities = ("info",)
-    place = Place(Question.IS_IT_FAST, 99)
+    question = Question.IS_IT_FAST
     reads = (Every(5.0), Series("loss"))
     life = Life(clear_s=1e9)
-    english = chinese = WORDS
+    own_text = TEXT
 
     def judge(self, window: Window) -> Finding | None:
         state = window.state_of(self, {"times": []})
         state["times"].append(window.now)
         late = window.now - START >= self.after_s
-        return self.found("info", "late", f"{len(state['times'])} times") if late else None
+        return self.found("info", evidence={"word": "late", "at": len(state["times"])}) if late else None
 
 
 def curve(losses: Iterable[float], *, first: int = 1, every_s: float = 1.0) -> list[Moment]:

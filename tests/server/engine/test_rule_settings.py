@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from fastapi.testclient import TestClient
 from perfagent.errors import ConfigError
 from perfagent.wire import MAX_NAME_BYTES
 from perfagent_server.engine.rule_settings import RULES_FILE, read_rules_file
-from perfagent_server.rules.catalogue import all_rules, rules_for
+from perfagent_server.rules.catalogue import rules_for
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -59,19 +58,6 @@ def test_unknown_setting_is_refused_with_those_there_are(tmp_path: Path, text: s
     with pytest.raises(ConfigError, match=r"rules\.toml") as refused:
         read_rules_file(_file(tmp_path, text))
     assert says in str(refused.value)
-
-
-def test_rules_have_the_same_causes_in_both_languages() -> None:
-    def thresholds(fires: str) -> set[str]:
-        return {name for _, name, _, _ in string.Formatter().parse(fires) if name}
-
-    for rule in all_rules():
-        assert rule.english.remedies.keys() == rule.chinese.remedies.keys()
-        assert thresholds(rule.english.fires) == thresholds(rule.chinese.fires)
-        for words in (rule.english, rule.chinese):
-            assert words.name and words.meaning and "" in words.remedies
-            assert words.fires.format(**rule.thresholds())
-    assert len({rule.place for rule in all_rules()}) == len(all_rules()), "two rules have one place among verdicts"
 
 
 def _log(client: TestClient, project: str, run: str, values: list[float | str]) -> str:

@@ -176,5 +176,5 @@ def test_an_error_of_the_driver_is_an_alert_until_the_run_ends() -> None:
     [worse] = report(rank=1, what="xid", code=79, index=1)
     assert (worse.kind, worse.finding.severity, worse.finding.ranks) == ("update", "critical", [0, 1])
     assert (worse.finding.cause, worse.finding.evidence["code"]) == ("fallen off the bus", 79)
-    assert worse.finding.fix == Xid.english.remedies["fallen off the bus"]
+    assert worse.finding.fix == Xid().text().remedies["fallen off the bus"]
     assert evaluator.verdict().rule == "xid"

@@ -119,7 +119,9 @@ def test_the_step_of_an_end_is_not_moved_by_other_ranks() -> None:
     [change] = _end(evaluator, "killed", rank=1, reason="killed by SIGKILL")
     evaluator.take(frame({"loss": [2.0] * 9}, range(31, 40), ident=evaluator.upto + 1))
     _end(evaluator, "preempted", reason="terminated by SIGTERM")
-    assert change.finding.message == evaluator.verdict().message == "Rank 1 was killed after step 30: killed by SIGKILL"
+    assert (
+        change.finding.message == evaluator.verdict().message == "Rank 1 was killed after step 30: killed by SIGKILL."
+    )
 
 
 CRASH, OOM, TOLD = ("process_crash", "critical"), ("oom_observed", "critical"), ("process_crash", "info")

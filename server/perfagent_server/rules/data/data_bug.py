@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.data.batch_readings import reading_of, readings
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words, within
+from perfagent_server.rules.rule import Life, Question, Rule, Series, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["DataBug"]
@@ -38,72 +38,11 @@ class DataBug(Rule):
 
     id: ClassVar[str] = "data_bug"
     severities = ("info", "warning")
-    place = Place(Question.DOES_IT_LEARN, 5)
+    question = Question.DOES_IT_LEARN
+    after = ("loss_spike",)
     reads = (*(reading_of(name, keep=_KEPT) for name in _SERIES), Series("step_time_s", merge="median"))
     charts = _SERIES
     life = Life(restated=True)
-    english = Words(
-        name="Defect in the data",
-        meaning="The batches hold something that the model cannot learn from: a mistake in the loader.",
-        fires=(
-            "When, in {readings} readings in a row (one every two seconds) and from step {least_steps} on, the loss "
-            "leaves out at least {ignored_pct:g} % of the labels; or all rows of the input are the same in at least "
-            "{constant_pct:g} % of the batches; or at least {one_class_pct:g} % of the batches hold a single class, "
-            "and not always the same one. A remark (info) if the mean of the input is at least {far_spreads:g} "
-            "standard deviations, or {far_units:g}, away from zero over {normal_steps} steps."
-        ),
-        remedies={
-            "": (
-                "Print some batches before you train on: `print(perfagent.inspect_batches(loader))` names the "
-                "defects, and the rows that have them."
-            ),
-            "no label counts": (
-                "Look at the labels of one batch: a chat template whose answer marker does not match, or prompts "
-                "that fill max_length, leave every label at -100 (ignore_index), and a loss mask may be inverted. "
-                "`perfagent.inspect_batches(loader)` names the rows."
-            ),
-            "all rows the same": (
-                "Look at the dataset's __getitem__: it does not use its index, reads past the data, or divides "
-                "integers to zero. `perfagent.inspect_batches(loader)` shows a batch."
-            ),
-            "one class a batch": (
-                "The data is sorted by class: set shuffle=True (or a shuffled sampler), and shuffle a streamed "
-                "dataset with a buffer that is larger than a class."
-            ),
-            "not normalized": (
-                "Bring the input to a mean of 0 and a standard deviation of 1 (transforms.Normalize, StandardScaler "
-                "fitted on the training data), unless the model begins with a normalization of its own."
-            ),
-        },
-    )
-    chinese = Words(
-        name="数据缺陷",
-        meaning="批次中含有模型无法学习的内容：加载器有错误。",
-        fires=(
-            "从第 {least_steps} 步起，连续 {readings} 次读数（每两秒一次）中：损失忽略了至少 {ignored_pct:g} % 的标签；"
-            "或至少 {constant_pct:g} % 的批次中输入的所有行都相同；或至少 {one_class_pct:g} % 的批次只含一个类别，"
-            "且并非总是同一个类别。若在 {normal_steps} 步内输入均值偏离零至少 {far_spreads:g} 个标准差或 "
-            "{far_units:g}，则只作提示（info）。"
-        ),
-        remedies={
-            "": "在继续训练之前打印几个批次：`print(perfagent.inspect_batches(loader))` 会指出缺陷及其所在的行。",
-            "no label counts": (
-                "检查一个批次的标签：对话模板的回答标记不匹配，或提示占满 max_length，都会使所有标签为 "
-                "-100（ignore_index）；损失掩码也可能取反了。`perfagent.inspect_batches(loader)` 会指出这些行。"
-            ),
-            "all rows the same": (
-                "检查数据集的 __getitem__：没有使用索引、读到了数据末尾之外，或整数除法得到零。"
-                "`perfagent.inspect_batches(loader)` 可显示一个批次。"
-            ),
-            "one class a batch": (
-                "数据按类别排序：设置 shuffle=True（或使用打乱的采样器）；流式数据集请使用大于一个类别的打乱缓冲区。"
-            ),
-            "not normalized": (
-                "将输入归一化为均值 0、标准差 1（transforms.Normalize，或在训练数据上拟合的 StandardScaler），"
-                "除非模型开头自带归一化。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | None:
         took = window.series("step_time_s")
@@ -189,7 +128,7 @@ class DataBug(Rule):
     def _finding(
         self, window: Window, cause: str, title: str, message: str, *, severity: str = "warning", **evidence: float
     ) -> Finding:
-        return self.found(
+        return self.found_in_words(
             "info" if severity == "info" else "warning",
             title,
             message,

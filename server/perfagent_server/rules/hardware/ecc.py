@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, NamedTuple
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import named_ranks
 from perfagent_server.rules.hardware.counters import follow_gains, newest_of, shortly_of
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import Every, Life, Question, Rule, Series
 from perfagent_server.rules.window import Window
 
 __all__ = ["Ecc"]
@@ -52,7 +52,8 @@ class Ecc(Rule):
 
     id: ClassVar[str] = "ecc"
     severities = ("info", "warning", "critical")
-    place = Place(Question.DOES_IT_MOVE, 3)
+    question = Question.DOES_IT_MOVE
+    after = ("xid",)
     reads = (
         Every(10.0),
         *(Series(name, keep=2, axis="time", ranks="apart") for name in (*_COUNTERS, _PENDING, _FAILED)),
@@ -60,55 +61,6 @@ class Ecc(Rule):
     needs_card = True
     charts = ("gpu/ecc_uncorrected_volatile", "gpu/ecc_corrected_volatile", _PENDING)
     life = Life(outlives_run=True, restated=True)
-    english = Words(
-        name="GPU memory errors (ECC)",
-        meaning="Memory of a GPU that the run uses fails.",
-        fires=(
-            "During the run: an error that ECC could not correct, a row remapped or a page retired because of one, or a "
-            "row that began to wait for its replacement (critical); {corrected_errors:,.0f} corrected errors (warning); a "
-            "row remapped or a page retired after corrected ones (info). Also a row that could not be replaced "
-            "(critical) or that waits for it since before the run (warning). Counts from before the run do not count."
-        ),
-        remedies={
-            "": (
-                "Results since then may be wrong: go back to the checkpoint before, drain the node, reset the device so "
-                "that bad rows or pages are replaced (nvidia-smi --gpu-reset), and run the field diagnosis if it comes "
-                "again."
-            ),
-            "replace": "Spare rows are used up or broken: take the device out of service and have it replaced.",
-            "pending": (
-                "The device works on, but a bad row is only replaced by a reset: drain the node when the run has ended, "
-                "and reset the device (nvidia-smi --gpu-reset) before the next one."
-            ),
-            "corrected": (
-                "ECC corrected them all, so results are right. Watch whether they go on: many within one run announce "
-                "uncorrectable ones. Reset the device after the run."
-            ),
-        },
-    )
-    chinese = Words(
-        name="GPU 显存错误（ECC）",
-        meaning="运行所用 GPU 的显存出现故障。",
-        fires=(
-            "运行期间：出现 ECC 无法纠正的错误、因此重映射的行或停用的页、或有行开始等待替换（严重）；"
-            "{corrected_errors:,.0f} 次已纠正的错误（警告）；因已纠正错误而重映射的行或停用的页（提示）。"
-            "此外，无法替换的行（严重）或运行前就在等待替换的行（警告）。运行之前的计数不计。"
-        ),
-        remedies={
-            "": (
-                "此后的结果可能有误：回到之前的检查点，排空节点，重置设备以替换坏行或坏页（nvidia-smi --gpu-reset）；"
-                "若再次出现，请运行现场诊断。"
-            ),
-            "replace": "备用行已用尽或损坏：将该设备停用并更换。",
-            "pending": (
-                "设备仍可工作，但坏行只有重置后才会替换：运行结束后排空节点，并在下次运行前重置设备（nvidia-smi "
-                "--gpu-reset）。"
-            ),
-            "corrected": (
-                "ECC 已全部纠正，结果正确。观察是否持续：一次运行中出现很多往往预示无法纠正的错误。运行后请重置设备。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | None:
         if not any(name in window.by_time for name in (*_COUNTERS, _PENDING, _FAILED)):
@@ -128,7 +80,7 @@ class Ecc(Rule):
         since = state.setdefault("since_step", window.step)
         where = "" if window.world_size == 1 else f" of {named_ranks(worst.ranks, window.world_size)}"
         more = "".join(f" Also: {one.says}." for one in found if one is not worst)
-        return self.found(
+        return self.found_in_words(
             worst.severity,
             f"GPU{shortly_of(worst.ranks, window.world_size)}: {worst.says}",
             f"On the GPU{where}: {worst.says}.{more}",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import named_ranks
 from perfagent_server.rules.hardware.counters import follow_gains, shortly_of
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words, within
+from perfagent_server.rules.rule import Every, Life, Question, Rule, Series, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["LinkErrors"]
@@ -47,7 +47,8 @@ class LinkErrors(Rule):
 
     id: ClassVar[str] = "link_errors"
     severities = ("warning",)
-    place = Place(Question.DOES_IT_MOVE, 5)
+    question = Question.DOES_IT_MOVE
+    after = ("lost_contact",)
     reads = (
         Every(10.0),
         *(Series(name, keep=2, axis="time", ranks="apart") for name in _NVLINK),
@@ -57,44 +58,6 @@ class LinkErrors(Rule):
     needs_card = True
     charts = ("gpu/pcie_replays", "gpu/nvlink_crc_data_errors")
     life = Life(for_s=10.0, clear_s=120.0, restated=True)
-    english = Words(
-        name="Link errors",
-        meaning="A link of a GPU (NVLink or PCIe) has errors, or runs below what it ran at before.",
-        fires=(
-            "When a counter of NVLink errors goes up during the run; when PCIe transfers are repeated {replays_per_min:g} "
-            "times a minute; or when a PCIe link has fewer lanes or a lower generation than it had in this run, in "
-            "{readings} readings in a row while the GPU is at least {busy_pct:g} % busy. Counts from before the run do not "
-            "count."
-        ),
-        remedies={
-            "": (
-                "Messages are sent again, so communication is slower and may hang: drain the node, reset its GPUs, and "
-                "have cables, bridges and NVSwitch checked. Compare the bandwidth with another node's (nccl-tests)."
-            ),
-            "PCIe": (
-                "Copies between host and device are slower: drain the node, and have the slot, the riser and the card's "
-                "seat checked (lspci -vv shows LnkSta beside LnkCap). Look for AER messages in the kernel's log."
-            ),
-        },
-    )
-    chinese = Words(
-        name="链路错误",
-        meaning="GPU 的链路（NVLink 或 PCIe）出现错误，或速度低于之前。",
-        fires=(
-            "运行期间 NVLink 错误计数增加；PCIe 传输每分钟重发 {replays_per_min:g} 次；或在 GPU 至少 {busy_pct:g} % "
-            "忙碌时，PCIe 链路的通道数或代数连续 {readings} 次读数低于本次运行曾有的值时触发。运行之前的计数不计。"
-        ),
-        remedies={
-            "": (
-                "消息需要重发，因此通信变慢并可能挂起：排空节点，重置其 GPU，并检查线缆、桥接器和 NVSwitch。"
-                "与其他节点比较带宽（nccl-tests）。"
-            ),
-            "PCIe": (
-                "主机与设备之间的复制变慢：排空节点，检查插槽、转接卡和板卡安装（lspci -vv 可对比 LnkSta 与 LnkCap），"
-                "并在内核日志中查找 AER 消息。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | None:
         if not any(name in window.by_time for name in (*_NVLINK, _REPLAYS, *_SPEED)):
@@ -107,7 +70,7 @@ class LinkErrors(Rule):
         first = found[0]
         where = "" if window.world_size == 1 else f" of {named_ranks(first.ranks, window.world_size)}"
         said = "; ".join(one.says for one in found)
-        return self.found(
+        return self.found_in_words(
             "warning",
             f"GPU{shortly_of(first.ranks, window.world_size)}: {first.says}",
             f"On the GPU{where}: {said}.",

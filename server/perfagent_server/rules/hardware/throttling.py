@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import named_ranks
 from perfagent_server.rules.hardware.counters import newest_of, shortly_of
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words, within
+from perfagent_server.rules.rule import Every, Life, Question, Rule, Series, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["Throttling"]
@@ -51,7 +51,8 @@ class Throttling(Rule):
 
     id: ClassVar[str] = "throttling"
     severities = ("info", "warning", "critical")
-    place = Place(Question.IS_IT_FAST, 12)
+    question = Question.IS_IT_FAST
+    after = ("cpu_oversubscribed",)
     reads = (
         Every(5.0),
         *(Series(f"gpu/throttle_{reason}_pct", keep=_OVER_S, axis="time", ranks="apart") for reason in _REASONS),
@@ -60,41 +61,6 @@ class Throttling(Rule):
     needs_card = True
     charts = ("gpu/throttle_hw_thermal_pct", "gpu/throttle_sw_thermal_pct", _TEMPERATURE, _CLOCK)
     life = Life(for_s=10.0, clear_s=60.0, restated=True)
-    english = Words(
-        name="GPU throttling",
-        meaning="Heat or power holds the clocks of a GPU back.",
-        fires=(
-            "When heat holds the clocks back for at least {held_pct:g} % of the newest 60 s (warning), when the hardware "
-            "slows down or the power supply brakes for so long (critical), or when the GPU has {hot_c:g} °C or more on "
-            "average without any of that (info). The power limit is no reason: under full load a healthy GPU runs at it."
-        ),
-        remedies={
-            "": (
-                "Compare with another node: air flow, fans, inlet temperature, dust, the GPU beside it. Lower the power "
-                "limit (nvidia-smi -pl) if the heat cannot be led away: a steady clock is faster than one that jumps. In "
-                "a job of several ranks all wait for this one."
-            ),
-            "power": (
-                "The machine cannot feed its GPUs: have power supplies, their redundancy and cables checked, and lower "
-                "the power limit (nvidia-smi -pl) until then."
-            ),
-        },
-    )
-    chinese = Words(
-        name="GPU 降频",
-        meaning="温度或供电限制了 GPU 的频率。",
-        fires=(
-            "最近 60 秒中至少 {held_pct:g} % 的时间因温度而降频（警告），或由硬件减速、供电制动而降频（严重），"
-            "或未降频但平均温度达到 {hot_c:g} °C（提示）时触发。功率上限不算：满载时健康的 GPU 就运行在该上限。"
-        ),
-        remedies={
-            "": (
-                "与其他节点比较：风道、风扇、进风温度、灰尘、相邻的 GPU。若热量无法散出，请降低功率上限（nvidia-smi -pl）："
-                "稳定的频率比跳动的更快。在多 rank 的作业中，所有 rank 都要等它。"
-            ),
-            "power": "机器供电不足：检查电源、其冗余和线缆，在此之前降低功率上限（nvidia-smi -pl）。",
-        },
-    )
 
     def judge(self, window: Window) -> Finding | None:
         temperature = window.by_time.get(_TEMPERATURE)
@@ -125,7 +91,7 @@ class Throttling(Rule):
         hot = f" It has {worst.hot_c:.0f} °C." if worst.hot_c is not None else ""
         others = " All other ranks wait for it." if 0 < len(ranks) < window.world_size else ""
         slower = 100 * (1 - worst.clock / top) if clock and worst.clock is not None else None
-        return self.found(
+        return self.found_in_words(
             "critical" if worst.is_hard else "warning",
             f"The clocks of the GPU{shortly_of(ranks, window.world_size)} are held back {worst.pct:.0f} % of the time",
             f"In the newest minute the clocks of the GPU{where} were held back {worst.pct:.0f} % of the time by "
@@ -143,7 +109,7 @@ class Throttling(Rule):
     def _hot(self, window: Window, worst: _Held, held: list[_Held]) -> Finding:
         ranks = sorted(one.rank for one in held)
         where = "" if window.world_size == 1 else f" of {named_ranks(ranks, window.world_size)}"
-        return self.found(
+        return self.found_in_words(
             "info",
             f"The GPU{shortly_of(ranks, window.world_size)} has {worst.hot_c:.0f} °C",
             f"The GPU{where} had {worst.hot_c:.0f} °C over the newest minute. Its clocks are not held back yet.",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss import zero_rate
 from perfagent_server.rules.loss.loss_series import named
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
+from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
@@ -44,80 +44,14 @@ class FrozenTraining(Rule):
 
     id: ClassVar[str] = "frozen_training"
     severities = ("info", "warning")
-    place = Place(Question.DOES_IT_LEARN, 9)
+    question = Question.DOES_IT_LEARN
+    after = ("grad_vanishing",)
     reads = (
         Series(LOSS, keep=160, judged=True), Series(_UPDATE, keep=16, judged=True), Series("lr", merge="max", judged=True),
         Series(_NORM, merge="max"), Series("amp/skipped", merge="max"),
     )  # fmt: skip
     charts = (_UPDATE, LOSS)
     life = Life(clear_steps=2, restated=True)
-    english = Words(
-        name="Frozen training",
-        meaning="Steps are made, but nothing moves: the weights stay what they are.",
-        fires=(
-            "When no sampled weight changed in {observations} measurements in a row over {update_steps} steps; when the "
-            "learning rate was zero for {lr_steps} steps and no weight is known to have moved; or when the loss, "
-            "which varied before, was the same to six digits for {equal_steps} steps. The finding is only a remark if the "
-            "loss stands still although weights move, at exactly zero, after it slowly approached its value, or from the "
-            "very first step on (after {constant_steps} steps): then the script may log a constant."
-        ),
-        remedies={
-            "": (
-                "Look at what the optimizer was given: parameters of this very model (made before it was moved, wrapped "
-                "or reloaded?), with requires_grad=True, in a group whose rate is not zero. With weights in bf16 or fp16, "
-                "steps smaller than their precision are lost: keep float32 master weights, or raise the learning rate."
-            ),
-            "learning rate": (
-                "The learning rate is zero. See whether the schedule was made for fewer steps than the run makes "
-                "(num_training_steps counts optimizer steps, not batches), is stepped once a batch although it counts "
-                "epochs, or warms up by whole-number division; and stop the run if it is over."
-            ),
-            "no gradients": (
-                "No gradient reaches the weights: look for detach(), torch.no_grad(), .item() or .data between model and "
-                "loss, an activation that is dead everywhere, and a loss that is constant."
-            ),
-            "skipped steps": (
-                "The GradScaler skips every step, so no weight moves: the loss overflows in fp16. Use bf16, lower the "
-                "learning rate, and look for the module whose output overflows."
-            ),
-            "constant loss": (
-                "Weights move, but the loss does not: see that the script logs the loss of this batch and not of a fixed "
-                "one, that the loss depends on the model's output, and that the labels are right. If the run has "
-                "converged, it can stop."
-            ),
-        },
-    )
-    chinese = Words(
-        name="训练停滞不动",
-        meaning="训练步仍在进行，但权重没有任何变化。",
-        fires=(
-            "连续 {observations} 次测量、跨 {update_steps} 步以上抽样权重均无变化时触发；学习率为零达 {lr_steps} 步，"
-            "且没有测量表明权重变化时触发；或原本变化的损失在 {equal_steps} 步内前六位有效数字"
-            "不变时触发。若权重在变而损失不变、损失缓慢趋近该值、恰为零，或从第一步起就不变（{constant_steps} 步之后），"
-            "则仅作提示：脚本记录的可能是常数。"
-        ),
-        remedies={
-            "": (
-                "检查优化器得到的参数：是否属于这个模型（是否在移动、包装或重新加载之前创建），requires_grad 是否为 True，"
-                "所在参数组的学习率是否为零。权重为 bf16 或 fp16 时，小于精度的更新会丢失：保留 float32 主权重或提高学习率。"
-            ),
-            "learning rate": (
-                "学习率为零。检查调度的总步数是否少于实际步数（num_training_steps 按优化器步计，不按批次计）、"
-                "按 epoch 计的调度是否每批都在推进、预热是否用了整数除法；若训练已经结束，请停止运行。"
-            ),
-            "no gradients": (
-                "没有梯度到达权重：检查模型与损失之间是否有 detach()、torch.no_grad()、.item() 或 .data，"
-                "激活是否全部失活，损失是否为常数。"
-            ),
-            "skipped steps": (
-                "GradScaler 跳过了每一步，因此权重不变：损失在 fp16 中溢出。请使用 bf16、降低学习率，并找出输出溢出的模块。"
-            ),
-            "constant loss": (
-                "权重在变，但损失不变：确认脚本记录的是当前批次而非固定批次的损失、损失依赖于模型输出、标签正确。"
-                "若已收敛，可以停止。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         # still, still_since: how many values of the loss were the same, and from which step on, of how many seen; varied:
@@ -240,7 +174,7 @@ class FrozenTraining(Rule):
         self, window: Window, track: StepSeries | None, severity: Any, title: str, message: str, cause: str, since: int,
         **evidence: Any,
     ) -> Finding:  # fmt: skip
-        return self.found(
+        return self.found_in_words(
             severity, title, message, cause=cause, since_step=since,
             cost="" if severity == "info" else f"every step since step {since:,}",
             evidence={

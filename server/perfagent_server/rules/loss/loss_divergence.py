@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss.loss_series import has_fallen, named, worth_telling
 from perfagent_server.rules.loss.smoothed_loss import SmoothedLoss, samples_in
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
+from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
@@ -76,66 +76,11 @@ class LossDivergence(Rule):
 
     id: ClassVar[str] = "loss_divergence"
     severities = ("warning", "critical")
-    place = Place(Question.DOES_IT_LEARN, 3)
+    question = Question.DOES_IT_LEARN
+    after = ("grad_norm_explosion",)
     reads = (Series(LOSS, keep=64, judged=True), Series("lr", merge="max"), Series("grad/norm", merge="max"))
     charts = (LOSS,)
     life = Life(clear_steps=25, restated=True)
-    english = Words(
-        name="Loss divergence",
-        meaning="The loss turned round and grows: each further step makes the model worse.",
-        fires=(
-            "When the smoothed loss (about 50 values) stands {warning_pct:g} % (warning) or {critical_pct:g} % "
-            "(critical) above its lowest point of the newest {lowest_of_steps} steps for {held_steps} steps, and is "
-            "not on its way back. Lowest points at a much lower learning rate do not count, so a warm restart is "
-            "silent. If the rate was raised to its highest value so far, the loss must stand {raised_pct:g} % above. "
-            "The rise must also be {usual_times:g} times what is usual for this run, and stand out from its noise. A "
-            "loss that never fell and never was steady (GANs, reinforcement learning) must rise by {unproven_pct:g} "
-            "%. In the first {warmup_steps} steps, and in the warm-up of the learning rate, any loss must rise by "
-            "{warmup_pct:g} %. A loss that runs away at the start is critical at once: it has grown to "
-            "{runaway_times:g} times its first values and still grows."
-        ),
-        remedies={
-            "": (
-                "Go back to the last checkpoint from before the loss turned, and go on from there with a learning rate "
-                "that is 25 to 33 % lower and the gradient norm clipped at 1.0. If it turns again at the same place, "
-                "look at the data there."
-            ),
-            "the learning rate was raised": (
-                "The loss grows since the learning rate was raised: go back to the last checkpoint from before that, "
-                "and keep the old rate, or raise it over some thousand steps."
-            ),
-            "from the start": (
-                "The steps are too large from the beginning: start again with a tenth of the learning rate, warm it "
-                "up over some hundred steps, clip the gradient norm at 1.0, and see that inputs and targets are "
-                "normalized."
-            ),
-        },
-    )
-    chinese = Words(
-        name="损失发散",
-        meaning="损失由降转升：继续训练只会让模型变差。",
-        fires=(
-            "平滑后的损失（约 50 个值）连续 {held_steps} 步高出最近 {lowest_of_steps} 步最低点 {warning_pct:g} %（警告）或 "
-            "{critical_pct:g} %（严重），且没有回落时触发。学习率低得多时的最低点不计，因此热重启不告警；"
-            "若学习率升到前所未有的高度，则须高出 {raised_pct:g} %。"
-            "升幅还须达到本次运行常见升幅的 {usual_times:g} 倍并超出噪声。从未下降也从未平稳的损失（GAN、强化学习）须上升 "
-            "{unproven_pct:g} %；前 {warmup_steps} 步及学习率预热期间须上升 {warmup_pct:g} %。"
-            "一开始就失控的损失立即为严重：达到最初值的 {runaway_times:g} 倍且仍在增长。"
-        ),
-        remedies={
-            "": (
-                "回到损失转折之前的最后一个检查点，把学习率降低 25 % 到 33 %、梯度范数裁剪到 1.0 后继续；"
-                "若在同一位置再次转折，请检查该处的数据。"
-            ),
-            "the learning rate was raised": (
-                "损失自学习率调高后开始上升：回到调高之前的检查点，保持原学习率，或用数千步逐渐调高。"
-            ),
-            "from the start": (
-                "步长从一开始就过大：把学习率降到十分之一重新开始，用数百步预热，把梯度范数裁剪到 1.0，"
-                "并确认输入和目标已归一化。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         series = window.loss_name
@@ -174,7 +119,7 @@ class LossDivergence(Rule):
             return None
         lowest = loss.lowest(loss.state["blocks"])
         fell = "" if lowest is None else f"; its lowest was {lowest['low']:.4g}, around step {lowest['step']:,}"
-        return self.found(
+        return self.found_in_words(
             "info",
             f"{named(series)} is above where it began",
             f"{named(series)} is at {newest:.4g} (median of the newest 9 values), above the {first:.4g} of its first "
@@ -309,7 +254,7 @@ class LossDivergence(Rule):
         if low:
             by = f"{100 * rise / abs(low):.0f} %" if rise < _MANY_TIMES * abs(low) else f"{rise / abs(low):.3g} times"
         raised = f"; the learning rate was raised to {window.value('lr'):.3g} since" if is_raised else ""
-        return self.found(
+        return self.found_in_words(
             "critical" if is_critical else "warning",
             f"{named(series)} turned round and is up by {by} since step {lowest['step']:,}",
             f"{named(series)}, smoothed over 50 steps, is at {loss.mean:.4g}, {by} above the {low:.4g} of step "
@@ -341,7 +286,7 @@ class LossDivergence(Rule):
                 return None
             how, factor = said
             state.update(above=factor * loss.first, ran=True)
-        return self.found(
+        return self.found_in_words(
             "critical",
             f"{named(series)} ran away from the start",
             f"{named(series)} began at {loss.first:.4g} and {how}, in step {window.at:,}.",

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
-from perfagent_server.rules.evidence import spell_pct
 from perfagent_server.rules.loss.loss_series import named
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown
+from perfagent_server.rules.spelling import spell_pct
 from perfagent_server.rules.window import Window
 
 __all__ = ["LossPlateau"]
@@ -37,51 +37,11 @@ class LossPlateau(Rule):
 
     id: ClassVar[str] = "loss_plateau"
     severities = ("info",)
-    place = Place(Question.DOES_IT_LEARN, 16)
+    question = Question.DOES_IT_LEARN
+    after = ("overfit",)
     reads = (Series(LOSS, keep=64, judged=True), Series("lr", merge="max"))
     charts = (LOSS,)
     life = Life(for_steps=250, clear_steps=2, restated=True)
-    english = Words(
-        name="Loss plateau",
-        meaning="The loss has stopped falling, which is normal late in a training, and a waste early in one.",
-        fires=(
-            "When the loss improved by less than {improved_pct:g} % of its level between the two halves of the newest "
-            "{least_steps} values, or of the newest {run_pct:g} % of the run if these are more, even if its noise (twice "
-            "the standard error) hides some of it. It is always a remark: most good trainings end so."
-        ),
-        remedies={
-            "": (
-                "If the evaluation does not improve either, lower the learning rate (to a tenth, or by a cosine to zero), "
-                "or stop here; if it stands still early, compare the rate with that of a run that worked, and look at "
-                "the labels."
-            ),
-            "late": "The learning rate is nearly used up, so this is how a training ends: evaluate, and stop when it is done.",
-            "never fell": (
-                "It has learned nothing yet (a GAN's loss, or a policy's, need not fall). Overfit ten samples first: if that "
-                "does not work, the fault is in the model, the loss or the labels; if it does, try learning rates from a "
-                "hundredth to ten times this one."
-            ),
-        },
-    )
-    chinese = Words(
-        name="损失停滞",
-        meaning="损失不再下降：在训练后期属正常，在早期则是浪费。",
-        fires=(
-            "最近 {least_steps} 个值（若更多，则为运行的最近 {run_pct:g} %）的前后两半之间，损失的改善小于其水平的 "
-            "{improved_pct:g} %（已计入两倍标准误差）时触发。仅作提示：多数正常训练都这样结束。"
-        ),
-        remedies={
-            "": (
-                "若评估也不再改善，请降低学习率（降到十分之一，或用余弦降到零），或就此停止；若很早就停滞，"
-                "请与正常运行的学习率比较，并检查标签。"
-            ),
-            "late": "学习率已接近用尽，训练本该如此结束：进行评估，完成后停止。",
-            "never fell": (
-                "尚未学到任何东西（GAN 或策略的损失不一定下降）。先在十个样本上过拟合：若做不到，"
-                "问题在模型、损失或标签；若能做到，请尝试当前学习率的百分之一到十倍。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         series = window.loss_name
@@ -134,7 +94,7 @@ class LossPlateau(Rule):
         else:
             how, cause = "Late in a training this is normal.", ""
         title = "never fell below its first values" if never else f"has not fallen over the newest {over:,.0f} values"
-        return self.found(
+        return self.found_in_words(
             "info", f"{named(series)} {title}",
             f"{named(series)} is at {now:.4g} on average, and was at {before:.4g} in the half before: over {over:,.0f} values "
             f"it improved by {improved:.2g} ± {error:.1g} (standard error). {how}",

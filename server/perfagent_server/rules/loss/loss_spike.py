@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss.loss_series import finite, first_value, has_fallen, named, worth_telling
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words, within
+from perfagent_server.rules.rule import Life, Question, Rule, Series, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
@@ -69,52 +69,12 @@ class LossSpike(Rule):
 
     id: ClassVar[str] = "loss_spike"
     severities = ("warning",)
-    place = Place(Question.DOES_IT_LEARN, 4)
+    question = Question.DOES_IT_LEARN
+    after = ("loss_divergence",)
     reads = (Series(LOSS, keep=1200, judged=True), Series("lr", merge="max"), Series("grad/norm", merge="max"))
     charts = (LOSS,)
     life = Life(clear_steps=30)
     joins = ("loss_divergence",)
-    english = Words(
-        name="Loss spike",
-        meaning="The loss jumped up and stayed there for some steps.",
-        fires=(
-            "When the run's loss, by whatever name (`loss`, `train/loss`, `train_loss`, ...), jumps up. The rule "
-            "compares the median of the newest {short} steps with a line through the {long} steps before. The median "
-            "must be above the line by {rise_pct:g} % and by {z_at_least:g} times the spread of those steps, and "
-            "such a jump must be unusual for this run. The rule does not judge the first {warmup_steps} steps, nor "
-            "the warm-up of the learning rate. A jump that recurs (at every epoch, at every restart of a schedule) "
-            "raises the alert once. A loss is unsteady if its sign changes or its spread is above {unsteady_pct:g} % "
-            "of its level, as in reinforcement learning. An unsteady loss must jump by {unsteady_times:g} times what "
-            "is usual for it. In its first 550 steps it must jump by {early_unsteady_z:g} times its spread. If an "
-            "unsteady loss never fell, the rule ignores jumps of more than {unlearned_times:g} times its level. Up "
-            "to {lost_in_a_row} NaN in a row are ignored. The alert is resolved when the loss is half the way back."
-        ),
-        remedies={
-            "": (
-                "Often it heals by itself. If the loss is not back within 200 steps, go back about 100 steps and "
-                "skip the next 200 to 500 batches. If spikes come again, lower the learning rate, clip the gradient "
-                "norm at 1.0, and look at the data there."
-            ),
-        },
-    )
-    chinese = Words(
-        name="损失突增",
-        meaning="损失突然升高，并持续了若干步。",
-        fires=(
-            "最近 {short} 步的中位数高出此前 {long} 步拟合直线 {rise_pct:g} % 且超过其离散度的 {z_at_least:g} 倍，"
-            "并且这种跳变在本次运行中不常见时触发。前 {warmup_steps} 步和学习率预热期间不判断。重复出现的跳变（每个 epoch、"
-            "每次调度重启）只告警一次。若损失变号或离散度超过其水平的 {unsteady_pct:g} %（如强化学习），则视为不稳定："
-            "跳变须达到常见跳变的 {unsteady_times:g} 倍；前 550 步内须达到 {early_unsteady_z:g} 倍离散度。"
-            "若不稳定的损失从未下降，超过其水平 {unlearned_times:g} 倍的跳变不计。"
-            "连续最多 {lost_in_a_row} 个 NaN 被忽略。损失回落一半时告警解除。"
-        ),
-        remedies={
-            "": (
-                "多数情况下会自行恢复。若 200 步内没有回落，请回退约 100 步并跳过接下来的 200 到 500 个批次；"
-                "若反复出现，请降低学习率、将梯度范数裁剪到 1.0，并检查对应的数据。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | None:
         series = window.loss_name
@@ -147,7 +107,7 @@ class LossSpike(Rule):
             return None
         above = f"{100 * distance / abs(level):.0f} % above" if level else "above"
         norms = window.series("grad/norm")
-        return self.found(
+        return self.found_in_words(
             "warning",
             f"{named(series)} jumped to {now:.4g} at step {window.at:,}",
             (
@@ -178,7 +138,7 @@ class LossSpike(Rule):
             jump = self._jump(history)
             if not (jump is not None and now >= jump[0] + 0.5 * jump[1]) and not self._still_jumps(window, history):
                 return None
-        return self.found(
+        return self.found_in_words(
             "warning",
             f"{named(series)} is not back from its jump",
             f"{named(series)} is not back from its jump.",

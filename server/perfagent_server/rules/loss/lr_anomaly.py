@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss import zero_rate
 from perfagent_server.rules.loss.loss_series import named
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
+from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["LrAnomaly"]
@@ -44,68 +44,14 @@ class LrAnomaly(Rule):
 
     id: ClassVar[str] = "lr_anomaly"
     severities = ("info", "warning", "critical")
-    place = Place(Question.DOES_IT_LEARN, 13)
+    question = Question.DOES_IT_LEARN
+    after = ("poor_init",)
     reads = (
         Series("lr", merge="max", judged=True), Series(LOSS, keep=64, judged=True), Series("update/ratio", keep=16),
     )  # fmt: skip
     charts = ("lr", LOSS)
     life = Life(clear_steps=20, restated=True)
     joins = ("frozen_training", "loss_divergence", "nonfinite_loss")
-    english = Words(
-        name="Odd learning rate",
-        meaning="The learning rate is invalid, stays at zero, or jumped.",
-        fires=(
-            "At once (critical) when it is NaN, infinite or negative. When it stays at zero, or at {zero_share:g} of its "
-            "peak, for {zero_steps} steps after it was higher (at the end of a decay: for 5 % of the run), and no weight "
-            "is known to have moved. When it jumps to more than {jump_times:g} times its highest value so far and the loss "
-            "gets worse by it, by {loss_pct:g} % and {loss_spreads:g} times its spread within {worse_steps} steps (without that: "
-            "a remark, if it had been lowered before). A rate of {high_rate:g} or more at which the loss grew until it was "
-            "NaN is a remark. Warm-ups, warm restarts and milestones are silent."
-        ),
-        remedies={
-            "": (
-                "Look at the code that sets it: a scheduler beyond its last step, a division by zero in a lambda, two "
-                "schedulers on one optimizer, or a rate that was restored from a checkpoint of another run."
-            ),
-            "zero": (
-                "The schedule has run out before the run did: make it for as many optimizer steps as the run makes (after "
-                "gradient accumulation), step it once per optimizer step, or stop the run."
-            ),
-            "jump": (
-                "Go back to the last checkpoint from before the jump. If it was meant, raise the rate over some hundred "
-                "steps; if it was not, look for a scheduler that was made anew (last_epoch=-1) or restored wrongly."
-            ),
-            "NaN": (
-                "The loss is no number at a high learning rate: start again from the last good checkpoint with a third "
-                "of it, or a longer warm-up, before you look for anything else."
-            ),
-        },
-    )
-    chinese = Words(
-        name="学习率异常",
-        meaning="学习率处于任何调度都不会有的状态。",
-        fires=(
-            "为 NaN、无穷大或负数时立即触发（严重）。为零或仅为峰值的 {zero_share:g} 达 {zero_steps} 步"
-            "（若是逐渐衰减到零，则为运行的 5 %），且没有测量表明权重变化时触发。"
-            "跳到迄今最高值的 {jump_times:g} 倍以上，且 {worse_steps} 步内损失因此升高 {loss_pct:g} % 和离散度的 "
-            "{loss_spreads:g} 倍时触发（若损失未变差而学习率此前曾下降，则仅作提示）。"
-            "损失增长到 NaN 且学习率不低于 {high_rate:g} 时作提示。预热、热重启和阶梯下降不告警。"
-        ),
-        remedies={
-            "": (
-                "检查设置学习率的代码：调度器超出最后一步、lambda 中除以零、同一优化器上有两个调度器，"
-                "或从其他运行的检查点恢复了学习率。"
-            ),
-            "zero": (
-                "调度先于训练结束：按实际的优化器步数（梯度累积之后）创建调度，每个优化器步推进一次，或停止运行。"
-            ),
-            "jump": (
-                "回到跳变之前的检查点。若是有意为之，请用数百步逐渐升高；否则检查是否重新创建了调度器（last_epoch=-1）"
-                "或恢复有误。"
-            ),
-            "NaN": "损失在较高学习率下变为非数值：先从最后一个正常检查点以三分之一的学习率或更长的预热重新开始。",
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         rates = window.series("lr")
@@ -209,7 +155,7 @@ class LrAnomaly(Rule):
         series = window.loss_name
         track = None if series is None else window.series(series)
         rates = window.series("lr")
-        return self.found(
+        return self.found_in_words(
             severity, title, message, cause=cause, since_step=since,
             evidence={
                 "step": window.at, "since_step": since, "series": series, "lr": window.value("lr"),

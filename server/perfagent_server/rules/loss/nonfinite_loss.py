@@ -11,7 +11,7 @@ from perfagent_server.rules.evidence import began_in, dated, named_ranks, surrou
 from perfagent_server.rules.loss.loss_series import bad_in_a_row, named
 from perfagent_server.rules.model import grad_scaler
 from perfagent_server.rules.model.grad_scaler import skips_in_a_row, was_skipped
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import Life, Question, Rule, Series
 from perfagent_server.rules.window import Window
 
 __all__ = ["NonfiniteLoss"]
@@ -39,63 +39,13 @@ class NonfiniteLoss(Rule):
 
     id: ClassVar[str] = "nonfinite_loss"
     severities = ("critical",)
-    place = Place(Question.ARE_ITS_NUMBERS_FINITE, 1)
+    question = Question.ARE_ITS_NUMBERS_FINITE
     reads = (
         Series(LOSS, judged=True), Series("lr", merge="max"), Series("grad/norm", merge="max"), *grad_scaler.READS,
     )  # fmt: skip
     urgent = "loss"
     charts = (LOSS,)
     life = Life(clear_steps=50, outlives_run=True)
-    english = Words(
-        name="Loss is NaN or infinite",
-        meaning="The loss of a step is NaN or infinite, and every later step works with damaged weights.",
-        fires=(
-            "At once, when the loss of a step is NaN or infinite on any rank. Up to {excused_steps} steps in a row "
-            "that a GradScaler skipped are excused. The rule judges `loss`, and every series whose name says that it "
-            "is the loss of the whole training (`train/loss`, `train_loss`, `loss/total`). It never judges the loss "
-            "of an evaluation (`val/loss`) or a figure about a loss (`loss_scale`, `best_loss`). It judges a part of "
-            "a loss (`loss/kl`, `g_loss`) only if the run logs no whole loss: then {part_values} values in a row "
-            "must be NaN, after finite ones. It is dated to the step in which it began: that of a gradient that was "
-            "NaN or infinite before the loss was, if the optimizer took that step."
-        ),
-        remedies={
-            "": (
-                "Every later step works with damaged weights: stop the run if it still trains, go back to the last "
-                "checkpoint before this step and skip the batch; if it comes back, lower the learning rate, clip the "
-                "gradient norm (1.0 is usual), use bf16 instead of fp16, and look for log(0), division by zero or a "
-                "bad sample in that batch."
-            ),
-            "the loss grew before": (
-                "The loss ran away before it was no number: most often the steps are too large. Stop the run, go "
-                "back to the last checkpoint from before it grew, and lower the learning rate (to a tenth, if it was "
-                "just raised or never tried), warm it up, and clip the gradient norm (1.0 is usual); look for inputs "
-                "that are not normalized if that does not help."
-            ),
-        },
-    )
-    chinese = Words(
-        name="损失为 NaN 或无穷大",
-        meaning="某一步的损失不是有限数值，此后的每一步都在用已损坏的权重训练。",
-        fires=(
-            "任一 rank 上某一步的损失为 NaN 或无穷大时立即触发。GradScaler 连续跳过的最多 {excused_steps} 步不计。"
-            "规则检查 `loss`以及名称表明是整个训练损失的序列（`train/loss`、`train_loss`、`loss/total`），"
-            "从不检查评估损失（`val/loss`）或关于损失的数值（`loss_scale`、`best_loss`）。仅当运行没有记录整体损失时，才检查"
-            "损失的一部分（`loss/kl`、`g_loss`）：在有限值之后须连续 {part_values} 个值为 NaN。"
-            "起点是真正开始的那一步：若损失变坏之前已有梯度为 NaN 或无穷大且优化器执行了该步，则以该步为准。"
-        ),
-        remedies={
-            "": (
-                "后续每一步都在用已损坏的权重：如果仍在训练，请停止，回到这一步之前的最后一个检查点并跳过该批数据；"
-                "若再次出现，请降低学习率、裁剪梯度范数（常用 1.0）、用 bf16 代替 fp16，并在该批数据中查找 log(0)、"
-                "除以零或异常样本。"
-            ),
-            "the loss grew before": (
-                "损失在变为非数值之前已经失控：多半是步长过大。请停止训练，回到损失增长之前的检查点，"
-                "降低学习率（若刚调高或从未验证过，降到十分之一）、加入预热并裁剪梯度范数（常用 1.0）；若仍无效，"
-                "检查输入是否未归一化。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | None:
         bad = window.nonfinite_at("loss", window.at)
@@ -128,7 +78,7 @@ class NonfiniteLoss(Rule):
         if began is not None:
             since = first
             before += began_in(began)
-        return self.found(
+        return self.found_in_words(
             "critical",
             dated(f"{named(series)} became {spelled} in step {since:,}", began),
             f"{named(series)} became {spelled} in step {since}{where}{before}.",

@@ -13,12 +13,10 @@ from perfagent_server.rules.rule import (
     EVALUATION_LOSS,
     UNKNOWN,
     Life,
-    Place,
     Question,
     Rule,
     Series,
     Unknown,
-    Words,
     within,
 )
 from perfagent_server.rules.window import Window
@@ -49,40 +47,11 @@ class Overfit(Rule):
 
     id: ClassVar[str] = "overfit"
     severities = ("warning",)
-    place = Place(Question.DOES_IT_LEARN, 15)
+    question = Question.DOES_IT_LEARN
+    after = ("update_ratio",)
     reads = (Series(EVALUATION_LOSS, keep=_KEPT, judged=True), Series(LOSS, keep=_TRAINED), Series("lr", merge="max"))
     charts = (LOSS,)
     life = Life(restated=True)
-    english = Words(
-        name="Overfitting",
-        meaning="The loss of the evaluation rises while that of the training falls: the model learns its data by heart.",
-        fires=(
-            "When the newest {evaluations} evaluations are all above the best one by {risen_pct:g} % and by "
-            "{noise_times:g} times what evaluations usually vary, not falling, while the training loss has fallen since "
-            "and lies {gap_pct:g} % below the evaluation's. A gap that does not grow is silent."
-        ),
-        remedies={
-            "": (
-                "Keep the checkpoint of the best evaluation, and stop there; to go on, use more or augmented data, "
-                "weight decay, dropout or label smoothing, fewer epochs, or train fewer parameters (a smaller model, "
-                "LoRA)."
-            ),
-        },
-    )
-    chinese = Words(
-        name="过拟合",
-        meaning="评估损失上升而训练损失下降：模型在死记训练数据。",
-        fires=(
-            "最近 {evaluations} 次评估都比最好的一次高出 {risen_pct:g} % 且超过评估间常见波动的 {noise_times:g} 倍、没有回落，"
-            "同时训练损失自那以后仍在下降并比评估损失低 {gap_pct:g} % 时触发。不再扩大的差距不告警。"
-        ),
-        remedies={
-            "": (
-                "保留评估最好时的检查点并就此停止；若要继续，请使用更多或增强的数据、权重衰减、dropout 或标签平滑、"
-                "更少的 epoch，或训练更少的参数（更小的模型、LoRA）。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         evaluated = window.series(EVALUATION_LOSS)
@@ -121,7 +90,7 @@ class Overfit(Rule):
         series = window.loss_name or LOSS
         by = f"{100 * (now - best) / best:.0f} %" if best > 0 else f"{now - best:.3g}"
         track = window.series(series)
-        return self.found(
+        return self.found_in_words(
             "warning",
             f"The evaluation's loss is up by {by} since step {best_step:,}",
             f"The loss of the evaluation was best at step {best_step:,} ({best:.4g}) and has been above it in the {count} "

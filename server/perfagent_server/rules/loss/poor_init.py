@@ -11,7 +11,7 @@ import numpy as np
 
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss.loss_series import named
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown
 from perfagent_server.rules.window import Window
 
 __all__ = ["PoorInit"]
@@ -47,56 +47,11 @@ class PoorInit(Rule):
 
     id: ClassVar[str] = "poor_init"
     severities = ("info", "warning")
-    place = Place(Question.DOES_IT_LEARN, 12)
+    question = Question.DOES_IT_LEARN
+    after = ("data_repeats",)
     reads = (Series(_FAMILY, keep=4, judged=True), Series(LOSS, keep=64, judged=True), Series("lr", merge="max"))
     charts = ("grad/vanishing_share", LOSS)
     life = Life(clear_steps=1, restated=True)
-    english = Words(
-        name="Poor initialization",
-        meaning="The weights that the run began with keep it from learning, or cost it its first steps.",
-        fires=(
-            "When the loss has not fallen by {fallen_pct:g} % after {least_steps} steps, and in all measured steps so far "
-            "({observations} or more) the largest gradient norm of a layer was {steep_times:g} times that of the median "
-            "layer, or the same layers (a share of at least {zero_share:g}) got no gradient at all. A first loss of "
-            "{hockey_times:g} times that of step {loss_steps}, from where on it falls little, is a remark."
-        ),
-        remedies={
-            "": (
-                "Gradients do not get through the depth of this network: use residual connections and normalization, "
-                "ReLU or GELU instead of sigmoid and tanh, and an initialization made for them (kaiming_normal_ for "
-                "ReLU, xavier_uniform_ for tanh); leave no custom init with a fixed small std in place."
-            ),
-            "zeros": (
-                "Most layers get no gradient at all: their weights, or those after them, are all zero, or their units "
-                "are all dead. Initialize weights at random (biases may be zero), and let only the last layer of a "
-                "residual branch begin at zero."
-            ),
-            "first loss": (
-                "The first steps only undid the initialization: scale the last layer down (or set its bias to the mean "
-                "of the targets), and normalize the targets of a regression."
-            ),
-        },
-    )
-    chinese = Words(
-        name="初始化不良",
-        meaning="运行开始时的权重使其无法学习，或浪费了最初的训练步。",
-        fires=(
-            "{least_steps} 步后损失下降不到 {fallen_pct:g} %，且迄今每次测量（至少 {observations} 次）中最大的层梯度范数"
-            "是中位层的 {steep_times:g} 倍，或同一批层（占比不低于 {zero_share:g}）完全没有梯度时触发。"
-            "首个损失是第 {loss_steps} 步的 {hockey_times:g} 倍且此后下降很少时作提示。"
-        ),
-        remedies={
-            "": (
-                "梯度无法穿过网络的深度：使用残差连接和归一化，用 ReLU 或 GELU 代替 sigmoid 和 tanh，并采用相应的初始化"
-                "（ReLU 用 kaiming_normal_，tanh 用 xavier_uniform_），不要保留固定小标准差的自定义初始化。"
-            ),
-            "zeros": (
-                "大多数层完全没有梯度：它们或其后各层的权重全为零，或单元全部失活。权重须随机初始化（偏置可以为零），"
-                "只有残差分支的最后一层可以从零开始。"
-            ),
-            "first loss": "最初的训练步只是在抵消初始化：缩小最后一层（或把其偏置设为目标均值），并归一化回归的目标。",
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         # losses: those of the first 20 steps and of some around step 200; measured: how many steps' gradients; steep: how
@@ -183,7 +138,7 @@ class PoorInit(Rule):
         self, window: Window, series: str, state: dict[str, Any], severity: Any, cause: str, title: str, message: str
     ) -> Finding:
         track = window.by_step[series]
-        return self.found(
+        return self.found_in_words(
             severity, title, message, cause=cause, since_step=window.start_step + 1,
             cost="" if severity == "info" else "the run has learned nothing yet",
             evidence={

@@ -8,9 +8,9 @@ from statistics import median
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.memory.growth import spell_long_s
 from perfagent_server.rules.memory.saves import SAVED_BYTES, SAVES, Save, follow_saves
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.rule import Every, Life, Question, Rule, Series
+from perfagent_server.rules.spelling import spell_long_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["CheckpointStale"]
@@ -39,7 +39,8 @@ class CheckpointStale(Rule):
 
     id: ClassVar[str] = "checkpoint_stale"
     severities = ("info", "warning")
-    place = Place(Question.WILL_IT_GO_ON, 5)
+    question = Question.WILL_IT_GO_ON
+    after = ("host_memory_leak",)
     reads = (
         Every(15.0),
         SAVES,
@@ -49,50 +50,6 @@ class CheckpointStale(Rule):
     )
     charts = ("phase/checkpoint_s", "step_time_s")
     life = Life(restated=True)
-    english = Words(
-        name="Checkpoint too old",
-        meaning="The run has not saved for much longer than it usually does, so a crash would cost much.",
-        fires=(
-            "When the newest checkpoint is {stale_times:g} times the usual interval old, in steps and in time, "
-            "{longest_times:g} times the longest interval so far, and {least_s:g} s, after at least {fewest_saves} saves "
-            "(warning). Where intervals differ by more than {uneven_at:g} times, as with saves of the best model only, at "
-            "{uneven_times:g} times the longest (info). Also when a run of {never_steps} steps was not seen to save in "
-            "{never_s:g} s (info)."
-        ),
-        remedies={
-            "": (
-                "Look at the log and the disk for a save that failed or hangs, and save now. If the run saves only when a "
-                "metric is best, save the newest state as well (save_last=True in Lightning, save_strategy='steps' in "
-                "transformers, perfagent.Checkpoint with every=)."
-            ),
-            "never": (
-                "Save now and then: perfagent.Checkpoint in a few lines, save_steps in transformers, ModelCheckpoint in "
-                "Lightning, or torch.save of the state dicts of model, optimizer and scheduler. A good interval costs 1 % "
-                "of the time. If it saves in a way that perfagent does not see, switch this rule off for the run."
-            ),
-        },
-    )
-    chinese = Words(
-        name="检查点过旧",
-        meaning="运行已远超平常的间隔没有保存，一旦崩溃损失很大。",
-        fires=(
-            "至少保存过 {fewest_saves} 次之后，最新检查点的步数和时间均达到平常间隔的 {stale_times:g} "
-            "倍、迄今最长间隔的 {longest_times:g} 倍且超过 {least_s:g} 秒时触发（警告）。若间隔相差超过 {uneven_at:g} "
-            "倍（例如只保存最佳模型），则为最长间隔的 {uneven_times:g} 倍（提示）。运行超过 {never_steps} 步且 "
-            "{never_s:g} 秒内未见保存时也会提示。"
-        ),
-        remedies={
-            "": (
-                "查看日志和磁盘，是否有保存失败或挂起，并立即保存。若只在指标最佳时保存，请同时保存最新状态（Lightning 的 "
-                "save_last=True、transformers 的 save_strategy='steps'、perfagent.Checkpoint 的 every=）。"
-            ),
-            "never": (
-                "请定期保存：几行代码的 perfagent.Checkpoint、transformers 的 save_steps、Lightning 的 ModelCheckpoint，"
-                "或对模型、优化器和调度器的 state dict 使用 torch.save。合适的间隔约花费 1 % 的时间。"
-                "若以 perfagent 看不到的方式保存，可为此运行关闭该规则。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | None:
         if window.series("step_time_s") is None:
@@ -114,7 +71,7 @@ class CheckpointStale(Rule):
         ):
             return None
         usual = f"the {len(steps)} intervals before had {median(steps):,.0f} steps ({spell_long_s(median(seconds))})"
-        return self.found(
+        return self.found_in_words(
             "warning" if is_even else "info",
             f"No checkpoint for {age_steps:,} steps",
             f"The newest checkpoint is of step {saves[-1].step:,}, {age_steps:,} steps and {spell_long_s(age_s)} ago; "
@@ -133,7 +90,7 @@ class CheckpointStale(Rule):
             return None
         if "checkpoint" in window.wall.whole().often:
             return None
-        return self.found(
+        return self.found_in_words(
             "info",
             f"No checkpoint in {spell_long_s(age_s)}",
             f"perfagent has seen no save in {spell_long_s(age_s)} and {steps:,} steps: a crash would cost all of them.",

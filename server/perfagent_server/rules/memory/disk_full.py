@@ -8,10 +8,10 @@ from statistics import median
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import spell_bytes
-from perfagent_server.rules.memory.growth import Growth, Track, spell_long_s
+from perfagent_server.rules.memory.growth import Growth, Track
 from perfagent_server.rules.memory.saves import SAVED_BYTES, SAVES, Save, follow_saves
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import Every, Life, Question, Rule, Series, Unknown
+from perfagent_server.rules.spelling import spell_bytes, spell_long_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["DiskFull"]
@@ -66,7 +66,8 @@ class DiskFull(Rule):
 
     id: ClassVar[str] = "disk_full"
     severities = ("info", "warning", "critical")
-    place = Place(Question.WILL_IT_GO_ON, 2)
+    question = Question.WILL_IT_GO_ON
+    after = ("oom_imminent",)
     reads = (
         Every(10.0),
         *(
@@ -79,60 +80,6 @@ class DiskFull(Rule):
     )
     charts = ("disk/checkpoint_used_pct", "disk/work_used_pct", "disk/spool_used_pct")
     life = Life(for_s=20.0, clear_s=30.0, restated=True)
-    english = Words(
-        name="Disk nearly full",
-        meaning="A disk that the run writes to is about to be full.",
-        fires=(
-            "When fewer than {warning_saves:g} more checkpoints fit (critical: {critical_saves:g}); when the disk fills "
-            "steadily and is full within {warning_s:g} s (critical: {critical_s:g} s); or when it is {info_pct:g} % used "
-            "with less than {info_free_gb:g} GB free (info), {warning_pct:g} % with less than {warning_free_gb:g} GB free "
-            "(warning), {critical_pct:g} % with less than {critical_free_gb:g} GB free (critical). It looks at the file "
-            "systems of the checkpoints, of the working directory and of perfagent's spool. "
-            "Only perfagent.Checkpoint tells how large a checkpoint is; else it is guessed from the room before and after "
-            "each save, and too little room for it is a remark (info). A quota that is smaller than the disk is not seen."
-        ),
-        remedies={
-            "": (
-                "Free space or write elsewhere before the next save: old checkpoints, caches (~/.cache/huggingface, "
-                "~/.cache/torch, ~/.cache/pip), core dumps and logs are the usual ones (du -xh --max-depth=2 / | sort -h)."
-            ),
-            "saves": (
-                "Delete old checkpoints and keep fewer: save_total_limit in transformers' TrainingArguments, save_top_k "
-                "in Lightning's ModelCheckpoint, keep= of perfagent.Checkpoint. A save needs room for itself before an "
-                "old one is deleted."
-            ),
-            "fills up": (
-                "Find what grows (du -xh --max-depth=2, twice): checkpoints that are never deleted, logs, profiler "
-                "traces, cached datasets. Keep fewer of them, or write to a larger disk."
-            ),
-        },
-    )
-    chinese = Words(
-        name="磁盘将满",
-        meaning="运行所写的某个磁盘即将写满。",
-        fires=(
-            "再保存不到 {warning_saves:g} 个检查点（严重：{critical_saves:g} 个）；磁盘持续填充并将在 {warning_s:g} "
-            "秒内（严重：{critical_s:g} 秒）写满；或已用 {info_pct:g} % 且剩余不足 {info_free_gb:g} GB（提示）、"
-            "{warning_pct:g} % 且不足 {warning_free_gb:g} GB（警告）、{critical_pct:g} % 且不足 {critical_free_gb:g} "
-            "GB（严重）时触发。检查检查点、工作目录和 perfagent 缓存目录所在的文件系统。"
-            "只有 perfagent.Checkpoint 会说明检查点的大小；否则由每次保存前后的剩余空间估计，空间不足时仅作提示。"
-            "小于磁盘的配额无法看到。"
-        ),
-        remedies={
-            "": (
-                "在下次保存之前释放空间或改写到别处：通常是旧检查点、缓存（~/.cache/huggingface、~/.cache/torch、"
-                "~/.cache/pip）、core dump 和日志（du -xh --max-depth=2 / | sort -h）。"
-            ),
-            "saves": (
-                "删除旧检查点并减少保留数量：transformers TrainingArguments 的 save_total_limit、Lightning "
-                "ModelCheckpoint 的 save_top_k、perfagent.Checkpoint 的 keep=。保存时在删除旧的之前需要容纳新的。"
-            ),
-            "fills up": (
-                "找出在增长的内容（运行两次 du -xh --max-depth=2）：从不删除的检查点、日志、性能分析记录、缓存的数据集。"
-                "减少保留数量，或写到更大的磁盘。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         disks = _disks(window)
@@ -160,7 +107,7 @@ class DiskFull(Rule):
         guess = " (so much was gone after a save, in the median)" if not told else ""
         holds = f" Room for {disk.free / save:.1f} more checkpoints of {spell_bytes(save)}{guess}." if save else ""
         is_ours_alone = disk.role == "spool"  # the training writes nothing there
-        return self.found(
+        return self.found_in_words(
             "warning" if is_ours_alone and danger.severity == "critical" else danger.severity,
             f"{spell_bytes(disk.free)} are left on the disk of {_ROLES[disk.role]}",
             f"{spell_bytes(disk.free)} are left on the disk of {_ROLES[disk.role]} ({disk.used_pct:.1f} % used)"

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import named_ranks, spell_bytes
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.evidence import named_ranks
+from perfagent_server.rules.rule import Every, Life, Question, Rule, Series
+from perfagent_server.rules.spelling import spell_bytes
 from perfagent_server.rules.window import Window
 
 __all__ = ["GpuFragmentation"]
@@ -52,44 +53,13 @@ class GpuFragmentation(Rule):
 
     id: ClassVar[str] = "gpu_fragmentation"
     severities = ("info", "warning")
-    place = Place(Question.WILL_IT_GO_ON, 8)
+    question = Question.WILL_IT_GO_ON
+    after = ("rank_memory_imbalance",)
     reads = (Every(15.0), *(Series(name, keep=2, axis="time", ranks="apart") for name in _SERIES))
     needs_card = True
     seen_on = "an NVIDIA H200"
     charts = ("cuda/fragmentation", "cuda/reserved_bytes")
     life = Life(for_s=60.0, clear_s=60.0, restated=True)
-    english = Words(
-        name="GPU memory in splinters",
-        meaning="The allocator holds far more GPU memory than tensors ever needed at once.",
-        fires=(
-            "When the allocator reserves at least {times:g} times the most that tensors ever held at once, and at least "
-            "{reserved_pct:g} % of the device (info); or {full_times:g} times that, and {full_pct:g} % of the device, "
-            "while allocations had to empty the cache first (warning). The first {skip_steps} steps do not count."
-        ),
-        remedies={
-            "": (
-                "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start: blocks then grow instead of "
-                "splitting. If sizes change from batch to batch, pad or bucket them to few lengths, and run one step with "
-                "the largest first. torch.cuda.empty_cache() after an evaluation gives back what only that needed."
-            ),
-        },
-    )
-    chinese = Words(
-        name="显存碎片",
-        meaning="分配器持有的 GPU 显存远多于张量曾同时需要的量。",
-        fires=(
-            "分配器保留的显存至少为张量曾同时占用最大值的 {times:g} 倍且占设备的 {reserved_pct:g} %（提示）；"
-            "或为 {full_times:g} 倍且占设备的 {full_pct:g} %，同时有分配需要先清空缓存（警告）时触发。"
-            "前 {skip_steps} 步不计。"
-        ),
-        remedies={
-            "": (
-                "启动前设置 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True，使内存块增长而不是分裂。"
-                "若批次大小不断变化，请填充或分桶到少数几种长度，并先用最大的一种运行一步。"
-                "评估之后调用 torch.cuda.empty_cache() 可归还只有评估才需要的显存。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | None:
         if "cuda/peak_allocated_bytes" not in window.by_time or window.step - window.start_step <= self.skip_steps:
@@ -104,7 +74,7 @@ class GpuFragmentation(Rule):
         where = "" if window.world_size == 1 else f" on {named_ranks(ranks, window.world_size)}"
         lost = worst.reserved - worst.peak
         retried = f", and {worst.retries:,.0f} allocations had to empty its cache first" if worst.retries else ""
-        return self.found(
+        return self.found_in_words(
             "warning" if is_full else "info",
             f"{spell_bytes(lost)} of GPU memory lie in splinters",
             f"The allocator holds {spell_bytes(worst.reserved)} of {spell_bytes(worst.total)}{where}, {worst.times:.2g} times "

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import named_ranks, spell_bytes
-from perfagent_server.rules.memory.growth import Growth, Track, spell_long_s
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.evidence import named_ranks
+from perfagent_server.rules.memory.growth import Growth, Track
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown
+from perfagent_server.rules.spelling import spell_bytes, spell_long_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["GpuMemoryLeak"]
@@ -38,7 +39,8 @@ class GpuMemoryLeak(Rule):
 
     id: ClassVar[str] = "gpu_memory_leak"
     severities = ("warning",)
-    place = Place(Question.WILL_IT_GO_ON, 3)
+    question = Question.WILL_IT_GO_ON
+    after = ("disk_full",)
     reads = (
         Every(5.0),
         Series(_ALLOCATED, keep=_LOWEST_OF_S, axis="time", ranks="apart"),
@@ -48,40 +50,6 @@ class GpuMemoryLeak(Rule):
     seen_on = "an NVIDIA H200"
     charts = (_ALLOCATED, "cuda/reserved_bytes")
     life = Life(for_s=5.0, clear_s=60.0, restated=True)
-    english = Words(
-        name="GPU memory leak",
-        meaning="What tensors hold on the GPUs after each step grows without end.",
-        fires=(
-            "When the memory of live tensors between steps (the lowest of 20 readings, one a second, all ranks together) rises "
-            "steadily, without slowing down or falling back: at least {leaked_mib:g} MiB and {leaked_pct:g} % were added, "
-            "and the rise went on for {settle_s:g} s and {settle_steps} steps after that. What a step needs for its activations "
-            "does not count, and the first {skip_s:g} s and {skip_steps} steps do not."
-        ),
-        remedies={
-            "": (
-                "Tensors of old steps are kept: append loss.item() or loss.detach() to lists, never the loss itself, "
-                "whose graph holds all activations; empty the lists of outputs in callbacks and metrics; do not call "
-                "backward(retain_graph=True) in the loop; detach the hidden state of a recurrent model. "
-                "torch.cuda.memory._record_memory_history() and _dump_snapshot() show which line allocated what stays."
-            ),
-        },
-    )
-    chinese = Words(
-        name="GPU 显存泄漏",
-        meaning="每步之后张量在 GPU 上占用的显存不断增长。",
-        fires=(
-            "步与步之间存活张量的显存（每 20 个读数（每秒一个）中的最低值，所有 rank 合计）持续上升，既不减缓也不回落："
-            "已增加至少 {leaked_mib:g} MiB 且 {leaked_pct:g} %，并且此后又持续增长了 {settle_s:g} 秒和 {settle_steps} 步时触发。"
-            "一步之内激活所需的显存不计，前 {skip_s:g} 秒和前 {skip_steps} 步也不计。"
-        ),
-        remedies={
-            "": (
-                "旧步的张量被保留：列表中只追加 loss.item() 或 loss.detach()，不要追加带有全部激活的 loss；"
-                "清空回调和指标中的输出列表；循环中不要使用 backward(retain_graph=True)；循环网络的隐状态要 detach。"
-                "torch.cuda.memory._record_memory_history() 与 _dump_snapshot() 可显示是哪一行分配的。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         allocated = window.by_time.get(_ALLOCATED)
@@ -117,7 +85,7 @@ class GpuMemoryLeak(Rule):
         lasts = (
             f" The memory of the device is full in {spell_long_s(left_s)} if it goes on." if left_s is not None else ""
         )
-        return self.found(
+        return self.found_in_words(
             "warning",
             f"What tensors hold on the GPU grows by {spell_bytes(per_step)} a step",
             f"What tensors hold{where} between steps grew from {spell_bytes(rise.first)} to {spell_bytes(rise.now)} in "

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-__all__ = ["Growth", "Track", "spell_long_s"]
+__all__ = ["Growth", "Track"]
 
 _FINENESS = 16  # a point stands for at most this part of its age
 _THINNED_EVERY = 32  # points
@@ -168,12 +168,3 @@ def _thinned(points: Sequence[_Point]) -> list[_Point]:
         else:
             kept.append((time, level, step))
     return kept
-
-
-def spell_long_s(seconds: float) -> str:
-    """A time left or an age, as people say it: 40 s, 12 min, 3.5 h, 4 days."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.2g} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"

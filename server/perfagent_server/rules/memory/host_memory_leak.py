@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import spell_bytes
-from perfagent_server.rules.memory.growth import Growth, Track, spell_long_s
+from perfagent_server.rules.memory.growth import Growth, Track
 from perfagent_server.rules.memory.readings import OF_HOSTS, OF_PROCESSES, Held, Host, hosts, of_processes, of_workers
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown
+from perfagent_server.rules.spelling import spell_bytes, spell_long_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["HostMemoryLeak"]
@@ -49,69 +49,12 @@ class HostMemoryLeak(Rule):
 
     id: ClassVar[str] = "host_memory_leak"
     severities = ("info", "warning")
-    place = Place(Question.WILL_IT_GO_ON, 4)
+    question = Question.WILL_IT_GO_ON
+    after = ("gpu_memory_leak",)
     reads = (Every(3.0), *OF_PROCESSES, *OF_HOSTS, Series("step_time_s", merge="median"))
     charts = ("process/rss_bytes", "process/workers_rss_bytes", "host/memory_used_bytes")
     life = Life(for_s=6.0, clear_s=60.0, restated=True)
     state_version = 2
-    english = Words(
-        name="Host memory leak",
-        meaning="The memory of the training processes, of their loader workers or of the host grows without end.",
-        fires=(
-            "When the memory of all ranks, of their loader workers, or of the host beside them rises steadily, without "
-            "slowing down or falling back: at least {leaked_mib:g} MiB were added, and the rise went on for {settle_s:g} s and "
-            "{settle_steps} steps after that. Pages of mapped files and the page cache do not count, and the first "
-            "{skip_s:g} s and {skip_steps} steps do not. The finding says how much each step adds, and how long the "
-            "host's memory lasts. Growth of the host beside the run's processes may be that of other programs: it is a remark "
-            "(info). A cache or a replay buffer that takes minutes to fill looks the same until it is full."
-        ),
-        remedies={
-            "": (
-                "Drop what is kept of every step: lists of losses or outputs hold the whole graph unless they are "
-                "detached (loss.item() or loss.detach()), and so do hooks and caches without a bound. tracemalloc "
-                "shows which line allocates what stays. If a cache or replay buffer is still filling, give it a bound "
-                "that fits into the host's memory."
-            ),
-            "loader workers": (
-                "The loader's workers grow: look for caches and lists in __getitem__ that are never emptied, and keep "
-                "the dataset in numpy or Arrow arrays, which workers share, instead of lists of Python objects. "
-                "persistent_workers=False starts the workers anew in each epoch."
-            ),
-            "host": (
-                "The growth is in no training process: look at /dev/shm (batches that are kept, shared memory that "
-                "nobody unlinks), at programs that the script starts (ps -e --sort=-rss), and at lists of Python "
-                "objects in the dataset, which workers copy page by page as their reference counts change (keep them "
-                "in numpy or Arrow arrays). On a host that others use, it may be theirs."
-            ),
-        },
-    )
-    chinese = Words(
-        name="主机内存泄漏",
-        meaning="训练进程、其加载 worker 或主机的内存不断增长。",
-        fires=(
-            "所有 rank、其加载 worker 或除此之外的主机内存持续上升，既不减缓也不回落：已增加至少 {leaked_mib:g} MiB，"
-            "且此后又持续增长了 {settle_s:g} 秒和 {settle_steps} 步时触发。"
-            "主机内存在运行进程之外的增长可能来自其他程序，仅作提示。映射文件的页和页缓存不计，前 {skip_s:g} "
-            "秒和前 {skip_steps} 步不计。结论给出每步增加多少、主机内存还能用多久。"
-            "需要数分钟才填满的缓存或回放缓冲区在填满之前看起来相同。"
-        ),
-        remedies={
-            "": (
-                "不要保留每一步的内容：未 detach 的损失或输出列表会保留整个计算图（用 loss.item() 或 "
-                "loss.detach()），无界的钩子和缓存也是如此。tracemalloc 可显示是哪一行。"
-                "若是缓存或回放缓冲区仍在填充，请为其设置主机内存可容纳的上限。"
-            ),
-            "loader workers": (
-                "加载 worker 的内存在增长：检查 __getitem__ 中从不清空的缓存和列表，并把数据集放在 worker 可共享的 "
-                "numpy 或 Arrow 数组中，而不是 Python 对象列表。persistent_workers=False 会在每个 epoch 重启 worker。"
-            ),
-            "host": (
-                "增长不在任何训练进程中：检查 /dev/shm（被保留的批次、无人 unlink 的共享内存）、脚本启动的程序（ps -e "
-                "--sort=-rss），以及数据集中的 Python 对象列表（引用计数变化会使 worker 逐页复制，请改用 numpy 或 Arrow "
-                "数组）。在与他人共用的主机上，也可能是他人的程序。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         held = of_processes(window)
@@ -182,7 +125,7 @@ class HostMemoryLeak(Rule):
         )
         ends = " If a dataset or a cache is still being filled, it ends by itself." if early else ""
         beside = " beside the training processes and their workers" if leak.of == "host" else ""
-        return self.found(
+        return self.found_in_words(
             "info" if leak.of == "host" else "warning",
             f"The memory of {whose} grows by {spell_bytes(3600 * rise.per_s)} an hour",
             f"The memory of {whose}{beside} grew from {spell_bytes(rise.first)} to {spell_bytes(rise.now)} in "

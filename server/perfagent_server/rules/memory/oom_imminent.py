@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import spell_bytes
-from perfagent_server.rules.memory.growth import Growth, Track, spell_long_s
+from perfagent_server.rules.memory.growth import Growth, Track
 from perfagent_server.rules.memory.readings import OF_HOSTS, OF_PROCESSES, Host, hosts, of_processes, of_workers
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown
+from perfagent_server.rules.spelling import spell_bytes, spell_long_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["OomImminent"]
@@ -81,7 +81,7 @@ class OomImminent(Rule):
 
     id: ClassVar[str] = "oom_imminent"
     severities = ("info", "warning", "critical")
-    place = Place(Question.WILL_IT_GO_ON, 1)
+    question = Question.WILL_IT_GO_ON
     reads = (
         Every(3.0),
         *(Series(name, keep=_PEAK_OF_S, axis="time", ranks="apart") for name in _PER_GPU[:3]),
@@ -91,90 +91,6 @@ class OomImminent(Rule):
     )
     charts = ("cuda/reserved_bytes", "gpu/memory_used_bytes", "host/memory_used_bytes")
     life = Life(for_s=6.0, clear_s=60.0, restated=True)
-    english = Words(
-        name="Out of memory soon",
-        meaning="The memory of a GPU or of a host is about to run out.",
-        fires=(
-            "GPU: when live memory at the peak of a step is at least {full_pct:g} % of the device (info) or "
-            "{brim_pct:g} % (warning) for {full_steps} steps; when the device is {full_pct:g} % taken and allocations had "
-            "to empty the cache first within {retries_for_s:g} s (warning; critical from {brim_pct:g} % on); or when "
-            "what tensors hold rises steadily and will fill the device, which is {used_pct:g} % taken, within {soon_s:g} s "
-            "(warning) or {at_once_s:g} s (critical). What the allocator only keeps for later does not count. "
-            "Host (or control group): from "
-            "{used_pct:g} % on when it rises steadily and will be full within {soon_s:g} s (warning, unless "
-            "host_memory_leak says so) or {at_once_s:g} s (critical); from {host_brim_pct:g} % on when this run holds "
-            "at least {own_share:.0%} of it (critical if it still rises)."
-        ),
-        remedies={
-            "": (
-                "Halve the batch size and double gradient accumulation before it fails, or save a checkpoint now; then "
-                "try mixed precision, FlashAttention (scaled_dot_product_attention), activation checkpointing and sharding "
-                "(FSDP or ZeRO), in this order. If that is not enough, train less of the model (LoRA, on quantized weights), "
-                "or split it over GPUs (tensor or pipeline parallelism). If the peak comes from the longest batches, sort or "
-                "bucket by length, or use shorter sequences (max_length)."
-            ),
-            "retries": (
-                "The allocator empties its cache to find room, which also makes steps slow: set "
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start, and reduce the batch size if it "
-                "goes on."
-            ),
-            "leak": (
-                "Live tensors grow from step to step: save a checkpoint now, and look for losses or outputs that are "
-                "kept with their graph (append loss.item(), empty the lists of callbacks and metrics)."
-            ),
-            "others on the GPU": (
-                "Other processes hold much of this device: look at nvidia-smi for one that was left over or shares it, "
-                "and end it or choose another device."
-            ),
-            "host memory": (
-                "Save a checkpoint now: the kernel kills the process when the memory is full. Use fewer DataLoader "
-                "workers (num_workers) and a lower prefetch_factor, drop what is kept of every step, and raise the limit "
-                "of the container or job. If a dataset is still being loaded, map it into memory instead."
-            ),
-            "others on the host": (
-                "Most of it is not this run's: look at what else runs there (ps -e --sort=-rss) and at /dev/shm, and "
-                "save a checkpoint now, for the kernel kills the largest process first."
-            ),
-        },
-    )
-    chinese = Words(
-        name="内存即将耗尽",
-        meaning="GPU 显存或主机内存即将耗尽。",
-        fires=(
-            "GPU：一步峰值时的存活显存达到设备的 {full_pct:g} %（提示）或 {brim_pct:g} %（警告）并持续 {full_steps} 步；"
-            "设备已占用 {full_pct:g} % 且 {retries_for_s:g} 秒内有分配需要先清空缓存（警告；{brim_pct:g} % 起为严重）；"
-            "或设备已占用 {used_pct:g} %、张量占用持续上升并将在 {soon_s:g} 秒内（警告）或 {at_once_s:g} "
-            "秒内（严重）占满设备时触发。"
-            "分配器仅为以后保留的显存不计。主机（或控制组）：使用率达到 {used_pct:g} % 且持续上升，将在 {soon_s:g} "
-            "秒内（警告，除非 host_memory_leak 已报告）或 {at_once_s:g} 秒内（严重）用尽；或达到 {host_brim_pct:g} % "
-            "且本运行占其中 {own_share:.0%} 时触发（仍在上升则为严重）。"
-        ),
-        remedies={
-            "": (
-                "在失败之前将批次减半并把梯度累积加倍，或立即保存检查点；然后依次尝试混合精度、"
-                "FlashAttention（scaled_dot_product_attention）、激活检查点和分片（FSDP 或 ZeRO）。若还不够，"
-                "请只训练模型的一部分（LoRA，权重可量化），或把模型切分到多个 GPU（张量或流水线并行）。"
-                "若峰值来自最长的样本，请按长度排序或分桶，或缩短序列（max_length）。"
-            ),
-            "retries": (
-                "分配器在清空缓存以寻找空间，这也会使步变慢：启动前设置 "
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True；若仍持续，请减小批次。"
-            ),
-            "leak": (
-                "存活张量逐步增长：立即保存检查点，并查找带计算图而被保留的损失或输出（改为追加 loss.item()，"
-                "清空回调和指标中的列表）。"
-            ),
-            "others on the GPU": "该设备的很大一部分由其他进程占用：用 nvidia-smi 查看遗留或共享的进程，结束它或换一块设备。",
-            "host memory": (
-                "立即保存检查点：内存用尽时内核会杀死进程。减少 DataLoader 的 worker 数和 prefetch_factor，"
-                "不要保留每一步的内容，并提高容器或作业的内存上限。若仍在加载数据集，请改用内存映射。"
-            ),
-            "others on the host": (
-                "大部分不属于本运行：查看该主机上的其他程序（ps -e --sort=-rss）和 /dev/shm，"
-                "并立即保存检查点，因为内核会先杀死最大的进程。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         has_gpu = "gpu/memory_total_bytes" in window.by_time and "cuda/reserved_bytes" in window.by_time
@@ -196,7 +112,7 @@ class OomImminent(Rule):
             return None
         worst = max(found, key=lambda danger: (_ORDER[danger.severity], -danger.left_s))
         evidence = {**worst.evidence, "left_s": worst.left_s if worst.left_s < math.inf else None}
-        return self.found(
+        return self.found_in_words(
             worst.severity, worst.title, worst.message, cause=worst.cause, since_step=worst.since_step, ranks=worst.ranks,
             evidence=evidence, cost="the run, when an allocation fails",
         )  # fmt: skip

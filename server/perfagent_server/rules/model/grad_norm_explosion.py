@@ -11,7 +11,7 @@ import numpy as np
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.evidence import surroundings
 from perfagent_server.rules.model.learning import is_restless
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
+from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
@@ -66,7 +66,8 @@ class GradNormExplosion(Rule):
 
     id: ClassVar[str] = "grad_norm_explosion"
     severities = ("warning", "critical")
-    place = Place(Question.DOES_IT_LEARN, 2)
+    question = Question.DOES_IT_LEARN
+    after = ("loss_scale_collapse",)
     reads = (
         Series(_NORM, keep=_KEEP, merge="max", judged=True),
         Series("grad/local_square_sum", keep=_KEEP, merge="root of sum", part_of=_NORM),
@@ -77,64 +78,6 @@ class GradNormExplosion(Rule):
     )
     charts = (_NORM,)
     life = Life(clear_steps=16)
-    english = Words(
-        name="Gradient norm explosion",
-        meaning="The gradient norm is many times what is usual in this run, in more than one step.",
-        fires=(
-            "When two of the newest three measured gradient norms are far above the median of the {history} measured steps "
-            "before. The geometric mean of the two must be at least {warning_times:g} times the median. The lower one must be "
-            "at least {second_times:g} times the median; from {critical_times:g} times on, the alert is critical. If the "
-            "norms of a run vary widely, the two limits are at least {spreads:g} and {second_spreads:g} times the spread of "
-            "their logarithms. If single high norms are common in a run, two are not enough: so many must be high that it "
-            "cannot be chance (12 at most). While the learning rate rises, the limits are {rising_factor:g} times as high. "
-            "In the first {early_steps} steps, and while the loss is as restless as in reinforcement learning, they are "
-            "{early_factor:g} times as high. A single high norm, slow growth, and norms that only follow the loss scale do "
-            "not count. The alert is resolved when the norms are below {clear_times:g} times the old median again."
-        ),
-        remedies={
-            "": (
-                "Clip the gradient norm: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) between backward and "
-                "step (with a GradScaler after scaler.unscale_(optimizer)), and lower the learning rate by a third. If "
-                "it clips already and the loss follows, go back to the checkpoint before and skip the next 200 batches."
-            ),
-            "learning rate": (
-                "The learning rate is rising, and the model does not bear it: warm up over more steps (500 to 2,000) or "
-                "to a lower peak, and clip the gradient norm at 1.0."
-            ),
-            "one layer": (
-                "It begins in the layer that the evidence names first: look at its inputs, its normalization (eps, "
-                "QK-norm for attention) and its initialization, and give it a lower learning rate of its own; clip the "
-                "gradient norm at 1.0 until then."
-            ),
-        },
-    )
-    chinese = Words(
-        name="梯度范数爆炸",
-        meaning="梯度范数在不止一步中达到本次运行通常水平的许多倍。",
-        fires=(
-            "最近三次测得的梯度范数中，最高的两个的几何平均至少为此前 {history} 次测量中位数的 {warning_times:g} 倍，"
-            "且其中较低者至少为 {second_times:g} 倍时触发；较低者达到 {critical_times:g} 倍时为严重。"
-            "若范数本身波动大，还须超过其对数离散度的 "
-            "{spreads:g} 倍和 {second_spreads:g} 倍；若单个高值常见，两个还不够：须多到不可能是偶然（最多 12 个）。"
-            "学习率上升期间门限为 {rising_factor:g} 倍，前 {early_steps} 步以及损失像强化学习那样剧烈波动时为 "
-            "{early_factor:g} 倍。单步的高值、缓慢增长以及仅随损失缩放变化的范数不计。"
-            "范数回到原中位数的 {clear_times:g} 倍以下时告警解除。"
-        ),
-        remedies={
-            "": (
-                "裁剪梯度范数：在 backward 与 step 之间调用 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)（使用 "
-                "GradScaler 时先 scaler.unscale_(optimizer)），并将学习率降低三分之一。若已裁剪而损失仍随之上升，"
-                "请回到此前的检查点并跳过接下来的 200 个批次。"
-            ),
-            "learning rate": (
-                "学习率正在上升而模型承受不住：用更多步预热（500 到 2,000 步）或降低峰值，并将梯度范数裁剪到 1.0。"
-            ),
-            "one layer": (
-                "问题始于证据中列出的第一层：检查其输入、归一化（eps，注意力的 QK-norm）和初始化，并为其单独设置较低的学习率；"
-                "在此之前将梯度范数裁剪到 1.0。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         track = window.by_step[_NORM]
@@ -246,7 +189,7 @@ class GradNormExplosion(Rule):
         named = (
             f" Most in {layers[0][0]}, {layers[0][1]:.3g} times its own median in step {measured:,}." if layers else ""
         )
-        return self.found(
+        return self.found_in_words(
             "critical" if lower >= self.critical_times else "warning",
             f"The gradient norm rose to {rise.norm:.3g}, {higher:.3g} times what is usual",
             f"The gradient norm rose to {rise.norm:.3g} at step {rise.at:,}: {higher:.3g} times the {rise.level:.3g} that is "

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from perfagent.wire import Finding
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown
 from perfagent_server.rules.window import Window
 
 __all__ = ["GradVanishing"]
@@ -38,42 +38,11 @@ class GradVanishing(Rule):
 
     id: ClassVar[str] = "grad_vanishing"
     severities = ("warning",)
-    place = Place(Question.DOES_IT_LEARN, 8)
+    question = Question.DOES_IT_LEARN
+    after = ("dead_units",)
     reads = (Series("grad_norm/", keep=4, judged=True),)
     charts = ("grad/vanishing_share", "grad/norm")
     life = Life(clear_steps=1, restated=True)
-    english = Words(
-        name="Vanishing gradients",
-        meaning="Some layers get next to no gradient, so they do not learn, while others do.",
-        fires=(
-            "When the gradient norm of a layer is above zero, but at most {vanished_norm:g} and at most "
-            "{vanished_share:g} times that of the median layer, in {observations} measured steps in a row, or in "
-            "{sparse_observations} in a row that lie over {sparse_steps} steps. The first {skip_steps} steps do not count."
-        ),
-        remedies={
-            "": (
-                "The signal dies on its way back to these layers: use residual connections and normalization "
-                "(LayerNorm, RMSNorm), activations that do not saturate (ReLU, GELU instead of sigmoid or tanh), and "
-                "an initialization made for them (Kaiming, Xavier). In fp16, check that the loss scale is not at its "
-                "minimum."
-            ),
-        },
-    )
-    chinese = Words(
-        name="梯度消失",
-        meaning="部分层几乎得不到梯度，因此没有在学习，而其他层正常。",
-        fires=(
-            "某层的梯度范数大于零，但不超过 {vanished_norm:g} 且不超过中位层的 {vanished_share:g} 倍，连续 "
-            "{observations} 次测量，或在跨越 {sparse_steps} 步的连续 {sparse_observations} 次测量中如此时触发；"
-            "前 {skip_steps} 步不计。"
-        ),
-        remedies={
-            "": (
-                "信号在反传到这些层之前已经消失：使用残差连接和归一化（LayerNorm、RMSNorm）、不饱和的激活函数（ReLU、"
-                "GELU）以及相应的初始化（Kaiming、Xavier）；在 fp16 中检查损失缩放是否已降到最小。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         family = window.by_family.get("grad_norm/")
@@ -99,7 +68,7 @@ class GradVanishing(Rule):
         named = ", ".join(layer.removeprefix("grad_norm/") for layer in vanished[:_NAMED])
         more = f" and {len(vanished) - _NAMED} more" if len(vanished) > _NAMED else ""
         median = float(np.nanmedian(norms[:, -1]))
-        return self.found(
+        return self.found_in_words(
             "warning",
             f"{len(vanished)} of {len(layers)} layers get next to no gradient",
             f"{len(vanished)} of {len(layers)} layers get next to no gradient since step {since:,}: "

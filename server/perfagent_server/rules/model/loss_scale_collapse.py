@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.model import grad_scaler
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown
 from perfagent_server.rules.window import Window
 
 __all__ = ["LossScaleCollapse"]
@@ -40,64 +40,11 @@ class LossScaleCollapse(Rule):
 
     id: ClassVar[str] = "loss_scale_collapse"
     severities = ("warning", "critical")
-    place = Place(Question.DOES_IT_LEARN, 1)
+    question = Question.DOES_IT_LEARN
     reads = (Series("amp/scale", merge="min", judged=True), *grad_scaler.READS, Series(LOSS), Series("lr", merge="max"))
     charts = ("amp/scale", "amp/skipped")
     life = Life(clear_steps=50, restated=True)
     joins = ("nonfinite_loss", "nonfinite_gradient")  # then no scale is small enough
-    english = Words(
-        name="Loss scale collapse",
-        meaning="The loss scale of fp16 falls again and again: gradients overflow, and steps are skipped.",
-        fires=(
-            "When the scale is halved at least {halvings:g} times within {within_steps} steps, or more than "
-            "{skipped_pct:g} % of the newest {over_steps} steps are skipped; critical when the scale has fallen below "
-            "{least_scale:g}, or to {least_scale:g} and steps are still skipped. The scaler's search at the start does not "
-            "count: until it has kept its scale for {search_steps} steps, at most {longest_search_steps} steps. A scale "
-            "that never changes does not count either."
-        ),
-        remedies={
-            "": (
-                "Train in bf16 where the hardware has it (torch.autocast(dtype=torch.bfloat16), without GradScaler): it has "
-                "the range of fp32. Else keep in fp32 what overflows (softmax, normalization, the loss), clip the gradient "
-                "norm at 1.0 after scaler.unscale_(optimizer), and lower the learning rate."
-            ),
-            "loss": (
-                "The loss rises with it, so this is no matter of precision alone: the run diverges. Go back to the checkpoint "
-                "before the first cut, lower the learning rate by a third, and skip the batches there; train in bf16 if the "
-                "hardware has it."
-            ),
-            "minimum": (
-                "No scale is small enough, so the values themselves are NaN or infinite: look for NaN in the batches and for "
-                "activations above 65,504 in the forward pass (torch.autograd.set_detect_anomaly(True) for some steps), and "
-                "train in bf16, or go back to the last good checkpoint."
-            ),
-        },
-    )
-    chinese = Words(
-        name="损失缩放崩溃",
-        meaning="fp16 的损失缩放因子一再下降：梯度溢出，训练步被跳过。",
-        fires=(
-            "缩放因子在 {within_steps} 步内至少减半 {halvings:g} 次，或最近 {over_steps} 步中超过 {skipped_pct:g} % 被跳过时"
-            "触发；缩放因子降到 {least_scale:g} 以下，或降到 {least_scale:g} 而仍有步被跳过时为严重。"
-            "启动时的搜索不计：直到缩放因子保持 {search_steps} 步，最多 {longest_search_steps} 步。从不变化的缩放因子也不计。"
-        ),
-        remedies={
-            "": (
-                "若硬件支持，请用 bf16 训练（torch.autocast(dtype=torch.bfloat16)，不用 GradScaler），其数值范围与 fp32 相同；"
-                "否则将会溢出的部分（softmax、归一化、损失）保持为 fp32，在 scaler.unscale_(optimizer) 之后将梯度范数裁剪到 "
-                "1.0，并降低学习率。"
-            ),
-            "loss": (
-                "损失随之上升，因此不只是精度问题：训练正在发散。回到第一次下降之前的检查点，将学习率降低三分之一，"
-                "并跳过那里的批次；若硬件支持，请改用 bf16。"
-            ),
-            "minimum": (
-                "任何缩放因子都不够小，说明数值本身已是 NaN 或无穷大：检查批次中的 NaN 以及前向中超过 65,504 的激活值"
-                "（可在若干步内使用 "
-                "torch.autograd.set_detect_anomaly(True)），改用 bf16，或回到最后一个好的检查点。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         scale = window.by_step["amp/scale"].value
@@ -169,7 +116,7 @@ class LossScaleCollapse(Rule):
         message += "."
         if skipped and why != "skipped":
             message += f" {skipped:.0f} of the newest {self.over_steps} steps were skipped ({share:.1f} %)."
-        return self.found(
+        return self.found_in_words(
             "critical" if why == "minimum" else "warning",
             title,
             message,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
-from perfagent_server.rules.evidence import spell_pct
 from perfagent_server.rules.model.layer_rows import LayerRow, layer_rows, named_layers, short
 from perfagent_server.rules.model.learning import is_flat, loss_left
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words, within
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
+from perfagent_server.rules.spelling import spell_pct
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
@@ -47,7 +47,8 @@ class UpdateRatio(Rule):
 
     id: ClassVar[str] = "update_ratio"
     severities = ("info", "warning")
-    place = Place(Question.DOES_IT_LEARN, 14)
+    question = Question.DOES_IT_LEARN
+    after = ("lr_anomaly",)
     reads = (
         Series(_TOTAL, keep=_KEEP, judged=True),
         Series(_LAYERS, keep=_KEEP, judged=True),
@@ -57,57 +58,6 @@ class UpdateRatio(Rule):
     )
     charts = (_TOTAL,)
     life = Life(clear_steps=1, restated=True)
-    english = Words(
-        name="Update-to-weight ratio",
-        meaning="A step changes the weights of the model or of a layer by far too much, or by next to nothing.",
-        fires=(
-            "When the norm of a step's change is more than {large:g} times or less than {small:g} times the norm of the "
-            "weights, of the model or of a layer, in {observations} measurements in a row, it is a warning. When it is at "
-            "least {high_ratio:g} for the whole model, it is a remark; and a warning if the loss stands still with more than "
-            "{learned_share:.0%} of the first one left, and besides the ratio is at least {sick_ratio:g}, or the loss is "
-            "above {risen_share:.0%} of the first one, or an alert on dead units is open. The first {skip_steps} steps do "
-            "not count, nor small changes at a learning rate below {least_rate:.0%} of its highest."
-        ),
-        remedies={
-            "": (
-                "Lower the learning rate until the ratio is near 1e-3 (divide it by what is too much: at 0.1, by 30 to 100), "
-                "and warm it up. For AdamW, 3e-4 is a sound start for small models and 1e-4 for fine-tuning; for SGD with "
-                "momentum, 0.01 to 0.1."
-            ),
-            "one layer": (
-                "Only some layers move too far: give them a parameter group with a lower learning rate and no weight "
-                "decay, and look at their initialization: weights near zero move by multiples of themselves."
-            ),
-            "small": (
-                "Raise the learning rate of these layers (look at the parameter groups and the schedule: a warm-up in epochs "
-                "instead of steps?). Weights in bf16 or fp16 lose changes below 1/256 or 1/2048 of themselves: keep fp32 "
-                "weights and use autocast."
-            ),
-        },
-    )
-    chinese = Words(
-        name="更新与权重之比",
-        meaning="每一步对模型或某层权重的改变过大，或几乎为零。",
-        fires=(
-            "某一步改变量的范数超过权重范数的 {large:g} 倍或低于 {small:g} 倍（整个模型或某层，连续 {observations} 次测量）"
-            "时触发；整个模型达到 {high_ratio:g} 时也触发，作为提示：若损失停滞且仍高于最初的 {learned_share:.0%}，"
-            "并且该比值至少为 {sick_ratio:g}、损失高于最初的 {risen_share:.0%} 或死亡单元告警未解除，则为警告。"
-            "前 {skip_steps} 步不计；学习率低于其最高值的 {least_rate:.0%} 时，过小的改变不计。"
-        ),
-        remedies={
-            "": (
-                "降低学习率，使该比值接近 1e-3（按超出的倍数降低：0.1 时除以 30 到 100），并进行预热。AdamW 对小模型可从 3e-4 "
-                "开始，微调可从 1e-4 开始；带动量的 SGD 为 0.01 到 0.1。"
-            ),
-            "one layer": (
-                "只有部分层变化过大：为其设置学习率更低且无权重衰减的参数组，并检查其初始化：接近零的权重会成倍变化。"
-            ),
-            "small": (
-                "提高这些层的学习率（检查参数组和调度：预热是否以 epoch 而非步为单位？）。bf16 或 fp16 的权重会丢失"
-                "小于自身 1/256 或 1/2048 的变化：保留 fp32 权重并使用 autocast。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         total = window.series(_TOTAL)
@@ -159,7 +109,7 @@ class UpdateRatio(Rule):
     def _of_model(self, window: Window, whole: LayerRow, cause: str, left: float | None, *, is_sick: bool) -> Finding:
         ratio, step = whole.values[-1], whole.steps[-1]
         loss = "" if left is None else f" {100 * left:.0f} % of the first loss is left."
-        return self.found(
+        return self.found_in_words(
             "warning" if is_sick else "info",
             f"A step changes the weights by {_spelled(ratio)} of themselves",
             f"In step {step:,} the weights of the model changed by {_spelled(ratio)} of their norm ({ratio:.2g}; around 0.001 is "
@@ -179,7 +129,7 @@ class UpdateRatio(Rule):
             if cause == "small"
             else f"more than {self.large:g} times {'themselves' if many else 'itself'}"
         )
-        return self.found(
+        return self.found_in_words(
             "warning",
             f"{count} change by {how} in a step" if many else f"{short(worst.layer)} changes by {how} in a step",
             f"The ratio of a step's change to the weights is outside of {self.small:g} to {self.large:g} in {count}, in "

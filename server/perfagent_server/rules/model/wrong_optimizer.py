@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent.wire.limits import whole
-from perfagent_server.rules.evidence import spell_pct
 from perfagent_server.rules.model.parameter_events import PARAMETERS, fraction, named, names_in, newest
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Words
+from perfagent_server.rules.rule import Life, Question, Rule
+from perfagent_server.rules.spelling import spell_pct
 from perfagent_server.rules.window import Noted, Window
 
 __all__ = ["WrongOptimizer"]
@@ -28,53 +28,11 @@ class WrongOptimizer(Rule):
 
     id: ClassVar[str] = "wrong_optimizer"
     severities = ("warning",)
-    place = Place(Question.DOES_IT_LEARN, 6)
+    question = Question.DOES_IT_LEARN
+    after = ("data_bug",)
     reads = (PARAMETERS,)
     charts = ("params/unoptimized_share",)
     life = Life(restated=True)
-    english = Words(
-        name="Parameters without an optimizer",
-        meaning="Trainable parameters get gradients, but no optimizer has them, so they never change.",
-        fires=(
-            "When parameters that make up at least {share_pct:g} % of the trainable numbers have received gradients "
-            "over 20 steps, have not changed meanwhile, and are in no optimizer of the process. It is checked every "
-            "30 seconds. Also when no parameter of the optimizer had a gradient in 20 of its steps in a row."
-        ),
-        remedies={
-            "no gradient": (
-                "The optimizer has other parameters than those that are trained: build it after the model is complete (a "
-                "layer that is replaced or moved later, as with model.fc = nn.Linear(...), needs a new optimizer). If it "
-                "has the right ones, the gradients are gone when it steps: call zero_grad() before backward(), not "
-                "between backward() and step()."
-            ),
-            "": (
-                "Give them to the optimizer: build it after the whole model exists (from model.parameters(), not from "
-                "a part), or call optimizer.add_param_group for layers that were added or unfrozen later. If they are "
-                "meant to stay as they are, freeze them with requires_grad_(False): that also saves their part of the "
-                "backward pass and of the memory."
-            ),
-        },
-    )
-    chinese = Words(
-        name="没有优化器的参数",
-        meaning="可训练参数得到了梯度，但不属于任何优化器，因此永远不会改变。",
-        fires=(
-            "占可训练数值至少 {share_pct:g} % 的参数在 20 步内得到了梯度、没有改变，且不在进程的任何优化器中时触发；"
-            "每 30 秒检查一次。优化器连续 20 步中所有参数都没有梯度时也触发。"
-        ),
-        remedies={
-            "no gradient": (
-                "优化器持有的不是正在训练的参数：请在模型完整之后再构造优化器（之后替换或移动的层，如 "
-                "model.fc = nn.Linear(...)，需要新的优化器）。若参数无误，则是梯度在 step() 之前被清除："
-                "应在 backward() 之前调用 zero_grad()，而不是在 backward() 与 step() 之间。"
-            ),
-            "": (
-                "把它们交给优化器：在整个模型建好之后再构造优化器（用 model.parameters() 而不是其中一部分），"
-                "或对之后添加或解冻的层调用 optimizer.add_param_group。若本意是保持不变，请用 requires_grad_(False) "
-                "冻结：这还能省去它们的反向传播和内存。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | None:
         starved = newest(window, "without_gradient")
@@ -87,7 +45,7 @@ class WrongOptimizer(Rule):
         if share < self.share_pct:
             return None
         step, steps = told.step or window.step, whole(told.data.get("steps")) or 0
-        return self.found(
+        return self.found_in_words(
             "warning",
             f"{spell_pct(share, 2)} of the model gets gradients that no optimizer uses",
             f"{spell_pct(share, 2)} of the trainable numbers received gradients over {steps} steps up to step {step:,}, and no "
@@ -102,7 +60,7 @@ class WrongOptimizer(Rule):
 
     def _without_gradient(self, window: Window, told: Noted) -> Finding:
         step, steps = told.step or window.step, whole(told.data.get("steps")) or 0
-        return self.found(
+        return self.found_in_words(
             "warning",
             "The optimizer steps, and none of its parameters has a gradient",
             f"None of the {whole(told.data.get('numbers')) or 0:,} numbers of the optimizer had a gradient in {steps} steps "

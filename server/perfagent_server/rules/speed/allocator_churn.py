@@ -9,9 +9,9 @@ from typing import ClassVar
 from perfagent.wire import Finding
 from perfagent_server.rules import steady_steps as steady
 from perfagent_server.rules.data.batch_readings import reading_of, readings
-from perfagent_server.rules.evidence import spell_bytes, spell_s
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Words, within
+from perfagent_server.rules.rule import Life, Question, Rule, within
 from perfagent_server.rules.speed.step_shares import UTILIZATION, busy_pct
+from perfagent_server.rules.spelling import spell_bytes, spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["AllocatorChurn"]
@@ -43,47 +43,12 @@ class AllocatorChurn(Rule):
 
     id: ClassVar[str] = "allocator_churn"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 10)
+    question = Question.IS_IT_FAST
+    after = ("recompiles",)
     reads = (reading_of(_FAULTS, keep=_KEPT), reading_of(_KERNEL, keep=_KEPT), steady.reads(50), UTILIZATION)
     charts = (_FAULTS, _KERNEL)
     profile_helps = True
     life = Life(restated=True)
-    english = Words(
-        name="Memory taken and given back in every step",
-        meaning="Each step gives memory back to the system and takes it again, page by page.",
-        fires=(
-            "When minor page faults of the training thread take at least {share_pct:g} % of the step (warning: "
-            "{warning_pct:g} %), in {readings} readings in a row (one every two seconds). They are counted as the time "
-            "that the thread spends in the kernel, at most {most_fault_us:g} µs a fault ({fault_us:g} µs if the time "
-            "is not known). At least {steps} steps must have been seen. Not while the GPUs are busy for {busy_pct:g} % "
-            "of the time."
-        ),
-        remedies={
-            "": (
-                "Let the allocator keep what a step frees: leave perfagent's tune_malloc on (PERFAGENT_MALLOC=1, its "
-                "default), or set MALLOC_TRIM_THRESHOLD_=67108864 and MALLOC_MMAP_THRESHOLD_=33554432, or preload "
-                "jemalloc or tcmalloc. And make fewer large temporaries: out= and in-place operations, batches "
-                "collated into one reused buffer, smaller batches where a step frees more than 64 MiB at once."
-            ),
-        },
-    )
-    chinese = Words(
-        name="每步都归还并重新申请内存",
-        meaning="每一步都把内存还给系统，再逐页要回来。",
-        fires=(
-            "训练线程的次缺页至少占步时间的 {share_pct:g} %（警告：{warning_pct:g} %），连续 {readings} "
-            "次读数（每两秒一次）时触发；按该线程在内核中的时间计，每次最多 {most_fault_us:g} µs（时间未知时按 "
-            "{fault_us:g} µs）。至少要有 {steps} 步。GPU 忙碌时间达到 {busy_pct:g} % 时不触发。"
-        ),
-        remedies={
-            "": (
-                "让分配器保留每步释放的内存：保持 perfagent 的 tune_malloc 开启（PERFAGENT_MALLOC=1，默认），或设置 "
-                "MALLOC_TRIM_THRESHOLD_=67108864 和 MALLOC_MMAP_THRESHOLD_=33554432，或预加载 jemalloc 或 tcmalloc。"
-                "同时减少大的临时张量：使用 out= 和就地操作，将批次整理到可复用的缓冲区；"
-                "若一步一次释放超过 64 MiB，请减小批次。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | None:
         faults = readings(window, _FAULTS, self.readings)
@@ -112,7 +77,7 @@ class AllocatorChurn(Rule):
     def _finding(self, window: Window, faults: float, step_s: float, in_kernel: float | None) -> Finding:
         share = self._share(faults, step_s, in_kernel)
         lost_s = share / 100 * step_s
-        return self.found(
+        return self.found_in_words(
             "warning" if share >= self.warning_pct else "info",
             f"Page faults take {share:.0f} % of the step",
             f"Each step takes {faults:,.0f} page faults ({spell_bytes(faults * _PAGE)} that the allocator had given back "

@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import spell_bytes
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words, within
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import bounds
 from perfagent_server.rules.speed.bounds import what_bounds
 from perfagent_server.rules.speed.cpu_load import BUSY
+from perfagent_server.rules.spelling import spell_bytes
 from perfagent_server.rules.time_series import Seconds
 from perfagent_server.rules.window import Window
 
@@ -37,7 +37,8 @@ class BatchTooSmall(Rule):
 
     id: ClassVar[str] = "batch_too_small"
     severities = ("info",)
-    place = Place(Question.IS_IT_FAST, 17)
+    question = Question.IS_IT_FAST
+    after = ("dataloader_workers",)
     reads = (
         Every(15.0),
         Series(_GPU, keep=600, axis="time"),
@@ -50,35 +51,6 @@ class BatchTooSmall(Rule):
     level = "for_s"
     life = Life(clear_s=60.0, restated=True)
     needs_card = True
-    english = Words(
-        name="Batch too small",
-        meaning="The GPU has room and time for a larger batch.",
-        fires=(
-            "When, over {for_s:g} s of stepping, 95 of 100 readings of GPU and CPU utilization and the peak of GPU memory are "
-            "below {below_pct:g} %, and waits, copies, communication and unmeasured code take less than {most_wait_pct:g} % of "
-            "the step. Only a remark: whether a larger batch still learns as well is yours to say."
-        ),
-        remedies={
-            "": (
-                "Raise the batch size (perfagent.find_batch_size tries what fits), and scale the learning rate with it; where "
-                "the batch must stay as it is, do in one micro-batch what is accumulated over several now."
-            ),
-        },
-    )
-    chinese = Words(
-        name="批次过小",
-        meaning="GPU 的显存和时间都能容纳更大的批次。",
-        fires=(
-            "在 {for_s:g} 秒的训练时间内，GPU 与 CPU 利用率的读数有 95 % 低于 {below_pct:g} %，显存峰值也低于该值，且等待、"
-            "拷贝、通信和未测量代码合计低于步时间的 {most_wait_pct:g} % 时提示。更大的批次是否同样有效由您判断。"
-        ),
-        remedies={
-            "": (
-                "增大批次（perfagent.find_batch_size 会试出能容纳的大小），并相应调整学习率；若批次大小不能变，"
-                "把现在分多次累积的微批次合成一次。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         gpu = window.by_time.get(_GPU)
@@ -103,7 +75,7 @@ class BatchTooSmall(Rule):
         if cpu_pct >= limit or 100.0 - bound.shares_pct.get("compute", 0.0) >= self.most_wait_pct:
             return None
         times = total / max(peak, 1.0)
-        return self.found(
+        return self.found_in_words(
             "info",
             f"The GPU has room for a larger batch: {memory_pct:.0f} % of memory, {busy:.0f} % busy",
             f"The peak of GPU memory is {spell_bytes(peak)} of {spell_bytes(total)} ({memory_pct:.0f} %), and in 95 of 100 "

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from perfagent_server.rules.evidence import p90, spell_s
+from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.rule import Series
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.step_shares import ON_DEVICE, PAUSES, UTILIZATION, seconds_in
+from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.steady_steps import steady_steps
 from perfagent_server.rules.window import Window
 

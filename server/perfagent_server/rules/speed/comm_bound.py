@@ -8,9 +8,10 @@ from typing import ClassVar
 import numpy as np
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import p90, spell_s
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
+from perfagent_server.rules.evidence import p90
+from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed.rank_medians import rank_medians
+from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["CommBound"]
@@ -31,7 +32,8 @@ class CommBound(Rule):
 
     id: ClassVar[str] = "comm_bound"
     severities = ("warning",)
-    place = Place(Question.IS_IT_FAST, 6)
+    question = Question.IS_IT_FAST
+    after = ("checkpoint_bound",)
     reads = (
         Series("phase/comm_s", merge="median", judged=True),
         Series("step_time_s", merge="median"),
@@ -42,36 +44,6 @@ class CommBound(Rule):
     profile_helps = True
     level = "steps"
     life = Life(restated=True)
-    english = Words(
-        name="Waiting for communication",
-        meaning="Every rank waits for communication that no computation hides.",
-        fires=(
-            "When exposed communication takes at least {warning_pct:g} % of the step on the rank that waits least. "
-            "Medians over the newest {steps} steps. A wait for one slow rank is not counted: that is `straggler`."
-        ),
-        remedies={
-            "": (
-                "Send less, or more rarely: accumulate gradients over more micro-batches (no_sync between them), let "
-                "communication overlap the backward pass (larger bucket_cap_mb in DDP, forward prefetch in FSDP), "
-                "send bf16 gradients (a DDP communication hook), and keep sharded groups inside a node (HSDP)."
-            ),
-        },
-    )
-    chinese = Words(
-        name="等待通信",
-        meaning="每个 rank 都在等待没有被计算掩盖的通信。",
-        fires=(
-            "等待最少的 rank 上，暴露的通信至少占步时间的 {warning_pct:g} %（最近 {steps} 步的中位数）时触发。"
-            "等待单个慢 rank 属于 `straggler`。"
-        ),
-        remedies={
-            "": (
-                "减少通信量或频率：用更多微批次累积梯度（其间用 no_sync），让通信与反向传播重叠（增大 DDP 的 "
-                "bucket_cap_mb，FSDP 的前向预取），用 bf16 发送梯度（DDP 通信钩子），"
-                "并把分片组放在同一节点内（HSDP）。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         merged = window.series("phase/comm_s")
@@ -94,7 +66,7 @@ class CommBound(Rule):
             return None
         wait_s, step_s = float(waited[least]), float(total[least])
         waits_p90_s = p90(sorted(merged.last(self.steps)))
-        return self.found(
+        return self.found_in_words(
             "warning",
             f"Each rank waits for communication for at least {share:.0f} % of the step",
             f"Every rank waits at least {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %) for communication that "

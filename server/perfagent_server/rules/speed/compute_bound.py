@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Unknown
 from perfagent_server.rules.speed import bounds
 from perfagent_server.rules.speed.bounds import what_bounds
 from perfagent_server.rules.window import Window
@@ -26,42 +26,12 @@ class ComputeBound(Rule):
 
     id: ClassVar[str] = "compute_bound"
     severities = ("info",)
-    place = Place(Question.IS_IT_FAST, 24)
+    question = Question.IS_IT_FAST
+    after = ("tokens_wasted",)
     reads = (Every(30.0), *bounds.READS)
     charts = ("phase/forward_s", "step_time_s")
     profile_helps = True
     life = Life(for_s=300.0, clear_s=60.0, restated=True)
-    english = Words(
-        name="Bound by compute",
-        meaning="The model's own work takes nearly all of the step: only a faster model or device makes it faster.",
-        fires=(
-            "When forward, backward and optimizer take at least {compute_pct:g} % of the newest steady steps for five "
-            "minutes, while no other alert on speed is open. It is no fault."
-        ),
-        remedies={
-            "": (
-                "Compile the model (torch.compile), use bf16, and let `perfagent profile RUN` show which operators take the "
-                "time."
-            ),
-            "memory bandwidth": (
-                "Move fewer bytes: torch.compile fuses elementwise operators, AdamW(fused=True) reads the state once, and "
-                "bf16 halves what is read."
-            ),
-        },
-    )
-    chinese = Words(
-        name="受计算限制",
-        meaning="模型自身的工作几乎占满训练步：只有更快的模型或设备才能更快。",
-        fires=(
-            "前向、反向和优化器至少占最近稳定训练步的 {compute_pct:g} %，持续五分钟，且没有其他速度警报时触发。这不是故障。"
-        ),
-        remedies={
-            "": "编译模型（torch.compile），使用 bf16，并用 `perfagent profile RUN` 查看哪些算子最耗时。",
-            "memory bandwidth": (
-                "减少搬运的字节：torch.compile 融合逐元素算子，AdamW(fused=True) 只读一次状态，bf16 使读取量减半。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         if self._has_another_cause(window):
@@ -74,11 +44,11 @@ class ComputeBound(Rule):
         if bound.kind not in _WORK or share < limit:
             return None
         device = bound.roofline
-        return self.found(
+        return self.found_in_words(
             "info",
             f"Forward, backward and optimizer take {share:.0f} % of the step",
             bound.message,
-            cause=bound.kind if bound.kind in self.english.remedies else "",
+            cause=bound.kind if bound.kind in self.text().remedies else "",
             fix=bound.next_try,
             since_step=window.at,
             evidence={
@@ -91,5 +61,5 @@ class ComputeBound(Rule):
     def _has_another_cause(self, window: Window) -> bool:
         rules = window.plan.rules
         return any(
-            rules[one].place.question is Question.IS_IT_FAST for one in window.firing if one in rules and one != self.id
+            rules[one].question is Question.IS_IT_FAST for one in window.firing if one in rules and one != self.id
         )

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from perfagent.wire import Finding
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words, within
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import bounds, cpu_load
 from perfagent_server.rules.speed.bounds import what_bounds
 from perfagent_server.rules.speed.cpu_load import BUSY, CpuLoad, ranks_of_nodes
@@ -37,52 +37,14 @@ class CpuBottleneck(Rule):
 
     id: ClassVar[str] = "cpu_bottleneck"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 15)
+    question = Question.IS_IT_FAST
+    after = ("host_bound",)
     reads = (Every(10.0), Series(_GPU, keep=150, axis="time"), *cpu_load.READS, *bounds.READS)
     charts = (BUSY.name, _GPU)
     profile_helps = True
     level = "for_s"
     life = Life(clear_s=60.0, restated=True)
     needs_card = True
-    english = Words(
-        name="The CPU is the bottleneck",
-        meaning="All cores are busy, and the GPUs wait for what they prepare.",
-        fires=(
-            "When, in at least {samples_pct:g} % of the readings over {for_s:g} s of stepping, the cores were busy for more "
-            "than {cpu_above_pct:g} % and the GPUs for less than {gpu_below_pct:g} %. A warning if the run's own processes "
-            "use the cores, a remark (info) if other programs do."
-        ),
-        remedies={
-            "": (
-                "Give the cores less to do for a step: torch.compile and fused optimizers take less Python, and cached or "
-                "precomputed features less preparation; or train on a machine with more cores for each GPU."
-            ),
-            "data": (
-                "Loading keeps the cores busy: store samples as the model takes them (decoded, tokenized, resized), decode on "
-                "the GPU (torchvision.io.decode_jpeg(device='cuda'), NVIDIA DALI), and do augmentations there, on whole batches."
-            ),
-            "other programs": "Other programs keep the cores busy: stop or move them, or give the run cores of its own.",
-        },
-    )
-    chinese = Words(
-        name="CPU 成为瓶颈",
-        meaning="所有核心都在忙，GPU 等待它们准备的内容。",
-        fires=(
-            "在 {for_s:g} 秒训练时间的读数中，至少 {samples_pct:g} % 的读数里核心忙碌超过 {cpu_above_pct:g} % 而 GPU 忙碌低于 "
-            "{gpu_below_pct:g} % 时触发。若是运行自身的进程占用核心则为警告，若是其他程序则仅作提示。"
-        ),
-        remedies={
-            "": (
-                "减少核心每步的工作：torch.compile 和融合优化器减少 Python 开销，缓存或预计算特征减少准备工作；"
-                "或换用每个 GPU 有更多核心的机器。"
-            ),
-            "data": (
-                "加载数据占满了核心：按模型所需的形式存储样本（已解码、分词、缩放），在 GPU 上解码"
-                "（torchvision.io.decode_jpeg(device='cuda')、NVIDIA DALI），并在 GPU 上对整批做增强。"
-            ),
-            "other programs": "其他程序占满了核心：停止或移走它们，或给运行分配独占的核心。",
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         gpu, took = window.by_time.get(_GPU), window.series("step_time_s")
@@ -113,7 +75,7 @@ class CpuBottleneck(Rule):
         bound = what_bounds(window)
         loads = bound is not None and bound.kind == "data"
         cause = "other programs" if not load.is_own else "data" if loads or load.workers >= 0.5 * load.own else ""
-        return self.found(
+        return self.found_in_words(
             "info" if cause == "other programs" else "warning",
             f"All cores are busy ({cpu_pct:.0f} %) while the GPUs idle ({gpu_pct:.0f} % busy)",
             f"In {share:.0f} % of {readings} readings all {load.cores:.3g} cores were busy and the GPUs idle: on average "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from perfagent.wire import Finding
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words, within
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import bounds, cpu_load
 from perfagent_server.rules.speed.bounds import what_bounds
 from perfagent_server.rules.speed.cpu_load import PRESSURE, THROTTLED, CpuLoad, ranks_of_nodes
@@ -50,7 +50,8 @@ class CpuOversubscribed(Rule):
 
     id: ClassVar[str] = "cpu_oversubscribed"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 11)
+    question = Question.IS_IT_FAST
+    after = ("allocator_churn",)
     reads = (
         Every(5.0),
         PRESSURE,
@@ -64,62 +65,6 @@ class CpuOversubscribed(Rule):
     profile_helps = True
     level = "for_s"
     life = Life(clear_s=60.0, restated=True)
-    english = Words(
-        name="Too few cores",
-        meaning="More threads want to run than there are cores, so they wait for each other.",
-        fires=(
-            "When, over {for_s:g} s of stepping, some task had to wait for a core for at least {pressure_pct:g} % of the "
-            "time, or the CPU quota was used up in at least {throttled_pct:g} % of its periods. A warning from "
-            "{warning_pressure_pct:g} % and {warning_throttled_pct:g} % on if the load is the run's own, else a remark "
-            "(info). It does not fire while the GPUs are busy for {busy_pct:g} % of the time."
-        ),
-        remedies={
-            "": (
-                "Start fewer threads: OMP_NUM_THREADS and torch.set_num_threads() at the cores divided by the ranks on the "
-                "machine (torch starts one for each core that it sees, in every rank)."
-            ),
-            "workers": (
-                "Start fewer loader workers, so that they and the training threads fit on the cores together, and one thread "
-                "in each (torch.set_num_threads(1) in worker_init_fn); or train on a machine with more cores."
-            ),
-            "quota": (
-                "The container or job may use fewer cores than the machine shows, and libraries start a thread for each that "
-                "they see: set OMP_NUM_THREADS to the quota divided by the ranks, or ask for more CPUs (--cpus, "
-                "resources.limits.cpu, --cpus-per-task)."
-            ),
-            "other programs": (
-                "It is the load of other programs: stop or move them, or give the run cores of its own (taskset, a CPU "
-                "limit for the others, an exclusive node)."
-            ),
-        },
-    )
-    chinese = Words(
-        name="CPU 核心不足",
-        meaning="想运行的线程多于核心，它们互相等待。",
-        fires=(
-            "在 {for_s:g} 秒的训练时间内，有任务等待核心的时间至少占 {pressure_pct:g} %，或 CPU 配额在至少 "
-            "{throttled_pct:g} % 的周期内用尽时触发。若负载来自运行本身且分别达到 {warning_pressure_pct:g} % 和 "
-            "{warning_throttled_pct:g} % 则为警告，否则仅作提示。"
-            "GPU 忙碌时间达到 {busy_pct:g} % 时不触发。"
-        ),
-        remedies={
-            "": (
-                "减少线程：将 OMP_NUM_THREADS 和 torch.set_num_threads() 设为核心数除以本机 rank 数"
-                "（torch 默认在每个 rank 中为看到的每个核心启动一个线程）。"
-            ),
-            "workers": (
-                "减少加载 worker，使其与训练线程一起不超过核心数，并让每个 worker 只用一个线程"
-                "（在 worker_init_fn 中调用 torch.set_num_threads(1)）；或换用核心更多的机器。"
-            ),
-            "quota": (
-                "容器或任务可用的核心少于机器显示的数量，而库会按看到的核心数启动线程：将 OMP_NUM_THREADS 设为配额除以 "
-                "rank 数，或申请更多 CPU（--cpus、resources.limits.cpu、--cpus-per-task）。"
-            ),
-            "other programs": (
-                "这是其他程序的负载：停止或移走它们，或给运行分配独占的核心（taskset、限制其他程序的 CPU、独占节点）。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         if not {PRESSURE.name, THROTTLED.name} & window.by_time.keys():
@@ -152,7 +97,7 @@ class CpuOversubscribed(Rule):
         share = worst.throttled if cause == "quota" else worst.pressure
         is_much = worst.throttled >= self.warning_throttled_pct or worst.pressure >= self.warning_pressure_pct
         bound = what_bounds(window)
-        return self.found(
+        return self.found_in_words(
             "warning" if is_much and cause != "other programs" else "info",
             _title(load, cause, share),
             f"Over {worst.over_s:.0f} s of stepping {_what(worst, load, cause)}"
@@ -176,7 +121,7 @@ class CpuOversubscribed(Rule):
         """With the number for this machine."""
         if cause not in ("", "quota"):
             return None
-        return f"Set OMP_NUM_THREADS={at_most} here. {self.english.remedies[cause]}"
+        return f"Set OMP_NUM_THREADS={at_most} here. {self.text().remedies[cause]}"
 
 
 def _title(load: CpuLoad, cause: str, share: float) -> str:

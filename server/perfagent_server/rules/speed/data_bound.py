@@ -9,10 +9,11 @@ from statistics import median
 from typing import ClassVar, NamedTuple
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import p90, spell_s
-from perfagent_server.rules.rule import Life, Place, Question, Rule, Series, Words, within
+from perfagent_server.rules.evidence import p90
+from perfagent_server.rules.rule import Life, Question, Rule, Series, within
 from perfagent_server.rules.speed import loader_cores, step_shares
 from perfagent_server.rules.speed.step_shares import ON_DEVICE, UTILIZATION, busy_pct, means_over, seconds_by_step
+from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
@@ -51,7 +52,8 @@ class DataBound(Rule):
 
     id: ClassVar[str] = "data_bound"
     severities = ("warning", "critical")
-    place = Place(Question.IS_IT_FAST, 3)
+    question = Question.IS_IT_FAST
+    after = ("stage_imbalance",)
     reads = (
         Series("phase/data_s", merge="median", judged=True),
         *step_shares.READS,
@@ -62,52 +64,6 @@ class DataBound(Rule):
     profile_helps = True
     level = "steps"
     life = Life(restated=True)
-    english = Words(
-        name="Waiting for data",
-        meaning="The step waits for its batch.",
-        fires=(
-            "When steps wait for their batches for at least {warning_pct:g} % (warning) or {critical_pct:g} % (critical) of "
-            "the step time, and for at least {least_wait_s:g} s a step. Medians of the newest {steps} steps, or of groups of "
-            "as many steps as the loader has workers. Waiting counts only as far as it makes the step longer than the "
-            "device's own work (forward, backward, optimizer, communication). The alert does not fire while the GPUs are "
-            "busy for {busy_pct:g} % of the time."
-        ),
-        remedies={
-            "": (
-                "Give the DataLoader more workers, up to one for each core that the training leaves free (with "
-                f"num_workers=0, its default, it loads in the training process), {_BESIDES}"
-            ),
-            "no core is free": (
-                "More workers would only share the same cores: make the work for a sample smaller (cache what is "
-                "decoded or tokenized again in every epoch, store it in the form that the model takes, use a faster "
-                "decoder), do transforms on the GPU (torchvision.transforms.v2 on whole batches, NVIDIA DALI), or train "
-                "on a machine with more cores for its GPUs."
-            ),
-        },
-    )
-    chinese = Words(
-        name="等待数据",
-        meaning="训练步在等待它的批次。",
-        fires=(
-            "最近 {steps} 步中，等待批次的时间至少占步时间的 {warning_pct:g} %（警告）或 {critical_pct:g} %（严重），"
-            "且每步至少 {least_wait_s:g} 秒时触发。取各步的中位数；有 worker 时取各组的中位数，每组步数等于 worker 数。"
-            "只有使步时间超出设备自身工作（前向、反向、优化器、通信）的等待才计入。"
-            "GPU 忙碌时间达到 {busy_pct:g} % 时不触发。"
-        ),
-        remedies={
-            "": (
-                "为 DataLoader 增加 worker，最多不超过训练空出的核心数（默认 num_workers=0 在训练进程内加载），设置 "
-                "persistent_workers=True 和更大的 prefetch_factor，在 GPU 上设置 pin_memory=True；缓存每个 epoch "
-                "重复解码或分词的内容，并把慢的变换移出训练循环，或移到 GPU 上（对整个批次用 torchvision.transforms.v2，"
-                "或 NVIDIA DALI）。"
-            ),
-            "no core is free": (
-                "更多 worker 只会争用同样的核心：减少每个样本的工作量（缓存每个 epoch 重复解码或分词的内容，"
-                "按模型所需的形式存储，使用更快的解码器），在 GPU 上做变换（对整个批次用 torchvision.transforms.v2，"
-                "或 NVIDIA DALI），或换用核心更多的机器。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | None:
         waits = window.by_step["phase/data_s"]
@@ -144,7 +100,7 @@ class DataBound(Rule):
         cause, fix, machine = self._on_this_machine(window, share)
         ordered = sorted(row.wait_s for row in rows)
         of_groups = f" in groups of {size}" if size > 1 else ""
-        return self.found(
+        return self.found_in_words(
             "critical" if share >= self.critical_pct else "warning",
             f"The data loader keeps each step waiting {spell_s(wait_s)} ({share:.0f} %)",
             (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.rule import Every, Life, Place, Question, Rule, Words, within
+from perfagent_server.rules.rule import Every, Life, Question, Rule, within
 from perfagent_server.rules.speed import bounds, loader_cores
 from perfagent_server.rules.speed.bounds import Bound, what_bounds
 from perfagent_server.rules.speed.loader_cores import LoaderCores
@@ -34,7 +34,8 @@ class DataloaderWorkers(Rule):
 
     id: ClassVar[str] = "dataloader_workers"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 16)
+    question = Question.IS_IT_FAST
+    after = ("cpu_bottleneck",)
     reads = (
         Every(5.0),
         *loader_cores.READS,
@@ -45,39 +46,6 @@ class DataloaderWorkers(Rule):
     level = "least_steps"
     life = Life(for_s=10.0, clear_s=30.0, restated=True)
     joins = ("data_bound",)
-    english = Words(
-        name="Loader workers and cores",
-        meaning="The DataLoader has more workers than the cores can run, or fewer than the step needs.",
-        fires=(
-            "When the loader workers of a machine are at least {many_pct:g} % of its cores (info), or when the step waits at "
-            "least {wait_pct:g} % for its batches (warning) and there are more workers than cores, or fewer than there is room "
-            "for beside the ranks. The finding says how many to set on this machine."
-        ),
-        remedies={
-            "": (
-                "Set num_workers so that the ranks and their workers together are as many as the cores; more of them only take "
-                "turns, and each costs memory."
-            ),
-            "too few": (
-                "Raise num_workers up to the cores that the ranks leave free, with persistent_workers=True, so that workers "
-                "load while the model computes."
-            ),
-        },
-    )
-    chinese = Words(
-        name="加载 worker 与核心",
-        meaning="DataLoader 的 worker 多于核心所能运行的数量，或少于训练步所需。",
-        fires=(
-            "一台机器的加载 worker 至少为其核心数的 {many_pct:g} % 时提示；若训练步等待批次至少占 {wait_pct:g} %，且 worker "
-            "多于核心，或少于 rank 之外的空余核心，则为警告。结论给出这台机器应设的数量。"
-        ),
-        remedies={
-            "": "设置 num_workers，使 rank 与其 worker 合计等于核心数；更多的只会轮流运行，且每个都占内存。",
-            "too few": (
-                "把 num_workers 提高到 rank 之外空余的核心数，并设 persistent_workers=True，使 worker 在模型计算时加载数据。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | None:
         machine = loader_cores.loader_cores(window)
@@ -108,7 +76,7 @@ class DataloaderWorkers(Rule):
         most = machine.free
         in_process = "" if most else ", so that each rank loads its batches itself"
         more = f" {bound.message}" if bound is not None else ""
-        return self.found(
+        return self.found_in_words(
             "warning" if waits else "info",
             f"{machine.workers:.0f} loader workers share {machine.cores:.3g} cores",
             f"{machine.workers:.0f} loader workers of {machine.ranks} {machine.named_ranks} share {machine.cores:.3g} cores "
@@ -121,7 +89,7 @@ class DataloaderWorkers(Rule):
         )  # fmt: skip
 
     def _too_few(self, window: Window, machine: LoaderCores, bound: Bound, wait_pct: float, wanted: int) -> Finding:
-        return self.found(
+        return self.found_in_words(
             "warning",
             f"{machine.of_rank} loader workers are too few: steps wait {wait_pct:.0f} % of their time for their batches",
             f"With {machine.of_rank} loader workers for a rank the newest {bound.steps} steady steps wait {wait_pct:.0f} % of "

@@ -7,8 +7,9 @@ from statistics import median
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import p90, spell_s
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words, within
+from perfagent_server.rules.evidence import p90
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
+from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.steady_steps import steady_steps
 from perfagent_server.rules.window import Window
 
@@ -28,7 +29,8 @@ class H2dBound(Rule):
 
     id: ClassVar[str] = "h2d_bound"
     severities = ("warning",)
-    place = Place(Question.IS_IT_FAST, 4)
+    question = Question.IS_IT_FAST
+    after = ("data_bound",)
     reads = (Every(5.0), Series("phase/h2d_s", merge="median"), Series("step_time_s", merge="median"))
     needs_card = True
     seen_on = "an NVIDIA H200"
@@ -36,36 +38,6 @@ class H2dBound(Rule):
     profile_helps = True
     level = "steps"
     life = Life(clear_s=15.0, restated=True)
-    english = Words(
-        name="Copies to the device",
-        meaning="The device waits while batches are copied to it.",
-        fires=(
-            "When copies to the device take at least {warning_pct:g} % of the step and {least_s:g} s on the stream that "
-            "computes. Medians over the newest {steps} steps or more, without evaluations and saves."
-        ),
-        remedies={
-            "": (
-                "Copy while the device computes: pin_memory=True in the DataLoader and .to(device, non_blocking=True), on a "
-                "stream of its own (perfagent.Prefetcher, or that of your framework). Send less: uint8 images that "
-                "are normalized on the device, and int32 tokens instead of int64."
-            ),
-        },
-    )
-    chinese = Words(
-        name="主机到设备的拷贝",
-        meaning="批次拷贝到设备时，设备在等待。",
-        fires=(
-            "在执行计算的流上，到设备的拷贝至少占步时间的 {warning_pct:g} % 且至少 {least_s:g} 秒时触发。"
-            "取最近至少 {steps} 步的中位数，不含评估和保存。"
-        ),
-        remedies={
-            "": (
-                "让拷贝与计算重叠：DataLoader 设置 pin_memory=True，用 .to(device, non_blocking=True) 并在单独的流上拷贝"
-                "（perfagent.Prefetcher 或框架自带的预取器）。减少传输量：图像以 uint8 传输并在设备上归一化，"
-                "token 用 int32 代替 int64。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         copies = window.series("phase/h2d_s")
@@ -81,7 +53,7 @@ class H2dBound(Rule):
         if copy_s < self.least_s or share < self.warning_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
             return None
         copy_p90_s = p90(sorted(row[0] for row in rows))
-        return self.found(
+        return self.found_in_words(
             "warning",
             f"Copies to the device take {share:.0f} % of the step",
             f"Copies to the device take {spell_s(copy_s)} of {spell_s(step_s)} ({share:.0f} %) on the stream that computes "

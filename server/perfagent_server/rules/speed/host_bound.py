@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import spell_s
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Series, Unknown, Words, within
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import bounds
 from perfagent_server.rules.speed.bounds import what_bounds
 from perfagent_server.rules.speed.while_stepping import Typical, while_stepping
+from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["HostBound"]
@@ -39,7 +39,8 @@ class HostBound(Rule):
 
     id: ClassVar[str] = "host_bound"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 14)
+    question = Question.IS_IT_FAST
+    after = ("low_gpu_utilization",)
     reads = (
         Every(15.0),
         *bounds.READS,
@@ -52,39 +53,6 @@ class HostBound(Rule):
     profile_helps = True
     level = "for_s"
     life = Life(clear_s=30.0, restated=True)
-    english = Words(
-        name="Waiting for kernel launches",
-        meaning="The GPU waits between its kernels, because the host launches them more slowly than they run.",
-        fires=(
-            "When, over {for_s:g} s of stepping, a kernel runs on the GPUs for less than {info_below_pct:g} % (info) or "
-            "{warning_below_pct:g} % (warning) of the time, or the multiprocessors work for less than {sm_below_pct:g} % of it "
-            "(info), while waits, copies, communication, rollouts and unmeasured code take less than {most_wait_pct:g} % of "
-            "the step, and no call makes the host wait for the device."
-        ),
-        remedies={
-            "": (
-                "Launch fewer, larger kernels: torch.compile(mode='reduce-overhead') replays CUDA graphs, a larger batch makes "
-                "each kernel longer, AdamW(fused=True) is one kernel instead of hundreds, and scaled_dot_product_attention "
-                "replaces attention written out. `perfagent profile RUN` shows the gaps between kernels."
-            ),
-        },
-    )
-    chinese = Words(
-        name="等待内核启动",
-        meaning="GPU 在内核之间等待，因为主机启动内核比内核执行更慢。",
-        fires=(
-            "在 {for_s:g} 秒的训练时间内，GPU 上有内核运行的时间低于 {info_below_pct:g} %（提示）或 {warning_below_pct:g} %"
-            "（警告），或流式多处理器工作时间低于 {sm_below_pct:g} %（提示），而等待、拷贝、通信、rollout 和未测量代码"
-            "合计低于步时间的 {most_wait_pct:g} %，且没有让主机等待设备的调用时触发。"
-        ),
-        remedies={
-            "": (
-                "启动更少、更大的内核：torch.compile(mode='reduce-overhead') 重放 CUDA Graph，更大的批次使每个内核更长，"
-                "AdamW(fused=True) 用一个内核代替数百个，scaled_dot_product_attention 代替手写注意力。"
-                "`perfagent profile RUN` 显示内核之间的空隙。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         if not {_UTILIZATION, _SM} & window.by_time.keys():
@@ -110,7 +78,7 @@ class HostBound(Rule):
         seen = runs or works
         assert seen is not None
         idle = 100.0 - seen.mean
-        return self.found(
+        return self.found_in_words(
             "warning" if _is_below(runs, self.warning_below_pct) else "info",
             f"The GPU is idle {idle:.0f} % of the time and waits for launches",
             f"While forward, backward and optimizer take {100 - waits:.0f} % of {spell_s(bound.step_p50_s)} a step, "

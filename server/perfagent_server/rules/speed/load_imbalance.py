@@ -9,13 +9,14 @@ from typing import ClassVar
 import numpy as np
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import p90, spell_s
+from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words, within
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Unknown, within
 from perfagent_server.rules.speed import own_work
 from perfagent_server.rules.speed.cpu_load import PRESSURE
 from perfagent_server.rules.speed.own_work import lower_median
 from perfagent_server.rules.speed.stages import stages_of
+from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["LoadImbalance"]
@@ -45,7 +46,8 @@ class LoadImbalance(Rule):
 
     id: ClassVar[str] = "load_imbalance"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 18)
+    question = Question.IS_IT_FAST
+    after = ("batch_too_small",)
     reads = (
         Every(5.0),
         *own_work.READS,
@@ -54,57 +56,6 @@ class LoadImbalance(Rule):
     charts = (_WAITED, _TOTAL)
     profile_helps = True
     life = Life(for_s=15.0, clear_s=30.0, restated=True)
-    english = Words(
-        name="Uneven work of ranks",
-        meaning="In each step another rank has more work than the others, and they wait for it.",
-        fires=(
-            "When, over the newest {steps} steps, the rank with the most own work in a step needs on average at least "
-            "{info_pct:g} % (info) or {warning_pct:g} % (warning) of the step more than a typical rank of its stage, and it "
-            "is not the same rank all the time: what one rank needs more in every step must be less than {fixed_share:.0%} of "
-            "it. Ranks that share too few cores (CPU pressure of {most_pressure_pct:g} % or more) are not judged."
-        ),
-        remedies={
-            "": (
-                "Give every rank the same work in each step: batches of a token budget instead of a number of samples "
-                "(perfagent.TokenBudgetBatchSampler), sequences of like lengths in the same step on all ranks "
-                "(perfagent.LengthBucketBatchSampler), or packed sequences (perfagent.PackedBatchSampler). Attention costs the "
-                "square of the length, so balance by that for long sequences."
-            ),
-            "data": (
-                "Some rank waits for its batch in nearly every step, each time another one: give the loaders more time to "
-                "level out (a higher prefetch_factor, persistent_workers=True), and cache what takes some samples long to "
-                "decode."
-            ),
-            "other": (
-                "Python outside of the model takes some rank longer, each time another one: garbage collection at different "
-                "moments (gc.freeze(), and gc.collect() on all ranks at the same step), logging, or programs beside the training."
-            ),
-        },
-    )
-    chinese = Words(
-        name="各 rank 工作不均",
-        meaning="每一步都有不同的 rank 工作更多，其他 rank 都在等它。",
-        fires=(
-            "最近 {steps} 步中，每步工作最多的 rank 平均比同阶段的典型 rank 多用至少步时间的 {info_pct:g} %（提示）或 "
-            "{warning_pct:g} %（警告），且并非总是同一个 rank（单个 rank 每步都多用的部分须低于 {fixed_share:.0%}）时触发。"
-            "争用过少核心的 rank（CPU 压力达到 {most_pressure_pct:g} %）不作判断。"
-        ),
-        remedies={
-            "": (
-                "让每个 rank 每步的工作相同：按 token 预算而非样本数组批（perfagent.TokenBudgetBatchSampler），"
-                "让所有 rank 同一步处理长度相近的序列（perfagent.LengthBucketBatchSampler），"
-                "或打包序列（perfagent.PackedBatchSampler）。注意力的代价与长度平方成正比，长序列应按此均衡。"
-            ),
-            "data": (
-                "几乎每一步都有某个 rank 在等待批次，且每次不同：让加载器有更多余量（更大的 prefetch_factor，"
-                "persistent_workers=True），并缓存解码很慢的样本。"
-            ),
-            "other": (
-                "模型之外的 Python 代码使某个 rank 变慢，且每次不同：不同时刻的垃圾回收（gc.freeze()，并在所有 rank 的"
-                "同一步调用 gc.collect()）、日志，或训练之外的程序。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         took = window.series(_TOTAL)
@@ -144,13 +95,13 @@ class LoadImbalance(Rule):
         phase, more_s = _uneven_phase(window, ranks, self.steps)
         where = f" The most of it is in {phase} ({spell_s(more_s)})." if phase else ""
         lost_p50_s, lost_p90_s, typical_s = lost[steps // 2], p90(lost), took[steps // 2]
-        return self.found(
+        return self.found_in_words(
             "warning" if share >= self.warning_pct else "info",
             f"Ranks wait {spell_s(lost_s)} of each step ({share:.0f} %) for one that has more work",
             f"In a step the rank with the most work needs {spell_s(lost_s)} more than a typical one (P50 "
             f"{spell_s(lost_p50_s)}, P90 {spell_s(lost_p90_s)}): {share:.0f} % of {spell_s(typical_s)} that "
             f"all wait. In {steps} steps it was {different} different ranks, so it is the work and no slow rank.{where}",
-            cause=phase if phase in self.english.remedies else "",
+            cause=phase if phase in self.text().remedies else "",
             cost=f"{spell_s(lost_s)} of each step of {spell_s(typical_s)}",
             since_step=window.at,
             evidence={

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
+from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.step_shares import PAUSES, means_over, seconds_by_step
 from perfagent_server.rules.speed.while_stepping import while_stepping
@@ -29,42 +29,13 @@ class LowGpuUtilization(Rule):
 
     id: ClassVar[str] = "low_gpu_utilization"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 13)
+    question = Question.IS_IT_FAST
+    after = ("throttling",)
     reads = (Series("gpu/utilization_pct", keep=600, axis="time", judged=True), *step_shares.READS)
     charts = ("gpu/utilization_pct",)
     profile_helps = True
     level = "for_s"
     life = Life(clear_s=60.0, restated=True)
-    english = Words(
-        name="Low GPU utilization",
-        meaning="The GPUs are idle much of the time in which the run makes steps.",
-        fires=(
-            "When mean utilization over {for_s:g} s of stepping is below {info_below_pct:g} % (info) or "
-            "{warning_below_pct:g} % (warning). Pauses between steps do not count. The finding names the phase to "
-            "look at, by its share of the newest 64 steps."
-        ),
-        remedies={
-            "": (
-                "The GPU waits: remove the largest phase named in the evidence first. If none stands out, raise the "
-                "batch size, compile the model (torch.compile) or capture CUDA graphs, and remove calls that wait "
-                "for the device, such as .item()."
-            ),
-        },
-    )
-    chinese = Words(
-        name="GPU 利用率低",
-        meaning="在训练步进行期间，GPU 大部分时间空闲。",
-        fires=(
-            "在 {for_s:g} 秒的训练时间内，平均利用率低于 {info_below_pct:g} %（提示）或 {warning_below_pct:g} "
-            "%（警告）时触发。步与步之间的停顿不计入。结论按最近 64 步中各阶段的占比指出应先检查的阶段。"
-        ),
-        remedies={
-            "": (
-                "GPU 在等待：先消除证据中占比最大的阶段。若没有突出的阶段，请增大批次、"
-                "编译模型（torch.compile）或使用 CUDA Graph，并去掉等待设备的调用，例如 .item()。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         typical = while_stepping(window, "gpu/utilization_pct", self.for_s)
@@ -76,7 +47,7 @@ class LowGpuUtilization(Rule):
             return None
         shares, why = _cause(window)
         said = f"; {why}" if why else ""
-        return self.found(
+        return self.found_in_words(
             "warning" if mean < self.warning_below_pct else "info",
             f"The GPU is busy {mean:.0f} % of the time",
             f"The GPU is busy {mean:.0f} % of the time over {covered:.0f} s in which steps were made{said}.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
+from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import bounds
 from perfagent_server.rules.speed.bounds import Bound, what_bounds
 from perfagent_server.rules.speed.level_shift import LevelShift, Shift, middle
@@ -39,7 +39,8 @@ class LowMfu(Rule):
 
     id: ClassVar[str] = "low_mfu"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 19)
+    question = Question.IS_IT_FAST
+    after = ("load_imbalance",)
     reads = (
         Series(_MFU, judged=True),
         Series(_FLOPS, merge="sum"),
@@ -51,43 +52,6 @@ class LowMfu(Rule):
     joins = ("throughput_regression",)
     needs_card = True
     seen_on = "an NVIDIA H200"
-    english = Words(
-        name="Low MFU",
-        meaning="The devices do little of the arithmetic that they could do, or less of it than before.",
-        fires=(
-            "When MFU falls by at least {drop_pct:g} % of its own level and stands out from its noise (a warning while a step "
-            "has as much arithmetic as before, else a remark), or when its median over {steps} steps is below "
-            "{info_below_pct:g} % (a remark). Without a known peak of the device there is no MFU, and the rule is silent."
-        ),
-        remedies={
-            "": (
-                "Remove what the devices wait for first (the shares of the step are in the evidence). Then give the tensor cores "
-                "more: bf16 autocast, torch.compile, FlashAttention, a larger batch, sizes that are multiples of 64."
-            ),
-            "fell": (
-                "Look at what changed at that step: clocks and throttling of the devices, another rank that became slow, the "
-                "loader, recompilations (TORCH_LOGS=recompiles), or shapes that fit the device less well."
-            ),
-        },
-    )
-    chinese = Words(
-        name="MFU 低",
-        meaning="设备只完成了其能力的一小部分计算，或比之前更少。",
-        fires=(
-            "MFU 比自身水平下降至少 {drop_pct:g} % 且明显超出噪声（每步计算量不变时为警告，否则为提示），或最近 {steps} 步的"
-            "中位数低于 {info_below_pct:g} %（提示）时触发。设备峰值未知时没有 MFU，规则不作判断。"
-        ),
-        remedies={
-            "": (
-                "先消除设备等待的部分（证据中有各阶段占比），再让张量核心做更多：bf16 autocast、torch.compile、FlashAttention、"
-                "更大的批次、64 的倍数的尺寸。"
-            ),
-            "fell": (
-                "查看那一步发生了什么变化：设备频率与降频、变慢的其他 rank、加载器、重新编译（TORCH_LOGS=recompiles），"
-                "或不适合设备的形状。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         series, step = window.by_step[_MFU], window.at
@@ -118,7 +82,7 @@ class LowMfu(Rule):
         now, before = 100 / shift.level, 100 / shift.before
         lost = 100 * (1 - 1 / shift.times)
         arithmetic = "" if is_same else "; a step has other arithmetic since then"
-        return self.found(
+        return self.found_in_words(
             "warning" if is_same else "info",
             f"MFU fell from {before:.3g} % to {now:.3g} % at step {shift.step:,}",
             f"MFU is {now:.3g} % since step {shift.step:,}, {lost:.3g} % less than the {before:.3g} % of the steps before "
@@ -142,7 +106,7 @@ class LowMfu(Rule):
         if mfu >= limit:
             return None
         bound: Bound | None = what_bounds(window)
-        return self.found(
+        return self.found_in_words(
             "info",
             f"MFU is {mfu:.3g} %: the devices could do {100 / mfu:.2g} times the arithmetic",
             f"MFU is {mfu:.3g} % over the newest {len(known)} steps (median): the model's own arithmetic, of the dense peak of "

@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any, ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import spell_s
 from perfagent_server.rules.rule import Every, Life, Rule, Series
+from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.wall_time import RECENT_S
 from perfagent_server.rules.window import Window
 
@@ -72,7 +72,7 @@ class PauseRule(Rule):
         share = 100 * found.share
         if share < self.info_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
             return None
-        return self.found(
+        return self.found_in_words(
             "warning" if share >= self.warning_pct and found.is_settled else "info",
             f"{self.take} {share:.0f} % of wall time",
             f"{self.take} {share:.0f} % of wall time: {_each(found)}, {self._how_often(found)}. {self.doing} "

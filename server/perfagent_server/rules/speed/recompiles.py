@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import TITLE, one_line, spell_s
-from perfagent_server.rules.rule import Events, Every, Life, Place, Question, Rule, Series, Words
+from perfagent_server.rules.evidence import TITLE, one_line
+from perfagent_server.rules.rule import Events, Every, Life, Question, Rule, Series
 from perfagent_server.rules.speed.compile_reasons import Compiled, compiled_functions
+from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.wall_time import RECENT_S
 from perfagent_server.rules.window import Window
 
@@ -37,64 +38,11 @@ class Recompiles(Rule):
 
     id: ClassVar[str] = "recompiles"
     severities = ("warning",)
-    place = Place(Question.IS_IT_FAST, 9)
+    question = Question.IS_IT_FAST
+    after = ("sync_bound",)
     reads = (Series(_SECONDS, merge="median", judged=True), Events("compile", keep=512), Every(15.0))
     charts = (_SECONDS, "compile/recompiles", "step_time_s")
     life = Life(clear_s=30.0, restated=True)
-    english = Words(
-        name="Recompilation",
-        meaning="torch.compile compiles a function again and again, or has reached its limit and runs it uncompiled.",
-        fires=(
-            "When torch.compile has reached its limit for a function: what fits none of the compiled versions then runs "
-            "uncompiled. And when compiling takes at least {share_pct:g} % of the time, over the newest ten minutes, without "
-            "the first {after_steps} steps, and at least {least_times} steps compiled. The longest of these counts only as "
-            "much as the second longest. Compiling within an evaluation counts as evaluation."
-        ),
-        remedies={
-            "": (
-                "Pad to a few lengths (pad_to_multiple_of=64, or perfagent.LengthBucketBatchSampler), or let one graph take "
-                "every size: torch._dynamo.mark_dynamic(x, DIMENSION) before the call, or torch.compile(..., dynamic=True). "
-                "If there are only some sizes more than the limit, raise torch._dynamo.config.recompile_limit."
-            ),
-            "values": (
-                "torch.compile makes a graph for each value of a Python number, string or length of a list. Pass what changes "
-                "as a tensor, keep it out of the compiled function, or use torch.compile(..., dynamic=True). For a number "
-                "that is an attribute of a module: torch._dynamo.config.allow_unspec_int_on_nn_module = True. If there are "
-                "only some values more than the limit, raise torch._dynamo.config.recompile_limit."
-            ),
-            "other": (
-                'Make what the guard names the same in every call. TORCH_LOGS="recompiles" prints all guards that failed, with '
-                "the line of the script. If there are only some versions more than the limit, raise "
-                "torch._dynamo.config.recompile_limit."
-            ),
-        },
-    )
-    chinese = Words(
-        name="重复编译",
-        meaning="torch.compile 反复编译同一个函数，或已达到上限而不再编译它。",
-        fires=(
-            "某个函数达到 torch.compile 的上限时触发：不符合任何已编译版本的输入将以未编译方式运行。最近十分钟内编译至少占 "
-            "{share_pct:g} % 的时间且至少 {least_times} 步进行了编译时也触发；前 {after_steps} 步不计，"
-            "最长的一次只按第二长的计。评估中的编译计入评估。"
-        ),
-        remedies={
-            "": (
-                "填充到少数几种长度（pad_to_multiple_of=64 或 perfagent.LengthBucketBatchSampler），或让同一个图接受所有大小："
-                "调用前使用 torch._dynamo.mark_dynamic(x, 维度)，或 torch.compile(..., dynamic=True)。"
-                "若大小的种类只比上限多几种，可提高 torch._dynamo.config.recompile_limit。"
-            ),
-            "values": (
-                "torch.compile 会为 Python 数字、字符串或列表长度的每个取值各生成一个图。将变化的量作为张量传入、移出被编译的"
-                "函数，或使用 torch.compile(..., dynamic=True)。若是模块的数字属性："
-                "torch._dynamo.config.allow_unspec_int_on_nn_module = True。若取值只比上限多几种，可提高 "
-                "torch._dynamo.config.recompile_limit。"
-            ),
-            "other": (
-                '让 guard 所指的内容在每次调用中保持一致。TORCH_LOGS="recompiles" 会打印所有失败的 guard 及脚本中的行。'
-                "若版本只比上限多几种，可提高 torch._dynamo.config.recompile_limit。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | None:
         state = window.state_of(self, {"rows": [], "since": None, "limits": []})
@@ -115,7 +63,7 @@ class Recompiles(Rule):
             said.append(
                 f"Compiling takes {100 * share:.0f} % of the time: {spell_s(seconds)} of the newest {spell_s(over_s)}."
             )
-        return self.found(
+        return self.found_in_words(
             "warning",
             title,
             " ".join(said),

@@ -8,12 +8,13 @@ from typing import ClassVar
 import numpy as np
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import p90, spell_s
+from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words, within
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Unknown, within
 from perfagent_server.rules.speed.own_work import PHASES, READS, own_work
 from perfagent_server.rules.speed.rank_medians import slowest_phase
 from perfagent_server.rules.speed.stages import Stages, stages_of
+from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["StageImbalance"]
@@ -37,53 +38,12 @@ class StageImbalance(Rule):
 
     id: ClassVar[str] = "stage_imbalance"
     severities = ("warning",)
-    place = Place(Question.IS_IT_FAST, 2)
+    question = Question.IS_IT_FAST
+    after = ("straggler",)
     reads = (Every(3.0), *READS)
     charts = ("phase/comm_s", "step_time_s")
     profile_helps = True
     life = Life(for_s=6.0, clear_s=15.0, restated=True)
-    english = Words(
-        name="Uneven pipeline stages",
-        meaning="One stage of the pipeline has more work than the others, and they wait for it in every step.",
-        fires=(
-            "When the own work of a typical rank of the slowest stage (its step without the wait for other ranks) takes at "
-            "least {slow_times:g} times that of the fastest, and even stages would save at least {cost_pct:g} % of the "
-            "step. Medians over the newest {steps} steps. Where ranks do not say their stage, stages are rows of equally "
-            "many ranks, two or more, with equal work."
-        ),
-        remedies={
-            "": (
-                "Move layers from the slowest stage to the others. The last stage also has the head and the loss: give it "
-                "one or two layers fewer (in Megatron --decoder-last-pipeline-num-layers, in torch.distributed.pipelining "
-                "other split points, in DeepSpeed partition_method='parameters'), and the first one fewer for its embedding."
-            ),
-            "by their work": (
-                "If this is a pipeline, move layers from the slowest stage to the others: the last one also has the head "
-                "and the loss. If it is none, these ranks share something that is slow: compare their node with another "
-                "(GPU clocks, other processes, network), and their part of the data."
-            ),
-        },
-    )
-    chinese = Words(
-        name="流水线阶段不均衡",
-        meaning="流水线的某个阶段工作更多，其他阶段每一步都在等它。",
-        fires=(
-            "最慢阶段的典型 rank 自身的工作（步时间减去等待其他 rank 的时间）至少是最快阶段的 {slow_times:g} 倍，"
-            "且均衡后至少能节省步时间的 {cost_pct:g} % 时触发，取最近 {steps} 步的中位数。"
-            "若 rank 没有报告所属阶段，则把工作量相同、数量相等（至少两个）的一排 rank 视为一个阶段。"
-        ),
-        remedies={
-            "": (
-                "把最慢阶段的层移到其他阶段。最后一个阶段还包含输出头和损失：让它少一两层（Megatron 用 "
-                "--decoder-last-pipeline-num-layers，torch.distributed.pipelining 调整切分点，DeepSpeed 用 "
-                "partition_method='parameters'）；第一个阶段因嵌入层也应少一些。"
-            ),
-            "by their work": (
-                "若这是流水线，把最慢阶段的层移到其他阶段：最后一个阶段还包含输出头和损失。若不是流水线，"
-                "则这些 rank 共用某个慢的东西：比较其节点与其他节点（GPU 频率、其他进程、网络）以及它们的数据分片。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         took = window.series("step_time_s")
@@ -116,7 +76,7 @@ class StageImbalance(Rule):
         where = f", {spell_s(more_s)} of it in {phase}" if phase else ""
         took = window.series("step_time_s")
         ordered = sorted(took.last(self.steps)) if took is not None else [step_s]
-        return self.found(
+        return self.found_in_words(
             "warning",
             f"{which[0].upper()}{which[1:]} has {times:.2g} times the work of another, and all wait for it",
             f"{which[0].upper()}{which[1:]} ({_row(of_slow)}) needs {spell_s(float(typical[slow]))} for its own work in a "

@@ -9,11 +9,12 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from perfagent.wire import TIMED_PHASES, Finding
-from perfagent_server.rules.evidence import p90, spell_s
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words
+from perfagent_server.rules.evidence import p90
+from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown
 from perfagent_server.rules.speed import cpu_load, step_shares
 from perfagent_server.rules.speed.level_shift import middle
 from perfagent_server.rules.speed.step_shares import PAUSES
+from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.steady_steps import SKIPPED_STEPS
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
@@ -48,60 +49,12 @@ class StepTimeTail(Rule):
 
     id: ClassVar[str] = "step_time_tail"
     severities = ("info", "warning")
-    place = Place(Question.IS_IT_FAST, 21)
+    question = Question.IS_IT_FAST
+    after = ("throughput_regression",)
     reads = (Series("step_time_s", merge="median", judged=True), *step_shares.READS[1:], *cpu_load.READS)
     charts = ("step_time_s",)
     profile_helps = True
     life = Life(clear_steps=1, restated=True)
-    english = Words(
-        name="Single slow steps",
-        meaning="Now and then a step takes far longer than the others, more often than at the beginning.",
-        fires=(
-            "When at least {outliers_per_1000:g} times in the newest 1,000 steps a step took more than {tail_times:g} times "
-            "the 99th percentile of the first {baseline_steps} steps (both as multiples of the median of the steps around), "
-            "and clearly more often than before. "
-            "A warning if these steps cost at least {warning_pct:g} % of the time, else a remark; so it is while other programs "
-            "use many of the cores. Evaluations, saves and the first steps do not count."
-        ),
-        remedies={
-            "": (
-                "Look at what happens in these steps (the evidence has their numbers and the phase that takes longer): garbage "
-                "collection of Python (gc.freeze() after the start, gc.collect() every 1,000 steps), recompilations "
-                "(TORCH_LOGS=recompiles), the allocator (expandable_segments:True), logging, or other programs."
-            ),
-            "regular": (
-                "The slow steps come at even intervals, so the script does something then: logging, plotting, metrics, a save "
-                'that nothing times. Put `with run.phase("NAME"):` around it to see, and do it more rarely or in a thread.'
-            ),
-            "data": (
-                "In these steps the batch comes late: give the loader a higher prefetch_factor and persistent_workers=True, and "
-                "cache what takes some samples long to decode."
-            ),
-        },
-    )
-    chinese = Words(
-        name="个别步骤过慢",
-        meaning="偶尔有一步比其他步慢得多，而且比开始时更频繁。",
-        fires=(
-            "最近 1,000 步中至少有 {outliers_per_1000:g} 次某一步超过前 {baseline_steps} 步第 99 百分位的 {tail_times:g} 倍"
-            "（均以附近步的中位数为单位）时触发。若这些步至少占用时间的 {warning_pct:g} % 则为警告，否则仅作提示；"
-            "其他程序占用大量核心时也仅作提示。"
-            "评估、保存和最初几步不计。"
-        ),
-        remedies={
-            "": (
-                "查看这些步中发生了什么（证据中有步号和变慢的阶段）：Python 垃圾回收（启动后 gc.freeze()，每 1,000 步 "
-                "gc.collect()）、重新编译（TORCH_LOGS=recompiles）、分配器（expandable_segments:True）、日志或其他程序。"
-            ),
-            "regular": (
-                "慢步以均匀的间隔出现，说明脚本在此时做了某事：日志、绘图、指标或未计时的保存。用 "
-                '`with run.phase("NAME"):` 包住它来查看，并减少次数或放到线程中。'
-            ),
-            "data": (
-                "这些步的批次来得晚：增大加载器的 prefetch_factor 并设 persistent_workers=True，缓存解码很慢的样本。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         took = window.by_step["step_time_s"]
@@ -190,13 +143,13 @@ class StepTimeTail(Rule):
         regular = f", every {every:,} steps" if every else ""
         crowd = cpu_load.is_crowded(window, took.time or 0.0)
         where += " Meanwhile other programs use many of the cores." if crowd else ""
-        return self.found(
+        return self.found_in_words(
             "warning" if share >= self.warning_pct and not crowd else "info",
             f"{slow} of {steps:,} steps take about {each / typical:.2g} times as long as the others",
             f"{slow} of the newest {steps:,} steps took about {spell_s(each)}{regular}, where a step takes {spell_s(typical)} "
             f"(P50; P90 {spell_s(step_p90_s)}) and 99 of 100 took at most {spell_s(usual)} at the beginning: {share:.1f} % of "
             f"the time.{where}",
-            cause="regular" if every else phase if phase in self.english.remedies else "",
+            cause="regular" if every else phase if phase in self.text().remedies else "",
             cost=f"{share:.1f} % of the time",
             since_step=state["slow"][0][0],
             evidence={

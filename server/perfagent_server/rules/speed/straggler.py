@@ -8,12 +8,13 @@ from typing import ClassVar
 import numpy as np
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import named_ranks, p90, spell_s
+from perfagent_server.rules.evidence import named_ranks, p90
 from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Place, Question, Rule, Unknown, Words, within
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Unknown, within
 from perfagent_server.rules.speed.own_work import PHASES, READS, lower_median, own_work
 from perfagent_server.rules.speed.rank_medians import slowest_phase
 from perfagent_server.rules.speed.stages import stages_of
+from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["Straggler"]
@@ -41,58 +42,11 @@ class Straggler(Rule):
 
     id: ClassVar[str] = "straggler"
     severities = ("warning", "critical")
-    place = Place(Question.IS_IT_FAST, 1)
+    question = Question.IS_IT_FAST
     reads = (Every(3.0), *READS)
     charts = ("phase/comm_s", "step_time_s")
     profile_helps = True
     life = Life(for_s=6.0, clear_s=15.0, restated=True)
-    english = Words(
-        name="Straggler",
-        meaning="One rank is slower than its peers, and all the others wait for it.",
-        fires=(
-            "When the own work of a rank (its step without the wait for other ranks) takes at least {slow_times:.3g} "
-            "times that of a typical rank of its stage, and the wait of the others costs at least {cost_pct:g} % of the "
-            "step (critical: {critical_cost_pct:g} %). Medians over the newest {steps} steps, in {often:.0%} of which it "
-            "must be slow. If more than {most_share:.1%} of the ranks are slow (one always may be), it is no straggler: "
-            "then ranks have different work."
-        ),
-        remedies={
-            "": (
-                "Compare the slow rank's node with another: GPU clocks and throttling, other processes on its cores "
-                "or its GPU, its network. Start it on another node; if the slowness stays with the rank and not with "
-                "the node, look at the work that only this rank does (logging, evaluation, its part of the data)."
-            ),
-            "data": (
-                "The slow rank waits for its data: look at the disk and the network of its node, at the CPU cores "
-                "that its loader workers share, and at the files of its shard; give it more workers."
-            ),
-            "other": (
-                "The slow rank spends the time in Python outside of the model: move what only it does (logging, "
-                "plotting, writing files) off the training loop, or on all ranks in turn."
-            ),
-        },
-    )
-    chinese = Words(
-        name="掉队 rank",
-        meaning="某个 rank 比其他的慢，所有 rank 都在等它。",
-        fires=(
-            "某个 rank 自身的工作（步时间减去等待其他 rank 的时间）达到典型 rank 的 {slow_times:.3g} 倍，且其他 rank "
-            "的等待至少占步时间的 {cost_pct:g} %（严重：{critical_cost_pct:g} %）时触发，取最近 {steps} 步的中位数，且其中 "
-            "{often:.0%} 的步都慢。"
-            "流水线并行时只比较同一阶段的 rank。若变慢的 rank 超过总数的 {most_share:.1%}（至少允许一个），"
-            "则不算掉队：此时各 rank 的工作不同。"
-        ),
-        remedies={
-            "": (
-                "将慢 rank 所在节点与其他节点比较：GPU 频率与降频、占用其核心或 GPU 的其他进程、网络。换一个节点；"
-                "若仍随 rank 而慢，检查只有它执行的工作。"
-            ),
-            "data": (
-                "慢 rank 在等待数据：检查其节点的磁盘和网络、加载 worker 共享的 CPU 核心以及它的数据分片；增加 worker。"
-            ),
-            "other": "慢 rank 的时间花在模型之外的 Python 代码上：把只有它做的事（日志、绘图、写文件）移出训练循环。",
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         took = window.series("step_time_s")
@@ -141,14 +95,14 @@ class Straggler(Rule):
         named = [ranks[place] for place in slow]
         who = named_ranks(named, window.world_size)
         where = f", {spell_s(more_s)} of it in {phase}" if phase else ""
-        return self.found(
+        return self.found_in_words(
             "critical" if cost >= self.critical_cost_pct else "warning",
             f"{who[0].upper()}{who[1:]} is {times:.2g} times as slow as the others" if len(named) == 1 else f"{who} are slow",
             f"{who[0].upper()}{who[1:]} needs {spell_s(float(own[worst]))} for its own work in a step, "
             f"{times:.2g} times the "
             f"{spell_s(typical)} of a typical rank{where}: the others wait {spell_s(lost_s)} of {spell_s(step_s)} "
             f"({cost:.0f} %; medians of the newest {steps} steps, P90 of its own work {spell_s(own_p90_s)}).",
-            cause=phase if phase in self.english.remedies else "",
+            cause=phase if phase in self.text().remedies else "",
             cost=f"{spell_s(lost_s)} of each step of {spell_s(step_s)}, on every other rank",
             since_step=window.at,
             ranks=named,

@@ -8,18 +8,16 @@ from statistics import median
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import p90, spell_s
+from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.rule import (
     UNKNOWN,
     Events,
     Every,
     Life,
-    Place,
     Question,
     Rule,
     Series,
     Unknown,
-    Words,
     within,
 )
 from perfagent_server.rules.speed import step_shares
@@ -53,7 +51,8 @@ class SyncBound(Rule):
 
     id: ClassVar[str] = "sync_bound"
     severities = ("warning",)
-    place = Place(Question.IS_IT_FAST, 8)
+    question = Question.IS_IT_FAST
+    after = ("eval_bound",)
     reads = (
         Every(5.0),
         Events("sync"),
@@ -67,42 +66,6 @@ class SyncBound(Rule):
     profile_helps = True
     level = "steps"
     life = Life(clear_s=30.0, restated=True)
-    english = Words(
-        name="Reading values one by one",
-        meaning=(
-            "The loop reads values of tensors one by one (.item(), .cpu(), a tensor in an `if`), and the device, or the step, "
-            "waits for that."
-        ),
-        fires=(
-            "When a sampled step has calls that make the host wait for the device, and at least {warning_pct:g} % of the step "
-            "is in no phase, or, with {many_calls} such calls or more, no kernel runs for so much of {for_s:g} s of stepping. "
-            "Without a GPU: when loops that read single values take at least {warning_pct:g} % of the step and {least_s:g} s. "
-            "The finding names the lines."
-        ),
-        remedies={
-            "": (
-                "Compute with whole tensors and read the result once: (predictions == targets).sum() instead of a loop with "
-                ".item(), torch.where instead of `if`. Keep losses and metrics as detached tensors and read them every 50 "
-                "steps; .tolist() reads a whole tensor at once, .to('cpu', non_blocking=True) does not wait."
-            ),
-        },
-    )
-    chinese = Words(
-        name="逐个读取数值",
-        meaning="训练循环逐个读取张量的值（.item()、.cpu()、在 `if` 中使用张量），设备或训练步为此等待。",
-        fires=(
-            "采样的训练步中有让主机等待设备的调用，且至少 {warning_pct:g} % 的步时间不属于任何阶段；或此类调用不少于 "
-            "{many_calls} 次，且在 {for_s:g} 秒的训练中有同样比例的时间没有内核运行时触发。没有 GPU 时：逐个读值的循环至少"
-            "占步时间的 {warning_pct:g} % 且至少 {least_s:g} 秒时触发。结论会指出代码行。"
-        ),
-        remedies={
-            "": (
-                "用整个张量计算，只读取一次结果：用 (predictions == targets).sum() 代替带 .item() 的循环，用 torch.where "
-                "代替 `if`。把损失和指标保留为 detach 的张量，每 50 步读取一次；.tolist() 一次读取整个张量，"
-                ".to('cpu', non_blocking=True) 不会等待。"
-            ),
-        },
-    )
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         calls = window.value(_CALLS) or window.value(_READS)
@@ -120,28 +83,14 @@ class SyncBound(Rule):
         if share < limit or lost_s < self.least_s:
             return None
         lines = told_lines(window, "sync")
-        where = f", {lines[0]['count']:,} of them in {lines[0]['line']}" if lines else ""
-        if reading_s is None:
-            title = f"Calls that wait for the device cost {share:.0f} % of the step"
-            said = (
-                f"{calls:,.0f} calls a step make the host wait for the device{where}: after each the device waits for the "
-                f"host, {spell_s(lost_s)} of {spell_s(step_s)} ({share:.0f} %; P90 of the step {spell_s(step_p90_s)})."
-            )
-        else:
-            title = f"Reading tensors value by value takes {share:.0f} % of the step"
-            said = (
-                f"The loop reads {calls:,.0f} single values of tensors in a step{where}: that takes {spell_s(lost_s)} of "
-                f"{spell_s(step_s)} ({share:.0f} %; P90 of the step {spell_s(step_p90_s)})."
-            )
         return self.found(
             "warning",
-            title,
-            said,
-            cost=f"{spell_s(lost_s)} of each step of {spell_s(step_s)}",
+            cause="" if reading_s is None else "single values",
             since_step=window.at,
             evidence={
                 "calls_per_step": calls, "lost_s": lost_s, "step_time_s": step_s, "step_p90_s": step_p90_s,
-                "share_pct": share, "lines": lines,
+                "share_pct": share, "lines": lines, "line": lines[0]["line"] if lines else None,
+                "calls_of_line": lines[0]["count"] if lines else None,
                 "other_share_pct": _pct(share_elsewhere(window)), "steps": len(times),
             },
             gain_pct=share,

@@ -8,12 +8,13 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from perfagent.wire import TIMED_PHASES, Finding, Severity
-from perfagent_server.rules.evidence import p90, spell_pct, spell_s
-from perfagent_server.rules.rule import UNKNOWN, Life, Place, Question, Rule, Series, Unknown, Words, within
+from perfagent_server.rules.evidence import p90
+from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import cpu_load, drift, step_shares
 from perfagent_server.rules.speed.cpu_load import CpuLoad, ranks_of_nodes
 from perfagent_server.rules.speed.level_shift import LevelShift, Shift, middle, newest_above
 from perfagent_server.rules.speed.step_shares import UTILIZATION
+from perfagent_server.rules.spelling import spell_pct, spell_s
 from perfagent_server.rules.steady_steps import SKIPPED_STEPS
 from perfagent_server.rules.window import Window
 
@@ -77,7 +78,8 @@ class ThroughputRegression(Rule):
 
     id: ClassVar[str] = "throughput_regression"
     severities = ("info", "warning", "critical")
-    place = Place(Question.IS_IT_FAST, 20)
+    question = Question.IS_IT_FAST
+    after = ("low_mfu",)
     reads = (
         Series("step_time_s", merge="median", judged=True),
         *step_shares.READS[1:],
@@ -88,84 +90,6 @@ class ThroughputRegression(Rule):
     charts = ("step_time_s", "samples_per_s")
     profile_helps = True
     life = Life(clear_steps=10, restated=True)
-    english = Words(
-        name="Slower steps",
-        meaning="From some step on, each step takes longer than the steps before.",
-        fires=(
-            "When the newest {steps} steps take at least {warning_times:g} times as long as up to {before_steps} "
-            "steps before (warning; medians). Critical: {critical_times:g} times as long, for {critical_steps} "
-            "steps. The rise must last for {least_s:g} s, and stand out from the noise of the steps: by six standard "
-            "errors, by more than in any earlier stretch, and by odds of ten million to one against chance. Steps "
-            "below 0.05 s are put together into groups once there are enough of them. Evaluations, saves and the "
-            "first steps do not count. Steps that get longer little by little are found, too: each time the number "
-            "of steps doubles (16, 32, 64 ...), three times in a row, they must take 1.15 times as long, and 1.5 "
-            "times altogether, over 10 s at least. "
-            "If only code that no phase measures grew, that is a remark. It does not fire where "
-            "tokens, samples or arithmetic a second stay level: then a step has more work. If other programs fill "
-            "the cores, it is a remark (info) after {others_for_s:g} s. It is over when the steps are as fast as "
-            "before."
-        ),
-        remedies={
-            "": (
-                "Look at what changed at that step: GPU clocks and throttling (`nvidia-smi -q -d PERFORMANCE`), other programs "
-                "on the machine, recompilations (TORCH_LOGS=recompiles), larger inputs, and what the script does more from then "
-                "on. `perfagent profile RUN` shows the operators of some steps."
-            ),
-            "data": (
-                "The loader delivers more slowly since then: look at the disk or network that the data comes from, at the "
-                "shard or the part of the data that began there, and at what else uses the workers' cores; a higher "
-                "prefetch_factor bridges short gaps only."
-            ),
-            "comm": (
-                "Ranks wait longer for each other since then: look for one that became slow (`straggler`), at network errors "
-                "and other jobs on the same links."
-            ),
-            "other": (
-                "Python code outside of the model takes longer since then: lists that grow with every step, logging, metrics "
-                'over all that came before. `with run.phase("NAME"):` around parts of the loop times them; `perfagent stacks '
-                "RUN` shows what it does now."
-            ),
-            "other programs": (
-                "The steps themselves are no slower: other programs take the cores. Start the run alone, or pin it to cores "
-                "of its own (taskset, a CPU limit in the container)."
-            ),
-        },
-    )
-    chinese = Words(
-        name="训练步变慢",
-        meaning="从某一步起，每一步都比之前更慢。",
-        fires=(
-            "最近 {steps} 步的中位数至少为之前最多 {before_steps} 步的 {warning_times:g} 倍（警告），或连续 {critical_steps} "
-            "步达到 {critical_times:g} 倍（严重），并且明显超出此前的噪声（六倍标准误差、高于此前任何一段、"
-            "偶然的可能性低于千万分之一）、持续至少 {least_s:g} 秒时触发。"
-            "步数足够后，短于 0.05 秒的步会合并成组。评估、保存和最初几步不计。"
-            "逐渐变慢的步按步数判断：步数每翻一倍（16、32、64……）耗时至少为 1.15 倍，须连续三次，总计至少 1.5 倍，"
-            "且历时至少 10 秒；"
-            "若只有未测量的代码变慢则仅为提示。"
-            "若每秒的 token、样本或计算量不变，说明每步工作变多，不触发。若其他程序占满了核心，则在 {others_for_s:g} "
-            "秒后仅作提示。步时间恢复后结束。"
-        ),
-        remedies={
-            "": (
-                "查看那一步发生了什么变化：GPU 频率与降频（`nvidia-smi -q -d PERFORMANCE`）、机器上的其他程序、重新编译"
-                "（TORCH_LOGS=recompiles）、更大的输入，以及脚本从那时起多做的事。`perfagent profile RUN` 显示若干步的算子。"
-            ),
-            "data": (
-                "从那时起加载器变慢：检查数据所在的磁盘或网络、从那里开始的数据分片，以及还有谁在使用 worker 的核心；"
-                "更大的 prefetch_factor 只能弥补短暂的空缺。"
-            ),
-            "comm": (
-                "从那时起各 rank 互相等待更久：查找变慢的 rank（`straggler`）、网络错误以及同一链路上的其他任务。"
-            ),
-            "other": (
-                "从那时起模型之外的 Python 代码变慢：随步数增长的列表、日志、对全部历史计算的指标。用 "
-                '`with run.phase("NAME"):` 给循环的各部分计时；`perfagent stacks RUN` 显示它正在做什么。'
-            ),
-            "other programs": (
-                "训练步本身并没有变慢：其他程序占用了核心。请单独运行，或把运行固定到自己的核心上（taskset，或容器的 CPU 限制）。"
-            ),
-        },
-    )
 
     @cached_property
     def _detector(self) -> LevelShift:
@@ -225,7 +149,7 @@ class ThroughputRegression(Rule):
         is_crowded = cpu_load.is_crowded(window, time)
         is_own = growth.phase in ("", "other", "rollout")
         cause = "other programs" if is_crowded and not growth.is_alone else _cause(growth)
-        return self.found(
+        return self.found_in_words(
             "info" if is_own or cause == "other programs" else "warning",
             f"Steps take {found.times:.2g} times as long as at step {found.step:,}, ever longer",
             f"Steps take {spell_s(found.level)} (P50), {found.times:.2g} times the {spell_s(found.before)} at step "
@@ -287,7 +211,7 @@ class ThroughputRegression(Rule):
         severity: Severity = "info" if cause == "other programs" else "critical" if is_critical else "warning"
         crowd = _CROWDED if cause == "other programs" else ""
         lost_s = shift.level - shift.before
-        return self.found(
+        return self.found_in_words(
             severity,
             f"Steps take {more} longer since step {shift.step:,}",
             f"Steps take {spell_s(shift.level)} (P50; P90 {spell_s(step_p90_s)}) since step {shift.step:,}, {more} more "

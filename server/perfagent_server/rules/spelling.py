@@ -1,0 +1,43 @@
+"""Writes quantities as people do."""
+
+from __future__ import annotations
+
+__all__ = ["spell_bytes", "spell_long_s", "spell_pct", "spell_s"]
+
+
+def spell_s(seconds: float) -> str:
+    """A duration as people write it: 50 ms, 1.25 s, 180 µs."""
+    rounded = abs(float(f"{seconds:.3g}"))  # first, or 0.9996 s are 1000 ms
+    if rounded >= 1:
+        return f"{_three_digits(seconds)} s"
+    return f"{_three_digits(1e3 * seconds)} ms" if rounded >= 0.001 else f"{_three_digits(1e6 * seconds)} µs"
+
+
+def spell_long_s(seconds: float) -> str:
+    """A time left or an age, as people say it: 40 s, 12 min, 3.5 h, 4 days."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.2g} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+
+
+def spell_bytes(size: float) -> str:
+    """A size in the largest unit that gives a number of at least one: 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        shown = _three_digits(size)
+        if abs(float(shown)) < 1024:
+            return f"{shown} {unit}"
+        size /= 1024
+    return f"{_three_digits(size)} TiB"
+
+
+def spell_pct(percent: float, digits: int = 3) -> str:
+    """100 %, 31.2 %, 0.04 %."""
+    is_whole = abs(percent) >= 10**digits - 0.5  # then all digits before the point are shown: never 1e+03 %
+    return f"{percent:.0f} %" if is_whole else f"{percent:.{digits}g} %"
+
+
+def _three_digits(value: float) -> str:
+    """Or as many as stand before the point: never 1e+03."""
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"

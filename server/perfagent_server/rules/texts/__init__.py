@@ -1,0 +1,108 @@
+"""What the rules say, in the language of who reads it: one TOML file a language, a table a rule.
+
+A rule names a cause and gives figures (its evidence); the sentences stand here. A language that has no table for a rule,
+or lacks one of its sentences, says it in English, so a new rule needs English alone.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from perfagent_server.rules.texts.filling import Grammar, MissingFigureError, fill
+
+__all__ = ["LANGUAGES", "Language", "MissingFigureError", "Said", "Text", "said", "said_in", "text_of"]
+
+Language = Literal["en", "zh"]
+LANGUAGES: Mapping[Language, str] = {"en": "english", "zh": "chinese"}
+_GRAMMAR = "grammar"  # the table that is no rule
+_OF_A_CAUSE = frozenset({"title", "message", "cost", "remedy"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """What a rule says in one language.
+
+    name: as a heading; meaning: one sentence; fires: when, with the rule's thresholds as figures. title (at most 90
+    characters), message, cost, remedy: of a finding, with its evidence as figures. causes: what of these is another
+    sentence for a cause. words: by the name of a figure, what each of its values is called.
+    """
+
+    name: str
+    meaning: str
+    fires: str
+    title: str = ""
+    message: str = ""
+    cost: str = ""
+    remedy: str
+    causes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def of(self, what: str, cause: str) -> str:
+        """The template of a title, message, cost or remedy: that of the cause, else the usual one."""
+        usual: str = getattr(self, what)
+        return self.causes.get(cause, {}).get(what, usual)
+
+    @property
+    def remedies(self) -> dict[str, str]:
+        """By cause; "" is the usual one."""
+        return {"": self.remedy} | {cause: own["remedy"] for cause, own in self.causes.items() if "remedy" in own}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A finding in words."""
+
+    title: str
+    message: str
+    cost: str
+    fix: str
+
+
+def text_of(rule: str, language: Language = "en") -> Text:
+    """Raises KeyError for a rule that has no text in English either."""
+    return _texts(language)[0].get(rule) or _texts("en")[0][rule]
+
+
+def said(text: Text, cause: str, figures: Mapping[str, Any], language: Language = "en") -> Said:
+    """A finding in words. Raises MissingFigureError where a sentence needs a figure that is not there."""
+    grammar = _texts(language)[1]
+    title, message, cost, fix = (
+        fill(text.of(what, cause), figures, text.words, grammar) for what in ("title", "message", "cost", "remedy")
+    )
+    return Said(title, message, cost, fix)
+
+
+def said_in(rule: str, cause: str, figures: Mapping[str, Any], language: Language) -> Said | None:
+    """A finding that is stored, in the reader's language; None where that cannot be said: of a rule that is not there
+    any more, or where what is stored lacks a figure."""
+    texts, _ = _texts(language)
+    if rule not in texts:
+        return None
+    try:
+        return said(texts[rule], cause, figures, language)
+    except MissingFigureError:
+        return None
+
+
+@cache
+def _texts(language: Language) -> tuple[dict[str, Text], Grammar]:
+    tables = tomllib.loads((Path(__file__).parent / f"{LANGUAGES[language]}.toml").read_text("utf-8"))
+    grammar = Grammar(**tables.pop(_GRAMMAR))
+    return {rule: _read(rule, table) for rule, table in tables.items()}, grammar
+
+
+def _read(rule: str, table: Mapping[str, Any]) -> Text:
+    """Raises ValueError for a sentence that nothing says."""
+    unknown = {f"{rule}.{name}" for name in table} - {f"{rule}.{one.name}" for one in fields(Text)}
+    for cause, own in table.get("causes", {}).items():
+        unknown |= {f"{rule}.causes.{cause}.{name}" for name in own if name not in _OF_A_CAUSE}
+    if unknown:
+        raise ValueError(
+            f"no rule says {', '.join(sorted(unknown))}; known are {', '.join(f.name for f in fields(Text))}"
+        )
+    return Text(**table)

@@ -1,0 +1,101 @@
+"""Puts figures into sentences.
+
+A sentence is a format string of Python: `{share_pct:.0f} %`. Beside Python's own formats a figure may be
+
+- `{wait_s:span}` a duration in seconds as people write it: 50 ms, 3 min; `{free_bytes:size}`: 1.5 GiB
+- `{share:percent}` 31.2 %
+- `{steps:some step}` 1 step, 2 steps
+- `{ranks:ranks}` rank 3, all 8 ranks, 3 of 8 ranks (1, 4, 6): with the figure `world_size`
+- `{role:word}` what the rule's table `words.role` calls this value
+- `{lines:list}` its items, with commas
+
+and `[[ on {ranks:ranks}]]` is left out where one of its figures is not known (missing, None or empty).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+from perfagent.plural import some
+from perfagent_server.rules.spelling import spell_bytes, spell_pct, spell_s
+
+__all__ = ["OPTIONAL", "Grammar", "MissingFigureError", "fill"]
+
+OPTIONAL = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
+_MOST_RANKS = 8  # by number in a sentence
+
+
+class MissingFigureError(KeyError):
+    """A sentence needs a figure that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What all rules of a language say alike. and_: between items of a list."""
+
+    one_rank: str
+    some_ranks: str
+    all_ranks: str
+    comma: str
+
+
+def fill(template: str, figures: Mapping[str, Any], words: Mapping[str, Mapping[str, str]], grammar: Grammar) -> str:
+    """The sentence. Raises MissingFigureError; ValueError for a format that does not fit the figure."""
+    writer = _Writer(figures, words, grammar)
+    return writer.write(OPTIONAL.sub(lambda found: writer.if_known(found[1]), template))
+
+
+class _Writer(Formatter):
+    def __init__(self, figures: Mapping[str, Any], words: Mapping[str, Mapping[str, str]], grammar: Grammar) -> None:
+        self._figures, self._words, self._grammar = figures, words, grammar
+
+    def write(self, template: str) -> str:
+        return "".join(self._pieces(template))
+
+    def if_known(self, template: str) -> str:
+        """Still a template: with its braces doubled."""
+        try:
+            return self.write(template).replace("{", "{{").replace("}", "}}")
+        except MissingFigureError:
+            return ""
+
+    def _pieces(self, template: str) -> Sequence[str]:
+        pieces = []
+        for before, name, spec, _ in self.parse(template):
+            pieces.append(before)
+            if name is not None:
+                pieces.append(self._spelled(name, spec or ""))
+        return pieces
+
+    def _spelled(self, name: str, spec: str) -> str:
+        value = self._figures.get(name)
+        if value is None or (isinstance(value, (str, Sequence)) and not value):
+            raise MissingFigureError(name)
+        kind, _, rest = spec.partition(" ")
+        if kind == "span":
+            return spell_s(value)
+        if kind == "size":
+            return spell_bytes(value)
+        if kind == "percent":
+            return spell_pct(value)
+        if kind == "some":
+            return some(value, rest)
+        if kind == "ranks":
+            return self._ranks(value)
+        if kind == "word":
+            return self._words[name][str(value)]
+        if kind == "list":
+            return self._grammar.comma.join(map(str, value))
+        return format(value, spec)
+
+    def _ranks(self, ranks: Sequence[int]) -> str:
+        world_size = self._figures.get("world_size") or len(ranks)
+        shown = self._grammar.comma.join(map(str, ranks[:_MOST_RANKS])) + ("..." if len(ranks) > _MOST_RANKS else "")
+        numbers = {"rank": ranks[0], "count": len(ranks), "world_size": world_size, "ranks": shown}
+        if len(ranks) == 1 < world_size:
+            return self._grammar.one_rank.format(**numbers)
+        return (self._grammar.all_ranks if len(ranks) == world_size else self._grammar.some_ranks).format(**numbers)

@@ -1,0 +1,70 @@
+"""What the rules say, by language."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator
+
+import pytest
+
+from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.texts import LANGUAGES, MissingFigureError, Text, said
+from perfagent_server.rules.texts.filling import OPTIONAL
+
+SENTENCES = ("title", "message", "cost", "remedy")
+
+
+def templates(text: Text) -> Iterator[tuple[tuple[str, str], str]]:
+    for cause in ("", *text.causes):
+        for what in SENTENCES:
+            yield (cause, what), text.of(what, cause)
+
+
+def figures(template: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(template.replace("[[", "").replace("]]", "")) if name}
+
+
+def test_rules_fire_on_the_same_thresholds_in_all_languages() -> None:
+    for rule in all_rules():
+        for language in LANGUAGES:
+            text = rule.text(language)
+            assert text.name and text.meaning and text.remedy
+            assert text.fires.format(**rule.thresholds())
+            assert figures(text.fires) == figures(rule.text().fires), rule.id
+
+
+def test_sentences_have_the_same_figures_in_all_languages() -> None:
+    for rule in all_rules():
+        english, chinese = rule.text(), rule.text("zh")
+        assert english.causes.keys() == chinese.causes.keys()
+        for (which, one), (_, other) in zip(templates(english), templates(chinese), strict=True):
+            assert figures(one) == figures(other), (rule.id, which)
+            assert len(OPTIONAL.findall(one)) == len(OPTIONAL.findall(other)), (rule.id, which)
+
+
+TEXT = Text(
+    name="n", meaning="m", fires="f", remedy="Set it to {wanted} [[(now {now}) ]]in {{config}}.",
+    title="{wait_s:span} of {share:.0f} %", message="{steps:some step}[[ on {ranks:ranks}]] in {role:word}.",
+    causes={"full": {"message": "{size:size} full on {ranks:ranks}."}}, words={"role": {"work": "the working directory"}},
+)  # fmt: skip
+FIGURES = {"wanted": 4, "wait_s": 0.05, "share": 31.2, "steps": 1, "role": "work"}
+
+
+@pytest.mark.parametrize(
+    ("cause", "more", "message", "fix"),
+    [
+        ("", {}, "1 step in the working directory.", "Set it to 4 in {config}."),
+        ("", {"now": 2, "ranks": []}, "1 step in the working directory.", "Set it to 4 (now 2) in {config}."),
+        ("", {"ranks": [3], "world_size": 8}, "1 step on rank 3 in the working directory.", "Set it to 4 in {config}."),
+        ("full", {"ranks": [0, 1], "world_size": 2, "size": 2**30}, "1 GiB full on all 2 ranks.", "Set it to 4 in {config}."),
+        ("full", {"ranks": [0, 1], "world_size": 9, "size": 1}, "1 B full on 2 of 9 ranks (0, 1).", "Set it to 4 in {config}."),
+    ],
+)  # fmt: skip
+def test_sentence_is_filled_with_what_is_known(cause: str, more: dict[str, object], message: str, fix: str) -> None:
+    words = said(TEXT, cause, FIGURES | more)
+    assert (words.title, words.message, words.cost, words.fix) == ("50 ms of 31 %", message, "", fix)
+
+
+def test_sentence_without_its_figure_is_refused() -> None:
+    with pytest.raises(MissingFigureError, match="size"):
+        said(TEXT, "full", FIGURES | {"ranks": [0]})
