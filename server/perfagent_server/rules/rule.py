@@ -168,9 +168,9 @@ class Rule:
         return self.own_text or text_of(self.id, language)
 
     def found(self, severity: Severity, *, cause: str = "", **rest: Any) -> Finding:
-        """A finding of this rule, in English. cause: a key of its texts; evidence: the figures of its sentences, which can
-        also be the thresholds."""
-        words = said(self.text(), cause, self.thresholds() | rest.get("evidence", {}))
+        """A finding of this rule, in English. cause: a key of its texts; evidence: the figures of its sentences. (Thresholds
+        are none: what is stored must be enough to say it again in another language.)"""
+        words = said(self.text(), cause, rest.get("evidence", {}))
         return Finding(
             rule=self.id, severity=severity, message=words.message, fix=words.fix, title=words.title, cause=cause,
             cost=words.cost, **rest,
