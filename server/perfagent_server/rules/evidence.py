@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfagent_server.rules.texts import TITLE
 from perfagent_server.rules.window import Window
 
 __all__ = ["TITLE", "began_in", "dated", "named_ranks", "one_line", "p90", "surroundings"]
-
-
-TITLE = 90
-"""Characters of a title."""
 
 
 def surroundings(window: Window) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["spell_bytes", "spell_long_s", "spell_pct", "spell_s"]
+__all__ = ["spell_bytes", "spell_long_s", "spell_pct", "spell_s", "spell_span"]
 
 
 def spell_s(seconds: float) -> str:
@@ -11,6 +11,15 @@ def spell_s(seconds: float) -> str:
     if rounded >= 1:
         return f"{_three_digits(seconds)} s"
     return f"{_three_digits(1e3 * seconds)} ms" if rounded >= 0.001 else f"{_three_digits(1e6 * seconds)} µs"
+
+
+def spell_span(seconds: float, days: str = "{:.0f} days") -> str:
+    """A duration of any length, with two digits from a minute and a half on: 50 ms, 40 s, 3.5 min, 12 h, 4 days."""
+    if seconds < 90:
+        return spell_s(seconds)
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.2g} min"
+    return f"{seconds / 3600:.2g} h" if seconds < 48 * 3600 else days.format(seconds / 86400)
 
 
 def spell_long_s(seconds: float) -> str:

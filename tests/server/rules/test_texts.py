@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from perfagent_server.rules.catalogue import all_rules
-from perfagent_server.rules.texts import LANGUAGES, MissingFigureError, Text, said
+from perfagent_server.rules.texts import LANGUAGES, Language, MissingFigureError, Text, said
 from perfagent_server.rules.texts.filling import OPTIONAL
 
 SENTENCES = ("title", "message", "cost", "remedy")
@@ -45,8 +45,17 @@ def test_sentences_have_the_same_figures_in_all_languages() -> None:
 TEXT = Text(
     name="n", meaning="m", fires="f", remedy="Set it to {wanted} [[(now {now}) ]]in {{config}}.",
     title="{wait_s:span} of {share:.0f} %", message="{steps:some step}[[ on {ranks:ranks}]] in {role:word}.",
-    causes={"full": {"message": "{size:size} full on {ranks:ranks}."}}, words={"role": {"work": "the working directory"}},
+    causes={
+        "full": {"message": "{size:size} full on {ranks:ranks}."},
+        "hang": {"message": "{ranks:Ranks}: {wait_s:span}. {places:said 2}."},
+        "once": {"message": "{places:said}."},
+    },
+    words={
+        "role": {"work": "the working directory"},
+        "places": {"waits": "{ranks:ranks} waits at {at}", "reads": "{ranks:ranks} at {at}[[ ({size:size})]]"},
+    },
 )  # fmt: skip
+WAITS, READS = {"kind": "waits", "ranks": [2], "at": "a[[0]]"}, {"kind": "reads", "ranks": [0], "at": "{b}"}
 FIGURES = {"wanted": 4, "wait_s": 0.05, "share": 31.2, "steps": 1, "role": "work"}
 
 
@@ -58,11 +67,26 @@ FIGURES = {"wanted": 4, "wait_s": 0.05, "share": 31.2, "steps": 1, "role": "work
         ("", {"ranks": [3], "world_size": 8}, "1 step on rank 3 in the working directory.", "Set it to 4 in {config}."),
         ("full", {"ranks": [0, 1], "world_size": 2, "size": 2**30}, "1 GiB full on all 2 ranks.", "Set it to 4 in {config}."),
         ("full", {"ranks": [0, 1], "world_size": 9, "size": 1}, "1 B full on 2 of 9 ranks (0, 1).", "Set it to 4 in {config}."),
+        ("hang", {"ranks": [0], "world_size": 1, "places": [WAITS, READS]}, "Rank 0: 50 ms. rank 2 waits at a[[0]]; rank 0 at "
+         "{b}.", "Set it to 4 in {config}."),
+        ("hang", {"ranks": [0, 1], "places": 3 * [READS | {"size": 2}]}, "All 2 ranks: 50 ms. rank 0 at {b} (2 B); rank 0 at {b} "
+         "(2 B); and 1 more.", "Set it to 4 in {config}."),
+        ("once", {"places": WAITS}, "rank 2 waits at a[[0]].", "Set it to 4 in {config}."),
     ],
 )  # fmt: skip
 def test_sentence_is_filled_with_what_is_known(cause: str, more: dict[str, object], message: str, fix: str) -> None:
     words = said(TEXT, cause, FIGURES | more)
     assert (words.title, words.message, words.cost, words.fix) == ("50 ms of 31 %", message, "", fix)
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "language", "span"),
+    [(40, "en", "40 s"), (205, "en", "3.4 min"), (4e5, "en", "5 days"), (4e5, "zh", "5 天")],
+)
+def test_long_title_is_cut_and_a_long_span_is_in_its_language(wait_s: float, language: Language, span: str) -> None:
+    words = said(TEXT, "", FIGURES | {"wait_s": wait_s, "share": 1e90}, language)
+    assert words.title.startswith(f"{span} of ")
+    assert (words.title[-3:], len(words.title)) == ("...", 90)
 
 
 def test_sentence_without_its_figure_is_refused() -> None:

@@ -15,10 +15,12 @@ from typing import Any, Literal
 
 from perfagent_server.rules.texts.filling import Grammar, MissingFigureError, fill
 
-__all__ = ["LANGUAGES", "Language", "MissingFigureError", "Said", "Text", "said", "said_in", "text_of"]
+__all__ = ["LANGUAGES", "TITLE", "Language", "MissingFigureError", "Said", "Text", "said", "said_in", "text_of"]
 
 Language = Literal["en", "zh"]
 LANGUAGES: Mapping[Language, str] = {"en": "english", "zh": "chinese"}
+TITLE = 90
+"""Characters of a title."""
 _GRAMMAR = "grammar"  # the table that is no rule
 _OF_A_CAUSE = frozenset({"title", "message", "cost", "remedy"})
 
@@ -27,8 +29,8 @@ _OF_A_CAUSE = frozenset({"title", "message", "cost", "remedy"})
 class Text:
     """What a rule says in one language.
 
-    name: as a heading; meaning: one sentence; fires: when, with the rule's thresholds as figures. title (at most 90
-    characters), message, cost, remedy: of a finding, with its evidence as figures. causes: what of these is another
+    name: as a heading; meaning: one sentence; fires: when, with the rule's thresholds as figures. title (cut at TITLE),
+    message, cost, remedy: of a finding, with its evidence as figures. causes: what of these is another
     sentence for a cause. words: by the name of a figure, what each of its values is called.
     """
 
@@ -74,7 +76,7 @@ def said(text: Text, cause: str, figures: Mapping[str, Any], language: Language 
     title, message, cost, fix = (
         fill(text.of(what, cause), figures, text.words, grammar) for what in ("title", "message", "cost", "remedy")
     )
-    return Said(title, message, cost, fix)
+    return Said(title if len(title) <= TITLE else f"{title[: TITLE - 3]}...", message, cost, fix)
 
 
 def said_in(rule: str, cause: str, figures: Mapping[str, Any], language: Language) -> Said | None:

@@ -2,12 +2,15 @@
 
 A sentence is a format string of Python: `{share_pct:.0f} %`. Beside Python's own formats a figure may be
 
-- `{wait_s:span}` a duration in seconds as people write it: 50 ms, 3 min; `{free_bytes:size}`: 1.5 GiB
+- `{wait_s:span}` a duration in seconds as people write it: 50 ms, 3.5 min, 4 days; `{free_bytes:size}`: 1.5 GiB
 - `{share:percent}` 31.2 %
 - `{steps:some step}` 1 step, 2 steps
-- `{ranks:ranks}` rank 3, all 8 ranks, 3 of 8 ranks (1, 4, 6): with the figure `world_size`
+- `{ranks:ranks}` rank 3, all 8 ranks, 3 of 8 ranks (1, 4, 6): with the figure `world_size`; `{ranks:Ranks}` begins a
+  sentence
 - `{role:word}` what the rule's table `words.role` calls this value
 - `{lines:list}` its items, with commas
+- `{groups:said 3}` the first three of its items, each a table of figures with a sentence of its own, which stands in the
+  rule's table `words.groups` under the item's `kind`; or its only one, where it is a table itself
 
 and `[[ on {ranks:ranks}]]` is left out where one of its figures is not known (missing, None or empty).
 """
@@ -21,7 +24,7 @@ from string import Formatter
 from typing import Any
 
 from perfagent.plural import some
-from perfagent_server.rules.spelling import spell_bytes, spell_pct, spell_s
+from perfagent_server.rules.spelling import spell_bytes, spell_pct, spell_span
 
 __all__ = ["OPTIONAL", "Grammar", "MissingFigureError", "fill"]
 
@@ -35,12 +38,16 @@ class MissingFigureError(KeyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """What all rules of a language say alike. and_: between items of a list."""
+    """What all rules of a language say alike. comma: between items of a list; semicolon: between sentences of one; more:
+    what follows where some are left out."""
 
     one_rank: str
     some_ranks: str
     all_ranks: str
     comma: str
+    semicolon: str
+    more: str
+    days: str
 
 
 def fill(template: str, figures: Mapping[str, Any], words: Mapping[str, Mapping[str, str]], grammar: Grammar) -> str:
@@ -73,29 +80,41 @@ class _Writer(Formatter):
 
     def _spelled(self, name: str, spec: str) -> str:
         value = self._figures.get(name)
-        if value is None or (isinstance(value, (str, Sequence)) and not value):
+        if value is None or (isinstance(value, (str, Sequence, Mapping)) and not value):
             raise MissingFigureError(name)
         kind, _, rest = spec.partition(" ")
         if kind == "span":
-            return spell_s(value)
+            return spell_span(value, self._grammar.days)
         if kind == "size":
             return spell_bytes(value)
         if kind == "percent":
             return spell_pct(value)
         if kind == "some":
             return some(value, rest)
-        if kind == "ranks":
-            return self._ranks(value)
+        if kind in ("ranks", "Ranks"):
+            said = self._ranks(value)
+            return said if kind == "ranks" else said[:1].upper() + said[1:]
         if kind == "word":
             return self._words[name][str(value)]
         if kind == "list":
             return self._grammar.comma.join(map(str, value))
+        if kind == "said":
+            return self._each(
+                self._words[name], [value] if isinstance(value, Mapping) else value, int(rest or len(value))
+            )
         return format(value, spec)
+
+    def _each(self, templates: Mapping[str, str], items: Sequence[Mapping[str, Any]], most: int) -> str:
+        said = [
+            fill(templates[one["kind"]], {**self._figures, **one}, self._words, self._grammar) for one in items[:most]
+        ]
+        more = self._grammar.more.format(count=len(items) - most) if len(items) > most else ""
+        return self._grammar.semicolon.join(said) + more
 
     def _ranks(self, ranks: Sequence[int]) -> str:
         world_size = self._figures.get("world_size") or len(ranks)
         shown = self._grammar.comma.join(map(str, ranks[:_MOST_RANKS])) + ("..." if len(ranks) > _MOST_RANKS else "")
         numbers = {"rank": ranks[0], "count": len(ranks), "world_size": world_size, "ranks": shown}
-        if len(ranks) == 1 < world_size:
+        if len(ranks) == 1:
             return self._grammar.one_rank.format(**numbers)
         return (self._grammar.all_ranks if len(ranks) == world_size else self._grammar.some_ranks).format(**numbers)
