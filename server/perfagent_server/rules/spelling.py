@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["spell_bytes", "spell_long_s", "spell_pct", "spell_s", "spell_span"]
+__all__ = ["spell_bytes", "spell_long_s", "spell_number", "spell_pct", "spell_s", "spell_span"]
 
 
 def spell_s(seconds: float) -> str:
@@ -39,6 +39,11 @@ def spell_bytes(size: float) -> str:
             return f"{shown} {unit}"
         size /= 1024
     return f"{_three_digits(size)} TiB"
+
+
+def spell_number(value: float) -> str:
+    """A loss, a scale or a norm: 12,345, 2.303, 1.2e-05."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def spell_pct(percent: float, digits: int = 3) -> str:

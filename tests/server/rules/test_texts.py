@@ -49,6 +49,7 @@ TEXT = Text(
         "full": {"message": "{size:size} full on {ranks:ranks}."},
         "hang": {"message": "{ranks:Ranks}: {wait_s:span}. {places:said 2}."},
         "once": {"message": "{places:said}."},
+        "diverged": {"message": "{series:Loss} is {loss:number} in {layer:short}[[ and {others:list 2}]]: {series:loss}."},
     },
     words={
         "role": {"work": "the working directory"},
@@ -71,6 +72,10 @@ FIGURES = {"wanted": 4, "wait_s": 0.05, "share": 31.2, "steps": 1, "role": "work
          "{b}.", "Set it to 4 in {config}."),
         ("hang", {"ranks": [0, 1], "places": 3 * [READS | {"size": 2}]}, "All 2 ranks: 50 ms. rank 0 at {b} (2 B); rank 0 at {b} "
          "(2 B); and 1 more.", "Set it to 4 in {config}."),
+        ("diverged", {"series": "loss", "loss": 12345.6, "layer": "a", "others": {"b": 1.0, "c": 2.0, "d": 3.0}}, "The loss is "
+         "12,346 in a and b, c, ...: the loss.", "Set it to 4 in {config}."),
+        ("diverged", {"series": "vae/loss", "loss": "NaN", "layer": "block." * 9 + "fc"}, "vae/loss is NaN in "
+         "...lock.block.block.block.block.block.fc: vae/loss.", "Set it to 4 in {config}."),
         ("once", {"places": WAITS}, "rank 2 waits at a[[0]].", "Set it to 4 in {config}."),
     ],
 )  # fmt: skip

@@ -3,16 +3,19 @@
 A sentence is a format string of Python: `{share_pct:.0f} %`. Beside Python's own formats a figure may be
 
 - `{wait_s:span}` a duration in seconds as people write it: 50 ms, 3.5 min, 4 days; `{free_bytes:size}`: 1.5 GiB
-- `{share:percent}` 31.2 %
+- `{share:percent}` 31.2 %, `{share:percent 2}` 31 %; `{loss:number}` 12,345 or 0.001234
 - `{steps:some step}` 1 step, 2 steps
 - `{ranks:ranks}` rank 3, all 8 ranks, 3 of 8 ranks (1, 4, 6): with the figure `world_size`; `{ranks:Ranks}` begins a
   sentence
 - `{role:word}` what the rule's table `words.role` calls this value
-- `{lines:list}` its items, with commas
+- `{series:Loss}` The loss, or the name of another series than `loss`; `{series:loss}` within a sentence
+- `{layer:short}` the end of a long name
+- `{lines:list}` its items, with commas, `{lines:list 5}` the first five; of a table its keys
 - `{groups:said 3}` the first three of its items, each a table of figures with a sentence of its own, which stands in the
   rule's table `words.groups` under the item's `kind`; or its only one, where it is a table itself
 
-and `[[ on {ranks:ranks}]]` is left out where one of its figures is not known (missing, None or empty).
+A number that is not finite is NaN, Inf or -Inf in every format, also as JSON spells it. `[[ on {ranks:ranks}]]` is left
+out where one of its figures is not known (missing, None or empty).
 """
 
 from __future__ import annotations
@@ -24,12 +27,15 @@ from string import Formatter
 from typing import Any
 
 from perfagent.plural import some
-from perfagent_server.rules.spelling import spell_bytes, spell_pct, spell_span
+from perfagent.wire import LOSS
+from perfagent_server.rules.spelling import spell_bytes, spell_number, spell_pct, spell_span
 
 __all__ = ["OPTIONAL", "Grammar", "MissingFigureError", "fill"]
 
 OPTIONAL = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
 _MOST_RANKS = 8  # by number in a sentence
+_LONGEST_NAME = 40
+_NOT_FINITE = {"nan": "NaN", "inf": "Inf", "-inf": "-Inf", "NaN": "NaN", "Infinity": "Inf", "-Infinity": "-Inf"}
 
 
 class MissingFigureError(KeyError):
@@ -39,7 +45,7 @@ class MissingFigureError(KeyError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
     """What all rules of a language say alike. comma: between items of a list; semicolon: between sentences of one; more:
-    what follows where some are left out."""
+    what follows where some are left out; loss, other_loss: the series `loss`, and another."""
 
     one_rank: str
     some_ranks: str
@@ -48,6 +54,8 @@ class Grammar:
     semicolon: str
     more: str
     days: str
+    loss: str
+    other_loss: str
 
 
 def fill(template: str, figures: Mapping[str, Any], words: Mapping[str, Mapping[str, str]], grammar: Grammar) -> str:
@@ -82,13 +90,17 @@ class _Writer(Formatter):
         value = self._figures.get(name)
         if value is None or (isinstance(value, (str, Sequence, Mapping)) and not value):
             raise MissingFigureError(name)
+        if isinstance(value, (float, str)) and str(value) in _NOT_FINITE:
+            return _NOT_FINITE[str(value)]
         kind, _, rest = spec.partition(" ")
         if kind == "span":
             return spell_span(value, self._grammar.days)
         if kind == "size":
             return spell_bytes(value)
         if kind == "percent":
-            return spell_pct(value)
+            return spell_pct(value, int(rest or 3))
+        if kind == "number":
+            return spell_number(value)
         if kind == "some":
             return some(value, rest)
         if kind in ("ranks", "Ranks"):
@@ -96,8 +108,13 @@ class _Writer(Formatter):
             return said if kind == "ranks" else said[:1].upper() + said[1:]
         if kind == "word":
             return self._words[name][str(value)]
+        if kind in ("loss", "Loss"):
+            return self._series(value, at_start=kind == "Loss")
+        if kind == "short":
+            return value if len(value) <= _LONGEST_NAME else f"...{value[3 - _LONGEST_NAME :]}"
         if kind == "list":
-            return self._grammar.comma.join(map(str, value))
+            items, most = [*map(str, value)], int(rest or len(value))
+            return self._grammar.comma.join([*items[:most], *(["..."] if len(items) > most else [])])
         if kind == "said":
             return self._each(
                 self._words[name], [value] if isinstance(value, Mapping) else value, int(rest or len(value))
@@ -110,6 +127,11 @@ class _Writer(Formatter):
         ]
         more = self._grammar.more.format(count=len(items) - most) if len(items) > most else ""
         return self._grammar.semicolon.join(said) + more
+
+    def _series(self, name: str, *, at_start: bool) -> str:
+        if name != LOSS:
+            return self._grammar.other_loss.format(series=name)
+        return self._grammar.loss[:1].upper() + self._grammar.loss[1:] if at_start else self._grammar.loss
 
     def _ranks(self, ranks: Sequence[int]) -> str:
         world_size = self._figures.get("world_size") or len(ranks)
