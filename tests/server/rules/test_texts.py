@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from perfagent_server.rules.catalogue import all_rules
-from perfagent_server.rules.texts import LANGUAGES, Language, MissingFigureError, Text, said
+from perfagent_server.rules.texts import LANGUAGES, Language, MissingFigureError, Text, grammar_of, said
 from perfagent_server.rules.texts.filling import OPTIONAL
 
 SENTENCES = ("title", "message", "cost", "remedy")
@@ -42,6 +42,15 @@ def test_sentences_have_the_same_figures_in_all_languages() -> None:
             assert len(OPTIONAL.findall(one)) == len(OPTIONAL.findall(other)), (rule.id, which)
 
 
+def test_words_name_the_same_values_in_all_languages() -> None:
+    tables = [(rule.id, *(rule.text(language).words for language in LANGUAGES)) for rule in all_rules()]
+    tables.append(("grammar", *(grammar_of(language).words for language in LANGUAGES)))
+    for whose, one, other in tables:
+        assert {name: words.keys() for name, words in one.items()} == {
+            name: words.keys() for name, words in other.items()
+        }, whose
+
+
 TEXT = Text(
     name="n", meaning="m", fires="f", remedy="Set it to {wanted} [[(now {now}) ]]in {{config}}.",
     title="{wait_s:span} of {share:.0f} %", message="{steps:some step}[[ on {ranks:ranks}]] in {role:word}.",
@@ -50,6 +59,8 @@ TEXT = Text(
         "hang": {"message": "{ranks:Ranks}: {wait_s:span}. {places:said 2}."},
         "once": {"message": "{places:said}."},
         "diverged": {"message": "{series:Loss} is {loss:number} in {layer:short}[[ and {others:list 2}]]: {series:loss}."},
+        "in parts": {"message": "[[{wait_s:span}. ]][[{now}.]]"},
+        "phase": {"message": "{role:word}, {phase:word}, {own:word}"},
     },
     words={
         "role": {"work": "the working directory"},
@@ -77,6 +88,11 @@ FIGURES = {"wanted": 4, "wait_s": 0.05, "share": 31.2, "steps": 1, "role": "work
         ("diverged", {"series": "vae/loss", "loss": "NaN", "layer": "block." * 9 + "fc"}, "vae/loss is NaN in "
          "...lock.block.block.block.block.block.fc: vae/loss.", "Set it to 4 in {config}."),
         ("once", {"places": WAITS}, "rank 2 waits at a[[0]].", "Set it to 4 in {config}."),
+        ("full", {"ranks": [0, 4, 5, 6], "world_size": 9, "size": 1}, "1 B full on 4 of 9 ranks (0, 4-6).",
+         "Set it to 4 in {config}."),
+        ("in parts", {}, "50 ms.", "Set it to 4 in {config}."),
+        ("phase", {"phase": "data", "own": "plots"}, "the working directory, waiting for data, plots",
+         "Set it to 4 in {config}."),
     ],
 )  # fmt: skip
 def test_sentence_is_filled_with_what_is_known(cause: str, more: dict[str, object], message: str, fix: str) -> None:
@@ -97,3 +113,7 @@ def test_long_title_is_cut_and_a_long_span_is_in_its_language(wait_s: float, lan
 def test_sentence_without_its_figure_is_refused() -> None:
     with pytest.raises(MissingFigureError, match="size"):
         said(TEXT, "full", FIGURES | {"ranks": [0]})
+
+
+def test_a_list_of_remedies_has_no_figures() -> None:
+    assert TEXT.remedies == {"": "Set it to … in {config}."}

@@ -13,9 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from perfagent_server.rules.texts.filling import Grammar, MissingFigureError, fill
+from perfagent_server.rules.texts.filling import Grammar, MissingFigureError, fill, outline
 
-__all__ = ["LANGUAGES", "TITLE", "Language", "MissingFigureError", "Said", "Text", "said", "said_in", "text_of"]
+__all__ = [
+    "LANGUAGES", "TITLE", "Language", "MissingFigureError", "Said", "Text", "grammar_of", "said", "said_in", "text_of",
+]  # fmt: skip
 
 Language = Literal["en", "zh"]
 LANGUAGES: Mapping[Language, str] = {"en": "english", "zh": "chinese"}
@@ -51,8 +53,9 @@ class Text:
 
     @property
     def remedies(self) -> dict[str, str]:
-        """By cause; "" is the usual one."""
-        return {"": self.remedy} | {cause: own["remedy"] for cause, own in self.causes.items() if "remedy" in own}
+        """By cause, without figures; "" is the usual one."""
+        own = {cause: one["remedy"] for cause, one in self.causes.items() if "remedy" in one}
+        return {cause: outline(template) for cause, template in {"": self.remedy, **own}.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,13 @@ def text_of(rule: str, language: Language = "en") -> Text:
     return _texts(language)[0].get(rule) or _texts("en")[0][rule]
 
 
+def grammar_of(language: Language = "en") -> Grammar:
+    return _texts(language)[1]
+
+
 def said(text: Text, cause: str, figures: Mapping[str, Any], language: Language = "en") -> Said:
     """A finding in words. Raises MissingFigureError where a sentence needs a figure that is not there."""
-    grammar = _texts(language)[1]
+    grammar = grammar_of(language)
     title, message, cost, fix = (
         fill(text.of(what, cause), figures, text.words, grammar) for what in ("title", "message", "cost", "remedy")
     )
