@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfagent.wire import LOSS, SEVERITIES, Finding
+from perfagent_server.rules.life.lost_contact import LostContact
 from perfagent_server.rules.loss.loss_divergence import LossDivergence
 from perfagent_server.rules.loss.loss_spike import LossSpike
 from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
@@ -195,18 +196,17 @@ def _said_of(window: Window, found: Finding | None, happened: Sequence[Happened]
 
 def _fell_silent(window: Window, users: Sequence[Finding]) -> Finding:
     """users: the script's own alerts that are open, worst first. A list calls the run by the worst of them."""
-    after = f" after step {window.step:,}" if window.step else ""
-    more = f", and {len(users) - 1} more" if len(users) > 1 else ""
-    its_own = f"an alert of its own is open: {users[0].title} ({users[0].severity}){more}" if users else ""
-    return Finding(
-        rule="lost_contact",
-        severity="info",
-        title="This run went silent" + (f", and {its_own}" if users else ""),
-        message=f"This run went silent{after}, and did not say that it ended."
-        + (f" {its_own[:1].upper()}{its_own[1:]}." if users else ""),
+    rule = window.plan.rules.get(
+        LostContact.id, LostContact()
+    )  # if it is switched off, the run fell silent all the same
+    return rule.found(
+        "info",
+        cause="no agent",
         since_step=window.step or None,
-        fix='A script that sends its own rows ends its run with `{"run": "NAME", "state": "finished"}`. If it should still be '
-        "running, look at its process and at the network between it and this server.",
+        evidence={
+            "step": window.step or None,
+            "open_alerts": [{"kind": one.severity, "title": one.title} for one in users],
+        },
     )
 
 

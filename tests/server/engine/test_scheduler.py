@@ -234,7 +234,7 @@ def test_program_without_agent_is_lost_after_ten_longest_pauses(bench: Bench) ->
     assert job.lost == ["http-a"]
     found = job.engine.verdict("http-a")
     assert (found.rule, found.severity, found.since_step) == ("lost_contact", "info", 12)
-    assert found.message == "This run went silent after step 12, and did not say that it ended."
+    assert (found.cause, found.evidence["step"], "state" in found.fix) == ("no agent", 12, True)
     job.send()
     assert job.wait(0) == ("running", [])
     assert job.engine.verdict("http-a").message == "Nothing holds this run back: step 13, loss 1 (from 1)."

@@ -15,7 +15,8 @@ from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.life.absent_ranks import find_absence
 from perfagent_server.rules.life.hang import Hang
 from perfagent_server.rules.life.rank_absent import RankAbsent
-from perfagent_server.rules.life.stack_groups import apart, groups_of, place_of, sentence
+from perfagent_server.rules.life.stack_groups import apart, groups_of, place_of, shown
+from perfagent_server.rules.texts import said
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 MAIN = "/home/me/job/train.py:80 in main: train()"
@@ -190,7 +191,10 @@ def test_collectives_tell_which_rank_is_missing(
 ) -> None:
     absence = find_absence([(rank, groups, True) for rank, groups in enumerate(answers)])
     assert (absence.kind, absence.ranks) == (kind, ranks) if absence else not kind
-    assert (absence and absence.sentence()) == words
+    if absence is not None:
+        told = absence.shown()
+        figures = {"absent": told, "absent_ranks": ranks, "world_size": len(answers), "group": absence.group}
+        assert said(RankAbsent().text(), "", figures).message == words
 
 
 def test_calls_that_were_overwritten_make_no_rank_absent() -> None:
@@ -201,4 +205,4 @@ def test_a_place_is_the_users_line_and_what_it_is_inside_of(words: SnapshotAsser
     stacks = (IN_ALL_REDUCE, ["<string>:1 in <module>"], [], ["/x/a.py:3 in Model.forward.<locals>.read"])
     assert [str(place_of(stack)) for stack in stacks] == words
     groups = groups_of([(IN_BACKWARD, [rank for rank in range(512) if rank != 300]), (IN_READ, [300])])
-    assert sentence(groups, apart(groups), 512) == words
+    assert [(one["kind"], len(one["ranks"])) for one in shown(groups, apart(groups))] == [("stands", 1), ("waits", 511)]

@@ -40,6 +40,12 @@ def test_sentences_have_the_same_figures_in_all_languages() -> None:
         for (which, one), (_, other) in zip(templates(english), templates(chinese), strict=True):
             assert figures(one) == figures(other), (rule.id, which)
             assert len(OPTIONAL.findall(one)) == len(OPTIONAL.findall(other)), (rule.id, which)
+        assert english.words.keys() == chinese.words.keys()
+        for figure, words in english.words.items():
+            others = chinese.words[figure]
+            assert {key: figures(word) for key, word in words.items()} == {
+                key: figures(word) for key, word in others.items()
+            }
 
 
 def test_words_name_the_same_values_in_all_languages() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from judging import fired, frame, judge_series, make_evaluator, state
@@ -273,3 +274,14 @@ def test_the_proof_of_a_fix_is_no_step_that_the_run_has_passed(more: int) -> Non
     said = verdict_of({"loss": [2.0] * 49 + [math.nan] * (1 + more)})
     assert (said.rule, said.since_step) == ("nonfinite_loss", 50)
     assert ("50" in str(said.evidence.get("proof"))) is (more == 0)
+
+
+def test_silent_run_without_an_agent_names_its_worst_open_alert() -> None:
+    judge = judge_series({"loss": [3.0] * 50})[1]
+    worst = Finding(rule="user_alert", severity="critical", message="look", title="BLEU fell")
+    own = [worst, replace(worst, severity="warning", title="slow disk")]
+    silent = verdict(judge.window, own, lost=True)
+    assert (silent.rule, silent.cause, silent.severity, silent.since_step) == ("lost_contact", "no agent", "info", 50)
+    assert silent.title == "The run went silent; its own alert is open: BLEU fell (critical); and 1 more"
+    assert silent.evidence["open_alerts"][1] == {"kind": "warning", "title": "slow disk"}
+    assert verdict(judge.window, [], lost=True).title == "The run went silent"

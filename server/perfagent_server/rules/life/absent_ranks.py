@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from perfagent_server.rules.life.stack_groups import said_ranks
-
 __all__ = ["Absence", "find_absence"]
 
 
@@ -49,31 +47,12 @@ class Absence:
     last: tuple[int, str]
     waiting: list[int]
 
-    @property
-    def collective(self) -> str:
-        return f"{self.operation or 'a collective'} number {self.number:,} of process group {self.group}"
-
-    def sentence(self) -> str:
-        who, waiting = said_ranks(self.ranks), said_ranks(self.waiting)
-        one = len(self.ranks) == 1
-        others = f"{waiting[0].lower()}{waiting[1:]} {'waits' if len(self.waiting) == 1 else 'wait'}"
-        number, operation = self.last
-        if self.kind == "mismatch":
-            return f"{who} called {operation} where {others} in {self.collective}."
-        if self.kind == "order":
-            more = f"{'it waits' if one else 'they wait'} in another group for the others"
-        elif number:
-            named = f" ({operation})" if operation else ""
-            more = f"the last one that {'it' if one else 'they'} called there is number {number:,}{named}"
-        else:
-            more = f"{'it has' if one else 'they have'} called none there yet"
-        return f"{who} did not join {self.collective}, in which {others}; {more}."
-
     def shown(self) -> dict[str, Any]:
         """As evidence."""
+        number, operation = self.last
         return {
             "kind": self.kind, "ranks": self.ranks, "group": self.group, "operation": self.operation,
-            "number": self.number, "last_number": self.last[0], "waiting": self.waiting,
+            "number": self.number, "last_number": number or None, "last_operation": operation, "waiting": self.waiting,
         }  # fmt: skip
 
 

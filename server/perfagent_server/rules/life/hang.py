@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import TITLE
 from perfagent_server.rules.life.absent_ranks import Absence, find_absence
 from perfagent_server.rules.life.answers import Answers
-from perfagent_server.rules.life.stack_groups import StackGroup, apart, groups_of, said_ranks, sentence, shown
+from perfagent_server.rules.life.stack_groups import StackGroup, apart, groups_of, shown
 from perfagent_server.rules.rule import UNKNOWN, Events, Every, Life, Question, Rule, Series, Unknown
-from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["Hang"]
@@ -68,59 +66,38 @@ class Hang(Rule):
         limit = max(self.for_s, self.pause_times * longest)
         if quiet < limit:
             return None
-        known = _Known.of(window, answers)
-        return self.found_in_words(
+        cause, told = _told(window, answers)
+        return self.found(
             "critical",
-            _cut(f"No step has ended since step {window.step:,}{known.title}"),
-            f"No step has ended for {spell_s(quiet)} after step {window.step:,}; the longest pause between two steps before "
-            f"was {spell_s(longest)}.{known.message}",
-            cause=known.cause,
-            cost="all ranks stand still",
+            cause=cause,
             since_step=window.step,
-            ranks=known.ranks or sorted(window.heard - window.done - window.lost.keys()),
+            ranks=told.get("awaited_ranks") or sorted(window.heard - window.done - window.lost.keys()),
             evidence={
-                "quiet_s": quiet,
-                "longest_pause_s": longest,
-                "step": window.step,
-                "lost_ranks": sorted(window.lost),
-                **known.evidence,
+                "quiet_s": quiet, "longest_pause_s": longest, "step": window.step, "world_size": window.world_size,
+                "lost_ranks": sorted(window.lost), **told,
             },
-        )
+        )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What the answers of the ranks say. title, message: what they add; ranks: those that the others wait for."""
-
-    title: str
-    message: str
-    cause: str
-    ranks: list[int]
-    evidence: dict[str, Any]
-
-    @classmethod
-    def of(cls, window: Window, answers: Answers) -> _Known:
-        groups, absence = groups_of(answers.stacks()), find_absence(answers.collectives())
-        culprits = _culprits(groups, absence)
-        # all that were ever heard: one whose interpreter stands still cannot answer, and is called lost by now
-        answered = {rank for group in groups for rank in group.ranks}
-        silent = sorted(window.heard - window.done - answered) if groups else []
-        ranks = absence.ranks if absence is not None else [rank for group in culprits for rank in group.ranks]
-        is_silence = bool(silent) and not ranks and all(group.waits for group in groups)
-        said = [sentence(groups, culprits, len(window.heard)), "" if absence is None else absence.sentence()]
-        if silent:
-            said.append(f"{said_ranks(silent)} did not answer.")
-        return cls(
-            title=f": {said_ranks(silent).lower()} did not answer" if is_silence else _title(groups, culprits, absence),
-            message="".join(f" {one}" for one in said if one),
-            cause="a rank is silent" if is_silence else _cause(groups, culprits, absence),
-            ranks=silent if is_silence else sorted(ranks),
-            evidence={
-                **({"groups": shown(groups)} if groups else {}),
-                **({} if absence is None else {"absent": absence.shown()}),
-                **({"silent_ranks": silent} if silent else {}),
-            },
-        )
+def _told(window: Window, answers: Answers) -> tuple[str, dict[str, Any]]:
+    """The cause, and the evidence, that the answers of the ranks give."""
+    groups, absence = groups_of(answers.stacks()), find_absence(answers.collectives())
+    culprits = _culprits(groups, absence)
+    # all that were ever heard: one whose interpreter stands still cannot answer, and is called lost by now
+    answered = {rank for group in groups for rank in group.ranks}
+    silent = sorted(window.heard - window.done - answered) if groups else []
+    ranks = absence.ranks if absence is not None else [rank for group in culprits for rank in group.ranks]
+    is_silence = bool(silent) and not ranks and all(group.waits for group in groups)
+    at = groups if absence is None and len(groups) == 1 else culprits
+    found = {
+        "groups": shown(groups, culprits),
+        "absent": {} if absence is None else absence.shown(),
+        "silent_ranks": silent,
+        "awaited_ranks": silent if is_silence else sorted(ranks),
+        "at": at[0].place.own if len(at) == 1 else "",
+    }
+    cause = "a rank is silent" if is_silence else _cause(groups, culprits, absence)
+    return cause, {name: value for name, value in found.items() if value}
 
 
 def _culprits(groups: list[StackGroup], absence: Absence | None) -> list[StackGroup]:
@@ -129,16 +106,6 @@ def _culprits(groups: list[StackGroup], absence: Absence | None) -> list[StackGr
         return apart(groups)
     named = [group for group in groups if set(group.ranks) & set(absence.ranks)]
     return named if len(named) < len(groups) else []
-
-
-def _title(groups: list[StackGroup], culprits: list[StackGroup], absence: Absence | None) -> str:
-    if culprits:
-        ranks = sorted(rank for group in culprits for rank in group.ranks)
-        where = f" at {culprits[0].place.own}" if len(culprits) == 1 else ""
-        return f": {said_ranks(ranks).lower()} {'stand' if len(ranks) > 1 else 'stands'}{where or ' apart'}"
-    if absence is not None:
-        return f": {said_ranks(absence.ranks).lower()} did not join {absence.operation or 'a collective'}"
-    return f", at {groups[0].place.own}" if len(groups) == 1 else ""
 
 
 def _cause(groups: list[StackGroup], culprits: list[StackGroup], absence: Absence | None) -> str:
@@ -154,7 +121,3 @@ def _cause(groups: list[StackGroup], culprits: list[StackGroup], absence: Absenc
         if groups and all(group.waits for group in groups) and sum(len(g.ranks) for g in groups) > 1
         else ""
     )
-
-
-def _cut(title: str) -> str:
-    return title if len(title) <= TITLE else f"{title[: TITLE - 3]}..."

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import Every, Question, Rule, Series
-from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["InitSlow"]
@@ -43,12 +42,8 @@ class InitSlow(Rule):
         moves = window.step > window.start_step + 1 or bool(window.by_step)
         if waited < self.for_s or moves or "process/rss_bytes" not in window.by_time:
             return None
-        return self.found_in_words(
+        return self.found(
             "warning",
-            f"No step has ended in {waited / 60:.0f} minutes",
-            f"No step has ended in the {waited / 60:.0f} minutes since this attempt was first heard "
-            f"({len(window.heard)} of {window.world_size} ranks are heard).",
-            cost=f"{spell_s(waited)} so far, on all ranks",
             since_step=window.step,
             ranks=sorted(window.heard - window.done - window.lost.keys()),
             evidence={

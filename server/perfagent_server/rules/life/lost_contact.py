@@ -31,15 +31,12 @@ class LostContact(Rule):
         if not lost or window.ended:
             return None
         ranks = sorted(lost)
-        several = f"Rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} of {window.world_size} ranks"
-        who = several if window.world_size > 1 else "The training process"
-        at = f"after step {window.step:,}" if window.step else "before its first step"
-        return self.found_in_words(
+        return self.found(
             "critical",
-            f"{who} went silent {at}",
-            # The past tense: the sentence stands as long as the alert does, and is not written anew every second.
-            f"{who} went silent {at}: nothing was heard for {max(lost.values()):.0f} s.",
             since_step=window.step,
             ranks=ranks,
-            evidence={"silence_s": max(lost.values()), "step": window.step},
-        )
+            evidence={
+                "silence_s": max(lost.values()), "step": window.step or None, "world_size": window.world_size,
+                "silent_ranks": ranks if window.world_size > 1 else [],
+            },
+        )  # fmt: skip

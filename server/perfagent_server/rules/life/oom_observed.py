@@ -57,9 +57,6 @@ def memory_of(end: End) -> str:
     return "host" if by_the_kernel or _PLAIN.search(said) else ""
 
 
-_WHAT = {"gpu": "GPU memory", "host": "Host memory", "shared": "The loader's shared memory (/dev/shm)", "": "Memory"}
-
-
 @dataclass(frozen=True, kw_only=True)
 class OomObserved(Rule):
     """A process of the run ended because memory ran out: the GPU's, the host's, or what loader workers share with the
@@ -78,19 +75,17 @@ class OomObserved(Rule):
             return None
         first = ends[0]
         memory = memory_of(first)
-        likely = " most likely" if _WORKER.search(f"{first.exception}\n{first.reason}") else ""
-        what = f"{_WHAT[memory]}{likely} ran out"
         said = first.reason or first.exception
         step = first.step or window.step
-        return self.found_in_words(
+        return self.found(
             "critical",
-            f"{_WHAT[memory]} ran out on rank {first.rank} after step {step:,}",
-            f"{what} on rank {first.rank} after step {step}" + (f": {one_line(said)}" if said else "."),
             cause=f"{memory} memory" if memory in ("host", "shared") else "",
             since_step=step,
             ranks=sorted({end.rank for end in ends}),
             evidence={
-                "state": first.state, "memory": memory, "reason": first.reason, "exception": first.exception,
+                "rank": first.rank, "step": step, "memory": memory or "unknown", "said": one_line(said).rstrip("."),
+                "doubt": "likely" if _WORKER.search(f"{first.exception}\n{first.reason}") else None,
+                "state": first.state, "reason": first.reason, "exception": first.exception,
                 "traceback": first.traceback[-4000:],
             },
         )  # fmt: skip

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import TITLE
 from perfagent_server.rules.life.absent_ranks import find_absence
 from perfagent_server.rules.life.answers import Answers
 from perfagent_server.rules.life.hang import Hang
-from perfagent_server.rules.life.stack_groups import groups_of, said_ranks, shown
+from perfagent_server.rules.life.stack_groups import groups_of, shown
 from perfagent_server.rules.rule import Events, Every, Life, Question, Rule
 from perfagent_server.rules.window import Window
 
@@ -45,19 +44,13 @@ class RankAbsent(Rule):
         if absence is None:
             return None
         groups = [group for group in groups_of(answers.stacks()) if set(group.ranks) & set(absence.ranks)]
-        where = "".join(
-            f" {said_ranks(group.ranks)} {'stand' if len(group.ranks) > 1 else 'stands'} at {group.place}."
-            for group in groups[:3]
-        )
-        who = said_ranks(absence.ranks)
-        what = "called another collective than" if absence.kind == "mismatch" else "did not join"
-        return self.found_in_words(
+        return self.found(
             "critical",
-            f"{who} {what} {absence.operation or 'a collective'} of group {absence.group}"[:TITLE],
-            f"{absence.sentence()}{where}",
             cause="" if absence.kind == "absent" else "order",
-            cost="all ranks stand still",
             since_step=window.step,
             ranks=absence.ranks,
-            evidence={"absent": absence.shown(), "groups": shown(groups), "step": window.step},
-        )
+            evidence={
+                "absent_ranks": absence.ranks, "group": absence.group, "operation": absence.operation, "absent": absence.shown(),
+                "groups": shown(groups), "step": window.step, "world_size": window.world_size,
+            },
+        )  # fmt: skip

@@ -13,7 +13,7 @@ A sentence is a format string of Python: `{share_pct:.0f} %`. Beside Python's ow
 - `{layer:short}` the end of a long name
 - `{lines:list}` its items, with commas, `{lines:list 5}` the first five; of a table its keys
 - `{groups:said 3}` the first three of its items, each a table of figures with a sentence of its own, which stands in the
-  rule's table `words.groups` under the item's `kind`; or its only one, where it is a table itself
+  same tables under the item's `kind`; or its only one, where it is a table itself
 
 A number that is not finite is NaN, Inf or -Inf in every format, also as JSON spells it. `[[ on {ranks:ranks}]]` is left
 out where one of its figures is not known (missing, None or empty). What is left has no spaces at its
@@ -117,7 +117,7 @@ class _Writer(Formatter):
             said = self._ranks(value)
             return said if kind == "ranks" else said[:1].upper() + said[1:]
         if kind == "word":
-            return {**self._grammar.words.get(name, {}), **self._words.get(name, {})}.get(str(value), str(value))
+            return self._called(name).get(str(value), str(value))
         if kind in ("loss", "Loss"):
             return self._series(value, at_start=kind == "Loss")
         if kind == "short":
@@ -126,12 +126,14 @@ class _Writer(Formatter):
             items, most = [*map(str, value)], int(rest or len(value))
             return self._grammar.comma.join([*items[:most], *(["..."] if len(items) > most else [])])
         if kind == "said":
-            return self._each(
-                self._words[name], [value] if isinstance(value, Mapping) else value, int(rest or len(value))
-            )
+            return self._each(name, [value] if isinstance(value, Mapping) else value, int(rest or len(value)))
         return format(value, spec)
 
-    def _each(self, templates: Mapping[str, str], items: Sequence[Mapping[str, Any]], most: int) -> str:
+    def _called(self, figure: str) -> Mapping[str, str]:
+        return {**self._grammar.words.get(figure, {}), **self._words.get(figure, {})}
+
+    def _each(self, name: str, items: Sequence[Mapping[str, Any]], most: int) -> str:
+        templates = self._called(name)
         said = [
             fill(templates[one["kind"]], {**self._figures, **one}, self._words, self._grammar) for one in items[:most]
         ]
