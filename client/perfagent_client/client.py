@@ -52,7 +52,9 @@ class _Options:
             raise ConfigError(f"the server's address is {self.server!r}; it must begin with http:// or https://")
         self.api_key = api_key or os.environ.get("PERFAGENT_API_KEY") or None
         self.auth = self.api_key.sign if isinstance(self.api_key, AdminProof) else None
-        self.headers = {"Authorization": f"Bearer {self.api_key}"} if isinstance(self.api_key, str) else {}
+        self.headers = {"Accept-Language": _language()}
+        if isinstance(self.api_key, str):
+            self.headers["Authorization"] = f"Bearer {self.api_key}"
         # A proxy of the environment is for the outside world; it could not reach this machine's own address.
         self.trust_env = not is_on_this_machine(self.server)
 
@@ -73,6 +75,13 @@ class _Options:
             f"the server {self.server} does not answer ({error or type(error).__name__}): "
             f"{stopped_server(self.server) or start}"
         )
+
+
+def _language() -> str:
+    """Of the terminal, as other programs see it: verdicts, alerts and remedies are said in it, where the server speaks it."""
+    locale = next((value for name in ("LC_ALL", "LC_MESSAGES", "LANG") if (value := os.environ.get(name))), "")
+    language = locale.partition(".")[0].replace("_", "-")
+    return language if language.replace("-", "").isalnum() and language not in ("C", "POSIX") else "en"
 
 
 def _run_path(run: str, rest: str = "") -> str:

@@ -15,6 +15,7 @@ from perfagent.wire import to_json
 __all__ = ["Problem", "ServerApi"]
 
 _PASSED_ON = (
+    "accept-language",
     "authorization",
     "x-api-key",
     "cookie",

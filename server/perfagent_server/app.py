@@ -60,6 +60,7 @@ from perfagent_server.routes.edge import (
 from perfagent_server.routes.fast_path import COMPRESSED_FROM_BYTES, COMPRESSION_LEVEL, FastPath, Route
 from perfagent_server.routes.page_gate import PageGate
 from perfagent_server.routes.problems import ApiError
+from perfagent_server.routes.reading import read_in_own_language
 from perfagent_server.routes.reply import reply
 from perfagent_server.services import Services, open_services
 from perfagent_server.settings import Settings
@@ -155,7 +156,7 @@ def _api() -> APIRouter:
         # What agents send a thousand times a second has no query.
         checks = [] if module is ingest else [Depends(query_check.only_known)]
         if module not in (ingest, log):  # they leave out what cannot be stored, and store the rest
-            checks.append(Depends(query_check.no_nul))
+            checks += [Depends(query_check.no_nul), Depends(read_in_own_language)]
         api.include_router(
             module.router, prefix=_PREFIX, tags=[module.__name__.rpartition(".")[2]], dependencies=checks
         )

@@ -33,6 +33,8 @@ from perfagent_server.ingest.sender_limits import SenderLimits
 from perfagent_server.live.hub import Hub
 from perfagent_server.replicas.leases import OUTBOX, Leases
 from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.texts.reader import reader
+from perfagent_server.rules.texts.spoken import spoken
 from perfagent_server.runs.figures import Figures
 from perfagent_server.runs.left_runs import is_left
 from perfagent_server.runs.rule_profiles import RuleProfiles
@@ -260,7 +262,7 @@ def _wired(
     figures = Figures(database, store)
 
     def verdict_of(run: str) -> Finding:
-        found = engine.verdict(run)
+        found = spoken(engine.verdict(run, reader.get()))
         if isinstance(found, Healthy):
             return found.with_figures(figures.of(run))
         with database.read() as connection:

@@ -15,6 +15,7 @@ from perfagent.wire import SEVERITIES
 from perfagent_server.alerts import chat
 from perfagent_server.alerts.kinds import CHAT_KINDS, HEARTBEAT, KINDS, WEBHOOK
 from perfagent_server.alerts.webhooks import new_secret, notice_body, secret_bytes
+from perfagent_server.rules.texts import LANGUAGES
 from perfagent_server.security.outbound import Guard
 from perfagent_server.store.stored_json import stored_names
 from perfagent_server.store.tables import channel, delivery
@@ -41,7 +42,7 @@ class NewChannel:
     projects, tags: only runs of one of these projects, and with one of these tags; empty is any. group_s: the shortest
     time between two messages about a run, apart from critical alerts; 0: each alert by itself. repeat_s: an alert that
     still fires and that nobody acknowledged is told again; 0: never. summaries: also what became of each run that ended.
-    every_s: of a digest while all is well, or between heartbeats.
+    every_s: of a digest while all is well, or between heartbeats. language: of its messages.
     """
 
     name: str
@@ -55,12 +56,15 @@ class NewChannel:
     repeat_s: float = 0.0
     summaries: bool = False
     every_s: float = 0.0
+    language: str = "en"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"a channel's kind is one of {', '.join(KINDS)}, not {self.kind[:40]!r}")
         if self.min_severity not in SEVERITIES:
             raise ConfigError(f"min_severity is one of {', '.join(SEVERITIES)}, not {self.min_severity[:40]!r}")
+        if self.language not in LANGUAGES:
+            raise ConfigError(f"a channel's language is one of {', '.join(LANGUAGES)}, not {self.language[:40]!r}")
         if not self.name.strip() or len(self.name) > 256:
             raise ConfigError("a channel's name has 1 to 256 characters")
         if len(self.url) > 2000:
@@ -90,6 +94,7 @@ class NewChannel:
             "name": self.name, "url": self.url, "min_severity": self.min_severity, "projects": json.dumps(self.projects),
             "tags": json.dumps(self.tags), "group_s": usual_s if self.group_s is None else self.group_s,
             "repeat_s": self.repeat_s, "summaries": self.summaries, "every_s": self.every_s,
+            "language": self.language,
         }  # fmt: skip
 
 
@@ -126,7 +131,7 @@ def read(connection: Connection, identifier: str) -> NewChannel | None:
     if row is None:
         return None
     lists: dict[str, Any] = {name: stored_names(row[name]) for name in ("projects", "tags")}
-    plain = ("name", "url", "kind", "min_severity", "group_s", "repeat_s", "every_s")
+    plain = ("name", "url", "kind", "min_severity", "group_s", "repeat_s", "every_s", "language")
     return NewChannel(**{name: row[name] for name in plain}, **lists, summaries=bool(row["summaries"]))
 
 
@@ -154,6 +159,7 @@ def _shown(row: RowMapping) -> dict[str, Any]:
         "id": row["id"], "name": row["name"], "kind": row["kind"], "url": shown_url(row["kind"], row["url"]),
         "min_severity": row["min_severity"], "projects": stored_names(row["projects"]), "tags": stored_names(row["tags"]),
         "group_s": row["group_s"], "repeat_s": row["repeat_s"], "summaries": bool(row["summaries"]), "every_s": row["every_s"],
+        "language": row["language"],
         "enabled": bool(row["enabled"]), "disabled_reason": row["disabled_reason"], "created": rfc3339(row["created"]),
         "failing_since": rfc3339(row["failing_since"]), "old_secret_until": rfc3339(row["old_secret_until"]),
     }  # fmt: skip

@@ -8,29 +8,36 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from perfagent_server.alerts.chat import Message
+from perfagent_server.rules.texts import Language, sentence
 
 __all__ = ["message_of"]
 
 _ORDER = ("critical", "warning", "info", "resolved")
 
 
-def message_of(bodies: Sequence[bytes]) -> Message:
-    """Of the bodies of the deliveries (webhooks.py) that go out together: all about one run, or about none."""
+def message_of(bodies: Sequence[bytes], language: Language = "en") -> Message:
+    """Of the bodies of the deliveries (webhooks.py) that go out together: all about one run, or about none. language: of the
+    words around what the bodies say."""
     told = [json.loads(body) for body in bodies]
     found = [one["data"] for one in told]
     severities = [_severity(one) for one in told]
-    about, where = found[0], _where(found[0])
+    about = found[0]
     if len(told) == 1:
         alert = about["alert"]
         title = (alert.get("title") or alert["message"]).rstrip(".")
-        lines = [alert["message"], _cost(alert), f"What to do: {about['fix']}" if about["fix"] else ""]
-        over = "Over: " if severities[0] == "resolved" else ""
+        lines = [alert["message"]]
+        lines += [sentence("cost", language, cost=alert["cost"])] if alert.get("cost") else []
+        lines += [sentence("fix", language, fix=about["fix"])] if about["fix"] else []
+        title = sentence("over", language, title=title) if severities[0] == "resolved" else title
         return Message(
-            title=f"{over}{title}{where}", text="\n".join(filter(None, lines)), severity=severities[0], url=about["url"]
+            title=_of_run(title, about, language), text="\n".join(lines), severity=severities[0], url=about["url"]
         )
-    lines = [f"{severity}: {_line(one)}" for severity, one in zip(severities, found, strict=True)]
-    worst = min(severities, key=_ORDER.index)
-    return Message(title=f"{len(told)} alerts{where}", text="\n".join(lines), severity=worst, url=about["url"])
+    lines = [
+        sentence("listed", language, label=severity, title=_line(one))
+        for severity, one in zip(severities, found, strict=True)
+    ]
+    title, worst = sentence("alerts", language, count=len(told)), min(severities, key=_ORDER.index)
+    return Message(title=_of_run(title, about, language), text="\n".join(lines), severity=worst, url=about["url"])
 
 
 def _severity(told: dict[str, Any]) -> Literal["info", "warning", "critical", "resolved"]:
@@ -40,16 +47,12 @@ def _severity(told: dict[str, Any]) -> Literal["info", "warning", "critical", "r
     return severity if severity in ("warning", "critical") else "info"
 
 
-def _where(data: dict[str, Any]) -> str:
+def _of_run(title: str, data: dict[str, Any], language: Language) -> str:
     if data["run"] is None:
-        return ""
-    return f" ({data['run_name']}, project {data['project']})" if data["project"] else f" ({data['run_name']})"
+        return title
+    return sentence("of_run", language, title=title, run=data["run_name"] or data["run"], project=data["project"])
 
 
 def _line(data: dict[str, Any]) -> str:
     alert = data["alert"]
     return str(alert.get("title") or alert["message"]).rstrip(".")
-
-
-def _cost(alert: dict[str, Any]) -> str:
-    return f"Cost: {alert['cost']}." if alert.get("cost") else ""

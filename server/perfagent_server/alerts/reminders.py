@@ -17,6 +17,7 @@ from sqlalchemy.sql.expression import func
 from perfagent_server.alerts import quiet
 from perfagent_server.alerts.tables import alert_of, wants
 from perfagent_server.alerts.webhooks import alert_body, delivery_id
+from perfagent_server.rules.texts.spoken import spoken
 from perfagent_server.spending.finding_cost import with_money
 from perfagent_server.spending.run_cost import present_rate_of
 from perfagent_server.store.statements import insert_for
@@ -111,9 +112,12 @@ def _write(
     row = _firing(connection, alert_id)
     if row is None:
         return
+    language = connection.execute(select(channel.c.language).where(channel.c.id == channel_id)).scalar()
+    if language is None:
+        return
     body = alert_body(
         "alert.firing", now, alert=alert_id, state="firing",
-        finding=with_money(alert_of(row), present_rate_of(connection, row["run"])), run=row["run"],
+        finding=spoken(with_money(alert_of(row), present_rate_of(connection, row["run"])), language), run=row["run"],
         run_name=row["name"], project=row["project"], url=link(row["run"]),
     )  # fmt: skip
     values: dict[str, Any] = {

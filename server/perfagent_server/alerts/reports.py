@@ -11,7 +11,7 @@ Each is written once, whatever is killed: its id is made of what it is about.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,13 +20,15 @@ from sqlalchemy import Connection, RowMapping, delete, select, update
 from sqlalchemy.sql.expression import func
 
 from perfagent.money import spell_money
-from perfagent.plural import some
 from perfagent.wire import Finding
 from perfagent_server.alerts import reminders
 from perfagent_server.alerts.kinds import HEARTBEAT
-from perfagent_server.alerts.tables import is_for
+from perfagent_server.alerts.tables import finding_of, is_for
 from perfagent_server.alerts.webhooks import delivery_id, notice_body
 from perfagent_server.database import Database, StorageError
+from perfagent_server.rules.texts import sentence
+from perfagent_server.rules.texts.reader import speaking
+from perfagent_server.rules.texts.spoken import spoken
 from perfagent_server.spending.run_cost import spent_of
 from perfagent_server.store.statements import insert_for
 from perfagent_server.store.stored_json import stored_number
@@ -90,26 +92,39 @@ class Reports:
         new = [row for row in ended if (row["id"], row["ended"]) not in self._summarised]
         for row in new:
             with _apart(errors):
-                said = self.verdict_of(row["id"])
+                said = {}
+                for language in {one["language"] for one in channels}:
+                    with speaking(language):
+                        said[language] = self.verdict_of(row["id"])
                 self.database.write(partial(self._summary, channels=channels, row=row, verdict=said, now=now))
         self._summarised = {(row["id"], row["ended"]) for row in ended}
 
     def _summary(
-        self, connection: Connection, channels: list[RowMapping], row: RowMapping, verdict: Finding, now: float
+        self,
+        connection: Connection,
+        channels: list[RowMapping],
+        row: RowMapping,
+        verdict: Mapping[str, Finding],
+        now: float,
     ) -> None:
+        """verdict: by language."""
         count = func.count()
         per = select(alert.c.severity, count).where(alert.c.run == row["id"], alert.c.severity != "info")
         alerts = sorted((row[0], row[1]) for row in connection.execute(per.group_by(alert.c.severity)))
-        raised = ", ".join(some(number, f"{severity} alert") for severity, number in alerts)
         started, ended, updated = (stored_number(row[name]) or 0.0 for name in ("started", "ended", "updated"))
         lasted = spell_duration(max(0.0, ended - started))
-        title = f"{row['name']} {_ENDED.get(row['state'], 'ended')} after step {stored_number(row['step']) or 0:,}, in {lasted}"
-        message = f"{title}. {verdict.title or verdict.message}. Alerts: {raised or 'none'}."
         spent = spent_of(connection, row["id"])
-        if spent.money is not None:
-            message += f" It cost {spell_money(spent.money, spent.currency)}."
+        money = None if spent.money is None else spell_money(spent.money, spent.currency)
+        state, step = row["state"] if row["state"] in _ENDS else "ended", int(stored_number(row["step"]) or 0)
         for one in channels:
             if (stored_number(one["created"]) or 0.0) <= updated and is_for(one, row["project"], row["tags"]):
+                language, said = one["language"], verdict[one["language"]]
+                title = sentence("run_ended", language, run=row["name"], how=state, step=step, lasted=lasted)
+                raised = [sentence("alerts_of", language, count=count, severity=severity) for severity, count in alerts]
+                message = sentence(
+                    "run_summary", language, title=title, verdict=said.title or said.message, money=money,
+                    alerts=raised or [sentence("none", language)],
+                )  # fmt: skip
                 ident = delivery_id("run.ended", row["id"], str(row["ended"]), one["id"])
                 self._send(connection, one, "run.ended", ident, title, message, now, run=row)
 
@@ -126,17 +141,21 @@ class Reports:
             if is_for(one, row["project"], row["tags"])
         ]
         is_open = alert.c.state == "firing", alert.c.severity != "info"
-        said_of = runs.c.name, runs.c.project, runs.c.tags, alert.c.run, alert.c.title, alert.c.message
-        query = select(*said_of).join(runs, runs.c.id == alert.c.run).where(*is_open).order_by(alert.c.since)
+        query = (
+            select(runs.c.name, runs.c.project, runs.c.tags, alert)
+            .join(runs, runs.c.id == alert.c.run)
+            .where(*is_open)
+            .order_by(alert.c.since)
+        )
         firing = [row for row in connection.execute(query).mappings() if is_for(one, row["project"], row["tags"])]
-        goes_on = sum(row["state"] in _GO_ON for row in rows)
-        title = "All is well" if not firing else f"{some(len(firing), 'alert')} open"
-        said = [
-            f"{title}: {some(goes_on, 'run')} going on, {len(rows) - goes_on} ended since the last digest.",
-            *(f"{row['name'] or row['run']}: {row['title'] or row['message']}" for row in firing[:_MOST_NAMED]),
-        ]
+        goes_on, language = sum(row["state"] in _GO_ON for row in rows), one["language"]
+        title = sentence("alerts_open", language, count=len(firing)) if firing else sentence("all_is_well", language)
+        said = [sentence("digest", language, title=title, active=goes_on, ended=len(rows) - goes_on)]
+        for row in firing[:_MOST_NAMED]:
+            told = spoken(finding_of(row), language)
+            said.append(sentence("listed", language, label=row["name"] or row["run"], title=told.title or told.message))
         if len(firing) > _MOST_NAMED:
-            said.append(f"and {len(firing) - _MOST_NAMED} more")
+            said.append(sentence("more", language, more=len(firing) - _MOST_NAMED))
         ident = delivery_id("digest", one["id"], str(now))
         self._send(connection, one, "digest", ident, title, "\n".join(said), now)
 
@@ -181,13 +200,7 @@ def _apart(errors: list[Exception]) -> Iterator[None]:
         errors.append(error)
 
 
-_ENDED = {
-    "finished": "finished",
-    "failed": "failed",
-    "oom": "ran out of memory",
-    "killed": "was killed",
-    "preempted": "was preempted",
-}
+_ENDS = frozenset(("finished", "failed", "oom", "killed", "preempted"))
 
 
 def spell_duration(seconds: float) -> str:

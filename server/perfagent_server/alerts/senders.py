@@ -24,7 +24,7 @@ def send(guard: Guard, batch: Batch, now: float, post: Post) -> Outcome:
     """Raises what the guard and the network raise."""
     channel = batch.channel
     if channel["kind"] in CHAT_KINDS:
-        message = message_of([row["body"] for row in batch.rows])
+        message = message_of([row["body"] for row in batch.rows], channel["language"])
         return chat.send(channel["kind"], channel["url"], message, guard)
     [row] = batch.rows
     if channel["kind"] == HEARTBEAT:

@@ -32,6 +32,7 @@ from perfagent_server.alerts.state_machine import Change, worse
 from perfagent_server.alerts.waits import AT_ONCE, when_to_send
 from perfagent_server.alerts.webhooks import alert_body, delivery_id, text_json
 from perfagent_server.rules.rule import USER_ALERT
+from perfagent_server.rules.texts.spoken import spoken
 from perfagent_server.spending.finding_cost import with_money
 from perfagent_server.spending.prices import prices
 from perfagent_server.spending.run_cost import present_rate_of
@@ -251,7 +252,7 @@ class _Book:
                 continue  # that it was over in between was never sent
             body = alert_body(
                 event, self.now, alert=change.alert, state=event.removeprefix("alert."),
-                finding=finding if told is None else self._with_what_was_held(finding, change, told),
+                finding=spoken(finding if told is None else self._with_what_was_held(finding, change, told), one["language"]),
                 run=run, run_name=about["name"], project=about["project"], url=self.link(run),
             )  # fmt: skip
             # Their order is that of `created` (outbox.py), also within one transaction and after a jump of the clock.

@@ -12,6 +12,7 @@ from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.errors import ConfigError
 from perfagent_server.alerts.kinds import KINDS
 from perfagent_server.commands.connection import AdminApi, add_options
+from perfagent_server.rules.texts import LANGUAGES
 
 __all__ = ["command"]
 
@@ -86,10 +87,11 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--every-s", type=seconds, metavar="S", help="send a digest every S seconds; a heartbeat needs it"
     )
+    parser.add_argument("--language", choices=tuple(LANGUAGES), help="of its messages (default: en)")
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("name", "min_severity", "projects", "tags", "group_s", "repeat_s", "summaries", "every_s")
+    names = ("name", "min_severity", "projects", "tags", "group_s", "repeat_s", "summaries", "every_s", "language")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     lists = {name: [one for one in given[name] if one] for name in ("projects", "tags") if name in given}
     return given | lists

@@ -26,6 +26,7 @@ from perfagent_server.rules.loss.loss_spike import LossSpike
 from perfagent_server.rules.plan import STEPPED, Plan
 from perfagent_server.rules.rule import USER_ALERT, Life, Rule, Unknown
 from perfagent_server.rules.step_series import PATIENCE_S
+from perfagent_server.rules.texts import Language
 from perfagent_server.rules.window import End, Window, is_end
 from perfagent_server.store.stored import FromTail
 from perfagent_server.timestamps import rfc3339
@@ -532,11 +533,12 @@ class Evaluator:
             ]
         return worst_first(found, self.plan.rules)
 
-    def verdict(self, *, lost: bool = False) -> Finding:
+    def verdict(self, *, lost: bool = False, language: Language = "en") -> Finding:
         """lost: nothing is heard of the run any more."""
         spike = self.machines.get(LossSpike.id)
         jump = spike.finding if spike is not None and spike.state != "firing" else None
-        return verdict(self.window, self.findings(), happened=self._happened(), jump=jump, lost=lost)
+        happened = self._happened()
+        return verdict(self.window, self.findings(), happened=happened, jump=jump, lost=lost, language=language)
 
     def _happened(self) -> list[Happened]:
         """The alerts of this attempt that are over, oldest first; not those that were open when the run ended."""

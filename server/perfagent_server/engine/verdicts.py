@@ -14,6 +14,7 @@ from perfagent_server.database import Database, StorageError
 from perfagent_server.database.errors import spell
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.engine.set_aside import CannotJudgeError, SetAside
+from perfagent_server.rules.texts import Language
 from perfagent_server.runs.earlier_attempts import earlier_attempts
 from perfagent_server.store.tables import run as runs
 from perfagent_server.verdict.healthy import Healthy
@@ -34,17 +35,17 @@ class Verdicts:
         self._database, self._lock, self._judge_of = database, lock, judge_of
         self._aside, self._on_failure = aside, on_failure
 
-    def verdict(self, run: str) -> Finding:
-        """Healthy, or the one thing that holds the run back."""
+    def verdict(self, run: str, language: Language = "en") -> Finding:
+        """Healthy, or the one thing that holds the run back. language: of what the verdict says beside that."""
         with self._database.read() as connection:
             state = connection.execute(select(runs.c.state).where(runs.c.id == run)).scalar()
-            before = earlier_attempts(connection, run)
+            before = earlier_attempts(connection, run, language)
         try:
             with self.asking(run):
                 judge = self._judge_of(run)
                 if judge is None:
                     return healthy("Nothing is known of this run yet.")
-                found = judge.verdict(lost=state == "lost")
+                found = judge.verdict(lost=state == "lost", language=language)
         except CannotJudgeError as error:
             return self._aside.finding(run, str(error))
         if not before:

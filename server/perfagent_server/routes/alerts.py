@@ -19,6 +19,7 @@ from perfagent_server.alerts.tables import alert_of
 from perfagent_server.routes.dependencies import Operator, Reader, SeenRun, ServicesDep, check_project
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
+from perfagent_server.rules.texts.spoken import spoken
 from perfagent_server.security.access import require
 from perfagent_server.security.audit import record
 from perfagent_server.security.rights import Identity
@@ -109,19 +110,19 @@ def list_alerts(
         alert.c.rule: rule,
         runs.c.project: project,
     }
-    return reply({"alerts": _alerts(services, its, limit, identity.seen_projects)})
+    return reply({"alerts": [spoken(one) for one in _alerts(services, its, limit, identity.seen_projects)]})
 
 
 @router.get("/runs/{run}/alerts", dependencies=[Depends(require("read"))], responses={200: {"model": AlertList}})
 def run_alerts(run: SeenRun, services: ServicesDep) -> Response:
     """All alerts of a run, newest first."""
-    return reply({"alerts": _alerts(services, {alert.c.run: run}, 10_000)})
+    return reply({"alerts": [spoken(one) for one in _alerts(services, {alert.c.run: run}, 10_000)]})
 
 
 @router.get("/alerts/{alert_id}", responses={200: {"model": AlertWithHistory}})
 def one_alert(alert_id: str, services: ServicesDep, identity: Reader) -> Response:
     """An alert, and what happened to it. GET /deliveries?alert= has what was sent about it."""
-    found = _known(services, identity, alert_id)
+    found = spoken(_known(services, identity, alert_id))
     with services.database.read() as connection:
         happened = history.history_of(connection, alert_id)
     shown = {name: getattr(found, name) for name in Alert.__dataclass_fields__}
@@ -258,7 +259,7 @@ def resolve(
         services.engine.resolve(found.run, alert_id, why)  # where it began to judge the run meanwhile
         return answer
     services.database.write(_audit(request, identity, "alert.resolve", found))
-    return reply(_known(services, identity, alert_id))
+    return reply(spoken(_known(services, identity, alert_id)))
 
 
 def _asked(asked: QuietRequest | None, for_s: float | None) -> tuple[float | None, str]:
@@ -339,4 +340,4 @@ def _do(services: Services, request: Request, identity: Identity, action: str, a
         services.outbox.wake()
     changed = _known(services, identity, alert_id)
     services.hub.publish_alert(changed)
-    return reply(changed)
+    return reply(spoken(changed))

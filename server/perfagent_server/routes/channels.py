@@ -38,7 +38,8 @@ class ChannelRequest:
     the base64 of 24 to 64 bytes; left out, one is made. min_severity: info, warning or critical. projects, tags: only runs
     of one of these projects, with one of these tags. group_s: the shortest time between two messages about a run, apart
     from critical alerts (600 for chats and mail). repeat_s: an alert that still fires, and that nobody acknowledged, is told
-    again. summaries: also what became of each run that ended. every_s: of a digest; of a heartbeat, which needs it."""
+    again. summaries: also what became of each run that ended. every_s: of a digest; of a heartbeat, which needs it.
+    language: of its messages, en or zh."""
 
     url: str
     name: str = ""
@@ -51,6 +52,7 @@ class ChannelRequest:
     repeat_s: float = 0.0
     summaries: bool = False
     every_s: float = 0.0
+    language: str = "en"
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -68,6 +70,7 @@ class ChannelChange:
     repeat_s: float | None = None
     summaries: bool | None = None
     every_s: float | None = None
+    language: str | None = None
     enabled: bool | None = None
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -96,6 +99,7 @@ class ChannelShown:
     repeat_s: float
     summaries: bool
     every_s: float
+    language: str
     enabled: bool
     disabled_reason: str
     created: str

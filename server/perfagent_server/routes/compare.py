@@ -15,6 +15,7 @@ from perfagent_server.comparing.windows import window_of
 from perfagent_server.routes.dependencies import Reader, ServicesDep
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
+from perfagent_server.rules.texts.spoken import spoken
 from perfagent_server.security.rights import Identity
 from perfagent_server.services import Services
 from perfagent_server.store.tables import alert
@@ -55,4 +56,5 @@ def _asked(services: Services, identity: Identity, text: str) -> Asked:
     with services.database.read() as connection:
         query = select(alert.c.rule).where(alert.c.run == summary.run, alert.c.state != "pending")
         rules = frozenset(connection.execute(query).scalars())
-    return Asked(window, summary, services.verdict_of(summary.run), services.engine.findings(summary.run), rules)
+    findings = [spoken(one) for one in services.engine.findings(summary.run)]
+    return Asked(window, summary, services.verdict_of(summary.run), findings, rules)

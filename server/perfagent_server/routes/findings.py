@@ -10,6 +10,7 @@ from starlette.responses import Response
 from perfagent.wire import Finding
 from perfagent_server.routes.dependencies import SeenRun, ServicesDep
 from perfagent_server.routes.reply import reply
+from perfagent_server.rules.texts.spoken import spoken
 from perfagent_server.security.access import require
 from perfagent_server.spending.finding_cost import with_money
 
@@ -33,4 +34,4 @@ def verdict(run: SeenRun, services: ServicesDep) -> Response:
 def findings(run: SeenRun, services: ServicesDep) -> Response:
     """Everything that is found now, worst first; for a run that ended also what held most of the time it ran."""
     rate = services.rate_of(run)
-    return reply({"findings": [with_money(found, rate) for found in services.engine.findings(run)]})
+    return reply({"findings": [with_money(spoken(found), rate) for found in services.engine.findings(run)]})

@@ -14,8 +14,11 @@ from sqlalchemy.exc import DataError
 from sqlalchemy.sql.elements import ColumnElement
 
 from perfagent.errors import WireError
-from perfagent.wire import OUTCOMES
+from perfagent.wire import OUTCOMES, Finding
+from perfagent_server.rules.texts.reader import reader
+from perfagent_server.rules.texts.spoken import spoken
 from perfagent_server.runs.outcomes import ATTENTION, LEVEL, with_outcome
+from perfagent_server.store.stored_json import stored_object
 from perfagent_server.store.tables import alert
 from perfagent_server.store.tables import run as runs
 
@@ -237,4 +240,24 @@ def open_alerts(connection: Connection, ids: Sequence[str]) -> dict[str, dict[st
             },
         )
         held["firing"][row.severity] = held["firing"].get(row.severity, 0) + 1
+    if reader.get() != "en":
+        _speak(connection, found)
     return found
+
+
+def _speak(connection: Connection, found: dict[str, dict[str, Any]]) -> None:
+    """Says the titles in the reader's language."""
+    columns = (
+        alert.c.run,
+        alert.c.rule,
+        alert.c.severity,
+        alert.c.title,
+        alert.c.message,
+        alert.c.cause,
+        alert.c.evidence,
+    )
+    query = select(*columns).where(alert.c.id.in_([held["worst"] for held in found.values()]))
+    for row in connection.execute(query).mappings():
+        told = {**row, "evidence": stored_object(row["evidence"])}
+        run = told.pop("run")
+        found[run]["title"] = spoken(Finding(**told)).title

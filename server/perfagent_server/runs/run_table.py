@@ -19,6 +19,7 @@ from sqlalchemy import func, select
 from perfagent.wire import OUTCOMES, Finding, Timing, outcome_of, plain
 from perfagent.wire.loss_names import loss_of
 from perfagent_server.database import Database
+from perfagent_server.rules.texts.reader import reader
 from perfagent_server.runs.figures import Figures
 from perfagent_server.runs.run_filters import (
     COLUMNS,
@@ -140,15 +141,17 @@ class RunTable:
     def _parts(self, row: Any, wanted: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
         """The costly parts of a run, made where they are not kept."""
         made = self._kept_of(row)
-        if "verdict" in wanted and "verdict" not in made:
-            made["verdict"] = _brief(self._verdict_of(row.id), row.state)
+        its_verdict = f"verdict {reader.get()}"
+        if "verdict" in wanted and its_verdict not in made:
+            made[its_verdict] = _brief(self._verdict_of(row.id), row.state)
         if {"latest", "trend"} & {*wanted} and "all" not in made:
             made["all"] = {name: one.value for name, one in self._store.latest(row.id).items()}
         if "timing" in wanted and "timing" not in made:
             made["timing"] = _timing(self._figures.of(row.id))
         if "trend" in wanted and "trend" not in made:
             made["trend"] = self._trend(row.id, loss_of(made["all"]))
-        return made if "latest" not in wanted else {**made, "latest": _wanted(made["all"], columns)}
+        parts = {**made, "verdict": made.get(its_verdict)}
+        return parts if "latest" not in wanted else {**parts, "latest": _wanted(made["all"], columns)}
 
     def _kept_of(self, row: Any) -> dict[str, Any]:
         """What is kept of a run: until an alert of it changes; of a run that goes on, for a moment."""

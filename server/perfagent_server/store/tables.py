@@ -487,6 +487,7 @@ channel = Table(
     Column("repeat_s", Float(53), nullable=False, default=0.0, server_default="0"),  # 0: never told again
     Column("summaries", Boolean, nullable=False, default=False, server_default="0"),  # at a run's end
     Column("every_s", Float(53), nullable=False, default=0.0, server_default="0"),  # between digests, or heartbeats
+    Column("language", String(8), nullable=False, default="en", server_default="en"),  # of its messages
     Column("told", Float(53)),  # when the newest digest or heartbeat was sent
     Column("old_secret_until", Float(53)),  # both secrets sign until then
     Column("enabled", Boolean, nullable=False, default=True),

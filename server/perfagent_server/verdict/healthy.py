@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from perfagent.wire import Finding, Severity, Timing
-from perfagent_server.rules.spelling import spell_s
+from perfagent.wire import Finding, Severity, StepWindow, Timing
+from perfagent_server.rules.texts import Language, sentence
 
 __all__ = ["Healthy"]
 
@@ -15,25 +15,27 @@ __all__ = ["Healthy"]
 class Healthy(Finding):
     """A healthy verdict that does not know yet how long a step takes.
 
-    opening, facts: what its sentence says, without and with numbers; remarks: sentences after it.
+    opening: the name of its first sentence; facts: what follows it, with numbers; remarks: sentences after it.
     """
 
     rule: str = "healthy"
     severity: Severity = "info"
     message: str = ""
+    language: Language
     opening: str
     facts: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.title = self.opening
+        self.title = sentence(self.opening, self.language)
         self.message = self._sentences(self.facts)
 
     def with_figures(self, timing: Timing) -> Finding:
         """The verdict as people read it."""
         facts, took = list(self.facts), timing.series.get("step_time_s")
-        if took is not None and facts:
-            facts.append(f"{spell_s(took.p50)} a step (median of {timing.window})")
+        if took is not None and timing.window is not None and facts:
+            window = _spell(timing.window, self.language)
+            facts.append(sentence("step_time", self.language, step_time_s=took.p50, window=window))
         return Finding(
             rule=self.rule,
             severity=self.severity,
@@ -44,5 +46,10 @@ class Healthy(Finding):
         )
 
     def _sentences(self, facts: list[str]) -> str:
-        first = f"{self.opening}{': ' if facts else ''}{', '.join(facts)}."
-        return " ".join([first, *self.remarks])
+        return " ".join([sentence("facts", self.language, opening=self.title, facts=facts), *self.remarks])
+
+
+def _spell(window: StepWindow, language: Language) -> str:
+    if window.whole_run:
+        return sentence("whole_run", language)
+    return sentence("newest_steps", language, steps=window.steps)

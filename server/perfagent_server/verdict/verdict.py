@@ -21,6 +21,8 @@ from perfagent_server.rules.loss.loss_spike import LossSpike
 from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
 from perfagent_server.rules.rule import USER_ALERT, Question, Rule
 from perfagent_server.rules.speed.bounds import Bound, what_bounds
+from perfagent_server.rules.texts import Language, sentence
+from perfagent_server.rules.texts.spoken import spoken
 from perfagent_server.rules.window import Window
 from perfagent_server.verdict.healthy import Healthy
 from perfagent_server.verdict.time_shares import SHARE_RULES, TimeShares, held_back_by, time_shares
@@ -68,13 +70,14 @@ def verdict(
     happened: Sequence[Happened] = (),
     jump: Finding | None = None,
     lost: bool = False,
+    language: Language = "en",
 ) -> Finding:
     """The first finding, else what the script says of itself; what is only info does not hold a run back, unless it is a
     share of its time.
 
     findings: worst first. happened: alerts that are over; jump: the loss's last jump, whose alert is over. lost: nothing
     is heard of the run any more. One without an agent raises no alert by that, since most such programs just end; its
-    verdict says so.
+    verdict says so. language: of what is said beside the finding, which stays in English.
     """
     shares, users = time_shares(window), [one for one in findings if _is_users_alarm(one)]
     found = _first(window, findings) or _not_finite(window)
@@ -88,16 +91,21 @@ def verdict(
         grown = _lost_again(window)  # a jump that became much more than a jump
         found = found if grown is None else replace(grown, severity=found.severity)
     if found is None:
-        return _healthy(window, findings, shares, happened, jump)
+        return _healthy(window, findings, shares, happened, jump, language)
     known = {(one.finding.rule, one.finding.since_step) for one in happened}
     open_at_end = [
         Happened(one, None) for one in findings if _is_trouble(one) and (one.rule, one.since_step) not in known
     ]
-    said = _said_of(window, found, [*happened, *open_at_end])
-    if still := _stands_still(findings):
-        said += [f"{still.title.rstrip('.')}."] if still.rule != found.rule and still.title else []
-    evidence = {**found.evidence, **_wall_time(shares), **_proof(window, found)}
+    said = _said_of(window, found, [*happened, *open_at_end], language)
+    if (still := _stands_still(findings)) and still.rule != found.rule and still.title:
+        said.append(_title(still, language))
+    evidence = {**found.evidence, **_wall_time(shares), **_proof(window, found, language)}
     return replace(found, message=" ".join([found.message, *said]), evidence=evidence)
+
+
+def _title(finding: Finding, language: Language) -> str:
+    """As a sentence."""
+    return sentence("full_stop", language, title=spoken(finding, language).title.rstrip("."))
 
 
 def _is_trouble(finding: Finding) -> bool:
@@ -157,27 +165,24 @@ def _wall_time(shares: TimeShares | None) -> dict[str, object]:
     return {} if shares is None else shares.evidence()
 
 
-def _proof(window: Window, found: Finding) -> dict[str, object]:
+def _proof(window: Window, found: Finding, language: Language) -> dict[str, object]:
     """What would show that the fix worked, and what the gain takes for granted."""
     rule = window.plan.rules.get(found.rule)
     if found.rule in _PAUSES:
-        return {"proof": f"the share of {_PAUSES[found.rule]} in the wall time goes down"}
+        return {"proof": sentence(f"proof_{_PAUSES[found.rule]}", language)}
     if found.gain_pct is not None:
-        return {
-            "assumes": "everything else takes as long as now",
-            "proof": "steps take less time (`perfagent compare BEFORE AFTER` says how much)",
-        }
+        return {"assumes": sentence("assumes", language), "proof": sentence("proof_faster", language)}
     if rule is None:
         return {}
     if rule.question == Question.IS_IT_FAST:
-        return {"proof": "the alert is resolved, and steps take less time (`perfagent show` has their median)"}
+        return {"proof": sentence("proof_shown", language)}
     if rule.question in (Question.DOES_IT_LEARN, Question.WILL_IT_GO_ON):
-        return {"proof": "the alert is resolved, and does not come again in the next few hundred steps"}
+        return {"proof": sentence("proof_learns", language)}
     is_past = not found.since_step or window.step > found.since_step
-    return {} if is_past else {"proof": f"the run gets past step {found.since_step:,}"}
+    return {} if is_past else {"proof": sentence("proof_past", language, step=found.since_step)}
 
 
-def _said_of(window: Window, found: Finding | None, happened: Sequence[Happened]) -> list[str]:
+def _said_of(window: Window, found: Finding | None, happened: Sequence[Happened], language: Language) -> list[str]:
     """What else happened in a run that has ended, the newest last."""
     others = [one for one in happened if found is None or one.finding.rule != found.rule]
     others.sort(key=lambda one: one.finding.since_step or 0)
@@ -185,13 +190,11 @@ def _said_of(window: Window, found: Finding | None, happened: Sequence[Happened]
         return []
     said = []
     for one in others[-_MOST_SAID:]:
-        began = one.finding.since_step
-        over = one.until_step is not None and one.until_step > (began or 0)
-        until = f"; over by step {one.until_step:,}" if over else ""
-        title = one.finding.title or one.finding.message.rstrip(".")
-        said.append(f"{title} ({one.finding.rule}{'' if began is None else f', from step {began:,}'}{until})")
-    more = len(others) - len(said)
-    return [f"It also happened: {'; '.join(said)}{f'; and {more} more' if more > 0 else ''}."]
+        began, until, told = one.finding.since_step, one.until_step, spoken(one.finding, language)
+        title = told.title or told.message.rstrip(".")
+        until = until if until is not None and until > (began or 0) else None
+        said.append(sentence("happened", language, title=title, rule=told.rule, began=began, until=until))
+    return [sentence("also_happened", language, happened=said, more=len(others) - len(said) or None)]
 
 
 def _fell_silent(window: Window, users: Sequence[Finding]) -> Finding:
@@ -247,21 +250,17 @@ def _healthy(
     shares: TimeShares | None,
     happened: Sequence[Happened],
     jump: Finding | None,
+    language: Language,
 ) -> Healthy:
     """With the figures of the loss, which make it believable. Those of speed it gets from who answers."""
     if not window.step:
-        yet, came = ("", "came before the end") if window.ended else (" yet", "has come")
-        return Healthy(opening=f"Nothing to judge{yet}: no loss, step time or gradient norm {came}")
-    facts = [f"step {window.step:,}"]
+        return Healthy(language=language, opening="nothing_to_judge_at_end" if window.ended else "nothing_to_judge")
+    facts = [sentence("step", language, step=window.step)]
     losses = _finite_losses(window)
     if losses:
-        since = f" (from {window.first_loss:.4g})" if window.first_loss is not None and window.step > 1 else ""
-        facts.append(f"{window.loss_name} {losses[-1]:.4g}{since}")
+        first = window.first_loss if window.step > 1 else None
+        facts.append(sentence("loss", language, series=window.loss_name, loss=losses[-1], first=first))
     few = window.step - window.start_step < _FEW_STEPS
-    if few:
-        opening = "Too few steps to judge, nothing wrong so far"
-    else:
-        opening = f"Nothing {'held' if window.ended else 'holds'} this run back"
     bound = what_bounds(window)
     remarks = [
         one
@@ -269,16 +268,17 @@ def _healthy(
         if one.severity == "info" and one.title and one.rule not in (USER_ALERT, _SAYS_THE_BOUND)
     ][:_MOST_SAID]
     slows = next((one for one in remarks if _is_about_time(window, one)), None)
-    if slows is not None and not few:
-        opening = f"Little {'held' if window.ended else 'holds'} this run back"
+    much = "nothing" if slows is None else "little"
+    opening = "too_few_steps" if few else f"{much}_{'held' if window.ended else 'holds'}_back"
     return Healthy(
+        language=language,
         opening=opening,
         facts=facts,
         remarks=[
             *([] if bound is None else [bound.message]),
-            *_new_level(window, jump),
-            *(f"{one.title.rstrip('.')}." for one in remarks),
-            *_said_of(window, None, happened),
+            *_new_level(window, jump, language),
+            *(_title(one, language) for one in remarks),
+            *_said_of(window, None, happened, language),
         ],
         # without a step, or with few, nothing was judged, and whoever shows it says so
         evidence={
@@ -287,7 +287,7 @@ def _healthy(
             **_wall_time(shares),
             **({} if bound is None else _bound(bound)),
         },
-        fix=slows.fix if slows is not None else "" if bound is None else bound.next_try,
+        fix=spoken(slows, language).fix if slows is not None else "" if bound is None else bound.next_try,
     )
 
 
@@ -300,7 +300,7 @@ def _bound(bound: Bound) -> dict[str, object]:
     }
 
 
-def _new_level(window: Window, jump: Finding | None) -> list[str]:
+def _new_level(window: Window, jump: Finding | None, language: Language) -> list[str]:
     """What the healthy verdict adds when the loss never came back from a jump whose alert is over."""
     if jump is None:
         return []
@@ -310,10 +310,7 @@ def _new_level(window: Window, jump: Finding | None) -> list[str]:
         return []
     if jump.evidence.get("series", LOSS) != window.loss_name or newest[len(newest) // 2] < 0.5 * (expected + jumped):
         return []
-    step = jump.since_step or 0
-    return [
-        f"The loss did not come back from its jump to {jumped:.4g} in step {step:,}: {expected:.4g} was expected there."
-    ]
+    return [sentence("loss_jumped", language, loss=jumped, step=jump.since_step or 0, expected=expected)]
 
 
 def _finite_losses(window: Window) -> list[float]:

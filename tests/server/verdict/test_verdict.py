@@ -145,9 +145,9 @@ def test_an_ended_run_says_what_happened_in_it_and_healed() -> None:
     losses = [2.0 + 0.01 * ((7 * step) % 5) + 2.0 * (400 <= step < 430) for step in range(600)]
     changes, judge = judge_series({"loss": losses}, rows=10)
     [spike] = fired(changes, "loss_spike")
-    assert "It also happened" not in judge.verdict().message
+    assert "Also: " not in judge.verdict().message
     tell(judge, state("finished", step=600))
-    said = f"It also happened: {spike.finding.title} (loss_spike, from step {spike.finding.since_step}"
+    said = f"Also: {spike.finding.title} (loss_spike, from step {spike.finding.since_step}"
     assert said in judge.verdict().message
 
 

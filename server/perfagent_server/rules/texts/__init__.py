@@ -16,14 +16,15 @@ from typing import Any, Literal
 from perfagent_server.rules.texts.filling import Grammar, MissingFigureError, fill, outline
 
 __all__ = [
-    "LANGUAGES", "TITLE", "Language", "MissingFigureError", "Said", "Text", "grammar_of", "said", "said_in", "text_of",
+    "LANGUAGES", "TITLE", "Language", "MissingFigureError", "Said", "Text", "grammar_of", "said", "said_in", "sentence",
+    "text_of",
 ]  # fmt: skip
 
 Language = Literal["en", "zh"]
 LANGUAGES: Mapping[Language, str] = {"en": "english", "zh": "chinese"}
 TITLE = 90
 """Characters of a title."""
-_GRAMMAR = "grammar"  # the table that is no rule
+_GRAMMAR, _SENTENCES = "grammar", "sentences"  # the tables that are no rule
 _OF_A_CAUSE = frozenset({"title", "message", "cost", "remedy"})
 
 
@@ -87,8 +88,8 @@ def said(text: Text, cause: str, figures: Mapping[str, Any], language: Language 
 
 
 def said_in(rule: str, cause: str, figures: Mapping[str, Any], language: Language) -> Said | None:
-    """A finding that is stored, in the reader's language; None where that cannot be said: of a rule that is not there
-    any more, or where what is stored lacks a figure."""
+    """A finding that is stored, in another language; None where that cannot be said: of a rule that is not there any
+    more, or where what is stored lacks a figure."""
     texts, _ = _texts(language)
     if rule not in texts:
         return None
@@ -98,11 +99,21 @@ def said_in(rule: str, cause: str, figures: Mapping[str, Any], language: Languag
         return None
 
 
+def sentence(name: str, language: Language, **figures: Any) -> str:
+    """A sentence that belongs to no rule, such as what a verdict adds to a finding."""
+    return fill(_tables(language)[_SENTENCES][name], figures, {}, grammar_of(language))
+
+
 @cache
 def _texts(language: Language) -> tuple[dict[str, Text], Grammar]:
-    tables = tomllib.loads((Path(__file__).parent / f"{LANGUAGES[language]}.toml").read_text("utf-8"))
-    grammar = Grammar(**tables.pop(_GRAMMAR))
-    return {rule: _read(rule, table) for rule, table in tables.items()}, grammar
+    tables = _tables(language)
+    rules = {rule: _read(rule, table) for rule, table in tables.items() if rule not in (_GRAMMAR, _SENTENCES)}
+    return rules, Grammar(**tables[_GRAMMAR])
+
+
+@cache
+def _tables(language: Language) -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).parent / f"{LANGUAGES[language]}.toml").read_text("utf-8"))
 
 
 def _read(rule: str, table: Mapping[str, Any]) -> Text:

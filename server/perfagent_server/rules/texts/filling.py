@@ -11,7 +11,7 @@ A sentence is a format string of Python: `{share_pct:.0f} %`. Beside Python's ow
   that neither has (the name of a script's own phase) stands as it is
 - `{series:Loss}` The loss, or the name of another series than `loss`; `{series:loss}` within a sentence
 - `{layer:short}` the end of a long name
-- `{lines:list}` its items, with commas, `{lines:list 5}` the first five; of a table its keys
+- `{lines:list}` its items, with commas, `{lines:list 5}` the first five; of a table its keys; `{lines:items}` with semicolons
 - `{groups:said 3}` the first three of its items, each a table of figures with a sentence of its own, which stands in the
   same tables under the item's `kind`; or its only one, where it is a table itself
 
@@ -125,6 +125,8 @@ class _Writer(Formatter):
         if kind == "list":
             items, most = [*map(str, value)], int(rest or len(value))
             return self._grammar.comma.join([*items[:most], *(["..."] if len(items) > most else [])])
+        if kind == "items":
+            return self._grammar.semicolon.join(value)
         if kind == "said":
             return self._each(name, [value] if isinstance(value, Mapping) else value, int(rest or len(value)))
         return format(value, spec)
