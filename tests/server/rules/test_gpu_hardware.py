@@ -41,7 +41,7 @@ def clocks(temperature: float = 70.0, **pct: float) -> Readings:
         ({"hw_slowdown": 60, "hw_thermal": 30}, [("critical", "")], "hw_thermal"),
         ({"hw_slowdown": 60, "hw_thermal": 29}, [("critical", "")], "hw_slowdown"),
         ({"hw_slowdown": 30, "power_brake": 31}, [("critical", "power")], "power_brake"),
-        ({"temperature": 85.0}, [("info", "")], None),
+        ({"temperature": 85.0}, [("info", "hot")], None),
         ({"temperature": 84.9}, [], ""),
         ({"sw_power_cap": 100}, [], ""),
     ],
@@ -98,7 +98,7 @@ def test_only_what_a_counter_gains_during_the_run_counts(gained: dict[str, float
     assert [one for one, _ in job.now_open] == ([severity] if severity else [])
     for found in job.evaluator.findings():
         assert found.since_step == pytest.approx(490, abs=60)
-        assert found.message.count("uncorrected memory errors") <= 1
+        assert [one["kind"] for one in found.evidence["troubles"]].count("uncorrected") <= 1
     assert len(job.go_on(400, memory(**gained)).fired) == (severity is not None)
 
 

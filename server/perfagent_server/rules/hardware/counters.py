@@ -3,12 +3,12 @@ during the run is about the run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from perfagent_server.rules.window import Window
 
-__all__ = ["follow_gains", "newest_of", "shortly_of"]
+__all__ = ["follow_gains", "newest_of"]
 
 
 def follow_gains(window: Window, state: dict[str, Any], names: Iterable[str]) -> dict[str, dict[int, float]]:
@@ -25,13 +25,6 @@ def follow_gains(window: Window, state: dict[str, Any], names: Iterable[str]) ->
                 of_ranks[str(rank)] = of_ranks.get(str(rank), 0.0) + value - before
             known[str(rank)] = value
     return {name: {int(rank): gain for rank, gain in of_ranks.items()} for name, of_ranks in gained.items()}
-
-
-def shortly_of(ranks: Sequence[int], world_size: int) -> str:
-    """For titles, which are short: " of rank 3", " of 16 ranks", "" where there is one."""
-    if world_size == 1:
-        return ""
-    return f" of rank {ranks[0]}" if len(ranks) == 1 else f" of {len(ranks)} ranks"
 
 
 def newest_of(window: Window, name: str) -> dict[int, float]:

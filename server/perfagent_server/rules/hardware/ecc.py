@@ -6,36 +6,32 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import named_ranks
-from perfagent_server.rules.hardware.counters import follow_gains, newest_of, shortly_of
+from perfagent_server.rules.hardware.counters import follow_gains, newest_of
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series
 from perfagent_server.rules.window import Window
 
 __all__ = ["Ecc"]
 
 _UNCORRECTED = {
-    "gpu/ecc_uncorrected_volatile": "uncorrected memory errors",
-    "gpu/ecc_uncorrected_aggregate": "uncorrected memory errors",
-    "gpu/remapped_rows_uncorrected": "rows remapped after uncorrectable errors",
-    "gpu/retired_pages_double": "pages retired after uncorrectable errors",
+    "gpu/ecc_uncorrected_volatile": "uncorrected",
+    "gpu/ecc_uncorrected_aggregate": "uncorrected",
+    "gpu/remapped_rows_uncorrected": "uncorrected rows",
+    "gpu/retired_pages_double": "uncorrected pages",
 }
-_CORRECTED = {
-    "gpu/remapped_rows_corrected": "rows remapped after correctable errors",
-    "gpu/retired_pages_single": "pages retired after correctable errors",
-}
-_FLOOD = {
-    "gpu/ecc_corrected_volatile": "corrected memory errors",
-    "gpu/ecc_corrected_aggregate": "corrected memory errors",
-}
+_CORRECTED = {"gpu/remapped_rows_corrected": "corrected rows", "gpu/retired_pages_single": "corrected pages"}
+_FLOOD = {"gpu/ecc_corrected_volatile": "corrected", "gpu/ecc_corrected_aggregate": "corrected"}
 _PENDING, _FAILED = "gpu/remap_pending", "gpu/remap_failed"
 _COUNTERS = (*_UNCORRECTED, *_CORRECTED, *_FLOOD)
 
 
 class _Trouble(NamedTuple):
+    """kind: as its sentence names it; number: of errors, rows or pages."""
+
     severity: Literal["info", "warning", "critical"]
-    says: str
+    kind: str
     cause: str
     ranks: list[int]
+    number: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,21 +71,19 @@ class Ecc(Rule):
         found = [*self._troubles(gains), *_states(pending, earlier, failed)]
         if not found:
             return None
-        worst = max(found, key=lambda one: self.severities.index(one.severity))
-        ranks = sorted({rank for one in found for rank in one.ranks})
-        since = state.setdefault("since_step", window.step)
-        where = "" if window.world_size == 1 else f" of {named_ranks(worst.ranks, window.world_size)}"
-        more = "".join(f" Also: {one.says}." for one in found if one is not worst)
-        return self.found_in_words(
+        found.sort(key=lambda one: self.severities.index(one.severity), reverse=True)
+        worst, several = found[0], window.world_size > 1
+        return self.found(
             worst.severity,
-            f"GPU{shortly_of(worst.ranks, window.world_size)}: {worst.says}",
-            f"On the GPU{where}: {worst.says}.{more}",
             cause=worst.cause,
-            since_step=since,
-            ranks=ranks,
+            since_step=state.setdefault("since_step", window.step),
+            ranks=sorted({rank for one in found for rank in one.ranks}),
             evidence={
+                "troubles": [
+                    {"kind": one.kind, "number": one.number, "on": one.ranks if several else []} for one in found
+                ],
                 "gained": {name: {str(rank): gain for rank, gain in of.items()} for name, of in gains.items()},
-                "pending_ranks": sorted(pending), "failed_ranks": sorted(failed),
+                "pending_ranks": sorted(pending), "failed_ranks": sorted(failed), "world_size": window.world_size,
             },
         )  # fmt: skip
 
@@ -100,20 +94,19 @@ class Ecc(Rule):
             (_FLOOD, "warning", "corrected", self.corrected_errors),
             (_CORRECTED, "info", "corrected", 1.0),
         ):
-            for name, what in names.items():
+            for name, kind in names.items():
                 ranks = sorted(rank for rank, gain in gains.get(name, {}).items() if gain >= least)
-                if ranks and what not in found:
-                    count = max(gains[name].values())
-                    found[what] = _Trouble(severity, f"{count:,.0f} {what} during the run", cause, ranks)  # type: ignore[arg-type]
+                if ranks and kind not in found:
+                    found[kind] = _Trouble(severity, kind, cause, ranks, round(max(gains[name].values())))  # type: ignore[arg-type]
         return list(found.values())
 
 
 def _states(pending: set[int], earlier: set[int], failed: set[int]) -> list[_Trouble]:
     found = []
     if failed:
-        found.append(_Trouble("critical", "a bad row could not be replaced", "replace", sorted(failed)))
+        found.append(_Trouble("critical", "failed", "replace", sorted(failed)))
     if pending - earlier:
-        found.append(_Trouble("critical", "a bad row began to wait for its replacement", "", sorted(pending - earlier)))
+        found.append(_Trouble("critical", "new", "", sorted(pending - earlier)))
     elif pending:
-        found.append(_Trouble("warning", "a bad row waits for its replacement", "pending", sorted(pending)))
+        found.append(_Trouble("warning", "pending", "pending", sorted(pending)))
     return found

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import named_ranks
-from perfagent_server.rules.hardware.counters import follow_gains, shortly_of
+from perfagent_server.rules.hardware.counters import follow_gains
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series, within
 from perfagent_server.rules.window import Window
 
@@ -17,18 +16,20 @@ _NVLINK = {
     "gpu/nvlink_recovery_errors": "recovery",
     "gpu/nvlink_replay_errors": "replay",
     "gpu/nvlink_crc_data_errors": "data",
-    "gpu/nvlink_crc_flit_errors": "flow control",
+    "gpu/nvlink_crc_flit_errors": "flit",
 }
 _REPLAYS = "gpu/pcie_replays"
-_SPEED = {"gpu/pcie_link_width": "lanes", "gpu/pcie_link_generation": "generation"}
+_SPEED = {"gpu/pcie_link_width": "PCIe lanes", "gpu/pcie_link_generation": "PCIe generation"}
 _BUSY = "gpu/utilization_min_pct"
 _READINGS = 12  # one in ten seconds
 
 
 class _Trouble(NamedTuple):
-    says: str
+    """figures: of its sentence, with its kind."""
+
     cause: str
     ranks: list[int]
+    figures: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,19 +68,16 @@ class LinkErrors(Rule):
         found = [*self._of_nvlink(gains), *self._replays(window), *self._slower(window, state)]
         if not found:
             return None
-        first = found[0]
-        where = "" if window.world_size == 1 else f" of {named_ranks(first.ranks, window.world_size)}"
-        said = "; ".join(one.says for one in found)
-        return self.found_in_words(
+        several = window.world_size > 1
+        return self.found(
             "warning",
-            f"GPU{shortly_of(first.ranks, window.world_size)}: {first.says}",
-            f"On the GPU{where}: {said}.",
-            cause=first.cause,
+            cause=found[0].cause,
             since_step=window.step,
             ranks=sorted({rank for one in found for rank in one.ranks}),
             evidence={
+                "troubles": [{**one.figures, "on": one.ranks if several else []} for one in found],
                 "gained": {name: {str(rank): gain for rank, gain in of.items()} for name, of in gains.items()},
-                "found": [[one.says, one.ranks] for one in found],
+                "world_size": window.world_size,
             },
         )
 
@@ -88,8 +86,9 @@ class LinkErrors(Rule):
         for name, what in _NVLINK.items():
             ranks = sorted(rank for rank, gain in gains.get(name, {}).items() if gain >= self.nvlink_errors)
             if ranks:
-                count = max(gains[name].values())
-                found.append(_Trouble(f"{count:,.0f} NVLink {what} errors during the run", "", ranks))
+                found.append(
+                    _Trouble("", ranks, {"kind": "NVLink", "errors": what, "number": round(max(gains[name].values()))})
+                )
         return found
 
     def _replays(self, window: Window) -> list[_Trouble]:
@@ -105,11 +104,11 @@ class LinkErrors(Rule):
         ranks = sorted(rank for rank, rate in rates.items() if rate >= self.replays_per_min)
         if not ranks:
             return []
-        return [_Trouble(f"{max(rates.values()):,.0f} PCIe transfers a minute are repeated", "PCIe", ranks)]
+        return [_Trouble("PCIe", ranks, {"kind": "PCIe replays", "per_min": max(rates.values())})]
 
     def _slower(self, window: Window, state: dict[str, Any]) -> list[_Trouble]:
         found = []
-        for name, what in _SPEED.items():
+        for name, kind in _SPEED.items():
             readings = window.by_time.get(name)
             best: dict[str, float] = state.setdefault(name, {})
             slow: dict[int, float] = {}
@@ -120,10 +119,8 @@ class LinkErrors(Rule):
                     slow[rank] = tail[-1]
             if slow:
                 rank = min(slow, key=lambda one: slow[one])
-                fell = f"its PCIe link is down to {slow[rank]:.0f} {what} from {best[str(rank)]:.0f}"
-                if what == "generation":
-                    fell = f"its PCIe link is down to generation {slow[rank]:.0f} from {best[str(rank)]:.0f}"
-                found.append(_Trouble(fell, "PCIe", sorted(slow)))
+                figures = {"kind": kind, "now": slow[rank], "before": best[str(rank)]}
+                found.append(_Trouble("PCIe", sorted(slow), figures))
         return found
 
     def _is_busy(self, window: Window, rank: int) -> bool:

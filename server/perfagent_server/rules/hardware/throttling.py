@@ -6,20 +6,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import named_ranks
-from perfagent_server.rules.hardware.counters import newest_of, shortly_of
+from perfagent_server.rules.hardware.counters import newest_of
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["Throttling"]
 
 _OVER_S = 60
-_REASONS = {
-    "power_brake": "the machine's power supply",
-    "hw_slowdown": "the hardware",
-    "hw_thermal": "the hardware, because of heat",
-    "sw_thermal": "the driver, because of heat",
-}
+_REASONS = ("power_brake", "hw_slowdown", "hw_thermal", "sw_thermal")
 _HARD = ("power_brake", "hw_slowdown")
 _TEMPERATURE, _CLOCK = "gpu/temperature_c", "gpu/sm_clock_mhz"
 
@@ -77,46 +71,20 @@ class Throttling(Rule):
         if not held:
             return None
         worst = max(held, key=lambda one: (one.is_hard, one.pct, one.hot_c or 0.0))
-        if worst.pct < limit * self.held_pct:
-            return self._hot(window, worst, held)
-        return self._held(window, worst, held, state)
-
-    def _held(self, window: Window, worst: _Held, held: list[_Held], state: dict[str, Any]) -> Finding:
-        ranks = sorted(one.rank for one in held if one.pct >= self.clear_at * self.held_pct)
-        where = "" if window.world_size == 1 else f" of {named_ranks(ranks, window.world_size)}"
-        top: float = state["clocks"].get(str(worst.rank), 0.0)
-        clock = ""
-        if worst.clock is not None and top > worst.clock > 0:
-            clock = f" Its clock is {worst.clock:,.0f} MHz; it was {top:,.0f} MHz."
-        hot = f" It has {worst.hot_c:.0f} °C." if worst.hot_c is not None else ""
-        others = " All other ranks wait for it." if 0 < len(ranks) < window.world_size else ""
-        slower = 100 * (1 - worst.clock / top) if clock and worst.clock is not None else None
-        return self.found_in_words(
-            "critical" if worst.is_hard else "warning",
-            f"The clocks of the GPU{shortly_of(ranks, window.world_size)} are held back {worst.pct:.0f} % of the time",
-            f"In the newest minute the clocks of the GPU{where} were held back {worst.pct:.0f} % of the time by "
-            f"{_REASONS[worst.reason]}.{clock}{hot}{others}",
-            cause="power" if worst.reason == "power_brake" else "",
-            cost="" if slower is None else f"up to {slower:.0f} % of the speed of the GPU",
+        is_held = worst.pct >= limit * self.held_pct
+        ranks = sorted(one.rank for one in held if not is_held or one.pct >= self.clear_at * self.held_pct)
+        cause = "hot" if not is_held else "power" if worst.reason == "power_brake" else ""
+        return self.found(
+            "info" if not is_held else "critical" if worst.is_hard else "warning",
+            cause=cause,
             since_step=window.step,
             ranks=ranks,
             evidence={
-                "rank": worst.rank, "reason": worst.reason, "held_pct": worst.pct, "temperature_c": worst.hot_c,
-                "clock_mhz": worst.clock, "highest_clock_mhz": top or None, "over_s": _OVER_S,
+                "rank": worst.rank, "temperature_c": worst.hot_c, "over_s": _OVER_S, "world_size": window.world_size,
+                "on_ranks": ranks if window.world_size > 1 else [],
+                **(_slowdown(window, worst, len(ranks), state["clocks"]) if is_held else {}),
             },
         )  # fmt: skip
-
-    def _hot(self, window: Window, worst: _Held, held: list[_Held]) -> Finding:
-        ranks = sorted(one.rank for one in held)
-        where = "" if window.world_size == 1 else f" of {named_ranks(ranks, window.world_size)}"
-        return self.found_in_words(
-            "info",
-            f"The GPU{shortly_of(ranks, window.world_size)} has {worst.hot_c:.0f} °C",
-            f"The GPU{where} had {worst.hot_c:.0f} °C over the newest minute. Its clocks are not held back yet.",
-            since_step=window.step,
-            ranks=ranks,
-            evidence={"rank": worst.rank, "temperature_c": worst.hot_c, "over_s": _OVER_S},
-        )
 
     def _devices(self, window: Window) -> list[_Held]:
         ranks = {
@@ -156,6 +124,16 @@ class Throttling(Rule):
 
     def _is_hot(self, one: _Held) -> bool:
         return one.hot_c is not None and one.hot_c >= self.hot_c
+
+
+def _slowdown(window: Window, worst: _Held, ranks: int, clocks: dict[str, float]) -> dict[str, Any]:
+    """Figures of the sentence. ranks: how many are held back, for which the others wait."""
+    clock, top = worst.clock or 0.0, clocks.get(str(worst.rank), 0.0)
+    return {
+        "reason": worst.reason, "held_pct": worst.pct, "clock_mhz": worst.clock, "highest_clock_mhz": top or None,
+        "slower_pct": 100 * (1 - clock / top) if top > clock > 0 else None,
+        "waiting_ranks": window.world_size - ranks or None,
+    }  # fmt: skip
 
 
 def _note_clocks(window: Window, state: dict[str, Any]) -> None:

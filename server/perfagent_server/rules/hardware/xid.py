@@ -45,21 +45,15 @@ class Xid(Rule):
             return None
         worst, code = next(((one, code) for one, code in errors if code not in _MILD), errors[0])
         meaning = str(worst.data.get("meaning") or "")[:200]
-        device = whole(worst.data.get("index"))
-        where = ("" if device is None else f" of GPU {device}") + (
-            f" on rank {worst.rank}" if window.world_size > 1 else ""
-        )
-        more = f" {len(errors) - 1} more came with it." if len(errors) > 1 else ""
-        return self.found_in_words(
+        return self.found(
             "warning" if code in _MILD else "critical",
-            f"Xid {code}{where}",
-            f"The driver reported Xid {code}{where}{': ' + meaning if meaning else ''}.{more}",
             cause=_CAUSES.get(code, ""),
             since_step=worst.step if worst.step is not None else window.step,
             ranks=sorted({one.rank for one, _ in errors}),
             evidence={
-                "code": code, "meaning": meaning, "index": device, "uuid": worst.data.get("uuid"),
-                "codes": sorted({one for _, one in errors}),
+                "code": code, "meaning": meaning, "index": whole(worst.data.get("index")), "uuid": worst.data.get("uuid"),
+                "codes": sorted({one for _, one in errors}), "more": len(errors) - 1 or None,
+                "rank": worst.rank if window.world_size > 1 else None,
             },
         )  # fmt: skip
 
