@@ -25,7 +25,7 @@ from perfagent_dashboard.pages.registry import Page
 from perfagent_dashboard.pages.settings_people import People
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.viewer import may_in
-from perfagent_dashboard.words import language, say
+from perfagent_dashboard.words import LANGUAGES, language, say
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -78,7 +78,7 @@ class _Settings:
             told, Output("settings-channels", "children"),
             Input("channel-add", "n_clicks"), Input({"channel-act": ALL, "channel": ALL}, "n_clicks"),
             State("channel-kind", "value"), State("channel-url", "value"), State("channel-name", "value"),
-            State("channel-severity", "value"),
+            State("channel-severity", "value"), State("channel-language", "value"),
             prevent_initial_call=True,
         )(self._channels)  # fmt: skip
         app.callback(
@@ -132,12 +132,14 @@ class _Settings:
         ]  # fmt: skip
         kinds = [{"value": one, "label": say(f"kind_{one}")} for one in _KINDS]
         severities = [{"value": one, "label": say(f"severity_{one}")} for one in _SEVERITIES]
+        languages = [{"value": one, "label": words["language_name"]} for one, words in LANGUAGES.items()]
         form = html.Div(
             [
                 _choice("channel-kind", say("channel_kind"), kinds, "webhook"),
                 dmc.TextInput(id="channel-url", label=say("channel_url"), size="sm", w=360),
                 dmc.TextInput(id="channel-name", label=say("channel_name"), size="sm"),
                 _choice("channel-severity", say("channel_severity"), severities, "warning"),
+                _choice("channel-language", say("channel_language"), languages, language()),
                 dmc.Button(say("channel_add"), id="channel-add", size="sm"),
             ],
             className="form-row",
@@ -150,13 +152,15 @@ class _Settings:
         ]
 
     async def _channels(
-        self, add: int | None, acts: Sequence[int | None], kind: str, url: str, name: str, severity: str
+        self, add: int | None, acts: Sequence[int | None], kind: str, url: str, name: str, severity: str, spoken: str
     ) -> Any:
         asked = ctx.triggered_id
         secret = ""
         try:
             if asked == "channel-add" and add:
-                body: dict[str, Any] = {"kind": kind, "url": (url or "").strip(), "min_severity": severity}
+                body: dict[str, Any] = {
+                    "kind": kind, "url": (url or "").strip(), "min_severity": severity, "language": spoken,
+                }  # fmt: skip
                 body |= {"name": name.strip()} if (name or "").strip() else {}
                 body |= {"every_s": 60} if kind == "heartbeat" else {}
                 secret = (await self._server.ask("POST", "/channels", body))["secret"] or ""

@@ -1,8 +1,8 @@
 """Every sentence that the pages say, in the language of whoever asks. The scripts get the same table and hold no text of
 their own; `{name}` in a text is filled in by `say()`, here and in assets/lib/config.js.
 
-Titles and units of metrics come from the catalog in perfagent.wire; messages, evidence and fixes of findings come from
-the server. Both are English. The rules' names, meanings and remedies in Settings have Chinese of their own.
+Titles and units of metrics come from the catalog in perfagent.wire, in English. What findings and alerts say comes from the
+server, in the language of whoever asks; their evidence, and what an agent added, in English.
 """
 
 from __future__ import annotations
