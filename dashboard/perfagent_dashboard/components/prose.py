@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["advice", "prose"]
 
-_NUMBERED = re.compile(r"(?:^|\s)(?=\d{1,2}[.)]\s+[A-Z])")
+_NUMBERED = re.compile(r"(?:^|\s)(?=\d{1,2}[.)]\s+[A-Z\u4e00-\u9fff])")
 
 
 def prose(text: str) -> list[Component | str]:
