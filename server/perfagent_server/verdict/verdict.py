@@ -208,7 +208,7 @@ def _fell_silent(window: Window, users: Sequence[Finding]) -> Finding:
         since_step=window.step or None,
         evidence={
             "step": window.step or None,
-            "open_alerts": [{"kind": one.severity, "title": one.title} for one in users],
+            "open_alerts": [{"kind": "alert", "severity": one.severity, "title": one.title} for one in users],
         },
     )
 

@@ -33,8 +33,8 @@ def test_a_healthy_transformer_raises_nothing() -> None:
         ("copies", "h2d_bound", 100, "Copies to the device take"),
         ("reads", "sync_bound", 1000, "256 calls a step make the host wait for the device"),
         ("loader", "data_bound", 50, "The data loader keeps each step waiting"),
-        ("splinters", "gpu_fragmentation", 380, "14 times the 5.89 GiB that tensors held at most"),
-        ("leak", "gpu_memory_leak", 112 + 300, "17.9 MiB a step"),  # 300 MB were added by step 112
+        ("splinters", "gpu_fragmentation", 380, "14 times the 5.89 GiB"),
+        ("leak", "gpu_memory_leak", 112 + 300, "17.9 MiB per step"),  # 300 MB were added by step 112
         ("out_of_memory", "oom_observed", 21, "GPU memory ran out"),
     ],
 )

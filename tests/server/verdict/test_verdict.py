@@ -283,5 +283,5 @@ def test_silent_run_without_an_agent_names_its_worst_open_alert() -> None:
     silent = verdict(judge.window, own, lost=True)
     assert (silent.rule, silent.cause, silent.severity, silent.since_step) == ("lost_contact", "no agent", "info", 50)
     assert silent.title == "The run went silent; its own alert is open: BLEU fell (critical); and 1 more"
-    assert silent.evidence["open_alerts"][1] == {"kind": "warning", "title": "slow disk"}
+    assert silent.evidence["open_alerts"][1] == {"kind": "alert", "severity": "warning", "title": "slow disk"}
     assert verdict(judge.window, [], lost=True).title == "The run went silent"

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from perfagent.wire import Finding
 from perfagent_server.rules.memory.saves import SAVE_S, SAVED_BYTES, SAVES, follow_saves
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series
-from perfagent_server.rules.spelling import spell_bytes, spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["CheckpointAnomaly"]
@@ -73,17 +72,15 @@ class CheckpointAnomaly(Rule):
         since = [step for step in failed.last_steps(_FAILED.keep) if step > good]
         if not since:
             return None
-        often = "The newest save failed" if len(since) == 1 else f"The newest {len(since)} saves failed"
-        newest = f"the newest good one is of step {good:,}" if good >= 0 else "there is no good one in this attempt"
-        return self.found_in_words(
+        return self.found(
             "warning" if len(since) == 1 else "critical",
-            often,
-            f"{often} (step {since[-1]:,}), and {newest}: a crash now would cost {window.step - max(good, 0):,} steps.",
             cause="failed",
-            cost=f"{window.step - max(good, 0):,} steps, if it crashes",
             since_step=since[0],
-            evidence={"failed_steps": since, "newest_good_step": good if good >= 0 else None},
-        )
+            evidence={
+                "failed_steps": since, "newest_failed_step": since[-1], "in_a_row": len(since) if len(since) > 1 else None,
+                "newest_good_step": good if good >= 0 else None, "lost_steps": window.step - max(good, 0),
+            },
+        )  # fmt: skip
 
     def _damaged(self, window: Window, state: dict[str, Any]) -> Finding | None:
         damaged = window.series(_DAMAGED.name)
@@ -91,16 +88,8 @@ class CheckpointAnomaly(Rule):
             return None
         if window.now - state.setdefault("damaged", window.now) > self.damaged_for_s:
             return None
-        count = damaged.value
-        what = "checkpoint was" if count == 1 else "checkpoints were"
-        return self.found_in_words(
-            "warning",
-            f"{count:.0f} damaged {what} passed over",
-            f"When the run resumed, {count:.0f} damaged {what} passed over: it went on from an older one, or from the "
-            "beginning.",
-            cause="damaged",
-            since_step=damaged.step,
-            evidence={"damaged": count},
+        return self.found(
+            "warning", cause="damaged", since_step=damaged.step, evidence={"damaged": round(damaged.value)}
         )
 
     def _large(self, window: Window) -> Finding | None:
@@ -111,21 +100,16 @@ class CheckpointAnomaly(Rule):
         whole = _state_bytes(window)
         usual = median(before) if len(before) >= self.fewest_saves else None
         if usual is not None and newest >= max(self.far_times * usual, usual + self.more_mib * 2**20):
-            against = f"{newest / usual:.0f} times the {spell_bytes(usual)} of the {len(before)} before it"
+            figures = {"times_usual": newest / usual, "usual_bytes": usual, "before": len(before)}
         elif whole and newest >= max(self.whole_times * whole, whole + self.more_mib * 2**20):
-            against = (
-                f"{newest / whole:.1f} times the {spell_bytes(whole)} of parameters and optimizer state of all ranks"
-            )
-            usual = None
+            figures = {"times_state": newest / whole}
         else:
             return None
-        return self.found_in_words(
-            "info" if usual is None else "warning",
-            f"The newest checkpoint has {spell_bytes(newest)}",
-            f"The checkpoint of step {saved.step:,} has {spell_bytes(newest)}, {against}.",
+        return self.found(
+            "warning" if "usual_bytes" in figures else "info",
             cause="large",
             since_step=saved.step,
-            evidence={"bytes": newest, "usual_bytes": usual, "state_bytes": whole, "step": saved.step},
+            evidence={"bytes": newest, "state_bytes": whole, "step": saved.step, **figures},
         )
 
     def _slow(self, window: Window, state: dict[str, Any]) -> Finding | None:
@@ -140,15 +124,14 @@ class CheckpointAnomaly(Rule):
         usual = median(seconds for _, seconds in rows[:-1])
         if newest < max(self.far_times * usual, usual + self.more_s):
             return None
-        return self.found_in_words(
+        return self.found(
             "warning",
-            f"The newest checkpoint took {spell_s(newest)}",
-            f"The save of step {step:,} took {spell_s(newest)}, {newest / usual:.0f} times the {spell_s(usual)} that "
-            f"{len(rows) - 1} before it took.",
-            cost=f"{spell_s(newest - usual)} of this save",
             since_step=step,
-            evidence={"seconds": newest, "usual_s": usual, "saves": len(rows), "step": step},
-        )
+            evidence={
+                "seconds": newest, "usual_s": usual, "times": newest / usual, "lost_s": newest - usual,
+                "saves": len(rows), "before": len(rows) - 1, "step": step,
+            },
+        )  # fmt: skip
 
 
 def _state_bytes(window: Window) -> float:

@@ -10,7 +10,6 @@ from typing import ClassVar
 from perfagent.wire import Finding
 from perfagent_server.rules.memory.saves import SAVED_BYTES, SAVES, Save, follow_saves
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series
-from perfagent_server.rules.spelling import spell_long_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["CheckpointStale"]
@@ -70,17 +69,13 @@ class CheckpointStale(Rule):
             for age, past in ((age_steps, steps), (age_s, seconds))
         ):
             return None
-        usual = f"the {len(steps)} intervals before had {median(steps):,.0f} steps ({spell_long_s(median(seconds))})"
-        return self.found_in_words(
+        return self.found(
             "warning" if is_even else "info",
-            f"No checkpoint for {age_steps:,} steps",
-            f"The newest checkpoint is of step {saves[-1].step:,}, {age_steps:,} steps and {spell_long_s(age_s)} ago; "
-            f"{usual}{'' if is_even else ', at most ' + format(max(steps), ',')}. A crash now would cost all of that.",
-            cost=f"{spell_long_s(age_s)} of training, if it crashes",
             since_step=saves[-1].step,
             evidence={
                 "age_steps": age_steps, "age_s": age_s, "usual_steps": median(steps), "usual_s": median(seconds),
                 "longest_steps": max(steps), "newest_step": saves[-1].step, "saves": count,
+                "at_most_steps": None if is_even else max(steps),
             },
         )  # fmt: skip
 
@@ -90,12 +85,9 @@ class CheckpointStale(Rule):
             return None
         if "checkpoint" in window.wall.whole().often:
             return None
-        return self.found_in_words(
+        return self.found(
             "info",
-            f"No checkpoint in {spell_long_s(age_s)}",
-            f"perfagent has seen no save in {spell_long_s(age_s)} and {steps:,} steps: a crash would cost all of them.",
             cause="never",
-            cost=f"{spell_long_s(age_s)} of training, if it crashes",
             since_step=window.start_step,
             evidence={"age_steps": steps, "age_s": age_s, "saves": 0},
         )

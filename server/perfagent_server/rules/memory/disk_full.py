@@ -8,15 +8,14 @@ from statistics import median
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from perfagent.wire import Finding
-from perfagent_server.rules.memory.growth import Growth, Track
+from perfagent_server.rules.memory.growth import Track
 from perfagent_server.rules.memory.saves import SAVED_BYTES, SAVES, Save, follow_saves
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series, Unknown
-from perfagent_server.rules.spelling import spell_bytes, spell_long_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["DiskFull"]
 
-_ROLES = {"checkpoint": "the checkpoints", "work": "the working directory", "spool": "perfagent's spool"}
+_ROLES = ("checkpoint", "work", "spool")
 _FEWEST_SAVES = 3
 _LEAST_SAVE_BYTES = 10e6
 _MOST_DROPS = 15
@@ -35,7 +34,6 @@ class _Disk(NamedTuple):
 
 class _Danger(NamedTuple):
     severity: _Severity
-    why: str
     cause: str
 
 
@@ -101,53 +99,41 @@ class DiskFull(Rule):
             save = told or _typical_drop(state.setdefault(f"{disk.role} drops", {}), track, window.now, count, saves)
         rise = track.rise(self.trend_mib * 2**20, settle_s=self.trend_over_s, blocks=3, lasting_share=0.5)
         left_s = disk.free / rise.per_s if rise is not None else math.inf
-        danger = self._danger(window, disk, save, left_s, rise, is_guess=not told)
+        danger = self._danger(window, disk, save, left_s, is_guess=not told)
         if danger is None:
             return None
-        guess = " (so much was gone after a save, in the median)" if not told else ""
-        holds = f" Room for {disk.free / save:.1f} more checkpoints of {spell_bytes(save)}{guess}." if save else ""
         is_ours_alone = disk.role == "spool"  # the training writes nothing there
-        return self.found_in_words(
+        return self.found(
             "warning" if is_ours_alone and danger.severity == "critical" else danger.severity,
-            f"{spell_bytes(disk.free)} are left on the disk of {_ROLES[disk.role]}",
-            f"{spell_bytes(disk.free)} are left on the disk of {_ROLES[disk.role]} ({disk.used_pct:.1f} % used)"
-            f"{_of_rank(window, disk)}: {danger.why}.{holds}",
             cause=danger.cause,
-            cost="figures of this run, while the server is away" if is_ours_alone else "the run, when a write fails",
             since_step=window.step,
             evidence={
                 "role": disk.role, "rank": disk.rank, "free_bytes": disk.free, "used_pct": disk.used_pct,
-                "save_bytes": save or None, "left_s": left_s if left_s < math.inf else None,
+                "on_rank": disk.rank if window.world_size > 1 else None, "at_risk": "figures" if is_ours_alone else "run",
+                "save_bytes": save or None, "more_saves": disk.free / save if save else None,
+                "size_is": "guess" if save and not told else None, "left_s": left_s if left_s < math.inf else None,
                 "filled_bytes": rise.grown if rise is not None else None,
                 "filled_over_s": rise.lasted_s if rise is not None else None,
             },
         )  # fmt: skip
 
-    def _danger(
-        self, window: Window, disk: _Disk, save: float, left_s: float, rise: Growth | None, *, is_guess: bool
-    ) -> _Danger | None:
+    def _danger(self, window: Window, disk: _Disk, save: float, left_s: float, *, is_guess: bool) -> _Danger | None:
         """The worst that is so. While an alert is open, a little more room is not enough. is_guess: what is said of the
         size of saves."""
         more = self.clear_at if window.is_firing(self.id) else 1.0
         fits = disk.free / save / more if save else math.inf
-        fills = ""
-        if rise is not None:
-            fills = (
-                f"{spell_bytes(rise.grown)} less than {spell_long_s(rise.lasted_s)} ago, so that it is full in about "
-                f"{spell_long_s(left_s)}"
-            )
         left_s /= more
         free, used = disk.free / more, disk.used_pct
         few: _Severity = "info" if is_guess else "warning"
         none: _Severity = "info" if is_guess else "critical"
         checks: tuple[tuple[bool, _Danger], ...] = (
-            (fits < self.critical_saves, _Danger(none, "the next checkpoint does not fit", "saves")),
-            (left_s < self.critical_s, _Danger("critical", fills, "fills up")),
-            (_is_short(used, free, self.critical_pct, self.critical_free_gb), _Danger("critical", "next to nothing", "")),
-            (fits < self.warning_saves, _Danger(few, "few more checkpoints fit", "saves")),
-            (left_s < self.warning_s, _Danger("warning", fills, "fills up")),
-            (_is_short(used, free, self.warning_pct, self.warning_free_gb), _Danger("warning", "it is nearly full", "")),
-            (_is_short(used, free, self.info_pct, self.info_free_gb), _Danger("info", "that is little", "")),
+            (fits < self.critical_saves, _Danger(none, "saves")),
+            (left_s < self.critical_s, _Danger("critical", "fills up")),
+            (_is_short(used, free, self.critical_pct, self.critical_free_gb), _Danger("critical", "")),
+            (fits < self.warning_saves, _Danger(few, "saves")),
+            (left_s < self.warning_s, _Danger("warning", "fills up")),
+            (_is_short(used, free, self.warning_pct, self.warning_free_gb), _Danger("warning", "")),
+            (_is_short(used, free, self.info_pct, self.info_free_gb), _Danger("info", "")),
         )  # fmt: skip
         found = [danger for is_so, danger in checks if is_so]
         return max(found, key=lambda danger: self.severities.index(danger.severity), default=None)
@@ -198,7 +184,3 @@ def _disks(window: Window) -> list[_Disk]:
             rank = min(room, key=lambda one: room[one])
             found.append(_Disk(role, rank, room[rank], used.newest(rank) or 0.0))
     return found
-
-
-def _of_rank(window: Window, disk: _Disk) -> str:
-    return f" of rank {disk.rank}" if window.world_size > 1 else ""

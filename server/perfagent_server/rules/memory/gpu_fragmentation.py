@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import named_ranks
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series
-from perfagent_server.rules.spelling import spell_bytes
 from perfagent_server.rules.window import Window
 
 __all__ = ["GpuFragmentation"]
@@ -71,22 +69,15 @@ class GpuFragmentation(Rule):
         worst = max(scattered, key=lambda device: device.reserved - device.peak)
         is_full = any(self._is_full(device) for device in scattered)
         ranks = [device.rank for device in scattered]
-        where = "" if window.world_size == 1 else f" on {named_ranks(ranks, window.world_size)}"
-        lost = worst.reserved - worst.peak
-        retried = f", and {worst.retries:,.0f} allocations had to empty its cache first" if worst.retries else ""
-        return self.found_in_words(
+        return self.found(
             "warning" if is_full else "info",
-            f"{spell_bytes(lost)} of GPU memory lie in splinters",
-            f"The allocator holds {spell_bytes(worst.reserved)} of {spell_bytes(worst.total)}{where}, {worst.times:.2g} times "
-            f"the {spell_bytes(worst.peak)} that tensors held at most: {spell_bytes(lost)} are of no use "
-            f"({spell_bytes(worst.split)} in split blocks now){retried}.",
-            cost=f"{spell_bytes(lost)} of {spell_bytes(worst.total)}",
             since_step=window.step,
             ranks=ranks,
             evidence={
                 "rank": worst.rank, "reserved_bytes": worst.reserved, "peak_allocated_bytes": worst.peak,
                 "inactive_split_bytes": worst.split, "alloc_retries": worst.retries, "total_bytes": worst.total,
-                "times": worst.times,
+                "times": worst.times, "lost_bytes": worst.reserved - worst.peak, "retries": round(worst.retries) or None,
+                "on_ranks": ranks if window.world_size > 1 else [], "world_size": window.world_size,
             },
         )  # fmt: skip
 

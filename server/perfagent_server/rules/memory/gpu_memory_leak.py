@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import named_ranks
 from perfagent_server.rules.memory.growth import Growth, Track
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown
-from perfagent_server.rules.spelling import spell_bytes, spell_long_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["GpuMemoryLeak"]
@@ -79,25 +77,15 @@ class GpuMemoryLeak(Rule):
         return self._finding(window, rise, sorted(rank for rank, size in grown.items() if 2 * size >= most))
 
     def _finding(self, window: Window, rise: Growth, ranks: list[int]) -> Finding:
-        per_step = rise.grown / max(1, rise.steps)
-        left_s = _left_s(window, ranks, rise.per_s / len(ranks))
-        where = "" if window.world_size == 1 else f" on {named_ranks(ranks, window.world_size)}"
-        lasts = (
-            f" The memory of the device is full in {spell_long_s(left_s)} if it goes on." if left_s is not None else ""
-        )
-        return self.found_in_words(
+        return self.found(
             "warning",
-            f"What tensors hold on the GPU grows by {spell_bytes(per_step)} a step",
-            f"What tensors hold{where} between steps grew from {spell_bytes(rise.first)} to {spell_bytes(rise.now)} in "
-            f"{spell_long_s(rise.lasted_s)} ({rise.steps:,} steps), steadily and without falling back: "
-            f"{spell_bytes(per_step)} a step, {spell_bytes(3600 * rise.per_s)} an hour.{lasts}",
-            cost=f"{spell_bytes(3600 * rise.per_s)} of GPU memory an hour, until it runs out",
             since_step=rise.since_step,
             ranks=ranks,
             evidence={
                 "allocated_bytes": rise.now, "first_bytes": rise.first, "grown_bytes": rise.grown,
-                "bytes_per_step": per_step, "bytes_per_hour": 3600 * rise.per_s, "over_s": rise.lasted_s,
-                "steps": rise.steps, "left_s": left_s,
+                "bytes_per_step": rise.grown / max(1, rise.steps), "bytes_per_hour": 3600 * rise.per_s, "over_s": rise.lasted_s,
+                "steps": rise.steps, "left_s": _left_s(window, ranks, rise.per_s / len(ranks)),
+                "on_ranks": ranks if window.world_size > 1 else [], "world_size": window.world_size,
             },
         )  # fmt: skip
 

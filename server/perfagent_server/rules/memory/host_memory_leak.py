@@ -9,14 +9,12 @@ from perfagent.wire import Finding
 from perfagent_server.rules.memory.growth import Growth, Track
 from perfagent_server.rules.memory.readings import OF_HOSTS, OF_PROCESSES, Held, Host, hosts, of_processes, of_workers
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown
-from perfagent_server.rules.spelling import spell_bytes, spell_long_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["HostMemoryLeak"]
 
 _EARLY_S = 600.0
 _OWN = ("processes", "workers")
-_WHOSE = {"processes": "the training processes", "workers": "the loader's workers", "host": "the host"}
 _CAUSES = {"processes": "", "workers": "loader workers", "host": "host"}
 
 
@@ -111,33 +109,18 @@ class HostMemoryLeak(Rule):
             given_back[name] = max(given_back.get(name, 0.0), tops.pop(name)[1])
 
     def _finding(self, leak: _Leak, tracks: dict[str, Track], nodes: list[Host], *, early: bool) -> Finding:
-        rise, whose = leak.rise, _WHOSE[leak.of]
-        per_step = rise.per_s * rise.lasted_s / max(1, rise.steps)
-        left_s = (
-            max(0.0, nodes[0].total - nodes[0].used) / max(rise.per_s, _slope_of_host(rise, tracks))
-            if len(nodes) == 1
-            else None
-        )
-        lasts = (
-            f" The host's {spell_bytes(nodes[0].total)} are full in {spell_long_s(left_s)} if it goes on."
-            if left_s
-            else ""
-        )
-        ends = " If a dataset or a cache is still being filled, it ends by itself." if early else ""
-        beside = " beside the training processes and their workers" if leak.of == "host" else ""
-        return self.found_in_words(
+        rise, left_s = leak.rise, None
+        if len(nodes) == 1:
+            left_s = max(0.0, nodes[0].total - nodes[0].used) / max(rise.per_s, _slope_of_host(rise, tracks))
+        return self.found(
             "info" if leak.of == "host" else "warning",
-            f"The memory of {whose} grows by {spell_bytes(3600 * rise.per_s)} an hour",
-            f"The memory of {whose}{beside} grew from {spell_bytes(rise.first)} to {spell_bytes(rise.now)} in "
-            f"{spell_long_s(rise.lasted_s)} ({rise.steps:,} steps), steadily and without falling back: "
-            f"{spell_bytes(rise.per_s)} a second, {spell_bytes(per_step)} a step.{lasts}{ends}",
             cause=_CAUSES[leak.of],
-            cost=f"{spell_bytes(3600 * rise.per_s)} of memory an hour, until the host has none left",
             since_step=rise.since_step,
             evidence={
                 "of": leak.of, "bytes": rise.now, "first_bytes": rise.first, "grown_bytes": rise.grown,
-                "bytes_per_hour": 3600 * rise.per_s, "bytes_per_step": per_step, "over_s": rise.lasted_s,
-                "steps": rise.steps, "left_s": left_s, "now_bytes": {name: one.level for name, one in tracks.items()},
+                "bytes_per_hour": 3600 * rise.per_s, "bytes_per_step": rise.grown / max(1, rise.steps), "over_s": rise.lasted_s,
+                "steps": rise.steps, "left_s": left_s, "host_bytes": nodes[0].total if left_s else None,
+                "when": "early" if early else None, "now_bytes": {name: one.level for name, one in tracks.items()},
             },
         )  # fmt: skip
 

@@ -10,7 +10,6 @@ from perfagent.wire import Finding
 from perfagent_server.rules.memory.growth import Growth, Track
 from perfagent_server.rules.memory.readings import OF_HOSTS, OF_PROCESSES, Host, hosts, of_processes, of_workers
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown
-from perfagent_server.rules.spelling import spell_bytes, spell_long_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["OomImminent"]
@@ -47,8 +46,6 @@ class _Gpu(NamedTuple):
 class _Danger(NamedTuple):
     severity: _Level
     left_s: float
-    title: str
-    message: str
     cause: str
     ranks: list[int]
     since_step: int
@@ -111,11 +108,13 @@ class OomImminent(Rule):
         if not found:
             return None
         worst = max(found, key=lambda danger: (_ORDER[danger.severity], -danger.left_s))
-        evidence = {**worst.evidence, "left_s": worst.left_s if worst.left_s < math.inf else None}
-        return self.found_in_words(
-            worst.severity, worst.title, worst.message, cause=worst.cause, since_step=worst.since_step, ranks=worst.ranks,
-            evidence=evidence, cost="the run, when an allocation fails",
-        )  # fmt: skip
+        evidence = {
+            **worst.evidence, "left_s": worst.left_s if worst.left_s < math.inf else None,
+            "on_rank": worst.evidence["rank"] if window.world_size > 1 else None,
+        }  # fmt: skip
+        return self.found(
+            worst.severity, cause=worst.cause, since_step=worst.since_step, ranks=worst.ranks, evidence=evidence
+        )
 
     # --- GPU ----------------------------------------------------------------------------------------------------------
 
@@ -138,58 +137,25 @@ class OomImminent(Rule):
         lasted = window.step - state.get("full_since", window.step)
         tight = [gpu for gpu in gpus if gpu.rank in retried and gpu.taken_pct >= limit * self.full_pct]
         if rise is not None and left_s <= self.soon_s:
-            return self._gpu_fills_up(worst, rise, left_s)
+            figures = {**_of_gpu(worst), **_of_rise(rise)}
+            return _Danger(self._how_soon(left_s), left_s, "leak", [worst.rank], rise.since_step, figures)
         if tight:
-            return self._gpu_retries(window, max(tight, key=lambda gpu: gpu.taken_pct), retried)
+            fullest = max(tight, key=lambda gpu: gpu.taken_pct)
+            level: _Level = "critical" if fullest.taken_pct >= self.brim_pct else "warning"
+            figures = {
+                **_of_gpu(fullest), "alloc_retries": round(retried[fullest.rank]), "retries_for_s": self.retries_for_s,
+            }  # fmt: skip
+            return _Danger(level, math.inf, "retries", [fullest.rank], window.step, figures)
         if lasted >= self.full_steps:
-            return self._gpu_is_full(window, worst, lasted, limit)
+            level = "warning" if worst.live_pct >= limit * self.brim_pct else "info"
+            by_others = _by_others(window, worst)
+            cause = "others on the GPU" if by_others > 0.1 * worst.total else ""
+            figures = {**_of_gpu(worst), "full_steps": lasted, "others_bytes": by_others if cause else None}
+            return _Danger(level, math.inf, cause, [worst.rank], window.step - lasted, figures)
         return None
 
-    def _gpu_fills_up(self, gpu: _Gpu, rise: Growth, left_s: float) -> _Danger:
-        return _Danger(
-            "critical" if left_s <= self.at_once_s else "warning",
-            left_s,
-            f"GPU memory of rank {gpu.rank} is full in about {spell_long_s(left_s)}",
-            f"What tensors hold on the GPU of rank {gpu.rank} grew by {spell_bytes(rise.grown)} in "
-            f"{spell_long_s(rise.lasted_s)} ({rise.steps:,} steps). At the peak of a step {spell_bytes(gpu.live)} of "
-            f"{spell_bytes(gpu.total)} are live: the {spell_bytes(gpu.total - gpu.live)} that are left last about "
-            f"{spell_long_s(left_s)}.",
-            "leak",
-            [gpu.rank],
-            rise.since_step,
-            {**_of_gpu(gpu), "grown_bytes": rise.grown, "over_s": rise.lasted_s, "bytes_per_s": rise.per_s},
-        )
-
-    def _gpu_retries(self, window: Window, gpu: _Gpu, retried: dict[int, float]) -> _Danger:
-        count = retried[gpu.rank]
-        return _Danger(
-            "critical" if gpu.taken_pct >= self.brim_pct else "warning",
-            math.inf,
-            f"Allocations on the GPU of rank {gpu.rank} only succeed after the cache is emptied",
-            f"{count:,.0f} allocations of rank {gpu.rank} had to empty the allocator's cache first in the last "
-            f"{self.retries_for_s:.0f} s, and {gpu.taken_pct:.1f} % of its device are taken ({spell_bytes(gpu.taken)} of "
-            f"{spell_bytes(gpu.total)}; {spell_bytes(gpu.live)} live at the peak of a step).",
-            "retries",
-            [gpu.rank],
-            window.step,
-            {**_of_gpu(gpu), "alloc_retries": count},
-        )
-
-    def _gpu_is_full(self, window: Window, gpu: _Gpu, lasted: int, limit: float) -> _Danger:
-        by_others = _by_others(window, gpu)
-        theirs = f", {spell_bytes(by_others)} of them by other processes" if by_others > 0.1 * gpu.total else ""
-        return _Danger(
-            "warning" if gpu.live_pct >= limit * self.brim_pct else "info",
-            math.inf,
-            f"Only {spell_bytes(gpu.total - gpu.live)} of the GPU memory of rank {gpu.rank} are left",
-            f"At the peak of a step {gpu.live_pct:.1f} % of the GPU memory of rank {gpu.rank} are in use "
-            f"({spell_bytes(gpu.live)} of {spell_bytes(gpu.total)}{theirs}), over the newest {lasted:,} steps: "
-            f"{spell_bytes(gpu.total - gpu.live)} are left for a larger batch or an evaluation.",
-            "others on the GPU" if theirs else "",
-            [gpu.rank],
-            window.step - lasted,
-            _of_gpu(gpu),
-        )
+    def _how_soon(self, left_s: float) -> _Level:
+        return "critical" if left_s <= self.at_once_s else "warning"
 
     def _retries(self, window: Window, state: dict[str, Any]) -> dict[int, float]:
         """How many allocations of each rank had to empty the cache first within the last retries_for_s."""
@@ -230,46 +196,15 @@ class OomImminent(Rule):
                 window.is_firing("host_memory_leak") or track.rise(least, settle_s=_NO_HURRY * self.settle_s) is None
             ):
                 return None  # the rule on leaks says how long the memory lasts, where it can
-            return self._host_fills_up(window, host, rise, left_s, own, is_ours=is_ours)
+            cause = "host memory" if is_ours else "others on the host"
+            figures = {**_of_host(host, own), **_of_rise(rise)}
+            return _Danger(self._how_soon(left_s), left_s, cause, [], rise.since_step, figures)
         if used_pct >= limit * self.host_brim_pct and is_ours:
             before = track.at(window.now - 60)
             rises = before is not None and host.used - before > 0.002 * host.total
-            return self._host_is_full(window, host, own, rises=rises)
+            figures = {**_of_host(host, own), "trend": "rises" if rises else None}
+            return _Danger("critical" if rises else "warning", math.inf, "host memory", [], window.step, figures)
         return None
-
-    def _host_fills_up(
-        self, window: Window, host: Host, rise: Growth, left_s: float, own: float, *, is_ours: bool
-    ) -> _Danger:
-        where = _of_node(window, host)
-        return _Danger(
-            "critical" if left_s <= self.at_once_s else "warning",
-            left_s,
-            f"The memory of the host{where} is full in about {spell_long_s(left_s)}",
-            f"{spell_bytes(host.used)} of the {spell_bytes(host.total)} of the host{where} are in use, "
-            f"{spell_bytes(rise.grown)} more than {spell_long_s(rise.lasted_s)} ago: the "
-            f"{spell_bytes(host.total - host.used)} that are left last about {spell_long_s(left_s)}. This run holds "
-            f"{spell_bytes(own)}.",
-            "host memory" if is_ours else "others on the host",
-            [],
-            rise.since_step,
-            {**_of_host(host, own), "grown_bytes": rise.grown, "over_s": rise.lasted_s, "bytes_per_s": rise.per_s},
-        )
-
-    def _host_is_full(self, window: Window, host: Host, own: float, *, rises: bool) -> _Danger:
-        where, share = _of_node(window, host), 100 * host.used / host.total
-        more = ", and it still rises" if rises else ""
-        return _Danger(
-            "critical" if rises else "warning",
-            math.inf,
-            f"Only {spell_bytes(host.total - host.used)} of the memory of the host{where} are left",
-            f"{share:.1f} % of the memory of the host{where} are in use ({spell_bytes(host.used)} of "
-            f"{spell_bytes(host.total)}), {spell_bytes(own)} of it by this run{more}: when it is full, the kernel kills a "
-            "process.",
-            "host memory",
-            [],
-            window.step,
-            _of_host(host, own),
-        )
 
 
 def _note_tensors(window: Window, state: dict[str, Any]) -> Track | None:
@@ -329,14 +264,16 @@ def _newest_second(window: Window) -> float:
     )
 
 
-def _of_node(window: Window, host: Host) -> str:
-    return f" of rank {host.rank}" if window.world_size > 1 else ""
+def _of_rise(rise: Growth) -> dict[str, Any]:
+    return {
+        "grown_bytes": rise.grown, "over_s": rise.lasted_s, "grown_steps": rise.steps, "bytes_per_s": rise.per_s,
+    }  # fmt: skip
 
 
 def _of_gpu(gpu: _Gpu) -> dict[str, Any]:
     return {
         "rank": gpu.rank, "memory": "gpu", "total_bytes": gpu.total, "taken_bytes": gpu.taken, "live_bytes": gpu.live,
-        "live_pct": gpu.live_pct, "taken_pct": gpu.taken_pct,
+        "live_pct": gpu.live_pct, "taken_pct": gpu.taken_pct, "free_bytes": gpu.total - gpu.live,
     }  # fmt: skip
 
 

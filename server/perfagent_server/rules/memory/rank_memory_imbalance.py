@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series, within
-from perfagent_server.rules.spelling import spell_bytes
 from perfagent_server.rules.window import Window
 
 __all__ = ["RankMemoryImbalance"]
@@ -77,21 +76,15 @@ class RankMemoryImbalance(Rule):
             and more >= limit * self.warning_more_pct
             and pressure >= self.warning_pressure_pct
         )
-        who = f"Rank {worst} needs" if len(high) == 1 else f"{len(high)} of {len(of_rank)} ranks need"
-        more_bytes = of_rank[worst] - typical
-        return self.found_in_words(
+        return self.found(
             "warning" if is_warning else "info",
-            f"{who} {spell_bytes(more_bytes)} more GPU memory than the others",
-            f"At its peak, rank {worst} holds {spell_bytes(of_rank[worst])} of the {spell_bytes(total)} of its GPU "
-            f"({pressure:.0f} %); a typical rank holds {spell_bytes(typical)}. The {spell_bytes(more_bytes)} more "
-            f"({more:.0f} %) bound the batch size of all {len(of_rank)} ranks.",
             cause="rank 0" if worst == 0 else "",
-            cost=f"{spell_bytes(more_bytes)} on each of the other ranks lie idle",
             since_step=window.step,
             ranks=sorted(high),
             evidence={
                 "rank": worst, "peak_bytes": of_rank[worst], "typical_peak_bytes": typical, "more_pct": more,
-                "pressure_pct": pressure, "total_bytes": total,
+                "pressure_pct": pressure, "total_bytes": total, "more_bytes": of_rank[worst] - typical,
+                "high_ranks": sorted(high), "world_size": window.world_size,
                 "peak_bytes_by_rank": {str(rank): peak for rank, peak in sorted(of_rank.items())[:64]},
             },
         )  # fmt: skip
