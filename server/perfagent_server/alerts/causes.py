@@ -12,9 +12,9 @@ from typing import Any
 from perfagent.wire import Finding
 from perfagent.wire.limits import whole
 from perfagent_server.alerts.evidence_limit import limited
-from perfagent_server.rules.evidence import dated
+from perfagent_server.rules.texts import said_in
 
-__all__ = ["MOST", "and_then", "cause_of", "join"]
+__all__ = ["MOST", "and_then", "cause_of", "join", "title_of"]
 
 MOST = 16
 """Causes that wait for their finding, of one run."""
@@ -69,13 +69,19 @@ def join(causes: Iterable[Mapping[str, Any]], finding: Finding) -> bool:
 
 
 def _date(finding: Finding, causes: Iterable[Mapping[str, Any]]) -> None:
-    """Dates a finding to the step in which it began, where a cause knows that: a loss that is NaN since the update of
-    the step before."""
+    """Dates a finding to the step in which it began, where a cause knows that (a loss that is NaN since the update of the
+    step before). Its title says so, if it has the figure `began_step`."""
     known = [began for cause in causes if (began := _began(cause["evidence"])) is not None]
     if known and finding.since_step is not None and min(known) < finding.since_step:
         finding.since_step = min(known)
-        if "begun in step" not in finding.title:
-            finding.title = dated(finding.title, finding.since_step)
+        finding.evidence["began_step"] = finding.since_step
+        finding.title = title_of(finding)
+
+
+def title_of(finding: Finding) -> str:
+    """Its title, by its evidence as it is now."""
+    words = said_in(finding.rule, finding.cause, finding.evidence, "en")
+    return (words and words.title) or finding.title
 
 
 def _began(evidence: Mapping[str, Any]) -> int | None:

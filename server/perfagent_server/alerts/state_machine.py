@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from perfagent.wire import SEVERITIES, Finding
-from perfagent_server.alerts.causes import and_then
+from perfagent_server.alerts.causes import and_then, title_of
 from perfagent_server.rules.rule import Life
 
 __all__ = ["Change", "Machine", "worse"]
@@ -213,7 +213,10 @@ class Machine:
             return False
         known.ranks = ranks
         if found.since_step == known.since_step or found.evidence.get("step", -1) == known.evidence.get("step"):
-            known.message, known.title = _with_its_cause(found.message, known), found.title  # name the ranks
+            fresh = {name: figure for name, figure in found.evidence.items() if figure is not None}
+            known.evidence = {**known.evidence, **fresh}  # names the ranks, as its words do
+            known.message, known.title = _with_its_cause(found.message, known), found.title
+            known.title = title_of(known)
         if worse(found.severity, known.severity):
             _keep_what_joined(known, found)
             known.severity, known.gain_pct = found.severity, found.gain_pct

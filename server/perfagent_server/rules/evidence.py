@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from perfagent_server.rules.texts import TITLE
 from perfagent_server.rules.window import Window
 
-__all__ = ["TITLE", "began_in", "dated", "named_ranks", "one_line", "p90", "surroundings"]
+__all__ = ["TITLE", "named_ranks", "one_line", "p90", "surroundings", "where"]
 
 
 def surroundings(window: Window) -> dict[str, object]:
@@ -33,15 +33,9 @@ def named_ranks(ranks: list[int], world_size: int) -> str:
     return f"{len(ranks)} of {world_size} ranks ({shown})"
 
 
-def began_in(step: int) -> str:
-    """What is added to the sentence on a loss that is no number."""
-    return f"; the gradient of step {step} was NaN or infinite before, and its update spoilt the weights"
-
-
-def dated(title: str, began: int | None) -> str:
-    """A title that also says in which step the trouble began, if that is another one and there is room."""
-    longer = title if began is None else f"{title}, begun in step {began:,}"
-    return longer if len(longer) <= TITLE else title
+def where(window: Window, ranks: Sequence[int]) -> dict[str, object]:
+    """The figures of `[[ on {ranks:ranks}]]`: none in a run of one rank."""
+    return {"ranks": list(ranks), "world_size": window.world_size} if window.world_size > 1 else {}
 
 
 def p90(ascending: Sequence[float]) -> float:

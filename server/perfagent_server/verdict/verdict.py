@@ -214,7 +214,7 @@ def _fell_silent(window: Window, users: Sequence[Finding]) -> Finding:
 
 
 def _not_finite(window: Window) -> Finding | None:
-    """What to say when the loss is no number and no alert says so (somebody closed it): never that the run is healthy.
+    """What to say when the loss is not finite and no alert says so (somebody closed it): never that the run is healthy.
     Nothing of as few values in a row as the rule excuses, where a GradScaler may have skipped their steps."""
     series = window.loss_name
     track = window.series(series) if series is not None else None
@@ -228,15 +228,9 @@ def _not_finite(window: Window) -> Finding | None:
         rule = NonfiniteLoss()
     if row <= (rule.excused_steps if scaling else 0):
         return None
-    name = "The loss" if series == LOSS else series
-    said = f"{name} {'was' if window.ended else 'is'} NaN or infinite since step {steps[-row]:,}"
-    return rule.found_in_words(
-        "critical",
-        said,
-        f"{said}.",
-        since_step=steps[-row],
-        evidence={"step": steps[-row], "series": series, "value": values[-1]},
-    )
+    step = steps[-row]
+    evidence = {"step": step, "series": series, "value": values[-1]}
+    return rule.found("critical", cause="no alert", since_step=step, evidence=evidence)
 
 
 def _lost_again(window: Window) -> Finding | None:

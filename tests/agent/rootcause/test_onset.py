@@ -106,7 +106,7 @@ def test_a_bad_gradient_dates_the_loss_of_the_next_step(train, measured):
     job = started(train, 1 if measured else 10)
     bad_gradient(job, job.model.blocks[1].linear.weight)
     found, cause = train_on(job)
-    assert (found.since_step, found.title) == (BAD, "The loss became NaN in step 16, begun in step 15")
+    assert (found.since_step, found.title) == (BAD, "The loss became NaN in step 16; it began in step 15")
     more = {"measured": True} if measured else {}
     assert cause["began"] == {"first": BAD, "last": BAD, "by": "gradient", **more}
     assert (cause["step"], cause["module"], cause["parameter"]) == (16, "blocks.1.linear", "blocks.1.linear.weight")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import LOSS, Finding, loss_kind
-from perfagent_server.rules.evidence import began_in, dated, named_ranks, surroundings
-from perfagent_server.rules.loss.loss_series import bad_in_a_row, named
+from perfagent_server.rules.evidence import surroundings, where
+from perfagent_server.rules.loss.loss_series import bad_in_a_row
 from perfagent_server.rules.model import grad_scaler
 from perfagent_server.rules.model.grad_scaler import skips_in_a_row, was_skipped
 from perfagent_server.rules.rule import Life, Question, Rule, Series
@@ -29,7 +29,7 @@ class NonfiniteLoss(Rule):
 
     excused_steps: a step that the GradScaler skipped (amp/skipped rose, or the scale fell, in that very step) changed
     no weight; that many of them in a row are no fault, one more is. A loss that rose by grown_times without a break
-    before ran away: its remedy is another one. Where a gradient was no number before the loss was, in a step that was
+    before diverged: its remedy is another one. Where a gradient was no number before the loss was, in a step that was
     taken, and no finite loss came in between, it began in the step of that gradient, whose update spoilt the weights.
     """
 
@@ -64,30 +64,22 @@ class NonfiniteLoss(Rule):
             if stayed is None:
                 return None
             since = stayed
-        spelled = "NaN" if math.isnan(bad.value) else ("+Inf" if bad.value > 0 else "-Inf")
-        where = f" on {named_ranks(bad.ranks, window.world_size)}" if window.world_size > 1 else ""
         losses = window.by_step[series].before(since - 1, 50) if series in window.by_step else []
         finite = [value for value in losses if math.isfinite(value)]
-        before = f"; the last finite value was {finite[-1]:.4g}" if finite else "; no finite value came before"
-        grew = self._grew(finite)
-        if grew is not None:
-            count, lowest = grew
-            before = f"; over the {count} values before it had grown from {lowest:.4g} to {finite[-1]:.4g}"
+        grown_values, grown_from = self._grew(finite) or (None, None)
         first = self._first(window, since)
         began = self._bad_gradient_before(window, series, first)
         if began is not None:
             since = first
-            before += began_in(began)
-        return self.found_in_words(
+        return self.found(
             "critical",
-            dated(f"{named(series)} became {spelled} in step {since:,}", began),
-            f"{named(series)} became {spelled} in step {since}{where}{before}.",
-            cause="" if grew is None else "the loss grew before",
+            cause="" if grown_values is None else "the loss grew before",
             since_step=since if began is None else began,
             ranks=list(bad.ranks),
             evidence={
-                "step": since, "series": series, "value": bad.value, **surroundings(window), "last_losses": finite,
-                **({} if began is None else {"began": {"first": began, "last": began}}),
+                "step": since, "series": series, "value": bad.value, "last_finite": finite[-1] if finite else None,
+                "grown_values": grown_values, "grown_from": grown_from, "gradient_step": began, "began_step": began,
+                **where(window, bad.ranks), **surroundings(window), "last_losses": finite,
             },
         )  # fmt: skip
 
@@ -110,8 +102,8 @@ class NonfiniteLoss(Rule):
         return next((step for step in steps if good <= step < first and not was_skipped(window, step, later=1)), None)
 
     def _grew(self, finite: list[float]) -> tuple[int, float] | None:
-        """(over how many values, from what) the loss ran away before it was no number: the training diverged, which no
-        bad sample does. None when it did not."""
+        """(over how many values, from what) the loss grew before it was not finite: the training diverged, which no bad
+        sample does. None when it did not."""
         count = 1
         while count < len(finite) and finite[-count - 1] < finite[-count]:
             count += 1

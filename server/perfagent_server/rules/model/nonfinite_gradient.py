@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import LOSS, Finding
-from perfagent_server.rules.evidence import named_ranks, surroundings
+from perfagent_server.rules.evidence import surroundings, where
 from perfagent_server.rules.model import grad_scaler
 from perfagent_server.rules.model.grad_scaler import was_skipped
 from perfagent_server.rules.rule import Life, Question, Rule, Series
@@ -58,20 +59,19 @@ class NonfiniteGradient(Rule):
                 row += 1
             if row <= self.excused_steps and scale.values[-1] >= self.lowest_scale:
                 return None
-        where = f" on {named_ranks(bad.ranks, window.world_size)}" if window.world_size > 1 else ""
         counts = window.by_step.get("grad/nonfinite")
         count = (
             next((value for step, value in zip(counts.steps, counts.values, strict=True) if step == window.at), None)
             if counts
             else None
         )
-        tensors = f" ({count:.0f} parameter tensor{'' if count == 1 else 's'})" if count else ""
         losses = window.by_step["loss"].before(window.at, 20) if "loss" in window.by_step else []
-        return self.found_in_words(
+        return self.found(
             "critical",
-            f"The gradient became NaN or infinite in step {window.at:,}",
-            f"The gradient became NaN or infinite in step {window.at}{where}{tensors}.",
             since_step=window.at,
             ranks=list(bad.ranks),
-            evidence={"step": window.at, "tensors": count, **surroundings(window), "last_losses": losses},
-        )
+            evidence={
+                "step": window.at, "tensors": int(count) if count and math.isfinite(count) else None, **where(window, bad.ranks),
+                **surroundings(window), "last_losses": losses,
+            },
+        )  # fmt: skip

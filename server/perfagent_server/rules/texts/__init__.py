@@ -89,13 +89,13 @@ def said(text: Text, cause: str, figures: Mapping[str, Any], language: Language 
 
 def said_in(rule: str, cause: str, figures: Mapping[str, Any], language: Language) -> Said | None:
     """A finding that is stored, in another language; None where that cannot be said: of a rule that is not there any
-    more, or where what is stored lacks a figure."""
+    more, or where what is stored lacks a figure, or has one of another kind (a sender may have sent anything)."""
     texts, _ = _texts(language)
     if rule not in texts:
         return None
     try:
         return said(texts[rule], cause, figures, language)
-    except MissingFigureError:
+    except (LookupError, TypeError, ValueError):
         return None
 
 
