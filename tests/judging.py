@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perfagent.wire import Event, Finding, Group, Series, Timing
+from perfagent.wire import Event, Finding, Group, Series, Timing, to_json
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.rule import Rule
+from perfagent_server.rules.texts import LANGUAGES, said_in
 from perfagent_server.runs.figures import timing_of
 from perfagent_server.store.codec.tail import TailGroup
 from perfagent_server.store.stored import FromTail
@@ -97,6 +99,18 @@ def fired(changes: Sequence[Change], rule: str | None = None) -> list[Change]:
     return [change for change in changes if change.kind == "fire" and (rule is None or change.finding.rule == rule)]
 
 
+def assert_said_by_its_evidence(finding: Finding) -> None:
+    """What is stored of a finding is enough to say it again, in any language."""
+    stored = json.loads(to_json(finding.evidence))
+    for language in LANGUAGES if finding.title and finding.rule in {rule.id for rule in all_rules()} else ():
+        words = said_in(finding.rule, finding.cause, stored, language)
+        assert words is not None, (finding.rule, finding.cause, language, stored)
+        if words.title:  # else its sentences are not among the texts yet
+            assert words.message, (finding.rule, finding.cause, language)
+            assert language != "en" or (words.title, words.cost) == (finding.title, finding.cost)
+            assert language != "en" or finding.message.startswith(words.message)
+
+
 class Judged:
     """A run whose frames an evaluator gets. changes: of its alerts, so far."""
 
@@ -106,6 +120,8 @@ class Judged:
 
     @property
     def fired(self) -> list[Change]:
+        for change in self.changes:
+            assert_said_by_its_evidence(change.finding)
         return fired(self.changes)
 
     @property

@@ -60,7 +60,7 @@ def test_dead_layers_are_told(measured: Measured, losses: list[float], told: lis
 def test_the_layer_with_most_dead_units_leads() -> None:
     found = train({200: {"a": 0.0, "b": 0.6, "c": 0.8}, 400: {"a": 0.1, "b": 0.7, "c": 0.9}}).found
     assert found.evidence["layers"] == {"c": 0.9, "b": 0.7}
-    assert (found.evidence["measured"], found.evidence["loss_left"]) == (3, 1.0)
+    assert (found.evidence["measured"], found.evidence["loss_left_pct"]) == (3, 100)
 
 
 def test_units_that_live_again_resolve_the_alert() -> None:

@@ -80,7 +80,7 @@ def test_three_cuts_in_ten_steps_are_a_warning_until_it_holds() -> None:
 def test_more_than_a_twentieth_of_the_steps_skipped_is_told(counted: bool) -> None:
     scales, skipped = skipping(19)
     job = train(scales, skipped if counted else None)
-    assert (job.fired[0].finding.severity, job.fired[0].finding.cause) == ("warning", "")
+    assert (job.fired[0].finding.severity, job.fired[0].finding.cause) == ("warning", "skipped steps")
     assert job.fired[0].finding.evidence["skipped"] > 10
     assert job.fired[0].step == 305
 

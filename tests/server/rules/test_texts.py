@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from perfagent_server.rules.catalogue import all_rules
-from perfagent_server.rules.texts import LANGUAGES, Language, MissingFigureError, Text, grammar_of, said
+from perfagent_server.rules.texts import LANGUAGES, Language, MissingFigureError, Text, grammar_of, said, said_in
 from perfagent_server.rules.texts.filling import OPTIONAL
 
 SENTENCES = ("title", "message", "cost", "remedy")
@@ -90,7 +90,7 @@ FIGURES = {"wanted": 4, "wait_s": 0.05, "share": 31.2, "steps": 1, "role": "work
         ("hang", {"ranks": [0, 1], "places": 3 * [READS | {"size": 2}]}, "All 2 ranks: 50 ms. rank 0 at {b} (2 B); rank 0 at {b} "
          "(2 B); and 1 more.", "Set it to 4 in {config}."),
         ("diverged", {"series": "loss", "loss": 12345.6, "layer": "a", "others": {"b": 1.0, "c": 2.0, "d": 3.0}}, "The loss is "
-         "12,346 in a and b, c, ...: the loss.", "Set it to 4 in {config}."),
+         "12,346 in a and b, c and more: the loss.", "Set it to 4 in {config}."),
         ("diverged", {"series": "vae/loss", "loss": "NaN", "layer": "block." * 9 + "fc"}, "vae/loss is NaN in "
          "...lock.block.block.block.block.block.fc: vae/loss.", "Set it to 4 in {config}."),
         ("once", {"places": WAITS}, "rank 2 waits at a[[0]].", "Set it to 4 in {config}."),
@@ -114,6 +114,15 @@ def test_long_title_is_cut_and_a_long_span_is_in_its_language(wait_s: float, lan
     words = said(TEXT, "", FIGURES | {"wait_s": wait_s, "share": 1e90}, language)
     assert words.title.startswith(f"{span} of ")
     assert (words.title[-3:], len(words.title)) == ("...", 90)
+
+
+def test_stored_figures_of_another_kind_say_nothing() -> None:
+    figures = {"step": 30, "series": "loss", "value": "NaN"}
+    assert said_in("nonfinite_loss", "", figures, "en") == said_in(
+        "nonfinite_loss", "", figures | {"last_finite": None}, "en"
+    )
+    for odd in ({"step": "thirty"}, {"step": None}, {"last_finite": [1]}, {"ranks": 3}):
+        assert said_in("nonfinite_loss", "", figures | odd, "en") is None
 
 
 def test_sentence_without_its_figure_is_refused() -> None:

@@ -66,40 +66,19 @@ class DataBug(Rule):
         share = self._held(window, "batch/ignored_pct", self.ignored_pct)
         if share is None:
             return None
-        return self._finding(
-            window,
-            "no label counts",
-            "The loss leaves out every label",
-            f"The loss leaves out {share:.4g} % of the labels (-100, or zero in the loss mask) in the newest batches that "
-            "were looked into: nothing is left to learn from, and a mean over no label is NaN.",
-            ignored_pct=share,
-        )
+        return self._finding(window, "no label counts", ignored_pct=share)
 
     def _constant(self, window: Window) -> Finding | None:
         share = self._held(window, "batch/constant_pct", self.constant_pct)
         if share is None:
             return None
-        return self._finding(
-            window,
-            "all rows the same",
-            "All rows of a batch are the same",
-            f"In {share:.3g} % of the newest batches that were looked into, all rows of the input are the same: the model "
-            "sees one sample, whatever the labels say.",
-            constant_pct=share,
-        )
+        return self._finding(window, "all rows the same", constant_pct=share)
 
     def _one_class(self, window: Window) -> Finding | None:
         share = self._held(window, "batch/one_class_pct", self.one_class_pct)
         if share is None:
             return None
-        return self._finding(
-            window,
-            "one class a batch",
-            "Every batch holds a single class",
-            f"In {share:.3g} % of the newest batches that were looked into, all rows have the same class, and the class "
-            "changes from batch to batch: the data is sorted, and the model forgets one class while it sees the next.",
-            one_class_pct=share,
-        )
+        return self._finding(window, "one class a batch", one_class_pct=share)
 
     def _far(self, window: Window) -> Finding | None:
         means = readings(window, "batch/input_mean", self.far_readings)
@@ -110,28 +89,14 @@ class DataBug(Rule):
         if not all(spread > 0 and self._is_far(mean, spread) for mean, spread in pairs):
             return None
         mean, spread = sum(means) / len(means), sum(spreads) / len(spreads)
-        return self._finding(
-            window,
-            "not normalized",
-            f"The input is far from zero: mean {mean:.3g}, standard deviation {spread:.3g}",
-            f"The input of the model has a mean of {mean:.3g} and a standard deviation of {spread:.3g} (newest "
-            f"{len(means)} readings): it was not normalized. Networks without a normalization in front learn slowly "
-            "from such numbers, or not at all.",
-            severity="info",
-            input_mean=mean,
-            input_std=spread,
-        )
+        return self._finding(window, "not normalized", input_mean=mean, input_std=spread, readings=len(means))
 
     def _is_far(self, mean: float, spread: float) -> bool:
         return abs(mean) >= min(self.far_spreads * spread, self.far_units)
 
-    def _finding(
-        self, window: Window, cause: str, title: str, message: str, *, severity: str = "warning", **evidence: float
-    ) -> Finding:
-        return self.found_in_words(
-            "info" if severity == "info" else "warning",
-            title,
-            message,
+    def _finding(self, window: Window, cause: str, **evidence: float) -> Finding:
+        return self.found(
+            "info" if cause == "not normalized" else "warning",
             cause=cause,
             since_step=window.step,
             evidence={**evidence, "step": window.step},

@@ -44,7 +44,7 @@ class DataRepeats(Rule):
         counts = readings(window, "batch/repeats", 1)
         if not counts or not counts[0]:
             return None  # nearly every run
-        # repeats that are told of already; the newest count, and the steps of its first and its last rise
+        # repeats that were reported already; the newest count, and the steps of its first and its last rise
         state = window.state_of(self, {"told": 0.0, "count": 0.0, "first": window.step, "last": window.step})
         count = counts[0]
         if count < state["count"]:  # another process counts anew
@@ -61,20 +61,11 @@ class DataRepeats(Rule):
         alone = 0 < distinct <= 1
         share = count / (count + distinct) if distinct else 0.0
         cause = "one batch" if alone else "several times in a row" if share >= self.most_workers_share else ""
-        title = (
-            "The training sees one batch again and again"
-            if alone
-            else f"{count:,.0f} batches came again in their epoch"
-        )
-        others = "no other batch was among them" if alone else f"the epoch has {distinct:,.0f} different batches so far"
-        return self.found_in_words(
+        return self.found(
             "info" if alone and not _is_fed(window) else "warning",
-            title,
-            f"{count:,.0f} of the batches that were looked at had come before in their epoch; {others}. The model learns "
-            "them by heart, and sees less of the data than the number of steps says.",
             cause=cause,
             since_step=first,
-            evidence={"repeats": count, "distinct": distinct, "share_pct": 100 * share, "step": window.step},
+            evidence={"repeats": count, "distinct": distinct or None, "share_pct": 100 * share, "step": window.step},
         )
 
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from perfagent.wire import LOSS, Finding
+from perfagent.wire import LOSS, Finding, Severity
 from perfagent_server.rules.loss import zero_rate
-from perfagent_server.rules.loss.loss_series import named
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
@@ -27,8 +26,8 @@ class FrozenTraining(Rule):
     """No weight moves: the measured update-to-weight ratio (a sample of the parameters that have gradients) was exactly
     zero in the newest `observations` measurements, over update_steps or more; or the learning rate has been zero for
     lr_steps (for 5 % of the run if it decayed to it: schedules end so), and no measurement since says that weights moved
-    (the rate is that of the first parameter group); or the
-    loss has been the same to six digits for equal_steps after it varied, or with a gradient norm of zero.
+    (the rate is that of the first parameter group); or the loss has been the same to six digits for equal_steps after it
+    varied, or with a gradient norm of zero.
 
     Weights that stand still do not make the loss of different batches the same. So one that stands still without any of
     this is only a remark: while weights are known to move (the script logs a constant), at exactly zero, after it came
@@ -72,9 +71,9 @@ class FrozenTraining(Rule):
         if unmoved is not None:
             return self._unmoved(window, track, unmoved)
         if zero_rate.stays_zero(window, state["zero"], self.lr_steps):
-            return self._without_rate(window, track, state["zero"]["since"])
+            return self._found(window, track, "warning", "learning rate", state["zero"]["since"])
         if track is not None and state["still"] >= self.equal_steps:
-            return self._same_loss(window, series or LOSS, track, state)
+            return self._same_loss(window, track, state)
         # where the state was lost with the server's, it must first see anew that something moves
         is_new = window.is_firing(self.id) and state["seen"] < self.equal_steps
         return UNKNOWN if is_new and not self._moved_after(window, -1) else None
@@ -113,72 +112,45 @@ class FrozenTraining(Rule):
     def _unmoved(self, window: Window, track: StepSeries | None, since: int) -> Finding:
         norm, rate = window.value(_NORM), window.value("lr")
         skipped = window.series("amp/skipped")
-        cause, why = "", ""
+        cause = ""
         if rate == 0:
-            cause, why = "learning rate", " The learning rate is zero."
+            cause = "learning rate"
         elif norm == 0:
-            cause, why = "no gradients", " The gradient norm is zero."
+            cause = "no gradients"
         elif skipped is not None and _rises(skipped.last(8)):
-            cause, why = "skipped steps", " The GradScaler skipped the newest steps."
-        elif norm is not None:
-            why = f" The gradient norm is {norm:.3g}" + (
-                f", the learning rate {rate:.3g}." if rate is not None else "."
-            )
-        return self._found(
-            window, track, "warning", f"No weight has moved since step {since:,}",
-            f"No weight that was sampled has changed since step {since:,}: an update-to-weight ratio of exactly zero in "
-            f"every measurement of {window.at - since:,} steps.{why}",
-            cause, since, update_ratio=0.0,
-        )  # fmt: skip
+            cause = "skipped steps"
+        return self._found(window, track, "warning", cause, since, update_ratio=0.0)
 
-    def _without_rate(self, window: Window, track: StepSeries | None, since: int) -> Finding:
-        never = since <= window.start_step + 2
-        when = "from the first step on" if never else f"since step {since:,}"
-        return self._found(
-            window, track, "warning", f"The learning rate is zero {when}",
-            f"The learning rate (of the first parameter group) has been exactly zero {when}, for "
-            f"{window.at - since:,} steps: its weights do not move.",
-            "learning rate", since,
-        )  # fmt: skip
-
-    def _same_loss(self, window: Window, series: str, track: StepSeries, state: dict[str, Any]) -> Finding | None:
+    def _same_loss(self, window: Window, track: StepSeries, state: dict[str, Any]) -> Finding | None:
         since, value = state["still_since"], state["value"]
         before = [one for one, step in zip(track.values, track.steps, strict=True) if step < since]
-        moves, is_remark = self._moved_after(window, since), True
-        if moves:
-            seen = "although the weights move: either the script logs a constant, or the loss does not depend on them"
+        if self._moved_after(window, since):
+            why = "moves"
         elif value == 0:
-            seen = "nothing is left to learn from these batches"
+            why = "zero"
         elif _came_slowly(before[-_SLOWLY:], value):
-            seen = "which it approached little by little: it has converged"
+            why = "converged"
         elif window.value(_NORM) == 0:
-            seen, is_remark = "and the gradient norm is zero: nothing moves", False
+            why = "no gradient"
         elif state["varied"]:
-            seen, is_remark = (
-                "on batches that should differ: either nothing moves, or the script logs a constant",
-                False,
-            )
+            why = "froze"
         elif state["still"] < self.constant_steps:
             return None
         else:
-            seen = "from the first one on: either the script logs a constant, or nothing moves"
+            why = "constant"
+        is_ill = why in ("no gradient", "froze")
         return self._found(
-            window, track, "info" if is_remark else "warning",
-            f"{named(series)} has been {value:.6g} for {state['still']:,} steps",
-            f"{named(series)} has been exactly {value:.6g} (to six digits) since step {since:,}, {state['still']:,} values "
-            f"in a row, {seen}.",
-            "constant loss" if is_remark else "", since,
+            window, track, "warning" if is_ill else "info", "same loss" if is_ill else "constant loss", since,
+            loss=value, values=state["still"], why=why,
         )  # fmt: skip
 
     def _found(
-        self, window: Window, track: StepSeries | None, severity: Any, title: str, message: str, cause: str, since: int,
-        **evidence: Any,
-    ) -> Finding:  # fmt: skip
-        return self.found_in_words(
-            severity, title, message, cause=cause, since_step=since,
-            cost="" if severity == "info" else f"every step since step {since:,}",
+        self, window: Window, track: StepSeries | None, severity: Severity, cause: str, since: int, **evidence: Any
+    ) -> Finding:
+        return self.found(
+            severity, cause=cause, since_step=since,
             evidence={
-                "step": window.at, "since_step": since, "series": window.loss_name,
+                "step": window.at, "since_step": since, "over_steps": window.at - since, "series": window.loss_name,
                 "last_losses": track.last(50) if track is not None else [], "lr": window.value("lr"),
                 "grad_norm": window.value(_NORM), "update_ratio": window.value(_UPDATE), **evidence,
             },

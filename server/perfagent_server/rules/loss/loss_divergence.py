@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
-from perfagent_server.rules.loss.loss_series import has_fallen, named, worth_telling
+from perfagent_server.rules.loss.loss_series import has_fallen, worth_telling
 from perfagent_server.rules.loss.smoothed_loss import SmoothedLoss, samples_in
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.step_series import StepSeries
@@ -21,7 +21,6 @@ _BLOCK = 50  # values of which one lowest point is kept
 _SAME_RATE = 0.8  # a lowest point counts if the learning rate was at least this share of today's
 _RISING_STEPS = 50  # so soon after it rose to a new peak, the learning rate is still warming up
 _RUN = 30  # values that say whether an early loss still grows
-_MANY_TIMES = 10  # from so many times on, percent are hard to read
 _UNTRAINED = 5  # values that say what the loss of the untrained model is
 _FEWEST = 20  # values
 _LEAST_TIMES, _TIMES_OF_NOISE, _MOST_TIMES = 1.1, 12.0, 3.0
@@ -118,15 +117,12 @@ class LossDivergence(Rule):
         if first <= _TINY or newest < min(_MOST_TIMES, _LEAST_TIMES + _TIMES_OF_NOISE * noise / newest) * first:
             return None
         lowest = loss.lowest(loss.state["blocks"])
-        fell = "" if lowest is None else f"; its lowest was {lowest['low']:.4g}, around step {lowest['step']:,}"
-        return self.found_in_words(
+        low, step = (None, None) if lowest is None else (lowest["low"], lowest["step"])
+        return self.found(
             "info",
-            f"{named(series)} is above where it began",
-            f"{named(series)} is at {newest:.4g} (median of the newest 9 values), above the {first:.4g} of its first "
-            f"steps{fell}.",
-            cost="what the model had learned is lost",
-            since_step=window.start_step + 1 if lowest is None else lowest["step"],
-            evidence={"loss": newest, "first": first, "lowest": None if lowest is None else lowest["low"]},
+            cause="above its start",
+            since_step=window.start_step + 1 if step is None else step,
+            evidence={"series": series, "loss": newest, "first": first, "lowest": low, "lowest_step": step},
         )
 
     # --- it turned round ----------------------------------------------------------------------------------------------
@@ -250,17 +246,9 @@ class LossDivergence(Rule):
         is_raised: bool, is_critical: bool,
     ) -> Finding:  # fmt: skip
         low, rise = lowest["low"], loss.mean - lowest["low"]
-        by = f"{rise:.3g}"
-        if low:
-            by = f"{100 * rise / abs(low):.0f} %" if rise < _MANY_TIMES * abs(low) else f"{rise / abs(low):.3g} times"
-        raised = f"; the learning rate was raised to {window.value('lr'):.3g} since" if is_raised else ""
-        return self.found_in_words(
+        return self.found(
             "critical" if is_critical else "warning",
-            f"{named(series)} turned round and is up by {by} since step {lowest['step']:,}",
-            f"{named(series)}, smoothed over 50 steps, is at {loss.mean:.4g}, {by} above the {low:.4g} of step "
-            f"{lowest['step']:,}{raised}. Single steps vary by {lowest['spread']:.2g}.",
             cause="the learning rate was raised" if is_raised else "",
-            cost=f"all steps since step {lowest['step']:,} made the model worse",
             since_step=lowest["step"],
             evidence={
                 "step": window.at, "series": series, "loss": loss.mean, "lowest": low, "lowest_step": lowest["step"],
@@ -279,38 +267,35 @@ class LossDivergence(Rule):
             if median(newest) < state["above"]:
                 state["above"] = None
                 return None
-            how = f"is at {median(newest):.4g} still"
         else:
-            said = self._explodes(track, loss)
-            if said is None:
+            factor = self._explodes(track, loss)
+            if factor is None:
                 return None
-            how, factor = said
             state.update(above=factor * loss.first, ran=True)
-        return self.found_in_words(
+        now = median(newest)
+        shot_up = loss.highest_early > max(now, self.noisy_runaway_times * loss.first)
+        return self.found(
             "critical",
-            f"{named(series)} ran away from the start",
-            f"{named(series)} began at {loss.first:.4g} and {how}, in step {window.at:,}.",
             cause="from the start",
-            cost="the run has learned nothing yet",
             since_step=window.start_step + 1,
             evidence={
-                "step": window.at, "series": series, "loss": median(newest), "first": loss.first,
-                "highest_early": loss.highest_early, **_surroundings(window, track),
+                "step": window.at, "series": series, "loss": now, "first": loss.first,
+                "peak": loss.highest_early if shot_up else None, **_surroundings(window, track),
             },
         )  # fmt: skip
 
-    def _explodes(self, track: StepSeries, loss: SmoothedLoss) -> tuple[str, float] | None:
-        """(how it ran away, the multiple of the first value below which it is over)."""
+    def _explodes(self, track: StepSeries, loss: SmoothedLoss) -> float | None:
+        """The multiple of the first value below which it is over; None if it did not run away."""
         first, early = loss.first, loss.early
         if first <= _TINY:
             return None
         if loss.count == len(early) == 16 and min(early[1:]) >= self.noisy_runaway_times * first:
-            return f"was never below {min(early[1:]):.4g} since", 2.0
+            return 2.0
         shot_up = loss.highest_early >= self.noisy_runaway_times * first
         # of a noisy loss the first value may be low by chance
         is_noisy = loss.spread > self.unsteady_pct / 100 * loss.mean
         if loss.count == self.warmup_steps and shot_up and loss.mean > (5.0 if is_noisy else 0.95) * first:
-            return f"shot up to {loss.highest_early:.4g} at once; it is at {loss.mean:.4g} now", 0.9
+            return 0.9
         values = track.last(_RUN)
         if len(values) < _RUN or values[-1] < self.runaway_times * first or not min(values) > 0:
             return None
@@ -320,7 +305,7 @@ class LossDivergence(Rule):
         jumps = median(abs(math.log(values[at + 1] / values[at])) for at in range(_RUN - 1))
         times = self.noisy_runaway_times if jumps > 0.15 else self.runaway_times
         if grows and levels[-1] >= 2 * levels[0] and levels[-1] >= times * max(early):
-            return f"grew from {levels[0]:.4g} to {levels[-1]:.4g} in the newest {_RUN} steps", 2.0
+            return 2.0
         return None
 
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
-from perfagent_server.rules.loss.loss_series import named
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown
-from perfagent_server.rules.spelling import spell_pct
 from perfagent_server.rules.window import Window
 
 __all__ = ["LossPlateau"]
@@ -83,25 +81,16 @@ class LossPlateau(Rule):
         never = first - now < max(0.02 * abs(first), 0.5 * spread)
         lr, peak = window.value("lr"), window.learning_rate.peak
         since, over = int(chosen[-1][3]), count + count_before
-        if never:
-            how, cause = f"It has not fallen since the run began at {first:.4g}.", "never fell"
-        elif lr is not None and peak > 0 and lr <= _LATE_SHARE * peak:
-            left_pct = 100 * lr / peak
-            how, cause = (
-                f"The learning rate is down to {spell_pct(left_pct, 1)} of its peak: normal late in training.",
-                "late",
-            )
-        else:
-            how, cause = "Late in a training this is normal.", ""
-        title = "never fell below its first values" if never else f"has not fallen over the newest {over:,.0f} values"
-        return self.found_in_words(
-            "info", f"{named(series)} {title}",
-            f"{named(series)} is at {now:.4g} on average, and was at {before:.4g} in the half before: over {over:,.0f} values "
-            f"it improved by {improved:.2g} ± {error:.1g} (standard error). {how}",
-            cause=cause, since_step=since,
+        left_pct = 100 * lr / peak if lr is not None and peak > 0 else None
+        is_late = lr is not None and peak > 0 and lr <= _LATE_SHARE * peak
+        return self.found(
+            "info",
+            cause="never fell" if never else "late" if is_late else "",
+            since_step=since,
             evidence={
                 "step": window.at, "since_step": since, "series": series, "mean": now, "mean_before": before,
-                "standard_error": error, "values": over, "first": first, "lr": lr, "lr_peak": peak if lr is not None else None,
+                "standard_error": error, "values": over, "first": first, "lr": lr,
+                "lr_peak": peak if lr is not None else None, "lr_left_pct": left_pct,
                 "last_losses": window.by_step[series].last(50),
             },
         )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import LOSS, Finding
-from perfagent_server.rules.loss.loss_series import finite, first_value, has_fallen, named, worth_telling
+from perfagent_server.rules.loss.loss_series import finite, first_value, has_fallen, worth_telling
 from perfagent_server.rules.rule import Life, Question, Rule, Series, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
@@ -105,20 +105,14 @@ class LossSpike(Rule):
             return None
         if self._comes_round(history, steps, window.start_step, distance):
             return None
-        above = f"{100 * distance / abs(level):.0f} % above" if level else "above"
         norms = window.series("grad/norm")
-        return self.found_in_words(
+        return self.found(
             "warning",
-            f"{named(series)} jumped to {now:.4g} at step {window.at:,}",
-            (
-                f"{named(series)} jumped to {now:.4g} at step {window.at}, {above} the {level:.4g} expected from the "
-                f"{self.long} steps before ({z:.1f} times their spread)."
-            ),
             since_step=window.at,
             evidence={
                 "step": window.at, "series": series, "loss": now, "expected": level, "spread": spread, "z": z,
-                "window_steps": self.long, "last_losses": track.last(50), "lr": window.value("lr"),
-                "grad_norms": norms.last(20) if norms else [],
+                "above_pct": 100 * distance / abs(level) if level else None, "window_steps": self.long,
+                "last_losses": track.last(50), "lr": window.value("lr"), "grad_norms": norms.last(20) if norms else [],
             },
         )  # fmt: skip
 
@@ -138,13 +132,8 @@ class LossSpike(Rule):
             jump = self._jump(history)
             if not (jump is not None and now >= jump[0] + 0.5 * jump[1]) and not self._still_jumps(window, history):
                 return None
-        return self.found_in_words(
-            "warning",
-            f"{named(series)} is not back from its jump",
-            f"{named(series)} is not back from its jump.",
-            since_step=window.at,
-            evidence={"series": series, "loss": now},
-        )
+        evidence = {"series": series, "loss": now}
+        return self.found("warning", cause="not back", since_step=window.at, evidence=evidence)
 
     def _still_jumps(self, window: Window, history: list[float]) -> bool:
         """Whether the newest steps would nearly raise the alert again: with a fifth less of all that it takes."""

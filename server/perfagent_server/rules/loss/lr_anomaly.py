@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, ClassVar
 
-from perfagent.wire import LOSS, Finding
+from perfagent.wire import LOSS, Finding, Severity
 from perfagent_server.rules.loss import zero_rate
-from perfagent_server.rules.loss.loss_series import named
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.window import Window
 
@@ -21,10 +20,10 @@ _AFTER = 9
 
 @dataclass(frozen=True, kw_only=True)
 class LrAnomaly(Rule):
-    """The learning rate is no number, or negative (critical at once); it is zero, or a millionth of its peak, for
+    """The learning rate is NaN, infinite or negative (critical at once); it is zero, or a millionth of its peak, for
     zero_steps after it was more (for 5 % of the run if it decayed to it: schedules end so), and no weight is known to
-    have moved since; it jumps to more than jump_times its
-    highest value so far; or it is high_rate or more when the loss is no number after it grew by grown_times (a remark).
+    have moved since; it jumps to more than jump_times its highest value so far; or it is high_rate or more when the loss
+    is NaN after it grew by grown_times (a remark).
 
     Schedules jump with reason: down at milestones, up to a rate they had before at warm restarts, and in the large
     steps of a warm-up by epochs. So a jump counts only when it goes to a new peak, and is a warning only when the loss
@@ -64,21 +63,17 @@ class LrAnomaly(Rule):
         state = window.state_of(self, fresh)
         rate = rates.value
         if not math.isfinite(rate) or rate < 0:
-            return self._impossible(window, rate, rates.step, state["last"])
+            return self._found(window, "critical", "", rates.step, rate=rate, before=state["last"])
         if rates.step != state["step"]:
             self._follow(window, state, rate, rates.step)
         if state["peak"] > 0 and zero_rate.stays_zero(window, state["zero"], self.zero_steps):
-            return self._zero(window, state, rate)
+            return self._found(window, "warning", "zero", state["zero"]["since"], rate=rate, peak=state["peak"])
         if state["jump"] is not None:
             jumped = self._jumped(window, state)
             if jumped is not None:
                 return jumped
         if rate >= self.high_rate and window.is_firing("nonfinite_loss") and self._grew(window):
-            return self._found(
-                window, "info", f"The loss grew until it was no number, at a learning rate of {rate:.3g}",
-                f"The loss grew until it was no number, at a learning rate of {rate:.3g} (its peak: {state['peak']:.3g}).",
-                "NaN", window.at,
-            )  # fmt: skip
+            return self._found(window, "info", "NaN", window.at, rate=rate, peak=state["peak"])
         return None
 
     def _grew(self, window: Window) -> bool:
@@ -108,13 +103,9 @@ class LrAnomaly(Rule):
             return None
         if not is_worse and not fell:
             return None
-        worse = f", and {named(window.loss_name or LOSS).lower()} got worse by it" if is_worse else ""
         return self._found(
-            window, "warning" if is_worse else "info",
-            f"The learning rate jumped from {before:.3g} to {after:.3g} at step {step:,}",
-            f"The learning rate jumped from {before:.3g} to {after:.3g} at step {step:,}, more than {self.jump_times:g} times "
-            f"its highest value before{worse}.",
-            "jump", step,
+            window, "warning" if is_worse else "info", "jump", step, before=before, rate=after, jump_times=self.jump_times,
+            worse_series=window.loss_name if is_worse else None,
         )  # fmt: skip
 
     def _limit(self, window: Window, step: int) -> float:
@@ -134,31 +125,14 @@ class LrAnomaly(Rule):
         after = [value for value in track.last(_AFTER) if math.isfinite(value)]
         return 2 * len(after) > _AFTER and median(after) > limit
 
-    def _impossible(self, window: Window, rate: float, step: int, before: float) -> Finding:
-        spelled = "NaN" if math.isnan(rate) else "infinite" if math.isinf(rate) else f"{rate:.3g}"
-        return self._found(
-            window, "critical", f"The learning rate is {spelled} in step {step:,}",
-            f"The learning rate is {spelled} in step {step:,}, after {before:.3g}: the step moves the weights to nowhere.",
-            "", step,
-        )  # fmt: skip
-
-    def _zero(self, window: Window, state: dict[str, Any], rate: float) -> Finding:
-        said = "zero" if rate == 0 else f"{rate:.2g}"
-        return self._found(
-            window, "warning", f"The learning rate has been {said} since step {state['zero']['since']:,}",
-            f"The learning rate has been {said} since step {state['zero']['since']:,}, after a peak of {state['peak']:.3g}: "
-            "the run goes on and learns nothing more.",
-            "zero", state["zero"]["since"],
-        )  # fmt: skip
-
-    def _found(self, window: Window, severity: Any, title: str, message: str, cause: str, since: int) -> Finding:
+    def _found(self, window: Window, severity: Severity, cause: str, since: int, **figures: Any) -> Finding:
         series = window.loss_name
         track = None if series is None else window.series(series)
         rates = window.series("lr")
-        return self.found_in_words(
-            severity, title, message, cause=cause, since_step=since,
+        return self.found(
+            severity, cause=cause, since_step=since,
             evidence={
-                "step": window.at, "since_step": since, "series": series, "lr": window.value("lr"),
+                "step": window.at, "since_step": since, "series": series, "lr": window.value("lr"), **figures,
                 "last_lrs": rates.last(50) if rates else [], "last_losses": track.last(50) if track else [],
             },
         )  # fmt: skip

@@ -8,7 +8,6 @@ from statistics import median
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
-from perfagent_server.rules.loss.loss_series import named
 from perfagent_server.rules.rule import (
     EVALUATION_LOSS,
     UNKNOWN,
@@ -88,20 +87,16 @@ class Overfit(Rule):
             return None
         count = sum(1 for row in rows if row[0] > best_step)
         series = window.loss_name or LOSS
-        by = f"{100 * (now - best) / best:.0f} %" if best > 0 else f"{now - best:.3g}"
         track = window.series(series)
-        return self.found_in_words(
+        return self.found(
             "warning",
-            f"The evaluation's loss is up by {by} since step {best_step:,}",
-            f"The loss of the evaluation was best at step {best_step:,} ({best:.4g}) and has been above it in the {count} "
-            f"evaluations since: {now:.4g} now, {by} more. Meanwhile {named(series).lower()} fell from {best_trained:.4g} to "
-            f"{trained:.4g}.",
             since_step=best_step,
-            cost=f"what was trained since step {best_step:,} made the model worse on new data",
             evidence={
                 "step": newest[-1][0], "best_step": best_step, "best": best, "evaluation": now, "training": trained,
-                "training_at_best": best_trained, "series": series, "evaluations": [row[:2] for row in rows],
-                "lr": window.value("lr"), "last_losses": track.last(50) if track else [],
+                "training_at_best": best_trained, "since_best": count,
+                "worse_pct": 100 * (now - best) / best if best > 0 else None, "series": series,
+                "evaluations": [row[:2] for row in rows], "lr": window.value("lr"),
+                "last_losses": track.last(50) if track else [],
             },
         )  # fmt: skip
 

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from perfagent.wire import LOSS, Finding
-from perfagent_server.rules.loss.loss_series import named
+from perfagent.wire import LOSS, Finding, Severity
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown
 from perfagent_server.rules.window import Window
 
@@ -82,7 +81,7 @@ class PoorInit(Rule):
             return self._hockey_stick(window, series, state) if state["count"] >= 220 else None
         if state["measured"] < self.observations or window.at - window.start_step < self.least_steps:
             return UNKNOWN
-        return self._found_in_gradients(window, series, state, first, now)
+        return self._found_in_gradients(window, series, state, now)
 
     def _follow_gradients(self, window: Window, state: dict[str, Any]) -> None:
         family = window.by_family.get(_FAMILY)
@@ -103,23 +102,14 @@ class PoorInit(Rule):
             state["silent"] = sorted(dead if state["silent"] is None else dead.intersection(state["silent"]))
             state.update(layers=len(values), largest=largest, median=middle)
 
-    def _found_in_gradients(
-        self, window: Window, series: str, state: dict[str, Any], first: float, now: float
-    ) -> Finding | None:
+    def _found_in_gradients(self, window: Window, series: str, state: dict[str, Any], now: float) -> Finding | None:
         silent = state["silent"] or []
-        flat = f"{named(series)} has not fallen ({first:.4g} at first, {now:.4g} after {state['count']:,} steps)"
+        figures = {"loss": now, "steps": state["count"], "measured": state["measured"], "silent": len(silent)}
         if len(silent) >= self.zero_share * state["layers"]:
-            return self._found(
-                window, series, state, "warning", "zeros", f"{len(silent)} of {state['layers']} layers never got a gradient",
-                f"{flat}, and {len(silent)} of {state['layers']} layers got no gradient in any of the {state['measured']} "
-                "measured steps.",
-            )  # fmt: skip
+            return self._found(window, series, state, "warning", "zeros", **figures)
         if state["steep"] == state["measured"]:
-            return self._found(
-                window, series, state, "warning", "", "Gradients do not get through the layers of this network",
-                f"{flat}, and the largest gradient norm of a layer is {state['largest'] / state['median']:,.0f} times that of "
-                f"the median layer ({state['median']:.2g}), in all {state['steep']} measured steps.",
-            )  # fmt: skip
+            times = state["largest"] / state["median"]
+            return self._found(window, series, state, "warning", "", times=times, **figures)
         return None
 
     def _hockey_stick(self, window: Window, series: str, state: dict[str, Any]) -> Finding | None:
@@ -128,21 +118,17 @@ class PoorInit(Rule):
         fell, falls = first - soon, soon - later
         if not (first >= self.hockey_times * soon > 0 and 0.6 * soon <= later <= 1.2 * soon and falls <= 0.1 * fell):
             return None
-        return self._found(
-            window, series, state, "info", "first loss", f"The first {self.loss_steps} steps undid the initialization",
-            f"{named(series)} began at {first:.4g}, was at {soon:.4g} after {self.loss_steps} steps, and at {later:.4g} "
-            "after 200: the first of them undid the initialization.",
-        )  # fmt: skip
+        figures = {"soon_steps": self.loss_steps, "soon": soon, "later": later}
+        return self._found(window, series, state, "info", "first loss", **figures)
 
     def _found(
-        self, window: Window, series: str, state: dict[str, Any], severity: Any, cause: str, title: str, message: str
+        self, window: Window, series: str, state: dict[str, Any], severity: Severity, cause: str, **figures: float
     ) -> Finding:
         track = window.by_step[series]
-        return self.found_in_words(
-            severity, title, message, cause=cause, since_step=window.start_step + 1,
-            cost="" if severity == "info" else "the run has learned nothing yet",
+        return self.found(
+            severity, cause=cause, since_step=window.start_step + 1,
             evidence={
-                "step": window.at, "series": series, "first": state["losses"][0], "last_losses": track.last(50),
+                "step": window.at, "series": series, "first": state["losses"][0], **figures, "last_losses": track.last(50),
                 "lr": window.value("lr"), "silent_layers": [one.removeprefix(_FAMILY) for one in (state["silent"] or [])[:64]],
                 "largest_norm": state.get("largest"), "median_norm": state.get("median"), "layers": state.get("layers"),
             },

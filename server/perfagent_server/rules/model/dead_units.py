@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
-from perfagent_server.rules.model.layer_rows import LayerRow, layer_rows, named_layers, short
+from perfagent_server.rules.model.layer_rows import LayerRow, layer_rows
 from perfagent_server.rules.model.learning import is_flat, loss_left
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.window import Window
@@ -102,20 +102,16 @@ class DeadUnits(Rule):
         is_sick: bool,
     ) -> Finding:
         worst = dead[0]
-        share, step = 100 * worst.values[-1], worst.steps[-1]
-        others = [f"{row.layer} ({100 * row.values[-1]:.0f} %)" for row in dead[1:]]
-        also = f"; so are units of {named_layers(others)}" if others else ""
-        loss = "" if left is None else f" {100 * left:.0f} % of the first loss is left."
-        return self.found_in_words(
+        return self.found(
             "warning" if is_sick else "info",
-            f"{share:.3g} % of the units of {short(worst.layer)} are dead",
-            f"{share:.3g} % of the units of {worst.layer} were zero in every row of step {step:,}, so no gradient passes "
-            f"them{also} ({len(dead)} of {measured} ReLU layers that were measured).{loss}",
             cause="from the start" if is_sick and 100 * state["began"][worst.layer] >= self.dead_pct else "",
             since_step=worst.steps[0],
             evidence={
-                "layers": {row.layer: row.values[-1] for row in dead[:64]}, "measured": measured, "step": step,
-                "shares": dict(zip(map(str, worst.steps), worst.values, strict=True)), "loss_left": left,
+                "layer": worst.layer, "dead_pct": 100 * worst.values[-1], "dead": len(dead), "measured": measured,
+                "step": worst.steps[-1], "loss_left_pct": None if left is None else 100 * left,
+                "layers": {row.layer: row.values[-1] for row in dead[:64]},
+                "others": [row.layer for row in dead[1:64]],
+                "shares": dict(zip(map(str, worst.steps), worst.values, strict=True)),
             },
         )  # fmt: skip
 

@@ -182,25 +182,18 @@ class GradNormExplosion(Rule):
         return self._finding(window, track, rise) if rise.lowest >= math.log(self.clear_times) else None
 
     def _finding(self, window: Window, track: StepSeries, rise: _Rise) -> Finding:
-        lower, higher = math.exp(rise.lowest), math.exp(rise.first)
-        others = "another" if rise.many == 2 else f"{rise.many - 1} others"
-        layers, measured = _layers(window, rise.since)
-        cause = "one layer" if _stands_out(layers) else "learning rate" if _is_rising(window) else ""
-        named = (
-            f" Most in {layers[0][0]}, {layers[0][1]:.3g} times its own median in step {measured:,}." if layers else ""
-        )
-        return self.found_in_words(
+        lower = math.exp(rise.lowest)
+        layers = _layers(window, rise.since)
+        layer, layer_times = layers[0] if layers else (None, None)
+        return self.found(
             "critical" if lower >= self.critical_times else "warning",
-            f"The gradient norm rose to {rise.norm:.3g}, {higher:.3g} times what is usual",
-            f"The gradient norm rose to {rise.norm:.3g} at step {rise.at:,}: {higher:.3g} times the {rise.level:.3g} that is "
-            f"usual in this run (the median of the measured steps before), and at least {lower:.3g} times in {others} of the "
-            f"newest {rise.many + 1} measured steps.{named}",
-            cause=cause,
-            cost="the loss is likely to follow within a few steps",
+            cause="one layer" if _stands_out(layers) else "learning rate" if _is_rising(window) else "",
             since_step=rise.since,
             evidence={
-                "norm": rise.norm, "median": rise.level, "times": higher, "lowest_times": lower, "spread": rise.spread,
-                "layers": dict(layers), "measured_steps": track.total, **surroundings(window),
+                "norm": rise.norm, "step": rise.at, "median": rise.level, "times": math.exp(rise.first),
+                "lowest_times": lower, "high_steps": rise.many, "newest_steps": rise.many + 1, "spread": rise.spread,
+                "layer": layer, "layer_times": layer_times, "layers": dict(layers), "measured_steps": track.total,
+                **surroundings(window),
             },
         )  # fmt: skip
 
@@ -291,23 +284,23 @@ def _is_rising(window: Window) -> bool:
     return len(rates) >= 32 and rates[-1] > 1.02 * min(rates)
 
 
-def _layers(window: Window, since: int) -> tuple[list[tuple[str, float]], int]:
-    """The layers whose newest norms are the highest multiples of their own medians before, and the step of those norms.
-    Empty if they were not measured since, or too rarely before."""
+def _layers(window: Window, since: int) -> list[tuple[str, float]]:
+    """The layers whose newest norms are the highest multiples of their own medians before. Empty if they were not measured
+    since, or too rarely before."""
     family = window.by_family.get(_LAYERS)
     if family is None:
-        return [], 0
+        return []
     names, steps, norms = family.matrix(window.at)
     before = sum(step < since for step in steps)
     if before < 3 or before == len(steps):
-        return [], 0
+        return []
     known = np.isfinite(norms[:, :before]).sum(axis=1) >= 3
     usual = np.nanmedian(norms[known, :before], axis=1)
     with np.errstate(all="ignore"):
         times = np.nan_to_num(norms[known, -1] / usual, nan=0.0, posinf=0.0)
     kept = [name for name, is_known in zip(names, known.tolist(), strict=True) if is_known]
     order = np.argsort(-times)[:_NAMED].tolist()
-    return [(kept[place].removeprefix(_LAYERS), float(times[place])) for place in order], steps[-1]
+    return [(kept[place].removeprefix(_LAYERS), float(times[place])) for place in order]
 
 
 def _stands_out(layers: list[tuple[str, float]]) -> bool:

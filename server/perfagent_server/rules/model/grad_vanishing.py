@@ -14,8 +14,6 @@ from perfagent_server.rules.window import Window
 
 __all__ = ["GradVanishing"]
 
-_NAMED = 5  # layers that the finding names
-
 
 @dataclass(frozen=True, kw_only=True)
 class GradVanishing(Rule):
@@ -65,19 +63,13 @@ class GradVanishing(Rule):
         newest = {layer: float(norm) for layer, norm in zip(layers, norms[:, -1], strict=True)}
         vanished.sort(key=lambda layer: newest.get(layer, math.nan))
         since = min(state["since"][layer] for layer in vanished)
-        named = ", ".join(layer.removeprefix("grad_norm/") for layer in vanished[:_NAMED])
-        more = f" and {len(vanished) - _NAMED} more" if len(vanished) > _NAMED else ""
-        median = float(np.nanmedian(norms[:, -1]))
-        return self.found_in_words(
+        return self.found(
             "warning",
-            f"{len(vanished)} of {len(layers)} layers get next to no gradient",
-            f"{len(vanished)} of {len(layers)} layers get next to no gradient since step {since:,}: "
-            f"{named}{more}; the median "
-            f"layer has a norm of {median:.2g}.",
             since_step=since,
             evidence={
                 "layers": {layer.removeprefix("grad_norm/"): newest.get(layer) for layer in vanished[:64]},
-                "vanished": len(vanished), "measured": len(layers), "median_norm": median,
+                "vanished": len(vanished), "measured": len(layers), "since_step": since,
+                "median_norm": float(np.nanmedian(norms[:, -1])),
             },
         )  # fmt: skip
 

@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 from perfagent_server.rules.window import Window
 
-__all__ = ["LayerRow", "layer_rows", "named_layers", "short"]
-
-_LONGEST_NAME = 40
+__all__ = ["LayerRow", "layer_rows"]
 
 
 class LayerRow(NamedTuple):
@@ -34,13 +32,3 @@ def layer_rows(window: Window, prefix: str, after: int) -> list[LayerRow]:
         if places:
             rows.append(LayerRow(name.removeprefix(prefix), [steps[at] for at in places], [row[at] for at in places]))
     return rows
-
-
-def short(layer: str) -> str:
-    """A layer's path for a title: its end says most."""
-    return layer if len(layer) <= _LONGEST_NAME else "..." + layer[3 - _LONGEST_NAME :]
-
-
-def named_layers(layers: list[str], most: int = 5) -> str:
-    more = f" and {len(layers) - most} more" if len(layers) > most else ""
-    return ", ".join(layers[:most]) + more

@@ -63,7 +63,7 @@ class LossScaleCollapse(Rule):
         if at_minimum and (scale < self.least_scale or still_skips):
             return self._finding(window, state, scale, skipped, "minimum")
         if halved >= self.halvings or 100 * skipped > lowest_pct * self.over_steps:
-            return self._finding(window, state, scale, skipped, "halved" if halved >= self.halvings else "skipped")
+            return self._finding(window, state, scale, skipped, "" if halved >= self.halvings else "skipped steps")
         return None
 
     def _note(self, window: Window, state: dict[str, Any], scale: float) -> None:
@@ -94,39 +94,18 @@ class LossScaleCollapse(Rule):
         cuts = state["cuts"]
         latest = [one for one in cuts if one[0] > window.at - self.within_steps]
         times = 2 ** sum(cut for _, cut, _ in latest)
-        since = state["busy"] if why == "minimum" else latest[0][0] if why == "halved" else _first(state)
-        series = window.by_step["amp/scale"]
+        since = state["busy"] if why == "minimum" else _first(state) if why else latest[0][0]
         losses, rose = _losses(window, since)
-        steps = window.at - since + 1
-        share = 100 * skipped / self.over_steps
-        now = _spelled(scale)
-        if why == "minimum":
-            title = f"The loss scale has fallen to {now}"
-            message = f"The loss scale has fallen from {_spelled(state['highest'])} to {now}, as far as it is of use"
-        elif why == "halved":
-            title = f"The loss scale fell {times:.0f}-fold in {steps} step{'' if steps == 1 else 's'}, to {now}"
-            message = (
-                f"The loss scale fell from {_spelled(scale * times)} to {now} between steps {since:,} and {window.at:,}"
-            )
-        else:
-            title = f"{skipped:.0f} of the newest {self.over_steps} steps were skipped"
-            message = f"The gradients of {skipped:.0f} of the newest {self.over_steps} steps overflowed, at a loss scale of {now}"
-        if rose:
-            message += f", while the loss rose from {losses[0]:.4g} to {losses[1]:.4g}"
-        message += "."
-        if skipped and why != "skipped":
-            message += f" {skipped:.0f} of the newest {self.over_steps} steps were skipped ({share:.1f} %)."
-        return self.found_in_words(
+        return self.found(
             "critical" if why == "minimum" else "warning",
-            title,
-            message,
-            cause="minimum" if why == "minimum" else "loss" if rose else "",
-            cost=f"{share:.1f} % of the steps are skipped" if skipped else "",
+            cause="loss" if rose and why != "minimum" else why,
             since_step=since,
             evidence={
-                "scale": scale, "highest_scale": state["highest"], "times": times, "skipped": skipped,
-                "skipped_pct": share, "over_steps": self.over_steps, "last_scales": series.last(_SEEN),
-                "loss_before": losses[0], "loss": losses[1], "lr": window.value("lr"),
+                "scale": scale, "highest_scale": state["highest"], "scale_before": scale * times, "times": times,
+                "steps": window.at - since + 1, "since_step": since, "step": window.at, "skipped": skipped or None,
+                "skipped_pct": 100 * skipped / self.over_steps if skipped else None, "over_steps": self.over_steps,
+                "last_scales": window.by_step["amp/scale"].last(_SEEN), "loss_before": losses[0], "loss": losses[1],
+                "lr": window.value("lr"),
             },
         )  # fmt: skip
 
@@ -157,7 +136,3 @@ def _losses(window: Window, since: int) -> tuple[tuple[float | None, float | Non
         return (None, None), False
     was, is_now = median(before), median(now)
     return (was, is_now), is_now - was > 0.05 * abs(was)
-
-
-def _spelled(scale: float) -> str:
-    return f"{scale:,.0f}" if scale >= 1 else f"{scale:.3g}"

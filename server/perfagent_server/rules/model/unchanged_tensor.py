@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent.wire.limits import whole
-from perfagent_server.rules.model.parameter_events import PARAMETERS, named, names_in, newest
+from perfagent_server.rules.model.parameter_events import PARAMETERS, names_in, newest
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
-from perfagent_server.rules.spelling import spell_pct
 from perfagent_server.rules.window import Noted, Window
 
 __all__ = ["UnchangedTensor"]
@@ -55,27 +54,17 @@ class UnchangedTensor(Rule):
         return self._finding(window, share, series.last_steps(self.observations)[0], newest(window, "unmoved"))
 
     def _finding(self, window: Window, share: float, first: int, told: Noted | None) -> Finding:
-        names = names_in(told) if told is not None else []
-        steps = (whole(told.data.get("steps")) if told is not None else None) or 0
-        who = f": {named(told)}" if told is not None and names else ""
+        names, data = ([], {}) if told is None else (names_in(told), told.data)
+        steps = whole(data.get("steps")) or 0
         only_experts = bool(names) and all("expert" in name.lower() for name in names)
-        cause = _cause_of(told)
-        why = {
-            "no gradient": "No gradient reaches them.",
-            "learning rate": "Their learning rate is 0.",
-        }.get(cause, "They get gradients, and their updates are rounded away or zero.")
-        return self.found_in_words(
+        return self.found(
             "warning" if share >= self.warning_pct and not only_experts else "info",
-            f"{spell_pct(share, 2)} of the trainable numbers do not move",
-            f"{spell_pct(share, 2)} of the trainable numbers did not change in {self.observations} comparisons up to step "
-            f"{window.at:,}{who}. {why if told is not None else ''}".rstrip(),
-            cause=cause,
-            cost=f"{spell_pct(share, 2)} of the model does not learn",
+            cause=_cause_of(told),
             since_step=max(window.start_step, first - steps),
             evidence={
-                "share_pct": share, "parameters": names, "count": told.data.get("count") if told is not None else None,
-                "without_gradient": told.data.get("without_gradient") if told is not None else None,
-                "without_rate": told.data.get("without_rate") if told is not None else None, "steps": steps,
+                "share_pct": share, "parameters": names, "count": whole(data.get("count")), "step": window.at,
+                "without_gradient": data.get("without_gradient"), "without_rate": data.get("without_rate"),
+                "comparisons": self.observations, "steps": steps,
             },
         )  # fmt: skip
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
-from perfagent_server.rules.model.layer_rows import LayerRow, layer_rows, named_layers, short
+from perfagent_server.rules.model.layer_rows import LayerRow, layer_rows
 from perfagent_server.rules.model.learning import is_flat, loss_left
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
-from perfagent_server.rules.spelling import spell_pct
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
@@ -96,7 +95,7 @@ class UpdateRatio(Rule):
         if whole is not None and self._is_small(whole, lowered):
             return self._of_model(window, whole, "small", left, is_sick=True)
         small = [row for row in rows if self._is_small(row, lowered)]
-        return self._of_layers(window, small, len(rows), "small") if small else None
+        return self._of_layers(window, small, len(rows), "small layers") if small else None
 
     def _is_large(self, row: LayerRow, lowered: float) -> bool:
         newest = row.values[-self.observations :]
@@ -107,43 +106,32 @@ class UpdateRatio(Rule):
         return len(newest) == self.observations and min(newest) > 0 and max(newest) < self.small / lowered
 
     def _of_model(self, window: Window, whole: LayerRow, cause: str, left: float | None, *, is_sick: bool) -> Finding:
-        ratio, step = whole.values[-1], whole.steps[-1]
-        loss = "" if left is None else f" {100 * left:.0f} % of the first loss is left."
-        return self.found_in_words(
+        figures = {"change_pct": 100 * whole.values[-1], "loss_left_pct": None if left is None else 100 * left}
+        return self.found(
             "warning" if is_sick else "info",
-            f"A step changes the weights by {_spelled(ratio)} of themselves",
-            f"In step {step:,} the weights of the model changed by {_spelled(ratio)} of their norm ({ratio:.2g}; around 0.001 is "
-            f"usual).{loss}",
             cause=cause,
             since_step=whole.steps[0],
-            evidence=self._evidence(window, whole, {"ratio": ratio, "loss_left": left}),
+            evidence=self._evidence(window, whole, figures),
         )
 
     def _of_layers(self, window: Window, rows: list[LayerRow], measured: int, cause: str) -> Finding:
-        rows.sort(key=lambda row: row.values[-1], reverse=cause != "small")
+        rows.sort(key=lambda row: row.values[-1], reverse=cause != "small layers")
         worst = rows[0]
-        names = [f"{row.layer} ({row.values[-1]:.2g})" for row in rows]
-        count, many = f"{len(rows)} of {measured} layers", len(rows) > 1
-        how = (
-            "next to nothing"
-            if cause == "small"
-            else f"more than {self.large:g} times {'themselves' if many else 'itself'}"
-        )
-        return self.found_in_words(
+        figures = {
+            "layers": {row.layer: row.values[-1] for row in rows[:64]}, "layer": worst.layer, "count": len(rows),
+            "measured": measured, "limit": self.small if cause == "small layers" else self.large,
+            "measurements": self.observations,
+        }  # fmt: skip
+        return self.found(
             "warning",
-            f"{count} change by {how} in a step" if many else f"{short(worst.layer)} changes by {how} in a step",
-            f"The ratio of a step's change to the weights is outside of {self.small:g} to {self.large:g} in {count}, in "
-            f"{self.observations} measurements in a row up to step {worst.steps[-1]:,}: {named_layers(names)}.",
             cause=cause,
             since_step=worst.steps[-self.observations],
-            evidence=self._evidence(
-                window, worst, {"layers": {row.layer: row.values[-1] for row in rows[:64]}, "measured": measured}
-            ),
+            evidence=self._evidence(window, worst, figures),
         )
 
     def _evidence(self, window: Window, row: LayerRow, more: dict[str, Any]) -> dict[str, Any]:
         ratios = dict(zip(map(str, row.steps), row.values, strict=True))
-        return {**more, "ratios": ratios, "lr": window.value("lr"), "step": row.steps[-1]}
+        return {**more, "ratio": row.values[-1], "ratios": ratios, "lr": window.value("lr"), "step": row.steps[-1]}
 
 
 def _row(track: StepSeries, after: int) -> LayerRow | None:
@@ -154,7 +142,3 @@ def _row(track: StepSeries, after: int) -> LayerRow | None:
         if step > after and math.isfinite(value)
     ]
     return LayerRow("", [step for step, _ in kept], [value for _, value in kept]) if kept else None
-
-
-def _spelled(ratio: float) -> str:
-    return spell_pct(100 * ratio) if 1e-4 <= ratio < 10 else f"{ratio:.2g} times"

@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent.wire.limits import whole
-from perfagent_server.rules.model.parameter_events import PARAMETERS, fraction, named, names_in, newest
+from perfagent_server.rules.model.parameter_events import PARAMETERS, fraction, names_in, newest
 from perfagent_server.rules.rule import Life, Question, Rule
-from perfagent_server.rules.spelling import spell_pct
 from perfagent_server.rules.window import Noted, Window
 
 __all__ = ["WrongOptimizer"]
@@ -45,29 +44,21 @@ class WrongOptimizer(Rule):
         if share < self.share_pct:
             return None
         step, steps = told.step or window.step, whole(told.data.get("steps")) or 0
-        return self.found_in_words(
+        return self.found(
             "warning",
-            f"{spell_pct(share, 2)} of the model gets gradients that no optimizer uses",
-            f"{spell_pct(share, 2)} of the trainable numbers received gradients over {steps} steps up to step {step:,}, and no "
-            f"optimizer has them: {named(told)}. They stay as they were initialized.",
-            cost=f"{spell_pct(share, 2)} of the model does not learn",
             since_step=max(window.start_step, step - steps),
             evidence={
-                "share_pct": share, "parameters": names_in(told), "count": told.data.get("count"),
-                "numbers": told.data.get("numbers"), "steps": steps,
+                "share_pct": share, "parameters": names_in(told), "count": whole(told.data.get("count")),
+                "numbers": whole(told.data.get("numbers")), "step": step, "steps": steps,
             },
         )  # fmt: skip
 
     def _without_gradient(self, window: Window, told: Noted) -> Finding:
         step, steps = told.step or window.step, whole(told.data.get("steps")) or 0
-        return self.found_in_words(
+        numbers = whole(told.data.get("numbers"))
+        return self.found(
             "warning",
-            "The optimizer steps, and none of its parameters has a gradient",
-            f"None of the {whole(told.data.get('numbers')) or 0:,} numbers of the optimizer had a gradient in {steps} steps "
-            f"in a row up to step {step:,}: it changes nothing. What is trained is not what the optimizer has, or the "
-            "gradients are cleared before it steps.",
             cause="no gradient",
-            cost="the model does not learn",
             since_step=max(window.start_step + 1, step - steps),
-            evidence={"share_pct": 100.0, "numbers": told.data.get("numbers"), "steps": steps},
+            evidence={"share_pct": 100.0, "numbers": numbers, "step": step, "steps": steps},
         )

@@ -46,9 +46,9 @@ class MissingFigureError(KeyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """What all rules of a language say alike. comma: between items of a list; semicolon: between sentences of one; more:
-    what follows where some are left out; loss, other_loss: the series `loss`, and another;
-    words: by the name of a figure, what each of its values is called."""
+    """What all rules of a language say alike. comma: between items of a list; semicolon: between sentences of one; more,
+    and_more: what follows where some are left out, of sentences or of items; loss, other_loss: the series `loss`, and
+    another; words: by the name of a figure, what each of its values is called."""
 
     one_rank: str
     some_ranks: str
@@ -56,6 +56,7 @@ class Grammar:
     comma: str
     semicolon: str
     more: str
+    and_more: str
     days: str
     loss: str
     other_loss: str
@@ -124,7 +125,7 @@ class _Writer(Formatter):
             return value if len(value) <= _LONGEST_NAME else f"...{value[3 - _LONGEST_NAME :]}"
         if kind == "list":
             items, most = [*map(str, value)], int(rest or len(value))
-            return self._grammar.comma.join([*items[:most], *(["..."] if len(items) > most else [])])
+            return self._grammar.comma.join(items[:most]) + (self._grammar.and_more if len(items) > most else "")
         if kind == "items":
             return self._grammar.semicolon.join(value)
         if kind == "said":
